@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dpfed: the differential-privacy layer for federated learning.
+
+Names load on first use, since torch and dp_accounting take seconds to import.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpfed.accounting.calibrate import calibrate as calibrate
+    from dpfed.accounting.guarantee import Guarantee as Guarantee
+    from dpfed.experiments.run import Result as Result
+    from dpfed.experiments.run import run as run
+    from dpfed.round import Plan as Plan
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Guarantee": "dpfed.accounting.guarantee",
+    "Plan": "dpfed.round",
+    "Result": "dpfed.experiments.run",
+    "calibrate": "dpfed.accounting.calibrate",
+    "run": "dpfed.experiments.run",
+}
+
+__all__ = ["Guarantee", "Plan", "Result", "__version__", "calibrate", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dpfed' has no attribute {name!r}; it has {sorted(_HOMES)}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
