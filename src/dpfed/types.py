@@ -92,6 +92,8 @@ class Broadcast:
     round: int
     params: Vector
     shared: Mapping[str, Vector] = field(default_factory=dict)
+    attempt: int = 0
+    """How often this round was opened before: a retry draws new noise, at full cost."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +215,7 @@ class ClientAlgorithm(NamedTuple):
     work: Callable[[Broadcast, Problem, State, Releaser], tuple[Reply, State]]
     units: frozenset[Unit]
     """What it can protect: declared here, proved by a law test."""
-    releases: Mapping[str, int] = {UPDATE: 1}  # noqa: RUF012 (a constant, never written to)
+    releases: Mapping[str, int] = {UPDATE: 1}
     """How often it calls the releaser in a round, by channel: what the accountant prices."""
     unchanged: bool = False
     """Each release is sent as it is, once: only then does other clients' noise hide it too."""
@@ -294,8 +296,16 @@ Secret: TypeAlias = Any
 class Sum(Protocol):
     """Turns releases into a total in one or more exchanges of bytes."""
 
-    hides_terms: bool
-    stages: tuple[str, ...]
+    @property
+    def hides_terms(self) -> bool:
+        """Whether the server learns nothing but the total."""
+
+    @property
+    def stages(self) -> tuple[str, ...]: ...
+
+    @property
+    def release_stage(self) -> str:
+        """The stage at which a client hands over its release."""
 
     def answer(
         self, stage: str, request: bytes, release: Release | None, secret: Secret

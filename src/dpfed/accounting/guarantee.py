@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run promises: an upper bound per adversary, and the sentence that states it.
+
+The exact closed form prices Gaussian releases; dp_accounting's PLD (a pessimistic discretisation,
+so an upper bound) prices the rest. RDP is the last resort, and never for replace-one: in
+dp_accounting 0.6.0 it forgets the factor 2 there (google/differential-privacy issue 378). What none
+of them prices is refused.
+
+Under LOCAL trust there are two figures. The server reads each release: it faces one share of noise.
+Everyone else sees the broadcasts only, so the noise of all other honest clients protects as well,
+but only where each client sends its release unchanged, so that noises add up in the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from dpfed.accounting import gdp
+from dpfed.errors import Unpriceable
+from dpfed.sampling import Everyone
+from dpfed.types import Adjacency, Mechanism, NoiseSource, Trust, Unit
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+EXACT = "exact Gaussian accounting"
+PLD = "PLD accounting (dp_accounting)"
+RDP = "RDP accounting (dp_accounting)"
+NONE = "no accounting, since nothing is hidden"
+
+SERVER = "the server"
+OTHERS = "all other clients and whoever gets the model"
+
+
+@runtime_checkable
+class GaussianRelease(Protocol):
+    """A mechanism whose releases are plain Gaussian: the closed form holds."""
+
+    def noise_multiplier(self, shares: float | None = None) -> float:
+        """Noise over the bound of a row."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one channel has released, or is going to."""
+
+    mechanism: Mechanism
+    releases: int
+    outside: Mapping[float, int] = field(default_factory=dict)
+    """LOCAL: shares of noise that an outsider cannot subtract -> number of such releases.
+
+    Empty where others' noise hides nothing: the algorithm does not send releases unchanged."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One adversary, one upper bound."""
+
+    adversary: str
+    epsilon: float
+    delta: float
+    accounting: str
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """All claims of a run, with what they rest on. ``str()`` is the sentence."""
+
+    claims: tuple[Claim, ...]
+    unit: Unit
+    adjacency: Adjacency
+    trust: Trust
+    rounds: int
+    noise: NoiseSource
+    idealized: bool = True
+    shares: float = 1
+
+    @property
+    def epsilon(self) -> float:
+        """Against the strongest adversary named."""
+        return max(claim.epsilon for claim in self.claims)
+
+    @property
+    def delta(self) -> float:
+        """The delta of all claims."""
+        return self.claims[0].delta
+
+    @property
+    def sentence(self) -> str:
+        """The promise in one sentence."""
+        if math.isinf(self.epsilon):
+            return f"No privacy: {self.rounds} rounds in clear, for comparison only."
+        parts = [self._claims(), f"over {self.rounds} rounds; {self.claims[0].accounting}"]
+        return f"{', '.join(parts)}; {self._arithmetic()}; {self._noise()}."
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers and strings, the sentence included."""
+        return {"sentence": self.sentence, "epsilon": self.epsilon, **asdict(self)}
+
+    def _claims(self) -> str:
+        first, *rest = self.claims
+        unit = _UNITS[self.unit]
+        text = f"{_pair(first)} for each {unit} ({self.adjacency}), against {first.adversary}"
+        more = [f"{_pair(claim)} against {claim.adversary}" for claim in rest]
+        return ", and ".join([text, *more])
+
+    def _arithmetic(self) -> str:
+        return "idealized arithmetic" if self.idealized else "exact integer arithmetic"
+
+    def _noise(self) -> str:
+        if self.noise is NoiseSource.KEYED:
+            return "noise keyed by a seed (research only)"
+        return "noise from the operating system"
+
+
+_UNITS = {
+    Unit.RECORD: "record",
+    Unit.GROUP: "person, with all of their records at one client",
+    Unit.CLIENT: "client",
+}
+
+
+def _pair(claim: Claim) -> str:
+    return f"({round_up(claim.epsilon)}, {claim.delta:g})-DP"
+
+
+def round_up(value: float, digits: int = 4) -> str:
+    """A figure that is never printed smaller than it is."""
+    if math.isinf(value):
+        return "inf"
+    exact = Decimal(value * (1 - gdp.CAUTION))  # the caution itself is not worth a digit
+    return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(exact)):g}"
+
+
+def guarantee(spent: Sequence[Spent], delta: float, noise: NoiseSource, rounds: int) -> Guarantee:
+    """What these releases promise, to each adversary that the trust model names."""
+    first = spent[0].mechanism
+    claims = _local(spent, delta) if first.trust is Trust.LOCAL else _pooled(spent, delta)
+    return Guarantee(
+        claims=claims,
+        unit=first.unit,
+        adjacency=first.adjacency,
+        trust=first.trust,
+        rounds=rounds,
+        noise=noise,
+        shares=first.shares,
+    )
+
+
+def _local(spent: Sequence[Spent], delta: float) -> tuple[Claim, ...]:
+    server = _claim(SERVER, spent, delta, lambda s: {1: s.releases})
+    others = _claim(OTHERS, spent, delta, lambda s: s.outside or {1: s.releases})
+    if others.epsilon < server.epsilon:
+        return server, others
+    return (Claim(f"{SERVER}, {OTHERS}", server.epsilon, delta, server.accounting),)
+
+
+def _pooled(spent: Sequence[Spent], delta: float) -> tuple[Claim, ...]:
+    first = spent[0].mechanism
+    if first.trust is Trust.CENTRAL:
+        adversary = f"{OTHERS} (the server is trusted with the sums)"
+    else:
+        adversary = (
+            f"{SERVER}, {OTHERS}, who see only sums with at least "
+            f"{first.shares:g} honest shares of noise"
+        )
+    return (_claim(adversary, spent, delta, lambda s: {s.mechanism.shares: s.releases}),)
+
+
+def _claim(
+    adversary: str,
+    spent: Sequence[Spent],
+    delta: float,
+    facing: Callable[[Spent], Mapping[float, int]],
+) -> Claim:
+    epsilon, accounting = _epsilon(spent, delta, facing)
+    return Claim(adversary, epsilon, delta, accounting)
+
+
+def _epsilon(
+    spent: Sequence[Spent], delta: float, facing: Callable[[Spent], Mapping[float, int]]
+) -> tuple[float, str]:
+    terms = [(s.mechanism, n, h) for s in spent for h, n in facing(s).items()]
+    if all(is_gaussian(mechanism) for mechanism, _, _ in terms):
+        mu = math.sqrt(math.fsum(_mu_squared(*term) for term in terms))
+        return gdp.epsilon_for(delta, mu), EXACT
+    from dp_accounting import ComposedDpEvent
+
+    events = [mechanism.event(n, h) for mechanism, n, h in terms]
+    return price(ComposedDpEvent(events), delta, terms[0][0].adjacency)
+
+
+def is_gaussian(mechanism: Mechanism) -> bool:
+    """Whether the closed form prices the mechanism: Gaussian noise, and everyone takes part."""
+    return isinstance(mechanism, GaussianRelease) and isinstance(mechanism.sampling, Everyone)
+
+
+def _mu_squared(mechanism: Mechanism, releases: int, shares: float) -> float:
+    assert isinstance(mechanism, GaussianRelease)  # noqa: S101 (tells mypy what is_gaussian saw)
+    return gdp.mu_squared(mechanism.noise_multiplier(shares), releases, mechanism.adjacency)
+
+
+def price(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[float, str]:
+    """(epsilon, how it was computed) of an event: exact, else PLD, else RDP if it is sound."""
+    from dp_accounting import UnsupportedEventError
+
+    for accountant, name in _accountants(adjacency):
+        try:
+            accountant.compose(event)
+        except (UnsupportedEventError, NotImplementedError):
+            continue
+        epsilon = float(accountant.get_epsilon(delta))
+        return epsilon, NONE if math.isinf(epsilon) else name
+    raise Unpriceable(
+        f"no accountant here gives an upper bound for {event} under {adjacency}; "
+        f"use Gaussian releases with everyone taking part, or another adjacency"
+    )
+
+
+def _accountants(adjacency: Adjacency) -> list[tuple[Any, str]]:
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
+    from dpfed.accounting.accountant import RELATIONS, GaussianAccountant
+
+    relation = RELATIONS[adjacency]
+    found = [(GaussianAccountant(relation), EXACT), (PLDAccountant(relation), PLD)]
+    if adjacency is Adjacency.ADD_REMOVE:
+        found.append((RdpAccountant(neighboring_relation=relation), RDP))
+    return found
+
+
+def delta_warning(delta: float, units: float) -> str | None:
+    """A delta of 1 / units or more would allow publishing a unit at random: say so."""
+    if delta * units < 1:
+        return None
+    return (
+        f"delta = {delta:g} is at least 1 / {units:g} (the number of units): the promise would "
+        f"allow a unit to be published; use a delta well below {1 / units:.2g}"
+    )

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: ``dpfed run``, ``dpfed calibrate``, ``dpfed methods``.
+
+Heavy imports happen inside commands, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpfed.errors import DpfedError
+from dpfed.types import Adjacency, Trust, Unit
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from dpfed.experiments.run import Result, Row
+
+app = typer.Typer(
+    help="Train one model across silos that never share data, with an exact privacy promise.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Train one model across silos that never share data, with an exact privacy promise."""
+    if version:
+        from dpfed import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+# ------------------------------------------------------------------------------------------ run
+
+
+@app.command()
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A recipe in TOML; see recipes/.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override one value, e.g. --set privacy.epsilon=5. Repeatable."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Override the recipe's seed.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results. Default: runs/<recipe's name>.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
+) -> None:
+    """Train as a recipe says, and write metrics, model, picture and guarantee.
+
+    Example: dpfed run recipes/quickstart.toml --set privacy.epsilon=2 --seed 1
+    """
+    from dpfed.experiments.run import run as run_recipe
+
+    folder = out or Path("runs") / recipe.stem
+    with _progress(quiet) as bar:
+        task = bar.add_task("loading data", total=None, figures="")
+        result = run_recipe(
+            recipe,
+            seed=seed,
+            out=folder,
+            overrides=tuple(overrides or ()),
+            watch=lambda row, rounds: _advance(bar, task, row, rounds),
+        )
+    _report(result, folder)
+
+
+def _progress(quiet: bool) -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=quiet,
+    )
+
+
+def _advance(bar: Progress, task: TaskID, row: Row, rounds: int) -> None:
+    figures = f"accuracy {_percent(row['accuracy'])}  epsilon spent {row['epsilon']:.3g}"
+    bar.update(task, description="round", total=rounds, completed=row["round"], figures=figures)
+
+
+def _percent(value: float | None) -> str:
+    return "--" if value is None else f"{100 * value:.1f} %"
+
+
+def _report(result: Result, folder: Path) -> None:
+    for warning in result.warnings:
+        _warn(warning)
+    if not math.isnan(result.accuracy):
+        typer.echo(f"accuracy {_percent(result.accuracy)}, {result.evaluation}")
+    typer.echo(result.guarantee.sentence)
+    typer.echo(f"results in {folder}/")
+
+
+def _warn(message: str) -> None:
+    typer.secho(f"warning: {message}", err=True, fg=typer.colors.YELLOW)
+
+
+# ------------------------------------------------------------------------------------ calibrate
+
+
+@app.command()
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="The promise's epsilon.")],
+    rounds: Annotated[int, typer.Option(help="Rounds; each client releases once a round.", min=1)],
+    clients: Annotated[int, typer.Option(help="How many clients take part.", min=1)],
+    delta: Annotated[float, typer.Option(help="The promise's delta.")] = 1e-5,
+    unit: Annotated[Unit, typer.Option(help="Whose presence is hidden.")] = Unit.RECORD,
+    adjacency: Annotated[
+        Adjacency, typer.Option(help="What neighbouring data sets differ in.")
+    ] = Adjacency.REPLACE_ONE,
+    trust: Annotated[
+        Trust, typer.Option(help="Does the server read each reply, or only the sum?")
+    ] = Trust.LOCAL,
+    survivors: Annotated[
+        int | None,
+        typer.Option(help="distributed: the fewest clients in an opened sum. Default: all.", min=1),
+    ] = None,
+    colluders: Annotated[
+        int | None,
+        typer.Option(help="Clients who pool what they know. Default: 1 local, 0 distributed."),
+    ] = None,
+    units: Annotated[
+        int | None, typer.Option(help="How many units there are, to judge delta by.", min=1)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """How much noise a promise takes.
+
+    sigma_g is the paper's noise multiplier: each of n clients adds N(0, (C sigma_g)^2 / n) to its
+    clipped sum. std_over_clip is the same per client: sigma_g / sqrt(n).
+
+    Example: dpfed calibrate --epsilon 1 --rounds 70 --clients 20 --trust local --json
+    """
+    from dpfed.budget import noise_for
+
+    answer = noise_for(
+        epsilon=epsilon,
+        delta=delta,
+        rounds=rounds,
+        clients=clients,
+        unit=unit,
+        adjacency=adjacency,
+        trust=trust,
+        survivors=survivors,
+        colluders=colluders,
+        units=units,
+    )
+    for warning in answer["warnings"]:
+        _warn(warning)
+    typer.echo(json.dumps(answer) if as_json else _in_words(answer))
+
+
+def _in_words(answer: dict[str, Any]) -> str:
+    figures = "\n".join(
+        f"{name:14} {answer[name]:.6g}" for name in ("sigma_g", "std_over_clip", "mu")
+    )
+    return f"{figures}\n{answer['guarantee']}"
+
+
+# -------------------------------------------------------------------------------------- methods
+
+
+@app.command()
+def methods(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+) -> None:
+    """The plug-ins by station of the path, each with its options: what a recipe can name."""
+    from dpfed.registry import catalogue
+
+    found = catalogue()
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    _print_methods(found)
+
+
+def _print_methods(found: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("station", "name", "what it does", "options", "from", box=None, pad_edge=False)
+    for plug_in in found:
+        options = ", ".join(f"{key}={value}" for key, value in plug_in["options"].items())
+        table.add_row(
+            plug_in["kind"], plug_in["name"], plug_in["summary"], options, plug_in["paper"]
+        )
+    Console().print(table)
+
+
+def main() -> None:
+    """Errors that dpfed raises on purpose are one sentence, and exit code 2."""
+    try:
+        app()
+    except DpfedError as error:
+        typer.secho(f"error: {error}", err=True, fg=typer.colors.RED)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

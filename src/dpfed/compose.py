@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Server optimizers in a row: ``chain(sofim(), scale(0.1))`` runs from left to right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dpfed.errors import UnsoundPlan
+from dpfed.types import Aggregate, ServerOptimizer, State, Vector
+
+
+def stateless(update: object) -> State:
+    """The state of an optimizer that has none."""
+    del update
+    return ()
+
+
+def _pass_on(direction: Vector, state: State, _: Aggregate) -> tuple[Vector, State]:
+    return direction, state
+
+
+def identity() -> ServerOptimizer:
+    """Leaves the direction as it is."""
+    return ServerOptimizer(init=stateless, update=_pass_on, update_=_pass_on)
+
+
+def chain(*links: ServerOptimizer) -> ServerOptimizer:
+    """Each optimizer takes the direction that the one before it gave."""
+
+    def init(params: Vector) -> State:
+        return tuple(link.init(params) for link in links)
+
+    def walk(direction: Vector, state: State, seen: Aggregate, reuse: bool) -> tuple[Vector, State]:
+        after = []
+        for link, inner in zip(links, state, strict=True):
+            step = link.update_ if reuse and link.update_ else link.update
+            direction, inner_after = step(direction, inner, seen)
+            after.append(inner_after)
+        return direction, tuple(after)
+
+    def update(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:
+        return walk(direction, state, seen, reuse=False)
+
+    def update_(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:
+        return walk(direction, state, seen, reuse=True)
+
+    def share(state: State) -> Mapping[str, Vector]:
+        shared: dict[str, Vector] = {}
+        for link, inner in zip(links, state, strict=True):
+            _merge(shared, link.share(inner))
+        return shared
+
+    return ServerOptimizer(init=init, update=update, share=share, update_=update_)
+
+
+def _merge(shared: dict[str, Vector], more: Mapping[str, Vector]) -> None:
+    twice = sorted(shared.keys() & more.keys())
+    if twice:
+        raise UnsoundPlan(f"two optimizers of one chain share {twice}; keep one of them")
+    shared.update(more)

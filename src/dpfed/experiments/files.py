@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A result as files that people use.
+
+metrics.csv, metrics.jsonl   one row per round
+model.safetensors            the trained parameters, by name
+recipe.toml                  the resolved recipe: ``dpfed run recipe.toml`` repeats the run
+guarantee.json               the promise, as numbers and as a sentence
+convergence.png              accuracy and epsilon against rounds
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpfed import recipe as recipes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from dpfed.experiments.run import Result, Row
+
+# Okabe and Ito's colours: told apart by colour-blind readers
+BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
+
+
+def save(result: Result, folder: Path) -> Path:
+    """Write all files into a folder, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_csv(result.history, folder / "metrics.csv")
+    lines = [json.dumps(_finite(row)) for row in result.history]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "recipe.toml").write_text(recipes.dump(result.recipe), encoding="utf-8")
+    (folder / "guarantee.json").write_text(json.dumps(_promise(result), indent=2) + "\n")
+    _write_model(result, folder / "model.safetensors")
+    result.plot(folder / "convergence.png")
+    return folder
+
+
+def _write_csv(history: list[Row], path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(history[0]))
+        writer.writeheader()
+        writer.writerows(history)
+
+
+def _write_model(result: Result, path: Path) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {n: t.contiguous() for n, t in result.model.layout.unflatten(result.params).items()}
+    save_file(tensors, path, metadata={"guarantee": result.guarantee.sentence})
+
+
+def _promise(result: Result) -> dict[str, Any]:
+    return {
+        **_finite(result.guarantee.to_json()),
+        "evaluation": result.evaluation,
+        "data": result.source,
+        "warnings": list(result.warnings),
+    }
+
+
+def _finite(tree: Any) -> Any:
+    """JSON knows no infinity: it is written as a word."""
+    if isinstance(tree, dict):
+        return {key: _finite(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_finite(value) for value in tree]
+    return str(tree) if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def convergence_figure(result: Result) -> Figure:
+    """Two panels over the same rounds: what was learned, and what it cost."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 5.6), layout="constrained")
+    learned, cost = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1.4])
+    _draw_accuracy(learned, result)
+    _draw_epsilon(cost, result)
+    figure.suptitle(f"{result.recipe.name}: {result.source}", fontsize=12)
+    caption = textwrap.fill(result.guarantee.sentence, 105)
+    figure.supxlabel(caption, fontsize=8, color="#333333")
+    return figure
+
+
+def _column(result: Result, name: str) -> tuple[list[int], list[float]]:
+    rows = [row for row in result.history if row[name] is not None]
+    return [row["round"] for row in rows], [float(row[name]) for row in rows]
+
+
+def _draw_accuracy(axes: Axes, result: Result) -> None:
+    rounds, accuracy = _column(result, "accuracy")
+    name, label = ("accuracy", "accuracy (%)") if accuracy else ("loss", "loss")
+    rounds, values = _column(result, name)
+    scaled = [100 * value for value in values] if accuracy else values
+    axes.plot(rounds, scaled, color=BLUE, linewidth=2)
+    if scaled:
+        axes.annotate(
+            f"{scaled[-1]:.1f}", (rounds[-1], scaled[-1]), (4, 0), textcoords="offset points"
+        )
+    axes.set_ylabel(label)
+    axes.set_title(f"measured {result.evaluation}", fontsize=9, loc="left", color="#333333")
+    axes.grid(alpha=0.25)
+
+
+def _draw_epsilon(axes: Axes, result: Result) -> None:
+    if math.isinf(result.guarantee.epsilon):
+        axes.text(0.5, 0.5, "no privacy", ha="center", va="center", transform=axes.transAxes)
+    else:
+        axes.plot(*_column(result, "epsilon"), color=VERMILION, label="to the server")
+        if len(result.guarantee.claims) > 1:
+            axes.plot(
+                *_column(result, "epsilon_others"), color=GREEN, ls="--", label="to everyone else"
+            )
+        axes.legend(fontsize=8, frameon=False)
+        axes.set_ylim(bottom=0)
+    axes.set_ylabel("epsilon spent")
+    axes.set_xlabel("round")
+    axes.grid(alpha=0.25)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run: recipe in, result out. ``dpfed.run`` and ``dpfed run`` both end here."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpfed import recipe as recipes
+from dpfed.accounting.guarantee import Guarantee
+from dpfed.data.problems import Evaluation, Model, evaluate
+from dpfed.engines import inprocess
+from dpfed.plan import EVALUATIONS, Federation, federation, make_plan, public_seed, small_delta
+from dpfed.recipe import Recipe
+from dpfed.round import Outcome, Plan, Progress
+from dpfed.types import METRICS, Vector
+from dpfed.vector import dot
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Row = dict[str, Any]
+"""One round of the history: plain numbers, ready for CSV and JSON."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A finished run: the model, how it got there, and what it promises."""
+
+    recipe: Recipe
+    model: Model
+    params: Vector
+    history: list[Row]
+    guarantee: Guarantee
+    evaluation: str
+    source: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def accuracy(self) -> float:
+        """The last accuracy that was measured."""
+        measured = [row["accuracy"] for row in self.history if row["accuracy"] is not None]
+        return float(measured[-1]) if measured else math.nan
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Accuracy and epsilon against rounds, with the guarantee underneath."""
+        from dpfed.experiments.files import convergence_figure
+
+        figure = convergence_figure(self)
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
+
+    def save(self, folder: str | Path) -> Path:
+        """Metrics, model, recipe, picture and guarantee as files."""
+        from dpfed.experiments.files import save
+
+        return save(self, Path(folder))
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A run before its first round: sound, calibrated, and able to state its promise."""
+
+    recipe: Recipe
+    federation: Federation
+    plan: Plan
+    warnings: tuple[str, ...]
+
+
+Watch = Callable[[Row, int], None]
+"""Called after each round with its row and the number of rounds planned."""
+
+
+def run(
+    recipe: str | Path | Mapping[str, Any] | Recipe | None = None,
+    *,
+    seed: int | None = None,
+    out: str | Path | None = None,
+    overrides: tuple[str, ...] = (),
+    watch: Watch | None = None,
+    **sections: Any,
+) -> Result:
+    """Train as a recipe says, in this process.
+
+    Args:
+        recipe: a TOML file, tables, or nothing: then ``sections`` are the recipe.
+        seed: overrides the recipe's seed.
+        out: a folder for the result's files.
+        overrides: ``key=value`` texts, as ``--set`` takes them.
+        watch: called with each round's row and the number of rounds.
+        **sections: the recipe's own sections as keywords: data, privacy, server, rounds, ...
+    """
+    prepared = prepare(_resolve(recipe, seed, overrides, sections), _root(recipe))
+    history: list[Row] = []
+    for progress, row in _rounds(prepared):
+        history.append(row)
+        last = progress
+        if watch:
+            watch(row, prepared.plan.rounds)
+    result = _result(prepared, last, history)
+    if out is not None:
+        result.save(out)
+    return result
+
+
+def _root(recipe: Any) -> Path | None:
+    return Path(recipe).resolve().parent if isinstance(recipe, str | Path) else None
+
+
+def _resolve(
+    recipe: Any, seed: int | None, overrides: tuple[str, ...], sections: dict[str, Any]
+) -> Recipe:
+    extra = overrides if seed is None else (*overrides, f"seed={seed}")
+    if isinstance(recipe, Recipe):
+        import msgspec
+
+        recipe = msgspec.to_builtins(recipe)
+    if recipe is None:
+        return recipes.load(sections, extra)
+    if not sections:
+        return recipes.load(recipe, extra)
+    tree = recipe if isinstance(recipe, Mapping) else recipes.read(Path(recipe))
+    return recipes.load({**tree, **sections}, extra)
+
+
+def prepare(recipe: Recipe, root: Path | None = None) -> Prepared:
+    """Load the data, calibrate the noise, check the plan: all before the first round."""
+    silos = federation(recipe, root)
+    plan = make_plan(recipe, silos.clients)
+    warning = small_delta(plan)
+    return Prepared(recipe, silos, plan, () if warning is None else (warning,))
+
+
+def _rounds(prepared: Prepared) -> Iterator[tuple[Progress, Row]]:
+    silos, plan = prepared.federation, prepared.plan
+    params = silos.model.initial(public_seed(prepared.recipe.seed, "model"))
+    began = time.perf_counter()
+    for progress, outcome in inprocess.rounds(plan, silos.problems, params):
+        seconds = time.perf_counter() - began
+        yield progress, _row(prepared, progress, outcome, seconds)
+        began = time.perf_counter()
+
+
+def _row(prepared: Prepared, progress: Progress, outcome: Outcome, seconds: float) -> Row:
+    plan = prepared.plan
+    spent = plan.guarantee(progress.books, progress.round)
+    row: Row = {"round": progress.round, "accuracy": None, "loss": None, "worst_silo": None}
+    row.update(_accuracy(prepared, progress, outcome))
+    row["epsilon"] = spent.claims[0].epsilon
+    row["epsilon_others"] = spent.claims[-1].epsilon
+    row.update(_signal(outcome), clients=len(outcome.clients), missing=len(outcome.missing))
+    return {**row, "seconds": seconds}
+
+
+def _signal(outcome: Outcome) -> Row:
+    """The aggregate's signal-to-noise ratio, from the release and its known noise level."""
+    seen = outcome.aggregate
+    if seen is None:
+        return {"snr": None}
+    noise = seen.mean.numel() * seen.std**2
+    signal = max(0.0, dot(seen.mean, seen.mean) - noise)
+    return {"snr": math.sqrt(signal / noise) if noise else math.inf}
+
+
+def _accuracy(prepared: Prepared, progress: Progress, outcome: Outcome) -> Row:
+    """Accuracy by the one kind of evaluation that the recipe turned on."""
+    kind, every = prepared.recipe.evaluation.kind, prepared.recipe.evaluation.every
+    due = progress.round % every == 0 or progress.round == prepared.plan.rounds
+    if not due or kind == "off":
+        return {}
+    if kind == "federated":
+        return _federated(prepared.plan, outcome)
+    silos = prepared.federation
+    if kind == "exact":
+        return _per_silo([evaluate(silos.model, progress.params, held) for held in silos.held])
+    if silos.test is None:
+        return {}
+    judged = evaluate(silos.model, progress.params, silos.test)
+    return {"accuracy": _number(judged.accuracy), "loss": judged.loss}
+
+
+def _federated(plan: Plan, outcome: Outcome) -> Row:
+    """The noisy means of the metrics channel: they judge the model that the round began with."""
+    if outcome.aggregate is None or METRICS not in outcome.aggregate.public:
+        return {}
+    correct, loss = outcome.aggregate.public[METRICS].tolist()
+    return {"accuracy": min(1.0, max(0.0, correct)), "loss": max(0.0, loss * plan.loss_bound)}
+
+
+def _per_silo(judged: list[Evaluation]) -> Row:
+    full = [each for each in judged if each.records]
+    total = sum(each.records for each in full)
+    mean = sum(each.accuracy * each.records for each in full) / total
+    loss = sum(each.loss * each.records for each in full) / total
+    worst = min(each.accuracy for each in full)
+    return {"accuracy": _number(mean), "loss": loss, "worst_silo": _number(worst)}
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _result(prepared: Prepared, progress: Progress, history: list[Row]) -> Result:
+    plan, silos = prepared.plan, prepared.federation
+    kind = prepared.recipe.evaluation.kind
+    return Result(
+        recipe=prepared.recipe,
+        model=silos.model,
+        params=progress.params,
+        history=history,
+        guarantee=plan.guarantee(progress.books, progress.round),
+        evaluation=EVALUATIONS["off" if kind == "test" and silos.test is None else kind],
+        source=silos.source,
+        warnings=prepared.warnings,
+    )

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Gaussian mechanism: a clipped sum plus N(0, std^2 I), priced exactly.
+
+Seed 000, eq. (2): client i releases S_i + E_i with E_i ~ N(0, (C sigma_g)^2 / n I). Here ``std`` is
+the standard deviation of one share of noise, C sigma_g / sqrt(n); dividing by a public size comes
+later and is post-processing.
+
+    LOCAL        each client adds std; the server reads each release   multiplier std / C
+    DISTRIBUTED  each client adds std; only the sum is opened          multiplier std sqrt(h) / C
+    CENTRAL      the server adds std to the sum                        multiplier std / C
+
+with h the number of shares that the adversary cannot subtract. Under replace-one the sum moves by
+``swap`` (2C for ordinary rows): dp_accounting doubles a Gaussian event's sensitivity for that
+relation, so the event carries std / (swap / 2), and the doubling happens once, in the accountant.
+
+Guarantee: ``event(k)`` prices exactly what k calls of ``release`` (and ``finish``) drew, in
+idealized arithmetic: float normals, rounded to the grid after they were added (post-processing;
+under CENTRAL before, on a grid so fine that it drowns in the rounding of the float sum).
+
+| edge case                                              | what happens                          |
+|--------------------------------------------------------|---------------------------------------|
+| rows whose bound or swap exceeds what was priced       | BadRelease, nothing is released       |
+| std or clip zero, negative, NaN or infinite            | refused when built                    |
+| a sum that is not finite                               | BadRelease, nothing is released       |
+| a value beyond int64 on the grid                       | BadRelease, nothing is released       |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dpfed.errors import BadRelease, RecipeError
+from dpfed.grid import EXACT_BITS, NOISY_BITS, step_below, to_grid
+from dpfed.sampling import EVERYONE
+from dpfed.types import Adjacency, Release, State, Trust, Unit
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+    from dpfed.types import BoundedSum, Rows, Sampling, Stream, Total
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """See the file's docstring. ``std`` is where the noise level of a run is written."""
+
+    clip: float
+    std: float
+    unit: Unit = Unit.RECORD
+    adjacency: Adjacency = Adjacency.REPLACE_ONE
+    trust: Trust = Trust.LOCAL
+    sampling: Sampling = EVERYONE
+    shares: float = 1
+    swap: float = math.nan
+    """How far exchanging two units moves the sum; 2 clip unless rows are known to be closer."""
+
+    def __post_init__(self) -> None:
+        for name in ("clip", "std"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise RecipeError(f"{name} is {value}, and must be a finite number above 0; set it")
+        if not self.shares >= 1:
+            raise RecipeError(
+                f"shares is {self.shares}, and must be at least 1; lower the colluders"
+            )
+        if math.isnan(self.swap):
+            object.__setattr__(self, "swap", 2 * self.clip)
+
+    @property
+    def step(self) -> float:
+        """The grid: a power of two, from public numbers only."""
+        if self.trust is Trust.CENTRAL:
+            return step_below(self.clip, EXACT_BITS)
+        return step_below(self.std, NOISY_BITS)
+
+    def init(self, size: int) -> State:
+        """Independent noise needs no state."""
+        del size
+        return ()
+
+    def release(self, rows: Rows, state: State, rng: Stream) -> tuple[Release, State]:
+        """Clip, sum, add this client's share of noise, round to the grid."""
+        bounded = rows.clipped_sum(self.clip)
+        self._check(bounded)
+        total = bounded.vector.double().numpy()
+        if self.trust is Trust.CENTRAL:
+            return Release(to_grid(total.copy(), self.step), 0.0, self.step), state
+        noisy = rng.normal(total.size)
+        noisy *= self.std
+        noisy += total
+        return Release(to_grid(noisy, self.step), self.std, self.step), state
+
+    def finish(self, total: Total, state: State, rng: Stream) -> tuple[Release, State]:
+        """Add the server's noise under CENTRAL; otherwise the total is private already."""
+        if self.trust is not Trust.CENTRAL:
+            std = self.std * math.sqrt(math.fsum(w * w for w in total.weights))
+            return Release(total.vector, std, self.step), state
+        noise = rng.normal(total.vector.numel())
+        noise *= self.std
+        vector = total.vector + to_grid(noise, self.step)
+        return Release(vector, self.std, self.step), state
+
+    def event(self, releases: int, shares: float | None = None) -> DpEvent:
+        """``releases`` Gaussian releases, to one who cannot subtract ``shares`` shares of noise."""
+        from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+
+        multiplier = self.noise_multiplier(shares)
+        event = self.sampling.amplify(GaussianDpEvent(multiplier))
+        return SelfComposedDpEvent(event, releases)
+
+    def noise_multiplier(self, shares: float | None = None) -> float:
+        """Noise over sensitivity, in dp_accounting's convention (it doubles for replace-one)."""
+        replaced = self.adjacency is Adjacency.REPLACE_ONE
+        bound = self.swap / 2 if replaced else self.clip
+        return self.std * math.sqrt(self.shares if shares is None else shares) / bound
+
+    def with_std(self, std: float) -> Gaussian:
+        """The same mechanism at another noise level."""
+        return replace(self, std=std)
+
+    def _check(self, bounded: BoundedSum) -> None:
+        if not (bounded.bound <= self.clip and bounded.swap <= self.swap):
+            raise BadRelease(
+                f"rows are bounded by {bounded.bound} (swap {bounded.swap}), but {self.clip} "
+                f"(swap {self.swap}) was priced; give the mechanism these bounds"
+            )
+
+
+def gaussian(
+    clip: float = 1.0,
+    std: float = 1.0,
+    unit: Unit = Unit.RECORD,
+    adjacency: Adjacency = Adjacency.REPLACE_ONE,
+    trust: Trust = Trust.LOCAL,
+    shares: float = 1,
+) -> Gaussian:
+    """The Gaussian mechanism with a clip and a noise level (or calibrate the latter)."""
+    return Gaussian(clip, std, Unit(unit), Adjacency(adjacency), Trust(trust), EVERYONE, shares)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe: the whole configuration of a run as one value, read from TOML or keywords.
+
+Every field has a default, an unknown one is refused, and ``dump`` writes back what was resolved, so
+that a run can be repeated from its own output. Plug-ins are tables with a ``name`` (the file's
+name) and the plug-in's own options.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpfed.errors import RecipeError
+from dpfed.registry import suggest
+from dpfed.types import Adjacency, NoiseSource, Trust, Unit, Weights
+
+PlugIn = dict[str, Any]
+
+
+class _Section(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    pass
+
+
+class PartitionRecipe(_Section, frozen=True):
+    """How records are divided into clients."""
+
+    name: str = "iid"
+    clients: int | None = 20
+    options: dict[str, Any] = {}
+    """Such as alpha of dirichlet."""
+
+
+class DataRecipe(_Section, frozen=True):
+    """Where records come from, and what is done to each on its own."""
+
+    source: str = "synthetic"
+    center: str | None = None
+    """Public data whose mean is subtracted from all features."""
+    fill_missing: float | None = None
+    """A public constant in the place of missing values."""
+    radius: float | None = None
+    """Feature rows longer than this are scaled to it."""
+    positive_above: float | None = None
+    """Labels above this become class 1, all others class 0."""
+    backbone: str | None = None
+    """A public, frozen network that turns images into features."""
+    backbone_size: int = 32
+    """Images are padded or cut to this height and width first."""
+    backbone_weights: str | None = None
+    backbone_cache: str | None = None
+    validation: float = 0.0
+    """Part of the training records that takes the place of the test set, for tuning."""
+    options: dict[str, Any] = {}
+    """Passed to dpfed.data.datasets.load: x, y, groups, classes, and so on."""
+    partition: PartitionRecipe = PartitionRecipe()
+
+
+class ModelRecipe(_Section, frozen=True):
+    """What is trained: softmax, logistic, poisson, or network (a factory 'package.module:name')."""
+
+    name: str = "softmax"
+    bias: bool = True
+    factory: str | None = None
+    chunk: int = 64
+    sampler: str = "func"
+    options: dict[str, Any] = {}
+
+
+class PrivacyRecipe(_Section, frozen=True):
+    """What is promised. Give epsilon, or std_over_clip, or the mechanism 'clear'."""
+
+    mechanism: str = "gaussian"
+    epsilon: float | None = None
+    delta: float = 1e-5
+    clip: float = 1.0
+    std_over_clip: float | None = None
+    unit: Unit = Unit.RECORD
+    adjacency: Adjacency = Adjacency.REPLACE_ONE
+    trust: Trust = Trust.LOCAL
+    weights: Weights = Weights.SUM
+    noise: NoiseSource = NoiseSource.OPERATING_SYSTEM
+    colluders: int = 1
+    nominal: float | None = None
+    """The public size of every client; must be declared under add-remove."""
+
+
+class EvaluationRecipe(_Section, frozen=True):
+    """How accuracy is known: test, federated, exact or off."""
+
+    kind: str = "test"
+    every: int = 1
+    share: float = 0.05
+    """federated: the part of the squared mu that the metrics channel may use."""
+    loss_bound: float = 5.0
+    holdout: float = 0.2
+    """exact: the part of each client's records that is kept for evaluation."""
+
+
+class Recipe(_Section, frozen=True):
+    """A run."""
+
+    name: str = "run"
+    seed: int = 0
+    rounds: int = 70
+    data: DataRecipe = DataRecipe()
+    model: ModelRecipe = ModelRecipe()
+    privacy: PrivacyRecipe = PrivacyRecipe()
+    client: PlugIn = msgspec.field(default_factory=lambda: {"name": "gradient"})
+    sum: PlugIn = msgspec.field(default_factory=lambda: {"name": "plain"})
+    server: list[PlugIn] = msgspec.field(default_factory=lambda: [{"name": "scale"}])
+    evaluation: EvaluationRecipe = EvaluationRecipe()
+
+
+def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
+    """A recipe from a TOML file or a mapping, with ``key=value`` overrides on top."""
+    tree = dict(source) if isinstance(source, Mapping) else read(Path(source))
+    for override in overrides:
+        tree = assign(tree, override)
+    return parse(tree)
+
+
+def parse(tree: Mapping[str, Any]) -> Recipe:
+    """A checked recipe from plain tables."""
+    try:
+        return msgspec.convert(tree, Recipe)
+    except msgspec.ValidationError as error:
+        raise RecipeError(f"the recipe is wrong: {_explain(str(error))}") from error
+
+
+def dump(recipe: Recipe) -> str:
+    """The recipe as TOML, with every field that is set."""
+    import tomli_w
+
+    return tomli_w.dumps(_without_none(msgspec.to_builtins(recipe)))
+
+
+def _without_none(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _without_none(value) for key, value in tree.items() if value is not None}
+    return tree
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"recipe {str(path)!r} cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"recipe {str(path)!r} is not TOML: {error}") from error
+
+
+def assign(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
+    """The tables with one ``dotted.key=value`` set; list items are numbered, as server.0.rho."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set takes key=value, not {override!r}; e.g. privacy.epsilon=1")
+    result = msgspec.json.decode(msgspec.json.encode(tree))
+    _set(result, key.strip().split("."), _value(text.strip()), key)
+    return dict(result)
+
+
+def _set(node: Any, keys: list[str], value: Any, label: str) -> None:
+    first, *rest = keys
+    at: Any = int(first) if isinstance(node, list) and first.isdigit() else first
+    try:
+        if not rest:
+            node[at] = value
+            return
+        if isinstance(node, dict):
+            node.setdefault(at, {})
+        _set(node[at], rest, value, label)
+    except (IndexError, TypeError) as error:
+        raise RecipeError(f"--set {label}: there is nothing at {first!r} to set") from error
+
+
+def _value(text: str) -> Any:
+    """A TOML value; bare words are strings."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explain(message: str) -> str:
+    """The parser's message, with the nearest known field where one is misspelt."""
+    marker = "unknown field `"
+    if marker not in message:
+        return message
+    word = message.partition(marker)[2].partition("`")[0]
+    sections = (
+        Recipe, DataRecipe, PartitionRecipe, ModelRecipe, PrivacyRecipe, EvaluationRecipe,
+    )  # fmt: skip
+    known = sorted({name for section in sections for name in section.__struct_fields__})
+    return f"{message}; {suggest(word, known)}"

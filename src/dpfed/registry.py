@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file name is the plug-in's name: a new algorithm is one file, and nothing else is edited.
+
+``find("server", "sofim")`` imports ``dpfed/server/sofim.py`` and returns its function ``sofim``.
+Other packages add theirs by an entry point of the group ``dpfed.server`` (or client, mechanisms,
+sums) that names such a function.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import pkgutil
+import typing
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+import msgspec
+
+from dpfed.errors import RecipeError
+
+KINDS = ("client", "mechanisms", "sums", "server")
+
+
+def names(kind: str) -> list[str]:
+    """All plug-ins of a kind: our own files, then other packages' entry points."""
+    package = import_module(f"dpfed.{kind}")
+    ours = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    return sorted({*ours, *(point.name for point in entry_points(group=f"dpfed.{kind}"))})
+
+
+def find(kind: str, name: str) -> Callable[..., Any]:
+    """The factory of a plug-in."""
+    if name not in names(kind):
+        raise RecipeError(f"{kind} has no plug-in {name!r}; {suggest(name, names(kind))}")
+    for point in entry_points(group=f"dpfed.{kind}", name=name):
+        return typing.cast("Callable[..., Any]", point.load())
+    return typing.cast("Callable[..., Any]", getattr(import_module(f"dpfed.{kind}.{name}"), name))
+
+
+def build(kind: str, name: str, options: Mapping[str, Any]) -> Any:
+    """The plug-in with these options, each checked against the factory's signature."""
+    factory = find(kind, name)
+    known = inspect.signature(factory).parameters
+    hints = typing.get_type_hints(factory)
+    checked = {}
+    for key, value in options.items():
+        if key not in known:
+            raise RecipeError(f"{kind} {name!r} has no option {key!r}; {suggest(key, list(known))}")
+        checked[key] = _convert(f"{name}.{key}", value, hints.get(key, Any))
+    return factory(**checked)
+
+
+def _convert(label: str, value: Any, hint: Any) -> Any:
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise RecipeError(f"{label} is {value!r}: {error}") from error
+
+
+def suggest(word: str, known: list[str]) -> str:
+    """The nearest known word, or all of them."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """Every plug-in with what its file says about itself."""
+    return [_describe(kind, name) for kind in KINDS for name in names(kind)]
+
+
+def _describe(kind: str, name: str) -> dict[str, Any]:
+    factory = find(kind, name)
+    parameters = inspect.signature(factory).parameters.values()
+    options = {p.name: _plain(p.default) for p in parameters if p.default is not p.empty}
+    return {
+        "kind": kind,
+        "name": name,
+        "summary": (inspect.getdoc(factory) or "").split("\n")[0],
+        "options": options,
+        "paper": getattr(inspect.getmodule(factory), "PAPER", ""),
+    }
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, StrEnum) else value

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-unit vectors that clip and sum themselves.
+
+Guarantee: ``clipped_sum(clip)`` is a sum over units of vectors of norm at most ``clip``, so that
+removing one unit moves it by at most ``bound`` and exchanging one by at most ``swap`` (in
+idealized arithmetic: the float sum itself rounds).
+
+| edge case                                     | what happens                           |
+|-----------------------------------------------|----------------------------------------|
+| a row with a NaN or an infinity               | the unit counts for nothing            |
+| a finite row whose square overflows (1e300)   | scaled first, then clipped to ``clip`` |
+| a row whose square underflows (1e-300)        | scaled first, kept as it is            |
+| a zero row                                    | adds zero, no division by zero         |
+| rounding pushes a scaled row above ``clip``   | cannot: the factor is a few ulps short |
+| no rows at all                                | a zero vector                          |
+| ``clip`` is zero, negative, NaN or infinite   | refused                                |
+| groups: one record of a person is not finite  | the whole person counts for nothing    |
+
+`Dense` is the oracle. `Outer` never builds a per-record gradient: the gradient of a linear layer
+is residual x feature, its norm |residual| |feature|. `Chunks` takes any model, a bounded number of
+records at a time. `groups` makes all records of one person one row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from dpfed.errors import BadRelease
+from dpfed.types import BoundedSum, Vector
+
+_TINY = {torch.float32: 1e-15, torch.float64: 1e-140}  # below, squares lose digits
+_HUGE = {torch.float32: 1e15, torch.float64: 1e140}  # above, squares may overflow
+_SAFE = {torch.float32: 1e30, torch.float64: 1e300}  # above, clip / norm may be denormal
+
+
+def _checked(clip: float) -> float:
+    if not (math.isfinite(clip) and clip > 0):
+        raise BadRelease(f"clip is {clip}, and must be a finite number above 0; set mechanism.clip")
+    return clip
+
+
+def _bounded(vector: Vector, clip: float) -> BoundedSum:
+    return BoundedSum(vector=vector, bound=clip, swap=2 * clip)
+
+
+def _within(values: torch.Tensor, low: float, high: float) -> bool:
+    """Whether all values lie between: False for a NaN, in one pass."""
+    if values.numel() == 0:
+        return True
+    least, most = torch.aminmax(values)
+    return low <= float(least) and float(most) <= high
+
+
+def row_norms(matrix: torch.Tensor) -> torch.Tensor:
+    """Euclidean norms of the rows, without overflow or underflow of the squares."""
+    norms: torch.Tensor = torch.linalg.vector_norm(matrix, dim=1)
+    tiny, huge = _TINY[matrix.dtype], _HUGE[matrix.dtype]
+    if not _within(norms, tiny, huge):
+        doubtful = ~((norms > tiny) & (norms < huge))
+        norms[doubtful] = _scaled_norms(matrix[doubtful])
+    return norms
+
+
+def _scaled_norms(matrix: torch.Tensor) -> torch.Tensor:
+    largest = matrix.abs().amax(dim=1, keepdim=True)
+    scaled = matrix / largest.clamp(min=torch.finfo(matrix.dtype).tiny)
+    norms: torch.Tensor = torch.linalg.vector_norm(scaled, dim=1)
+    return norms * largest.squeeze(1)
+
+
+def _factors(norms: torch.Tensor, clip: float) -> torch.Tensor:
+    """min(1, clip / norm), a few ulps short where it clips; a norm of 0 gives inf, then 1."""
+    short = clip * (1 - 8 * torch.finfo(norms.dtype).eps)
+    return (short / norms).clamp_(max=1.0)
+
+
+def _clip_rows(matrix: torch.Tensor, clip: float) -> torch.Tensor:
+    """Each row scaled to norm at most ``clip``; rows that are not finite are zero."""
+    norms = row_norms(matrix)
+    if not _within(norms, 0.0, _SAFE[norms.dtype]):
+        usable = torch.isfinite(matrix).all(dim=1, keepdim=True)
+        matrix, norms = _tamed(torch.where(usable, matrix, 0.0))
+    return matrix * _factors(norms, clip)[:, None]
+
+
+def _tamed(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Finite rows and their norms; rows near the largest float are shrunk, their direction kept."""
+    norms = row_norms(matrix)
+    beyond = norms > _SAFE[matrix.dtype]
+    matrix = torch.where(beyond[:, None], matrix * 2.0**-32, matrix)
+    return matrix, torch.where(beyond, row_norms(matrix), norms)
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """One row per record in a matrix [records, d]: the oracle of all other kinds."""
+
+    matrix: torch.Tensor
+    groups: torch.Tensor | None = None
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        """Clip each row (or each group's sum of rows), then add them up."""
+        matrix = self.matrix if self.groups is None else _group_sums(self.matrix, self.groups)
+        return _bounded(_clip_rows(matrix, _checked(clip)).sum(dim=0), clip)
+
+
+def _group_sums(matrix: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    _, index = torch.unique(groups, return_inverse=True)
+    count = int(index.max()) + 1 if index.numel() else 0
+    return matrix.new_zeros(count, matrix.shape[1]).index_add_(0, index, matrix)
+
+
+@dataclass(frozen=True, eq=False)
+class Outer:
+    """Gradients of one linear layer: row i is residual_i x feature_i, never materialised.
+
+    ``residual`` [records, c] is the loss's gradient by the scores, ``feature`` [records, f] the
+    layer's input; with a bias, its last column is 1. ``feature_norms`` may be given, since features
+    stay the same from round to round. The sum lies in a vector as nn.Linear's weight, then bias.
+    ``scratch`` says that the residual may be overwritten.
+    """
+
+    residual: torch.Tensor
+    feature: torch.Tensor
+    bias: bool = True
+    groups: torch.Tensor | None = None
+    feature_norms: torch.Tensor | None = None
+    scratch: bool = False
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        """Scale each residual by its row's factor; one matrix product then makes the sum."""
+        _checked(clip)
+        if self.groups is not None:
+            return _bounded(self._by_group(clip), clip)
+        residual, feature, norms = self._finite()
+        factors = _factors(norms, clip)[:, None]
+        scaled = residual.mul_(factors) if self.scratch else residual * factors
+        return _bounded(self._flat(scaled.T @ feature), clip)
+
+    def _finite(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Residual, feature and row norms, without the rows that are not finite."""
+        features = row_norms(self.feature) if self.feature_norms is None else self.feature_norms
+        norms = row_norms(self.residual) * features
+        if _within(norms, 0.0, _SAFE[norms.dtype]):
+            return self.residual, self.feature, norms
+        return self._tame()
+
+    def _tame(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The rare case: drop what is not finite, shrink what would overflow."""
+        usable = torch.isfinite(self.residual).all(dim=1) & torch.isfinite(self.feature).all(dim=1)
+        residual, residual_norms = _tamed(self.residual[usable])
+        feature, feature_norms = _tamed(self.feature[usable])
+        norms = residual_norms * feature_norms
+        beyond = norms > _SAFE[norms.dtype]
+        shrink = torch.where(beyond, 1.0 / residual_norms, 1.0)  # |residual| = 1: norm = |feature|
+        return residual * shrink[:, None], feature, torch.where(beyond, feature_norms, norms)
+
+    def _flat(self, matrix: torch.Tensor) -> Vector:
+        if not self.bias:
+            return matrix.reshape(-1)
+        return torch.cat([matrix[:, :-1].reshape(-1), matrix[:, -1]])
+
+    def _by_group(self, clip: float) -> Vector:
+        """One group's sum at a time: [c, f], whatever the number of its records."""
+        total = self.residual.new_zeros(self.residual.shape[1], self.feature.shape[1])
+        for index in _members(self.groups):
+            person = self.residual[index].T @ self.feature[index]
+            total += _clip_rows(person.reshape(1, -1), clip).view_as(total)
+        return self._flat(total)
+
+
+def _members(groups: torch.Tensor | None) -> Iterator[torch.Tensor]:
+    """The record indices of each group."""
+    if groups is None or groups.numel() == 0:
+        return iter(())
+    order = torch.argsort(groups, stable=True)
+    _, counts = torch.unique_consecutive(groups[order], return_counts=True)
+    return iter(torch.split(order, counts.tolist()))
+
+
+@dataclass(frozen=True, eq=False)
+class Chunks:
+    """Per-record gradients of any model, at most ``chunk`` records at a time.
+
+    ``gradients(index)`` gives the rows [len(index), size] of the records at ``index``. Memory is
+    ``chunk + 2`` vectors, whatever the number of records or the size of a group.
+    """
+
+    gradients: Callable[[torch.Tensor], torch.Tensor]
+    records: int
+    size: int
+    chunk: int = 64
+    groups: torch.Tensor | None = None
+    dtype: torch.dtype = torch.float32
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        """Clip and add chunk by chunk; with groups, person by person."""
+        _checked(clip)
+        total = torch.zeros(self.size, dtype=self.dtype)
+        for rows in self._records() if self.groups is None else self._people():
+            total += _clip_rows(rows, clip).sum(dim=0)
+        return _bounded(total, clip)
+
+    def _records(self) -> Iterator[torch.Tensor]:
+        for index in torch.split(torch.arange(self.records), self.chunk):
+            if index.numel():
+                yield self.gradients(index)
+
+    def _people(self) -> Iterator[torch.Tensor]:
+        for members in _members(self.groups):
+            person = torch.zeros(1, self.size, dtype=self.dtype)
+            for index in torch.split(members, self.chunk):
+                person += self.gradients(index).sum(dim=0)
+            yield person

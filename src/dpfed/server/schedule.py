@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rate that changes with the round t = 0, 1, ..., rounds - 1.
+
+constant    eta
+cosine      floor + (eta - floor) (1 + cos(pi t / rounds)) / 2
+inverse     max(floor, eta / (1 + t / period))               the 1/t decay
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from dpfed.compose import stateless
+from dpfed.errors import RecipeError
+from dpfed.types import Aggregate, ServerOptimizer, State, Vector
+
+PAPER = "Loshchilov and Hutter 2017 (cosine); Robbins and Monro 1951 (1/t)"
+
+
+def rates(
+    rate: float, shape: str, rounds: int, period: float, floor: float
+) -> Callable[[int], float]:
+    """The rate as a function of the round."""
+
+    def cosine(t: int) -> float:
+        return floor + (rate - floor) * (1 + math.cos(math.pi * min(t, rounds) / rounds)) / 2
+
+    def inverse(t: int) -> float:
+        return max(floor, rate / (1 + t / period))
+
+    shapes: dict[str, Callable[[int], float]] = {
+        "constant": lambda _: rate,
+        "cosine": cosine,
+        "inverse": inverse,
+    }
+    if shape not in shapes:
+        raise RecipeError(f"schedule shape is {shape!r}, and must be one of {sorted(shapes)}")
+    return shapes[shape]
+
+
+def schedule(
+    rate: float = 1.0,
+    shape: str = "cosine",
+    rounds: int = 70,
+    period: float = 10.0,
+    floor: float = 0.0,
+) -> ServerOptimizer:
+    """Multiply the direction by a rate that follows a schedule (constant, cosine, inverse)."""
+    if not (rounds > 0 and period > 0):
+        raise RecipeError(f"rounds is {rounds} and period {period}; both must be above 0")
+    at = rates(rate, shape, rounds, period, floor)
+
+    def update(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:
+        return direction * at(seen.round), state
+
+    def update_(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:
+        return direction.mul_(at(seen.round)), state
+
+    return ServerOptimizer(init=stateless, update=update, update_=update_)

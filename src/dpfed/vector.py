@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flat vectors: to and from named tensors, and arithmetic in blocks that stay in cache.
+
+A server step reads and writes each long vector a few times. Done block by block, the repeats hit
+the cache, and the temporaries are a block long whatever the model's size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from dpfed.errors import DataError
+from dpfed.types import Vector
+
+BLOCK = 1 << 16
+"""Elements in a block: 256 KiB of float32, so a few vectors' blocks fit in a core's cache."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The names and shapes of a model's parameters, in the order in which they lie in a vector."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def size(self) -> int:
+        """The length of the flat vector."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def flatten(self, tensors: Mapping[str, torch.Tensor]) -> Vector:
+        """Named tensors as one flat vector."""
+        wrong = [n for n, s in self.shapes.items() if n not in tensors or tensors[n].shape != s]
+        if wrong or len(tensors) != len(self.shapes):
+            raise DataError(
+                f"tensors {sorted(tensors)} do not fit the layout {dict(self.shapes)}; "
+                f"check the names and shapes of {wrong or 'the extra tensors'}"
+            )
+        return torch.cat([tensors[name].reshape(-1) for name in self.shapes])
+
+    def unflatten(self, vector: Vector) -> dict[str, torch.Tensor]:
+        """The flat vector as named views of itself."""
+        if vector.shape != (self.size,):
+            raise DataError(f"a vector of shape {tuple(vector.shape)} where ({self.size},) is due")
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        parts = torch.split(vector, sizes)
+        return {n: p.view(s) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
+
+
+def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
+    """The layout of named tensors."""
+    return Layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+
+
+def blocks(size: int) -> Iterator[slice]:
+    """Slices that cover ``size`` elements, each at most ``BLOCK`` long."""
+    for start in range(0, size, BLOCK):
+        yield slice(start, min(start + BLOCK, size))
+
+
+def dot(left: Vector, right: Vector) -> float:
+    """The inner product, block by block, the blocks summed in double precision."""
+    return math.fsum(float(torch.dot(left[part], right[part])) for part in blocks(left.numel()))
