@@ -102,7 +102,8 @@ def _featurize(recipe: DataRecipe, dataset: Dataset, root: Path | None) -> Datas
 def divide(recipe: Recipe, dataset: Dataset) -> list[Records]:
     """One part of the training records per client."""
     how = recipe.data.partition
-    parts = partitions.partition(how.name, dataset.train, how.clients, recipe.seed, **how.options)
+    clients = 20 if how.clients is None and how.name != "natural" else how.clients
+    parts = partitions.partition(how.name, dataset.train, clients, recipe.seed, **how.options)
     return [dataset.train.take(index) for index in parts]
 
 

@@ -30,7 +30,8 @@ class PartitionRecipe(_Section, frozen=True):
     """How records are divided into clients."""
 
     name: str = "iid"
-    clients: int | None = 20
+    clients: int | None = None
+    """How many; if left out, one per group for natural, 20 for the others."""
     options: dict[str, Any] = {}
     """Such as alpha of dirichlet."""
 

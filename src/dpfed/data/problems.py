@@ -15,6 +15,7 @@ The first three are one linear layer: their rows are `Outer`, and no per-record 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -377,7 +378,9 @@ def _by_opacus(model: Network, params: Vector, records: Records) -> Gradients:
     def gradients(index: torch.Tensor) -> torch.Tensor:
         sampled.zero_grad()
         loss = model.loss(sampled(records.x[index]), records.y[index]).sum()
-        torch.autograd.backward(loss)
+        with warnings.catch_warnings():  # torch warns that inputs need no gradient: they do not
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            torch.autograd.backward(loss)
         samples: list[torch.Tensor] = [
             getattr(named[n], "grad_sample").flatten(1)  # noqa: B009 (Opacus adds the attribute)
             for n in model.layout.shapes

@@ -82,7 +82,7 @@ def convergence_figure(result: Result) -> Figure:
     learned, cost = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1.4])
     _draw_accuracy(learned, result)
     _draw_epsilon(cost, result)
-    figure.suptitle(f"{result.recipe.name}: {result.source}", fontsize=12)
+    figure.suptitle(result.recipe.name, fontsize=12)
     caption = textwrap.fill(result.guarantee.sentence, 105)
     figure.supxlabel(caption, fontsize=8, color="#333333")
     return figure
@@ -100,11 +100,11 @@ def _draw_accuracy(axes: Axes, result: Result) -> None:
     scaled = [100 * value for value in values] if accuracy else values
     axes.plot(rounds, scaled, color=BLUE, linewidth=2)
     if scaled:
-        axes.annotate(
-            f"{scaled[-1]:.1f}", (rounds[-1], scaled[-1]), (4, 0), textcoords="offset points"
-        )
+        end = (rounds[-1], scaled[-1])
+        axes.annotate(f"{scaled[-1]:.1f}", end, (0, -14), textcoords="offset points", ha="right")
     axes.set_ylabel(label)
-    axes.set_title(f"measured {result.evaluation}", fontsize=9, loc="left", color="#333333")
+    about = textwrap.fill(f"{result.source}; measured {result.evaluation}", 110)
+    axes.set_title(about, fontsize=8, loc="left", color="#333333")
     axes.grid(alpha=0.25)
 
 

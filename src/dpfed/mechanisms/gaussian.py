@@ -104,11 +104,12 @@ class Gaussian:
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
         """``releases`` Gaussian releases, to one who cannot subtract ``shares`` shares of noise."""
-        from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+        from dp_accounting import GaussianDpEvent, NoOpDpEvent, SelfComposedDpEvent
 
-        multiplier = self.noise_multiplier(shares)
-        event = self.sampling.amplify(GaussianDpEvent(multiplier))
-        return SelfComposedDpEvent(event, releases)
+        if releases == 0:
+            return NoOpDpEvent()
+        event = GaussianDpEvent(self.noise_multiplier(shares))
+        return SelfComposedDpEvent(self.sampling.amplify(event), releases)
 
     def noise_multiplier(self, shares: float | None = None) -> float:
         """Noise over sensitivity, in dp_accounting's convention (it doubles for replace-one)."""

@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers: from a file, a directory or a Hugging Face name to arrays, and from arrays to tensors.
+
+A reader returns its parts ("train", "val", "test") as they are stored. The tensors are made from
+all parts at once, so that a class or a group has one number in all of them. What can be read, and
+what each kind of array becomes, is said in ``dpfed.data.datasets``, whose ``load`` is the way in.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zipfile
+import zlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dpfed.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from PIL import Image
+
+Array = Any
+"""A numpy array of any type."""
+
+
+class Part(NamedTuple):
+    """Arrays as they were read: before labels are mapped and features converted."""
+
+    x: Array
+    y: Array
+    groups: Array | None = None
+
+
+class Columns(NamedTuple):
+    """How the caller names the features, the labels, the groups and the split."""
+
+    x: str | Sequence[str] | None
+    y: str | None
+    groups: str | None
+    split: str | None
+
+
+def read_path(path: Path, columns: Columns, size: int | None) -> dict[str, Part]:
+    """The parts of a file or a directory; ``size`` is for images in a directory."""
+    if path.is_dir():
+        is_idx = any("-images" in p.name and "ubyte" in p.name for p in path.iterdir())
+        return _read_idx(path) if is_idx else _read_folder(path, size)
+    readers = {".npz": _read_npz, ".csv": _read_table, ".parquet": _read_table}
+    if path.suffix not in readers:
+        known = ", ".join(sorted(readers))
+        raise DataError(f"{path.name!r} is of no known type: use {known}, or a directory.")
+    return readers[path.suffix](path, columns)
+
+
+# -------------------------------------------------------------------------------------------- .npz
+
+
+def _read_npz(path: Path, columns: Columns) -> dict[str, Part]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in archive.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path.name!r} cannot be read as .npz without pickle: {error}.") from error
+    parts = _split_parts(arrays, columns)
+    return parts or _split_whole(arrays, columns, path.name)
+
+
+def _split_parts(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Part]:
+    """x_train, y_train, ...; or train_images, train_labels, ... as in MedMNIST."""
+    x, y, group = columns.x or "x", columns.y or "y", columns.groups or "group"
+    parts = {}
+    for part in ("train", "val", "test"):
+        features = arrays.get(f"{x}_{part}", arrays.get(f"{part}_images"))
+        labels = arrays.get(f"{y}_{part}", arrays.get(f"{part}_labels"))
+        if features is not None and labels is not None:
+            parts[part] = Part(features, labels, arrays.get(f"{group}_{part}"))
+    return parts
+
+
+def _split_whole(arrays: Mapping[str, Array], columns: Columns, file: str) -> dict[str, Part]:
+    if not (columns.x is None or isinstance(columns.x, str)):
+        raise DataError(f"x is {columns.x!r}, but an .npz has one feature array: give its name.")
+    features = arrays[_choose(columns.x, ("x",), arrays, file)]
+    labels = arrays[_choose(columns.y, ("y", "label"), arrays, file)]
+    group = _choose_group(columns.groups, arrays, file)
+    whole = Part(features, labels, None if group is None else arrays[group])
+    return _by_split(whole, None if columns.split is None else arrays.get(columns.split))
+
+
+def _by_split(whole: Part, split: Array | None) -> dict[str, Part]:
+    if split is None:
+        return {"train": whole}
+    if len(split) != len(whole.y):
+        raise DataError(f"split has {len(split)} entries, but there are {len(whole.y)} records.")
+    names = {"train": ("0", "train"), "val": ("val", "validation"), "test": ("1", "test")}
+    text = np.char.lower(np.asarray(split).astype(str))
+    unknown = sorted(set(text.tolist()) - {value for known in names.values() for value in known})
+    if unknown:
+        raise DataError(f"split says {unknown[0]!r}, but must be 0 or train, val, 1 or test.")
+    chosen = {part: np.isin(text, known) for part, known in names.items()}
+    return {part: _rows_of(whole, mask) for part, mask in chosen.items() if mask.any()}
+
+
+def _rows_of(part: Part, mask: Array) -> Part:
+    groups = None if part.groups is None else part.groups[mask]
+    return Part(part.x[mask], part.y[mask], groups)
+
+
+def _choose(asked: str | None, usual: Sequence[str], present: Iterable[str], where: str) -> str:
+    names = [asked] if asked is not None else usual
+    found = [n for n in names if n in present]
+    if not found:
+        listed = ", ".join(present)
+        wanted = " or ".join(repr(n) for n in names)
+        raise DataError(f"{where!r} has no {wanted}, only {listed}: name x, y and groups.")
+    return found[0]
+
+
+def _choose_group(asked: str | None, present: Iterable[str], where: str) -> str | None:
+    usual = ("group", "groups")
+    if asked is None and not any(n in present for n in usual):
+        return None
+    return _choose(asked, usual, present, where)
+
+
+# ------------------------------------------------------------------------------------------ tables
+
+
+def _read_table(path: Path, columns: Columns) -> dict[str, Part]:
+    import pyarrow as pa
+
+    try:
+        table = _read_arrow(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path.name!r} cannot be read as a table: {error}.") from error
+    present = table.column_names
+    label = _choose(columns.y, ("y", "label"), present, path.name)
+    group = _choose_group(columns.groups, present, path.name)
+    kept = _feature_columns(table, columns.x, {label, group, columns.split}, path.name)
+    features = np.stack([_numbers(table.column(name)) for name in kept], axis=1)
+    labels = _complete(table, label)
+    whole = Part(features, labels, None if group is None else _complete(table, group))
+    if columns.split is None or columns.split not in present:
+        return {"train": whole}
+    return _by_split(whole, _complete(table, columns.split))
+
+
+def _read_arrow(path: Path) -> Any:
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        return parquet.read_table(path)
+    from pyarrow import csv
+
+    return csv.read_csv(path)
+
+
+def _feature_columns(
+    table: Any, asked: str | Sequence[str] | None, taken: set[str | None], file: str
+) -> list[str]:
+    if asked is not None:
+        wanted = [asked] if isinstance(asked, str) else asked
+        return [_choose(one, (), table.column_names, file) for one in wanted]
+    free = [n for n in table.column_names if n not in taken]
+    numeric = [n for n in free if _is_numeric(table.column(n).type)]
+    if not numeric:
+        raise DataError(f"{file!r} has no numeric column besides labels and groups: name them.")
+    return numeric
+
+
+def _is_numeric(kind: Any) -> bool:
+    from pyarrow import types
+
+    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
+    return any(test(kind) for test in tests)
+
+
+def _numbers(column: Any) -> NDArray[np.float32]:
+    """A column as float32, nulls as NaN."""
+    import pyarrow as pa
+
+    if not _is_numeric(column.type):
+        raise DataError(f"A feature column holds {column.type}: encode it as numbers first.")
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    values: NDArray[np.float32] = column.cast(pa.float64()).to_numpy().astype(np.float32)
+    return values
+
+
+def _complete(table: Any, name: str) -> Array:
+    column = table.column(name)
+    if column.null_count:
+        raise DataError(
+            f"The column {name!r} lacks {column.null_count} of {len(column)} values, but labels, "
+            "groups and splits must be complete: drop those rows first."
+        )
+    return column.to_numpy()
+
+
+# ------------------------------------------------------------------------------------------ images
+
+
+def _read_idx(path: Path) -> dict[str, Part]:
+    """MNIST's format: 00 00 08 <axes>, the big-endian uint32 sizes, then the bytes."""
+    parts = {}
+    for part, stems in {"train": ("train",), "test": ("t10k", "test")}.items():
+        images, labels = (_find_idx(path, stems, kind) for kind in ("images", "labels"))
+        if images is not None and labels is not None:
+            parts[part] = Part(_parse_idx(images), _parse_idx(labels))
+    return parts
+
+
+def _find_idx(path: Path, stems: Sequence[str], kind: str) -> Path | None:
+    found = sorted({p for stem in stems for p in path.glob(f"*{stem}-{kind}*ubyte*")})
+    if len(found) > 1 and {p.name.removesuffix(".gz") for p in found} != {found[0].name}:
+        listed = ", ".join(p.name for p in found)
+        raise DataError(f"{listed} all look like {stems[0]} {kind}: keep one in {path.name!r}.")
+    return found[0] if found else None
+
+
+def _parse_idx(path: Path) -> NDArray[np.uint8]:
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path.name!r} cannot be unpacked: {error}.") from error
+    axes = raw[3] if raw[:3] == b"\0\0\x08" and len(raw) > 3 else 0
+    start = 4 + 4 * axes
+    shape = tuple(int.from_bytes(raw[i : i + 4], "big") for i in range(4, start, 4))
+    if not axes or len(raw) != start + math.prod(shape):
+        raise DataError(f"{path.name!r} is no whole IDX file of bytes: get it anew.")
+    return np.frombuffer(raw, dtype=np.uint8, offset=start).reshape(shape)
+
+
+_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+_GREY = frozenset({"1", "L"})
+_COLOUR = frozenset({"RGB", "RGBA", "P", "LA", "CMYK", "YCbCr"})
+
+
+def _read_folder(path: Path, size: int | None) -> dict[str, Part]:
+    names = [n for n in ("train", "val", "test") if (path / n).is_dir()]
+    if "train" not in names:
+        return {"train": _read_classes(path, size)}
+    return {n: _read_classes(path / n, size) for n in names}
+
+
+def _read_classes(path: Path, size: int | None) -> Part:
+    """<class>/<file>; the class is the name of the directory."""
+    found = sorted(p for p in path.glob("*/*") if p.suffix.lower() in _SUFFIXES)
+    if not found:
+        raise DataError(f"{path.name!r} has no images as <class>/<file>.png: check the path.")
+    images = [_open_image(p) for p in found]
+    return Part(_stack_images(images, size), np.array([p.parent.name for p in found]))
+
+
+def _open_image(path: Path) -> Image.Image:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return image.copy()
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path.name!r} cannot be read as an image: {error}.") from error
+
+
+def _stack_images(images: Sequence[Image.Image], size: int | None) -> NDArray[np.uint8]:
+    """uint8 [m, H, W] if all are grey, else [m, H, W, 3]."""
+    modes = {image.mode for image in images}
+    if not modes <= _GREY | _COLOUR:
+        odd = sorted(modes - _GREY - _COLOUR)[0]
+        raise DataError(f"An image is of mode {odd!r}: convert it to 8-bit grey or RGB first.")
+    mode = "L" if modes <= _GREY else "RGB"
+    same = [image.convert(mode) for image in images]
+    same = same if size is None else [image.resize((size, size)) for image in same]
+    sizes = {image.size for image in same}
+    if len(sizes) > 1:
+        raise DataError(f"Images come in {len(sizes)} sizes: give size to have them resized.")
+    return np.stack([np.asarray(image) for image in same])
+
+
+# ------------------------------------------------------------------------------------ Hugging Face
+
+
+def read_hub(name: str, columns: Columns, size: int | None) -> dict[str, Part]:
+    """The parts of NAME or NAME:CONFIG on the Hugging Face hub."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"'hf:{name}' needs the package datasets, which is not installed: "
+            "pip install 'dpfed[hub]', or give a local path."
+        ) from error
+    repository, _, configuration = name.partition(":")
+    try:
+        splits = datasets.load_dataset(repository, configuration or None)
+    except MemoryError:
+        raise
+    except Exception as error:  # of datasets, huggingface_hub, requests or httpx: no common base
+        raise _hub_failure(name, error) from error
+    names = {"train": "train", "validation": "val", "test": "test"}
+    return {
+        part: _hub_part(splits[split], columns, size, name)
+        for split, part in names.items()
+        if split in splits
+    }
+
+
+def _hub_failure(name: str, error: Exception) -> DataError:
+    """One sentence, though these libraries' messages run over several lines."""
+    first = str(error).strip().partition("\n")[0]
+    reason = f"{type(error).__name__}: {first}".rstrip(" .:")
+    return DataError(
+        f"'hf:{name}' could not be loaded from the Hugging Face hub ({reason}): check the name "
+        "(hf:NAME or hf:NAME:CONFIG) and the network, or give a local path."
+    )
+
+
+def _hub_part(split: Any, columns: Columns, size: int | None, name: str) -> Part:
+    present = split.column_names
+    if not (columns.x is None or isinstance(columns.x, str)):
+        raise DataError(f"x is {columns.x!r}, but 'hf:' takes one feature column: give its name.")
+    x = list(split[_choose(columns.x, ("image", "img", "x"), present, name)])
+    y = np.asarray(list(split[_choose(columns.y, ("label", "y"), present, name)]))
+    group = _choose_group(columns.groups, present, name)
+    groups = None if group is None else np.asarray(list(split[group]))
+    are_images = bool(x) and hasattr(x[0], "convert")
+    return Part(_stack_images(x, size) if are_images else np.asarray(x), y, groups)
+
+
+# ------------------------------------------------------------------------- from arrays to tensors
+
+
+def feature_tensor(x: Array) -> torch.Tensor:
+    """Features as float32; images scaled to [0, 1], channels first."""
+    x = np.asarray(x)
+    if x.dtype.kind not in "fiub":
+        raise DataError(f"Features are of type {x.dtype}, but must be numbers: encode them first.")
+    if x.dtype != np.uint8 or x.ndim < 3:
+        return torch.from_numpy(x.astype(np.float32))
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+        x = np.moveaxis(x, -1, 1)
+    return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32) / np.float32(255))
+
+
+def label_tensors(parts: list[Array], classes: int | None) -> tuple[list[torch.Tensor], int | None]:
+    """The labels of each part, and the number of classes; None for a regression."""
+    flat = [_flat(part) for part in parts]
+    y = np.concatenate(flat)
+    if y.dtype.kind == "f" and classes is None:
+        if np.isnan(y).any():
+            raise DataError(f"{int(np.isnan(y).sum())} targets are missing: drop those rows first.")
+        return [torch.from_numpy(part.astype(np.float32)) for part in flat], None
+    numbers = _class_numbers(y)
+    most = int(numbers.max()) + 1
+    if classes is not None and most > classes:
+        raise DataError(f"The largest label is {most - 1}, but classes is {classes}: raise it.")
+    cuts = np.cumsum([len(part) for part in flat])[:-1]
+    return [torch.from_numpy(part.copy()) for part in np.split(numbers, cuts)], classes or most
+
+
+def _class_numbers(y: Array) -> NDArray[np.int64]:
+    if y.dtype.kind in "USO":
+        return _ids(y)
+    if y.dtype.kind == "f" and not (np.isfinite(y) & (y == np.round(y))).all():
+        raise DataError("Class labels must be whole numbers, but some are not: leave out classes.")
+    numbers: NDArray[np.int64] = y.astype(np.int64)
+    if set(np.unique(numbers).tolist()) == {-1, 1}:
+        return (numbers + 1) // 2
+    if numbers.min() < 0:
+        raise DataError(f"The smallest label is {numbers.min()}, but must be 0: renumber them.")
+    return numbers
+
+
+def group_tensors(parts: list[Array | None]) -> list[torch.Tensor | None]:
+    """The group ids of each part; None for all of them if one part has none."""
+    if any(part is None for part in parts):
+        return [None] * len(parts)
+    flat = [_flat(part) for part in parts]
+    ids = np.concatenate(flat)
+    numbers = ids.astype(np.int64) if ids.dtype.kind in "iub" else _ids(ids)
+    cuts = np.cumsum([len(part) for part in flat])[:-1]
+    return [torch.from_numpy(part.copy()) for part in np.split(numbers, cuts)]
+
+
+def _ids(values: Array) -> NDArray[np.int64]:
+    """Positions in the sorted list of different values."""
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        raise DataError("Some group ids are missing: drop those rows first.")
+    text = values.astype(str) if values.dtype.kind == "O" else values
+    return np.unique(text, return_inverse=True)[1].astype(np.int64)
+
+
+def _flat(y: Array) -> Array:
+    """[m, 1] (as in MedMNIST) to [m]."""
+    y = np.asarray(y)
+    flat = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if flat.ndim != 1:
+        raise DataError(f"Labels have shape {y.shape}, but one number per record is needed.")
+    return flat

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all tests share: small federations, and a seed-free way to make records."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from dpfed.data.datasets import Records
+from dpfed.data.problems import Linear
+
+settings.register_profile(
+    "ci", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci")
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long suite runs only when it is asked for: scripts/test --long."""
+    if config.getoption("-m"):
+        return
+    skip = pytest.mark.skip(reason="long suite: scripts/test --long")
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real data beside the checkout, or where DPFED_DATA says."""
+    folder = Path(os.environ.get("DPFED_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip("no real data: set DPFED_DATA")
+    return folder
+
+
+def make_records(count: int, features: int = 5, classes: int = 3, seed: int = 0) -> Records:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, features, generator=generator)
+    y = torch.randint(0, classes, (count,), generator=generator)
+    return Records(x, y, torch.arange(count) // 3)
+
+
+@pytest.fixture
+def softmax() -> Linear:
+    return Linear("softmax", features=5, outputs=3)

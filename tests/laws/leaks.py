@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The law "data leaves by the mechanism alone", as a function that says how it is broken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dpfed.accounting.calibrate import calibrate
+from dpfed.data.datasets import Records
+from dpfed.data.problems import Linear
+from dpfed.mechanisms.gaussian import gaussian
+from dpfed.randomness import Noise
+from dpfed.registry import build
+from dpfed.round import Member, Plan, make_reply
+from dpfed.sums.plain import plain
+from dpfed.types import (
+    UPDATE,
+    Broadcast,
+    ClientAlgorithm,
+    Release,
+    Reply,
+    Rows,
+    Unit,
+)
+
+MODEL = Linear("softmax", features=4, outputs=3)
+NOMINAL = 30.0
+
+
+class ConstantDoor:
+    """Gives constants that do not depend on the rows: only the number of the call."""
+
+    def __init__(self, unit: Unit, size: int) -> None:
+        self.unit, self.nominal = unit, NOMINAL
+        self._size, self._calls = size, 0
+
+    def __call__(self, rows: Rows, channel: str = UPDATE) -> Release:
+        self._calls += 1
+        assert hasattr(rows, "clipped_sum")
+        vector = torch.arange(self._size, dtype=torch.int32) * 1000 + self._calls
+        return Release(vector, std=1.0, step=2.0**-10)
+
+
+def records(count: int, seed: int) -> Records:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 4, generator=generator)
+    return Records(x, torch.randint(0, 3, (count,), generator=generator), torch.arange(count) // 2)
+
+
+def plan_for(algorithm: ClientAlgorithm, unit: Unit) -> Plan:
+    mechanism = calibrate(gaussian(unit=unit), epsilon=1.0, delta=1e-5, releases=3)
+    channels = dict.fromkeys(algorithm.releases, mechanism)
+    server = build("server", "scale", {})
+    return Plan(algorithm, channels, plain(), server, [NOMINAL], rounds=3, noise=Noise(0))
+
+
+def watch(algorithm: ClientAlgorithm, unit: Unit, data: Records) -> list[tuple[Reply, Any]]:
+    """Replies and kept states of three rounds behind a door that shows nothing of the data."""
+    plan = plan_for(algorithm, unit)
+    member = Member(0, MODEL.problem(data))
+    seen = []
+    for round in range(3):
+        params = torch.linspace(-1, 1, MODEL.layout.size) * (round + 1)
+        door = ConstantDoor(unit, MODEL.layout.size)
+        reply, member = make_reply(plan, Broadcast(round, params), replace(member), door)
+        seen.append((reply, member.state))
+    return seen
+
+
+def breaches(algorithm: ClientAlgorithm, unit: Unit) -> list[str]:
+    """How the algorithm's replies or state differ on two data sets of different true sizes."""
+    pairs = zip(
+        watch(algorithm, unit, records(20, 1)), watch(algorithm, unit, records(33, 2)), strict=True
+    )
+    found = []
+    for round, ((one, state), (other, other_state)) in enumerate(pairs):
+        if not _equal(one, other):
+            found.append(f"the replies of round {round} differ")
+        if unit is Unit.RECORD and not _equal(state, other_state):
+            found.append(f"the kept states of round {round} differ")
+    return found
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return bool(torch.equal(one, other))
+    if isinstance(one, Release):
+        return _equal((one.vector, one.std, one.step), (other.vector, other.std, other.step))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[k], other[k]) for k in one)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other)

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from dpfed.errors import RecipeError
+from dpfed.mechanisms.clear import Clear, clear
+from dpfed.randomness import Noise
+from dpfed.rows import Dense
+
+
+def test_the_sum_is_clipped_and_in_clear() -> None:
+    rows = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    release, _ = clear(clip=1.0).release(Dense(rows), (), Noise(0).stream("release"))
+    values = release.vector.double() * release.step
+    assert torch.allclose(values, torch.tensor([0.9, 1.2]).double(), atol=1e-5)
+
+
+def test_it_cannot_be_given_noise_or_a_useless_clip() -> None:
+    with pytest.raises(RecipeError, match="use mechanism 'gaussian'"):
+        clear().with_std(1.0)
+    with pytest.raises(RecipeError, match="adds no noise"):
+        Clear(clip=1.0, std=2.0)
+    with pytest.raises(RecipeError, match="clip is inf"):
+        clear(clip=math.inf)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One test per line of the edge-case table of gaussian.py."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from dpfed.errors import BadRelease, RecipeError
+from dpfed.mechanisms.gaussian import Gaussian, gaussian
+from dpfed.randomness import Noise
+from dpfed.rows import Dense
+from dpfed.types import Adjacency, BoundedSum, Total, Trust
+
+
+class Fixed:
+    """Rows that claim whatever bound they are told to."""
+
+    def __init__(self, vector: torch.Tensor, bound: float, swap: float) -> None:
+        self.sum = BoundedSum(vector, bound, swap)
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        return self.sum
+
+
+@pytest.mark.parametrize("name", ["clip", "std"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_numbers_that_price_nothing_are_refused(name: str, value: float) -> None:
+    with pytest.raises(RecipeError, match=f"{name} is"):
+        gaussian(**{name: value})
+    with pytest.raises(RecipeError, match="shares is"):
+        gaussian(shares=0)
+
+
+@pytest.mark.parametrize(("bound", "swap"), [(1.1, 2.0), (1.0, 2.1), (math.nan, 2.0)])
+def test_rows_beyond_what_was_priced_are_refused(bound: float, swap: float) -> None:
+    rows = Fixed(torch.zeros(3), bound, swap)
+    with pytest.raises(BadRelease, match="was priced"):
+        gaussian(clip=1.0).release(rows, (), Noise(0).stream("release"))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+def test_a_sum_that_fits_no_grid_is_not_released(value: float) -> None:
+    rows = Fixed(torch.full((3,), value), 1.0, 2.0)
+    with pytest.raises(BadRelease, match="does not fit"):
+        gaussian(clip=1.0, std=1e-3).release(rows, (), Noise(0).stream("release"))
+
+
+def test_the_release_is_the_sum_plus_its_noise_on_the_grid() -> None:
+    mechanism = gaussian(clip=10.0, std=3.0)
+    rows = torch.randn(4, 8)
+    release, _ = mechanism.release(Dense(rows), (), Noise(5).stream("release"))
+    noise = torch.from_numpy(Noise(5).stream("release").normal(8))
+    expected = rows.sum(0).double() + 3.0 * noise
+    values = release.vector.double() * release.step
+    assert float((values - expected).abs().max()) <= release.step / 2 + 1e-6
+    assert release.vector.dtype == torch.int32
+    assert release.std == 3.0
+
+
+def test_a_release_does_not_change_the_rows() -> None:
+    vector = torch.ones(3, dtype=torch.float64)
+    for trust in Trust:
+        gaussian(trust=trust).release(Fixed(vector, 1.0, 2.0), (), Noise(0).stream("release"))
+        assert vector.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "swap", "expected"),
+    [
+        (Adjacency.ADD_REMOVE, math.nan, 3.0),
+        (Adjacency.ZERO_OUT, math.nan, 3.0),
+        (Adjacency.REPLACE_ONE, math.nan, 3.0),  # the accountant doubles, once
+        (Adjacency.REPLACE_ONE, math.sqrt(2) * 2, 6.0 / math.sqrt(2)),  # rows xx^T
+    ],
+)
+def test_the_swap_enters_the_price(adjacency: Adjacency, swap: float, expected: float) -> None:
+    mechanism = Gaussian(clip=2.0, std=6.0, adjacency=adjacency, swap=swap)
+    assert mechanism.event(5).event.noise_multiplier == pytest.approx(expected)
+    assert mechanism.event(5, shares=4).event.noise_multiplier == pytest.approx(2 * expected)
+
+
+def test_an_opened_sum_carries_the_noise_of_its_terms() -> None:
+    total = Total(torch.zeros(3, dtype=torch.int64), (0, 1, 2), (1.0, 0.5, 0.5))
+    release, _ = gaussian(std=4.0).finish(total, (), Noise(0).stream("finish"))
+    assert release.std == pytest.approx(4.0 * math.sqrt(1.5))

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dpfed.compose import chain, identity, stateless
+from dpfed.errors import UnsoundPlan
+from dpfed.types import Aggregate, ServerOptimizer
+
+
+def sharing(name: str) -> ServerOptimizer:
+    link = identity()
+    return link._replace(share=lambda _: {name: torch.ones(1)})
+
+
+def test_identity_passes_on_and_an_empty_chain_is_identity() -> None:
+    G = torch.randn(3)
+    seen = Aggregate(0, G, G, 0.0, 1)
+    for optimizer in (identity(), chain()):
+        direction, _ = optimizer.update(G, optimizer.init(G), seen)
+        assert direction is G
+
+
+def test_what_links_share_is_merged() -> None:
+    both = chain(sharing("c"), sharing("d"))
+    assert sorted(both.share(both.init(torch.zeros(1)))) == ["c", "d"]
+
+
+def test_two_links_cannot_share_one_name() -> None:
+    both = chain(sharing("c"), sharing("c"))
+    with pytest.raises(UnsoundPlan, match="share \\['c'\\]"):
+        both.share(both.init(torch.zeros(1)))
+
+
+def test_a_link_without_a_buffer_reusing_path_is_used_as_it_is() -> None:
+    plain = ServerOptimizer(stateless, lambda d, s, _: (d + 1, s))
+    both = chain(plain, plain)
+    G = torch.zeros(2)
+    assert both.update_ is not None
+    direction, _ = both.update_(G, both.init(G), Aggregate(0, G, G, 0.0, 1))
+    assert direction.tolist() == [2, 2]
+    assert G.tolist() == [0, 0]
