@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Integers: TypeAlias = NDArray[np.int32] | NDArray[np.int64]
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 14
 
 NOISY_BITS = 20
 """Where noise is added before rounding: the step is about noise / 2^20, lost in the noise."""
@@ -61,7 +61,8 @@ def add_weighted(total: NDArray[np.int64], integers: Integers, weight: float) ->
         return
     for start in range(0, total.size, _BLOCK):
         part = slice(start, start + _BLOCK)
-        total[part] += np.rint(integers[part] * weight).astype(np.int64)
+        scaled = integers[part] * weight
+        total[part] += np.rint(scaled, out=scaled).astype(np.int64)
 
 
 def to_values(integers: torch.Tensor, factor: float, like: torch.Tensor) -> Vector:

@@ -278,6 +278,7 @@ def _gather(plan: Plan, broadcast: Broadcast, due: list[str], carry: Carry) -> _
     while True:
         for client, reply in carry(broadcast, stage, requests):
             _take(plan, sessions, client, reply, refused)
+            del reply  # or two messages are alive while the next one is made
         closed = {name: plan.sum.close(session) for name, session in sessions.items()}
         for result in closed.values():
             if isinstance(result, Aborted):

@@ -259,7 +259,7 @@ class Mechanism(Protocol):
         """On the client."""
 
     def finish(self, total: Total, state: State, rng: Stream) -> tuple[Release, State]:
-        """On the server, after the sum."""
+        """On the server, after the sum; may add to the total where it lies."""
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
         """The cost of the first ``releases`` releases, to whom ``shares`` shares are unknown."""

@@ -34,6 +34,12 @@ def test_numbers_that_price_nothing_are_refused(name: str, value: float) -> None
         gaussian(shares=0)
 
 
+@pytest.mark.parametrize("trust", [Trust.LOCAL, Trust.CENTRAL])
+def test_others_noise_is_not_counted_where_the_server_sees_one_share(trust: Trust) -> None:
+    with pytest.raises(RecipeError, match="faces one share"):
+        gaussian(trust=trust, shares=20)
+
+
 @pytest.mark.parametrize(("bound", "swap"), [(1.1, 2.0), (1.0, 2.1), (math.nan, 2.0)])
 def test_rows_beyond_what_was_priced_are_refused(bound: float, swap: float) -> None:
     rows = Fixed(torch.zeros(3), bound, swap)

@@ -111,7 +111,7 @@ class Link(Protocol):
 
 class _Softmax:
     def residual(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        residual = torch.softmax(scores, dim=1)
+        residual = torch.softmax(scores.T, dim=0).T  # torch is slow along a short last axis
         minus_one = residual.new_full((1, 1), -1.0).expand(len(y), 1)
         return residual.scatter_add_(1, y[:, None], minus_one)
 
@@ -209,7 +209,8 @@ class LinearProblem:
 
     def rows(self, params: Vector, unit: Unit) -> Rows:
         """Residual x feature per record; by group, or the client's mean as one row."""
-        residual = _LINKS[self.model.link].residual(self.scores(params), self.y)
+        scores = (self.model.matrix(params) @ self.x.T).T  # outputs first in memory: see residual
+        residual = _LINKS[self.model.link].residual(scores, self.y)
         if unit is Unit.CLIENT:
             return self._mean_row(residual)
         groups = None if unit is Unit.RECORD else _unit_ids(self.groups, unit, len(self.y))

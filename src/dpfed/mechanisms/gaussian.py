@@ -21,6 +21,7 @@ under CENTRAL before, on a grid so fine that it drowns in the rounding of the fl
 |--------------------------------------------------------|---------------------------------------|
 | rows whose bound or swap exceeds what was priced       | BadRelease, nothing is released       |
 | std or clip zero, negative, NaN or infinite            | refused when built                    |
+| more than one share counted where the server sees one  | refused when built                    |
 | a sum that is not finite                               | BadRelease, nothing is released       |
 | a value beyond int64 on the grid                       | BadRelease, nothing is released       |
 """
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from dpfed.types import BoundedSum, Rows, Sampling, Stream, Total
+
+_BLOCK = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,14 @@ class Gaussian:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise RecipeError(f"{name} is {value}, and must be a finite number above 0; set it")
-        if not self.shares >= 1:
+        if not (self.shares >= 1 and math.isfinite(self.shares)):
             raise RecipeError(
                 f"shares is {self.shares}, and must be at least 1; lower the colluders"
+            )
+        if self.shares != 1 and self.trust is not Trust.DISTRIBUTED:
+            raise RecipeError(
+                f"shares is {self.shares}, but under {self.trust} trust the strongest adversary "
+                f"faces one share of noise; leave it at 1"
             )
         if math.isnan(self.swap):
             object.__setattr__(self, "swap", 2 * self.clip)
@@ -93,14 +101,17 @@ class Gaussian:
         return Release(to_grid(noisy, self.step), self.std, self.step), state
 
     def finish(self, total: Total, state: State, rng: Stream) -> tuple[Release, State]:
-        """Add the server's noise under CENTRAL; otherwise the total is private already."""
+        """Add the server's noise to the total under CENTRAL; otherwise it is private already."""
+        import torch
+
         if self.trust is not Trust.CENTRAL:
             std = self.std * math.sqrt(math.fsum(w * w for w in total.weights))
             return Release(total.vector, std, self.step), state
-        noise = rng.normal(total.vector.numel())
-        noise *= self.std
-        vector = total.vector + to_grid(noise, self.step)
-        return Release(vector, self.std, self.step), state
+        for part in torch.split(total.vector, _BLOCK):  # blocks: no temporaries of full length
+            noise = rng.normal(part.numel())
+            noise *= self.std
+            part += to_grid(noise, self.step)
+        return Release(total.vector, self.std, self.step), state
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
         """``releases`` Gaussian releases, to one who cannot subtract ``shares`` shares of noise."""
