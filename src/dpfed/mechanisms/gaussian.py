@@ -110,7 +110,7 @@ class Gaussian:
         for part in torch.split(total.vector, _BLOCK):  # blocks: no temporaries of full length
             noise = rng.normal(part.numel())
             noise *= self.std
-            part += to_grid(noise, self.step)
+            part.add_(to_grid(noise, self.step))
         return Release(total.vector, self.std, self.step), state
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
