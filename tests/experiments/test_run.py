@@ -136,3 +136,16 @@ def test_the_signal_to_noise_ratio_comes_from_the_known_noise() -> None:
     quiet, loud = run(privacy={"epsilon": 500.0}), run(privacy={"epsilon": 0.01})
     assert quiet.history[0]["snr"] > 10
     assert loud.history[0]["snr"] < 1
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "fashion"])
+def test_the_papers_setting_trains_on_real_features(
+    dataset: str, shared_data: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipes of results/first-table, ten rounds of them."""
+    monkeypatch.setenv("DPFED_DATA", str(shared_data))
+    path = repository / "recipes" / "first-table" / f"{dataset}.toml"
+    server = [{"name": "sofim", "rho": 10.0}, {"name": "scale", "rate": 1.0}]
+    result = dpfed.run(path, server=server, overrides=("rounds=10", "privacy.epsilon=10"))
+    assert result.accuracy > 0.5
+    assert [row["clients"] for row in result.history] == [20] * 10

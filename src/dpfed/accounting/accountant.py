@@ -51,7 +51,7 @@ class GaussianAccountant(PrivacyAccountant):  # type: ignore[misc]  # dp_account
                 return 0.0
             case dp_accounting.NonPrivateDpEvent():
                 return math.inf if count else 0.0
-            case dp_accounting.GaussianDpEvent(noise_multiplier=multiplier):
+            case dp_accounting.GaussianDpEvent(noise_multiplier=multiplier) if multiplier >= 0:
                 return gdp.mu_squared(multiplier, count, self._adjacency)
             case dp_accounting.SelfComposedDpEvent():
                 return self._cost(event.event, count * event.count)
@@ -72,6 +72,8 @@ class GaussianAccountant(PrivacyAccountant):  # type: ignore[misc]  # dp_account
 
     def get_epsilon(self, target_delta: float) -> float:
         """The epsilon at this delta, rounded towards caution by a part in 10^9."""
+        if self._mu_squared == 0 or math.isinf(self._mu_squared):  # at any delta, 0 and 1 included
+            return self._mu_squared
         return gdp.epsilon_for(target_delta, self.mu)
 
     def get_delta(self, target_epsilon: float) -> float:

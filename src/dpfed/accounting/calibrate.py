@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from dpfed.accounting import gdp
 from dpfed.accounting.guarantee import GaussianRelease, is_gaussian, price
-from dpfed.errors import Unpriceable
+from dpfed.errors import RecipeError, Unpriceable
 from dpfed.types import Mechanism
 
 M = TypeVar("M", bound=Mechanism)
@@ -29,6 +29,10 @@ def calibrate(
     ``share`` is the part of the squared mu that this mechanism may use, where several channels
     divide one budget.
     """
+    if not 0 < share <= 1:
+        raise RecipeError(f"share is {share}, and must be above 0 and at most 1")
+    if releases < 1:
+        raise RecipeError(f"releases is {releases}, and must be at least 1")
     if is_gaussian(mechanism):
         return _closed_form(mechanism, gdp.mu_for(epsilon, delta) * math.sqrt(share), releases)
     gdp.check_epsilon(epsilon)

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run promises, and whether its sentence says no more than is true."""
+
+import json
+import math
+
+import pytest
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+    dp_event,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpfed.accounting import gdp
+from dpfed.accounting.guarantee import (
+    EXACT,
+    NONE,
+    OTHERS,
+    PLD,
+    RDP,
+    SERVER,
+    Claim,
+    Guarantee,
+    Spent,
+    delta_warning,
+    guarantee,
+    is_gaussian,
+    price,
+    round_up,
+)
+from dpfed.errors import DpfedError, Unpriceable
+from dpfed.mechanisms.clear import clear
+from dpfed.mechanisms.gaussian import Gaussian, gaussian
+from dpfed.types import Adjacency, NoiseSource, Trust, Unit
+
+DELTA = 1e-5
+ROUNDS = 70
+OS = NoiseSource.OPERATING_SYSTEM
+STD = 62.425  # golden: epsilon 1 for 70 rounds, replace-one, against the server
+
+
+def promise(*spent: Spent, noise: NoiseSource = OS) -> Guarantee:
+    return guarantee(spent, DELTA, noise, ROUNDS)
+
+
+def local(clients: int = 20, **options) -> Guarantee:
+    mechanism = gaussian(std=STD, **options)
+    return promise(Spent(mechanism, ROUNDS, {clients - 1: ROUNDS}))
+
+
+# ----------------------------------------------------------------------------------- price's order
+
+
+@pytest.mark.parametrize("adjacency", Adjacency)
+def test_gaussian_releases_are_priced_exactly(adjacency):
+    event = ComposedDpEvent([GaussianDpEvent(9.0), SelfComposedDpEvent(GaussianDpEvent(30.0), 70)])
+    mu = gdp.SENSITIVITY[adjacency] * math.sqrt(1 / 81 + 70 / 900)
+    found, name = price(event, DELTA, adjacency)
+    assert name == EXACT
+    assert found == pytest.approx(gdp.epsilon_for(DELTA, mu), rel=1e-12)
+
+
+@pytest.mark.parametrize("adjacency", [Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT])
+def test_what_is_not_gaussian_is_priced_by_pld(adjacency):
+    event = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.5))
+    found, name = price(event, DELTA, adjacency)
+    assert name == PLD
+    assert 0 < found < price(GaussianDpEvent(1.5), DELTA, adjacency)[0]
+
+
+@pytest.mark.parametrize("event", [dp_event.ZCDpEvent(0.1)], ids=["zcdp"])
+def test_rdp_is_the_last_resort_and_for_add_remove_only(event):
+    found, name = price(event, DELTA, Adjacency.ADD_REMOVE)
+    assert name == RDP
+    # zCDP to (epsilon, delta): rho + 2 sqrt(rho ln(1/delta)) is an upper bound of it
+    assert 0 < found <= 0.1 + 2 * math.sqrt(0.1 * math.log(1 / DELTA))
+    for adjacency in (Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT):
+        with pytest.raises(Unpriceable, match=str(adjacency)):
+            price(event, DELTA, adjacency)
+
+
+@pytest.mark.parametrize("adjacency", Adjacency)
+@pytest.mark.parametrize(
+    "event",
+    [
+        dp_event.UnsupportedDpEvent(),
+        dp_event.SampledWithoutReplacementDpEvent(100, 10, GaussianDpEvent(3.0)),
+        dp_event.SingleEpochTreeAggregationDpEvent(3.0, 8),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_nobody_prices_is_refused(adjacency, event):
+    with pytest.raises(Unpriceable, match="no accountant here gives an upper bound"):
+        price(ComposedDpEvent([GaussianDpEvent(3.0), event]), DELTA, adjacency)
+
+
+@pytest.mark.parametrize("make", [gaussian, clear])
+def test_no_releases_cost_nothing(make):
+    assert price(make().event(0), DELTA, Adjacency.REPLACE_ONE) == (0.0, EXACT)
+
+
+@pytest.mark.parametrize("delta", [math.nan, 0.0, -1.0, 1.0, 2.0])
+@pytest.mark.parametrize(
+    "event",
+    [GaussianDpEvent(3.0), PoissonSampledDpEvent(0.1, GaussianDpEvent(3.0))],
+    ids=["exact", "pld"],
+)
+def test_a_senseless_delta_is_refused_by_every_path(event, delta):
+    with pytest.raises(DpfedError, match="delta"):
+        price(event, delta, Adjacency.ADD_REMOVE)
+
+
+@pytest.mark.parametrize("adjacency", Adjacency)
+@pytest.mark.parametrize("trust", Trust)
+def test_the_event_and_the_closed_form_agree(trust, adjacency):
+    """One mechanism, priced through dp_accounting's event and without it."""
+    shares = 5 if trust is Trust.DISTRIBUTED else 1
+    mechanism = gaussian(2.0, 2 * STD, Unit.RECORD, adjacency, trust, shares)
+    assert is_gaussian(mechanism)
+    by_event = price(mechanism.event(ROUNDS, shares), DELTA, adjacency)[0]
+    assert promise(Spent(mechanism, ROUNDS)).epsilon == pytest.approx(by_event, rel=1e-12)
+
+
+# ------------------------------------------------------------------------------------------- trust
+
+
+def test_local_states_two_epsilons_with_h_one_less_than_the_clients():
+    server, others = local(20).claims
+    mu = 2 * math.sqrt(ROUNDS) / STD
+    assert (server.adversary, others.adversary) == (SERVER, OTHERS)
+    assert server.epsilon == pytest.approx(1.0, rel=1e-4)
+    assert server.epsilon == pytest.approx(gdp.epsilon_for(DELTA, mu), rel=1e-12)
+    assert others.epsilon == pytest.approx(gdp.epsilon_for(DELTA, mu / math.sqrt(19)), rel=1e-12)
+    assert local(20).epsilon == server.epsilon
+
+
+def test_local_sentence_states_both():
+    others = round_up(local().claims[1].epsilon)
+    found = local().sentence
+    assert found.startswith(f"({round_up(local().epsilon)}, 1e-05)-DP")
+    assert "for each record (replace-one), against the server, and" in found
+    assert f"({others}, 1e-05)-DP against {OTHERS}" in found
+    assert "over 70 rounds; exact Gaussian accounting; idealized arithmetic" in found
+    assert found == str(local())
+
+
+def test_rounds_with_fewer_clients_protect_less():
+    mechanism = gaussian(std=STD)
+    full = local(20)
+    fewer = promise(Spent(mechanism, ROUNDS, {19: 60, 4: 10}))
+    mu = 2 / STD * math.sqrt(60 / 19 + 10 / 4)
+    assert fewer.claims[1].epsilon == pytest.approx(gdp.epsilon_for(DELTA, mu), rel=1e-12)
+    assert fewer.claims[1].epsilon > full.claims[1].epsilon
+    assert fewer.claims[0] == full.claims[0]
+
+
+@pytest.mark.parametrize("outside", [{}, {1: ROUNDS}], ids=["not_unchanged", "one_share"])
+def test_one_claim_for_all_where_others_noise_hides_nothing(outside):
+    found = promise(Spent(gaussian(std=STD), ROUNDS, outside))
+    (claim,) = found.claims
+    assert SERVER in claim.adversary
+    assert OTHERS in claim.adversary
+    assert claim.epsilon == local().claims[0].epsilon
+    assert f"against {SERVER}, {OTHERS}, over 70 rounds" in found.sentence
+
+
+def test_distributed_prices_the_shares_and_names_them():
+    mechanism = gaussian(std=STD / math.sqrt(20), trust=Trust.DISTRIBUTED, shares=20)
+    found = promise(Spent(mechanism, ROUNDS))
+    (claim,) = found.claims
+    assert claim.epsilon == pytest.approx(local().claims[0].epsilon, rel=1e-12)
+    assert "who see only sums with at least 20 honest shares of noise" in found.sentence
+    assert claim.adversary.startswith(f"{SERVER}, {OTHERS}")
+    assert (found.trust, found.shares) == (Trust.DISTRIBUTED, 20)
+
+
+@pytest.mark.parametrize(("missing", "epsilon"), [(1, 1.029), (2, 1.060), (4, 1.13), (10, 1.465)])
+def test_missing_noise_shares_cost_what_privacy_md_says(missing, epsilon):
+    mechanism = gaussian(std=STD / math.sqrt(20), trust=Trust.DISTRIBUTED, shares=20 - missing)
+    assert promise(Spent(mechanism, ROUNDS)).epsilon == pytest.approx(epsilon, rel=3e-3)
+
+
+def test_central_trusts_the_server():
+    found = promise(Spent(gaussian(std=STD, trust=Trust.CENTRAL), ROUNDS))
+    (claim,) = found.claims
+    assert claim.adversary == f"{OTHERS} (the server is trusted with the sums)"
+    assert claim.epsilon == pytest.approx(local().claims[0].epsilon, rel=1e-12)
+
+
+# ---------------------------------------------------------------------------------- what is hidden
+
+
+@pytest.mark.parametrize(
+    ("unit", "words"),
+    [
+        (Unit.RECORD, "for each record ("),
+        (Unit.GROUP, "for each person, with all of their records at one client ("),
+        (Unit.CLIENT, "for each client ("),
+    ],
+)
+def test_the_sentence_names_the_unit(unit, words):
+    assert words in local(unit=unit).sentence
+    assert local(unit=unit).unit is unit
+
+
+@pytest.mark.parametrize("adjacency", Adjacency)
+def test_the_sentence_names_the_adjacency_that_was_priced(adjacency):
+    found = local(adjacency=adjacency)
+    mu = gdp.SENSITIVITY[adjacency] * math.sqrt(ROUNDS) / STD
+    assert f"({adjacency})" in found.sentence
+    assert found.epsilon == pytest.approx(gdp.epsilon_for(DELTA, mu), rel=1e-12)
+
+
+def test_rows_that_share_a_cone_pay_their_swap_only():
+    ordinary, closer = Gaussian(1.0, STD), Gaussian(1.0, STD, swap=math.sqrt(2))
+    mu = math.sqrt(2) * math.sqrt(ROUNDS) / STD
+    found = promise(Spent(closer, ROUNDS)).epsilon
+    assert found == pytest.approx(gdp.epsilon_for(DELTA, mu), rel=1e-12)
+    assert found < promise(Spent(ordinary, ROUNDS)).epsilon
+
+
+def test_the_sentence_says_where_the_noise_comes_from():
+    spent = Spent(gaussian(std=STD), ROUNDS)
+    keyed = promise(spent, noise=NoiseSource.KEYED).sentence
+    assert promise(spent).sentence.endswith("; noise from the operating system.")
+    assert keyed.endswith("; noise keyed by a seed (research only).")
+
+
+def test_the_sentence_says_which_arithmetic():
+    claims = (Claim(SERVER, 1.0, DELTA, EXACT),)
+    ours = (Unit.RECORD, Adjacency.REPLACE_ONE, Trust.LOCAL, ROUNDS, OS)
+    assert "; idealized arithmetic;" in Guarantee(claims, *ours).sentence
+    assert "; exact integer arithmetic;" in Guarantee(claims, *ours, idealized=False).sentence
+
+
+@pytest.mark.parametrize("trust", Trust)
+def test_clear_says_no_privacy(trust):
+    noisy = Spent(gaussian(std=STD, trust=trust), ROUNDS)
+    for spent in ([Spent(clear(trust=trust), ROUNDS)], [noisy, Spent(clear(trust=trust), 1)]):
+        found = promise(*spent)
+        assert found.epsilon == math.inf
+        assert found.claims[0].accounting == NONE
+        assert found.sentence == "No privacy: 70 rounds in clear, for comparison only."
+
+
+def test_several_channels_add_mu_squared():
+    """mu^2 = mu_cov^2 + T mu_g^2."""
+    gradient, covariance = gaussian(std=STD), gaussian(clip=3.0, std=40.0)
+    found = promise(Spent(gradient, ROUNDS, {19: ROUNDS}), Spent(covariance, 1, {19: 1}))
+    squared = ROUNDS * (2 / STD) ** 2 + (6 / 40.0) ** 2
+    server, others = found.claims
+    assert server.epsilon == pytest.approx(gdp.epsilon_for(DELTA, math.sqrt(squared)), rel=1e-12)
+    expected = gdp.epsilon_for(DELTA, math.sqrt(squared / 19))
+    assert others.epsilon == pytest.approx(expected, rel=1e-12)
+
+
+# ---------------------------------------------------------------------------------------- printing
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(1e-12, 1e6), st.integers(2, 6))
+def test_a_printed_figure_is_never_below_the_true_one(true, digits):
+    """What is printed carries the caution of a part in 10^9; the true figure does not."""
+    printed = float(round_up(true * (1 + gdp.CAUTION), digits))
+    assert true * (1 - 1e-15) <= printed <= true * (1 + 1.2 * 10.0 ** (1 - digits))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(1e-3, 100.0), st.floats(1e-9, 1e-2))
+def test_the_printed_epsilon_keeps_the_promise(mu, delta):
+    printed = float(round_up(gdp.epsilon_for(delta, mu)))
+    assert gdp.delta_for(printed, mu) <= delta * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [
+        (0.9999999999, "1"),
+        (1.0 + 1e-10, "1"),
+        (1.0001, "1.001"),
+        (0.22341, "0.2235"),
+        (12345.0, "12350"),
+        (0.0, "0"),
+        (math.inf, "inf"),
+    ],
+)
+def test_round_up(value, printed):
+    assert round_up(value) == printed
+
+
+def test_a_printed_delta_is_never_below_the_true_one():
+    delta = 1.2345642e-5
+    found = guarantee([Spent(gaussian(std=STD), ROUNDS)], delta, OS, ROUNDS)
+    printed = found.sentence.split(", ")[1].split(")")[0]
+    assert float(printed) >= delta
+
+
+@pytest.mark.parametrize(("delta", "units"), [(1e-5, 1e5), (1e-3, 1e5), (0.05, 20)])
+def test_a_delta_that_allows_publishing_a_unit_is_warned_about(delta, units):
+    found = delta_warning(delta, units)
+    assert f"delta = {delta:g}" in found
+    assert f"1 / {units:g}" in found
+
+
+@pytest.mark.parametrize(("delta", "units"), [(1e-5, 99_999), (1e-9, 1e5), (1e-5, 20)])
+def test_a_small_delta_is_not_warned_about(delta, units):
+    assert delta_warning(delta, units) is None
+
+
+def test_to_json_is_plain():
+    found = local(unit=Unit.GROUP)
+    back = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert back["sentence"] == found.sentence
+    assert back["epsilon"] == found.epsilon
+    assert [claim["adversary"] for claim in back["claims"]] == [SERVER, OTHERS]
+    assert (back["unit"], back["adjacency"], back["trust"]) == ("group", "replace-one", "local")
+    assert (back["noise"], back["idealized"], back["rounds"]) == ("os", True, ROUNDS)
