@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpfed.accounting.calibrate import calibrate as calibrate
     from dpfed.accounting.guarantee import Guarantee as Guarantee
-    from dpfed.experiments.run import Result as Result
+    from dpfed.experiments.result import Result as Result
     from dpfed.experiments.run import run as run
     from dpfed.round import Plan as Plan
 
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Guarantee": "dpfed.accounting.guarantee",
     "Plan": "dpfed.round",
-    "Result": "dpfed.experiments.run",
+    "Result": "dpfed.experiments.result",
     "calibrate": "dpfed.accounting.calibrate",
     "run": "dpfed.experiments.run",
 }

@@ -20,7 +20,7 @@ from dpfed.types import Adjacency, Trust, Unit
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from dpfed.experiments.run import Result, Row
+    from dpfed.experiments.result import Result, Row
 
 app = typer.Typer(
     help="Train one model across silos that never share data, with an exact privacy promise.",

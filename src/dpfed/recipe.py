@@ -147,9 +147,9 @@ def _without_none(tree: Any) -> Any:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
+    """The tables of a TOML file; a run is named after it unless it says otherwise."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
     except OSError as error:
         raise RecipeError(f"recipe {str(path)!r} cannot be read ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

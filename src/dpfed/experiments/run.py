@@ -8,58 +8,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpfed import recipe as recipes
-from dpfed.accounting.guarantee import Guarantee
-from dpfed.data.problems import Evaluation, Model, evaluate
+from dpfed.data.problems import Evaluation, evaluate
 from dpfed.engines import inprocess
+from dpfed.experiments.result import Result, Row
 from dpfed.plan import EVALUATIONS, Federation, federation, make_plan, public_seed, small_delta
 from dpfed.recipe import Recipe
 from dpfed.round import Outcome, Plan, Progress
-from dpfed.types import METRICS, Vector
+from dpfed.types import METRICS
 from dpfed.vector import dot
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Row = dict[str, Any]
-"""One round of the history: plain numbers, ready for CSV and JSON."""
-
-
-@dataclass(frozen=True, eq=False)
-class Result:
-    """A finished run: the model, how it got there, and what it promises."""
-
-    recipe: Recipe
-    model: Model
-    params: Vector
-    history: list[Row]
-    guarantee: Guarantee
-    evaluation: str
-    source: str
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def accuracy(self) -> float:
-        """The last accuracy that was measured."""
-        measured = [row["accuracy"] for row in self.history if row["accuracy"] is not None]
-        return float(measured[-1]) if measured else math.nan
-
-    def plot(self, path: str | Path | None = None) -> Figure:
-        """Accuracy and epsilon against rounds, with the guarantee underneath."""
-        from dpfed.experiments.files import convergence_figure
-
-        figure = convergence_figure(self)
-        if path is not None:
-            figure.savefig(path, dpi=150)
-        return figure
-
-    def save(self, folder: str | Path) -> Path:
-        """Metrics, model, recipe, picture and guarantee as files."""
-        from dpfed.experiments.files import save
-
-        return save(self, Path(folder))
 
 
 @dataclass(frozen=True, eq=False)

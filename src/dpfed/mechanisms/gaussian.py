@@ -40,7 +40,7 @@ from dpfed.types import Adjacency, Release, State, Trust, Unit
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from dpfed.types import BoundedSum, Rows, Sampling, Stream, Total
+    from dpfed.types import BoundedSum, Rows, Sampling, Stream, Total, Vector
 
 _BLOCK = 1 << 17
 
@@ -90,15 +90,15 @@ class Gaussian:
 
     def release(self, rows: Rows, state: State, rng: Stream) -> tuple[Release, State]:
         """Clip, sum, add this client's share of noise, round to the grid."""
+        import torch
+
         bounded = rows.clipped_sum(self.clip)
         self._check(bounded)
-        total = bounded.vector.double().numpy()
-        if self.trust is Trust.CENTRAL:
-            return Release(to_grid(total.copy(), self.step), 0.0, self.step), state
-        noisy = rng.normal(total.size)
-        noisy *= self.std
-        noisy += total
-        return Release(to_grid(noisy, self.step), self.std, self.step), state
+        silent = self.trust is Trust.CENTRAL  # there the server adds the noise
+        std = 0.0 if silent else self.std
+        parts = [self._noisy(part, std, rng) for part in torch.split(bounded.vector, _BLOCK)]
+        vector = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return Release(vector, std, self.step), state
 
     def finish(self, total: Total, state: State, rng: Stream) -> tuple[Release, State]:
         """Add the server's noise to the total under CENTRAL; otherwise it is private already."""
@@ -107,11 +107,15 @@ class Gaussian:
         if self.trust is not Trust.CENTRAL:
             std = self.std * math.sqrt(math.fsum(w * w for w in total.weights))
             return Release(total.vector, std, self.step), state
-        for part in torch.split(total.vector, _BLOCK):  # blocks: no temporaries of full length
-            noise = rng.normal(part.numel())
-            noise *= self.std
-            part.add_(to_grid(noise, self.step))
+        for part in torch.split(total.vector, _BLOCK):
+            part.add_(self._noisy(torch.zeros(part.numel()), self.std, rng))
         return Release(total.vector, self.std, self.step), state
+
+    def _noisy(self, values: Vector, std: float, rng: Stream) -> Vector:
+        """A block on the grid, with noise: the temporaries are a block long."""
+        exact = values.double().numpy()
+        noisy = rng.normal(exact.size) * std + exact if std else exact.copy()
+        return to_grid(noisy, self.step)
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
         """``releases`` Gaussian releases, to one who cannot subtract ``shares`` shares of noise."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A result as files that people use.
+"""A finished run as a value, and as files that people use.
 
 metrics.csv, metrics.jsonl   one row per round
 model.safetensors            the trained parameters, by name
@@ -14,22 +14,60 @@ import csv
 import json
 import math
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed import recipe as recipes
+from dpfed.accounting.guarantee import Guarantee
+from dpfed.data.problems import Model
+from dpfed.recipe import Recipe
+from dpfed.types import Vector
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dpfed.experiments.run import Result, Row
-
 # Okabe and Ito's colours: told apart by colour-blind readers
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 
 
-def save(result: Result, folder: Path) -> Path:
+Row = dict[str, Any]
+"""One round of the history: plain numbers, ready for CSV and JSON."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A finished run: the model, how it got there, and what it promises."""
+
+    recipe: Recipe
+    model: Model
+    params: Vector
+    history: list[Row]
+    guarantee: Guarantee
+    evaluation: str
+    source: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def accuracy(self) -> float:
+        """The last accuracy that was measured."""
+        measured = [row["accuracy"] for row in self.history if row["accuracy"] is not None]
+        return float(measured[-1]) if measured else math.nan
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Accuracy and epsilon against rounds, with the guarantee underneath."""
+        figure = _convergence_figure(self)
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
+
+    def save(self, folder: str | Path) -> Path:
+        """Metrics, model, recipe, picture and guarantee as files."""
+        return _save(self, Path(folder))
+
+
+def _save(result: Result, folder: Path) -> Path:
     """Write all files into a folder, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_csv(result.history, folder / "metrics.csv")
@@ -74,7 +112,7 @@ def _finite(tree: Any) -> Any:
     return str(tree) if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
-def convergence_figure(result: Result) -> Figure:
+def _convergence_figure(result: Result) -> Figure:
     """Two panels over the same rounds: what was learned, and what it cost."""
     from matplotlib.figure import Figure
 
