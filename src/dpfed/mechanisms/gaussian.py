@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from dpfed.types import BoundedSum, Rows, Sampling, Stream, Total, Vector
 
-_BLOCK = 1 << 17
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,16 @@ class Gaussian:
             std = self.std * math.sqrt(math.fsum(w * w for w in total.weights))
             return Release(total.vector, std, self.step), state
         for part in torch.split(total.vector, _BLOCK):
-            part.add_(self._noisy(torch.zeros(part.numel()), self.std, rng))
+            part.add_(self._noisy(torch.zeros(1).expand(part.numel()), self.std, rng))
         return Release(total.vector, self.std, self.step), state
 
     def _noisy(self, values: Vector, std: float, rng: Stream) -> Vector:
         """A block on the grid, with noise: the temporaries are a block long."""
-        exact = values.double().numpy()
-        noisy = rng.normal(exact.size) * std + exact if std else exact.copy()
+        if not std:
+            return to_grid(values.double().numpy().copy(), self.step)
+        noisy = rng.normal(values.numel())
+        noisy *= std
+        noisy += values.numpy()
         return to_grid(noisy, self.step)
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
