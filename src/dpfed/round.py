@@ -15,12 +15,14 @@ only, never a particular algorithm, mechanism or sum. State goes in, state comes
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from dpfed.accounting.gdp import CAUTION
 from dpfed.accounting.guarantee import Guarantee, Spent, guarantee
 from dpfed.compose import chain
 from dpfed.errors import BadReply, ClientRefused, UnsoundPlan, wire_name
@@ -141,6 +143,14 @@ class Plan:
             for name, book in books.items()
         ]
         return guarantee(spent, self.delta, self.noise.source, rounds)
+
+    def fingerprint(self) -> str:
+        """A digest of what both sides must agree on. The noise's seed is not in it."""
+        channels = sorted((name, repr(m), self.releases(name)) for name, m in self.channels.items())
+        facts = (channels, self.client.unchanged, type(self.sum).__name__, self.weights.value,
+                 [float(size) for size in self.nominal], self.rounds, self.delta, self.colluders,
+                 self.metrics_every, self.loss_bound)  # fmt: skip
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def hidden_by(self, weights: Iterable[float]) -> float:
         """How many shares of noise protect the most exposed client of a sum from the colluders.
@@ -317,11 +327,23 @@ def _take(
 
 def _book(plan: Plan, progress: Progress, due: list[str], totals: Mapping[str, Total]) -> Progress:
     """Enter the round's releases: asked for is spent, opened or not."""
-    books = {name: dict(book) for name, book in progress.books.items()}
-    for name in due:
-        shares = plan.hidden_by(totals[name].weights) if name in totals else 1.0
-        books[name][shares] = books[name].get(shares, 0) + plan.releases(name)
-    return replace(progress, books=books)
+    shares = {n: plan.hidden_by(totals[n].weights) if n in totals else 1.0 for n in due}
+    return replace(progress, books=_with(plan, progress.books, shares))
+
+
+def _with(plan: Plan, books: Books, shares: Mapping[str, float]) -> Books:
+    after = {name: dict(book) for name, book in books.items()}
+    for name, hidden_by in shares.items():
+        after[name][hidden_by] = after[name].get(hidden_by, 0) + plan.releases(name)
+    return after
+
+
+def affords(plan: Plan, progress: Progress) -> bool:
+    """Whether one more round stays within what the plan promised: aborted attempts count too."""
+    books = _with(plan, progress.books, dict.fromkeys(plan.due(progress.round), 1.0))
+    planned = plan.promise().claims[0].epsilon
+    spent = plan.guarantee(books, progress.round + 1).claims[0].epsilon
+    return spent <= planned * (1 + 4 * CAUTION)
 
 
 def _aggregate(

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client's side of a Flower app: a ClientApp, or a mod on the user's own ``@app.train()``.
+
+    app = dpfed.flower.client_app(problem, plan)          # problem(context), plan(context)
+
+    @app.train(mods=[dpfed.flower.private(plan)])         # client level: whatever train does
+    def train(message, context): ...
+
+The client builds the plan by itself, from what its owner agreed to: clip and noise never come from
+the server. A message of a server that runs another plan is refused. Nothing that goes wrong here
+crosses the wire but as a class name; the whole sentence is in the local log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from dpfed.engines.flower import state as states
+from dpfed.engines.flower.codec import Envelope, Order, read_order, write_answer
+from dpfed.engines.inprocess import one_thread
+from dpfed.errors import ClientRefused, DataError, UnsoundPlan, wire_name
+from dpfed.round import Answer, Member, Plan, answer
+from dpfed.rows import Dense
+from dpfed.types import METRICS, Problem, Rows, Unit, Vector
+
+log = logging.getLogger("dpfed")
+
+MakeProblem = Callable[[Context], Problem]
+MakePlan = Callable[[Context], Plan]
+Train = Callable[[Message, Context], Message]
+
+ENROL = "enrol"
+
+
+def client_app(problem: MakeProblem, plan: Plan | MakePlan) -> ClientApp:
+    """A ClientApp that answers a DPStrategy from this problem, under this plan."""
+    app = ClientApp()
+    desk = _Desk(plan, problem)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(desk.work(message, context, desk.problem_of(context)), reply_to=message)
+
+    _enrolment(app, desk)
+    return app
+
+
+def private(plan: Plan | MakePlan) -> Callable[[Message, Context, Train], Message]:
+    """A mod: the user's train function runs as it is, and only its private update leaves.
+
+    The update (parameters before minus after) is one row: the promise is for each client. Metrics
+    and all else that the function returns stay here.
+    """
+    desk = _Desk(plan, None)
+
+    def mod(message: Message, context: Context, call_next: Train) -> Message:
+        trained = _Trained(message, context, call_next)
+        return Message(desk.work(message, context, lambda: trained), reply_to=message)
+
+    return mod
+
+
+def enrolment(app: ClientApp, plan: Plan | MakePlan) -> None:
+    """Lets a ClientApp with ``private`` on its train function enrol with a DPStrategy."""
+    _enrolment(app, _Desk(plan, None))
+
+
+def _enrolment(app: ClientApp, desk: _Desk) -> None:
+    @app.query(ENROL)
+    def enrol(message: Message, context: Context) -> Message:
+        return Message(desk.enrol(context), reply_to=message)
+
+
+@dataclass(frozen=True, eq=False)
+class _Desk:
+    """Takes messages, gives answers; problems are built once per process and client."""
+
+    plan: Plan | MakePlan
+    problem: MakeProblem | None
+    built: dict[int, Problem] = field(default_factory=dict)
+
+    def plan_of(self, context: Context) -> Plan:
+        return self.plan if isinstance(self.plan, Plan) else self.plan(context)
+
+    def problem_of(self, context: Context) -> Callable[[], Problem]:
+        def get() -> Problem:
+            client = client_index(context)
+            if client not in self.built and self.problem is not None:
+                self.built[client] = self.problem(context)
+            return self.built[client]
+
+        return get
+
+    def enrol(self, context: Context) -> RecordDict:
+        """Who this node is, and which plan it has agreed to."""
+        try:
+            client, plan = client_index(context), self.plan_of(context)
+            envelope = Envelope(0, 0, ENROL, client)
+            record = write_answer(envelope, {})
+            record.config_records["dpfed"]["fingerprint"] = plan.fingerprint()
+        except Exception as error:
+            log.exception("this node cannot enrol")
+            return write_answer(Envelope(0, 0, ENROL, -1), ClientRefused(wire_name(error)))
+        return record
+
+    def work(
+        self, message: Message, context: Context, problem: Callable[[], Problem]
+    ) -> RecordDict:
+        """One stage of one round."""
+        envelope = Envelope(-1, -1, "", -1)
+        try:
+            order = read_order(message.content)
+            at = order.broadcast
+            envelope = Envelope(at.round, at.attempt, order.stage, client_index(context))
+            with one_thread():
+                reply = self._answer(order, envelope.client, context, problem())
+        except Exception as error:
+            log.exception("this client could not answer")
+            reply = ClientRefused(wire_name(error))
+        return write_answer(envelope, reply)
+
+    def _answer(self, order: Order, client: int, context: Context, problem: Problem) -> Answer:
+        plan = self.plan_of(context)
+        if order.fingerprint != plan.fingerprint():
+            raise UnsoundPlan("the server runs another plan than this client has agreed to")
+        folder = states.folder_for(order.training, client)
+        member = _remember(plan, order, Member(client, problem), folder)
+        reply, after = answer(plan, order.broadcast, order.stage, order.requests, member)
+        if not isinstance(reply, ClientRefused):
+            kept = {"state": after.state, "mechanisms": dict(after.mechanisms)}
+            states.save(folder, order.broadcast.round, kept)
+        return reply
+
+
+def _remember(plan: Plan, order: Order, member: Member, folder: Any) -> Member:
+    """The member with the state that it kept after the last round it answered."""
+    size = order.broadcast.params.numel()
+    sizes = {name: 2 if name == METRICS else size for name in plan.channels}
+    template = {
+        "state": plan.client.init(order.broadcast.params),
+        "mechanisms": {name: plan.channels[name].init(sizes[name]) for name in plan.channels},
+    }
+    kept = states.load(folder, order.broadcast.round, template)
+    return replace(member, state=kept["state"], mechanisms=kept["mechanisms"])
+
+
+def client_index(context: Context) -> int:
+    """Which client of the plan this node is: its partition-id, set by the node's owner."""
+    value = context.node_config.get("partition-id")
+    if not isinstance(value, int):
+        raise DataError(
+            f"partition-id is {value!r}; start the node with --node-config partition-id=N"
+        )
+    return value
+
+
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    """A problem whose one row is what the user's train function did to the parameters."""
+
+    message: Message
+    context: Context
+    train: Train
+
+    @property
+    def dimension(self) -> int:
+        return read_order(self.message.content).broadcast.params.numel()
+
+    def rows(self, params: Vector, unit: Unit) -> Rows:
+        if unit is not Unit.CLIENT:
+            raise UnsoundPlan(f"a train function is one row per client; it cannot protect a {unit}")
+        names = [str(n) for n in self.message.content.config_records["dpfed"]["names"]]  # type: ignore[union-attr]
+        trained = self.train(self.message, self.context)
+        return Dense((params - _flat(trained, names))[None])
+
+    def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
+        del params, unit, loss_bound
+        raise UnsoundPlan("a train function has no metrics to release; turn evaluation off")
+
+
+def _flat(reply: Message, names: list[str]) -> Vector:
+    import torch
+
+    records = list(reply.content.array_records.values())
+    if len(records) != 1 or any(name not in records[0] for name in names):
+        raise DataError(f"the train function must return one ArrayRecord with {names}")
+    return torch.cat([torch.from_numpy(records[0][n].numpy().copy()).reshape(-1) for n in names])

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What crosses Flower's wire, as Flower records.
+
+    to a client    arrays   the public parameters, by name: what any Flower app sends
+                   shared   what the optimizer publishes, if anything
+                   config   the user's train_config
+                   dpfed    round, attempt, stage, training, fingerprint, channels
+    to the server  reply    channel -> integers on the public grid
+                   dpfed    round, attempt, stage, client; or the name of an error
+
+A reply that does not fit is a BadReply, with a reason that quotes no value of it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from dpfed.errors import WIRE_NAMES, BadReply, ClientRefused
+from dpfed.round import Answer
+from dpfed.types import Broadcast, Vector
+from dpfed.vector import Layout
+
+ARRAYS, SHARED, CONFIG, CONTROL, REPLY = "arrays", "shared", "config", "dpfed", "reply"
+_GRID = "dpfed.grid"  # the serialisation of a release: little-endian integers, no header
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """What a client is asked to do in one stage of a round."""
+
+    broadcast: Broadcast
+    stage: str
+    requests: Mapping[str, bytes]
+    training: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What a reply must say about itself, so that a late or forged one is told apart."""
+
+    round: int
+    attempt: int
+    stage: str
+    client: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sender:
+    """Makes a round's messages; the arrays are encoded once, whatever the number of clients."""
+
+    layout: Layout
+    training: str
+    fingerprint: str
+    config: ConfigRecord
+    _encoded: dict[int, tuple[Broadcast, RecordDict]] = field(default_factory=dict)
+
+    def order(self, broadcast: Broadcast, stage: str, requests: Mapping[str, bytes]) -> RecordDict:
+        """The content of one client's message."""
+        names = list(requests)
+        control = ConfigRecord(
+            {
+                "round": broadcast.round,
+                "attempt": broadcast.attempt,
+                "stage": stage,
+                "training": self.training,
+                "fingerprint": self.fingerprint,
+                "names": list(self.layout.shapes),
+                "channels": names,
+                "requests": [requests[name] for name in names],
+            }
+        )
+        return RecordDict({**self._arrays(broadcast), CONTROL: control})
+
+    def _arrays(self, broadcast: Broadcast) -> RecordDict:
+        last = self._encoded.get(0)
+        if last is None or last[0] is not broadcast:
+            arrays = named_arrays(self.layout, broadcast.params)
+            records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
+                ARRAYS: arrays,
+                CONFIG: self.config,
+            }
+            if broadcast.shared:
+                records[SHARED] = ArrayRecord(OrderedDict(broadcast.shared))
+            last = self._encoded[0] = (broadcast, RecordDict(records))
+        return last[1]
+
+
+def named_arrays(layout: Layout, params: Vector) -> ArrayRecord:
+    """Flat parameters as Flower's named arrays."""
+    return ArrayRecord(OrderedDict(layout.unflatten(params)))
+
+
+def read_order(content: RecordDict) -> Order:
+    """A client's message, read. Whatever is missing or wrong is a BadReply of the server's."""
+    try:
+        control = content.config_records[CONTROL]
+        arrays = content.array_records[ARRAYS]
+        flat = [arrays[name].numpy().reshape(-1) for name in _texts(control["names"])]
+        shared = content.array_records.get(SHARED, ArrayRecord())
+        broadcast = Broadcast(
+            _number(control["round"]),
+            torch.from_numpy(np.concatenate(flat)),
+            {name: torch.from_numpy(array.numpy().copy()) for name, array in shared.items()},
+            _number(control["attempt"]),
+        )
+        channels, requests = _texts(control["channels"]), control["requests"]
+        return Order(
+            broadcast,
+            str(control["stage"]),
+            dict(zip(channels, requests, strict=True)),  # type: ignore[arg-type]
+            str(control["training"]),
+            str(control["fingerprint"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadReply(
+            f"the server's message has no valid {error}; is it a DPStrategy's?"
+        ) from error
+
+
+def write_answer(envelope: Envelope, reply: Answer) -> RecordDict:
+    """A client's answer as records; an error as a name from the fixed list."""
+    control = ConfigRecord(
+        {
+            "round": envelope.round,
+            "attempt": envelope.attempt,
+            "stage": envelope.stage,
+            "client": envelope.client,
+        }
+    )
+    if isinstance(reply, ClientRefused):
+        name = str(reply)
+        control["error"] = name if name in WIRE_NAMES else "ClientError"
+        return RecordDict({CONTROL: control})
+    arrays = ArrayRecord(OrderedDict((name, _grid(message)) for name, message in reply.items()))
+    return RecordDict({REPLY: arrays, CONTROL: control})
+
+
+def _grid(message: bytes) -> Array:
+    """A sum's message; the sum decides by its length what it holds."""
+    return Array("uint8", (len(message),), _GRID, message)
+
+
+def read_answer(content: RecordDict, due: Envelope) -> Answer:
+    """A reply, checked against what is due; its integers are not looked at here."""
+    control = content.config_records.get(CONTROL)
+    if control is None:
+        raise BadReply("a reply without dpfed's own record; is the ClientApp a dpfed one?")
+    for name in ("round", "attempt", "stage", "client"):
+        if control.get(name) != getattr(due, name):
+            raise BadReply(f"a reply for another {name} than {getattr(due, name)!r}")
+    if "error" in control:
+        word = str(control["error"])
+        return ClientRefused(word if word in WIRE_NAMES else "ClientError")
+    if set(content.array_records) != {REPLY}:
+        raise BadReply(f"a reply with other arrays than {REPLY!r}")
+    arrays = content.array_records[REPLY]
+    return {str(name): _bytes(str(name), array) for name, array in arrays.items()}
+
+
+def _bytes(channel: str, array: Array) -> bytes:
+    fits = array.stype == _GRID and array.dtype == "uint8" and array.shape == (len(array.data),)
+    if not fits:
+        raise BadReply(f"a reply on {channel!r} that is not a vector of integers on the grid")
+    return array.data
+
+
+def _texts(value: object) -> list[str]:
+    if not isinstance(value, list):
+        raise TypeError("list")
+    return [str(each) for each in value]
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError("number")
+    return value

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's own state between rounds, on the client's disk: safetensors, never pickle.
+
+Keyed by (training, client, round): round t goes on from the newest state of a round before t, so a
+round that was not committed, or that this client missed, leaves no trace. The last two are kept.
+Flower's ``context.state`` would be empty in a new run; the training's name is ours and is not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from dpfed.errors import DataError
+from dpfed.types import State
+
+ENVIRONMENT = "DPFED_STATE"
+_KEPT = 2
+
+
+def folder_for(training: str, client: int, root: Path | None = None) -> Path:
+    """Where a client keeps its state: $DPFED_STATE, or .dpfed in the home folder."""
+    if not re.fullmatch(r"[\w.-]{1,100}", training) or training.startswith("."):
+        raise DataError(f"training is {training!r}; use up to 100 letters, digits, '-', '_', '.'")
+    base = root or Path(os.environ.get(ENVIRONMENT, Path.home() / ".dpfed"))
+    return base / training / f"client-{client}"
+
+
+def load(folder: Path, round: int, template: State) -> State:
+    """The newest state of a round before ``round``, in the template's form; else the template."""
+    earlier = [number for number in _rounds(folder) if number < round]
+    if not leaves(template) or not earlier:
+        return template
+    path = folder / f"{max(earlier)}.safetensors"
+    with safe_open(path, framework="pt") as file:
+        numbers = json.loads(file.metadata()["numbers"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    found = iter(_in_order(len(leaves(template)), tensors, numbers))
+    return _map(template, lambda _: next(found))
+
+
+def save(folder: Path, round: int, state: State) -> None:
+    """Write the state after ``round`` atomically, and forget all but the last two."""
+    found = leaves(state)
+    if not found:
+        return
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    tensors = {str(i): leaf for i, leaf in enumerate(found) if isinstance(leaf, torch.Tensor)}
+    numbers = {i: leaf for i, leaf in enumerate(found) if not isinstance(leaf, torch.Tensor)}
+    path = folder / f"{round}.safetensors"
+    draft = path.with_suffix(".draft")
+    save_file(tensors, draft, metadata={"numbers": json.dumps(numbers)})
+    draft.replace(path)
+    for old in sorted(_rounds(folder))[:-_KEPT]:
+        (folder / f"{old}.safetensors").unlink(missing_ok=True)
+
+
+def _rounds(folder: Path) -> list[int]:
+    return [int(p.stem) for p in folder.glob("*.safetensors") if p.stem.isdigit()]
+
+
+def _in_order(count: int, tensors: dict[str, Any], numbers: dict[str, Any]) -> list[Any]:
+    try:
+        return [tensors[str(i)] if str(i) in tensors else numbers[str(i)] for i in range(count)]
+    except KeyError as error:
+        raise DataError(
+            f"the stored client state has no leaf {error}; was the method changed?"
+        ) from error
+
+
+def leaves(tree: State) -> list[Any]:
+    """Tensors and numbers of a state, in order."""
+    found: list[Any] = []
+    _map(tree, found.append)
+    return found
+
+
+def _map(tree: State, change: Callable[[Any], Any]) -> State:
+    if isinstance(tree, dict):
+        return {name: _map(tree[name], change) for name in sorted(tree)}
+    if isinstance(tree, tuple):
+        parts = [_map(part, change) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    if isinstance(tree, torch.Tensor | int | float):
+        return change(tree)
+    raise DataError(f"a client state may hold tensors and numbers, not {type(tree).__name__}")

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DPStrategy: the server's side of a Flower app.
+
+    strategy = dpfed.flower.DPStrategy(plan)
+    result = strategy.start(grid, initial_arrays=ArrayRecord(model.state_dict()))
+    result.arrays, result.guarantee, result.history
+
+It is a Flower Strategy with a ``start`` of its own, since Flower's loop can neither stop, nor
+stream replies, nor ask a second stage. ``round.play`` is the round; here is only what carries its
+bytes: nodes enrol once with their client index, replies are pulled a few at a time, checked, added
+and dropped, so that the server's memory is O(d) whatever the number of clients.
+
+| edge case                                     | what happens                               |
+|-----------------------------------------------|--------------------------------------------|
+| a node drops out                              | it contributes zero, the divisor is public |
+| a late, forged, doubled or malformed reply    | refused, logged; the round goes on         |
+| the next round would exceed the promise       | training stops, and nothing is lost        |
+| nobody answers                                | booked as spent, tried again               |
+| nobody is connected                           | training stops, and nothing is spent       |
+| a node that the plan does not know, or twice  | not enrolled, with a logged reason         |
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from dpfed.accounting.guarantee import Guarantee
+from dpfed.engines.flower.client import ENROL
+from dpfed.engines.flower.codec import CONTROL, Envelope, Sender, named_arrays, read_answer
+from dpfed.errors import BadReply, ClientRefused
+from dpfed.round import Answer, Outcome, Plan, Progress, affords, play, publish, start
+from dpfed.types import METRICS, Broadcast
+from dpfed.vector import Layout, dot, layout_of
+
+log = logging.getLogger("flwr")
+
+_IN_FLIGHT = 4 << 20  # bytes of replies that are pulled at once: keeps memory flat at large d
+_POLL = 0.02  # seconds between two looks for replies
+
+Requests = Mapping[str, Mapping[int, bytes]]
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass
+class DPResult(Result):
+    """Flower's result with what a private run adds."""
+
+    guarantee: Guarantee | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    stopped: str | None = None
+    """Why training ended before the rounds that were asked for, if it did."""
+
+
+class DPStrategy(Strategy):
+    """A private strategy: a Plan over Flower.
+
+    Args:
+        plan: what is done, and what it costs.
+        training: the name of this training, stable across Flower runs; clients keep state under it.
+        wait: how many seconds to wait for all clients of the plan before the first round.
+        watch: called after each round with its row of the history.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        training: str = "run",
+        wait: float = 60.0,
+        watch: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.plan, self.training, self.wait, self.watch = plan, training, wait, watch
+        self.progress: Progress | None = None
+        self.layout: Layout | None = None
+        self._nodes: dict[int, int] = {}  # client -> node
+        self._asked: set[int] = set()  # nodes that were asked to enrol
+
+    # ------------------------------------------------------------------------------ the run
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int | None = None,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> DPResult:
+        """Play the plan's rounds (or the first ``num_rounds`` of them) and return all there is."""
+        del (
+            evaluate_config
+        )  # clients are evaluated through the priced metrics channel or not at all
+        self._begin(initial_arrays)
+        self.summary()
+        result = DPResult(arrays=initial_arrays)
+        wanted = self.plan.rounds if num_rounds is None else num_rounds
+        while self._now.round < wanted:
+            result.stopped = self._reason_to_stop(grid)
+            if result.stopped:
+                log.warning("stopping after %d rounds: %s", self._now.round, result.stopped)
+                break
+            self._one_round(grid, timeout, train_config or ConfigRecord(), result, evaluate_fn)
+        result.guarantee = self.plan.guarantee(self._now.books, self._now.round)
+        log.info("%s", result.guarantee)
+        return result
+
+    def _one_round(
+        self,
+        grid: Grid,
+        timeout: float,
+        config: ConfigRecord,
+        result: DPResult,
+        evaluate_fn: EvaluateFn | None,
+    ) -> None:
+        began = time.perf_counter()
+        carry = _Carrier(self, grid, config, timeout)
+        self.progress, outcome = play(self.plan, self._now, carry)
+        result.arrays = self._arrays()
+        row = self._row(outcome, time.perf_counter() - began)
+        result.history.append(row)
+        _add_metrics(self.plan, outcome, row, result)
+        if evaluate_fn and not outcome.aborted:
+            measured = evaluate_fn(self._now.round, result.arrays)
+            if measured is not None:
+                result.evaluate_metrics_serverapp[self._now.round] = measured
+        if self.watch:
+            self.watch(row)
+
+    def _reason_to_stop(self, grid: Grid) -> str | None:
+        if not affords(self.plan, self._now):
+            return "the next round would exceed what the plan promises"
+        self._enrol(grid, wait=0.0 if self._nodes else self.wait)
+        return None if self._nodes else f"no client was connected within {self.wait:g} s"
+
+    def _begin(self, arrays: ArrayRecord) -> None:
+        tensors = arrays.to_torch_state_dict()
+        self.layout = layout_of(tensors)
+        self.progress = start(self.plan, self.layout.flatten(tensors))
+
+    @property
+    def _now(self) -> Progress:
+        if self.progress is None:
+            raise BadReply("the strategy has not been started; call start(grid, initial_arrays)")
+        return self.progress
+
+    def _arrays(self) -> ArrayRecord:
+        return named_arrays(self.layout or Layout({}), self._now.params)
+
+    def _row(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
+        spent = self.plan.guarantee(self._now.books, self._now.round)
+        row = {
+            "round": self._now.round,
+            "epsilon": spent.claims[0].epsilon,
+            "epsilon_others": spent.claims[-1].epsilon,
+            "clients": len(outcome.clients),
+            "missing": list(outcome.missing),
+            "refused": dict(outcome.refused),
+            "snr": _signal(outcome),
+            "aborted": outcome.aborted,
+            "seconds": seconds,
+        }
+        log.info(
+            "round %d/%d: %d clients, epsilon spent %.3g%s",
+            self._now.round, self.plan.rounds, row["clients"], row["epsilon"],
+            f", missing {row['missing']}" if row["missing"] else "",
+        )  # fmt: skip
+        return row
+
+    # ------------------------------------------------------------------------------ the nodes
+
+    def _enrol(self, grid: Grid, wait: float) -> None:
+        """Ask nodes not seen before who they are; wait for the plan's clients at the beginning."""
+        deadline = time.monotonic() + wait
+        while True:
+            online = set(grid.get_node_ids())
+            self._nodes = {client: node for client, node in self._nodes.items() if node in online}
+            self._asked &= online
+            fresh = sorted(online - self._asked)
+            if fresh:
+                self._ask(grid, fresh)
+            if len(self._nodes) == len(self.plan.nominal) or time.monotonic() >= deadline:
+                return
+            time.sleep(0.5)
+
+    def _ask(self, grid: Grid, nodes: list[int]) -> None:
+        content = RecordDict({CONTROL: ConfigRecord({"training": self.training})})
+        messages = [Message(content, node, f"query.{ENROL}", ttl=600) for node in nodes]
+        sent = dict(zip(grid.push_messages(messages), nodes, strict=True))
+        for reply in _replies(grid, sent, 60.0, batch=len(sent)):
+            node = sent[reply.metadata.reply_to_message_id]
+            self._asked.add(node)
+            self._admit(node, reply)
+
+    def _admit(self, node: int, reply: Message) -> None:
+        try:
+            client = _enrolled(reply, self.plan)
+            if client in self._nodes:
+                raise BadReply(f"client {client} is enrolled by another node")
+            self._nodes[client] = node
+        except BadReply as error:
+            log.warning("node %d is not enrolled: %s", node, error)
+
+    def _orders(self, sender: Sender, broadcast: Broadcast, stage: str, requests: Requests,
+                ttl: float) -> dict[int, Message]:  # fmt: skip
+        """A message for each enrolled client that the stage asks."""
+        orders: dict[int, Message] = {}
+        contents: dict[tuple[tuple[str, bytes], ...], RecordDict] = {}
+        for client, node in sorted(self._nodes.items()):
+            asked = {name: to[client] for name, to in requests.items() if client in to}
+            if not asked:
+                continue
+            key = tuple(asked.items())
+            if key not in contents:
+                contents[key] = sender.order(broadcast, stage, asked)
+            group = str(broadcast.round + 1)
+            orders[client] = Message(contents[key], node, "train", ttl=ttl, group_id=group)
+        return orders
+
+    def _sender(self, config: ConfigRecord) -> Sender:
+        return Sender(self.layout or Layout({}), self.training, self.plan.fingerprint(), config)
+
+    # ------------------------------------------------------- Flower's own loop, for one stage
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of a round, for those who drive Flower's own loop."""
+        if self.progress is None:
+            self._begin(arrays)
+        self._enrol(grid, wait=self.wait if server_round == 1 else 0.0)
+        due = self.plan.due(self._now.round)
+        requests = {name: dict.fromkeys(self.plan.cohort(name), b"") for name in due}
+        broadcast, stage = publish(self.plan, self._now), self.plan.sum.stages[0]
+        return list(self._orders(self._sender(config), broadcast, stage, requests, 3600).values())
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The step from a round's replies, for those who drive Flower's own loop."""
+        del server_round
+        clients = {node: client for client, node in self._nodes.items()}
+
+        def carry(broadcast: Broadcast, stage: str, _: Requests) -> Iterator[tuple[int, Answer]]:
+            for reply in replies:
+                client = clients.get(reply.metadata.src_node_id)
+                if client is not None:
+                    due = Envelope(broadcast.round, broadcast.attempt, stage, client)
+                    yield client, _answer(reply, due)
+
+        self.progress, outcome = play(self.plan, self._now, carry)
+        row = self._row(outcome, 0.0)
+        numbers = {k: row[k] for k in ("epsilon", "epsilon_others", "clients")}
+        return self._arrays(), MetricRecord(numbers)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nothing: a metric that leaves a client is a release, and has its own priced channel."""
+        del server_round, arrays, config, grid
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Nothing: see configure_evaluate."""
+        del server_round, replies
+        return None
+
+    def summary(self) -> None:
+        """Log the promise before the first round."""
+        log.info("DPStrategy: %s", self.plan.promise())
+
+
+# -------------------------------------------------------------------------------- carrying bytes
+
+
+@dataclass(frozen=True, eq=False)
+class _Carrier:
+    """round.play's ``carry`` over a Grid."""
+
+    strategy: DPStrategy
+    grid: Grid
+    config: ConfigRecord
+    timeout: float
+
+    def __call__(
+        self, broadcast: Broadcast, stage: str, requests: Requests
+    ) -> Iterator[tuple[int, Answer]]:
+        sender = self.strategy._sender(self.config)
+        orders = self.strategy._orders(sender, broadcast, stage, requests, self.timeout)
+        ids = self.grid.push_messages(list(orders.values()))
+        clients = {i: client for i, client in zip(ids, orders, strict=True) if i}
+        nodes = {i: orders[client].metadata.dst_node_id for i, client in clients.items()}
+        del orders, sender
+        batch = max(1, _IN_FLIGHT // (4 * broadcast.params.numel()))
+        for reply in _replies(self.grid, nodes, self.timeout, batch):
+            client = clients[reply.metadata.reply_to_message_id]
+            due = Envelope(broadcast.round, broadcast.attempt, stage, client)
+            answer = _answer(reply, due)
+            del reply  # so that one message is alive at a time
+            yield client, answer
+            del answer
+
+
+def _replies(grid: Grid, sent: Mapping[str, int], timeout: float, batch: int) -> Iterator[Message]:
+    """Replies as they come, ``batch`` at a time, until all are here, gone, or too late."""
+    pending = list(sent)
+    deadline = time.monotonic() + timeout
+    look = time.monotonic() + 2.0
+    while pending and time.monotonic() < deadline:
+        found = False
+        for at in range(0, len(pending), batch):
+            pulled = list(grid.pull_messages(pending[at : at + batch]))
+            arrived = {reply.metadata.reply_to_message_id for reply in pulled}
+            pending = [i for i in pending if i not in arrived]
+            found = found or bool(pulled)
+            pulled.reverse()
+            while pulled:
+                yield pulled.pop()
+            if found:
+                break
+        if not found:
+            if time.monotonic() > look:  # those who went offline will not answer
+                online = set(grid.get_node_ids())
+                pending = [i for i in pending if sent[i] in online]
+                look = time.monotonic() + 2.0
+            time.sleep(_POLL)
+
+
+def _answer(reply: Message, due: Envelope) -> Answer:
+    """A reply's answer; what is wrong with it is a refusal of this one client."""
+    if reply.has_error():
+        return ClientRefused(f"Flower reports error {reply.error.code}")
+    try:
+        return read_answer(reply.content, due)
+    except BadReply as error:
+        return ClientRefused(str(error))
+
+
+def _enrolled(reply: Message, plan: Plan) -> int:
+    if reply.has_error():
+        raise BadReply(f"Flower reports error {reply.error.code}; is the ClientApp a dpfed one?")
+    control = reply.content.config_records.get(CONTROL, ConfigRecord())
+    client = control.get("client")
+    if "error" in control or not isinstance(client, int):
+        raise BadReply(f"it could not say who it is ({control.get('error')!r})")
+    if not 0 <= client < len(plan.nominal):
+        raise BadReply(f"its client index {client} is not one of the plan's {len(plan.nominal)}")
+    if control.get("fingerprint") != plan.fingerprint():
+        raise BadReply("it has agreed to another plan; give both sides the same run_config")
+    return client
+
+
+def _signal(outcome: Outcome) -> float | None:
+    seen = outcome.aggregate
+    if seen is None or not seen.std:
+        return None
+    noise = seen.mean.numel() * seen.std**2
+    return math.sqrt(max(0.0, dot(seen.mean, seen.mean) - noise) / noise)
+
+
+def _add_metrics(plan: Plan, outcome: Outcome, row: dict[str, Any], result: DPResult) -> None:
+    numbers = {k: row[k] for k in ("epsilon", "epsilon_others", "clients")}
+    result.train_metrics_clientapp[row["round"]] = MetricRecord(numbers)
+    if outcome.aggregate is None or METRICS not in outcome.aggregate.public:
+        return
+    correct, loss = outcome.aggregate.public[METRICS].tolist()
+    record = MetricRecord({"accuracy": correct, "loss": loss * plan.loss_bound})
+    result.evaluate_metrics_clientapp[row["round"]] = record
