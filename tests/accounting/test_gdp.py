@@ -245,6 +245,6 @@ def test_a_senseless_mu_is_refused(mu):
 
 @pytest.mark.parametrize("mu", [1e3, 1e6, 1e10, 1e100])
 def test_a_huge_mu_has_a_huge_epsilon_and_no_overflow(mu):
-    """mu -> infinity: epsilon ~ mu^2 / 2. Noise of a test at 1e-4 of a large clip once overflowed."""
+    """mu -> infinity: epsilon ~ mu^2 / 2. A tiny noise under a large clip once overflowed."""
     epsilon = gdp.epsilon_for(1e-5, mu)
     assert mu * mu / 2 < epsilon < (mu * mu / 2 + 10 * mu) * (1 + 2e-9)

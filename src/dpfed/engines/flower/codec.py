@@ -161,7 +161,9 @@ def read_answer(content: RecordDict, due: Envelope) -> Answer:
     if set(content.array_records) != {REPLY}:
         raise BadReply(f"a reply with other arrays than {REPLY!r}")
     arrays = content.array_records[REPLY]
-    return {str(name): _bytes(str(name), array) for name, array in arrays.items()}
+    taken = {str(name): _bytes(str(name), array) for name, array in arrays.items()}
+    arrays.clear()  # a record refers to itself, and would keep its arrays until a collection
+    return taken
 
 
 def _bytes(channel: str, array: Array) -> bytes:

@@ -22,6 +22,7 @@ and dropped, so that the server's memory is O(d) whatever the number of clients.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
@@ -44,6 +45,7 @@ from dpfed.vector import Layout, dot, layout_of
 log = logging.getLogger("flwr")
 
 _IN_FLIGHT = 4 << 20  # bytes of replies that are pulled at once: keeps memory flat at large d
+_LARGE = 10**5  # parameters from which on a record left to the collector weighs more than its run
 _POLL = 0.02  # seconds between two looks for replies
 
 Requests = Mapping[str, Mapping[int, bytes]]
@@ -110,6 +112,7 @@ class DPStrategy(Strategy):
                 log.warning("stopping after %d rounds: %s", self._now.round, result.stopped)
                 break
             self._one_round(grid, timeout, train_config or ConfigRecord(), result, evaluate_fn)
+        result.arrays = self._arrays()
         result.guarantee = self.plan.guarantee(self._now.books, self._now.round)
         log.info("%s", result.guarantee)
         return result
@@ -123,14 +126,15 @@ class DPStrategy(Strategy):
         evaluate_fn: EvaluateFn | None,
     ) -> None:
         began = time.perf_counter()
+        if self._now.params.numel() >= _LARGE:
+            gc.collect()  # the last broadcast's records refer to themselves
         carry = _Carrier(self, grid, config, timeout)
         self.progress, outcome = play(self.plan, self._now, carry)
-        result.arrays = self._arrays()
         row = self._row(outcome, time.perf_counter() - began)
         result.history.append(row)
         _add_metrics(self.plan, outcome, row, result)
         if evaluate_fn and not outcome.aborted:
-            measured = evaluate_fn(self._now.round, result.arrays)
+            measured = evaluate_fn(self._now.round, self._arrays())
             if measured is not None:
                 result.evaluate_metrics_serverapp[self._now.round] = measured
         if self.watch:
