@@ -75,9 +75,14 @@ class LazyGrid(Grid):
         for key, message in zip(ids, messages, strict=True):
             size = sum(int(np.prod(a.shape)) for r in message.content.array_records.values()
                        for a in r.values())  # fmt: skip
-            kind, node = message.metadata.message_type, message.metadata.dst_node_id
+            node = message.metadata.dst_node_id
             control = message.content.config_records[CONTROL]
-            self.sent[key] = (node - 1, kind, size, int(str(control.get("round", 0))))
+            self.sent[key] = (
+                node - 1,
+                str(control["stage"]),
+                size,
+                int(str(control.get("round", 0))),
+            )
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -85,8 +90,8 @@ class LazyGrid(Grid):
         return [self._reply(key) for key in message_ids]
 
     def _reply(self, key: str) -> Message:
-        client, kind, size, at = self.sent.pop(key)
-        if kind == "train":
+        client, stage, size, at = self.sent.pop(key)
+        if stage == "reply":
             data = self.block * (size // 1_000)
             content = write_answer(Envelope(at, 0, "reply", client), {UPDATE: data})
         else:

@@ -1,7 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Flower users import: a private strategy, a private ClientApp, and a mod."""
 
-from dpfed.engines.flower.client import client_app, enrolment, private
-from dpfed.engines.flower.strategy import DPResult, DPStrategy
+from __future__ import annotations
 
-__all__ = ["DPResult", "DPStrategy", "client_app", "enrolment", "private"]
+from collections.abc import Sequence
+from typing import Any
+
+from dpfed.engines.flower.client import client_app, private
+from dpfed.engines.flower.strategy import DPResult, DPStrategy
+from dpfed.plan import plan_for
+from dpfed.recipe import parse
+from dpfed.round import Plan
+
+__all__ = ["DPResult", "DPStrategy", "client_app", "make_plan", "private"]
+
+
+def make_plan(nominal: Sequence[float], **sections: Any) -> Plan:
+    """A Plan from a recipe's sections: rounds, privacy, server, client, evaluation.
+
+    Both sides of an app call it with the same arguments. ``nominal`` are the clients' public
+    sizes in units (records, persons; 1 for each client at client level), by partition-id.
+    """
+    return plan_for(parse(sections), nominal)

@@ -141,7 +141,12 @@ def _module(recipe: ModelRecipe) -> torch.nn.Module:
 
 
 def make_plan(recipe: Recipe, clients: Sequence[Records]) -> Plan:
-    """The Plan of a recipe for these clients: calibrated, and refused if it is unsound."""
+    """The Plan of a recipe for these clients, whose sizes the adjacency makes public."""
+    return plan_for(recipe, [_nominal(recipe.privacy, records) for records in clients])
+
+
+def plan_for(recipe: Recipe, nominal: Sequence[float]) -> Plan:
+    """The Plan of a recipe for clients of these public sizes: calibrated, refused if unsound."""
     links = [_plug_in("server", table) for table in recipe.server]
     privacy = recipe.privacy
     seed = recipe.seed if privacy.noise is NoiseSource.KEYED else None
@@ -150,7 +155,7 @@ def make_plan(recipe: Recipe, clients: Sequence[Records]) -> Plan:
         channels=_channels(recipe),
         sum=_plug_in("sums", recipe.sum),
         server=links[0] if len(links) == 1 else chain(*links),
-        nominal=[_nominal(privacy, records) for records in clients],
+        nominal=[float(size) for size in nominal],
         rounds=recipe.rounds,
         delta=privacy.delta,
         weights=privacy.weights,

@@ -106,10 +106,10 @@ class Plan:
         """How often a client uses a channel in a round where it is due."""
         return 1 if channel == METRICS else self.client.releases[channel]
 
-    def planned(self, channel: str, rounds: int | None = None) -> int:
-        """How many releases the first ``rounds`` rounds (all, by default) make on a channel."""
-        upto = self.rounds if rounds is None else rounds
-        return sum(self.releases(channel) for t in range(upto) if channel in self.due(t))
+    def planned(self, channel: str) -> int:
+        """How many releases all rounds make on a channel: the sum over ``due``."""
+        every = self.metrics_every if channel == METRICS else 1
+        return math.ceil(self.rounds / every) * self.releases(channel)
 
     def cohort(self, channel: str) -> dict[int, float]:
         """Every client with the public weight of its release in the total; the largest is 1."""

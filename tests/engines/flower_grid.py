@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
@@ -63,7 +63,9 @@ class LocalGrid(Grid):
     def _handle(self, message: Message) -> Message | None:
         node = message.metadata.dst_node_id
         reply: Message | None = self.app(message, self.contexts[node])
-        if self.tamper and message.metadata.message_type == "train":
+        control = message.content.config_records.get("dpfed", ConfigRecord())
+        enrolling = control.get("stage") == "enrol"
+        if self.tamper and not enrolling:
             assert reply is not None
             reply = self.tamper(node, message, reply)
         return reply

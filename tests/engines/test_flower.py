@@ -30,7 +30,7 @@ from flwr.serverapp.strategy import Strategy
 from dpfed.engines.flower import state as states
 from dpfed.engines.inprocess import rounds
 from dpfed.errors import DataError
-from dpfed.flower import DPStrategy, client_app, enrolment, private
+from dpfed.flower import DPStrategy, client_app, private
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.registry import build
 from dpfed.round import Plan
@@ -355,7 +355,6 @@ def test_a_train_function_of_ones_own_becomes_private_at_client_level() -> None:
         metrics = MetricRecord({"num-examples": 5, "train_loss": 0.1})
         return Message(RecordDict({"arrays": moved, "metrics": metrics}), reply_to=message)
 
-    enrolment(app, plan)
     grid = LocalGrid(app, nodes(3))
     config = ConfigRecord({"lr": 0.5})
     result = DPStrategy(plan).start(grid, INITIAL, train_config=config)
@@ -374,7 +373,6 @@ def test_a_train_function_cannot_protect_records() -> None:
     def train(message: Message, context: Context) -> Message:
         return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
 
-    enrolment(app, plan)
     result = DPStrategy(plan).start(LocalGrid(app, nodes(3)), INITIAL, num_rounds=1)
     assert result.history[0]["refused"] == dict.fromkeys(range(3), "UnsoundPlan")
 

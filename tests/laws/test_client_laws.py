@@ -27,7 +27,7 @@ from dpfed.types import (
 )
 from tests.laws.leaks import MODEL, breaches, plan_for, records
 
-ALGORITHMS = registry.names("client")
+ALGORITHMS = list(registry.names("client"))
 
 
 def test_discovery_finds_the_algorithms() -> None:

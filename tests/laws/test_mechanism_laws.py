@@ -16,7 +16,7 @@ from dpfed.randomness import KeyStream, Noise, derive
 from dpfed.rows import Dense
 from dpfed.types import Mechanism, Total, Trust
 
-MECHANISMS = registry.names("mechanisms")
+MECHANISMS = list(registry.names("mechanisms"))
 SIZE = 45_500
 
 

@@ -14,7 +14,7 @@ from dpfed.compose import chain
 from dpfed.types import Aggregate, ServerOptimizer
 from dpfed.vector import BLOCK
 
-OPTIMIZERS = registry.names("server")
+OPTIMIZERS = list(registry.names("server"))
 
 
 def aggregate(round: int, params: torch.Tensor, mean: torch.Tensor) -> Aggregate:

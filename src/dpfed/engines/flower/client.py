@@ -22,7 +22,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from dpfed.engines.flower import state as states
-from dpfed.engines.flower.codec import Envelope, Order, read_order, write_answer
+from dpfed.engines.flower.codec import CONTROL, Envelope, Order, read_order, write_answer
 from dpfed.engines.inprocess import one_thread
 from dpfed.errors import ClientRefused, DataError, UnsoundPlan, wire_name
 from dpfed.round import Answer, Member, Plan, answer
@@ -37,6 +37,9 @@ Train = Callable[[Message, Context], Message]
 
 ENROL = "enrol"
 
+_SHELF = 64  # problems that a process keeps, since simulated clients share it
+_BUILT: dict[str, dict[tuple[int, int], Problem]] = {}
+
 
 def client_app(problem: MakeProblem, plan: Plan | MakePlan) -> ClientApp:
     """A ClientApp that answers a DPStrategy from this problem, under this plan."""
@@ -47,7 +50,6 @@ def client_app(problem: MakeProblem, plan: Plan | MakePlan) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         return Message(desk.work(message, context, desk.problem_of(context)), reply_to=message)
 
-    _enrolment(app, desk)
     return app
 
 
@@ -66,36 +68,42 @@ def private(plan: Plan | MakePlan) -> Callable[[Message, Context, Train], Messag
     return mod
 
 
-def enrolment(app: ClientApp, plan: Plan | MakePlan) -> None:
-    """Lets a ClientApp with ``private`` on its train function enrol with a DPStrategy."""
-    _enrolment(app, _Desk(plan, None))
-
-
-def _enrolment(app: ClientApp, desk: _Desk) -> None:
-    @app.query(ENROL)
-    def enrol(message: Message, context: Context) -> Message:
-        return Message(desk.enrol(context), reply_to=message)
-
-
 @dataclass(frozen=True, eq=False)
 class _Desk:
     """Takes messages, gives answers; problems are built once per process and client."""
 
     plan: Plan | MakePlan
     problem: MakeProblem | None
-    built: dict[int, Problem] = field(default_factory=dict)
+    built: dict[tuple[int, int], Problem] = field(default_factory=dict)
+    plans: dict[str, Plan] = field(default_factory=dict)
 
     def plan_of(self, context: Context) -> Plan:
-        return self.plan if isinstance(self.plan, Plan) else self.plan(context)
+        """The plan of a run: its configuration is all that it may depend on."""
+        if isinstance(self.plan, Plan):
+            return self.plan
+        run = repr(sorted(context.run_config.items()))
+        if run not in self.plans:
+            self.plans[run] = self.plan(context)
+        return self.plans[run]
 
     def problem_of(self, context: Context) -> Callable[[], Problem]:
         def get() -> Problem:
-            client = client_index(context)
-            if client not in self.built and self.problem is not None:
-                self.built[client] = self.problem(context)
-            return self.built[client]
+            key = (context.run_id, client_index(context))
+            built = self._shelf()
+            if key not in built and self.problem is not None:
+                while len(built) >= _SHELF:
+                    built.pop(next(iter(built)))
+                built[key] = self.problem(context)
+            return built[key]
 
         return get
+
+    def _shelf(self) -> dict[tuple[int, int], Problem]:
+        """Simulation pickles the app for each message: a named function's shelf outlives it."""
+        name = getattr(self.problem, "__qualname__", "<unnamed>")
+        if "<" in name:
+            return self.built
+        return _BUILT.setdefault(f"{getattr(self.problem, '__module__', '')}.{name}", {})
 
     def enrol(self, context: Context) -> RecordDict:
         """Who this node is, and which plan it has agreed to."""
@@ -103,7 +111,7 @@ class _Desk:
             client, plan = client_index(context), self.plan_of(context)
             envelope = Envelope(0, 0, ENROL, client)
             record = write_answer(envelope, {})
-            record.config_records["dpfed"]["fingerprint"] = plan.fingerprint()
+            record.config_records[CONTROL]["fingerprint"] = plan.fingerprint()
         except Exception as error:
             log.exception("this node cannot enrol")
             return write_answer(Envelope(0, 0, ENROL, -1), ClientRefused(wire_name(error)))
@@ -112,9 +120,11 @@ class _Desk:
     def work(
         self, message: Message, context: Context, problem: Callable[[], Problem]
     ) -> RecordDict:
-        """One stage of one round."""
+        """One stage of one round, or the enrolment before the first."""
         envelope = Envelope(-1, -1, "", -1)
         try:
+            if message.content.config_records[CONTROL].get("stage") == ENROL:
+                return self.enrol(context)
             order = read_order(message.content)
             at = order.broadcast
             envelope = Envelope(at.round, at.attempt, order.stage, client_index(context))
@@ -175,7 +185,7 @@ class _Trained:
     def rows(self, params: Vector, unit: Unit) -> Rows:
         if unit is not Unit.CLIENT:
             raise UnsoundPlan(f"a train function is one row per client; it cannot protect a {unit}")
-        names = [str(n) for n in self.message.content.config_records["dpfed"]["names"]]  # type: ignore[union-attr]
+        names = [str(n) for n in self.message.content.config_records[CONTROL]["names"]]  # type: ignore[union-attr]
         trained = self.train(self.message, self.context)
         return Dense((params - _flat(trained, names))[None])
 

@@ -78,6 +78,13 @@ class Sender:
         )
         return RecordDict({**self._arrays(broadcast), CONTROL: control})
 
+    def forget(self) -> None:
+        """Drop the arrays: a record refers to itself, and would keep them until a collection."""
+        for _, records in self._encoded.values():
+            for arrays in records.array_records.values():
+                arrays.clear()
+        self._encoded.clear()
+
     def _arrays(self, broadcast: Broadcast) -> RecordDict:
         last = self._encoded.get(0)
         if last is None or last[0] is not broadcast:

@@ -22,7 +22,6 @@ and dropped, so that the server's memory is O(d) whatever the number of clients.
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import time
@@ -45,8 +44,7 @@ from dpfed.vector import Layout, dot, layout_of
 log = logging.getLogger("flwr")
 
 _IN_FLIGHT = 4 << 20  # bytes of replies that are pulled at once: keeps memory flat at large d
-_LARGE = 10**5  # parameters from which on a record left to the collector weighs more than its run
-_POLL = 0.02  # seconds between two looks for replies
+_POLL = 0.01  # seconds between two looks for replies
 
 Requests = Mapping[str, Mapping[int, bytes]]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -126,8 +124,6 @@ class DPStrategy(Strategy):
         evaluate_fn: EvaluateFn | None,
     ) -> None:
         began = time.perf_counter()
-        if self._now.params.numel() >= _LARGE:
-            gc.collect()  # the last broadcast's records refer to themselves
         carry = _Carrier(self, grid, config, timeout)
         self.progress, outcome = play(self.plan, self._now, carry)
         row = self._row(outcome, time.perf_counter() - began)
@@ -197,8 +193,8 @@ class DPStrategy(Strategy):
             time.sleep(0.5)
 
     def _ask(self, grid: Grid, nodes: list[int]) -> None:
-        content = RecordDict({CONTROL: ConfigRecord({"training": self.training})})
-        messages = [Message(content, node, f"query.{ENROL}", ttl=600) for node in nodes]
+        content = RecordDict({CONTROL: ConfigRecord({"stage": ENROL})})
+        messages = [Message(content, node, "train", ttl=600) for node in nodes]
         sent = dict(zip(grid.push_messages(messages), nodes, strict=True))
         for reply in _replies(grid, sent, 60.0, batch=len(sent)):
             node = sent[reply.metadata.reply_to_message_id]
@@ -305,15 +301,15 @@ class _Carrier:
         ids = self.grid.push_messages(list(orders.values()))
         clients = {i: client for i, client in zip(ids, orders, strict=True) if i}
         nodes = {i: orders[client].metadata.dst_node_id for i, client in clients.items()}
-        del orders, sender
+        del orders
         batch = max(1, _IN_FLIGHT // (4 * broadcast.params.numel()))
         for reply in _replies(self.grid, nodes, self.timeout, batch):
             client = clients[reply.metadata.reply_to_message_id]
-            due = Envelope(broadcast.round, broadcast.attempt, stage, client)
-            answer = _answer(reply, due)
+            answer = _answer(reply, Envelope(broadcast.round, broadcast.attempt, stage, client))
             del reply  # so that one message is alive at a time
             yield client, answer
             del answer
+        sender.forget()
 
 
 def _replies(grid: Grid, sent: Mapping[str, int], timeout: float, batch: int) -> Iterator[Message]:

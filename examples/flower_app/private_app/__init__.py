@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Flower app that trains with differential privacy."""

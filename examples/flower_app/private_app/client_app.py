@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client: its data under the model, behind the one door that adds the noise."""
+
+from dpfed.flower import client_app
+from private_app.task import MODEL, data, plan
+
+
+def problem(context):
+    """This client's records with the model: gradients are taken, clipped and noised for you."""
+    mine, _ = data(context)
+    return MODEL.problem(mine)
+
+
+app = client_app(problem, plan)

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both sides agree on: the model, the data, and the plan with its promise."""
+
+from flwr.app import Context
+
+from dpfed.data.datasets import Records, load
+from dpfed.data.partitions import iid
+from dpfed.data.problems import Linear
+from dpfed.flower import make_plan
+from dpfed.round import Plan
+
+RECORDS, FEATURES, CLASSES = 6000, 40, 10
+MODEL = Linear("softmax", FEATURES, CLASSES)
+
+
+def plan(context: Context) -> Plan:
+    """The promise: each record, epsilon and delta of the run_config, over all rounds."""
+    config = context.run_config
+    clients = int(config["num-clients"])
+    return make_plan(
+        nominal=[RECORDS // clients] * clients,
+        rounds=config["num-server-rounds"],
+        privacy={key: config[key] for key in ("epsilon", "delta", "clip")},
+        server=[{"name": config["method"]}, {"name": "scale", "rate": config["rate"]}],
+    )
+
+
+def data(context: Context) -> tuple[Records, Records]:
+    """A client's own records, and test records. Put your data set here."""
+    dataset = load("synthetic", records=RECORDS, features=FEATURES, classes=CLASSES)
+    parts = iid(dataset.train, int(context.run_config["num-clients"]), seed=0)
+    mine = int(context.node_config.get("partition-id", 0))
+    return dataset.train.take(parts[mine]), dataset.test

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client: train the model on the node's own data."""
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from quickstart.task import load_data, make_model, train
+
+app = ClientApp()
+
+
+@app.train()
+def fit(message: Message, context: Context) -> Message:
+    model = make_model()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    data = load_data(context.node_config["partition-id"])
+    loss = train(model, data, message.content["config"]["lr"])
+    arrays = ArrayRecord(model.state_dict())
+    metrics = MetricRecord({"train_loss": loss, "num-examples": len(data[0])})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)

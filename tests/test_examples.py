@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples' apps, both sides of each, over a Grid in this process."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from tests.engines.flower_grid import LocalGrid, become_a_server
+
+
+def play(example: Path, package: str, clients: int, **config: Any) -> None:
+    """Run the example with its own run_config, and ``config`` on top."""
+    project = tomllib.loads((example / "pyproject.toml").read_text(encoding="utf-8"))
+    merged = {**project["tool"]["flwr"]["app"]["config"], "num-clients": clients, **config}
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        del sys.modules[name]
+    server = importlib.import_module(f"{package}.server_app")
+    grid = LocalGrid(importlib.import_module(f"{package}.client_app").app,
+                     {100 + i: i for i in range(clients)})  # fmt: skip
+    for context in grid.contexts.values():
+        context.run_config.update(merged)
+    server.main(grid, Context(1, 1, {}, RecordDict(), merged))
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPFED_STATE", str(tmp_path / "state"))
+    for example in ("flower_app", "flower_cnn"):
+        monkeypatch.syspath_prepend(str(repository / "examples" / example))
+    become_a_server(monkeypatch)
+
+
+@pytest.mark.parametrize("method", ["scale", "ema", "sofim"])
+def test_the_flower_app_trains_by_every_method(
+    method: str, tmp_path: Path, repository: Path
+) -> None:
+    example = repository / "examples" / "flower_app"
+    play(example, "private_app", 5, out=str(tmp_path), method=method, epsilon=2.0)
+    report = json.loads((tmp_path / "result.json").read_text())
+    assert report["accuracy"] > 0.5
+    assert report["guarantee"].startswith("(2, 1e-05)-DP for each record")
+
+
+def test_the_cnn_trains_on_images(tmp_path: Path, repository: Path) -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 300)
+    x = rng.integers(0, 60, (300, 28, 28)) + (y * 120)[:, None, None]
+    split = {"x_train": x[:200], "y_train": y[:200], "x_test": x[200:], "y_test": y[200:]}
+    np.savez(tmp_path / "images.npz", **{k: v.astype(np.uint8) for k, v in split.items()})
+    example = repository / "examples" / "flower_cnn"
+    play(
+        example, "private_cnn", 2, out=str(tmp_path), data=str(tmp_path / "images.npz"),
+        epsilon=100.0, **{"num-server-rounds": 5},
+    )  # fmt: skip
+    report = json.loads((tmp_path / "result.json").read_text())
+    assert report["accuracy"] > 0.8
+    assert report["guarantee"].startswith("(100, 1e-05)-DP for each record")
