@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: ``dpfed run``, ``dpfed calibrate``, ``dpfed methods``.
+"""The command line: ``dpfed run``, ``dpfed calibrate``, ``dpfed methods``, ``dpfed deploy``.
 
 Heavy imports happen inside commands, so that ``--help`` answers at once.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpfed.engines.flower.deploy_cli import deploy_app
 from dpfed.errors import DpfedError
 from dpfed.types import Adjacency, Trust, Unit
 
@@ -28,6 +29,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(deploy_app, name="deploy")
 
 
 @app.callback(invoke_without_command=True)
@@ -56,6 +58,9 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results. Default: runs/<recipe's name>.")
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="in-process, or flower-simulation: the same through 'flwr run'.")
+    ] = "in-process",
     quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
 ) -> None:
     """Train as a recipe says, and write metrics, model, picture and guarantee.
@@ -72,6 +77,7 @@ def run(
             seed=seed,
             out=folder,
             overrides=tuple(overrides or ()),
+            engine=engine,
             watch=lambda row, rounds: _advance(bar, task, row, rounds),
         )
     _report(result, folder)

@@ -4,20 +4,24 @@
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dpfed import recipe as recipes
+from dpfed.accounting.guarantee import Guarantee
 from dpfed.data.problems import Evaluation, evaluate
 from dpfed.engines import inprocess
+from dpfed.errors import RecipeError
 from dpfed.experiments.result import Result, Row
 from dpfed.plan import EVALUATIONS, Federation, federation, make_plan, public_seed, small_delta
 from dpfed.recipe import Recipe
 from dpfed.round import Outcome, Plan, Progress
-from dpfed.types import METRICS
+from dpfed.types import METRICS, Vector
 from dpfed.vector import dot
 
 
@@ -42,9 +46,10 @@ def run(
     out: str | Path | None = None,
     overrides: tuple[str, ...] = (),
     watch: Watch | None = None,
+    engine: str = "in-process",
     **sections: Any,
 ) -> Result:
-    """Train as a recipe says, in this process.
+    """Train as a recipe says.
 
     Args:
         recipe: a TOML file, tables, or nothing: then ``sections`` are the recipe.
@@ -52,19 +57,47 @@ def run(
         out: a folder for the result's files.
         overrides: ``key=value`` texts, as ``--set`` takes them.
         watch: called with each round's row and the number of rounds.
+        engine: ``in-process``, or ``flower-simulation``: the same bits, through ``flwr run``.
         **sections: the recipe's own sections as keywords: data, privacy, server, rounds, ...
     """
-    prepared = prepare(_resolve(recipe, seed, overrides, sections), _root(recipe))
+    if engine not in _ENGINES:
+        raise RecipeError(f"engine is {engine!r}; use one of {list(_ENGINES)}")
+    root = _root(recipe)
+    prepared = prepare(_resolve(recipe, seed, overrides, sections), root)
+    result = _ENGINES[engine](prepared, root, watch)
+    if out is not None:
+        result.save(out)
+    return result
+
+
+def _in_process(prepared: Prepared, root: Path | None, watch: Watch | None) -> Result:
+    del root
     history: list[Row] = []
     for progress, row in _rounds(prepared):
         history.append(row)
         last = progress
         if watch:
             watch(row, prepared.plan.rounds)
-    result = _result(prepared, last, history)
-    if out is not None:
-        result.save(out)
-    return result
+    spent = prepared.plan.guarantee(last.books, last.round)
+    return _result(prepared, last.params, spent, history)
+
+
+def _simulated(prepared: Prepared, root: Path | None, watch: Watch | None) -> Result:
+    """The resolved recipe through Flower's simulation; its log stays where errors say it is."""
+    from dpfed.engines.flower import simulation
+
+    plan, layout = prepared.plan, prepared.federation.model.layout
+    scratch = Path(tempfile.mkdtemp(prefix="dpfed-"))
+    path = scratch / "recipe.toml"
+    path.write_text(recipes.dump(prepared.recipe), encoding="utf-8")
+    follow = None if watch is None else (lambda row: watch(row, plan.rounds))
+    done = simulation.run(path, scratch / "out", clients=len(plan.nominal), root=root, watch=follow)
+    result = _result(prepared, layout.flatten(dict(done.params)), done.guarantee, done.history)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return replace(result, warnings=(*result.warnings, done.stopped)) if done.stopped else result
+
+
+_ENGINES = {"in-process": _in_process, "flower-simulation": _simulated}
 
 
 def _root(recipe: Any) -> Path | None:
@@ -164,15 +197,15 @@ def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _result(prepared: Prepared, progress: Progress, history: list[Row]) -> Result:
-    plan, silos = prepared.plan, prepared.federation
+def _result(prepared: Prepared, params: Vector, guarantee: Guarantee, history: list[Row]) -> Result:
+    silos = prepared.federation
     kind = prepared.recipe.evaluation.kind
     return Result(
         recipe=prepared.recipe,
         model=silos.model,
-        params=progress.params,
+        params=params,
         history=history,
-        guarantee=plan.guarantee(progress.books, progress.round),
+        guarantee=guarantee,
         evaluation=EVALUATIONS["off" if kind == "test" and silos.test is None else kind],
         source=silos.source,
         warnings=prepared.warnings,

@@ -36,6 +36,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from dpfed.accounting.guarantee import Guarantee
 from dpfed.engines.flower.client import ENROL
 from dpfed.engines.flower.codec import CONTROL, Envelope, Sender, named_arrays, read_answer
+from dpfed.engines.inprocess import one_thread
 from dpfed.errors import BadReply, ClientRefused
 from dpfed.round import Answer, Outcome, Plan, Progress, affords, play, publish, start
 from dpfed.types import METRICS, Broadcast
@@ -125,10 +126,11 @@ class DPStrategy(Strategy):
     ) -> None:
         began = time.perf_counter()
         carry = _Carrier(self, grid, config, timeout)
-        self.progress, outcome = play(self.plan, self._now, carry)
+        with one_thread():
+            self.progress, outcome = play(self.plan, self._now, carry)
         row = self._row(outcome, time.perf_counter() - began)
         result.history.append(row)
-        _add_metrics(self.plan, outcome, row, result)
+        _add_metrics(row, result)
         if evaluate_fn and not outcome.aborted:
             measured = evaluate_fn(self._now.round, self._arrays())
             if measured is not None:
@@ -165,6 +167,7 @@ class DPStrategy(Strategy):
             "clients": len(outcome.clients),
             "missing": list(outcome.missing),
             "refused": dict(outcome.refused),
+            **_measured(self.plan, outcome),
             "snr": _signal(outcome),
             "aborted": outcome.aborted,
             "seconds": seconds,
@@ -363,17 +366,24 @@ def _enrolled(reply: Message, plan: Plan) -> int:
 
 def _signal(outcome: Outcome) -> float | None:
     seen = outcome.aggregate
-    if seen is None or not seen.std:
+    if seen is None:
         return None
     noise = seen.mean.numel() * seen.std**2
-    return math.sqrt(max(0.0, dot(seen.mean, seen.mean) - noise) / noise)
+    return math.sqrt(max(0.0, dot(seen.mean, seen.mean) - noise) / noise) if noise else math.inf
 
 
-def _add_metrics(plan: Plan, outcome: Outcome, row: dict[str, Any], result: DPResult) -> None:
+def _measured(plan: Plan, outcome: Outcome) -> dict[str, float]:
+    """What the priced metrics channel says, where it was due."""
+    if outcome.aggregate is None or METRICS not in outcome.aggregate.public:
+        return {}
+    correct, loss = outcome.aggregate.public[METRICS].tolist()
+    return {"accuracy": min(1.0, max(0.0, correct)), "loss": max(0.0, loss * plan.loss_bound)}
+
+
+def _add_metrics(row: dict[str, Any], result: DPResult) -> None:
+    """The row in Flower's own result."""
     numbers = {k: row[k] for k in ("epsilon", "epsilon_others", "clients")}
     result.train_metrics_clientapp[row["round"]] = MetricRecord(numbers)
-    if outcome.aggregate is None or METRICS not in outcome.aggregate.public:
-        return
-    correct, loss = outcome.aggregate.public[METRICS].tolist()
-    record = MetricRecord({"accuracy": correct, "loss": loss * plan.loss_bound})
-    result.evaluate_metrics_clientapp[row["round"]] = record
+    if "accuracy" in row:
+        judged = MetricRecord({"accuracy": row["accuracy"], "loss": row["loss"]})
+        result.evaluate_metrics_clientapp[row["round"]] = judged

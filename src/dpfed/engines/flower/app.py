@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe as a Flower app: ``server_app`` and ``client_app``, for ``flwr run``.
+
+    [tool.flwr.app.components]
+    serverapp = "dpfed.engines.flower.app:server_app"
+    clientapp = "dpfed.engines.flower.app:client_app"
+
+    [tool.flwr.app.config]
+    recipe = "/path/of/recipe.toml"
+    root = "/folder/that/data/paths/of/the/recipe/refer/to"
+    out = "/folder/for/the/result"
+
+Both sides build the federation and the plan from the recipe, as the in-process engine does, and
+each client takes its own part. Flower pickles the ClientApp object anew for each message to a
+simulated client, so what is kept between messages is kept by this module, once per process.
+
+| file in ``out``     | what                                                                   |
+|---------------------|------------------------------------------------------------------------|
+| metrics.jsonl       | one row per round; grows as the run goes on                            |
+| model.safetensors   | the trained parameters, by name                                        |
+| guarantee.json      | the promise; written last, so where it is, the others are complete     |
+| error.json          | instead: the class and the sentence of what stopped the run            |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import msgspec
+import torch
+from flwr.app import ArrayRecord, Context, MetricRecord, UserConfig
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from safetensors.torch import load_file, save_file
+
+from dpfed import errors
+from dpfed import recipe as recipes
+from dpfed.accounting.guarantee import Guarantee
+from dpfed.data.problems import evaluate
+from dpfed.engines.flower import client
+from dpfed.engines.flower.codec import named_arrays
+from dpfed.engines.flower.strategy import DPResult, DPStrategy
+from dpfed.engines.inprocess import one_thread
+from dpfed.plan import EVALUATIONS, Federation, federation, make_plan, public_seed
+from dpfed.recipe import Recipe
+from dpfed.round import Plan
+from dpfed.types import Problem
+
+METRICS_FILE, MODEL_FILE = "metrics.jsonl", "model.safetensors"
+GUARANTEE_FILE, ERROR_FILE = "guarantee.json", "error.json"
+
+WAIT = 300.0
+"""Seconds until all clients must have enrolled: each process loads the data first."""
+
+Row = dict[str, Any]
+
+
+class Prepared(NamedTuple):
+    """What a process needs of a recipe."""
+
+    recipe: Recipe
+    federation: Federation
+    plan: Plan
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """The recipe, or a refusal of what Flower cannot carry."""
+    recipe = recipes.load(path)
+    if recipe.evaluation.kind == "exact":
+        raise errors.RecipeError(
+            "evaluation.kind is 'exact', which reads clients' records in clear; over Flower use "
+            "'test', 'federated' or 'off'"
+        )
+    return recipe
+
+
+def prepared_for(context: Context) -> Prepared:
+    """What the run's configuration names."""
+    config = context.run_config
+    if not config.get("recipe") or not config.get("out"):
+        raise errors.RecipeError(f"run_config has {sorted(config)}; it needs recipe and out")
+    path = Path(str(config["recipe"]))
+    text = path.read_bytes() if path.is_file() else b""
+    return _prepared(str(path), str(config.get("root", "")), text)
+
+
+@lru_cache(maxsize=1)
+def _prepared(path: str, root: str, text: bytes) -> Prepared:
+    """Built once per process, and again if the recipe's text is another one by now."""
+    del text
+    recipe = load_recipe(path)
+    silos = federation(recipe, Path(root) if root else None)
+    return Prepared(recipe, silos, make_plan(recipe, silos.clients))
+
+
+# ------------------------------------------------------------------------------------- the client
+
+
+def problem_for(context: Context) -> Problem:
+    """A client's own part of the federation."""
+    return prepared_for(context).federation.problems[client.client_index(context)]
+
+
+def plan_for(context: Context) -> Plan:
+    """The plan that a client has agreed to: it comes from its own copy of the recipe."""
+    return prepared_for(context).plan
+
+
+client_app = client.client_app(problem_for, plan_for)
+
+
+# ------------------------------------------------------------------------------------- the server
+
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train as the recipe says; leave the result, or the reason why there is none."""
+    out = Path(str(context.run_config.get("out", ".")))
+    out.mkdir(parents=True, exist_ok=True)
+    clear(out)
+    try:
+        _train(grid, prepared_for(context), out)
+    except Exception as error:
+        _leave_error(out, error)
+        raise
+
+
+def _train(grid: Grid, run: Prepared, out: Path) -> None:
+    model = run.federation.model
+    diary = _Diary(run, out)
+    strategy = DPStrategy(run.plan, wait=WAIT, watch=diary.note)
+    params = model.initial(public_seed(run.recipe.seed, "model"))
+    with one_thread():  # so that the server's sums round as in the in-process engine
+        result = strategy.start(grid, named_arrays(model.layout, params), evaluate_fn=diary.judge)
+    _leave(out, run, result, diary.finished(result))
+
+
+@dataclass(frozen=True, eq=False)
+class _Diary:
+    """The history as it is written: the strategy's rows, with accuracy where it is known."""
+
+    run: Prepared
+    out: Path
+    rows: list[Row] = field(default_factory=list)
+    judged: dict[int, Row] = field(default_factory=dict)
+
+    def judge(self, round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """Accuracy on the test records that the server holds, if the recipe says so."""
+        recipe, silos = self.run.recipe.evaluation, self.run.federation
+        due = round % recipe.every == 0 or round == self.run.plan.rounds
+        if recipe.kind != "test" or silos.test is None or not due:
+            return None
+        params = silos.model.layout.flatten(arrays.to_torch_state_dict())
+        seen = evaluate(silos.model, params, silos.test)
+        accuracy = None if math.isnan(seen.accuracy) else seen.accuracy
+        self.judged[round] = {"accuracy": accuracy, "loss": seen.loss}
+        known = {name: value for name, value in self.judged[round].items() if value is not None}
+        return MetricRecord(known)
+
+    def note(self, row: Row) -> None:
+        """Add a round, in the form of a Result's history, to the file that is watched."""
+        self.rows.append(self._plain(row))
+        with (self.out / METRICS_FILE).open("a", encoding="utf-8") as file:
+            file.write(_line(self.rows[-1]))
+
+    def _plain(self, row: Row) -> Row:
+        seen = {} if row.get("aborted") else self.judged.get(row["round"], {})
+        return {
+            "round": row["round"],
+            "accuracy": seen.get("accuracy"),
+            "loss": seen.get("loss"),
+            "worst_silo": None,
+            **{name: row[name] for name in ("epsilon", "epsilon_others", "snr", "clients")},
+            "missing": len(row["missing"]),
+            "seconds": row["seconds"],
+        }
+
+    def finished(self, result: DPResult) -> list[Row]:
+        """All rows; federated figures, which the strategy keeps, are known only now."""
+        for number, record in result.evaluate_metrics_clientapp.items():
+            # noise may take a mean out of its range
+            accuracy = min(1.0, max(0.0, float(record["accuracy"])))  # type: ignore[arg-type]
+            loss = max(0.0, float(record["loss"]))  # type: ignore[arg-type]
+            # the first: attempts that were aborted after a round bear its number, too
+            row = next(row for row in self.rows if row["round"] == number)
+            row.update(accuracy=accuracy, loss=loss)
+        return self.rows
+
+
+# --------------------------------------------------------------------------- files in and out
+
+
+class Left(NamedTuple):
+    """What a finished run left."""
+
+    params: dict[str, torch.Tensor]
+    history: list[Row]
+    guarantee: Guarantee
+    stopped: str | None
+
+
+def clear(out: Path) -> None:
+    """Remove what an earlier run left: half of it would be taken for this one's."""
+    for name in (GUARANTEE_FILE, ERROR_FILE, METRICS_FILE, MODEL_FILE):
+        (out / name).unlink(missing_ok=True)
+
+
+def _leave(out: Path, run: Prepared, result: DPResult, history: list[Row]) -> None:
+    if result.guarantee is None:
+        raise errors.DpfedError("the strategy ended without a guarantee; nothing is reported")
+    tensors = {n: t.contiguous() for n, t in result.arrays.to_torch_state_dict().items()}
+    kind = run.recipe.evaluation.kind
+    promise = {
+        **result.guarantee.to_json(),
+        "evaluation": EVALUATIONS["off" if _blind(run) else kind],
+        "data": run.federation.source,
+        "stopped": result.stopped,
+    }
+    _write(out / METRICS_FILE, "".join(_line(row) for row in history))
+    draft = out / f"{MODEL_FILE}.draft"
+    save_file(tensors, draft, metadata={"guarantee": result.guarantee.sentence})
+    draft.replace(out / MODEL_FILE)
+    _write(out / GUARANTEE_FILE, json.dumps(_finite(promise), indent=2) + "\n")
+
+
+def _blind(run: Prepared) -> bool:
+    return run.recipe.evaluation.kind == "test" and run.federation.test is None
+
+
+def _leave_error(out: Path, error: Exception) -> None:
+    _write(out / ERROR_FILE, json.dumps({"error": type(error).__name__, "sentence": str(error)}))
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(f"{path.name}.draft")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def _line(row: Row) -> str:
+    return json.dumps(_finite(row)) + "\n"
+
+
+def _finite(tree: Any) -> Any:
+    """JSON knows no infinity: it is written as a word."""
+    if isinstance(tree, dict):
+        return {key: _finite(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_finite(value) for value in tree]
+    return str(tree) if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def collect(out: Path) -> Left | None:
+    """What a run left in ``out``, or nothing; what stopped it is raised again."""
+    if (out / ERROR_FILE).exists():
+        _raise(json.loads((out / ERROR_FILE).read_text(encoding="utf-8")))
+    if not (out / GUARANTEE_FILE).exists():
+        return None
+    promise = json.loads((out / GUARANTEE_FILE).read_text(encoding="utf-8"))
+    guarantee = msgspec.convert(promise, Guarantee, strict=False)
+    return Left(load_file(out / MODEL_FILE), read_history(out), guarantee, promise["stopped"])
+
+
+def read_history(out: Path) -> list[Row]:
+    """The rounds that are complete by now."""
+    path = out / METRICS_FILE
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [{k: float(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows]
+
+
+def _raise(left: Mapping[str, str]) -> NoReturn:
+    """One of dpfed's own errors keeps its class; any other is named in the sentence."""
+    kind = getattr(errors, left["error"], None)
+    if isinstance(kind, type) and issubclass(kind, errors.DpfedError):
+        raise kind(left["sentence"])
+    raise errors.DpfedError(f"the ServerApp failed with {left['error']}: {left['sentence']}")
+
+
+# ---------------------------------------------------------------------- without run_config
+
+
+def with_config(config: UserConfig) -> tuple[ServerApp, ClientApp]:
+    """Both apps with a fixed configuration, where the caller cannot pass one."""
+
+    def configured(context: Context) -> Context:
+        ours = copy(context)  # Flower refuses a context whose own configuration was changed
+        ours.run_config = config
+        return ours
+
+    server = ServerApp()
+
+    @server.main()
+    def fixed(grid: Grid, context: Context) -> None:
+        main(grid, configured(context))
+
+    clients = client.client_app(
+        lambda context: problem_for(configured(context)),
+        lambda context: plan_for(configured(context)),
+    )
+    return server, clients
