@@ -19,10 +19,14 @@ settings.register_profile(
 settings.load_profile("ci")
 
 REPOSITORY = Path(__file__).parent.parent
+REAL_FLOWER = {"test_deploy.py", "test_flower_simulation.py", "test_flower_deployment.py"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long suite runs only when it is asked for: scripts/test --long."""
+    """Flower's processes take turns; the long suite runs only when asked for: --long."""
+    for item in items:
+        if item.path.name in REAL_FLOWER:
+            item.add_marker(pytest.mark.xdist_group("flower"))
     if config.getoption("-m"):
         return
     skip = pytest.mark.skip(reason="long suite: scripts/test --long")

@@ -28,6 +28,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
 from dpfed.engines.flower import state as states
+from dpfed.engines.flower.codec import Sender
 from dpfed.engines.inprocess import rounds
 from dpfed.errors import DataError
 from dpfed.flower import DPStrategy, client_app, private
@@ -163,6 +164,28 @@ def test_the_budget_ends_training_and_nothing_is_lost() -> None:
     assert torch.equal(params(result), final(plan))
     assert result.guarantee is not None
     assert result.guarantee.sentence == plan.promise().sentence
+
+
+def test_flowers_own_loop_stops_spending_too() -> None:
+    plan = make_plan(rounds=2)
+    strategy = DPStrategy(plan)
+    result = Strategy.start(strategy, grid_for(plan), INITIAL, num_rounds=5)
+    assert torch.equal(params(result), final(plan))
+    assert strategy.progress is not None
+    spent = plan.guarantee(strategy.progress.books, 2)
+    assert spent.sentence == plan.promise().sentence
+
+
+def test_a_client_refuses_a_round_that_was_not_priced() -> None:
+    plan = make_plan(rounds=2)
+    app = app_for(plan)
+    sender = Sender(MODEL.layout, "run", plan.fingerprint(), ConfigRecord())
+    for round, refused in ((1, False), (2, True), (-1, True)):
+        order = sender.order(Broadcast(round, torch.zeros(SIZE)), "reply", {UPDATE: b""})
+        message = Message(order, 100, "train")
+        message.metadata.__dict__["_message_id"] = "1"
+        reply = app(message, Context(1, 100, {"partition-id": 0}, RecordDict(), {}))
+        assert ("error" in reply.content.config_records["dpfed"]) is refused
 
 
 def test_attempts_that_nobody_answered_use_up_the_budget() -> None:
@@ -405,6 +428,13 @@ def test_client_state_is_on_the_clients_disk_and_outlives_a_run(tmp_path: Path) 
     assert kept["state"].t == 4
     uncommitted = states.load(folder, 3, {"state": Kept(torch.zeros(SIZE), 0), "mechanisms": {}})
     assert uncommitted["state"].t == 3
+
+
+def test_a_run_that_starts_again_forgets_the_later_rounds_of_the_one_before(tmp_path: Path) -> None:
+    for round in (68, 69, 0, 1):
+        states.save(tmp_path, round, (torch.ones(2), round))
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["0", "1"]
+    assert states.load(tmp_path, 2, (torch.zeros(2), 0))[1] == 1
 
 
 def test_state_of_another_form_or_a_strange_name_is_refused(tmp_path: Path) -> None:

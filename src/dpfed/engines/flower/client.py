@@ -139,6 +139,10 @@ class _Desk:
         plan = self.plan_of(context)
         if order.fingerprint != plan.fingerprint():
             raise UnsoundPlan("the server runs another plan than this client has agreed to")
+        if not 0 <= order.broadcast.round < plan.rounds:
+            raise UnsoundPlan(
+                f"round {order.broadcast.round} is not one of the {plan.rounds} priced"
+            )
         folder = states.folder_for(order.training, client)
         member = _remember(plan, order, Member(client, problem), folder)
         reply, after = answer(plan, order.broadcast, order.stage, order.requests, member)

@@ -59,8 +59,11 @@ def save(folder: Path, round: int, state: State) -> None:
     draft = path.with_suffix(".draft")
     save_file(tensors, draft, metadata={"numbers": json.dumps(numbers)})
     draft.replace(path)
-    for old in sorted(_rounds(folder))[:-_KEPT]:
-        (folder / f"{old}.safetensors").unlink(missing_ok=True)
+    known = sorted(_rounds(folder))
+    later = [number for number in known if number > round]  # of a run that was rolled back
+    past = [number for number in known if number <= round][:-_KEPT]
+    for number in (*past, *later):
+        (folder / f"{number}.safetensors").unlink(missing_ok=True)
 
 
 def _rounds(folder: Path) -> list[int]:

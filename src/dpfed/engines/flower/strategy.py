@@ -98,9 +98,7 @@ class DPStrategy(Strategy):
         evaluate_fn: EvaluateFn | None = None,
     ) -> DPResult:
         """Play the plan's rounds (or the first ``num_rounds`` of them) and return all there is."""
-        del (
-            evaluate_config
-        )  # clients are evaluated through the priced metrics channel or not at all
+        del evaluate_config  # a client's metrics have a priced channel of their own, or stay there
         self._begin(initial_arrays)
         self.summary()
         result = DPResult(arrays=initial_arrays)
@@ -240,6 +238,9 @@ class DPStrategy(Strategy):
         """The messages of a round, for those who drive Flower's own loop."""
         if self.progress is None:
             self._begin(arrays)
+        if not affords(self.plan, self._now):
+            log.warning("round %d is not asked for: it would exceed the promise", server_round)
+            return []
         self._enrol(grid, wait=self.wait if server_round == 1 else 0.0)
         due = self.plan.due(self._now.round)
         requests = {name: dict.fromkeys(self.plan.cohort(name), b"") for name in due}
@@ -251,6 +252,8 @@ class DPStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The step from a round's replies, for those who drive Flower's own loop."""
         del server_round
+        if not affords(self.plan, self._now):
+            return None, None
         clients = {node: client for client, node in self._nodes.items()}
 
         def carry(broadcast: Broadcast, stage: str, _: Requests) -> Iterator[tuple[int, Answer]]:
