@@ -146,7 +146,8 @@ def _row(prepared: Prepared, progress: Progress, outcome: Outcome, seconds: floa
     row["epsilon"] = spent.claims[0].epsilon
     row["epsilon_others"] = spent.claims[-1].epsilon
     row.update(_signal(outcome), clients=len(outcome.clients), missing=len(outcome.missing))
-    return {**row, "seconds": seconds}
+    absent = " ".join(map(str, outcome.missing))
+    return {**row, "absent": absent, "aborted": outcome.aborted or "", "seconds": seconds}
 
 
 def _signal(outcome: Outcome) -> Row:

@@ -9,6 +9,8 @@
     recipe = "/path/of/recipe.toml"
     root = "/folder/that/data/paths/of/the/recipe/refer/to"
     out = "/folder/for/the/result"
+    timeout = 3600.0       # seconds that a round waits for replies
+    training = ""          # the name under which clients keep state; a resumed run has the same
 
 Both sides build the federation and the plan from the recipe, as the in-process engine does, and
 each client takes its own part. Flower pickles the ClientApp object anew for each message to a
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
@@ -47,7 +50,6 @@ from dpfed.data.problems import evaluate
 from dpfed.engines.flower import client
 from dpfed.engines.flower.codec import named_arrays
 from dpfed.engines.flower.strategy import DPResult, DPStrategy
-from dpfed.engines.inprocess import one_thread
 from dpfed.plan import EVALUATIONS, Federation, federation, make_plan, public_seed
 from dpfed.recipe import Recipe
 from dpfed.round import Plan
@@ -55,6 +57,11 @@ from dpfed.types import Problem
 
 METRICS_FILE, MODEL_FILE = "metrics.jsonl", "model.safetensors"
 GUARANTEE_FILE, ERROR_FILE = "guarantee.json", "error.json"
+
+_WORDS = ("inf", "-inf", "nan")  # what JSON knows no numbers for
+
+TIMEOUT = 3600.0
+"""Seconds that a round waits for replies. Too few burn the budget: asked for is spent."""
 
 WAIT = 300.0
 """Seconds until all clients must have enrolled: each process loads the data first."""
@@ -128,20 +135,23 @@ def main(grid: Grid, context: Context) -> None:
     out.mkdir(parents=True, exist_ok=True)
     clear(out)
     try:
-        _train(grid, prepared_for(context), out)
+        _train(grid, prepared_for(context), out, context)
     except Exception as error:
         _leave_error(out, error)
         raise
 
 
-def _train(grid: Grid, run: Prepared, out: Path) -> None:
+def _train(grid: Grid, run: Prepared, out: Path, context: Context) -> None:
     model = run.federation.model
     diary = _Diary(run, out)
-    strategy = DPStrategy(run.plan, wait=WAIT, watch=diary.note)
+    training = context.run_config.get("training") or f"{run.recipe.name}-{context.run_id}"
+    timeout = float(context.run_config.get("timeout") or TIMEOUT)
+    name = re.sub(r"[^\w.-]", "-", str(training)).lstrip(".")[-100:]
+    strategy = DPStrategy(run.plan, training=name, wait=WAIT, watch=diary.note)
     params = model.initial(public_seed(run.recipe.seed, "model"))
-    with one_thread():  # so that the server's sums round as in the in-process engine
-        result = strategy.start(grid, named_arrays(model.layout, params), evaluate_fn=diary.judge)
-    _leave(out, run, result, diary.finished(result))
+    arrays = named_arrays(model.layout, params)
+    result = strategy.start(grid, arrays, timeout=timeout, evaluate_fn=diary.judge)
+    _leave(out, run, result, diary.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +183,8 @@ class _Diary:
             file.write(_line(self.rows[-1]))
 
     def _plain(self, row: Row) -> Row:
-        seen = {} if row.get("aborted") else self.judged.get(row["round"], {})
+        seen = row if "accuracy" in row else self.judged.get(row["round"], {})
+        seen = {} if row["aborted"] else seen
         return {
             "round": row["round"],
             "accuracy": seen.get("accuracy"),
@@ -181,19 +192,10 @@ class _Diary:
             "worst_silo": None,
             **{name: row[name] for name in ("epsilon", "epsilon_others", "snr", "clients")},
             "missing": len(row["missing"]),
+            "absent": " ".join(map(str, row["missing"])),
+            "aborted": row["aborted"] or "",
             "seconds": row["seconds"],
         }
-
-    def finished(self, result: DPResult) -> list[Row]:
-        """All rows; federated figures, which the strategy keeps, are known only now."""
-        for number, record in result.evaluate_metrics_clientapp.items():
-            # noise may take a mean out of its range
-            accuracy = min(1.0, max(0.0, float(record["accuracy"])))  # type: ignore[arg-type]
-            loss = max(0.0, float(record["loss"]))  # type: ignore[arg-type]
-            # the first: attempts that were aborted after a round bear its number, too
-            row = next(row for row in self.rows if row["round"] == number)
-            row.update(accuracy=accuracy, loss=loss)
-        return self.rows
 
 
 # --------------------------------------------------------------------------- files in and out
@@ -275,7 +277,7 @@ def read_history(out: Path) -> list[Row]:
     path = out / METRICS_FILE
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     rows = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [{k: float(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows]
+    return [{k: float(v) if v in _WORDS else v for k, v in row.items()} for row in rows]
 
 
 def _raise(left: Mapping[str, str]) -> NoReturn:

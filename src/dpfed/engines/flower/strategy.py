@@ -346,16 +346,28 @@ def _replies(grid: Grid, sent: Mapping[str, int], timeout: float, batch: int) ->
 def _answer(reply: Message, due: Envelope) -> Answer:
     """A reply's answer; what is wrong with it is a refusal of this one client."""
     if reply.has_error():
-        return ClientRefused(f"Flower reports error {reply.error.code}")
+        return ClientRefused(_reason(reply))
     try:
         return read_answer(reply.content, due)
     except BadReply as error:
         return ClientRefused(str(error))
 
 
+def _reason(reply: Message) -> str:
+    """Flower's error by its code only: its text may quote what a client raised."""
+    words = {
+        1: "that the ClientApp did not load",
+        2: "that the ClientApp raised",
+        3: "no reply in time",
+        5: "that the node is offline",
+        8: "that the ClientApp crashed",
+    }
+    return f"Flower reports {words.get(reply.error.code, 'an error')} (code {reply.error.code})"
+
+
 def _enrolled(reply: Message, plan: Plan) -> int:
     if reply.has_error():
-        raise BadReply(f"Flower reports error {reply.error.code}; is the ClientApp a dpfed one?")
+        raise BadReply(f"{_reason(reply)}; is the ClientApp a dpfed one?")
     control = reply.content.config_records.get(CONTROL, ConfigRecord())
     client = control.get("client")
     if "error" in control or not isinstance(client, int):
