@@ -6,7 +6,11 @@ Real simulation and real deployment are in test_flower_simulation.py and test_de
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -446,3 +450,14 @@ def test_state_of_another_form_or_a_strange_name_is_refused(tmp_path: Path) -> N
     for name in ("../x", "a/b", "", ".hidden", "x" * 101):
         with pytest.raises(DataError, match="training is"):
             states.folder_for(name, 0)
+
+
+def test_memory_does_not_grow_with_the_number_of_clients(repository: Path) -> None:
+    """A Grid that makes 200 replies of 10^6 parameters lazily: at most 6 float32 vectors."""
+    from benchmarks._measure import RETURN_FREED
+
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.flower_memory", "200"], cwd=repository,
+        env={**os.environ, **RETURN_FREED}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout.splitlines()[-1])["vectors"] <= 6
