@@ -54,6 +54,7 @@ from dpfed.types import (
     Vector,
     Weights,
 )
+from dpfed.vector import dot
 
 log = logging.getLogger("dpfed")
 
@@ -231,6 +232,23 @@ class Outcome:
     refused: Mapping[int, str]
     """Why, where something came."""
     aborted: str | None = None
+
+    @property
+    def snr(self) -> float | None:
+        """The aggregate's signal-to-noise ratio, from the release and its known noise level."""
+        seen = self.aggregate
+        if seen is None:
+            return None
+        noise = seen.mean.numel() * seen.std**2
+        signal = max(0.0, dot(seen.mean, seen.mean) - noise)
+        return math.sqrt(signal / noise) if noise else math.inf
+
+    def measured(self, loss_bound: float) -> dict[str, float]:
+        """Accuracy and loss by the metrics channel, of the model that the round began with."""
+        if self.aggregate is None or METRICS not in self.aggregate.public:
+            return {}
+        correct, loss = self.aggregate.public[METRICS].tolist()  # noise may leave the range
+        return {"accuracy": min(1.0, max(0.0, correct)), "loss": max(0.0, loss * loss_bound)}
 
 
 def start(plan: Plan, params: Vector) -> Progress:

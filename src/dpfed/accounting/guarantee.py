@@ -102,7 +102,9 @@ class Guarantee:
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers and strings, the sentence included."""
-        return {"sentence": self.sentence, "epsilon": self.epsilon, **asdict(self)}
+        facts = {"sentence": self.sentence, "epsilon": self.epsilon, **asdict(self)}
+        plain: dict[str, Any] = jsonable(facts)
+        return plain
 
     def _claims(self) -> str:
         first, *rest = self.claims
@@ -264,6 +266,15 @@ def _accountants(adjacency: Adjacency) -> list[tuple[Any, str]]:
     if adjacency is Adjacency.ADD_REMOVE:
         found.append((RdpAccountant(neighboring_relation=relation), RDP))
     return found
+
+
+def jsonable(tree: Any) -> Any:
+    """JSON knows no infinity: it is written as a word."""
+    if isinstance(tree, dict):
+        return {key: jsonable(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [jsonable(value) for value in tree]
+    return str(tree) if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def delta_warning(delta: float, units: float) -> str | None:

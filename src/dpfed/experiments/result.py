@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed import recipe as recipes
-from dpfed.accounting.guarantee import Guarantee
+from dpfed.accounting.guarantee import Guarantee, jsonable
 from dpfed.data.problems import Model
 from dpfed.recipe import Recipe
 from dpfed.types import Vector
@@ -71,7 +71,7 @@ def _save(result: Result, folder: Path) -> Path:
     """Write all files into a folder, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_csv(result.history, folder / "metrics.csv")
-    lines = [json.dumps(_finite(row)) for row in result.history]
+    lines = [json.dumps(jsonable(row)) for row in result.history]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "recipe.toml").write_text(recipes.dump(result.recipe), encoding="utf-8")
     (folder / "guarantee.json").write_text(json.dumps(_promise(result), indent=2) + "\n")
@@ -96,20 +96,11 @@ def _write_model(result: Result, path: Path) -> None:
 
 def _promise(result: Result) -> dict[str, Any]:
     return {
-        **_finite(result.guarantee.to_json()),
+        **result.guarantee.to_json(),
         "evaluation": result.evaluation,
         "data": result.source,
         "warnings": list(result.warnings),
     }
-
-
-def _finite(tree: Any) -> Any:
-    """JSON knows no infinity: it is written as a word."""
-    if isinstance(tree, dict):
-        return {key: _finite(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_finite(value) for value in tree]
-    return str(tree) if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def _convergence_figure(result: Result) -> Figure:

@@ -21,8 +21,7 @@ from dpfed.experiments.result import Result, Row
 from dpfed.plan import EVALUATIONS, Federation, federation, make_plan, public_seed, small_delta
 from dpfed.recipe import Recipe
 from dpfed.round import Outcome, Plan, Progress
-from dpfed.types import METRICS, Vector
-from dpfed.vector import dot
+from dpfed.types import Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,19 +144,9 @@ def _row(prepared: Prepared, progress: Progress, outcome: Outcome, seconds: floa
     row.update(_accuracy(prepared, progress, outcome))
     row["epsilon"] = spent.claims[0].epsilon
     row["epsilon_others"] = spent.claims[-1].epsilon
-    row.update(_signal(outcome), clients=len(outcome.clients), missing=len(outcome.missing))
+    row.update(snr=outcome.snr, clients=len(outcome.clients), missing=len(outcome.missing))
     absent = " ".join(map(str, outcome.missing))
     return {**row, "absent": absent, "aborted": outcome.aborted or "", "seconds": seconds}
-
-
-def _signal(outcome: Outcome) -> Row:
-    """The aggregate's signal-to-noise ratio, from the release and its known noise level."""
-    seen = outcome.aggregate
-    if seen is None:
-        return {"snr": None}
-    noise = seen.mean.numel() * seen.std**2
-    signal = max(0.0, dot(seen.mean, seen.mean) - noise)
-    return {"snr": math.sqrt(signal / noise) if noise else math.inf}
 
 
 def _accuracy(prepared: Prepared, progress: Progress, outcome: Outcome) -> Row:
@@ -167,7 +156,7 @@ def _accuracy(prepared: Prepared, progress: Progress, outcome: Outcome) -> Row:
     if not due or kind == "off":
         return {}
     if kind == "federated":
-        return _federated(prepared.plan, outcome)
+        return {**outcome.measured(prepared.plan.loss_bound)}
     silos = prepared.federation
     if kind == "exact":
         return _per_silo([evaluate(silos.model, progress.params, held) for held in silos.held])
@@ -175,14 +164,6 @@ def _accuracy(prepared: Prepared, progress: Progress, outcome: Outcome) -> Row:
         return {}
     judged = evaluate(silos.model, progress.params, silos.test)
     return {"accuracy": _number(judged.accuracy), "loss": judged.loss}
-
-
-def _federated(plan: Plan, outcome: Outcome) -> Row:
-    """The noisy means of the metrics channel: they judge the model that the round began with."""
-    if outcome.aggregate is None or METRICS not in outcome.aggregate.public:
-        return {}
-    correct, loss = outcome.aggregate.public[METRICS].tolist()
-    return {"accuracy": min(1.0, max(0.0, correct)), "loss": max(0.0, loss * plan.loss_bound)}
 
 
 def _per_silo(judged: list[Evaluation]) -> Row:

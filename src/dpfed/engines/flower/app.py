@@ -45,7 +45,7 @@ from safetensors.torch import load_file, save_file
 
 from dpfed import errors
 from dpfed import recipe as recipes
-from dpfed.accounting.guarantee import Guarantee
+from dpfed.accounting.guarantee import Guarantee, jsonable
 from dpfed.data.problems import evaluate
 from dpfed.engines.flower import client
 from dpfed.engines.flower.codec import named_arrays
@@ -231,7 +231,7 @@ def _leave(out: Path, run: Prepared, result: DPResult, history: list[Row]) -> No
     draft = out / f"{MODEL_FILE}.draft"
     save_file(tensors, draft, metadata={"guarantee": result.guarantee.sentence})
     draft.replace(out / MODEL_FILE)
-    _write(out / GUARANTEE_FILE, json.dumps(_finite(promise), indent=2) + "\n")
+    _write(out / GUARANTEE_FILE, json.dumps(jsonable(promise), indent=2) + "\n")
 
 
 def _blind(run: Prepared) -> bool:
@@ -249,16 +249,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _line(row: Row) -> str:
-    return json.dumps(_finite(row)) + "\n"
-
-
-def _finite(tree: Any) -> Any:
-    """JSON knows no infinity: it is written as a word."""
-    if isinstance(tree, dict):
-        return {key: _finite(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_finite(value) for value in tree]
-    return str(tree) if isinstance(tree, float) and not math.isfinite(tree) else tree
+    return json.dumps(jsonable(row)) + "\n"
 
 
 def collect(out: Path) -> Left | None:

@@ -23,7 +23,6 @@ and dropped, so that the server's memory is O(d) whatever the number of clients.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,8 +38,8 @@ from dpfed.engines.flower.codec import CONTROL, Envelope, Sender, named_arrays, 
 from dpfed.engines.inprocess import one_thread
 from dpfed.errors import BadReply, ClientRefused
 from dpfed.round import Answer, Outcome, Plan, Progress, affords, play, publish, start
-from dpfed.types import METRICS, Broadcast
-from dpfed.vector import Layout, dot, layout_of
+from dpfed.types import Broadcast
+from dpfed.vector import Layout, layout_of
 
 log = logging.getLogger("flwr")
 
@@ -165,8 +164,8 @@ class DPStrategy(Strategy):
             "clients": len(outcome.clients),
             "missing": list(outcome.missing),
             "refused": dict(outcome.refused),
-            **_measured(self.plan, outcome),
-            "snr": _signal(outcome),
+            **outcome.measured(self.plan.loss_bound),
+            "snr": outcome.snr,
             "aborted": outcome.aborted,
             "seconds": seconds,
         }
@@ -377,22 +376,6 @@ def _enrolled(reply: Message, plan: Plan) -> int:
     if control.get("fingerprint") != plan.fingerprint():
         raise BadReply("it has agreed to another plan; give both sides the same run_config")
     return client
-
-
-def _signal(outcome: Outcome) -> float | None:
-    seen = outcome.aggregate
-    if seen is None:
-        return None
-    noise = seen.mean.numel() * seen.std**2
-    return math.sqrt(max(0.0, dot(seen.mean, seen.mean) - noise) / noise) if noise else math.inf
-
-
-def _measured(plan: Plan, outcome: Outcome) -> dict[str, float]:
-    """What the priced metrics channel says, where it was due."""
-    if outcome.aggregate is None or METRICS not in outcome.aggregate.public:
-        return {}
-    correct, loss = outcome.aggregate.public[METRICS].tolist()
-    return {"accuracy": min(1.0, max(0.0, correct)), "loss": max(0.0, loss * plan.loss_bound)}
 
 
 def _add_metrics(row: dict[str, Any], result: DPResult) -> None:
