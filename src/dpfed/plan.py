@@ -45,6 +45,12 @@ class Federation:
     source: str
 
 
+def evaluation_words(recipe: Recipe, silos: Federation) -> str:
+    """How the report says that accuracy was measured."""
+    kind = recipe.evaluation.kind
+    return EVALUATIONS["off" if kind == "test" and silos.test is None else kind]
+
+
 # ------------------------------------------------------------------------------- the federation
 
 
@@ -164,7 +170,9 @@ def plan_for(recipe: Recipe, nominal: Sequence[float]) -> Plan:
         metrics_every=recipe.evaluation.every,
         loss_bound=recipe.evaluation.loss_bound,
     )
-    return draft if privacy.epsilon is None else replace(draft, channels=_calibrated(recipe, draft))
+    if privacy.epsilon is None:
+        return draft
+    return replace(draft, channels=_calibrated(recipe, draft, privacy.epsilon))
 
 
 def _plug_in(kind: str, table: dict[str, Any]) -> Any:
@@ -208,10 +216,7 @@ def _mechanism(privacy: PrivacyRecipe, clip: float) -> Mechanism:
     return mechanism
 
 
-def _calibrated(recipe: Recipe, draft: Plan) -> dict[str, Mechanism]:
-    epsilon = recipe.privacy.epsilon
-    if epsilon is None:
-        raise RecipeError("privacy.epsilon is not set")
+def _calibrated(recipe: Recipe, draft: Plan, epsilon: float) -> dict[str, Mechanism]:
     shares = {UPDATE: 1.0}
     if METRICS in draft.channels:
         shares = {UPDATE: 1 - recipe.evaluation.share, METRICS: recipe.evaluation.share}

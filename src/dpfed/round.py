@@ -100,8 +100,19 @@ class Plan:
 
     def due(self, round: int) -> list[str]:
         """The channels that are used in a round."""
-        late = (round + 1) % self.metrics_every and round + 1 != self.rounds
-        return [name for name in self.channels if name != METRICS or not late]
+        return [n for n in self.channels if n != METRICS or self.evaluates(round)]
+
+    def evaluates(self, round: int) -> bool:
+        """Whether the model is judged in a round: every k-th, and the last."""
+        return (round + 1) % self.metrics_every == 0 or round + 1 == self.rounds
+
+    def size(self, channel: str, dimension: int) -> int:
+        """How long a channel's vectors are, for a model of so many parameters."""
+        return 2 if channel == METRICS else dimension
+
+    def mechanism_states(self, dimension: int) -> dict[str, State]:
+        """The states that the channels' mechanisms start from."""
+        return {n: m.init(self.size(n, dimension)) for n, m in self.channels.items()}
 
     def releases(self, channel: str) -> int:
         """How often a client uses a channel in a round where it is due."""
@@ -253,7 +264,7 @@ class Outcome:
 
 def start(plan: Plan, params: Vector) -> Progress:
     """The server before the first round."""
-    states = {name: plan.channels[name].init(params.numel()) for name in plan.channels}
+    states = plan.mechanism_states(params.numel())
     return Progress(0, params, plan.optimizer.init(params), states, {n: {} for n in plan.channels})
 
 
@@ -296,7 +307,9 @@ def _gather(plan: Plan, broadcast: Broadcast, due: list[str], carry: Carry) -> _
     """Drive the sum's stages on all channels until each is opened, or one cannot be."""
     refused: dict[int, str] = {}
     sessions = {
-        name: plan.sum.begin(plan.cohort(name), broadcast.round, _size(name, broadcast))
+        name: plan.sum.begin(
+            plan.cohort(name), broadcast.round, plan.size(name, broadcast.params.numel())
+        )
         for name in due
     }
     stage = plan.sum.stages[0]
@@ -317,10 +330,6 @@ def _gather(plan: Plan, broadcast: Broadcast, due: list[str], carry: Carry) -> _
         following = {n: r for n, r in closed.items() if isinstance(r, Requests)}
         stage = next(iter(following.values())).stage
         requests = {name: request.messages for name, request in following.items()}
-
-
-def _size(channel: str, broadcast: Broadcast) -> int:
-    return 2 if channel == METRICS else broadcast.params.numel()
 
 
 def _take(
@@ -414,7 +423,8 @@ class Door:
     def __init__(self, plan: Plan, broadcast: Broadcast, member: Member) -> None:
         self.unit: Unit = plan.update.unit
         self.nominal: float = plan.nominal[member.client]
-        self.states: dict[str, State] = dict(member.mechanisms)
+        fresh = plan.mechanism_states(broadcast.params.numel())
+        self.states: dict[str, State] = {**fresh, **member.mechanisms}
         self.made: dict[str, list[Release]] = {}
         self._plan, self._broadcast, self._client = plan, broadcast, member.client
 
@@ -424,8 +434,6 @@ class Door:
         if channel not in self._plan.channels or len(made) >= self._plan.releases(channel):
             raise UnsoundPlan(f"release number {len(made) + 1} on {channel!r} was not priced")
         mechanism = self._plan.channels[channel]
-        if channel not in self.states:
-            self.states[channel] = mechanism.init(_size(channel, self._broadcast))
         call = (self._broadcast.round, self._client, self._broadcast.attempt, channel, len(made))
         rng = self._plan.noise.stream("release", *call)
         release, self.states[channel] = mechanism.release(rows, self.states[channel], rng)

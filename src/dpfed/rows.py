@@ -108,11 +108,12 @@ class Dense:
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """Clip each row (or each group's sum of rows), then add them up."""
-        matrix = self.matrix if self.groups is None else _group_sums(self.matrix, self.groups)
+        matrix = self.matrix if self.groups is None else group_sums(self.matrix, self.groups)
         return _bounded(_clip_rows(matrix, _checked(clip)).sum(dim=0), clip)
 
 
-def _group_sums(matrix: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+def group_sums(matrix: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """The sum of each group's rows, in the order of the groups' numbers."""
     _, index = torch.unique(groups, return_inverse=True)
     count = int(index.max()) + 1 if index.numel() else 0
     return matrix.new_zeros(count, matrix.shape[1]).index_add_(0, index, matrix)
@@ -143,7 +144,7 @@ class Outer:
         residual, feature, norms = self._finite()
         factors = _factors(norms, clip)[:, None]
         scaled = residual.mul_(factors) if self.scratch else residual * factors
-        return _bounded(self._flat(scaled.T @ feature), clip)
+        return _bounded(linear_vector(scaled.T @ feature, self.bias), clip)
 
     def _finite(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Residual, feature and row norms, without the rows that are not finite."""
@@ -163,18 +164,20 @@ class Outer:
         shrink = torch.where(beyond, 1.0 / residual_norms, 1.0)  # |residual| = 1: norm = |feature|
         return residual * shrink[:, None], feature, torch.where(beyond, feature_norms, norms)
 
-    def _flat(self, matrix: torch.Tensor) -> Vector:
-        if not self.bias:
-            return matrix.reshape(-1)
-        return torch.cat([matrix[:, :-1].reshape(-1), matrix[:, -1]])
-
     def _by_group(self, clip: float) -> Vector:
         """One group's sum at a time: [c, f], whatever the number of its records."""
         total = self.residual.new_zeros(self.residual.shape[1], self.feature.shape[1])
         for index in _members(self.groups):
             person = self.residual[index].T @ self.feature[index]
             total += _clip_rows(person.reshape(1, -1), clip).view_as(total)
-        return self._flat(total)
+        return linear_vector(total, self.bias)
+
+
+def linear_vector(matrix: torch.Tensor, bias: bool) -> Vector:
+    """[outputs, inputs (+ 1)] as nn.Linear's weight, then bias."""
+    if not bias:
+        return matrix.reshape(-1)
+    return torch.cat([matrix[:, :-1].reshape(-1), matrix[:, -1]])
 
 
 def _members(groups: torch.Tensor | None) -> Iterator[torch.Tensor]:

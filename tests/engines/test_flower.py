@@ -183,9 +183,10 @@ def test_flowers_own_loop_stops_spending_too() -> None:
 def test_a_client_refuses_a_round_that_was_not_priced() -> None:
     plan = make_plan(rounds=2)
     app = app_for(plan)
-    sender = Sender(MODEL.layout, "run", plan.fingerprint(), ConfigRecord())
     for round, refused in ((1, False), (2, True), (-1, True)):
-        order = sender.order(Broadcast(round, torch.zeros(SIZE)), "reply", {UPDATE: b""})
+        at = Broadcast(round, torch.zeros(SIZE))
+        sender = Sender(MODEL.layout, "run", plan.fingerprint(), ConfigRecord(), at)
+        order = sender.order("reply", {UPDATE: b""})
         message = Message(order, 100, "train")
         message.metadata.__dict__["_message_id"] = "1"
         reply = app(message, Context(1, 100, {"partition-id": 0}, RecordDict(), {}))

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from dpfed.data.datasets import Records
 from dpfed.errors import DataError, RecipeError
-from dpfed.rows import Chunks, Dense, Outer, row_norms
+from dpfed.rows import Chunks, Dense, Outer, group_sums, linear_vector, row_norms
 from dpfed.types import Problem, Rows, Unit, Vector
 from dpfed.vector import Layout, layout_of
 
@@ -77,11 +77,8 @@ def metric_rows(
 
 def _unit_means(table: torch.Tensor, groups: torch.Tensor | None, unit: Unit) -> torch.Tensor:
     index = _unit_ids(groups, unit, len(table))
-    if len(table) == 0:
-        return table
-    _, inverse, counts = torch.unique(index, return_inverse=True, return_counts=True)
-    sums = table.new_zeros(len(counts), table.shape[1])
-    means: torch.Tensor = sums.index_add_(0, inverse, table) / counts[:, None]
+    _, counts = torch.unique(index, return_counts=True)
+    means: torch.Tensor = group_sums(table, index) / counts[:, None]
     return means
 
 
@@ -218,8 +215,7 @@ class LinearProblem:
 
     def _mean_row(self, residual: torch.Tensor) -> Rows:
         mean = residual.T @ self.x / max(1, len(self.y))
-        parts = [mean[:, :-1].reshape(-1), mean[:, -1]] if self.model.bias else [mean.reshape(-1)]
-        return Dense(torch.cat(parts)[None])
+        return Dense(linear_vector(mean, self.model.bias)[None])
 
     def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
         """Per unit: right or not, and the clipped loss."""

@@ -18,7 +18,14 @@ from dpfed.data.problems import Evaluation, evaluate
 from dpfed.engines import inprocess
 from dpfed.errors import RecipeError
 from dpfed.experiments.result import Result, Row
-from dpfed.plan import EVALUATIONS, Federation, federation, make_plan, public_seed, small_delta
+from dpfed.plan import (
+    Federation,
+    evaluation_words,
+    federation,
+    make_plan,
+    public_seed,
+    small_delta,
+)
 from dpfed.recipe import Recipe
 from dpfed.round import Outcome, Plan, Progress
 from dpfed.types import Vector
@@ -151,9 +158,8 @@ def _row(prepared: Prepared, progress: Progress, outcome: Outcome, seconds: floa
 
 def _accuracy(prepared: Prepared, progress: Progress, outcome: Outcome) -> Row:
     """Accuracy by the one kind of evaluation that the recipe turned on."""
-    kind, every = prepared.recipe.evaluation.kind, prepared.recipe.evaluation.every
-    due = progress.round % every == 0 or progress.round == prepared.plan.rounds
-    if not due or kind == "off":
+    kind = prepared.recipe.evaluation.kind
+    if kind == "off" or not prepared.plan.evaluates(outcome.round):
         return {}
     if kind == "federated":
         return {**outcome.measured(prepared.plan.loss_bound)}
@@ -181,14 +187,13 @@ def _number(value: float) -> float | None:
 
 def _result(prepared: Prepared, params: Vector, guarantee: Guarantee, history: list[Row]) -> Result:
     silos = prepared.federation
-    kind = prepared.recipe.evaluation.kind
     return Result(
         recipe=prepared.recipe,
         model=silos.model,
         params=params,
         history=history,
         guarantee=guarantee,
-        evaluation=EVALUATIONS["off" if kind == "test" and silos.test is None else kind],
+        evaluation=evaluation_words(prepared.recipe, silos),
         source=silos.source,
         warnings=prepared.warnings,
     )

@@ -50,7 +50,7 @@ from dpfed.data.problems import evaluate
 from dpfed.engines.flower import client
 from dpfed.engines.flower.codec import named_arrays
 from dpfed.engines.flower.strategy import DPResult, DPStrategy
-from dpfed.plan import EVALUATIONS, Federation, federation, make_plan, public_seed
+from dpfed.plan import Federation, evaluation_words, federation, make_plan, public_seed
 from dpfed.recipe import Recipe
 from dpfed.round import Plan
 from dpfed.types import Problem
@@ -165,9 +165,8 @@ class _Diary:
 
     def judge(self, round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Accuracy on the test records that the server holds, if the recipe says so."""
-        recipe, silos = self.run.recipe.evaluation, self.run.federation
-        due = round % recipe.every == 0 or round == self.run.plan.rounds
-        if recipe.kind != "test" or silos.test is None or not due:
+        kind, silos = self.run.recipe.evaluation.kind, self.run.federation
+        if kind != "test" or silos.test is None or not self.run.plan.evaluates(round - 1):
             return None
         params = silos.model.layout.flatten(arrays.to_torch_state_dict())
         seen = evaluate(silos.model, params, silos.test)
@@ -220,10 +219,9 @@ def _leave(out: Path, run: Prepared, result: DPResult, history: list[Row]) -> No
     if result.guarantee is None:
         raise errors.DpfedError("the strategy ended without a guarantee; nothing is reported")
     tensors = {n: t.contiguous() for n, t in result.arrays.to_torch_state_dict().items()}
-    kind = run.recipe.evaluation.kind
     promise = {
         **result.guarantee.to_json(),
-        "evaluation": EVALUATIONS["off" if _blind(run) else kind],
+        "evaluation": evaluation_words(run.recipe, run.federation),
         "data": run.federation.source,
         "stopped": result.stopped,
     }
@@ -232,10 +230,6 @@ def _leave(out: Path, run: Prepared, result: DPResult, history: list[Row]) -> No
     save_file(tensors, draft, metadata={"guarantee": result.guarantee.sentence})
     draft.replace(out / MODEL_FILE)
     _write(out / GUARANTEE_FILE, json.dumps(jsonable(promise), indent=2) + "\n")
-
-
-def _blind(run: Prepared) -> bool:
-    return run.recipe.evaluation.kind == "test" and run.federation.test is None
 
 
 def _leave_error(out: Path, error: Exception) -> None:

@@ -27,7 +27,7 @@ from dpfed.engines.inprocess import one_thread
 from dpfed.errors import ClientRefused, DataError, UnsoundPlan, wire_name
 from dpfed.round import Answer, Member, Plan, answer
 from dpfed.rows import Dense
-from dpfed.types import METRICS, Problem, Rows, Unit, Vector
+from dpfed.types import Problem, Rows, Unit, Vector
 
 log = logging.getLogger("dpfed")
 
@@ -37,8 +37,8 @@ Train = Callable[[Message, Context], Message]
 
 ENROL = "enrol"
 
-_SHELF = 64  # problems that a process keeps, since simulated clients share it
-_BUILT: dict[str, dict[tuple[int, int], Problem]] = {}
+_ROOM = 64  # things that a shelf keeps, since simulated clients share a process
+_SHELVES: dict[str, dict[Any, Any]] = {}
 
 
 def client_app(problem: MakeProblem, plan: Plan | MakePlan) -> ClientApp:
@@ -74,36 +74,37 @@ class _Desk:
 
     plan: Plan | MakePlan
     problem: MakeProblem | None
-    built: dict[tuple[int, int], Problem] = field(default_factory=dict)
-    plans: dict[str, Plan] = field(default_factory=dict)
+    own: dict[str, dict[Any, Any]] = field(default_factory=dict)
 
     def plan_of(self, context: Context) -> Plan:
         """The plan of a run: its configuration is all that it may depend on."""
         if isinstance(self.plan, Plan):
             return self.plan
-        run = repr(sorted(context.run_config.items()))
-        if run not in self.plans:
-            self.plans[run] = self.plan(context)
-        return self.plans[run]
+        run = (context.run_id, repr(sorted(context.run_config.items())))
+        plan: Plan = self._once(self.plan, run, context)
+        return plan
 
     def problem_of(self, context: Context) -> Callable[[], Problem]:
         def get() -> Problem:
-            key = (context.run_id, client_index(context))
-            built = self._shelf()
-            if key not in built and self.problem is not None:
-                while len(built) >= _SHELF:
-                    built.pop(next(iter(built)))
-                built[key] = self.problem(context)
-            return built[key]
+            run = (context.run_id, repr(sorted(context.run_config.items())))
+            key = (*run, client_index(context))
+            problem: Problem = self._once(self.problem, key, context)
+            return problem
 
         return get
 
-    def _shelf(self) -> dict[tuple[int, int], Problem]:
-        """Simulation pickles the app for each message: a named function's shelf outlives it."""
-        name = getattr(self.problem, "__qualname__", "<unnamed>")
-        if "<" in name:
-            return self.built
-        return _BUILT.setdefault(f"{getattr(self.problem, '__module__', '')}.{name}", {})
+    def _once(self, make: Any, key: tuple[Any, ...], context: Context) -> Any:
+        """What ``make`` gives for a key, made once per process.
+
+        Simulation pickles the app for each message: a named function's shelf outlives it.
+        """
+        name = f"{getattr(make, '__module__', '')}.{getattr(make, '__qualname__', '<unnamed>')}"
+        shelf = (self.own if "<" in name else _SHELVES).setdefault(name, {})
+        if key not in shelf:
+            while len(shelf) >= _ROOM:
+                shelf.pop(next(iter(shelf)))
+            shelf[key] = make(context)
+        return shelf[key]
 
     def enrol(self, context: Context) -> RecordDict:
         """Who this node is, and which plan it has agreed to."""
@@ -154,11 +155,10 @@ class _Desk:
 
 def _remember(plan: Plan, order: Order, member: Member, folder: Any) -> Member:
     """The member with the state that it kept after the last round it answered."""
-    size = order.broadcast.params.numel()
-    sizes = {name: 2 if name == METRICS else size for name in plan.channels}
+    params = order.broadcast.params
     template = {
-        "state": plan.client.init(order.broadcast.params),
-        "mechanisms": {name: plan.channels[name].init(sizes[name]) for name in plan.channels},
+        "state": plan.client.init(params),
+        "mechanisms": plan.mechanism_states(params.numel()),
     }
     kept = states.load(folder, order.broadcast.round, template)
     return replace(member, state=kept["state"], mechanisms=kept["mechanisms"])

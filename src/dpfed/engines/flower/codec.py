@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from dpfed.errors import WIRE_NAMES, BadReply, ClientRefused
 from dpfed.round import Answer
@@ -53,21 +54,21 @@ class Envelope:
 
 @dataclass(frozen=True, eq=False)
 class Sender:
-    """Makes a round's messages; the arrays are encoded once, whatever the number of clients."""
+    """Makes a broadcast's messages; its arrays are encoded once, whatever the number of clients."""
 
     layout: Layout
     training: str
     fingerprint: str
     config: ConfigRecord
-    _encoded: dict[int, tuple[Broadcast, RecordDict]] = field(default_factory=dict)
+    broadcast: Broadcast
 
-    def order(self, broadcast: Broadcast, stage: str, requests: Mapping[str, bytes]) -> RecordDict:
+    def order(self, stage: str, requests: Mapping[str, bytes]) -> RecordDict:
         """The content of one client's message."""
         names = list(requests)
         control = ConfigRecord(
             {
-                "round": broadcast.round,
-                "attempt": broadcast.attempt,
+                "round": self.broadcast.round,
+                "attempt": self.broadcast.attempt,
                 "stage": stage,
                 "training": self.training,
                 "fingerprint": self.fingerprint,
@@ -76,27 +77,19 @@ class Sender:
                 "requests": [requests[name] for name in names],
             }
         )
-        return RecordDict({**self._arrays(broadcast), CONTROL: control})
+        return RecordDict({**self._arrays, CONFIG: self.config, CONTROL: control})
 
     def forget(self) -> None:
         """Drop the arrays: a record refers to itself, and would keep them until a collection."""
-        for _, records in self._encoded.values():
-            for arrays in records.array_records.values():
-                arrays.clear()
-        self._encoded.clear()
+        for arrays in self._arrays.values():
+            arrays.clear()
 
-    def _arrays(self, broadcast: Broadcast) -> RecordDict:
-        last = self._encoded.get(0)
-        if last is None or last[0] is not broadcast:
-            arrays = named_arrays(self.layout, broadcast.params)
-            records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
-                ARRAYS: arrays,
-                CONFIG: self.config,
-            }
-            if broadcast.shared:
-                records[SHARED] = ArrayRecord(OrderedDict(broadcast.shared))
-            last = self._encoded[0] = (broadcast, RecordDict(records))
-        return last[1]
+    @cached_property
+    def _arrays(self) -> dict[str, ArrayRecord]:
+        arrays = {ARRAYS: named_arrays(self.layout, self.broadcast.params)}
+        if self.broadcast.shared:
+            arrays[SHARED] = ArrayRecord(OrderedDict(self.broadcast.shared))
+        return arrays
 
 
 def named_arrays(layout: Layout, params: Vector) -> ArrayRecord:

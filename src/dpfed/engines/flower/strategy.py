@@ -210,8 +210,9 @@ class DPStrategy(Strategy):
         except BadReply as error:
             log.warning("node %d is not enrolled: %s", node, error)
 
-    def _orders(self, sender: Sender, broadcast: Broadcast, stage: str, requests: Requests,
-                ttl: float) -> dict[int, Message]:  # fmt: skip
+    def _orders(
+        self, sender: Sender, stage: str, requests: Requests, ttl: float
+    ) -> dict[int, Message]:
         """A message for each enrolled client that the stage asks."""
         orders: dict[int, Message] = {}
         contents: dict[tuple[tuple[str, bytes], ...], RecordDict] = {}
@@ -221,13 +222,14 @@ class DPStrategy(Strategy):
                 continue
             key = tuple(asked.items())
             if key not in contents:
-                contents[key] = sender.order(broadcast, stage, asked)
-            group = str(broadcast.round + 1)
+                contents[key] = sender.order(stage, asked)
+            group = str(sender.broadcast.round + 1)
             orders[client] = Message(contents[key], node, "train", ttl=ttl, group_id=group)
         return orders
 
-    def _sender(self, config: ConfigRecord) -> Sender:
-        return Sender(self.layout or Layout({}), self.training, self.plan.fingerprint(), config)
+    def _sender(self, broadcast: Broadcast, config: ConfigRecord) -> Sender:
+        layout, mark = self.layout or Layout({}), self.plan.fingerprint()
+        return Sender(layout, self.training, mark, config, broadcast)
 
     # ------------------------------------------------------- Flower's own loop, for one stage
 
@@ -243,8 +245,8 @@ class DPStrategy(Strategy):
         self._enrol(grid, wait=self.wait if server_round == 1 else 0.0)
         due = self.plan.due(self._now.round)
         requests = {name: dict.fromkeys(self.plan.cohort(name), b"") for name in due}
-        broadcast, stage = publish(self.plan, self._now), self.plan.sum.stages[0]
-        return list(self._orders(self._sender(config), broadcast, stage, requests, 3600).values())
+        sender = self._sender(publish(self.plan, self._now), config)
+        return list(self._orders(sender, self.plan.sum.stages[0], requests, 3600).values())
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -263,9 +265,7 @@ class DPStrategy(Strategy):
                     yield client, _answer(reply, due)
 
         self.progress, outcome = play(self.plan, self._now, carry)
-        row = self._row(outcome, 0.0)
-        numbers = {k: row[k] for k in ("epsilon", "epsilon_others", "clients")}
-        return self._arrays(), MetricRecord(numbers)
+        return self._arrays(), _spent(self._row(outcome, 0.0))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -301,8 +301,8 @@ class _Carrier:
     def __call__(
         self, broadcast: Broadcast, stage: str, requests: Requests
     ) -> Iterator[tuple[int, Answer]]:
-        sender = self.strategy._sender(self.config)
-        orders = self.strategy._orders(sender, broadcast, stage, requests, self.timeout)
+        sender = self.strategy._sender(broadcast, self.config)
+        orders = self.strategy._orders(sender, stage, requests, self.timeout)
         ids = self.grid.push_messages(list(orders.values()))
         clients = {i: client for i, client in zip(ids, orders, strict=True) if i}
         nodes = {i: orders[client].metadata.dst_node_id for i, client in clients.items()}
@@ -378,10 +378,13 @@ def _enrolled(reply: Message, plan: Plan) -> int:
     return client
 
 
+def _spent(row: dict[str, Any]) -> MetricRecord:
+    return MetricRecord({name: row[name] for name in ("epsilon", "epsilon_others", "clients")})
+
+
 def _add_metrics(row: dict[str, Any], result: DPResult) -> None:
     """The row in Flower's own result."""
-    numbers = {k: row[k] for k in ("epsilon", "epsilon_others", "clients")}
-    result.train_metrics_clientapp[row["round"]] = MetricRecord(numbers)
+    result.train_metrics_clientapp[row["round"]] = _spent(row)
     if "accuracy" in row:
         judged = MetricRecord({"accuracy": row["accuracy"], "loss": row["loss"]})
         result.evaluate_metrics_clientapp[row["round"]] = judged
