@@ -26,8 +26,8 @@ from dpfed.engines.flower.codec import CONTROL, Envelope, write_answer
 from dpfed.engines.flower.strategy import DPStrategy
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.registry import build
-from dpfed.round import Plan
 from dpfed.rows import Dense
+from dpfed.terms import Plan
 from dpfed.types import UPDATE, Rows, Unit, Vector
 
 CLIENTS = 20
@@ -56,6 +56,10 @@ class Nothing:
         """One zero row."""
         del unit
         return Dense(torch.zeros(1, params.numel()))
+
+    def gradient(self, params: Vector) -> Vector:
+        """Not used."""
+        raise NotImplementedError
 
     def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
         """Not used."""

@@ -28,10 +28,11 @@ from dpfed.data.problems import Linear, LinearProblem
 from dpfed.engines.inprocess import rounds
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.randomness import Noise
-from dpfed.round import Member, Plan, answer
+from dpfed.round import Member, answer
 from dpfed.server.scale import scale
 from dpfed.server.sofim import sofim
 from dpfed.sums.plain import plain
+from dpfed.terms import Plan
 from dpfed.types import UPDATE, Broadcast, Stream, Unit, Vector, Weights
 
 RECORDS, CLIENTS, FEATURES, CLASSES = 50_000, 20, 64, 10

@@ -36,7 +36,8 @@ from benchmarks._measure import (
     threads,
 )
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.round import Carry, Plan, Progress, play, start
+from dpfed.round import Carry, Progress, play, start
+from dpfed.terms import Plan
 from dpfed.types import UPDATE, Broadcast, Trust
 
 SIZE = 10**6

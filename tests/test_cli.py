@@ -77,7 +77,7 @@ def test_errors_are_one_sentence_and_exit_two(
 
 
 def test_methods_lists_every_plug_in() -> None:
-    found = json.loads(dpfed("methods", "--json").stdout)
+    found = json.loads(dpfed("methods", "--plug-ins", "--json").stdout)
     assert {"sofim", "scale", "schedule", "ema", "gradient", "gaussian", "clear", "plain"} <= {
         each["name"] for each in found
     }

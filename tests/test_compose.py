@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from dpfed.compose import chain, identity, stateless
+from dpfed.compose import chain, identity, rescale, stateless
 from dpfed.errors import UnsoundPlan
-from dpfed.types import Aggregate, ServerOptimizer
+from dpfed.types import Aggregate, ServerOptimizer, State, Vector
 
 
 def sharing(name: str) -> ServerOptimizer:
@@ -41,3 +43,18 @@ def test_a_link_without_a_buffer_reusing_path_is_used_as_it_is() -> None:
     direction, _ = both.update_(G, both.init(G), Aggregate(0, G, G, 0.0, 1))
     assert direction.tolist() == [2, 2]
     assert G.tolist() == [0, 0]
+
+
+def test_what_follows_in_a_chain_is_told_the_new_noise_level() -> None:
+    seen: list[float] = []
+
+    def update(direction: Vector, state: State, aggregate: Aggregate) -> tuple[Vector, State]:
+        seen.append(aggregate.std)
+        return direction, state
+
+    spy = ServerOptimizer(init=stateless, update=update)
+    links = chain(rescale(0.5), chain(rescale(0.1), identity()), spy, spy)
+    params = torch.zeros(2)
+    links.update(params, links.init(params), Aggregate(0, params, params, 3.0, 1))
+    assert seen[0] == pytest.approx(0.15)
+    assert math.isnan(seen[1])  # unless a link says what it does to noise, nothing is known

@@ -26,7 +26,7 @@ def test_the_file_name_is_the_plug_ins_name(kind: str) -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(RecipeError, match="no plug-in 'sofin'; did you mean 'sofim'"):
         registry.find("server", "sofin")
-    with pytest.raises(RecipeError, match="it has ema, scale"):
+    with pytest.raises(RecipeError, match="it has adam, ema"):
         registry.find("server", "zzz")
 
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from dpfed.accounting.guarantee import Guarantee as Guarantee
     from dpfed.experiments.result import Result as Result
     from dpfed.experiments.run import run as run
-    from dpfed.round import Plan as Plan
+    from dpfed.terms import Plan as Plan
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Guarantee": "dpfed.accounting.guarantee",
-    "Plan": "dpfed.round",
+    "Plan": "dpfed.terms",
     "Result": "dpfed.experiments.result",
     "calibrate": "dpfed.accounting.calibrate",
     "run": "dpfed.experiments.run",

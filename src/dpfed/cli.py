@@ -194,19 +194,48 @@ def _in_words(answer: dict[str, Any]) -> str:
 
 @app.command()
 def methods(
+    plug_ins: Annotated[
+        bool, typer.Option("--plug-ins", help="The plug-ins, each with its options, instead.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table.")] = False,
 ) -> None:
-    """The plug-ins by station of the path, each with its options: what a recipe can name."""
+    """The papers' methods: what each protects, releases, sends and keeps.
+
+    A method's name goes into a recipe as method = "dp-fedadam"; it stands for client, server and
+    mechanism tables, whose options can be set as any other: --set client.steps=3.
+
+    upload: vectors of the model's size that a client sends in a round; keeps: vectors between
+    rounds; client memory: what its work needs, by model size d and inputs f; post-processing only:
+    it costs exactly what DP-FedGD costs.
+    """
+    from dpfed.methods import markdown, table
     from dpfed.registry import catalogue
 
-    found = catalogue()
+    found = catalogue() if plug_ins else table()
     if as_json:
         typer.echo(json.dumps(found))
-        return
-    _print_methods(found)
+    elif as_markdown and not plug_ins:
+        typer.echo(markdown(), nl=False)
+    elif plug_ins:
+        _print_plug_ins(found)
+    else:
+        _print_methods(table())
 
 
-def _print_methods(found: list[dict[str, Any]]) -> None:
+def _print_methods(found: list[dict[str, str]]) -> None:
+    """Cards, since a dozen columns do not fit a terminal."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False)
+    for row in found:
+        console.print(f"[bold]{row['method']}[/]  {escape(row['paper'])}")
+        for name in list(row)[2:]:
+            console.print(f"    {name:22}{escape(row[name])}", soft_wrap=True)
+
+
+def _print_plug_ins(found: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 

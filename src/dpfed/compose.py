@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dpfed.errors import UnsoundPlan
 from dpfed.types import Aggregate, ServerOptimizer, State, Vector
@@ -21,7 +23,7 @@ def _pass_on(direction: Vector, state: State, _: Aggregate) -> tuple[Vector, Sta
 
 def identity() -> ServerOptimizer:
     """Leaves the direction as it is."""
-    return ServerOptimizer(init=stateless, update=_pass_on, update_=_pass_on)
+    return ServerOptimizer(init=stateless, update=_pass_on, update_=_pass_on, gain=1.0)
 
 
 def chain(*links: ServerOptimizer) -> ServerOptimizer:
@@ -36,6 +38,7 @@ def chain(*links: ServerOptimizer) -> ServerOptimizer:
             step = link.update_ if reuse and link.update_ else link.update
             direction, inner_after = step(direction, inner, seen)
             after.append(inner_after)
+            seen = replace(seen, std=seen.std * link.gain)
         return direction, tuple(after)
 
     def update(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:
@@ -50,7 +53,8 @@ def chain(*links: ServerOptimizer) -> ServerOptimizer:
             _merge(shared, link.share(inner))
         return shared
 
-    return ServerOptimizer(init=init, update=update, share=share, update_=update_)
+    gain = math.prod(link.gain for link in links)
+    return ServerOptimizer(init=init, update=update, share=share, update_=update_, gain=gain)
 
 
 def _merge(shared: dict[str, Vector], more: Mapping[str, Vector]) -> None:
@@ -58,3 +62,15 @@ def _merge(shared: dict[str, Vector], more: Mapping[str, Vector]) -> None:
     if twice:
         raise UnsoundPlan(f"two optimizers of one chain share {twice}; keep one of them")
     shared.update(more)
+
+
+def rescale(rate: float) -> ServerOptimizer:
+    """Multiply the direction: the server half of an algorithm that sends sums of gradients."""
+
+    def update(direction: Vector, state: State, _: Aggregate) -> tuple[Vector, State]:
+        return direction * rate, state
+
+    def update_(direction: Vector, state: State, _: Aggregate) -> tuple[Vector, State]:
+        return direction.mul_(rate), state
+
+    return ServerOptimizer(init=stateless, update=update, update_=update_, gain=rate)

@@ -3,22 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpfed.engines.flower.client import client_app, private
 from dpfed.engines.flower.strategy import DPResult, DPStrategy
 from dpfed.plan import plan_for
 from dpfed.recipe import parse
-from dpfed.round import Plan
+from dpfed.terms import Plan
+from dpfed.vector import layout_of
 
 __all__ = ["DPResult", "DPStrategy", "client_app", "make_plan", "private"]
 
 
-def make_plan(nominal: Sequence[float], **sections: Any) -> Plan:
+def make_plan(
+    nominal: Sequence[float], layout: Mapping[str, Any] | None = None, **sections: Any
+) -> Plan:
     """A Plan from a recipe's sections: rounds, privacy, server, client, evaluation.
 
     Both sides of an app call it with the same arguments. ``nominal`` are the clients' public
     sizes in units (records, persons; 1 for each client at client level), by partition-id.
+    ``layout`` is the model's state dict, for methods that need to know its shape.
     """
-    return plan_for(parse(sections), nominal)
+    return plan_for(parse(sections), nominal, None if layout is None else layout_of(layout))

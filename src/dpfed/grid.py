@@ -8,6 +8,7 @@ is exact, and it tells nothing about data.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from dpfed.errors import BadRelease
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from dpfed.types import Vector
+    from dpfed.types import Release, Vector
 
     Integers: TypeAlias = NDArray[np.int32] | NDArray[np.int64]
+    Floats: TypeAlias = NDArray[np.float64]
 
 _BLOCK = 1 << 14
 
@@ -50,6 +52,44 @@ def to_grid(values: NDArray[np.float64], step: float) -> Vector:
         )
     # int32 where it fits: a release then weighs no more than float32
     return torch.from_numpy(values.astype(np.int32 if largest < 2.0**31 else np.int64))
+
+
+def pack(values: torch.Tensor, step: float, noise: Callable[[int], Floats] | None = None) -> Vector:
+    """Values, with noise added to each block, as integers on the grid; blocks bound the memory."""
+    import torch
+
+    vector = torch.empty(values.numel(), dtype=torch.int32)
+    for start in range(0, values.numel(), _BLOCK):
+        part = slice(start, min(start + _BLOCK, values.numel()))
+        block = values[part].numpy().astype("float64")
+        if noise is not None:
+            block += noise(block.size)
+        integers = to_grid(block, step)
+        if integers.dtype != vector.dtype:
+            vector = vector.to(torch.int64)  # rare: a value beyond 2^31 steps
+        vector[part] = integers
+    return vector
+
+
+def repack(values: torch.Tensor, like: Release | float) -> Release:
+    """A function of releases, on the grid of one of them: post-processing, so it may leave."""
+    from dpfed.types import Release
+
+    step = like if isinstance(like, float) else like.step
+    return Release(pack(values, step), math.nan, step)
+
+
+def add_values(total: torch.Tensor, release: Release, divisor: float) -> None:
+    """``total += what was released / divisor``, block by block: no vector is made for it."""
+    factor = release.step / divisor
+    for start in range(0, total.numel(), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        total[part].add_(to_values(release.vector[part], factor, like=total))
+
+
+def values_of(release: Release, divisor: float, like: torch.Tensor) -> Vector:
+    """What was released, over a public number."""
+    return to_values(release.vector, release.step / divisor, like)
 
 
 def add_weighted(total: NDArray[np.int64], integers: Integers, weight: float) -> None:

@@ -10,20 +10,33 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
-from dpfed.accounting.calibrate import calibrate
-from dpfed.accounting.guarantee import delta_warning
+from dpfed.accounting import gdp
+from dpfed.accounting.calibrate import least_factor
+from dpfed.accounting.guarantee import delta_warning, mu_squared
 from dpfed.compose import chain
 from dpfed.data import backbones, datasets, partitions
 from dpfed.data.datasets import Dataset, Records
-from dpfed.data.problems import Linear, Model, Network
+from dpfed.data.problems import Linear, Model, Network, seeded
 from dpfed.errors import RecipeError
 from dpfed.randomness import Noise, derive
 from dpfed.recipe import DataRecipe, ModelRecipe, PrivacyRecipe, Recipe
 from dpfed.registry import build
-from dpfed.round import Plan
-from dpfed.types import METRICS, UPDATE, Adjacency, Mechanism, NoiseSource, Problem, Unit
+from dpfed.sampling import EVERYONE, Everyone, Fixed, Poisson
+from dpfed.terms import Plan
+from dpfed.types import (
+    METRICS,
+    Adjacency,
+    ClientAlgorithm,
+    Mechanism,
+    NoiseSource,
+    Problem,
+    Sampling,
+    Unit,
+)
+from dpfed.vector import Layout
 
 EVALUATIONS = {
     "test": "on test records that the server holds",
@@ -63,7 +76,7 @@ def federation(recipe: Recipe, root: Path | None = None) -> Federation:
         fraction = recipe.evaluation.holdout
         pairs = [datasets.holdout(c, fraction, recipe.seed, by_group=False) for c in clients]
         clients, held = [kept for kept, _ in pairs], [away for _, away in pairs]
-    model = build_model(recipe.model, dataset)
+    model = build_model(recipe.model, dataset, recipe.seed)
     problems = [model.problem(records) for records in clients]
     return Federation(model, clients, problems, dataset.test, held, dataset.source)
 
@@ -113,11 +126,11 @@ def divide(recipe: Recipe, dataset: Dataset) -> list[Records]:
     return [dataset.train.take(index) for index in parts]
 
 
-def build_model(recipe: ModelRecipe, dataset: Dataset) -> Model:
+def build_model(recipe: ModelRecipe, dataset: Dataset, seed: int = 0) -> Model:
     """The model that the recipe names, sized for the data set."""
     features = math.prod(dataset.train.x.shape[1:])
     if recipe.name == "network":
-        return Network(_module(recipe), chunk=recipe.chunk, sampler=recipe.sampler)
+        return Network(_module(recipe, seed), chunk=recipe.chunk, sampler=recipe.sampler)
     if recipe.name == "softmax":
         if dataset.classes is None:
             raise RecipeError("model 'softmax' needs class labels, and these are numbers")
@@ -127,7 +140,7 @@ def build_model(recipe: ModelRecipe, dataset: Dataset) -> Model:
     raise RecipeError(f"model is {recipe.name!r}; use softmax, logistic, poisson or network")
 
 
-def _module(recipe: ModelRecipe) -> torch.nn.Module:
+def _module(recipe: ModelRecipe, seed: int) -> torch.nn.Module:
     where, colon, name = (recipe.factory or "").partition(":")
     if not colon:
         raise RecipeError(
@@ -139,26 +152,33 @@ def _module(recipe: ModelRecipe) -> torch.nn.Module:
         raise RecipeError(
             f"model factory {recipe.factory!r} cannot be imported: {error}"
         ) from error
-    module: torch.nn.Module = factory(**recipe.options)
-    return module
+    return seeded(lambda: factory(**recipe.options), public_seed(seed, "module"))
 
 
 # ------------------------------------------------------------------------------------- the plan
 
 
-def make_plan(recipe: Recipe, clients: Sequence[Records]) -> Plan:
+def make_plan(recipe: Recipe, clients: Sequence[Records], model: Model | None = None) -> Plan:
     """The Plan of a recipe for these clients, whose sizes the adjacency makes public."""
-    return plan_for(recipe, [_nominal(recipe.privacy, records) for records in clients])
+    nominal = [_nominal(recipe.privacy, records) for records in clients]
+    plan = plan_for(recipe, nominal, None if model is None else model.layout)
+    if plan.client.linear and model is not None and not isinstance(model, Linear):
+        raise RecipeError(
+            f"client {recipe.client['name']!r} needs a model of one linear layer; "
+            f"use softmax, logistic or poisson"
+        )
+    return plan
 
 
-def plan_for(recipe: Recipe, nominal: Sequence[float]) -> Plan:
+def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = None) -> Plan:
     """The Plan of a recipe for clients of these public sizes: calibrated, refused if unsound."""
     links = [_plug_in("server", table) for table in recipe.server]
     privacy = recipe.privacy
     seed = recipe.seed if privacy.noise is NoiseSource.KEYED else None
+    client = _plug_in("client", recipe.client, unit=privacy.unit, layout=layout)
     draft = Plan(
-        client=_plug_in("client", recipe.client),
-        channels=_channels(recipe),
+        client=client,
+        channels=_channels(recipe, client, nominal),
         sum=_plug_in("sums", recipe.sum),
         server=links[0] if len(links) == 1 else chain(*links),
         nominal=[float(size) for size in nominal],
@@ -169,36 +189,66 @@ def plan_for(recipe: Recipe, nominal: Sequence[float]) -> Plan:
         colluders=privacy.colluders,
         metrics_every=recipe.evaluation.every,
         loss_bound=recipe.evaluation.loss_bound,
+        participation=EVERYONE if privacy.client_rate == 1 else Poisson(privacy.client_rate),
     )
     if privacy.epsilon is None:
+        draft.promise()  # what cannot be priced is refused before the first round
         return draft
-    return replace(draft, channels=_calibrated(recipe, draft, privacy.epsilon))
+    shares = _shares(recipe, draft)
+    return replace(draft, channels=_calibrated(draft, privacy.epsilon, shares))
 
 
-def _plug_in(kind: str, table: dict[str, Any]) -> Any:
+def _plug_in(kind: str, table: dict[str, Any], **facts: Any) -> Any:
     if not isinstance(table.get("name"), str):
         raise RecipeError(f"a {kind} table has no name: {table}; see 'dpfed methods'")
     options = {key: value for key, value in table.items() if key != "name"}
-    return build(kind, table["name"], options)
+    return build(kind, table["name"], options, **facts)
 
 
-def _channels(recipe: Recipe) -> dict[str, Mechanism]:
+def _channels(
+    recipe: Recipe, client: ClientAlgorithm, nominal: Sequence[float]
+) -> dict[str, Mechanism]:
     """The mechanism of each channel, at the noise level given or to be calibrated."""
     privacy = recipe.privacy
     if recipe.evaluation.kind not in EVALUATIONS:
         raise RecipeError(
             f"evaluation.kind is {recipe.evaluation.kind!r}; use one of {list(EVALUATIONS)}"
         )
-    clips = {UPDATE: privacy.clip}
-    if recipe.evaluation.kind == "federated":
-        clips[METRICS] = math.sqrt(2)  # a point of the unit square
-    return {name: _mechanism(privacy, clip) for name, clip in clips.items()}
+    sampling = _sampling(privacy, nominal)
+    made = {
+        name: _mechanism(
+            privacy,
+            channel.clip or privacy.clip,
+            channel.swap,
+            sampling,
+            sum(channel.releases(at) for at in range(recipe.rounds)),
+        )
+        for name, channel in client.channels.items()
+        if any(phase.releases for phase in channel.phases)
+    }
+    if recipe.evaluation.kind == "federated":  # a point of the unit square, of every unit
+        fresh = "clear" if privacy.mechanism == "clear" else "gaussian"  # nothing sums them up
+        plain = msgspec.structs.replace(privacy, mechanism=fresh, options={})
+        made[METRICS] = _mechanism(plain, math.sqrt(2), None, EVERYONE, recipe.rounds)
+    return made
 
 
-def _mechanism(privacy: PrivacyRecipe, clip: float) -> Mechanism:
+def _sampling(privacy: PrivacyRecipe, nominal: Sequence[float]) -> Sampling:
+    if privacy.batch_size is not None:
+        if privacy.record_rate != 1:
+            raise RecipeError("record_rate and batch_size are two draws; give one of them")
+        return Fixed(privacy.batch_size, math.floor(min(nominal)))
+    return EVERYONE if privacy.record_rate == 1 else Poisson(privacy.record_rate)
+
+
+def _mechanism(
+    privacy: PrivacyRecipe, clip: float, swap: float | None, sampling: Sampling, releases: int
+) -> Mechanism:
+    """Correlated noise is laid out for so many releases."""
     given = privacy.epsilon is not None, privacy.std_over_clip is not None
     options: dict[str, Any] = {
         "clip": clip, "unit": privacy.unit, "adjacency": privacy.adjacency, "trust": privacy.trust,
+        **privacy.options,
     }  # fmt: skip
     if privacy.mechanism == "clear":
         if any(given):
@@ -212,24 +262,47 @@ def _mechanism(privacy: PrivacyRecipe, clip: float) -> Mechanism:
         )
     else:
         options["std"] = clip * (1.0 if privacy.std_over_clip is None else privacy.std_over_clip)
-    mechanism: Mechanism = build("mechanisms", privacy.mechanism, options)
-    return mechanism
+        options["swap"] = 2 * clip if swap is None else swap
+    ahead = max(1, releases)
+    mechanism: Mechanism = build(
+        "mechanisms", privacy.mechanism, options, horizon=ahead, rounds=ahead
+    )
+    return mechanism if sampling == EVERYONE else mechanism.with_sampling(sampling)
 
 
-def _calibrated(recipe: Recipe, draft: Plan, epsilon: float) -> dict[str, Mechanism]:
-    shares = {UPDATE: 1.0}
-    if METRICS in draft.channels:
-        shares = {UPDATE: 1 - recipe.evaluation.share, METRICS: recipe.evaluation.share}
-    return {
-        name: calibrate(
-            mechanism,
-            epsilon=epsilon,
-            delta=draft.delta,
-            releases=draft.planned(name),
-            share=shares[name],
-        )
-        for name, mechanism in draft.channels.items()
-    }
+def _shares(recipe: Recipe, draft: Plan) -> dict[str, float]:
+    """The part of the squared mu that each channel may use."""
+    shares = {METRICS: recipe.evaluation.share} if METRICS in draft.channels else {}
+    for name, channel in draft.client.channels.items():
+        if name in draft.channels and channel.share is not None:
+            shares[name] = channel.share
+    rest = [name for name in draft.channels if name not in shares]
+    left = 1 - math.fsum(shares.values())
+    if rest and left <= 0:
+        raise RecipeError(f"the shares {shares} leave nothing for {rest}; lower one of them")
+    return {**shares, **dict.fromkeys(rest, left / max(1, len(rest)))}
+
+
+def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[str, Mechanism]:
+    """Noise by the closed form; where units are drawn, all of it is then scaled by a search."""
+    mu = gdp.mu_for(epsilon, draft.delta)
+
+    def level(name: str, mechanism: Mechanism) -> Mechanism:
+        now = math.sqrt(mu_squared(mechanism, max(1, draft.planned(name))))
+        return mechanism.with_std(mechanism.std * now / (mu * math.sqrt(shares[name])))
+
+    made = {name: level(name, mechanism) for name, mechanism in draft.channels.items()}
+    drawn = (m.sampling for m in made.values())
+    if all(isinstance(sampling, Everyone) for sampling in (*drawn, draft.amplified)):
+        return made
+
+    def scaled(factor: float) -> dict[str, Mechanism]:
+        return {name: m.with_std(m.std * factor) for name, m in made.items()}
+
+    def keeps(factor: float) -> bool:
+        return replace(draft, channels=scaled(factor)).promise().claims[0].epsilon <= epsilon
+
+    return scaled(least_factor(keeps))
 
 
 def _nominal(privacy: PrivacyRecipe, records: Records) -> float:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NONCE = bytes(16)  # a key is used for one stream only, so the nonce need not vary
-_BLOCK = 1 << 16  # pairs of normals made at a time: keeps the temporaries in cache
+_BLOCK = 1 << 13  # pairs of normals made at a time: the temporaries stay small, and in cache
 
 
 class KeyStream:

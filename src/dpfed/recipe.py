@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from dpfed.errors import RecipeError
+from dpfed.methods import tables
 from dpfed.registry import suggest
 from dpfed.types import Adjacency, NoiseSource, Trust, Unit, Weights
 
@@ -88,6 +89,14 @@ class PrivacyRecipe(_Section, frozen=True):
     colluders: int = 1
     nominal: float | None = None
     """The public size of every client; must be declared under add-remove."""
+    record_rate: float = 1.0
+    """Each unit is drawn with this probability for each release of its client (Poisson)."""
+    batch_size: int | None = None
+    """A fixed number of records instead: no accountant prices it, so only without a promise."""
+    client_rate: float = 1.0
+    """Each client is asked with this probability in each round (Poisson)."""
+    options: dict[str, Any] = {}
+    """The mechanism's own options, such as restart of tree."""
 
 
 class EvaluationRecipe(_Section, frozen=True):
@@ -106,6 +115,8 @@ class Recipe(_Section, frozen=True):
     """A run."""
 
     name: str = "run"
+    method: str | None = None
+    """A method's name from 'dpfed methods': stands for client, server and mechanism tables."""
     seed: int = 0
     rounds: int = 70
     data: DataRecipe = DataRecipe()
@@ -120,17 +131,30 @@ class Recipe(_Section, frozen=True):
 def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
     """A recipe from a TOML file or a mapping, with ``key=value`` overrides on top."""
     tree = dict(source) if isinstance(source, Mapping) else read(Path(source))
-    for override in overrides:
-        tree = assign(tree, override)
+    # the method first: other overrides may set options of the tables that it stands for
+    for override in sorted(overrides, key=lambda text: not text.startswith("method=")):
+        tree = assign(_with_method(tree), override)
     return parse(tree)
 
 
 def parse(tree: Mapping[str, Any]) -> Recipe:
     """A checked recipe from plain tables."""
     try:
-        return msgspec.convert(tree, Recipe)
+        return msgspec.convert(_with_method(tree), Recipe)
     except msgspec.ValidationError as error:
         raise RecipeError(f"the recipe is wrong: {_explain(str(error))}") from error
+
+
+def _with_method(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The method's tables, under those that the recipe gives itself."""
+    if not isinstance(tree.get("method"), str):
+        return dict(tree)
+    filled = {**tables(tree["method"]), **tree}
+    mechanism = filled.pop("mechanism")
+    privacy = filled.get("privacy", {})
+    if isinstance(privacy, Mapping):
+        filled["privacy"] = {"mechanism": mechanism, **privacy}
+    return filled
 
 
 def dump(recipe: Recipe) -> str:

@@ -24,6 +24,8 @@ import msgspec
 from dpfed.errors import RecipeError
 
 KINDS = ("client", "mechanisms", "sums", "server")
+FACTS = ("unit", "layout")
+"""Parameters of a factory that are facts of the plan, not options of a recipe."""
 
 
 @cache  # reading the entry points of all installed packages takes 10 ms
@@ -48,17 +50,21 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     return typing.cast("Callable[..., Any]", getattr(import_module(f"dpfed.{kind}.{name}"), name))
 
 
-def build(kind: str, name: str, options: Mapping[str, Any]) -> Any:
-    """The plug-in with these options, each checked against the factory's signature."""
+def build(kind: str, name: str, options: Mapping[str, Any], **facts: Any) -> Any:
+    """The plug-in with these options, each checked against the factory's signature.
+
+    ``facts`` are what the plan knows (FACTS); a factory that has such a parameter is given it.
+    """
     factory = find(kind, name)
     known = inspect.signature(factory).parameters
     hints = typing.get_type_hints(factory)
     checked = {}
     for key, value in options.items():
-        if key not in known:
-            raise RecipeError(f"{kind} {name!r} has no option {key!r}; {suggest(key, list(known))}")
+        if key not in known or (key in FACTS and kind == "client"):
+            mine = [option for option in known if option not in FACTS]
+            raise RecipeError(f"{kind} {name!r} has no option {key!r}; {suggest(key, mine)}")
         checked[key] = _convert(f"{name}.{key}", value, hints.get(key, Any))
-    return factory(**checked)
+    return factory(**{**{key: facts[key] for key in facts if key in known}, **checked})
 
 
 def _convert(label: str, value: Any, hint: Any) -> Any:
@@ -82,14 +88,24 @@ def catalogue() -> list[dict[str, Any]]:
 def _describe(kind: str, name: str) -> dict[str, Any]:
     factory = find(kind, name)
     parameters = inspect.signature(factory).parameters.values()
-    options = {p.name: _plain(p.default) for p in parameters if p.default is not p.empty}
+    hidden = FACTS if kind == "client" else ()
+    options = {
+        p.name: _plain(p.default)
+        for p in parameters
+        if p.default is not p.empty and p.name not in hidden
+    }
     return {
         "kind": kind,
         "name": name,
         "summary": (inspect.getdoc(factory) or "").split("\n")[0],
         "options": options,
-        "paper": getattr(inspect.getmodule(factory), "PAPER", ""),
+        "paper": paper(kind, name),
     }
+
+
+def paper(kind: str, name: str) -> str:
+    """Where a plug-in comes from."""
+    return str(getattr(inspect.getmodule(find(kind, name)), "PAPER", ""))
 
 
 def _plain(value: Any) -> Any:

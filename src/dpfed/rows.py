@@ -18,14 +18,15 @@ idealized arithmetic: the float sum itself rounds).
 
 `Dense` is the oracle. `Outer` never builds a per-record gradient: the gradient of a linear layer
 is residual x feature, its norm |residual| |feature|. `Chunks` takes any model, a bounded number of
-records at a time. `groups` makes all records of one person one row.
+records at a time. `groups` makes all records of one person one row. `Scaled` multiplies each
+coordinate by a public number before the clip. Rows that are matrices are in matrices.py.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -106,6 +107,16 @@ class Dense:
     matrix: torch.Tensor
     groups: torch.Tensor | None = None
 
+    @property
+    def units(self) -> int:
+        """Records, or groups where there are any."""
+        return count_units(len(self.matrix), self.groups)
+
+    def select(self, kept: torch.Tensor) -> Dense:
+        """The rows of the units in ``kept``."""
+        index = records_of(kept, self.groups)
+        return Dense(self.matrix[index], _part(self.groups, index))
+
     def clipped_sum(self, clip: float) -> BoundedSum:
         """Clip each row (or each group's sum of rows), then add them up."""
         matrix = self.matrix if self.groups is None else group_sums(self.matrix, self.groups)
@@ -117,6 +128,23 @@ def group_sums(matrix: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     _, index = torch.unique(groups, return_inverse=True)
     count = int(index.max()) + 1 if index.numel() else 0
     return matrix.new_zeros(count, matrix.shape[1]).index_add_(0, index, matrix)
+
+
+def count_units(records: int, groups: torch.Tensor | None) -> int:
+    """How many units so many records are."""
+    return records if groups is None else len(torch.unique(groups))
+
+
+def records_of(kept: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:
+    """The indices of the records of the units in ``kept``; groups in the order of their numbers."""
+    if groups is not None:
+        _, unit = torch.unique(groups, return_inverse=True)
+        kept = kept[unit]
+    return torch.nonzero(kept).squeeze(1)
+
+
+def _part(values: torch.Tensor | None, index: torch.Tensor) -> torch.Tensor | None:
+    return None if values is None else values[index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +163,19 @@ class Outer:
     groups: torch.Tensor | None = None
     feature_norms: torch.Tensor | None = None
     scratch: bool = False
+
+    @property
+    def units(self) -> int:
+        """Records, or groups where there are any."""
+        return count_units(len(self.residual), self.groups)
+
+    def select(self, kept: torch.Tensor) -> Outer:
+        """The rows of the units in ``kept``."""
+        index = records_of(kept, self.groups)
+        groups, norms = _part(self.groups, index), _part(self.feature_norms, index)
+        return Outer(
+            self.residual[index], self.feature[index], self.bias, groups, norms, scratch=True
+        )
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """Scale each residual by its row's factor; one matrix product then makes the sum."""
@@ -167,7 +208,7 @@ class Outer:
     def _by_group(self, clip: float) -> Vector:
         """One group's sum at a time: [c, f], whatever the number of its records."""
         total = self.residual.new_zeros(self.residual.shape[1], self.feature.shape[1])
-        for index in _members(self.groups):
+        for index in members_of(self.groups):
             person = self.residual[index].T @ self.feature[index]
             total += _clip_rows(person.reshape(1, -1), clip).view_as(total)
         return linear_vector(total, self.bias)
@@ -180,7 +221,7 @@ def linear_vector(matrix: torch.Tensor, bias: bool) -> Vector:
     return torch.cat([matrix[:, :-1].reshape(-1), matrix[:, -1]])
 
 
-def _members(groups: torch.Tensor | None) -> Iterator[torch.Tensor]:
+def members_of(groups: torch.Tensor | None) -> Iterator[torch.Tensor]:
     """The record indices of each group."""
     if groups is None or groups.numel() == 0:
         return iter(())
@@ -204,6 +245,22 @@ class Chunks:
     groups: torch.Tensor | None = None
     dtype: torch.dtype = torch.float32
 
+    @property
+    def units(self) -> int:
+        """Records, or groups where there are any."""
+        return count_units(self.records, self.groups)
+
+    def select(self, kept: torch.Tensor) -> Chunks:
+        """The rows of the units in ``kept``: only their gradients are ever computed."""
+        index = records_of(kept, self.groups)
+        groups = _part(self.groups, index)
+        return replace(
+            self,
+            gradients=lambda part: self.gradients(index[part]),
+            records=len(index),
+            groups=groups,
+        )
+
     def clipped_sum(self, clip: float) -> BoundedSum:
         """Clip and add chunk by chunk; with groups, person by person."""
         _checked(clip)
@@ -218,8 +275,80 @@ class Chunks:
                 yield self.gradients(index)
 
     def _people(self) -> Iterator[torch.Tensor]:
-        for members in _members(self.groups):
+        for members in members_of(self.groups):
             person = torch.zeros(1, self.size, dtype=self.dtype)
             for index in torch.split(members, self.chunk):
                 person += self.gradients(index).sum(dim=0)
             yield person
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """Rows whose coordinates are multiplied by public numbers before they are clipped.
+
+    Per-record gradients of a linear layer stay factored: the squared norm of a scaled row is
+    sum_ab (residual_a feature_b scale_ab)^2, one matrix product for all records.
+    """
+
+    rows: Dense | Outer | Chunks
+    scale: Vector
+
+    @property
+    def units(self) -> int:
+        """As many as before."""
+        return self.rows.units
+
+    def select(self, kept: torch.Tensor) -> Scaled:
+        """The rows of the units in ``kept``."""
+        return Scaled(self.rows.select(kept), self.scale)
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        """Scale, clip, add up."""
+        rows = self.rows
+        if isinstance(rows, Outer):
+            return self._outer(rows, _checked(clip))
+        if isinstance(rows, Chunks):
+            return self._chunks(rows).clipped_sum(clip)
+        return Dense(rows.matrix * self.scale, rows.groups).clipped_sum(clip)
+
+    def _chunks(self, rows: Chunks) -> Chunks:
+        return replace(rows, gradients=lambda index: rows.gradients(index) * self.scale)
+
+    def _outer(self, rows: Outer, clip: float) -> BoundedSum:
+        if rows.groups is not None:
+            return self._people(rows, clip)
+        usable = torch.isfinite(rows.residual).all(dim=1) & torch.isfinite(rows.feature).all(dim=1)
+        residual, feature = rows.residual[usable], rows.feature[usable]
+        scale = linear_matrix(self.scale, feature.shape[1], rows.bias)
+        norms = _scaled_outer_norms(residual, feature, scale)
+        # what overflows even in double precision is beyond any use: the unit counts for nothing
+        factors = torch.where(torch.isfinite(norms), _factors(norms, clip), 0.0)
+        short = torch.where(factors < 1, factors * (1 - 8 * torch.finfo(residual.dtype).eps), 1.0)
+        weighted = (residual * short[:, None].to(residual.dtype)).nan_to_num()
+        return _bounded(linear_vector((weighted.T @ feature).mul_(scale), rows.bias), clip)
+
+    def _people(self, rows: Outer, clip: float) -> BoundedSum:
+        total = torch.zeros_like(self.scale)
+        for index in members_of(rows.groups):
+            person = linear_vector(rows.residual[index].T @ rows.feature[index], rows.bias)
+            total += _clip_rows((person * self.scale)[None], clip)[0]
+        return _bounded(total, clip)
+
+
+def _scaled_outer_norms(
+    residual: torch.Tensor, feature: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
+    """In double precision, some columns at a time: no other vector of the model's size is made."""
+    squared = residual.double() ** 2
+    parts = (slice(at, at + 1024) for at in range(0, feature.shape[1], 1024))
+    columns = ((scale[:, p].double() ** 2, feature[:, p].double() ** 2) for p in parts)
+    return sum((squared @ s * x).sum(dim=1) for s, x in columns).sqrt()  # type: ignore[union-attr]
+
+
+def linear_matrix(vector: Vector, inputs: int, bias: bool) -> torch.Tensor:
+    """The inverse of ``linear_vector``: [outputs, inputs], the bias in the last column."""
+    if not bias:
+        return vector.view(-1, inputs)
+    outputs = vector.numel() // inputs
+    weight, last = vector[: outputs * (inputs - 1)], vector[outputs * (inputs - 1) :]
+    return torch.cat([weight.view(outputs, inputs - 1), last[:, None]], dim=1)

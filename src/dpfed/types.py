@@ -10,6 +10,7 @@ No logic lives here, and neither torch nor dp_accounting is imported at run time
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -116,6 +117,18 @@ class Rows(Protocol):
     def clipped_sum(self, clip: float) -> BoundedSum: ...
 
 
+@runtime_checkable
+class Selectable(Protocol):
+    """Rows of which a part can be drawn."""
+
+    @property
+    def units(self) -> int:
+        """How many there are."""
+
+    def select(self, kept: torch.Tensor) -> Rows:
+        """The rows of the units that are True in ``kept``."""
+
+
 @dataclass(frozen=True, eq=False)
 class Release:
     """What may leave a client: integers on a public grid, so that a total is the same in any order.
@@ -150,10 +163,17 @@ class Aggregate:
     params: Vector
     mean: Vector
     std: float
-    """The known noise level of each coordinate of ``mean``."""
+    """The known noise level of each coordinate of ``mean``; NaN where it is not known."""
     clients: int
+    """How many are in the mean."""
     public: Mapping[str, Vector] = field(default_factory=dict)
     """The means of the other channels."""
+    enrolled: int = 0
+    """How many clients the plan has."""
+    rate: float = 1.0
+    """The part of them that is expected in a round: the mean divides by it."""
+    lead: str = UPDATE
+    """The channel whose mean is ``mean``."""
 
 
 # ------------------------------------------------------------------------------------- plug-ins
@@ -163,6 +183,7 @@ class Stream(Protocol):
     """Random bits and what is made of them (see randomness.py)."""
 
     def normal(self, size: int) -> NDArray[np.float64]: ...
+    def words(self, count: int) -> NDArray[np.uint64]: ...
 
 
 class Problem(Protocol):
@@ -174,15 +195,37 @@ class Problem(Protocol):
     def rows(self, params: Vector, unit: Unit) -> Rows:
         """Per-unit gradients of the loss at ``params``."""
 
+    def gradient(self, params: Vector) -> Vector:
+        """The mean gradient over all records, in clear: for local steps at client level."""
+
     def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
         """Per-unit (correct, loss clipped to [0, loss_bound] over loss_bound)."""
+
+
+@runtime_checkable
+class LinearProblem(Problem, Protocol):
+    """A problem of one linear layer, whose second derivatives have a form of their own."""
+
+    def gram_rows(self, unit: Unit) -> MatrixRows:
+        """Per-unit x x^T of the layer's inputs (a bias is one more input, equal to 1)."""
+
+    def hessian_rows(self, params: Vector, unit: Unit) -> MatrixRows:
+        """Per-unit Hessians of the loss at ``params``, in the order of the flat vector."""
+
+
+class MatrixRows(Rows, Protocol):
+    """Rows that are positive semidefinite matrices; their vectors are upper triangles."""
+
+    def clipped_matrix(self, clip: float) -> torch.Tensor:
+        """The sum of the matrices, each scaled to Frobenius norm at most ``clip``. Sensitive."""
 
 
 class Releaser(Protocol):
     """The one door out of a client: rows in, release out, and each call is booked.
 
-    ``nominal`` is the public size declared at enrolment. It is the only size that an algorithm
-    may divide by: the true one is data.
+    ``nominal`` is the number of units that is expected in a release: the public size declared at
+    enrolment, times the sampling rate. It is the only size that an algorithm may divide by: the
+    true one is data.
     """
 
     unit: Unit
@@ -206,19 +249,66 @@ class ServerOptimizer(NamedTuple):
     update: Callable[[Vector, State, Aggregate], tuple[Vector, State]]
     share: Callable[[State], Mapping[str, Vector]] = _share_nothing
     update_: Callable[[Vector, State, Aggregate], tuple[Vector, State]] | None = None
+    gain: float = math.nan
+    """The factor on the noise, where it is one: what follows in a chain is told the new level."""
+
+
+class Phase(NamedTuple):
+    """So many rounds, with so many releases in each; ``rounds`` None means all that follow."""
+
+    rounds: int | None
+    releases: int
+
+
+class Channel(NamedTuple):
+    """What an algorithm releases under one name: what the accountant prices."""
+
+    phases: tuple[Phase, ...] = (Phase(None, 1),)
+    size: int | None = None
+    """The length of its vectors; None is the model's."""
+    clip: float | None = None
+    """The bound of a row, where it follows from the algorithm; None is the recipe's clip."""
+    swap: float | None = None
+    """How far exchanging two units moves the sum; None is twice the clip."""
+    share: float | None = None
+    """The part of the squared mu that it may use; None is what the others leave."""
+    sent: bool = True
+    """Whether a reply goes out on it; if not, the releases are used by the client alone."""
+    noise: float = 1.0
+    """The reply's noise level over that of one release; NaN where it is not known."""
+
+    def releases(self, round: int) -> int:
+        """How many are made in a round."""
+        begun = 0
+        for rounds, releases in self.phases:
+            if rounds is None or round < begun + rounds:
+                return releases
+            begun += rounds
+        return 0
 
 
 class ClientAlgorithm(NamedTuple):
-    """What a client does in a round."""
+    """What a client does in a round.
+
+    A channel without any releases is derived: its replies are functions of what was released on
+    the others in the same round, and cost nothing more.
+    """
 
     init: Callable[[Vector], State]
     work: Callable[[Broadcast, Problem, State, Releaser], tuple[Reply, State]]
     units: frozenset[Unit]
     """What it can protect: declared here, proved by a law test."""
-    releases: Mapping[str, int] = {UPDATE: 1}
-    """How often it calls the releaser in a round, by channel: what the accountant prices."""
+    channels: Mapping[str, Channel] = {UPDATE: Channel()}
     unchanged: bool = False
     """Each release is sent as it is, once: only then does other clients' noise hide it too."""
+    keeps: bool = False
+    """Later replies depend on its own earlier releases: sound only where each is private alone."""
+    linear: bool = False
+    """It needs a model that is one linear layer."""
+    samples: bool = True
+    """Its rows may be drawn at random."""
+    memory: str = "d"
+    """What a client must hold while it works, in terms of the model's size d and its inputs f."""
     companion: ServerOptimizer | None = None
     """The server half of two-sided methods; it runs before the plan's own optimizer."""
 
@@ -226,7 +316,15 @@ class ClientAlgorithm(NamedTuple):
 class Sampling(Protocol):
     """Which units take part in a release, and what that is worth."""
 
-    def amplify(self, event: DpEvent) -> DpEvent: ...
+    @property
+    def rate(self) -> float:
+        """The part of all units that is expected."""
+
+    def draw(self, units: int, rng: Stream) -> torch.Tensor | None:
+        """Who takes part: a boolean per unit; None is everyone."""
+
+    def amplify(self, event: DpEvent) -> DpEvent:
+        """What the event costs under this draw."""
 
 
 class Mechanism(Protocol):
@@ -252,6 +350,9 @@ class Mechanism(Protocol):
     def sampling(self) -> Sampling: ...
     @property
     def shares(self) -> float: ...
+    @property
+    def independent(self) -> bool:
+        """Whether each release has noise of its own, at the same level."""
 
     def init(self, size: int) -> State: ...
 
@@ -266,6 +367,9 @@ class Mechanism(Protocol):
 
     def with_std(self, std: float) -> Mechanism:
         """The same mechanism at another noise level: what calibration returns."""
+
+    def with_sampling(self, sampling: Sampling) -> Mechanism:
+        """The same mechanism on a draw of the units; refuses one that it cannot price."""
 
 
 # ----------------------------------------------------------------------------------------- sums

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dpfed.errors import DataError
+from dpfed.errors import DataError, RecipeError
 from dpfed.types import Vector
 
 BLOCK = 1 << 16
@@ -48,6 +48,28 @@ class Layout:
         sizes = [math.prod(shape) for shape in self.shapes.values()]
         parts = torch.split(vector, sizes)
         return {n: p.view(s) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
+
+
+@dataclass(frozen=True)
+class Head:
+    """The shape of a model that is one linear layer; a bias is one more input, equal to 1."""
+
+    outputs: int
+    inputs: int
+    bias: bool
+
+
+def head_of(layout: Layout | None, method: str) -> Head:
+    """The linear layer that a layout is, for a method that needs one."""
+    shapes = {} if layout is None else dict(layout.shapes)
+    weight = shapes.pop("weight", ())
+    bias = shapes.pop("bias", None)
+    if len(weight) != 2 or shapes or bias not in (None, weight[:1]):
+        raise RecipeError(
+            f"{method} needs a model of one linear layer with a known layout (weight, bias), not "
+            f"{None if layout is None else dict(layout.shapes)}; use softmax, logistic or poisson"
+        )
+    return Head(weight[0], weight[1] + (bias is not None), bias is not None)
 
 
 def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:

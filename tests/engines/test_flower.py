@@ -429,10 +429,31 @@ def test_client_state_is_on_the_clients_disk_and_outlives_a_run(tmp_path: Path) 
     DPStrategy(plan, training="t1").start(grid_for(plan), INITIAL)
     folder = states.folder_for("t1", 1)
     assert sorted(path.name for path in folder.iterdir()) == ["2.safetensors", "3.safetensors"]
-    kept = states.load(folder, 4, {"state": Kept(torch.zeros(SIZE), 0), "mechanisms": {UPDATE: ()}})
-    assert kept["state"].t == 4
-    uncommitted = states.load(folder, 3, {"state": Kept(torch.zeros(SIZE), 0), "mechanisms": {}})
-    assert uncommitted["state"].t == 3
+    kept = states.load(folder, 4, Kept(torch.zeros(SIZE), 0))
+    assert kept.t == 4
+    uncommitted = states.load(folder, 3, Kept(torch.zeros(SIZE), 0))
+    assert uncommitted.t == 3
+
+
+def test_correlated_noise_never_goes_back_to_an_earlier_state() -> None:
+    """Round 1 is asked twice: the algorithm's state is rolled back, the tree's is not."""
+    tree = build("mechanisms", "tree", {"std": 2.0, "horizon": 9})
+    plan = make_plan(client=counting(), channels={UPDATE: tree}, rounds=4)
+    asked = []
+
+    def lost(node: int, message: Message, reply: Message) -> Message:
+        control = message.content.config_records["dpfed"]
+        asked.append((control["round"], control["attempt"]))
+        if (control["round"], control["attempt"]) == (1, 0):
+            reply.content.array_records.clear()
+        return reply
+
+    DPStrategy(plan, training="t2").start(grid_for(plan, lost), INITIAL, num_rounds=3)
+    assert sorted(set(asked)) == [(0, 0), (1, 0), (1, 1), (2, 0)]
+    folder = states.folder_for("t2", 0)
+    assert states.load(folder, 9, Kept(torch.zeros(SIZE), 0)).t == 3
+    fresh = plan.mechanism_states(MODEL.layout.size)
+    assert states.load(folder / "mechanisms", 1, fresh)[UPDATE].t == 4
 
 
 def test_a_run_that_starts_again_forgets_the_later_rounds_of_the_one_before(tmp_path: Path) -> None:

@@ -8,16 +8,18 @@ from typing import Any
 
 import torch
 
+from dpfed import registry
 from dpfed.accounting.calibrate import calibrate
 from dpfed.data.datasets import Records
 from dpfed.data.problems import Linear
+from dpfed.errors import RecipeError
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.randomness import Noise
-from dpfed.registry import build
-from dpfed.round import Member, Plan, make_reply
+from dpfed.round import Member, Plan, make_reply, start
 from dpfed.sums.plain import plain
 from dpfed.types import (
     UPDATE,
+    Aggregate,
     Broadcast,
     ClientAlgorithm,
     Release,
@@ -33,14 +35,16 @@ NOMINAL = 30.0
 class ConstantDoor:
     """Gives constants that do not depend on the rows: only the number of the call."""
 
-    def __init__(self, unit: Unit, size: int) -> None:
-        self.unit, self.nominal = unit, NOMINAL
-        self._size, self._calls = size, 0
+    def __init__(self, plan: Plan, round: int) -> None:
+        self.unit, self.nominal = plan.update.unit, NOMINAL
+        self._plan, self._round, self._calls = plan, round, 0
 
     def __call__(self, rows: Rows, channel: str = UPDATE) -> Release:
         self._calls += 1
         assert hasattr(rows, "clipped_sum")
-        vector = torch.arange(self._size, dtype=torch.int32) * 1000 + self._calls
+        assert self._plan.releases(channel, self._round)
+        size = self._plan.size(channel, MODEL.layout.size)
+        vector = torch.arange(size, dtype=torch.int32) * 1000 + self._calls
         return Release(vector, std=1.0, step=2.0**-10)
 
 
@@ -52,9 +56,41 @@ def records(count: int, seed: int) -> Records:
 
 def plan_for(algorithm: ClientAlgorithm, unit: Unit) -> Plan:
     mechanism = calibrate(gaussian(unit=unit), epsilon=1.0, delta=1e-5, releases=3)
-    channels = dict.fromkeys(algorithm.releases, mechanism)
-    server = build("server", "scale", {})
+    channels = {
+        name: replace(
+            mechanism,
+            clip=channel.clip or mechanism.clip,
+            swap=channel.swap or 2 * (channel.clip or mechanism.clip),
+        )
+        for name, channel in algorithm.channels.items()
+        if any(phase.releases for phase in channel.phases)
+    }
+    server = registry.build("server", "scale", {})
     return Plan(algorithm, channels, plain(), server, [NOMINAL], rounds=3, noise=Noise(0))
+
+
+def build(name: str, unit: Unit) -> ClientAlgorithm | None:
+    """The algorithm for a unit, or None if it says that it cannot protect it."""
+    try:
+        algorithm: ClientAlgorithm = registry.build(
+            "client", name, {}, unit=unit, layout=MODEL.layout
+        )
+    except RecipeError:
+        return None
+    return algorithm if unit in algorithm.units else None
+
+
+def shared_at(plan: Plan, round: int) -> dict[str, torch.Tensor]:
+    """What the server half publishes after some rounds of constants."""
+    progress = start(plan, torch.zeros(MODEL.layout.size))
+    optimizer, state = plan.optimizer, progress.optimizer
+    for past in range(round):
+        due = plan.due(past)
+        means = {n: torch.linspace(0.1, 1, plan.size(n, MODEL.layout.size)) for n in due}
+        lead = means.pop(due[0])
+        seen = Aggregate(past, progress.params, lead, 0.1, 1, means, 1, 1.0, due[0])
+        _, state = optimizer.update(lead.clone(), state, seen)
+    return dict(optimizer.share(state))
 
 
 def watch(algorithm: ClientAlgorithm, unit: Unit, data: Records) -> list[tuple[Reply, Any]]:
@@ -64,8 +100,9 @@ def watch(algorithm: ClientAlgorithm, unit: Unit, data: Records) -> list[tuple[R
     seen = []
     for round in range(3):
         params = torch.linspace(-1, 1, MODEL.layout.size) * (round + 1)
-        door = ConstantDoor(unit, MODEL.layout.size)
-        reply, member = make_reply(plan, Broadcast(round, params), replace(member), door)
+        broadcast = Broadcast(round, params, shared_at(plan, round))
+        door = ConstantDoor(plan, round)
+        reply, member = make_reply(plan, broadcast, replace(member), door)
         seen.append((reply, member.state))
     return seen
 
@@ -93,4 +130,5 @@ def _equal(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_equal(one[k], other[k]) for k in one)
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(map(_equal, one, other))
-    return bool(one == other)
+    both_unknown = isinstance(one, float) and isinstance(other, float) and one != one != other
+    return both_unknown or bool(one == other)

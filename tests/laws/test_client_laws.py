@@ -25,7 +25,7 @@ from dpfed.types import (
     State,
     Unit,
 )
-from tests.laws.leaks import MODEL, breaches, plan_for, records
+from tests.laws.leaks import MODEL, breaches, build, plan_for, records, shared_at
 
 ALGORITHMS = list(registry.names("client"))
 
@@ -36,21 +36,28 @@ def test_discovery_finds_the_algorithms() -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_data_leaves_by_the_mechanism_alone(name: str) -> None:
-    algorithm = registry.build("client", name, {})
-    assert algorithm.units
-    for unit in algorithm.units:
-        assert breaches(algorithm, unit) == []
+    found = {unit: build(name, unit) for unit in Unit}
+    assert any(found.values())
+    for unit, algorithm in found.items():
+        assert algorithm is None or breaches(algorithm, unit) == []
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_releases_are_as_many_as_declared(name: str) -> None:
-    algorithm = registry.build("client", name, {})
-    for unit in algorithm.units:
+    for unit in Unit:
+        algorithm = build(name, unit)
+        if algorithm is None:
+            continue
         plan = plan_for(algorithm, unit)
         member = Member(0, MODEL.problem(records(20, 1)))
-        door = Door(plan, Broadcast(0, torch.zeros(MODEL.layout.size)), member)
-        make_reply(plan, Broadcast(0, torch.zeros(MODEL.layout.size)), member, door)
-        assert {name: len(made) for name, made in door.made.items()} == algorithm.releases
+        for round in range(plan.rounds):
+            params = torch.zeros(MODEL.layout.size)
+            broadcast = Broadcast(round, params, shared_at(plan, round))
+            door = Door(plan, broadcast, member)
+            reply, member = make_reply(plan, broadcast, member, door)
+            made = {n: len(made) for n, made in door.made.items()}
+            assert made == {n: k for n in plan.channels if (k := plan.releases(n, round))}
+            assert set(reply) == set(plan.due(round))
 
 
 # ------------------------------------------------------------------------------- planted leaks

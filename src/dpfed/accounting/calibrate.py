@@ -9,15 +9,17 @@ confirmed the target (opacus issue 346: a search that stops on the wrong side ov
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TypeVar
 
 from dpfed.accounting import gdp
-from dpfed.accounting.guarantee import GaussianRelease, is_gaussian, price
+from dpfed.accounting.guarantee import is_gaussian, mu_squared, price
 from dpfed.errors import RecipeError, Unpriceable
 from dpfed.types import Mechanism
 
 M = TypeVar("M", bound=Mechanism)
 
+_LOUDEST = 1e9
 _TIGHT = 1e-4  # how close a search comes to the least noise; it ends on the safe side
 
 
@@ -47,26 +49,29 @@ def calibrate(
 
 def _closed_form(mechanism: M, mu: float, releases: int) -> M:
     """The noise is inversely proportional to mu."""
-    assert isinstance(mechanism, GaussianRelease)  # noqa: S101 (tells mypy what is_gaussian saw)
-    unit = mechanism.noise_multiplier() / mechanism.std
-    now = gdp.mu_squared(unit, releases, mechanism.adjacency)
-    return mechanism.with_std(math.sqrt(now) / mu)
+    now = math.sqrt(mu_squared(mechanism, releases))
+    return mechanism.with_std(mechanism.std * now / mu)  # type: ignore[return-value]
 
 
 def _search(mechanism: M, epsilon: float, delta: float, releases: int) -> M:
-    def keeps(std: float) -> bool:
-        event = mechanism.with_std(std).event(releases)
+    def keeps(factor: float) -> bool:
+        event = mechanism.with_std(mechanism.clip * factor).event(releases)
         return price(event, delta, mechanism.adjacency)[0] <= epsilon
 
-    above = mechanism.clip
+    return mechanism.with_std(mechanism.clip * least_factor(keeps))  # type: ignore[return-value]
+
+
+def least_factor(keeps: Callable[[float], bool]) -> float:
+    """The least factor on the noise, to a part in 10^4, at which the target was confirmed."""
+    above = 1.0
     while not keeps(above):
         above *= 2
-        if above > 1e9 * mechanism.clip:
-            raise Unpriceable(f"no noise keeps epsilon {epsilon} over {releases} releases")
+        if above > _LOUDEST:
+            raise Unpriceable(f"no noise up to {_LOUDEST:g} times the first guess keeps the target")
     below = above / 2
     while keeps(below):
         below, above = below / 2, below
     while above / below > 1 + _TIGHT:
         middle = math.sqrt(below * above)
         below, above = (below, middle) if keeps(middle) else (middle, above)
-    return mechanism.with_std(above)  # type: ignore[return-value]
+    return above

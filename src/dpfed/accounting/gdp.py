@@ -33,8 +33,11 @@ SENSITIVITY = {Adjacency.REPLACE_ONE: 2.0, Adjacency.ADD_REMOVE: 1.0, Adjacency.
 """How far one unit moves a sum of rows of norm at most 1: the only place where this is written."""
 
 
-def mu_squared(noise_multiplier: float, releases: int, adjacency: Adjacency) -> float:
-    """The squared mu of releases with noise std / clip = ``noise_multiplier``."""
+def mu_squared(noise_multiplier: float, releases: float, adjacency: Adjacency) -> float:
+    """The squared mu of releases with noise std / clip = ``noise_multiplier``.
+
+    ``releases`` need not be whole: correlated ones are worth so many independent ones.
+    """
     if releases == 0:
         return 0.0
     if noise_multiplier == 0:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dpfed.accounting import gdp
 from dpfed.errors import Unpriceable
-from dpfed.sampling import Everyone
-from dpfed.types import Adjacency, Mechanism, NoiseSource, Trust, Unit
+from dpfed.sampling import EVERYONE, Everyone
+from dpfed.types import Adjacency, Mechanism, NoiseSource, Sampling, Trust, Unit
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -43,6 +43,9 @@ class GaussianRelease(Protocol):
     def noise_multiplier(self, shares: float | None = None) -> float:
         """Noise over the bound of a row."""
 
+    def worth(self, releases: int) -> float:
+        """The squared sensitivity of the first releases together, over that of one."""
+
 
 @dataclass(frozen=True)
 class Spent:
@@ -54,6 +57,8 @@ class Spent:
     """LOCAL: shares of noise that an outsider cannot subtract -> number of such releases.
 
     Empty where others' noise hides nothing: the algorithm does not send releases unchanged."""
+    participation: Sampling = EVERYONE
+    """The draw of units that nobody but a trusted server sees, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ class Guarantee:
     noise: NoiseSource
     idealized: bool = True
     shares: float = 1
+    draws: str = ""
+    """What is drawn at random, how likely, and who knows the draw; empty where nothing is."""
 
     @property
     def epsilon(self) -> float:
@@ -95,7 +102,7 @@ class Guarantee:
         if math.isinf(self.epsilon):
             return f"No privacy: {self.rounds} rounds in clear, for comparison only."
         parts = [self._claims(), f"over {self.rounds} rounds; {self.claims[0].accounting}"]
-        return f"{', '.join(parts)}; {self._arithmetic()}; {self._noise()}."
+        return "; ".join([", ".join(parts), *self._footing()]) + "."
 
     def __str__(self) -> str:
         return self.sentence
@@ -113,8 +120,9 @@ class Guarantee:
         more = [f"{_pair(claim)} against {claim.adversary}" for claim in rest]
         return ", and ".join([text, *more])
 
-    def _arithmetic(self) -> str:
-        return "idealized arithmetic" if self.idealized else "exact integer arithmetic"
+    def _footing(self) -> list[str]:
+        arithmetic = "idealized arithmetic" if self.idealized else "exact integer arithmetic"
+        return [*([self.draws] if self.draws else []), arithmetic, self._noise()]
 
     def _noise(self) -> str:
         if self.noise is NoiseSource.KEYED:
@@ -157,7 +165,19 @@ def guarantee(spent: Sequence[Spent], delta: float, noise: NoiseSource, rounds: 
         rounds=rounds,
         noise=noise,
         shares=first.shares,
+        draws=_draws(spent),
     )
+
+
+def _draws(spent: Sequence[Spent]) -> str:
+    """What the figures take to be hidden, in words."""
+    rates = {s.mechanism.sampling.rate for s in spent} - {1.0}
+    asked = {s.participation.rate for s in spent} - {1.0}
+    inside = [f"each {spent[0].mechanism.unit} is drawn for a release with probability {rate:g}, "
+              f"known to its client only" for rate in sorted(rates)]  # fmt: skip
+    among = [f"each client is asked with probability {rate:g}, known to the server only"
+             for rate in sorted(asked)]  # fmt: skip
+    return "; ".join([*inside, *among])
 
 
 def _local(spent: Sequence[Spent], delta: float) -> tuple[Claim, ...]:
@@ -171,7 +191,10 @@ def _local(spent: Sequence[Spent], delta: float) -> tuple[Claim, ...]:
 def _pooled(spent: Sequence[Spent], delta: float) -> tuple[Claim, ...]:
     first = spent[0].mechanism
     if first.trust is Trust.CENTRAL:
-        adversary = f"{OTHERS} (the server is trusted with the sums)"
+        trusted = "with the sums"
+        if any(not isinstance(s.participation, Everyone) for s in spent):
+            trusted = "with the sums, and alone knows who takes part"
+        adversary = f"{OTHERS} (the server is trusted {trusted})"
     else:
         adversary = (
             f"{SERVER}, {OTHERS}, who see only sums with at least "
@@ -193,24 +216,44 @@ def _claim(
 def _epsilon(
     spent: Sequence[Spent], delta: float, facing: Callable[[Spent], Mapping[float, int]]
 ) -> tuple[float, str]:
-    terms = [(s.mechanism, n, h) for s in spent for h, n in facing(s).items()]
-    if all(is_gaussian(mechanism) for mechanism, _, _ in terms):
-        mu = math.sqrt(math.fsum(_mu_squared(*term) for term in terms))
+    terms = [(s, n, h) for s in spent for h, n in facing(s).items()]
+    if all(is_gaussian(s.mechanism, s.participation) for s, _, _ in terms):
+        mu = math.sqrt(math.fsum(mu_squared(s.mechanism, n, h) for s, n, h in terms))
         return gdp.epsilon_for(delta, mu), EXACT
     from dp_accounting import ComposedDpEvent
 
-    events = [mechanism.event(n, h) for mechanism, n, h in terms]
-    return price(ComposedDpEvent(events), delta, terms[0][0].adjacency)
+    events = [_event(*term) for term in terms]
+    return price(ComposedDpEvent(events), delta, terms[0][0].mechanism.adjacency)
 
 
-def is_gaussian(mechanism: Mechanism) -> bool:
+def _event(spent: Spent, releases: int, shares: float) -> DpEvent:
+    """The releases as an event, amplified by the draw of clients where there is one."""
+    from dp_accounting import SelfComposedDpEvent
+
+    mechanism, draw = spent.mechanism, spent.participation
+    if isinstance(draw, Everyone) or releases == 0 or mechanism.std == 0:
+        return mechanism.event(releases, shares)
+    if not mechanism.independent:
+        raise Unpriceable(
+            f"{type(mechanism).__name__} noise of one release depends on others, which no "
+            f"accountant here prices under sampling; use mechanism 'gaussian', or ask everyone"
+        )
+    one = mechanism.event(1, shares)
+    inner = one.event if isinstance(one, SelfComposedDpEvent) else one
+    return SelfComposedDpEvent(draw.amplify(inner), releases)
+
+
+def is_gaussian(mechanism: Mechanism, participation: Sampling = EVERYONE) -> bool:
     """Whether the closed form prices the mechanism: Gaussian noise, and everyone takes part."""
-    return isinstance(mechanism, GaussianRelease) and isinstance(mechanism.sampling, Everyone)
+    everyone = isinstance(mechanism.sampling, Everyone) and isinstance(participation, Everyone)
+    return everyone and isinstance(mechanism, GaussianRelease)
 
 
-def _mu_squared(mechanism: Mechanism, releases: int, shares: float) -> float:
+def mu_squared(mechanism: Mechanism, releases: int, shares: float | None = None) -> float:
+    """The squared mu of a Gaussian mechanism's first releases."""
     assert isinstance(mechanism, GaussianRelease)  # noqa: S101 (tells mypy what is_gaussian saw)
-    return gdp.mu_squared(mechanism.noise_multiplier(shares), releases, mechanism.adjacency)
+    multiplier = mechanism.noise_multiplier(shares)
+    return gdp.mu_squared(multiplier, mechanism.worth(releases), mechanism.adjacency)
 
 
 def price(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[float, str]:

@@ -27,8 +27,9 @@ from torch.nn import functional
 
 from dpfed.data.datasets import Records
 from dpfed.errors import DataError, RecipeError
+from dpfed.matrices import Gram, Hessians
 from dpfed.rows import Chunks, Dense, Outer, group_sums, linear_vector, row_norms
-from dpfed.types import Problem, Rows, Unit, Vector
+from dpfed.types import MatrixRows, Problem, Rows, Unit, Vector
 from dpfed.vector import Layout, layout_of
 
 
@@ -105,6 +106,9 @@ class Link(Protocol):
     def judge(self, scores: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Per record: right or not, and the loss."""
 
+    def curvature(self, scores: torch.Tensor) -> torch.Tensor:
+        """The loss's second derivative by the scores, [records, outputs, outputs]."""
+
 
 class _Softmax:
     def residual(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -116,6 +120,10 @@ class _Softmax:
         right = (scores.argmax(dim=1) == y).to(scores.dtype)
         return right, functional.cross_entropy(scores, y, reduction="none")
 
+    def curvature(self, scores: torch.Tensor) -> torch.Tensor:
+        p = torch.softmax(scores, dim=1)
+        return torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+
 
 class _Logistic:
     def residual(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -126,6 +134,10 @@ class _Logistic:
         right = ((score > 0) == (target > 0.5)).to(scores.dtype)
         return right, functional.binary_cross_entropy_with_logits(score, target, reduction="none")
 
+    def curvature(self, scores: torch.Tensor) -> torch.Tensor:
+        p = torch.sigmoid(scores)
+        return (p * (1 - p))[:, :, None]
+
 
 class _Poisson:
     def residual(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -134,6 +146,9 @@ class _Poisson:
     def judge(self, scores: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         score, target = scores[:, 0], y.to(scores.dtype)
         return torch.full_like(score, math.nan), score.exp() - target * score
+
+    def curvature(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores.exp()[:, :, None]
 
 
 _LINKS: dict[str, Link] = {"softmax": _Softmax(), "logistic": _Logistic(), "poisson": _Poisson()}
@@ -209,13 +224,31 @@ class LinearProblem:
         scores = (self.model.matrix(params) @ self.x.T).T  # outputs first in memory: see residual
         residual = _LINKS[self.model.link].residual(scores, self.y)
         if unit is Unit.CLIENT:
-            return self._mean_row(residual)
-        groups = None if unit is Unit.RECORD else _unit_ids(self.groups, unit, len(self.y))
+            return Dense(self._mean(residual)[None])
+        groups = self._groups(unit)
         return Outer(residual, self.x, self.model.bias, groups, self.feature_norms, scratch=True)
 
-    def _mean_row(self, residual: torch.Tensor) -> Rows:
+    def gradient(self, params: Vector) -> Vector:
+        """The mean gradient over all records, in clear."""
+        residual = _LINKS[self.model.link].residual(self.scores(params), self.y)
+        return self._mean(residual)
+
+    def _mean(self, residual: torch.Tensor) -> Vector:
         mean = residual.T @ self.x / max(1, len(self.y))
-        return Dense(linear_vector(mean, self.model.bias)[None])
+        return linear_vector(mean, self.model.bias)
+
+    def gram_rows(self, unit: Unit) -> MatrixRows:
+        """X x^T per record, by group, or the client's mean."""
+        return Gram(self.x, self._groups(unit), mean=unit is Unit.CLIENT)
+
+    def hessian_rows(self, params: Vector, unit: Unit) -> MatrixRows:
+        """S (x) x x^T per record, by group, or the client's mean."""
+        curvature = _LINKS[self.model.link].curvature(self.scores(params))
+        groups = self._groups(unit)
+        return Hessians(curvature, self.x, self.model.bias, groups, mean=unit is Unit.CLIENT)
+
+    def _groups(self, unit: Unit) -> torch.Tensor | None:
+        return _unit_ids(self.groups, unit, len(self.y)) if unit is Unit.GROUP else None
 
     def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
         """Per unit: right or not, and the clipped loss."""
@@ -224,6 +257,14 @@ class LinearProblem:
 
 
 # ------------------------------------------------------------------------------------- networks
+
+
+def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A module whose start follows from the seed alone; the caller's generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
+
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(scores [k, ...], targets [k]) -> losses [k]."""
@@ -316,13 +357,14 @@ class NetworkProblem:
     def rows(self, params: Vector, unit: Unit) -> Rows:
         """Per-record gradients in chunks; by group, or the client's mean as one row."""
         if unit is Unit.CLIENT:
-            return Dense(self._mean(params)[None])
+            return Dense(self.gradient(params)[None])
         groups = self.records.groups
         ids = None if unit is Unit.RECORD else _unit_ids(groups, unit, len(self.records))
         gradients = _SAMPLERS[self.model.sampler](self.model, params, self.records)
         return Chunks(gradients, len(self.records), self.dimension, self.model.chunk, ids)
 
-    def _mean(self, params: Vector) -> Vector:
+    def gradient(self, params: Vector) -> Vector:
+        """The mean gradient over all records, in clear."""
         total = torch.zeros_like(params)
         for index in torch.split(torch.arange(len(self.records)), 512):
             here = params.detach().clone().requires_grad_()

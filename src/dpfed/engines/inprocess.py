@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import torch
 
 from dpfed.errors import RoundAborted
-from dpfed.round import Answer, Member, Outcome, Plan, Progress, answer, play, start
+from dpfed.round import Answer, Member, Outcome, Progress, answer, play, start
+from dpfed.terms import Plan
 from dpfed.types import Broadcast, Problem, Vector
 
 

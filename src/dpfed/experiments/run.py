@@ -27,7 +27,8 @@ from dpfed.plan import (
     small_delta,
 )
 from dpfed.recipe import Recipe
-from dpfed.round import Outcome, Plan, Progress
+from dpfed.round import Outcome, Progress
+from dpfed.terms import Plan
 from dpfed.types import Vector
 
 
@@ -78,6 +79,11 @@ def run(
 
 def _in_process(prepared: Prepared, root: Path | None, watch: Watch | None) -> Result:
     del root
+    return run_prepared(prepared, watch)
+
+
+def run_prepared(prepared: Prepared, watch: Watch | None = None) -> Result:
+    """All rounds in this process."""
     history: list[Row] = []
     for progress, row in _rounds(prepared):
         history.append(row)
@@ -126,10 +132,10 @@ def _resolve(
     return recipes.load({**tree, **sections}, extra)
 
 
-def prepare(recipe: Recipe, root: Path | None = None) -> Prepared:
-    """Load the data, calibrate the noise, check the plan: all before the first round."""
-    silos = federation(recipe, root)
-    plan = make_plan(recipe, silos.clients)
+def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None = None) -> Prepared:
+    """Load the data (unless it is given), calibrate the noise, check the plan, before round 1."""
+    silos = federation(recipe, root) if silos is None else silos
+    plan = make_plan(recipe, silos.clients, silos.model)
     warning = small_delta(plan)
     return Prepared(recipe, silos, plan, () if warning is None else (warning,))
 

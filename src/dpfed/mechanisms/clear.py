@@ -7,12 +7,12 @@ Its price is infinite, and a run that uses it says that it gives no privacy.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dpfed.errors import RecipeError
-from dpfed.grid import EXACT_BITS, step_below, to_grid
-from dpfed.sampling import EVERYONE
+from dpfed.grid import EXACT_BITS, pack, step_below
+from dpfed.sampling import EVERYONE, drawn
 from dpfed.types import Adjacency, Release, State, Trust, Unit
 
 if TYPE_CHECKING:
@@ -44,16 +44,20 @@ class Clear:
         """The grid, from the clip alone."""
         return step_below(self.clip, EXACT_BITS)
 
+    @property
+    def independent(self) -> bool:
+        """There is no noise that two releases could share."""
+        return True
+
     def init(self, size: int) -> State:
         """Nothing to keep."""
         del size
         return ()
 
     def release(self, rows: Rows, state: State, rng: Stream) -> tuple[Release, State]:
-        """The clipped sum on the grid, in clear."""
-        del rng
-        total = rows.clipped_sum(self.clip).vector.double().numpy()
-        return Release(to_grid(total.copy(), self.step), 0.0, self.step), state
+        """The clipped sum of those drawn, on the grid, in clear."""
+        total = drawn(rows, self.sampling, rng).clipped_sum(self.clip).vector
+        return Release(pack(total, self.step), 0.0, self.step), state
 
     def finish(self, total: Total, state: State, rng: Stream) -> tuple[Release, State]:
         """The total as it is."""
@@ -66,6 +70,10 @@ class Clear:
 
         del shares
         return NonPrivateDpEvent() if releases else NoOpDpEvent()
+
+    def with_sampling(self, sampling: Sampling) -> Clear:
+        """The same mechanism on a draw of the units."""
+        return replace(self, sampling=sampling)
 
     def with_std(self, std: float) -> Clear:
         """There is no noise to set."""

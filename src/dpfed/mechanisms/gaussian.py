@@ -24,6 +24,7 @@ under CENTRAL before, on a grid so fine that it drowns in the rounding of the fl
 | more than one share counted where the server sees one  | refused when built                    |
 | a sum that is not finite                               | BadRelease, nothing is released       |
 | a value beyond int64 on the grid                       | BadRelease, nothing is released       |
+| rows that cannot be drawn from, under sampling         | BadRelease, nothing is released       |
 """
 
 from __future__ import annotations
@@ -33,16 +34,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dpfed.errors import BadRelease, RecipeError
-from dpfed.grid import EXACT_BITS, NOISY_BITS, step_below, to_grid
-from dpfed.sampling import EVERYONE
+from dpfed.grid import EXACT_BITS, NOISY_BITS, pack, step_below, to_grid
+from dpfed.sampling import EVERYONE, drawn
 from dpfed.types import Adjacency, Release, State, Trust, Unit
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from dpfed.types import BoundedSum, Rows, Sampling, Stream, Total, Vector
+    from dpfed.grid import Floats
+    from dpfed.types import BoundedSum, Rows, Sampling, Stream, Total
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -89,16 +91,14 @@ class Gaussian:
         return ()
 
     def release(self, rows: Rows, state: State, rng: Stream) -> tuple[Release, State]:
-        """Clip, sum, add this client's share of noise, round to the grid."""
-        import torch
-
-        bounded = rows.clipped_sum(self.clip)
+        """Draw who takes part, clip, sum, add this client's share of noise, round to the grid."""
+        bounded = drawn(rows, self.sampling, rng).clipped_sum(self.clip)
         self._check(bounded)
         silent = self.trust is Trust.CENTRAL  # there the server adds the noise
-        std = 0.0 if silent else self.std
-        parts = [self._noisy(part, std, rng) for part in torch.split(bounded.vector, _BLOCK)]
-        vector = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return Release(vector, std, self.step), state
+        noise = None if silent else (lambda size: self._noise(size, rng))
+        return Release(
+            pack(bounded.vector, self.step, noise), 0.0 if silent else self.std, self.step
+        ), state
 
     def finish(self, total: Total, state: State, rng: Stream) -> tuple[Release, State]:
         """Add the server's noise to the total under CENTRAL; otherwise it is private already."""
@@ -108,17 +108,13 @@ class Gaussian:
             std = self.std * math.sqrt(math.fsum(w * w for w in total.weights))
             return Release(total.vector, std, self.step), state
         for part in torch.split(total.vector, _BLOCK):
-            part.add_(self._noisy(torch.zeros(1).expand(part.numel()), self.std, rng))
+            part.add_(to_grid(self._noise(part.numel(), rng), self.step))
         return Release(total.vector, self.std, self.step), state
 
-    def _noisy(self, values: Vector, std: float, rng: Stream) -> Vector:
-        """A block on the grid, with noise: the temporaries are a block long."""
-        if not std:
-            return to_grid(values.double().numpy().copy(), self.step)
-        noisy = rng.normal(values.numel())
-        noisy *= std
-        noisy += values.numpy()
-        return to_grid(noisy, self.step)
+    def _noise(self, size: int, rng: Stream) -> Floats:
+        noise = rng.normal(size)
+        noise *= self.std
+        return noise
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
         """``releases`` Gaussian releases, to one who cannot subtract ``shares`` shares of noise."""
@@ -129,11 +125,24 @@ class Gaussian:
         event = GaussianDpEvent(self.noise_multiplier(shares))
         return SelfComposedDpEvent(self.sampling.amplify(event), releases)
 
+    @property
+    def independent(self) -> bool:
+        """Each release has noise of its own."""
+        return True
+
+    def worth(self, releases: int) -> float:
+        """The squared sensitivity of so many releases, over that of one: they are independent."""
+        return float(releases)
+
     def noise_multiplier(self, shares: float | None = None) -> float:
         """Noise over sensitivity, in dp_accounting's convention (it doubles for replace-one)."""
         replaced = self.adjacency is Adjacency.REPLACE_ONE
         bound = self.swap / 2 if replaced else self.clip
         return self.std * math.sqrt(self.shares if shares is None else shares) / bound
+
+    def with_sampling(self, sampling: Sampling) -> Gaussian:
+        """The same mechanism on a draw of the units."""
+        return replace(self, sampling=sampling)
 
     def with_std(self, std: float) -> Gaussian:
         """The same mechanism at another noise level."""
@@ -154,6 +163,9 @@ def gaussian(
     adjacency: Adjacency = Adjacency.REPLACE_ONE,
     trust: Trust = Trust.LOCAL,
     shares: float = 1,
+    swap: float = math.nan,
 ) -> Gaussian:
     """The Gaussian mechanism with a clip and a noise level (or calibrate the latter)."""
-    return Gaussian(clip, std, Unit(unit), Adjacency(adjacency), Trust(trust), EVERYONE, shares)
+    return Gaussian(
+        clip, std, Unit(unit), Adjacency(adjacency), Trust(trust), EVERYONE, shares, swap
+    )

@@ -6,19 +6,12 @@ Seed 000, section 3.3.
 
 from __future__ import annotations
 
-from dpfed.compose import stateless
-from dpfed.types import Aggregate, ServerOptimizer, State, Vector
+from dpfed.compose import rescale
+from dpfed.types import ServerOptimizer
 
 PAPER = "McMahan et al. 2017; Nair et al. 2026 (DP-FedGD)"
 
 
 def scale(rate: float = 1.0) -> ServerOptimizer:
     """Multiply the direction by a constant rate."""
-
-    def update(direction: Vector, state: State, _: Aggregate) -> tuple[Vector, State]:
-        return direction * rate, state
-
-    def update_(direction: Vector, state: State, _: Aggregate) -> tuple[Vector, State]:
-        return direction.mul_(rate), state
-
-    return ServerOptimizer(init=stateless, update=update, update_=update_)
+    return rescale(rate)

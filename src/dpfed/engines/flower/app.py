@@ -52,7 +52,7 @@ from dpfed.engines.flower.codec import named_arrays
 from dpfed.engines.flower.strategy import DPResult, DPStrategy
 from dpfed.plan import Federation, evaluation_words, federation, make_plan, public_seed
 from dpfed.recipe import Recipe
-from dpfed.round import Plan
+from dpfed.terms import Plan
 from dpfed.types import Problem
 
 METRICS_FILE, MODEL_FILE = "metrics.jsonl", "model.safetensors"
@@ -104,7 +104,7 @@ def _prepared(path: str, root: str, text: bytes) -> Prepared:
     del text
     recipe = load_recipe(path)
     silos = federation(recipe, Path(root) if root else None)
-    return Prepared(recipe, silos, make_plan(recipe, silos.clients))
+    return Prepared(recipe, silos, make_plan(recipe, silos.clients, silos.model))
 
 
 # ------------------------------------------------------------------------------------- the client

@@ -25,8 +25,9 @@ from dpfed.engines.flower import state as states
 from dpfed.engines.flower.codec import CONTROL, Envelope, Order, read_order, write_answer
 from dpfed.engines.inprocess import one_thread
 from dpfed.errors import ClientRefused, DataError, UnsoundPlan, wire_name
-from dpfed.round import Answer, Member, Plan, answer
+from dpfed.round import Answer, Member, answer
 from dpfed.rows import Dense
+from dpfed.terms import Plan
 from dpfed.types import Problem, Rows, Unit, Vector
 
 log = logging.getLogger("dpfed")
@@ -36,6 +37,7 @@ MakePlan = Callable[[Context], Plan]
 Train = Callable[[Message, Context], Message]
 
 ENROL = "enrol"
+_MECHANISMS = "mechanisms"
 
 _ROOM = 64  # things that a shelf keeps, since simulated clients share a process
 _SHELVES: dict[str, dict[Any, Any]] = {}
@@ -148,20 +150,23 @@ class _Desk:
         member = _remember(plan, order, Member(client, problem), folder)
         reply, after = answer(plan, order.broadcast, order.stage, order.requests, member)
         if not isinstance(reply, ClientRefused):
-            kept = {"state": after.state, "mechanisms": dict(after.mechanisms)}
-            states.save(folder, order.broadcast.round, kept)
+            states.save(folder / _MECHANISMS, 0, dict(after.mechanisms))
+            states.save(folder, order.broadcast.round, after.state)
         return reply
 
 
 def _remember(plan: Plan, order: Order, member: Member, folder: Any) -> Member:
-    """The member with the state that it kept after the last round it answered."""
+    """The member with the state that it kept after the last round it answered.
+
+    The algorithm's goes back with a round that was not committed. The mechanisms' never does: two
+    releases from one state of correlated noise would cost more than they are priced.
+    """
     params = order.broadcast.params
-    template = {
-        "state": plan.client.init(params),
-        "mechanisms": plan.mechanism_states(params.numel()),
-    }
-    kept = states.load(folder, order.broadcast.round, template)
-    return replace(member, state=kept["state"], mechanisms=kept["mechanisms"])
+    state = states.load(folder, order.broadcast.round, plan.client.init(params))
+    mechanisms = plan.mechanism_states(params.numel())
+    if order.broadcast.round > 0:  # in round 0 all noise is new, which is never too little
+        mechanisms = states.load(folder / _MECHANISMS, 1, mechanisms)
+    return replace(member, state=state, mechanisms=mechanisms)
 
 
 def client_index(context: Context) -> int:
@@ -192,6 +197,10 @@ class _Trained:
         names = [str(n) for n in self.message.content.config_records[CONTROL]["names"]]  # type: ignore[union-attr]
         trained = self.train(self.message, self.context)
         return Dense((params - _flat(trained, names))[None])
+
+    def gradient(self, params: Vector) -> Vector:
+        del params
+        raise UnsoundPlan("a train function has no gradient; use client 'gradient' with it")
 
     def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
         del params, unit, loss_bound

@@ -3,6 +3,7 @@
 
 Keyed by (training, client, round): round t goes on from the newest state of a round before t, so a
 round that was not committed, or that this client missed, leaves no trace. The last two are kept.
+What must never go back (the noise that a mechanism still owes) is kept under one number.
 Flower's ``context.state`` would be empty in a new run; the training's name is ours and is not.
 """
 

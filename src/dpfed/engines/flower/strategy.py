@@ -37,7 +37,8 @@ from dpfed.engines.flower.client import ENROL
 from dpfed.engines.flower.codec import CONTROL, Envelope, Sender, named_arrays, read_answer
 from dpfed.engines.inprocess import one_thread
 from dpfed.errors import BadReply, ClientRefused
-from dpfed.round import Answer, Outcome, Plan, Progress, affords, play, publish, start
+from dpfed.round import Answer, Outcome, Progress, affords, play, publish, start
+from dpfed.terms import Plan
 from dpfed.types import Broadcast
 from dpfed.vector import Layout, layout_of
 
@@ -244,7 +245,8 @@ class DPStrategy(Strategy):
             return []
         self._enrol(grid, wait=self.wait if server_round == 1 else 0.0)
         due = self.plan.due(self._now.round)
-        requests = {name: dict.fromkeys(self.plan.cohort(name), b"") for name in due}
+        asked = {name: self.plan.cohort(name, self._now.cohort) for name in due}
+        requests = {name: dict.fromkeys(clients, b"") for name, clients in asked.items()}
         sender = self._sender(publish(self.plan, self._now), config)
         return list(self._orders(sender, self.plan.sum.stages[0], requests, 3600).values())
 

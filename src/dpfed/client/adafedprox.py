@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DP-AdaFedProx: local steps that a proximal term of adaptive weight holds back.
+
+Seed 000, section 5.1 and Table 2; Li et al. 2020 (FedProx), Algorithm 2 and section 5.3. From
+theta_0 = theta_t, for k = 0 .. K-1, with g_k a release (records, groups) or in clear (clients):
+
+    theta_{k+1} = theta_k - rate (g_k + mu_t (theta_k - theta_t)),     so that
+    theta_t - theta_K = rate (w_0 g_0 + ... + w_{K-1} g_{K-1}),     w_k = (1 - rate mu_t)^(K-1-k)
+
+At record level T rounds cost T K compositions, and the sum in brackets travels, times sqrt(K)/|w|:
+its noise level is then sqrt(K) times one release's whatever mu_t, and the server, which knows mu_t,
+multiplies back. At client level theta_t - theta_K is the one release. K = 1 is DP-FedAvg.
+
+Inferred: how mu_t adapts; seed 000 names mu_0 and Sahoo et al. 2024 only. Here it is FedProx's rule
+(up by ``change`` if the loss rises, down after ``patience`` falls in a row) with a released figure
+for the loss, which nobody sees: the squared norm of the round's mean less its known noise,
+max(0, |mean|^2 - d std^2). mu_t stays in [0, 1 / rate]: beyond, it would overshoot.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from dpfed.compose import stateless
+from dpfed.errors import RecipeError
+from dpfed.grid import add_values, repack
+from dpfed.local import gradient_at
+from dpfed.rows import Dense
+from dpfed.types import (
+    UPDATE,
+    Aggregate,
+    Broadcast,
+    Channel,
+    ClientAlgorithm,
+    Phase,
+    Problem,
+    Releaser,
+    Reply,
+    ServerOptimizer,
+    State,
+    Unit,
+    Vector,
+)
+from dpfed.vector import dot
+
+PAPER = "Sahoo et al. 2024 (AdaFedProx); Li et al. 2020 (FedProx)"
+
+
+class Proximal(NamedTuple):
+    """mu, as a vector of one number; the last round's signal; how often in a row it fell."""
+
+    mu: Vector
+    signal: float
+    falls: int
+
+
+def adafedprox(
+    steps: int = 3, rate: float = 0.1, mu: float = 0.1, change: float = 0.1, patience: int = 5,
+    unit: Unit = Unit.RECORD,
+) -> ClientAlgorithm:  # fmt: skip
+    """Local steps with a proximal term whose weight follows the released mean."""
+    sane = steps >= 1 and patience >= 1 and 0 < rate < math.inf
+    if not (sane and 0 <= mu * rate <= 1 and 0 <= change < math.inf):
+        given = f"{steps=}, {patience=}, {rate=}, {change=}, {mu=}"
+        raise RecipeError(f"steps, patience from 1; rate > 0; mu in [0, 1 / rate]; not {given}")
+
+    def by_record(
+        broadcast: Broadcast, problem: Problem, state: State, release: Releaser
+    ) -> tuple[Reply, State]:
+        keep, level = _weights(broadcast.shared["proximal"], rate, steps)
+        total = torch.zeros_like(broadcast.params)
+        for _ in range(steps):
+            made = gradient_at(broadcast.params, total, rate, problem, release)
+            step = made.step
+            add_values(total.mul_(keep), made, release.nominal)
+            del made  # or two releases are alive while the next one is made
+        return {UPDATE: repack(total.mul_(release.nominal / level), step)}, state
+
+    def by_client(
+        broadcast: Broadcast, problem: Problem, state: State, release: Releaser
+    ) -> tuple[Reply, State]:
+        pull, theta = rate * float(broadcast.shared["proximal"]), broadcast.params.clone()
+        for _ in range(steps):
+            gradient = problem.gradient(theta)
+            theta.lerp_(broadcast.params, pull).sub_(gradient, alpha=rate)
+        return {UPDATE: release(Dense((broadcast.params - theta)[None]))}, state
+
+    def update(mean: Vector, state: Proximal, seen: Aggregate) -> tuple[Vector, Proximal]:
+        factor = rate * _weights(state.mu, rate, steps)[1] if unit is not Unit.CLIENT else 1.0
+        return mean * factor, _adapted(state, seen, change, patience, 1 / rate)
+
+    units, start = frozenset({unit}), Proximal(torch.tensor([mu], dtype=torch.float64), math.nan, 0)
+    server = ServerOptimizer(lambda _: start, update, lambda state: {"proximal": state.mu})
+    if unit is Unit.CLIENT:
+        return ClientAlgorithm(stateless, by_client, units, unchanged=True, companion=server)
+    channels = {UPDATE: Channel((Phase(None, steps),), noise=math.sqrt(steps))}
+    return ClientAlgorithm(stateless, by_record, units, channels, companion=server)
+
+
+def _weights(mu: Vector, rate: float, steps: int) -> tuple[float, float]:
+    """What a step leaves of the sum before it, and |w| / sqrt(K)."""
+    keep = 1 - rate * float(mu)
+    return keep, math.sqrt(math.fsum(keep ** (2 * k) for k in range(steps)) / steps)
+
+
+def _adapted(old: Proximal, seen: Aggregate, change: float, patience: int, most: float) -> Proximal:
+    if not seen.clients:
+        return old
+    noise = seen.mean.numel() * seen.std**2 if math.isfinite(seen.std) else 0.0
+    signal = max(0.0, dot(seen.mean, seen.mean) - noise)
+    if signal > old.signal:
+        return Proximal((old.mu + change).clamp_(max=most), signal, 0)
+    falls = old.falls + 1 if signal < old.signal else 0
+    if falls < patience:
+        return Proximal(old.mu, signal, falls)
+    return Proximal((old.mu - change).clamp_(min=0.0), signal, 0)

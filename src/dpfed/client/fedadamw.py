@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DP-FedAdamW: local AdamW from a common second moment, aligned to a common direction.
+
+Seed 004, eqs. (17), (18), Lemma 5, appendix B.4. The server publishes Delta, the last round's mean
+of (theta_0 - theta_K) / (K rate), and rms_b, one number per block b of coordinates. A round starts
+at m = 0, v = rms_b^2; for k = 1 .. K, g_k a release over the public size, s the std of its noise:
+
+    m_k = beta1 m_{k-1} + (1 - beta1) g_k,                m_hat = m_k / (1 - beta1^k)
+    v_k = beta2 v_{k-1} + (1 - beta2) (g_k^2 - s^2),      v_hat = max(v_k / w_k, floor s^2)
+    theta <- theta - rate (gamma m_hat / (sqrt(v_hat) + eps) + (1 - gamma) Delta + decay theta)
+
+v_k gives its start the weight beta2^k: a start that is an estimate itself needs no correction, so
+w_k = 1; where rms_b = 0, as in the first round, nothing is known, and w_k = 1 - beta2^k. Noise adds
+s^2 to a square's mean and is taken out (DP-AdamBC): so clients of unequal s can share rms_b, the
+mean over those who answer of the root of a block's mean of v_K / w_K, floored like v_hat. It is a
+function of the round's releases, free under local trust; a root, for grids suit gradients.
+Inferred, from a supplement alone: the step, by Lemma 5; where noise is taken out; the root; the
+floor, in units of s^2 to suit any noise; the blocks, the model's tensors (16 parts if unknown).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from dpfed.compose import stateless
+from dpfed.errors import RecipeError
+from dpfed.grid import repack, values_of
+from dpfed.local import gradient_at
+from dpfed.types import (
+    UPDATE,
+    Aggregate,
+    Broadcast,
+    Channel,
+    ClientAlgorithm,
+    Phase,
+    Problem,
+    Releaser,
+    Reply,
+    ServerOptimizer,
+    State,
+    Unit,
+    Vector,
+)
+from dpfed.vector import Layout
+
+PAPER = "DP-FedAdamW supplement, 2026"
+
+
+class Common(NamedTuple):
+    """What the server publishes: Delta, and rms by block."""
+
+    delta: Vector
+    rms: Vector
+
+
+def fedadamw(
+    steps: int = 5, rate: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999,
+    eps: float = 1e-8, decay: float = 0.01, gamma: float = 0.5, floor: float = 0.1,
+    blocks: list[int] | None = None, unit: Unit = Unit.RECORD, layout: Layout | None = None,
+) -> ClientAlgorithm:  # fmt: skip
+    """Local AdamW from common block-wise second moments, aligned to the global direction."""
+    if unit is Unit.CLIENT:
+        raise RecipeError("at client level fedadamw's moments would leave unpriced; use localadamw")
+    sane = steps >= 1 and 0 < rate < math.inf and 1e-30 <= eps < math.inf and 0 <= gamma <= 1
+    if not (sane and decay >= 0 and floor >= 0 and 0 <= beta1 < 1 and 0 <= beta2 < 1):
+        given = f"{steps=}, {rate=}, {eps=}, {gamma=}, {decay=}, {floor=}, {beta1=}, {beta2=}"
+        raise RecipeError(f"steps from 1; rate, eps above 0; gamma, betas in [0, 1]; not {given}")
+    known = blocks or ([math.prod(s) for s in layout.shapes.values()] if layout else [])
+
+    def work(
+        broadcast: Broadcast, problem: Problem, state: State, release: Releaser
+    ) -> tuple[Reply, State]:
+        params, size, sizes = broadcast.params, release.nominal, _sizes(known, broadcast.params)
+        rms, delta = (broadcast.shared[name] for name in ("rms", "direction"))
+        total, m, v = torch.zeros_like(params), torch.zeros_like(params), _spread(rms**2, sizes)
+        for k in range(1, steps + 1):
+            made = gradient_at(params, total, rate, problem, release)
+            g, grid, noise = values_of(made, size, params), made.step, (made.std / size) ** 2
+            del made  # or two releases are alive while the next one is made
+            w = (rms > 0).to(rms.dtype).mul_(beta2**k).add_(1 - beta2**k)
+            m.lerp_(g, 1 - beta1)
+            v.mul_(beta2).addcmul_(g, g, value=1 - beta2).sub_((1 - beta2) * noise)
+            torch.div(v, _spread(w, sizes), out=g).clamp_(min=floor * noise).sqrt_().add_(eps)
+            torch.div(m, g, out=g).mul_(gamma / (1 - beta1**k)).add_(params, alpha=decay)
+            total.mul_(1 - rate * decay).add_(delta, alpha=1 - gamma).add_(g)
+            del g
+        means = torch.stack([block.sum() / max(1, len(block)) for block in torch.split(v, sizes)])
+        roots = means.div_(w).clamp_(min=floor * noise).sqrt_().mul_(size)
+        return {UPDATE: repack(total.mul_(size), grid), "moments": repack(roots, grid)}, state
+
+    several, server = Channel((Phase(None, steps),), noise=math.nan), _server(steps, rate, known)
+    channels = {UPDATE: several, "moments": Channel((Phase(None, 0),), size=len(known) or 16)}
+    return ClientAlgorithm(stateless, work, frozenset({unit}), channels, companion=server)
+
+
+def _sizes(known: list[int], params: Vector) -> list[int]:
+    if known and (min(known) < 0 or sum(known) != params.numel()):
+        raise RecipeError(f"blocks {known} do not add up to the model's {params.numel()}")
+    return known or [len(block) for block in torch.tensor_split(params, 16)]
+
+
+def _spread(values: Vector, sizes: list[int]) -> Vector:
+    return torch.cat([value.expand(size) for value, size in zip(values, sizes, strict=True)])
+
+
+def _server(steps: int, rate: float, known: list[int]) -> ServerOptimizer:
+    def init(params: Vector) -> Common:
+        return Common(torch.zeros_like(params), params.new_zeros(len(_sizes(known, params))))
+
+    def update(mean: Vector, state: Common, seen: Aggregate) -> tuple[Vector, Common]:
+        if not seen.clients:
+            return mean, state
+        rms = seen.public["moments"] * (seen.rate * seen.enrolled / seen.clients)
+        return mean * rate, Common(mean / steps, rms)
+
+    return ServerOptimizer(init, update, lambda at: {"direction": at.delta, "rms": at.rms})

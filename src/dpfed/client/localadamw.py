@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DP-LocalAdamW's client: local steps of AdamW on private gradients.
+
+Seed 004, Algorithm 2; Loshchilov and Hutter 2019, Algorithm 2. From theta_0 = theta_t, with g_k a
+release over the public batch size (records, groups) or in clear (clients), k = 1, 2, ...:
+
+    m_k = beta1 m_{k-1} + (1 - beta1) g_k,      m_hat = m_k / (1 - beta1^k)
+    v_k = beta2 v_{k-1} + (1 - beta2) g_k^2,    v_hat = v_k / (1 - beta2^k)
+    theta_k = (1 - rate decay) theta_{k-1} - rate m_hat / (sqrt(v_hat) + eps)
+
+Four lines of Algorithm 2 are not taken by the letter:
+- 11 scales the noise by C twice. A record moves a clipped sum by C, so noise of multiplier sigma
+  has std sigma C on the sum and sigma C / (sR) on the mean: what a release over sR has;
+- 16 adds decay theta, and weights grow. A step down (decay / 2) |theta|^2 subtracts it;
+- 6 draws batches of a fixed size, which nothing here prices: record_rate draws each on its own;
+- 4 forgets m and v each round, and with beta2 = 0.999 what v has just begun to gather. Here they
+  are kept, as in centralized AdamW; ``reset`` is line 4.
+
+At record level they are functions of the client's own releases. At client level they would be data
+that was never released: there a round always starts anew, and theta_0 - theta_K is the one release.
+Otherwise (theta_0 - theta_K) / rate travels, and the server half multiplies by the rate; its noise
+level is not known, for the steps are not linear in the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from dpfed.compose import rescale, stateless
+from dpfed.errors import RecipeError
+from dpfed.grid import repack, values_of
+from dpfed.local import gradient_at
+from dpfed.rows import Dense
+from dpfed.types import (
+    UPDATE,
+    Broadcast,
+    Channel,
+    ClientAlgorithm,
+    Phase,
+    Problem,
+    Releaser,
+    Reply,
+    State,
+    Unit,
+    Vector,
+)
+
+PAPER = "DP-FedAdamW supplement, 2026, Algorithm 2; Loshchilov and Hutter 2019 (AdamW)"
+
+
+class Moments(NamedTuple):
+    """The moments after k steps."""
+
+    m: Vector
+    v: Vector
+    k: int
+
+
+def localadamw(
+    steps: int = 5, rate: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999,
+    eps: float = 1e-8, decay: float = 0.01, reset: bool | None = None, unit: Unit = Unit.RECORD,
+) -> ClientAlgorithm:  # fmt: skip
+    """Local steps of AdamW; the moments go on from round to round, but at client level."""
+    _check(steps, rate, (beta1, beta2), eps, decay)
+    if unit is Unit.CLIENT and reset is False:
+        raise RecipeError("at client level kept moments would be data in clear; leave out reset")
+    keeps = unit is not Unit.CLIENT and not reset
+
+    def adam(g: Vector, m: Vector, v: Vector, k: int) -> Vector:
+        """m_hat / (sqrt(v_hat) + eps) in g's place; the moments move in theirs."""
+        m.lerp_(g, 1 - beta1)
+        v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        root = torch.mul(v, 1 / (1 - beta2**k), out=g).sqrt_().add_(eps)
+        return torch.div(m, root, out=g).mul_(1 / (1 - beta1**k))
+
+    def by_record(
+        broadcast: Broadcast, problem: Problem, state: State, release: Releaser
+    ) -> tuple[Reply, State]:
+        params, before = broadcast.params, state if keeps else _zero(broadcast.params)
+        m, v, total = before.m.clone(), before.v.clone(), torch.zeros_like(params)
+        for k in range(before.k + 1, before.k + steps + 1):
+            made = gradient_at(params, total, rate, problem, release)
+            g, grid = values_of(made, release.nominal, params), made.step
+            del made  # or two releases are alive while the next one is made
+            total.mul_(1 - rate * decay).add_(params, alpha=decay).add_(adam(g, m, v, k))
+            del g
+        after = Moments(m, v, before.k + steps) if keeps else state
+        return {UPDATE: repack(total.mul_(release.nominal), grid)}, after
+
+    def by_client(
+        broadcast: Broadcast, problem: Problem, state: State, release: Releaser
+    ) -> tuple[Reply, State]:
+        (m, v, _), theta = _zero(broadcast.params), broadcast.params.clone()
+        for k in range(1, steps + 1):
+            step = adam(problem.gradient(theta).clone(), m, v, k)
+            theta.mul_(1 - rate * decay).sub_(step, alpha=rate)
+        return {UPDATE: release(Dense((broadcast.params - theta)[None]))}, state
+
+    if unit is Unit.CLIENT:
+        return ClientAlgorithm(stateless, by_client, frozenset({unit}), unchanged=True)
+    return ClientAlgorithm(
+        _zero if keeps else stateless, by_record, frozenset({unit}), keeps=keeps,
+        channels={UPDATE: Channel((Phase(None, steps),), noise=math.nan)},
+        companion=rescale(rate),
+    )  # fmt: skip
+
+
+def _zero(params: Vector) -> Moments:
+    return Moments(torch.zeros_like(params), torch.zeros_like(params), 0)
+
+
+def _check(steps: int, rate: float, betas: tuple[float, float], eps: float, decay: float) -> None:
+    if not (steps >= 1 and 0 < rate < math.inf and 1e-30 <= eps < math.inf and decay >= 0):
+        raise RecipeError(f"{steps=} >= 1; {rate=}, {eps=} > 0; {decay=} >= 0: one does not hold")
+    if not all(0 <= beta < 1 for beta in betas):
+        raise RecipeError(f"the betas are {betas}, and must be in [0, 1): try 0.9 and 0.999")

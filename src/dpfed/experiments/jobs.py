@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many runs: over a pool of processes, each stored as it ends, so that a killed batch goes on.
+
+A job is a resolved recipe with labels. Its key is a digest of the recipe, so the same run is never
+made twice, whichever study asks for it. ``runs.jsonl`` has one line per finished run; a line that a
+kill cut short is skipped, and its run is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpfed import recipe as recipes
+from dpfed.errors import DpfedError
+from dpfed.recipe import Recipe
+
+Labels = dict[str, Any]
+Row = dict[str, Any]
+Progress = Callable[[int, int, Row], None]
+"""Called with (done, all, the run that ended)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: what it is called in the tables, and the tables that it is made of."""
+
+    labels: Labels
+    recipe: Recipe
+    root: str | None = None
+    keep: tuple[str, ...] = ()
+    """What else to store: "correct", one bit per test record, for paired tests."""
+
+    @property
+    def key(self) -> str:
+        """The same for the same run."""
+        facts = msgspec.json.encode(self.recipe, order="sorted") + repr(self.keep).encode()
+        return hashlib.sha256(facts).hexdigest()[:24]
+
+
+def make_job(
+    base: Mapping[str, Any],
+    labels: Labels,
+    changes: Mapping[str, Any],
+    root: Path | None = None,
+    keep: tuple[str, ...] = (),
+) -> Job:
+    """The base recipe with changes by dotted key, as ``--set`` takes them."""
+    overrides = [f"{key}={_literal(value)}" for key, value in changes.items()]
+    return Job(labels, recipes.load(base, overrides), None if root is None else str(root), keep)
+
+
+def _literal(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_literal(v)}" for key, v in value.items()) + "}"
+    return repr(value)
+
+
+# ------------------------------------------------------------------------------------- the store
+
+
+@dataclass(frozen=True)
+class Store:
+    """Finished runs by key, in a file that only grows."""
+
+    path: Path
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path) -> Store:
+        """Read what is there."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store = cls(path)
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        for line in lines:
+            try:
+                row = json.loads(line)
+                store.rows[row["key"]] = row
+            except (ValueError, KeyError):  # cut short by a kill
+                continue
+        return store
+
+    def add(self, row: Row) -> None:
+        """Append a finished run; it is on disk before the next one starts."""
+        self.rows[row["key"]] = row
+        with self.path.open("a", encoding="utf-8") as file:
+            if file.tell() and not self._ends_well():
+                file.write("\n")
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _ends_well(self) -> bool:
+        with self.path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
+
+
+def run_jobs(
+    jobs: Sequence[Job], store: Store, workers: int | None = None, watch: Progress | None = None
+) -> list[Row]:
+    """The rows of all jobs, in their order; those in the store are not run again."""
+    missing = {job.key: job for job in jobs if job.key not in store.rows}
+    done = len({job.key for job in jobs}) - len(missing)
+    total = done + len(missing)
+    for row in _finished(list(missing.values()), workers or os.cpu_count() or 1):
+        store.add(row)
+        done += 1
+        if watch:
+            watch(done, total, row)
+    return [{**store.rows[job.key], **job.labels} for job in jobs]
+
+
+def _finished(jobs: list[Job], workers: int) -> Iterable[Row]:
+    if workers == 1 or len(jobs) <= 1:
+        yield from map(run_one, jobs)
+        return
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    with ProcessPoolExecutor(min(workers, len(jobs)), context) as pool:
+        yield from _as_they_end(pool, jobs, 2 * workers)
+
+
+def _as_they_end(pool: ProcessPoolExecutor, jobs: list[Job], ahead: int) -> Iterable[Row]:
+    """A few jobs are queued at a time, so that a stop does not wait for all of them."""
+    waiting, running = iter(jobs), set[Future[Row]]()
+    try:
+        while True:
+            for job in waiting:
+                running.add(pool.submit(run_one, job))
+                if len(running) >= ahead:
+                    break
+            if not running:
+                return
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in ended:
+                yield future.result()
+    finally:
+        for future in running:
+            future.cancel()
+
+
+# --------------------------------------------------------------------------------------- one run
+
+
+def run_one(job: Job) -> Row:
+    """Train, and say all that a table may need in one flat row."""
+    import torch
+
+    from dpfed.experiments.run import prepare, run_prepared
+
+    torch.set_num_threads(1)
+    silos = _silos(_data_facts(job.recipe), job.root)
+    prepared = prepare(job.recipe, None if job.root is None else Path(job.root), silos)
+    try:
+        result = run_prepared(prepared)
+    except DpfedError as error:
+        raise type(error)(f"{job.labels}: {error}") from error
+    measured = {str(r["round"]): r["accuracy"] for r in result.history if r["accuracy"] is not None}
+    last = result.history[-1]
+    row = {
+        "key": job.key,
+        **job.labels,
+        "accuracy": last["accuracy"],
+        "loss": last["loss"],
+        "worst_silo": last["worst_silo"],
+        "by_round": measured,
+        "epsilon_server": result.guarantee.claims[0].epsilon,
+        "epsilon_others": result.guarantee.claims[-1].epsilon,
+        "guarantee": result.guarantee.sentence,
+        "data": result.source,
+        "evaluation": result.evaluation,
+        "seconds": round(sum(r["seconds"] for r in result.history), 3),
+        "rounds": last["round"],
+    }
+    return {**row, **_kept(job, silos, result)}
+
+
+def _kept(job: Job, silos: Any, result: Any) -> Row:
+    if "correct" not in job.keep or silos.test is None:
+        return {}
+    import numpy as np
+
+    correct, _ = result.model.judge(result.params, silos.test)
+    return {"correct": np.packbits(correct.numpy() > 0.5).tobytes().hex(), "tested": len(correct)}
+
+
+def _data_facts(recipe: Recipe) -> str:
+    """What the clients and the model follow from: runs that share it load it once per process."""
+    facts = (recipe.data, recipe.model, recipe.evaluation, recipe.seed)
+    return msgspec.json.encode(facts).decode()
+
+
+@lru_cache(maxsize=4)
+def _silos(facts: str, root: str | None) -> Any:
+    from dpfed.plan import federation
+
+    data, model, evaluation, seed = json.loads(facts)
+    recipe = recipes.parse({"data": data, "model": model, "evaluation": evaluation, "seed": seed})
+    return federation(recipe, None if root is None else Path(root))

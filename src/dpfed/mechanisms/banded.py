@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Noise correlated by a banded matrix: release_t = S_t + std (C^-1 z)_t, with z standard normal.
+
+Denisov et al. 2022, Choquette-Choo et al. 2023. C is lower triangular with few bands, so the noise
+n = C^-1 z of a step follows from the last ones: n_t = (z_t - sum_j C[t,t-j] n_(t-j)) / C[t,t].
+
+Guarantee: ``event(n)`` prices n calls of ``release`` (or ``finish``), each from the state that the
+last one returned, in idealized arithmetic, whatever releases a unit takes part in. They are a map
+of C S + std z, and a unit moves each S_t by at most D, so with X = C^T C (and equality if X >= 0)
+
+    mu^2 = (D / std)^2 worth(n),    worth(n) = sum over s, t <= n of |X_st|.
+
+S may depend on earlier releases: Denisov et al. 2022, Theorem 2.1.
+
+The best C for prefix sums under full participation, the default, is diagonal. The squared error of
+all n prefixes is std^2 trace(A^T A X^-1), A the lower triangle of ones: convex in X, as is the
+bound sum |X_st| <= n. So X is best if X^-1 A^T A X^-1 = c G, c > 0, G the signs of X (and between
+-1 and 1 where X is 0). Here (A^T A)_st = n - max(s,t) + 1, and the diagonal X with x_t proportional
+to sqrt(n-t+1) gives G_st = (n - max(s,t) + 1) / sqrt((n-s+1) (n-t+1)): 1 on the diagonal, at most 1
+elsewhere. No correlation beats independent noise on this schedule, and that gains over constant
+noise only (sum_t sqrt(t))^2 / (n n(n+1)/2) -> 8/9 of the mean squared error, 6 % of noise; the last
+prefix loses (up to 4/3). It is scaled to worth(rounds) = rounds, as Gaussian at the same std.
+
+| edge case                                              | what happens                            |
+|--------------------------------------------------------|-----------------------------------------|
+| std, clip or rounds zero, negative, NaN or infinite    | refused when built                      |
+| coefficients not finite, or the first one not above 0  | refused when built                      |
+| DISTRIBUTED trust, more than one share, sampling       | refused when built                      |
+| more than ``rounds`` releases on the schedule          | BadRelease; their price is infinite     |
+| rows not as priced, of another size, or not on a grid  | BadRelease, nothing is released         |
+| a client misses rounds (LOCAL)                         | the total's std is for those in step    |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from dpfed.errors import BadRelease, RecipeError
+from dpfed.grid import EXACT_BITS, NOISY_BITS, pack, step_below
+from dpfed.sampling import EVERYONE
+from dpfed.types import Adjacency, Release, Trust, Unit
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+    from dpfed.types import Rows, Sampling, Stream, Total, Vector
+
+PAPER = "Denisov et al. 2022; Choquette-Choo et al. 2023"
+
+
+class Past(NamedTuple):
+    """The last noises, newest first, as many as C has bands below the diagonal, and the step."""
+
+    noise: tuple[Vector, ...]
+    t: int
+
+
+@dataclass(frozen=True)
+class Banded:
+    """See the file's docstring."""
+
+    clip: float
+    std: float
+    unit: Unit = Unit.RECORD
+    adjacency: Adjacency = Adjacency.REPLACE_ONE
+    trust: Trust = Trust.LOCAL
+    sampling: Sampling = EVERYONE
+    shares: float = 1
+    swap: float = math.nan
+    rounds: int = 70
+    coefficients: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("clip", "std", "rounds"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise RecipeError(f"{name} is {value}, and must be a finite number above 0; set it")
+        column = (1.0,) if self.coefficients is None else self.coefficients
+        if not (column and column[0] > 0 and all(map(math.isfinite, column))):
+            raise RecipeError(f"coefficients are {column}; use finite ones, the first above 0")
+        if self.trust is Trust.DISTRIBUTED or self.shares != 1 or self.sampling != EVERYONE:
+            asked = f"{self.trust} trust, {self.shares} shares and {self.sampling}"
+            why = "noises of clients that drop out go out of step, so their sum is not C^-1 z"
+            raise RecipeError(f"{asked} need mechanism 'gaussian': {why}")
+        if math.isnan(self.swap):
+            object.__setattr__(self, "swap", 2 * self.clip)
+
+    @property
+    def step(self) -> float:
+        """The grid: fine for the first release, which has the least noise."""
+        if self.trust is Trust.CENTRAL:
+            return step_below(self.clip, EXACT_BITS)
+        return step_below(self._std_at(1), NOISY_BITS)
+
+    @property
+    def independent(self) -> bool:
+        """Noises depend on each other, or differ in level."""
+        return False
+
+    def init(self, size: int) -> Past:
+        """No noise yet."""
+        import torch
+
+        below = (self.coefficients or (1.0,))[1:]
+        return Past(tuple(torch.zeros(size, dtype=torch.float64) for _ in below), 0)
+
+    def release(self, rows: Rows, state: Past, rng: Stream) -> tuple[Release, Past]:
+        """Clip, sum, add the noise of this step, round to the grid."""
+        bounded = rows.clipped_sum(self.clip)
+        if not (bounded.bound <= self.clip and bounded.swap <= self.swap):
+            seen, priced = (bounded.bound, bounded.swap), (self.clip, self.swap)
+            raise BadRelease(f"rows have (bound, swap) {seen}, but {priced} was priced; set these")
+        if self.trust is Trust.CENTRAL:  # there the server adds the noise
+            return Release(pack(bounded.vector, self.step), 0.0, self.step), state
+        noise, state = self._advance(bounded.vector.numel(), state, rng)
+        vector = pack(noise.add_(bounded.vector), self.step)
+        return Release(vector, self._std_at(state.t), self.step), state
+
+    def finish(self, total: Total, state: Past, rng: Stream) -> tuple[Release, Past]:
+        """Add the server's noise under CENTRAL; otherwise the clients' noises are in the total."""
+        std = self._std_at(state.t + 1)
+        if self.trust is Trust.CENTRAL:
+            noise, state = self._advance(total.vector.numel(), state, rng)
+            return Release(total.vector.add_(pack(noise, self.step)), std, self.step), state
+        std *= math.sqrt(math.fsum(w * w for w in total.weights))
+        return Release(total.vector, std, self.step), state._replace(t=state.t + 1)
+
+    def _advance(self, size: int, state: Past, rng: Stream) -> tuple[Vector, Past]:
+        """The noise of the next release, and the state after it."""
+        import torch
+
+        if any(past.numel() != size for past in state.noise):  # or it would be broadcast
+            raise BadRelease(f"a release of size {size} after one of another size; start anew")
+        first, *others = self._row(t := state.t + 1)
+        noise = torch.from_numpy(rng.normal(size))
+        for coefficient, past in zip(others, state.noise, strict=True):
+            noise.sub_(past, alpha=coefficient)
+        noise /= first
+        return noise * self.std, Past((noise, *state.noise)[: len(others)], t)
+
+    def _row(self, t: int) -> tuple[float, ...]:
+        """C[t,t], C[t,t-1], ..."""
+        if self.coefficients is not None:
+            return self.coefficients
+        if t > self.rounds:
+            raise BadRelease(f"release {t} is past rounds = {self.rounds}; plan for more rounds")
+        return (math.sqrt(self._diagonal()[t - 1]),)
+
+    def _diagonal(self) -> list[float]:
+        """Of the best C^T C."""
+        roots = [math.sqrt(self.rounds - t) for t in range(self.rounds)]
+        scale = self.rounds / math.fsum(roots)
+        return [scale * root for root in roots]
+
+    def _std_at(self, t: int) -> float:
+        """The noise level of release t: std times the norm of row t of C^-1."""
+        first, *others = self._row(t)
+        inverse = [1 / first]  # the first column of C^-1 where C is Toeplitz
+        while others and len(inverse) < t:
+            products = zip(others, reversed(inverse), strict=False)
+            inverse.append(-math.fsum(c * past for c, past in products) / first)
+        return self.std * math.hypot(*inverse)
+
+    def worth(self, releases: int) -> float:
+        """The squared sensitivity of so many releases, over that of one where C is the identity."""
+        import numpy as np
+
+        if self.coefficients is None:
+            return math.fsum(self._diagonal()[:releases]) if releases <= self.rounds else math.inf
+        total, column = 0.0, np.array(self.coefficients)
+        for lag in range(min(releases, column.size)):  # of C^T C, from its last row upwards
+            entries = np.cumsum(column[lag:] * column[: column.size - lag])
+            padded = np.pad(np.abs(entries), (0, releases), "edge")[: releases - lag]
+            total += float(padded.sum()) * (2 if lag else 1)
+        return total
+
+    def event(self, releases: int, shares: float | None = None) -> DpEvent:
+        """One Gaussian event for all releases together."""
+        import dp_accounting as dp
+
+        worth = self.worth(releases)
+        if worth in {0, math.inf}:
+            return dp.NonPrivateDpEvent() if worth else dp.NoOpDpEvent()
+        return dp.GaussianDpEvent(self.noise_multiplier(shares) / math.sqrt(worth))
+
+    def noise_multiplier(self, shares: float | None = None) -> float:
+        """Noise over the sensitivity of one release where C is the identity, as dp_accounting's."""
+        bound = self.swap / 2 if self.adjacency is Adjacency.REPLACE_ONE else self.clip
+        return self.std * math.sqrt(1 if shares is None else shares) / bound
+
+    def with_sampling(self, sampling: Sampling) -> Banded:
+        """Refused but for everyone: see the table."""
+        return replace(self, sampling=sampling)
+
+    def with_std(self, std: float) -> Banded:
+        """The same mechanism at another noise level."""
+        return replace(self, std=std)
+
+
+def banded(
+    clip: float = 1.0,
+    std: float = 1.0,
+    unit: Unit = Unit.RECORD,
+    adjacency: Adjacency = Adjacency.REPLACE_ONE,
+    trust: Trust = Trust.LOCAL,
+    rounds: int = 70,
+    coefficients: list[float] | None = None,
+    swap: float = math.nan,
+) -> Banded:
+    """Noise correlated by a Toeplitz C of these coefficients, or by the best C for ``rounds``."""
+    column = None if coefficients is None else tuple(map(float, coefficients))
+    kinds = Unit(unit), Adjacency(adjacency), Trust(trust)
+    return Banded(clip, std, *kinds, swap=swap, rounds=rounds, coefficients=column)

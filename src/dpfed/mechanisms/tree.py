@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tree aggregation: the noise of t releases together is that of the nodes that make up t.
+
+Kairouz et al. 2021 (DP-FTRL). A node of level k covers 2^k steps; the bits of t split the first t
+steps into nodes, and Z_t sums their noises, each N(0, std^2 I). Step t opens one node, of level
+k = trailing zeros of t, and closes the k nodes that it takes over:
+
+    release_t = S_t + Z_t - Z_(t-1) = S_t + opened - closed
+
+Nodes are integers on the grid, so sums of releases telescope exactly. ``restart`` > 0 begins a new
+tree after so many releases; the last Z of the old one stays in all later prefixes.
+
+Guarantee: ``event(n)`` prices n calls of ``release`` (or ``finish``), each from the state that the
+last one returned (two from one state would share closed nodes), in idealized arithmetic, whatever
+releases a unit takes part in. To one who knows all earlier outputs, release_t tells as much as the
+noisy sum of the node that it opens, since those of the closed nodes are known. However the S in it
+were chosen, a unit moves it by at most 2^k D, and its noise is fresh: a Gaussian release, made
+adaptively. So mu^2 adds (with equality for a unit that adds the same in each step):
+
+    mu^2 = (D / std)^2 worth(n),    worth(n) = sum over t <= n of 4^(trailing zeros of t).
+
+Only opened nodes count: worth(70) = 6139 = 78.35^2, where independent noise has 70. Trees are made
+for units that take part once; dp_accounting's event for these would understate mu by 29.6 there.
+The grid is clip / 2^36, since sums are rounded before noise is added: 8 bytes a coordinate. The
+state is such a vector per level (11 for a horizon of 1024); only open nodes take up memory.
+
+| edge case                                              | what happens                            |
+|--------------------------------------------------------|-----------------------------------------|
+| std or clip zero, negative, NaN or infinite            | refused when built                      |
+| horizon below 1, restart negative or above the horizon | refused when built                      |
+| DISTRIBUTED trust, more than one share, sampling       | refused when built                      |
+| more than ``horizon`` releases, without restarts       | BadRelease; their price is infinite     |
+| rows not as priced, of another size, or not on a grid  | BadRelease, nothing is released         |
+| a client misses rounds (LOCAL)                         | the total's std is for those in step    |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from dpfed.errors import BadRelease, RecipeError
+from dpfed.grid import EXACT_BITS, pack, step_below
+from dpfed.sampling import EVERYONE
+from dpfed.types import Adjacency, Release, Trust, Unit
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+    from dpfed.types import Rows, Sampling, Stream, Total, Vector
+
+PAPER = "Kairouz et al. 2021 (DP-FTRL)"
+
+
+class Nodes(NamedTuple):
+    """The noise of the open node of each level, in grid steps (0 where none is), and the step."""
+
+    noise: tuple[Vector, ...]
+    t: int
+
+
+@dataclass(frozen=True)
+class Tree:
+    """See the file's docstring."""
+
+    clip: float
+    std: float
+    unit: Unit = Unit.RECORD
+    adjacency: Adjacency = Adjacency.REPLACE_ONE
+    trust: Trust = Trust.LOCAL
+    sampling: Sampling = EVERYONE
+    shares: float = 1
+    swap: float = math.nan
+    horizon: int = 1024
+    restart: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("clip", "std"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise RecipeError(f"{name} is {value}, and must be a finite number above 0; set it")
+        if self.trust is Trust.DISTRIBUTED or self.shares != 1 or self.sampling != EVERYONE:
+            asked = f"{self.trust} trust, {self.shares} shares and {self.sampling}"
+            why = "trees of clients that drop out go out of step, so their shares are no tree"
+            raise RecipeError(f"{asked} need mechanism 'gaussian': {why}")
+        if not (self.horizon >= 1 and 0 <= self.restart <= self.horizon):
+            asked = f"horizon is {self.horizon} and restart {self.restart}"
+            raise RecipeError(f"{asked}; use a horizon from 1 on, and a restart up to it, or 0")
+        if math.isnan(self.swap):
+            object.__setattr__(self, "swap", 2 * self.clip)
+
+    @property
+    def step(self) -> float:
+        """The grid; coarser where many clients' loud nodes might not fit int64."""
+        return step_below(max(self.clip, self.std / 64), EXACT_BITS)
+
+    @property
+    def independent(self) -> bool:
+        """A release takes back noise of earlier ones."""
+        return False
+
+    def init(self, size: int) -> Nodes:
+        """No node is open."""
+        import numpy as np
+        import torch
+
+        levels = range((self.restart or self.horizon).bit_length())
+        # numpy's zeros take no memory until they are written to
+        return Nodes(tuple(torch.from_numpy(np.zeros(size, np.int64)) for _ in levels), 0)
+
+    def release(self, rows: Rows, state: Nodes, rng: Stream) -> tuple[Release, Nodes]:
+        """Clip, sum, round to the grid; then open a node, and close those that it takes over."""
+        bounded = rows.clipped_sum(self.clip)
+        if not (bounded.bound <= self.clip and bounded.swap <= self.swap):
+            seen, priced = (bounded.bound, bounded.swap), (self.clip, self.swap)
+            raise BadRelease(f"rows have (bound, swap) {seen}, but {priced} was priced; set these")
+        sums = pack(bounded.vector, self.step)
+        if self.trust is Trust.CENTRAL:  # there the server adds the noise
+            return Release(sums, 0.0, self.step), state
+        std = self.std * math.sqrt(1 + self._level(state.t + 1))
+        noise, state = self._advance(sums.numel(), state, rng)
+        return Release(noise.add_(sums), std, self.step), state
+
+    def finish(self, total: Total, state: Nodes, rng: Stream) -> tuple[Release, Nodes]:
+        """Add the server's tree under CENTRAL; otherwise the clients' trees are in the total."""
+        std = self.std * math.sqrt(1 + self._level(state.t + 1))
+        if self.trust is Trust.CENTRAL:
+            noise, state = self._advance(total.vector.numel(), state, rng)
+            return Release(total.vector.add_(noise), std, self.step), state
+        std *= math.sqrt(math.fsum(w * w for w in total.weights))
+        return Release(total.vector, std, self.step), state._replace(t=state.t + 1)
+
+    def _advance(self, size: int, state: Nodes, rng: Stream) -> tuple[Vector, Nodes]:
+        """The noise of the next release, and the state after it."""
+        if size != (kept := state.noise[0].numel()):  # or a node would be broadcast
+            raise BadRelease(f"a release of size {size}, but the tree has size {kept}; start anew")
+        level = self._level(t := state.t + 1)
+        zeros = state.noise[0].new_zeros(1).expand(size)
+        opened = pack(zeros, self.step, lambda count: self.std * rng.normal(count)).long()
+        noise = opened.clone()
+        for closed in state.noise[:level]:
+            noise -= closed
+        nodes = self.init(size).noise
+        if not (self.restart and t % self.restart == 0):  # else the tree is complete
+            nodes = (*nodes[:level], opened, *state.noise[level + 1 :])
+        return noise, Nodes(nodes, t)
+
+    def _level(self, t: int) -> int:
+        """The level of the node that step t opens, and the number of those that it closes."""
+        if t > self.horizon and not self.restart:
+            raise BadRelease(f"release {t} is past horizon = {self.horizon}; raise it, or restart")
+        place = (t - 1) % self.restart + 1 if self.restart else t
+        return (place & -place).bit_length() - 1
+
+    def opened(self, releases: int) -> list[int]:
+        """How many nodes of each level the first releases open: those in an odd place."""
+        trees, rest = divmod(releases, self.restart or releases + 1)
+        sizes = [1 << k for k in range(max(self.restart, rest).bit_length())]
+        return [trees * ((self.restart // s + 1) // 2) + (rest // s + 1) // 2 for s in sizes]
+
+    def worth(self, releases: int) -> float:
+        """The squared sensitivity of so many releases, over that of one at the same noise."""
+        if releases > self.horizon and not self.restart:
+            return math.inf
+        return float(sum(count * 4**k for k, count in enumerate(self.opened(releases))))
+
+    def event(self, releases: int, shares: float | None = None) -> DpEvent:
+        """A Gaussian event for each node that the releases open."""
+        import dp_accounting as dp
+
+        if math.isinf(self.worth(releases)):
+            return dp.NonPrivateDpEvent()
+        node = self.noise_multiplier(shares)
+        parts = [(dp.GaussianDpEvent(node / 2**k), n) for k, n in enumerate(self.opened(releases))]
+        return dp.ComposedDpEvent([dp.SelfComposedDpEvent(part, n) for part, n in parts if n])
+
+    def noise_multiplier(self, shares: float | None = None) -> float:
+        """A node's noise over the sensitivity of one release, in dp_accounting's convention."""
+        bound = self.swap / 2 if self.adjacency is Adjacency.REPLACE_ONE else self.clip
+        return self.std * math.sqrt(1 if shares is None else shares) / bound
+
+    def with_sampling(self, sampling: Sampling) -> Tree:
+        """Refused but for everyone: see the table."""
+        return replace(self, sampling=sampling)
+
+    def with_std(self, std: float) -> Tree:
+        """The same mechanism at another noise level."""
+        return replace(self, std=std)
+
+
+def tree(
+    clip: float = 1.0,
+    std: float = 1.0,
+    unit: Unit = Unit.RECORD,
+    adjacency: Adjacency = Adjacency.REPLACE_ONE,
+    trust: Trust = Trust.LOCAL,
+    horizon: int = 1024,
+    restart: int = 0,
+    swap: float = math.nan,
+) -> Tree:
+    """Noise along a binary tree (DP-FTRL): ``horizon`` releases at most, or restarted."""
+    kinds = Unit(unit), Adjacency(adjacency), Trust(trust)
+    return Tree(clip, std, *kinds, swap=swap, horizon=horizon, restart=restart)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server half of DP-FTRL with momentum: follow the leader over noisy prefix sums.
+
+Kairouz et al. 2021, Algorithm 1 and its momentum variant DP-FTRLM; a baseline of seed 000, section
+5.1. With G_t the aggregate and S_t = G_0 + ... + G_t its prefix sum, t = 0, 1, ...:
+
+    v_t = momentum v_{t-1} + S_t,        v_{-1} = 0
+    theta_{t+1} = theta_0 - rate v_t
+
+(1 / rate is the paper's lambda.) theta_0 is fixed, and with u_t = v_t - v_{t-1} neither it nor S_t
+need be kept:
+
+    u_t = momentum (v_{t-1} - v_{t-2}) + (S_t - S_{t-1}) = momentum u_{t-1} + G_t,      u_{-1} = 0
+    theta_{t+1} - theta_t = -rate (v_t - v_{t-1}) = -rate u_t,   so the direction is rate u_t
+
+What sets DP-FTRL apart from plain momentum is the noise alone: a tree mechanism correlates that of
+the G_t such that the noise of S_t stays small. The tree, with its restarts, is the mechanism's.
+
+``restart`` begins anew every so many rounds: theta_0 becomes the current point, and S, v and u
+start from zero. 0 means never. Without momentum it changes nothing, as the sums then telescope.
+
+All of it is a function of released quantities: post-processing, at no privacy cost.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from dpfed.errors import RecipeError
+from dpfed.types import Aggregate, ServerOptimizer, Vector
+
+PAPER = "Kairouz et al. 2021 (DP-FTRL)"
+
+
+class FtrlState(NamedTuple):
+    """The last change u of v, and the number of updates so far."""
+
+    u: Vector
+    t: int
+
+
+def ftrl(rate: float = 1.0, momentum: float = 0.9, restart: int = 0) -> ServerOptimizer:
+    """Follow the regularized leader, with momentum, over the noisy prefix sums."""
+    _check(rate, momentum, restart)
+
+    def init(params: Vector) -> FtrlState:
+        return FtrlState(torch.zeros_like(params), 0)
+
+    def kept(t: int) -> float:
+        return 0.0 if restart and t % restart == 0 else momentum
+
+    def update(G: Vector, state: FtrlState, _: Aggregate) -> tuple[Vector, FtrlState]:
+        u = torch.add(G, state.u, alpha=kept(state.t))
+        return u * rate, FtrlState(u, state.t + 1)
+
+    def update_(G: Vector, state: FtrlState, _: Aggregate) -> tuple[Vector, FtrlState]:
+        u = torch.add(G, state.u, alpha=kept(state.t), out=state.u)
+        return torch.mul(u, rate, out=G), FtrlState(u, state.t + 1)
+
+    return ServerOptimizer(init=init, update=update, update_=update_)
+
+
+def _check(rate: float, momentum: float, restart: int) -> None:
+    if not (math.isfinite(rate) and rate > 0):
+        raise RecipeError(f"ftrl's rate is {rate}, and must be finite and above 0: try 1.0")
+    if not 0 <= momentum < 1:
+        raise RecipeError(f"ftrl's momentum is {momentum}, and must be in [0, 1): try 0.9")
+    if restart < 0:
+        raise RecipeError(f"ftrl's restart is {restart}, and must be 0 (never) or a round count")

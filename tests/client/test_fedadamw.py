@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fedadamw against its equations in NumPy; its second channel; what noise leaves in its moments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpfed.errors import RecipeError, UnsoundPlan
+from dpfed.mechanisms.clear import clear
+from dpfed.mechanisms.gaussian import gaussian
+from dpfed.registry import build
+from dpfed.sampling import Poisson
+from dpfed.types import UPDATE, Aggregate, Trust, Unit, Weights
+from dpfed.vector import Layout
+from tests.oracles.test_scaffold import (
+    HIDING,
+    MODEL,
+    SIZE,
+    Data,
+    check_pure,
+    end,
+    federation,
+    make_plan,
+    minimiser,
+    private,
+    unit_rows,
+    walk,
+)
+
+OPTIONS: dict[str, Any] = {
+    "steps": 3, "rate": 0.05, "beta1": 0.8, "beta2": 0.9, "eps": 1e-6, "decay": 0.2, "gamma": 0.6,
+    "floor": 0.3,
+}  # fmt: skip
+BLOCKS = [slice(0, 2), slice(2, 5)]
+
+
+class Oracle:
+    """The equations of the file, one client and one block at a time."""
+
+    def __init__(self, data: Data, unit: Unit, C: float, std: float) -> None:
+        self.data, self.unit, self.C, self.std = data, unit, C, std
+        self.theta, self.delta, self.rms = np.zeros(SIZE), np.zeros(SIZE), np.zeros(len(BLOCKS))
+
+    def client(self, t: int, i: int) -> tuple[np.ndarray, np.ndarray]:
+        K, eta, b1, b2, eps, decay, gamma, floor = OPTIONS.values()
+        theta, m, v = self.theta.copy(), np.zeros(SIZE), np.zeros(SIZE)
+        for b, where in enumerate(BLOCKS):
+            v[where] = self.rms[b] ** 2
+        for k in range(1, K + 1):
+            rows = unit_rows(theta, self.data[i], self.unit)
+            g, s = private(rows, self.C, self.std, t, i, k - 1), self.std / len(rows)
+            w = np.ones(SIZE)
+            for b, where in enumerate(BLOCKS):
+                w[where] = 1.0 if self.rms[b] > 0 else 1 - b2**k
+            m = b1 * m + (1 - b1) * g
+            v = b2 * v + (1 - b2) * (g * g - s * s)
+            v_hat = np.maximum(v / w, floor * s * s)
+            step = gamma * m / (1 - b1**k) / (np.sqrt(v_hat) + eps) + (1 - gamma) * self.delta
+            theta = theta - eta * (step + decay * theta)
+        means = [np.mean(v[where] / w[where]) for where in BLOCKS]
+        return self.theta - theta, np.sqrt(np.maximum(means, floor * s * s))
+
+    def round(self, t: int, present: list[int], q: float = 1.0) -> None:
+        if not present:
+            return
+        moves, roots = zip(*(self.client(t, i) for i in present), strict=True)
+        mean = np.sum(moves, axis=0) / (q * len(self.data))
+        self.delta = mean / (OPTIONS["steps"] * OPTIONS["rate"])
+        self.theta, self.rms = self.theta - mean, np.mean(roots, axis=0)
+
+
+@pytest.mark.parametrize("weights", list(Weights))
+@pytest.mark.parametrize("unit", [Unit.RECORD, Unit.GROUP])
+@pytest.mark.parametrize("std", [0.0, 0.5])
+def test_the_path_is_the_equations(std: float, unit: Unit, weights: Weights) -> None:
+    """Three clients (of unequal size where weights allow), one absent in round 2."""
+    data = federation(3, 20)
+    if weights is Weights.AVERAGE:
+        data[1] = (data[1][0][:12], data[1][1][:12])
+    client = build("client", "fedadamw", {**OPTIONS, "blocks": [2, 3]}, unit=unit)
+    mechanism = gaussian(0.8, std, unit=unit) if std else clear(0.8, unit=unit)
+    plan = make_plan(client, data, 6, mechanism, weights=weights)
+    follow(plan, Oracle(data, unit, 0.8, std), lambda t, i: (t, i) == (2, 0), 1.0, std)
+
+
+def test_clients_that_are_drawn_at_random_give_the_mean_of_their_moments() -> None:
+    data = federation(6, 16)
+    client = build("client", "fedadamw", {**OPTIONS, "blocks": [2, 3]})
+    plan = make_plan(client, data, 8, gaussian(0.8, 0.5), participation=Poisson(0.5))
+    follow(plan, Oracle(data, Unit.RECORD, 0.8, 0.5), lambda t, i: False, 0.5, 0.5)
+
+
+def follow(
+    plan: Any, oracle: Oracle, absent: Callable[[int, int], bool], q: float, std: float
+) -> None:
+    tolerance = 3e-5 if std else 1e-7
+    for progress, _, _ in walk(plan, oracle.data, absent):
+        t = progress.round - 1
+        oracle.round(t, [i for i in plan.draw(t, 0) if not absent(t, i)], q)
+        delta, rms = progress.optimizer[0]
+        assert np.abs(progress.params.numpy() - oracle.theta).max() < tolerance
+        assert np.abs(delta.numpy() - oracle.delta).max() < tolerance / OPTIONS["rate"]
+        assert np.abs(rms.numpy() - oracle.rms).max() < tolerance
+    assert np.abs(oracle.theta).max() > 0.1
+    assert oracle.rms.min() > 0
+
+
+def test_one_client_with_gamma_1_begins_as_torchs_adamw() -> None:
+    """In the first round nothing is known: the corrections are Adam's own."""
+    data = federation(1, 30)
+    client = build("client", "fedadamw", {**OPTIONS, "gamma": 1.0})
+    plan = make_plan(client, data, 1, clear(50.0))
+    parameter = torch.nn.Parameter(torch.zeros(SIZE, dtype=torch.float64))
+    oracle = torch.optim.AdamW([parameter], 0.05, (0.8, 0.9), 1e-6, 0.2)
+    for _ in range(OPTIONS["steps"]):
+        rows = unit_rows(parameter.detach().numpy(), data[0], Unit.RECORD)
+        parameter.grad = torch.from_numpy(rows.mean(axis=0))
+        oracle.step()
+    assert np.abs(end(plan, data) - parameter.detach().numpy()).max() < 1e-8
+
+
+def test_clients_that_are_alike_reach_the_minimiser() -> None:
+    """Without noise and decay, to 1e-5 in 100 rounds."""
+    data = federation(3, 40, alike=True)
+    client = build("client", "fedadamw", {"rate": 0.01, "decay": 0.0}, layout=MODEL.layout)
+    plan = make_plan(client, data, 100, clear(50.0))
+    assert np.abs(end(plan, data) - minimiser(data)).max() < 1e-5
+
+
+def test_noise_leaves_the_moments_as_it_found_them() -> None:
+    """Noise as large as a coordinate's gradient, 60 steps: rms is that of the run in clear."""
+    data = federation(4, 40)
+    options = {"steps": 60, "rate": 1e-6, "beta2": 0.999, "floor": 1e-3, "blocks": [SIZE]}
+    found = {}
+    for name, mechanism in [("clear", clear(50.0)), ("noisy", gaussian(50.0, 20.0))]:
+        client = build("client", "fedadamw", options)
+        *_, (last, _, _) = walk(make_plan(client, data, 1, mechanism), data)
+        found[name] = float(last.optimizer[0].rms)
+    with_noise = math.sqrt(found["clear"] ** 2 + (20.0 / 40) ** 2)
+    assert with_noise > 1.2 * found["clear"]
+    assert found["noisy"] == pytest.approx(found["clear"], rel=0.1)
+
+
+# ------------------------------------------------------------------------------------ its channel
+
+
+def test_the_moments_are_derived_and_cost_nothing() -> None:
+    for unit in (Unit.RECORD, Unit.GROUP):
+        client = build("client", "fedadamw", {"steps": 3}, unit=unit, layout=MODEL.layout)
+        plan = make_plan(client, federation(2, 6), 10, gaussian(unit=unit))
+        assert plan.due(4) == [UPDATE, "moments"]
+        assert plan.is_derived("moments")
+        assert plan.planned(UPDATE) == 30
+        assert set(plan.channels) == {UPDATE}
+
+
+def test_blocks_are_given_or_the_models_tensors_or_sixteen() -> None:
+    layout = Layout({"a": (2, 3), "b": (4,), "c": ()})
+    sizes = {
+        name: build("client", "fedadamw", options, layout=shape).channels["moments"].size
+        for name, options, shape in [
+            ("given", {"blocks": [5, 5, 1, 0]}, layout),
+            ("tensors", {}, layout),
+            ("unknown", {}, None),
+        ]
+    }
+    assert sizes == {"given": 4, "tensors": 3, "unknown": 16}
+
+
+def test_a_model_of_fewer_than_sixteen_parameters_has_empty_blocks() -> None:
+    data = federation(2, 10)
+    client = build("client", "fedadamw", {})
+    *_, (last, _, _) = walk(make_plan(client, data, 3, gaussian(1.0, 0.5)), data)
+    assert bool(torch.isfinite(last.params).all())
+    assert last.optimizer[0].rms.shape == (16,)
+
+
+def test_blocks_of_another_model_are_refused_before_the_first_round() -> None:
+    for blocks in ([2, 2], [7, -2]):
+        client = build("client", "fedadamw", {"blocks": blocks})
+        with pytest.raises(RecipeError, match="do not add up to the model's 5"):
+            client.companion.init(torch.zeros(5))
+
+
+def test_a_round_without_clients_changes_nothing() -> None:
+    server = build("client", "fedadamw", {"blocks": [4]}).companion
+    state, zero = server.init(torch.zeros(4)), torch.zeros(4)
+    seen = Aggregate(0, zero, zero, 0.0, 0, {"moments": torch.zeros(1)}, 2)
+    assert server.update(zero, state, seen)[1] is state
+
+
+# ------------------------------------------------------------------------------ what is refused
+
+
+def test_the_client_level_is_refused_for_its_unpriced_moments() -> None:
+    with pytest.raises(RecipeError, match="unpriced"):
+        build("client", "fedadamw", {}, unit=Unit.CLIENT)
+
+
+@pytest.mark.parametrize("trust", [Trust.DISTRIBUTED, Trust.CENTRAL])
+def test_only_local_trust_covers_it(trust: Trust) -> None:
+    client = build("client", "fedadamw", {})
+    check_pure(build("client", "fedadamw", {"blocks": [SIZE]}))
+    with pytest.raises(UnsoundPlan, match="unchanged releases only"):
+        make_plan(client, federation(2, 6), 3, gaussian(trust=trust), sum=HIDING)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"steps": 0}, {"rate": 0.0}, {"eps": 0.0}, {"decay": -1.0}, {"floor": math.nan},
+     {"gamma": 1.1}, {"gamma": -0.1}, {"beta1": 1.0}, {"beta2": -0.1}],
+)  # fmt: skip
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match="steps from 1"):
+        build("client", "fedadamw", options)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fedhybrid: its two stages, what each costs, and where it ends without noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from dpfed.accounting.gdp import mu_for
+from dpfed.accounting.guarantee import mu_squared
+from dpfed.data.datasets import Records
+from dpfed.data.problems import Linear
+from dpfed.engines.inprocess import rounds
+from dpfed.errors import RecipeError, UnsoundPlan
+from dpfed.plan import plan_for
+from dpfed.randomness import Noise
+from dpfed.recipe import parse
+from dpfed.registry import build
+from dpfed.round import Plan
+from dpfed.types import UPDATE, Unit
+
+MODEL = Linear("logistic", 3)
+SIZES = [40, 60, 50]
+
+
+def silos(
+    link: str = "logistic", apart: float = 0.0, twins: bool = False
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Three clients whose labels no model explains in full; ``apart`` moves their features."""
+    made = []
+    for i, m in enumerate(SIZES):
+        rng = np.random.default_rng(0 if twins else i)
+        X = (rng.normal(size=(m, 3)) * 0.7 + apart * (i - 1)).astype(np.float32)
+        score = X @ [1.0, -0.7, 0.4] + 0.3 * apart * (i - 1)
+        chance = 1 / (1 + np.exp(-score))
+        y = rng.poisson(np.exp(score * 0.5)) if link == "poisson" else rng.random(m) < chance
+        made.append((torch.from_numpy(X), torch.from_numpy(y.astype(np.float32))))
+    return [made[0]] * 3 if twins else made
+
+
+def minimiser(link: str, data: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """Of the mean loss over all records, by scipy."""
+    X = np.concatenate([np.c_[x.double().numpy(), np.ones(len(x))] for x, _ in data])
+    y = np.concatenate([y.double().numpy() for _, y in data])
+
+    def loss(theta: Any) -> Any:
+        z = X @ theta
+        top, slope = (
+            (np.exp(z),) * 2 if link == "poisson" else (np.logaddexp(0, z), 1 / (1 + np.exp(-z)))
+        )
+        return np.mean(top - y * z), X.T @ (slope - y) / len(y)
+
+    found = minimize(loss, np.zeros(4), jac=True, method="BFGS", options={"gtol": 1e-9})
+    assert np.abs(found.jac).max() < 1e-6
+    return found.x
+
+
+def clear_run(
+    link: str, data: list[tuple[torch.Tensor, torch.Tensor]], client: dict[str, Any], **changes: Any
+) -> Any:
+    """Where a recipe without noise ends; no clip bites unless the client says so."""
+    model = Linear(link, 3)
+    problems = [model.problem(Records(x, y)) for x, y in data]
+    unit, stop = changes.pop("unit", Unit.RECORD), changes.pop("stop", None)
+    privacy = {"mechanism": "clear", "clip": 1e3, "unit": unit, "noise": "keyed"}
+    recipe = parse({"client": client, "privacy": privacy, **changes})
+    nominal = [float(len(x)) if unit is Unit.RECORD else 1.0 for x, _ in data]
+    run = rounds(plan_for(recipe, nominal, model.layout), problems, model.initial(0))
+    *_, (last, _) = islice(run, stop)
+    return last.params
+
+
+def plan_of(client: dict[str, Any], model: Linear = MODEL, **privacy: Any) -> Plan:
+    tables = {"client": client, "rounds": 12, "privacy": {"noise": "keyed", **privacy}}
+    return plan_for(parse(tables), [40.0, 60.0, 50.0], model.layout)
+
+
+def distance(found: torch.Tensor, expected: Any) -> float:
+    return float(np.abs(found.double().numpy() - expected).max())
+
+
+# ----------------------------------------------------------------------------------- its stages
+
+
+def test_without_a_start_it_is_fedgd_to_the_bit() -> None:
+    problems = [MODEL.problem(Records(x, y)) for x, y in silos()]
+    ends = []
+    for client in ({"name": "gradient"}, {"name": "fedhybrid", "start": 0}):
+        plan = plan_of(client, epsilon=2.0)
+        *_, (last, _) = rounds(plan, problems, MODEL.initial(0))
+        ends.append((last.params, plan.promise().sentence))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[0][1] == ends[1][1]
+
+
+@pytest.mark.parametrize("unit", [Unit.RECORD, Unit.CLIENT])
+def test_the_start_alone_is_fedavg_to_the_bit(unit: Unit) -> None:
+    options = {"steps": 4, "rate": 0.3}
+    average = clear_run("logistic", silos(), {"name": "fedavg", **options}, rounds=3, unit=unit)
+    hybrid = {"name": "fedhybrid", "start": 3, **options}
+    begun = clear_run("logistic", silos(), hybrid, rounds=4, stop=3, unit=unit)
+    assert torch.equal(begun, average)
+
+
+def test_the_start_leads_its_rounds_and_has_noise_of_its_own() -> None:
+    plan = plan_of({"name": "fedhybrid", "start": 2, "steps": 4}, epsilon=2.0)
+    assert [plan.due(t) for t in range(4)] == [["start"], ["start"], [UPDATE], [UPDATE]]
+    assert (plan.planned("start"), plan.planned(UPDATE)) == (8, 10)
+    problems = [MODEL.problem(Records(x, y)) for x, y in silos()]
+    seen = [o.aggregate for _, o in rounds(plan, problems, MODEL.initial(0))]
+    assert [s.lead for s in seen if s][:3] == ["start", "start", UPDATE]
+    for channel, at, factor in (("start", 0, 2.0), (UPDATE, 5, 1.0)):
+        level = seen[at]
+        assert level is not None
+        expected = plan.channels[channel].std * factor * math.sqrt(3) / 150
+        assert level.std == pytest.approx(expected)
+
+
+def test_the_level_of_the_starts_noise_is_measured() -> None:
+    """At a small rate, where the local steps hardly turn the noise."""
+    client = {"name": "fedhybrid", "start": 1, "steps": 4, "rate": 1e-4}
+    plan = plan_of(client, std_over_clip=20.0)
+    problems = [MODEL.problem(Records(x, y)) for x, y in silos()]
+    means = []
+    for seed in range(150):
+        _, outcome = next(rounds(replace(plan, noise=Noise(seed)), problems, MODEL.initial(0)))
+        assert outcome.aggregate is not None
+        means.append(outcome.aggregate.mean)
+    measured = float(torch.stack(means).std(dim=0).mean())
+    assert measured == pytest.approx(outcome.aggregate.std, rel=0.1)
+
+
+def test_the_servers_half_multiplies_by_the_stages_rate() -> None:
+    data = silos()
+    one = clear_run("logistic", data, {"name": "fedhybrid", "start": 0, "step": 0.25}, rounds=1)
+    whole = clear_run("logistic", data, {"name": "fedhybrid", "start": 0}, rounds=1)
+    assert torch.equal(one, 0.25 * whole)
+    steps = {"name": "fedhybrid", "start": 1, "steps": 1, "rate": 0.25, "step": 3.0}
+    assert torch.allclose(clear_run("logistic", data, steps, rounds=2, stop=1), 0.25 * whole)
+
+
+def test_a_start_that_takes_all_rounds_is_refused() -> None:
+    with pytest.raises(UnsoundPlan, match="without a reply on 'update'; give it more rounds"):
+        plan_of({"name": "fedhybrid", "start": 12}, epsilon=1.0)
+
+
+# --------------------------------------------------------------------------------- what it costs
+
+
+@pytest.mark.parametrize("share", [0.5, 0.2])
+def test_each_stage_has_its_part_of_the_squared_mu(share: float) -> None:
+    """Seed 003's appendix: mu / sqrt(2) for each of the two."""
+    plan = plan_of({"name": "fedhybrid", "start": 2, "steps": 5, "share": share}, epsilon=1.0)
+    mu = mu_for(1.0, 1e-5)
+    start, rest = plan.channels["start"], plan.channels[UPDATE]
+    assert mu_squared(start, 10) == pytest.approx(share * mu**2)
+    assert mu_squared(rest, 10) == pytest.approx((1 - share) * mu**2)
+    assert start.std == pytest.approx(2 * math.sqrt(10 / share) / mu)
+    assert plan.promise().epsilon == pytest.approx(1.0)
+
+
+def test_a_client_releases_once_a_round_at_client_level() -> None:
+    plan = plan_of({"name": "fedhybrid", "start": 2, "steps": 5}, epsilon=1.0, unit="client")
+    assert (plan.planned("start"), plan.planned(UPDATE)) == (2, 10)
+    plan_of({"name": "fedhybrid"}, epsilon=1.0, unit="client", trust="central")
+
+
+def test_local_steps_allow_local_trust_only() -> None:
+    with pytest.raises(UnsoundPlan, match="unchanged releases only"):
+        plan_of({"name": "fedhybrid"}, epsilon=1.0, trust="central")
+    plan_of({"name": "fedhybrid", "start": 0}, epsilon=1.0, trust="central")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": -1}, "start is -1"),
+        ({"steps": 0}, "steps 0"),
+        ({"rate": 0.0}, r"rate 0\.0"),
+        ({"rate": math.nan}, "rate nan"),
+        ({"step": math.inf}, "step inf"),
+        ({"share": 0.0}, r"share is 0\.0"),
+        ({"share": 1.0}, r"share is 1\.0"),
+        ({"share": math.nan}, "share is nan"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        build("client", "fedhybrid", options)
+
+
+# ----------------------------------------------------------------------------- where it ends
+
+
+@pytest.mark.parametrize("link", ["logistic", "poisson"])
+def test_without_noise_it_reaches_the_pooled_minimiser_where_fedavg_does_not(link: str) -> None:
+    """Clients with features apart: FedSGD's stage has no federation bias, local steps have one."""
+    data = silos(link, apart=0.8)
+    goal = minimiser(link, data)
+    hybrid = {"name": "fedhybrid", "start": 10, "steps": 20, "rate": 0.3, "step": 0.5}
+    assert distance(clear_run(link, data, hybrid, rounds=200), goal) < 1e-3
+    average = {"name": "fedavg", "steps": 20, "rate": 0.3}
+    assert distance(clear_run(link, data, average, rounds=30), goal) > 0.02
