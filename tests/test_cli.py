@@ -87,3 +87,21 @@ def test_methods_lists_every_plug_in() -> None:
 def test_help_teaches_by_example_and_version_prints() -> None:
     assert "dpfed run recipes/quickstart.toml" in dpfed("run", "--help").stdout
     assert dpfed("--version").stdout.strip() == "0.1.0"
+
+
+def test_a_study_from_sweep_to_report(tmp_path: Path) -> None:
+    from tests.experiments.studies import write
+
+    study, out = write(tmp_path), tmp_path / "out"
+    done = dpfed("sweep", str(study), "--out", str(out), "--workers", "1")
+    assert "report in" in done.stdout
+    assert {"report.html", "final.csv", "settings.json"} <= {path.name for path in out.iterdir()}
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "tuning" in page.lower()
+    (out / "report.html").unlink()
+    assert "report in" in dpfed("report", str(out)).stdout
+    assert (out / "report.html").exists()
+
+
+def test_reproduce_lists_the_studies() -> None:
+    assert "sofim-cifar10" in dpfed("reproduce").stdout

@@ -316,3 +316,13 @@ def test_federated_metrics_go_with_every_method(name: str) -> None:
     ]
     assert [METRICS in plan.due(t) for t in range(ROUNDS)] == [False, True, False, True]
     assert [bool(each) for each in measured] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("method", ["dp-fedavg", "dp-scaffold"])
+def test_a_client_in_flight_holds_few_vectors(method: str) -> None:
+    """All methods: benchmarks/method_memory.py. Here two, with room for a busy machine."""
+    from benchmarks import method_memory
+
+    found = method_memory._in_child(method)
+    assert found["alone"] <= 4.5
+    assert found["all"] <= 1.5

@@ -127,6 +127,80 @@ def _warn(message: str) -> None:
     typer.secho(f"warning: {message}", err=True, fg=typer.colors.YELLOW)
 
 
+# --------------------------------------------------------------------------------------- studies
+
+Workers = Annotated[int | None, typer.Option(help="Processes. Default: one per core.", min=1)]
+
+
+@app.command()
+def sweep(
+    study: Annotated[
+        str, typer.Argument(help="A study in TOML, or the name of one that comes along.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder. Default: runs/<study>.")] = None,
+    workers: Workers = None,
+) -> None:
+    """Search settings for every method of a study on held-out training records, then run it.
+
+    Grids in two stages, or Optuna where the study says trials = 40. A killed sweep goes on where it
+    was. Test records are used for the final figures only; that tuning looks at private data is not
+    covered by the runs' epsilon, and the report says what it would cost.
+
+    Example: DPFED_DATA=data dpfed sweep sofim-cifar10
+    """
+    _study(study, out, tune=True, quick=False, workers=workers)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str, typer.Argument(help="A study by name; without one, they are listed.")
+    ] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder. Default: runs/<name>.")] = None,
+    tune: Annotated[bool, typer.Option(help="Search the settings anew.")] = False,
+    quick: Annotated[bool, typer.Option(help="A miniature: few rounds, one seed.")] = False,
+    workers: Workers = None,
+) -> None:
+    """A paper's table by one command, at settings that were searched before.
+
+    Example: DPFED_DATA=data dpfed reproduce sofim-cifar10
+    """
+    from dpfed.experiments import study as studies
+
+    if not name:
+        for each in studies.names():
+            typer.echo(f"{each:20} {studies.load(each).title}")
+        return
+    _study(name, out, tune=tune, quick=quick, workers=workers)
+
+
+def _study(name: str, out: Path | None, *, tune: bool, quick: bool, workers: int | None) -> None:
+    from dpfed.experiments.report import write_report
+    from dpfed.experiments.reproduce import reproduce as run_study
+
+    folder = out or Path("runs") / Path(name).stem
+    with _progress(quiet=False) as bar:
+        task = bar.add_task("runs", total=None, figures="")
+
+        def watch(done: int, total: int, row: dict[str, Any]) -> None:
+            what = row.get("entry") or f"{row.get('method')} seed {row.get('seed')}"
+            figures = f"{what}: {_percent(row['accuracy'])}"
+            bar.update(task, total=total, completed=done, figures=figures)
+
+        run_study(name, folder, tune=tune, quick=quick, workers=workers, watch=watch)
+    typer.echo(f"report in {write_report(folder)}")
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder that sweep or reproduce wrote.")],
+) -> None:
+    """Tables, figures and one HTML page from a study's runs, without running anything."""
+    from dpfed.experiments.report import write_report
+
+    typer.echo(f"report in {write_report(folder)}")
+
+
 # ------------------------------------------------------------------------------------ calibrate
 
 

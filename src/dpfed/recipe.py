@@ -159,15 +159,20 @@ def _with_method(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def dump(recipe: Recipe) -> str:
     """The recipe as TOML, with every field that is set."""
+    return to_toml(recipe)
+
+
+def to_toml(value: Any) -> str:
+    """A structure of this kind as TOML, which knows no None: such fields are left out."""
     import tomli_w
 
-    return tomli_w.dumps(_without_none(msgspec.to_builtins(recipe)))
+    return tomli_w.dumps(_without_none(msgspec.to_builtins(value)))
 
 
 def _without_none(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: _without_none(value) for key, value in tree.items() if value is not None}
-    return tree
+    return [_without_none(each) for each in tree] if isinstance(tree, list | tuple) else tree
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many runs: over a pool of processes, each stored as it ends, so that a killed batch goes on.
 
-A job is a resolved recipe with labels. Its key is a digest of the recipe, so the same run is never
-made twice, whichever study asks for it. ``runs.jsonl`` has one line per finished run; a line that a
-kill cut short is skipped, and its run is made again.
+A job is a resolved recipe with labels. Its key is a digest of both, so that no run is made twice
+under one name. ``runs.jsonl`` has one line per finished run; a line that a kill cut short is
+skipped, and its run is made again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import hashlib
 import json
 import multiprocessing
 import os
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -40,11 +42,14 @@ class Job:
     root: str | None = None
     keep: tuple[str, ...] = ()
     """What else to store: "correct", one bit per test record, for paired tests."""
+    brief: bool = False
+    """Store no more than what a setting is judged by."""
 
     @property
     def key(self) -> str:
-        """The same for the same run."""
-        facts = msgspec.json.encode(self.recipe, order="sorted") + repr(self.keep).encode()
+        """The same for the same run under the same labels."""
+        named = (self.recipe, self.labels, self.keep, self.brief)
+        facts = msgspec.json.encode(named, order="sorted")
         return hashlib.sha256(facts).hexdigest()[:24]
 
 
@@ -54,10 +59,12 @@ def make_job(
     changes: Mapping[str, Any],
     root: Path | None = None,
     keep: tuple[str, ...] = (),
+    brief: bool = False,
 ) -> Job:
     """The base recipe with changes by dotted key, as ``--set`` takes them."""
     overrides = [f"{key}={_literal(value)}" for key, value in changes.items()]
-    return Job(labels, recipes.load(base, overrides), None if root is None else str(root), keep)
+    where = None if root is None else str(root)
+    return Job(labels, recipes.load(base, overrides), where, keep, brief)
 
 
 def _literal(value: Any) -> str:
@@ -132,9 +139,49 @@ def _finished(jobs: list[Job], workers: int) -> Iterable[Row]:
     if workers == 1 or len(jobs) <= 1:
         yield from map(run_one, jobs)
         return
-    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    with ProcessPoolExecutor(min(workers, len(jobs)), context) as pool:
+    with job_pool(min(workers, len(jobs))) as pool:
         yield from _as_they_end(pool, jobs, 2 * workers)
+
+
+def job_pool(workers: int) -> ProcessPoolExecutor:
+    """Processes that run jobs; spawned, since torch's threads do not survive a fork."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, context, initializer=_follow, initargs=(os.getpid(),))
+
+
+def _follow(parent: int) -> None:
+    """Leave when the parent is gone: a killed sweep would leave its workers waiting for ever."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class Queue:
+    """Single jobs, asked for by several threads: run in the pool, or taken from the store."""
+
+    def __init__(
+        self, pool: ProcessPoolExecutor, store: Store, total: int, watch: Progress | None
+    ) -> None:
+        self._pool, self._store, self._total, self._watch = pool, store, total, watch
+        self._lock, self._done = threading.Lock(), 0
+
+    def run(self, job: Job) -> Row:
+        """The row of a job, when it has ended."""
+        row = self._store.rows.get(job.key)
+        known = row is not None
+        if row is None:
+            row = self._pool.submit(run_one, job).result()
+        with self._lock:
+            self._done += 1
+            if not known:
+                self._store.add(row)
+            if self._watch:
+                self._watch(self._done, self._total, row)
+        return {**row, **job.labels}
 
 
 def _as_they_end(pool: ProcessPoolExecutor, jobs: list[Job], ahead: int) -> Iterable[Row]:
@@ -174,11 +221,12 @@ def run_one(job: Job) -> Row:
         raise type(error)(f"{job.labels}: {error}") from error
     measured = {str(r["round"]): r["accuracy"] for r in result.history if r["accuracy"] is not None}
     last = result.history[-1]
+    seconds = round(sum(r["seconds"] for r in result.history), 3)
+    judged = {"key": job.key, **job.labels, "accuracy": last["accuracy"], "loss": last["loss"]}
+    if job.brief:
+        return {**judged, "seconds": seconds}
     row = {
-        "key": job.key,
-        **job.labels,
-        "accuracy": last["accuracy"],
-        "loss": last["loss"],
+        **judged,
         "worst_silo": last["worst_silo"],
         "by_round": measured,
         "epsilon_server": result.guarantee.claims[0].epsilon,
@@ -186,7 +234,7 @@ def run_one(job: Job) -> Row:
         "guarantee": result.guarantee.sentence,
         "data": result.source,
         "evaluation": result.evaluation,
-        "seconds": round(sum(r["seconds"] for r in result.history), 3),
+        "seconds": seconds,
         "rounds": last["round"],
     }
     return {**row, **_kept(job, silos, result)}

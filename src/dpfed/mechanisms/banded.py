@@ -34,18 +34,18 @@ prefix loses (up to 4/3). It is scaled to worth(rounds) = rounds, as Gaussian at
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpfed.errors import BadRelease, RecipeError
 from dpfed.grid import EXACT_BITS, NOISY_BITS, pack, step_below
-from dpfed.sampling import EVERYONE
+from dpfed.noise import GaussianNoise
 from dpfed.types import Adjacency, Release, Trust, Unit
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from dpfed.types import Rows, Sampling, Stream, Total, Vector
+    from dpfed.types import Rows, Stream, Total, Vector
 
 PAPER = "Denisov et al. 2022; Choquette-Choo et al. 2023"
 
@@ -58,34 +58,20 @@ class Past(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Banded:
+class Banded(GaussianNoise):
     """See the file's docstring."""
 
-    clip: float
-    std: float
-    unit: Unit = Unit.RECORD
-    adjacency: Adjacency = Adjacency.REPLACE_ONE
-    trust: Trust = Trust.LOCAL
-    sampling: Sampling = EVERYONE
-    shares: float = 1
-    swap: float = math.nan
     rounds: int = 70
     coefficients: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("clip", "std", "rounds"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise RecipeError(f"{name} is {value}, and must be a finite number above 0; set it")
+        super().__post_init__()
+        self.alone("noises of clients that drop out go out of step, so their sum is not C^-1 z")
+        if not 1 <= self.rounds < math.inf:
+            raise RecipeError(f"rounds is {self.rounds}, and must be 1 or more; set it")
         column = (1.0,) if self.coefficients is None else self.coefficients
         if not (column and column[0] > 0 and all(map(math.isfinite, column))):
             raise RecipeError(f"coefficients are {column}; use finite ones, the first above 0")
-        if self.trust is Trust.DISTRIBUTED or self.shares != 1 or self.sampling != EVERYONE:
-            asked = f"{self.trust} trust, {self.shares} shares and {self.sampling}"
-            why = "noises of clients that drop out go out of step, so their sum is not C^-1 z"
-            raise RecipeError(f"{asked} need mechanism 'gaussian': {why}")
-        if math.isnan(self.swap):
-            object.__setattr__(self, "swap", 2 * self.clip)
 
     @property
     def step(self) -> float:
@@ -108,12 +94,13 @@ class Banded:
 
     def release(self, rows: Rows, state: Past, rng: Stream) -> tuple[Release, Past]:
         """Clip, sum, add the noise of this step, round to the grid."""
-        bounded = rows.clipped_sum(self.clip)
-        if not (bounded.bound <= self.clip and bounded.swap <= self.swap):
-            seen, priced = (bounded.bound, bounded.swap), (self.clip, self.swap)
-            raise BadRelease(f"rows have (bound, swap) {seen}, but {priced} was priced; set these")
+        bounded = self.bounded(rows)
         if self.trust is Trust.CENTRAL:  # there the server adds the noise
             return Release(pack(bounded.vector, self.step), 0.0, self.step), state
+        if not state.noise:  # C is diagonal: nothing to remember, so no noise vector is made
+            level = self._std_at(t := state.t + 1)
+            vector = pack(bounded.vector, self.step, lambda count: level * rng.normal(count))
+            return Release(vector, level, self.step), Past((), t)
         noise, state = self._advance(bounded.vector.numel(), state, rng)
         vector = pack(noise.add_(bounded.vector), self.step)
         return Release(vector, self._std_at(state.t), self.step), state
@@ -184,19 +171,6 @@ class Banded:
         if worth in {0, math.inf}:
             return dp.NonPrivateDpEvent() if worth else dp.NoOpDpEvent()
         return dp.GaussianDpEvent(self.noise_multiplier(shares) / math.sqrt(worth))
-
-    def noise_multiplier(self, shares: float | None = None) -> float:
-        """Noise over the sensitivity of one release where C is the identity, as dp_accounting's."""
-        bound = self.swap / 2 if self.adjacency is Adjacency.REPLACE_ONE else self.clip
-        return self.std * math.sqrt(1 if shares is None else shares) / bound
-
-    def with_sampling(self, sampling: Sampling) -> Banded:
-        """Refused but for everyone: see the table."""
-        return replace(self, sampling=sampling)
-
-    def with_std(self, std: float) -> Banded:
-        """The same mechanism at another noise level."""
-        return replace(self, std=std)
 
 
 def banded(

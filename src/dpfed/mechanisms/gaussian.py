@@ -30,11 +30,12 @@ under CENTRAL before, on a grid so fine that it drowns in the rounding of the fl
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpfed.errors import BadRelease, RecipeError
+from dpfed.errors import RecipeError
 from dpfed.grid import EXACT_BITS, NOISY_BITS, pack, step_below, to_grid
+from dpfed.noise import GaussianNoise
 from dpfed.sampling import EVERYONE, drawn
 from dpfed.types import Adjacency, Release, State, Trust, Unit
 
@@ -42,30 +43,17 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from dpfed.grid import Floats
-    from dpfed.types import BoundedSum, Rows, Sampling, Stream, Total
+    from dpfed.types import Rows, Stream, Total
 
 _BLOCK = 1 << 14
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(GaussianNoise):
     """See the file's docstring. ``std`` is where the noise level of a run is written."""
 
-    clip: float
-    std: float
-    unit: Unit = Unit.RECORD
-    adjacency: Adjacency = Adjacency.REPLACE_ONE
-    trust: Trust = Trust.LOCAL
-    sampling: Sampling = EVERYONE
-    shares: float = 1
-    swap: float = math.nan
-    """How far exchanging two units moves the sum; 2 clip unless rows are known to be closer."""
-
     def __post_init__(self) -> None:
-        for name in ("clip", "std"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise RecipeError(f"{name} is {value}, and must be a finite number above 0; set it")
+        super().__post_init__()
         if not (self.shares >= 1 and math.isfinite(self.shares)):
             raise RecipeError(
                 f"shares is {self.shares}, and must be at least 1; lower the colluders"
@@ -75,8 +63,6 @@ class Gaussian:
                 f"shares is {self.shares}, but under {self.trust} trust the strongest adversary "
                 f"faces one share of noise; leave it at 1"
             )
-        if math.isnan(self.swap):
-            object.__setattr__(self, "swap", 2 * self.clip)
 
     @property
     def step(self) -> float:
@@ -92,8 +78,7 @@ class Gaussian:
 
     def release(self, rows: Rows, state: State, rng: Stream) -> tuple[Release, State]:
         """Draw who takes part, clip, sum, add this client's share of noise, round to the grid."""
-        bounded = drawn(rows, self.sampling, rng).clipped_sum(self.clip)
-        self._check(bounded)
+        bounded = self.bounded(drawn(rows, self.sampling, rng))
         silent = self.trust is Trust.CENTRAL  # there the server adds the noise
         noise = None if silent else (lambda size: self._noise(size, rng))
         return Release(
@@ -133,27 +118,6 @@ class Gaussian:
     def worth(self, releases: int) -> float:
         """The squared sensitivity of so many releases, over that of one: they are independent."""
         return float(releases)
-
-    def noise_multiplier(self, shares: float | None = None) -> float:
-        """Noise over sensitivity, in dp_accounting's convention (it doubles for replace-one)."""
-        replaced = self.adjacency is Adjacency.REPLACE_ONE
-        bound = self.swap / 2 if replaced else self.clip
-        return self.std * math.sqrt(self.shares if shares is None else shares) / bound
-
-    def with_sampling(self, sampling: Sampling) -> Gaussian:
-        """The same mechanism on a draw of the units."""
-        return replace(self, sampling=sampling)
-
-    def with_std(self, std: float) -> Gaussian:
-        """The same mechanism at another noise level."""
-        return replace(self, std=std)
-
-    def _check(self, bounded: BoundedSum) -> None:
-        if not (bounded.bound <= self.clip and bounded.swap <= self.swap):
-            raise BadRelease(
-                f"rows are bounded by {bounded.bound} (swap {bounded.swap}), but {self.clip} "
-                f"(swap {self.swap}) was priced; give the mechanism these bounds"
-            )
 
 
 def gaussian(

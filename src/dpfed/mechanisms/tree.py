@@ -37,18 +37,18 @@ state is such a vector per level (11 for a horizon of 1024); only open nodes tak
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpfed.errors import BadRelease, RecipeError
 from dpfed.grid import EXACT_BITS, pack, step_below
-from dpfed.sampling import EVERYONE
+from dpfed.noise import GaussianNoise
 from dpfed.types import Adjacency, Release, Trust, Unit
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from dpfed.types import Rows, Sampling, Stream, Total, Vector
+    from dpfed.types import Rows, Stream, Total, Vector
 
 PAPER = "Kairouz et al. 2021 (DP-FTRL)"
 
@@ -61,34 +61,18 @@ class Nodes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tree:
+class Tree(GaussianNoise):
     """See the file's docstring."""
 
-    clip: float
-    std: float
-    unit: Unit = Unit.RECORD
-    adjacency: Adjacency = Adjacency.REPLACE_ONE
-    trust: Trust = Trust.LOCAL
-    sampling: Sampling = EVERYONE
-    shares: float = 1
-    swap: float = math.nan
     horizon: int = 1024
     restart: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("clip", "std"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise RecipeError(f"{name} is {value}, and must be a finite number above 0; set it")
-        if self.trust is Trust.DISTRIBUTED or self.shares != 1 or self.sampling != EVERYONE:
-            asked = f"{self.trust} trust, {self.shares} shares and {self.sampling}"
-            why = "trees of clients that drop out go out of step, so their shares are no tree"
-            raise RecipeError(f"{asked} need mechanism 'gaussian': {why}")
+        super().__post_init__()
+        self.alone("trees of clients that drop out go out of step, so their shares are no tree")
         if not (self.horizon >= 1 and 0 <= self.restart <= self.horizon):
             asked = f"horizon is {self.horizon} and restart {self.restart}"
             raise RecipeError(f"{asked}; use a horizon from 1 on, and a restart up to it, or 0")
-        if math.isnan(self.swap):
-            object.__setattr__(self, "swap", 2 * self.clip)
 
     @property
     def step(self) -> float:
@@ -111,10 +95,7 @@ class Tree:
 
     def release(self, rows: Rows, state: Nodes, rng: Stream) -> tuple[Release, Nodes]:
         """Clip, sum, round to the grid; then open a node, and close those that it takes over."""
-        bounded = rows.clipped_sum(self.clip)
-        if not (bounded.bound <= self.clip and bounded.swap <= self.swap):
-            seen, priced = (bounded.bound, bounded.swap), (self.clip, self.swap)
-            raise BadRelease(f"rows have (bound, swap) {seen}, but {priced} was priced; set these")
+        bounded = self.bounded(rows)
         sums = pack(bounded.vector, self.step)
         if self.trust is Trust.CENTRAL:  # there the server adds the noise
             return Release(sums, 0.0, self.step), state
@@ -174,19 +155,6 @@ class Tree:
         node = self.noise_multiplier(shares)
         parts = [(dp.GaussianDpEvent(node / 2**k), n) for k, n in enumerate(self.opened(releases))]
         return dp.ComposedDpEvent([dp.SelfComposedDpEvent(part, n) for part, n in parts if n])
-
-    def noise_multiplier(self, shares: float | None = None) -> float:
-        """A node's noise over the sensitivity of one release, in dp_accounting's convention."""
-        bound = self.swap / 2 if self.adjacency is Adjacency.REPLACE_ONE else self.clip
-        return self.std * math.sqrt(1 if shares is None else shares) / bound
-
-    def with_sampling(self, sampling: Sampling) -> Tree:
-        """Refused but for everyone: see the table."""
-        return replace(self, sampling=sampling)
-
-    def with_std(self, std: float) -> Tree:
-        """The same mechanism at another noise level."""
-        return replace(self, std=std)
 
 
 def tree(

@@ -1,0 +1,479 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study's folder as tables, figures and one HTML page that needs nothing beside it.
+
+    report.html            styles and figures are inside; no script, nothing is loaded
+    tables/                each table as .md, .csv and .tex
+    figures/               each figure as .png and .pdf
+
+The page is made from runs.jsonl and settings.json alone: nothing is run. It names no winner where
+the paired interval over seeds does not exclude 0.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from html import escape
+from importlib import metadata
+from pathlib import Path
+
+from dpfed.errors import RecipeError
+from dpfed.experiments import figures
+from dpfed.experiments import study as studies
+from dpfed.experiments.figures import Picture, slug
+from dpfed.experiments.jobs import Row, Store
+from dpfed.experiments.study import Cell, Study, cells
+from dpfed.experiments.sweep import RUNS, SETTINGS
+from dpfed.experiments.tables import (
+    ACCURACY,
+    Gap,
+    Scores,
+    Settings,
+    Table,
+    Value,
+    cell_words,
+    final_rows,
+    final_table,
+    gap,
+    mcnemar_table,
+    paired_table,
+    progress_table,
+    scores,
+    search_cost,
+    settings_table,
+    speed_table,
+)
+
+REFERENCE = "DP-FedSOFIM"
+"""Whom McNemar's test and the maps of tuned parameters are about, where a study has it."""
+
+
+@dataclass(frozen=True)
+class Material:
+    """All that a report is made of."""
+
+    study: Study
+    tuning: list[Row]
+    final: list[Row]
+    settings: Settings
+    left_out: int = 0
+    """Final runs of the folder that this study does not ask for."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """All runs that count."""
+        return [*self.tuning, *self.final]
+
+    @cached_property
+    def scores(self) -> Scores:
+        """The final runs as figures."""
+        return scores(self.study, self.final)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells that have a run."""
+        return [cell for cell, _ in cells(self.study) if self.scores.rounds(cell)]
+
+    @property
+    def reference(self) -> str:
+        """See REFERENCE; the baseline, where a study has no such method."""
+        labels = [method.label for method in self.study.methods]
+        known = [name for name in (REFERENCE, self.study.baseline) if name in labels]
+        return [*known, labels[0]][0]
+
+
+def gather(folder: Path, study: Study | None = None) -> Material:
+    """The folder's runs, those that its study asks for."""
+    study = study or studies.load(folder / "study.toml")
+    rows = list(Store.open(folder / RUNS).rows.values())
+    path = folder / SETTINGS
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    finals = [row for row in rows if row.get("stage") == "final"]
+    kept = final_rows(study, finals, settings)
+    if not kept:
+        raise RecipeError(
+            f"{folder.name} has no finished run of the study {study.title!r} at its settings; "
+            "run 'dpfed sweep' or 'dpfed reproduce' into it first"
+        )
+    tuning = [row for row in rows if row.get("stage") == "tuning"]
+    return Material(study, tuning, kept, settings, len(finals) - len(kept))
+
+
+def write_report(folder: Path, study: Study | None = None) -> Path:
+    """Write tables, figures and the page; returns the path of the page."""
+    material = gather(folder, study)
+    tables, pictures = all_tables(material), all_pictures(material)
+    _write_tables(tables, folder / "tables")
+    (folder / "figures").mkdir(exist_ok=True)
+    for picture in pictures:
+        figures.save(picture, folder / "figures")
+    page = folder / "report.html"
+    page.write_text(_page(material, tables, pictures), encoding="utf-8")
+    return page
+
+
+def _write_tables(tables: dict[str, Table], folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, table in tables.items():
+        (folder / f"{name}.md").write_text(table.to_markdown(), encoding="utf-8")
+        (folder / f"{name}.csv").write_text(table.to_csv(), encoding="utf-8")
+        (folder / f"{name}.tex").write_text(table.to_latex(), encoding="utf-8")
+
+
+def all_tables(material: Material) -> dict[str, Table]:
+    """By the name of the file; those that would be empty are left out."""
+    study, rows = material.study, material.rows
+    found = {"final": final_table(study, rows)}
+    if material.scores.measure is ACCURACY:
+        found |= {
+            f"progress-{slug(cell_words(cell))}": progress_table(study, rows, cell)
+            for cell in material.cells
+        }
+        found["speed"] = speed_table(study, rows)
+    found["paired"] = paired_table(study, rows)
+    found["mcnemar"] = mcnemar_table(study, rows, material.reference)
+    found["settings"] = settings_table(study, rows, material.settings)
+    return {name: table for name, table in found.items() if table.rows}
+
+
+def all_pictures(material: Material) -> list[Picture]:
+    """In the order of the page."""
+    study, rows = material.study, material.rows
+    curves = material.scores.measure is ACCURACY
+    return [
+        *figures.frontiers(study, rows),
+        *(figures.convergence(study, rows, cell) for cell in material.cells if curves),
+        *(figures.final_bars(study, rows, cell) for cell in material.cells),
+        *figures.heat_maps(study, rows, material.reference),
+    ]
+
+
+# ----------------------------------------------------------------------------------- what was found
+
+
+def findings(found: Scores) -> dict[str, str]:
+    """For each cell: who has the best mean, and whether that is settled by the seeds at hand."""
+    there = [cell for cell, _ in cells(found.study) if found.rounds(cell)]
+    return {cell_words(cell): _finding(found, cell) for cell in there}
+
+
+def _finding(found: Scores, cell: Cell) -> str:
+    ranked = _ranked(found, cell)
+    if not ranked:
+        return "No method has all of its seeds, so none is compared."
+    top = [name for name in ranked if _shown(found, cell, name) == _shown(found, cell, ranked[0])]
+    best = "highest" if found.measure.sign > 0 else "lowest"
+    name, unit = f"{best} mean {found.measure.name}", " %" if found.measure is ACCURACY else ""
+    if len(top) > 1:
+        return f"{_listed(top)} share the {name}, {_shown(found, cell, top[0])}{unit}."
+    parts = [f"{top[0]} has the {name}, {found.number(cell, top[0])}{unit}."]
+    baseline = found.study.baseline
+    if top[0] == baseline:
+        parts.append("It is the baseline: no method is ahead of it.")
+    else:
+        parts.append(_versus(found, cell, top[0], baseline, "the baseline "))
+    rivals = [name for name in ranked[1:] if name != baseline]
+    parts += [_versus(found, cell, top[0], name, "the next, ") for name in rivals[:1]]
+    return " ".join(parts)
+
+
+def _ranked(found: Scores, cell: Cell) -> list[str]:
+    """Best first. A method that lost seeds is left out: the seeds that it has may be its best."""
+    wanted = len(found.study.final.seeds)
+    means = {m.label: found.mean(cell, m.label) for m in found.study.methods
+             if len(found.at(cell, m.label)) == wanted}  # fmt: skip
+    known = {name: mean for name, mean in means.items() if mean is not None}
+    return sorted(known, key=lambda name: -found.measure.sign * known[name])
+
+
+def _shown(found: Scores, cell: Cell, method: str) -> str:
+    return f"{found.mean(cell, method) or 0.0:.{found.measure.digits}f}"
+
+
+def _versus(found: Scores, cell: Cell, method: str, other: str, role: str) -> str:
+    pair = gap(found, cell, method, other)
+    if pair is None:
+        return f"There are no runs of {role}{other} to compare with."
+    digits, measure = found.measure.digits, found.measure
+    side = "above" if measure.sign > 0 else "below"
+    text = f"It is {abs(pair.mean):.{digits}f} {measure.unit} {side} {role}{other}"
+    return f"{text} ({_interval(pair, digits)})."
+
+
+def _interval(pair: Gap, digits: int) -> str:
+    if pair.low is None or pair.high is None:
+        return "one seed, so no interval: not settled"
+    ends = f"95 % interval over {pair.seeds} seeds {pair.low:.{digits}f} to {pair.high:.{digits}f}"
+    return f"{ends}, excludes 0" if pair.settled else f"{ends}, includes 0: not settled"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+
+
+# ------------------------------------------------------------------------------------- what was run
+
+
+def facts(material: Material) -> dict[str, str]:
+    """What was run, on what, and with what this page was written."""
+    study, final = material.study, material.final
+    rounds = sorted({row["rounds"] for row in final})
+    asked = len(study.final.seeds) * len(study.methods) * len(list(cells(study)))
+    found = {
+        "Records": "; ".join(_unique(row["data"] for row in final)),
+        "From": study.source,
+        "Measured": "; ".join(_unique(row["evaluation"] for row in final)),
+        "Methods": ", ".join(method.label for method in study.methods),
+        "Rounds": ", ".join(map(str, rounds)),
+        "Seeds": ", ".join(map(str, study.final.seeds)),
+        "Runs": f"{len(final)} of {asked} final runs, {_hours(final)} of training",
+        "Search": f"{len(material.tuning)} runs, {_hours(material.tuning)} of training",
+        "Left out": f"runs of other seeds, rounds or settings: {material.left_out}",
+        "Command": command(study, searched=bool(material.tuning)),
+        "Page written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, with {_versions()}",
+        "On": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
+    }
+    empty = {"From": not study.source, "Search": not material.tuning,
+             "Left out": not material.left_out}  # fmt: skip
+    return {name: text for name, text in found.items() if not empty.get(name)}
+
+
+def command(study: Study, *, searched: bool) -> str:
+    """What repeats the study: by its name if it comes with the package, or else from its file."""
+    titles = {studies.load(name).title: name for name in studies.names()}
+    quick = study.title.removesuffix(" (miniature)")
+    name = titles.get(quick)
+    verb = "sweep" if (searched and quick == study.title) or name is None else "reproduce"
+    data = study.base.get("data", {}).get("source", "synthetic")
+    parts = [*([] if data == "synthetic" else ["DPFED_DATA=data"]), "dpfed", verb]
+    parts.append(name or "study.toml")
+    return " ".join([*parts, *(["--quick"] if name and quick != study.title else [])])
+
+
+def _unique(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
+
+
+def _hours(rows: Iterable[Row]) -> str:
+    seconds = sum(row.get("seconds") or 0.0 for row in rows)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _versions() -> str:
+    packages = ("dpfed", "torch", "numpy", "scipy", "matplotlib")
+    known = [f"{name} {metadata.version(name)}" for name in packages]
+    return ", ".join([*known, f"Python {platform.python_version()}"])
+
+
+# --------------------------------------------------------------------------------- what is promised
+
+
+def guarantees(material: Material) -> dict[str, dict[str, list[str]]]:
+    """For each cell the sentences of its runs, each with the methods that it is about."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for cell in material.cells:
+        said = found.setdefault(cell_words(cell), {})
+        for row in material.final:
+            if all(str(row[axis]) == value for axis, value in cell.items()):
+                said.setdefault(row["guarantee"], []).append(row["method"])
+    return {cell: {text: _unique(names) for text, names in said.items()}
+            for cell, said in found.items()}  # fmt: skip
+
+
+def tuning_words(material: Material) -> list[str]:
+    """What the promises leave out: the search, and that there are many runs."""
+    return [
+        "Tuning on private data is not covered by these figures.",
+        _search_words(material),
+        f"Each sentence below is about one run. There are {len(material.final)} final runs on the "
+        "same records: who sees several of them learns more than one run tells.",
+    ]
+
+
+def _search_words(material: Material) -> str:
+    study, rows, settings = material.study, material.rows, material.settings
+    runs, cost = search_cost(study, rows, settings)
+    if not runs:
+        return (
+            "This folder has no record of a search: what choosing the settings cost on the same "
+            "records, here or elsewhere, comes on top."
+        )
+    parts = []
+    for cell, _ in cells(study, tuned_only=True):
+        count, spent = search_cost(study, rows, settings, cell)
+        parts += [f"{cell_words(cell)}: {count} settings, {_epsilon(spent)}"] if count else []
+    return (
+        f"The search tried {runs} settings, one run each. Against a server that sees all of these "
+        f"runs: {_epsilon(cost)}. By cell: {'; '.join(parts)}."
+    )
+
+
+def _epsilon(cost: float | None) -> str:
+    if cost is None:
+        return "epsilon not known"
+    return f"epsilon {cost:.4g}" if math.isfinite(cost) else "no privacy"
+
+
+# ----------------------------------------------------------------------------------------- the page
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c1e21; --paper: #ffffff; --soft: #5a6068;
+  --line: #d5d9de; --shade: #f4f6f8; --mark: #0072b2; --warn: #b34a00;
+  --edge: #00000038; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --paper: #16181b; --soft: #a3abb4;
+  --line: #3a3f45; --shade: #202327; --mark: #6bb8ea; --warn: #f0a35e;
+  --edge: #ffffff40; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem clamp(1rem, 4vw, 2.5rem) 4rem; max-width: 76rem;
+  background: var(--paper); color: var(--ink); overflow-wrap: anywhere;
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
+h1 { font-size: clamp(1.4rem, 4vw, 2rem); line-height: 1.2; margin: .5rem 0 .75rem; }
+h2 { font-size: 1.3rem; margin: 2.75rem 0 .75rem; padding-top: .75rem;
+  border-top: 1px solid var(--line); }
+h3 { font-size: 1rem; margin: 1.75rem 0 .5rem; }
+p, li, dd { max-width: 80ch; }
+a { color: var(--mark); }
+nav { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: 1rem 0; }
+code { font-size: .92em; background: var(--shade); padding: .1em .35em; border-radius: 4px; }
+dl { display: grid; grid-template-columns: max-content minmax(0, 1fr);
+  gap: .35rem 1.25rem; margin: 0; }
+dt { color: var(--soft); } dd { margin: 0; }
+ul { padding-left: 1.2rem; } li { margin: .4rem 0; }
+.warn { border-left: 4px solid var(--warn); background: var(--shade); padding: .75rem 1rem;
+  border-radius: 0 6px 6px 0; margin: 1rem 0; } .warn p { margin: .35rem 0; }
+.soft { color: var(--soft); font-size: .875rem; } dd p { margin: 0 0 .5rem; }
+.box { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; background:
+  linear-gradient(to left, var(--paper) 30%, transparent) right / 3rem 100% no-repeat local,
+  linear-gradient(to left, var(--edge), transparent) right / 1.25rem 100% no-repeat scroll; }
+.box:focus-visible { outline: 2px solid var(--mark); }
+table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: .875rem;
+  font-variant-numeric: tabular-nums; }
+th, td { padding: .35rem .75rem; text-align: left; white-space: nowrap; }
+thead th { background: var(--shade); border-bottom: 1px solid var(--line); font-weight: 600; }
+tbody th { font-weight: 500; background: var(--paper); } tr > .method { position: sticky; left: 0; }
+ tbody tr.new > * { border-top: 1px solid var(--line); }
+.n { text-align: right; } .note { color: var(--soft); font-size: .875rem; margin: .4rem 0 0; }
+td.long { white-space: normal; min-width: 16rem; }
+.figures { display: grid; gap: 1.25rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }
+figure { margin: 0; border: 1px solid var(--line); border-radius: 6px; overflow: hidden; }
+figure img { display: block; width: 100%; height: auto; background: #ffffff; padding: .5rem; }
+figcaption { padding: .6rem .75rem; font-size: .875rem; color: var(--soft);
+  border-top: 1px solid var(--line); }
+@media (max-width: 40rem) { dl { grid-template-columns: minmax(0, 1fr); gap: 0; }
+  dd { margin-bottom: .6rem; } th, td { padding: .3rem .55rem; } }
+"""
+
+
+def _page(material: Material, tables: dict[str, Table], pictures: list[Picture]) -> str:
+    study = material.study
+    drawn = "".join(map(_figure_html, pictures))
+    sections = {
+        "found": ("What was found", _found_html(material)),
+        "promise": ("What is promised", _promise_html(material)),
+        "run": ("What was run", _facts_html(material)),
+        "tables": ("Tables", _tables_html(tables, {"settings"})),
+        "figures": ("Figures", f'<div class="figures">{drawn}</div>'),
+        "settings": ("Settings", _tables_html(tables, set(tables) - {"settings"})),
+    }
+    links = "".join(f'<a href="#{key}">{title}</a>' for key, (title, _) in sections.items())
+    body = "".join(
+        f'<section id="{key}"><h2>{title}</h2>{text}</section>\n'
+        for key, (title, text) in sections.items()
+    )
+    about = f"<p>{escape(study.about)}</p>" if study.about else ""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(study.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<header><h1>{escape(study.title)}</h1>{about}<nav>{links}</nav></header>\n"
+        f"<main>\n{body}</main>\n</body>\n</html>\n"
+    )
+
+
+def _facts_html(material: Material) -> str:
+    lines = []
+    for name, text in facts(material).items():
+        shown = f"<code>{escape(text)}</code>" if name == "Command" else escape(text)
+        lines.append(f"<dt>{name}</dt><dd>{shown}</dd>")
+    return f"<dl>{''.join(lines)}</dl>"
+
+
+def _promise_html(material: Material) -> str:
+    first, *more = tuning_words(material)
+    warning = "".join(f"<p>{escape(text)}</p>" for text in more)
+    items = []
+    for words, said in guarantees(material).items():
+        lines = "".join(
+            f'<p>{escape(text)} <span class="soft">{escape(_listed(names))}.</span></p>'
+            for text, names in said.items()
+        )
+        items.append(f"<dt>{escape(words)}</dt><dd>{lines}</dd>")
+    box = f'<div class="warn"><p><strong>{escape(first)}</strong></p>{warning}</div>'
+    return f"{box}<dl>{''.join(items)}</dl>"
+
+
+def _found_html(material: Material) -> str:
+    found = findings(material.scores).items()
+    items = "".join(f"<li><b>{escape(cell)}</b>: {escape(text)}</li>" for cell, text in found)
+    note = (
+        "Leads are means over the same seeds; an interval that includes 0 names no winner. "
+        "Choosing the best of several methods first makes its lead look larger than it is."
+    )
+    return f'<ul>{items}</ul><p class="note">{note}</p>'
+
+
+def _tables_html(tables: dict[str, Table], without: set[str]) -> str:
+    return "".join(_table_html(table) for name, table in tables.items() if name not in without)
+
+
+def _table_html(table: Table) -> str:
+    head = "".join(_cell("th", table, c, escape(name), ' scope="col"')
+                   for c, name in enumerate(table.columns))  # fmt: skip
+    lines = []
+    for i, row in enumerate(table.rows):
+        # a line between blocks of the first axis, so that the eye finds its cell
+        new = ' class="new"' if i and row[0] != table.rows[i - 1][0] else ""
+        lines.append(f"<tr{new}>{_row_html(table, i, row)}</tr>")
+    title, note = escape(table.title), f'<p class="note">{escape(table.note)}</p>'
+    return (
+        f'<h3>{title}</h3><div class="box" role="region" tabindex="0" aria-label="{title}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>{note}\n"
+    )
+
+
+def _row_html(table: Table, i: int, row: tuple[Value, ...]) -> str:
+    texts = []
+    for c, value in enumerate(row):
+        text = escape(str(value))
+        if (i, c) in table.bold:
+            text = f"<strong>{text}</strong>"
+        if table.columns[c] == "method":
+            texts.append(_cell("th", table, c, text, ' scope="row"'))
+        else:
+            texts.append(_cell("td", table, c, text))
+    return "".join(texts)
+
+
+def _cell(tag: str, table: Table, column: int, text: str, more: str = "") -> str:
+    kinds = {"method": "method", "setting": "long"}
+    kind = "n" if table.numeric(column) else kinds.get(table.columns[column], "")
+    return f'<{tag}{more} class="{kind}">{text}</{tag}>' if kind else f"<{tag}{more}>{text}</{tag}>"
+
+
+def _figure_html(picture: Picture) -> str:
+    image = base64.b64encode(figures.svg(picture)).decode()
+    return (
+        f'<figure id="{picture.name}"><img alt="{escape(picture.alt)}" '
+        f'src="data:image/svg+xml;base64,{image}"><figcaption>{escape(picture.caption)}</figcaption>'
+        "</figure>\n"
+    )

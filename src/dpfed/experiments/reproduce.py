@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study from its name to its report: settings, final runs, tables, figures, one HTML page.
+
+``dpfed sweep`` searches settings first; ``dpfed reproduce`` takes those that come with the study
+(``studies/NAME.settings.json``), unless told to search. Both write into one folder:
+
+    study.toml, settings.json     what was run
+    runs.jsonl                    every finished run: a killed command goes on from here
+    final.csv                     one row per final run
+    report.html, tables/, figures/
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpfed.experiments import study as studies
+from dpfed.experiments.jobs import Progress, Row
+from dpfed.experiments.study import STUDIES, Study
+from dpfed.experiments.sweep import SETTINGS, Desk, Settings, final, search
+from dpfed.recipe import to_toml
+
+FIRST = ("accuracy", "loss", "worst_silo")
+TIMING = ("seconds",)
+
+
+def reproduce(
+    source: str | Path,
+    out: Path,
+    *,
+    tune: bool = False,
+    quick: bool = False,
+    workers: int | None = None,
+    watch: Progress | None = None,
+) -> list[Row]:
+    """Run a study into a folder; returns the final rows."""
+    study = studies.load(source)
+    if quick:
+        study = miniature(study)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "study.toml").write_text(dump(study), encoding="utf-8")
+    root = None if str(source) in studies.names() else Path(source).resolve().parent
+    desk = Desk(study, out, root, workers, watch)
+    settings = search(desk) if tune else _stored(str(source), out)
+    (out / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    rows = final(desk, settings)
+    write_csv(study, rows, out / "final.csv")
+    return rows
+
+
+def dump(study: Study) -> str:
+    """The study as TOML."""
+    return to_toml(study)
+
+
+def miniature(study: Study) -> Study:
+    """The same study in a few rounds, with one seed and the first and last value of each axis."""
+    axes = [msgspec.structs.replace(axis, values=_ends(axis.values)) for axis in study.axes]
+    return msgspec.structs.replace(
+        study,
+        title=f"{study.title} (miniature)",
+        axes=axes,
+        base={**study.base, "rounds": 6},
+        methods=[_thinned(method) for method in study.methods],
+        tune=msgspec.structs.replace(study.tune, rounds=4, trials=min(2, study.tune.trials)),
+        final=msgspec.structs.replace(study.final, seeds=(0,), every=2),
+    )
+
+
+def _ends(values: list[Any]) -> list[Any]:
+    return values if len(values) < 3 else [values[0], values[-1]]
+
+
+def _thinned(method: studies.Contestant) -> studies.Contestant:
+    coarse = {key: _ends(values)[-1:] for key, values in method.coarse.items()}
+    return msgspec.structs.replace(method, coarse=coarse, fine={})
+
+
+def _stored(name: str, out: Path) -> Settings:
+    """Settings that were searched into this folder before, or that come with the study."""
+    for path in (out / SETTINGS, STUDIES / f"{name}.settings.json"):
+        if path.exists():
+            found: Settings = json.loads(path.read_text(encoding="utf-8"))
+            return found
+    return {}
+
+
+def write_csv(study: Study, rows: list[Row], path: Path) -> None:
+    """One line per run: labels, figures, accuracy by round, and the timing columns last."""
+    labels = [*(axis.label for axis in study.axes), "method", "seed"]
+    measured = sorted({int(r) for row in rows for r in row["by_round"]})
+    claims = ("epsilon_server", "epsilon_others")
+    columns = [*labels, *FIRST, *(f"round_{r}" for r in measured), *claims, *TIMING]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=columns)
+        writer.writeheader()
+        writer.writerows(_flat(row, columns) for row in rows)
+
+
+def _flat(row: Mapping[str, Any], columns: list[str]) -> dict[str, Any]:
+    rounds = {f"round_{r}": value for r, value in row["by_round"].items()}
+    return {name: {**row, **rounds}.get(name) for name in columns}

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A study: one base recipe, the axes that its cells differ in, the methods that meet in each cell.
+
+    [base]                          a recipe, as for ``dpfed run``
+    [[axes]]                        label, and key + values, or choices (name -> changes)
+    [[methods]]                     label, set (changes), and what is tuned: coarse and fine grids,
+                                    or space (key -> low, high, log) for Optuna
+    [tune]                          rounds, seed and the part held out for validation
+    [final]                         seeds, and what is measured how often
+
+Changes are dotted keys with values, as ``--set`` takes them. A study is searched by sweep.py; what
+was chosen is a table of settings, by cell and method, that later runs reuse.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpfed.errors import RecipeError
+
+Changes = dict[str, Any]
+STUDIES = Path(__file__).parent / "studies"
+
+
+class _Section(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    pass
+
+
+class Axis(_Section, frozen=True):
+    """One dimension of the table."""
+
+    label: str
+    key: str | None = None
+    values: list[Any] = []
+    choices: dict[str, Changes] = {}
+    tuned: bool = True
+    """Whether settings are searched for each value, or only for the first."""
+    borrow: dict[str, str] = {}
+    """Values that take the settings of another one: value -> that one."""
+
+    def options(self) -> dict[str, Changes]:
+        """Name -> changes."""
+        if self.key is None:
+            return self.choices
+        return {f"{value:g}" if _number(value) else str(value): {self.key: value}
+                for value in self.values}  # fmt: skip
+
+
+class Contestant(_Section, frozen=True):
+    """One method of a study."""
+
+    label: str
+    set: Changes = {}
+    coarse: dict[str, list[Any]] = {}
+    fine: dict[str, list[Any]] = {}
+    space: dict[str, dict[str, Any]] = {}
+
+
+class Tuning(_Section, frozen=True):
+    """How settings are judged: on held-out training records; test records are never touched."""
+
+    rounds: int = 50
+    seed: int = 1000
+    validation: float = 0.1
+    trials: int = 0
+    """Above 0: so many Optuna trials per cell and method, instead of grids."""
+
+
+class Final(_Section, frozen=True):
+    """The runs that the tables are made of."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    every: int = 10
+    keep: list[str] = []
+
+
+class Study(_Section, frozen=True):
+    """See the file's docstring."""
+
+    title: str
+    base: dict[str, Any]
+    methods: list[Contestant]
+    axes: list[Axis] = []
+    about: str = ""
+    source: str = ""
+    tune: Tuning = Tuning()
+    final: Final = Final()
+    baseline: str = "DP-FedGD"
+    """Whose final accuracy the others' speed is measured against."""
+    settings: dict[str, Changes] = {}
+    """Settings by method, where nothing is searched: what the paper or a convention fixes."""
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def names() -> list[str]:
+    """The studies that come with the package."""
+    return sorted(path.stem for path in STUDIES.glob("*.toml"))
+
+
+def load(source: str | Path) -> Study:
+    """A study by name, or from a TOML file."""
+    path = STUDIES / f"{source}.toml" if str(source) in names() else Path(source)
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Study)
+    except OSError as error:
+        known = ", ".join(names())
+        raise RecipeError(f"there is no study {str(source)!r}; there are {known}") from error
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise RecipeError(f"study {str(source)!r} is wrong: {error}") from error
+
+
+Cell = dict[str, str]
+
+
+def cells(study: Study, tuned_only: bool = False) -> Iterator[tuple[Cell, Changes]]:
+    """Every combination of the axes' values, with the changes that it means."""
+    options = [axis.options() for axis in study.axes]
+    if tuned_only:
+        options = [_searched(axis) for axis in study.axes]
+    for chosen in product(*(each.items() for each in options)):
+        labels = {axis.label: name for axis, (name, _) in zip(study.axes, chosen, strict=True)}
+        yield labels, _merged(changes for _, changes in chosen)
+
+
+def _searched(axis: Axis) -> dict[str, Changes]:
+    """The values for which settings are searched."""
+    own = {name: changes for name, changes in axis.options().items() if name not in axis.borrow}
+    return own if axis.tuned else dict(list(own.items())[:1])
+
+
+def tuned_cell(study: Study, cell: Cell) -> Cell:
+    """The cell whose settings a cell uses."""
+    return {axis.label: _lender(axis, cell[axis.label]) for axis in study.axes}
+
+
+def _lender(axis: Axis, value: str) -> str:
+    return axis.borrow.get(value, value) if axis.tuned else next(iter(_searched(axis)))
+
+
+def _merged(parts: Iterator[Mapping[str, Any]]) -> Changes:
+    merged: Changes = {}
+    for part in parts:
+        merged.update(part)
+    return merged

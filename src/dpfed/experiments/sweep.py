@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Search and run: settings by cell and method on held-out training records, then the final runs.
+
+Two-stage grids as in seed 000, Table 2: a coarse one, then a fine one; the better of both stages is
+kept. Or Optuna (TPE), so many trials for each cell and method. Every trial is a job in the store: a
+killed sweep goes on where it was, and the same study gives the same table.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from dpfed.accounting import gdp
+from dpfed.errors import RecipeError
+from dpfed.experiments.jobs import Job, Progress, Queue, Row, Store, job_pool, make_job, run_jobs
+from dpfed.experiments.study import Cell, Changes, Contestant, Study, cells, tuned_cell
+
+RUNS, SETTINGS = "runs.jsonl", "settings.json"
+
+Settings = dict[str, dict[str, Any]]
+"""Cell and method, as text -> what was chosen, its validation accuracy, how many were tried."""
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where a study runs: its store, its data, its workers."""
+
+    study: Study
+    folder: Path
+    root: Path | None = None
+    workers: int | None = None
+    watch: Progress | None = None
+
+    def store(self) -> Store:
+        """All finished runs of the folder."""
+        return Store.open(self.folder / RUNS)
+
+    def run(self, jobs: list[Job], store: Store) -> list[Row]:
+        """Those that are not stored yet, over the pool."""
+        return run_jobs(jobs, store, self.workers, self.watch)
+
+
+def label_of(cell: Cell, method: str) -> str:
+    """The name of a cell's method in the table of settings."""
+    return " | ".join([*(f"{axis} {value}" for axis, value in cell.items()), method])
+
+
+# ---------------------------------------------------------------------------------------- search
+
+
+def search(desk: Desk) -> Settings:
+    """The best settings for each cell and method."""
+    return _by_optuna(desk) if desk.study.tune.trials else _by_grids(desk)
+
+
+Entry = tuple[Cell, Changes, Contestant]
+
+
+def _entries(study: Study) -> list[Entry]:
+    return [(cell, base, m) for cell, base in cells(study, tuned_only=True) for m in study.methods]
+
+
+def _by_grids(desk: Desk) -> Settings:
+    """All coarse runs of all cells first, then all fine ones: the pool is never short of work."""
+    store, entries = desk.store(), _entries(desk.study)
+    tried: dict[str, list[Row]] = {}
+    for stage in ("coarse", "fine"):
+        jobs = [job for entry in entries for job in _grid(desk, entry, stage)]
+        for row in desk.run(jobs, store):
+            tried.setdefault(row["entry"], []).append(row)
+    return {name: _best(rows) for name, rows in tried.items()}
+
+
+def _grid(desk: Desk, entry: Entry, stage: str) -> list[Job]:
+    grid: dict[str, list[Any]] = getattr(entry[2], stage)
+    if not grid and stage == "fine":
+        return []
+    points = (dict(zip(grid, values, strict=True)) for values in product(*grid.values()))
+    return [trial(desk, entry, point) for point in points]
+
+
+def trial(desk: Desk, entry: Entry, point: Changes) -> Job:
+    """A run that judges a setting: fewer rounds, its own seed, test records never touched."""
+    cell, base, method = entry
+    tune = desk.study.tune
+    judged = {
+        "rounds": tune.rounds, "seed": tune.seed, "data.validation": tune.validation,
+        "evaluation.kind": "test", "evaluation.every": tune.rounds,
+    }  # fmt: skip
+    labels = {"entry": label_of(cell, method.label), "point": point, "stage": "tuning"}
+    changes = {**method.set, **base, **point, **judged}
+    return make_job(desk.study.base, labels, changes, desk.root, brief=True)
+
+
+def _best(rows: list[Row]) -> dict[str, Any]:
+    """The highest validation accuracy; the first tried wins a tie."""
+    top = max(rows, key=score)
+    return {"set": top["point"], "validation": top["accuracy"], "tried": len(rows)}
+
+
+def score(row: Row) -> float:
+    """What a trial is judged by: accuracy, or minus the loss where labels are not classes."""
+    value = row["accuracy"] if row["accuracy"] is not None else -row["loss"]
+    return value if math.isfinite(value) else -math.inf
+
+
+def _by_optuna(desk: Desk) -> Settings:
+    """One Optuna study per cell and method; they run side by side, each deterministic by itself."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise RecipeError("tune.trials needs Optuna; pip install 'dpfed[search]'") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    entries, tune = _entries(desk.study), desk.study.tune
+    count = desk.workers or os.cpu_count() or 1
+    with job_pool(count) as pool, ThreadPoolExecutor(count) as threads:
+        queue = Queue(pool, desk.store(), len(entries) * tune.trials, desk.watch)
+
+        def ask(entry: Entry) -> tuple[str, dict[str, Any]]:
+            sampler = optuna.samplers.TPESampler(seed=tune.seed)
+            search = optuna.create_study(direction="maximize", sampler=sampler)
+            rows = []
+            for _ in range(tune.trials):
+                asked = search.ask()
+                point = {key: _suggest(asked, key, how) for key, how in entry[2].space.items()}
+                rows.append(queue.run(trial(desk, entry, point)))
+                search.tell(asked, max(-1e9, score(rows[-1])))
+            return label_of(entry[0], entry[2].label), _best(rows)
+
+        return dict(threads.map(ask, entries))
+
+
+def _suggest(trial: Any, key: str, how: Mapping[str, Any]) -> Any:
+    if "choices" in how:
+        return trial.suggest_categorical(key, how["choices"])
+    if how.get("integer"):
+        return trial.suggest_int(key, how["low"], how["high"])
+    return trial.suggest_float(key, how["low"], how["high"], log=how.get("log", False))
+
+
+# ------------------------------------------------------------------------------------ final runs
+
+
+def final(desk: Desk, settings: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """Every cell and method at its chosen setting, for each seed."""
+    study = desk.study
+    jobs = []
+    for (cell, base), method, seed in product(cells(study), study.methods, study.final.seeds):
+        chosen = settings_for(study, settings, cell, method.label)
+        measured = {"seed": seed, "evaluation.every": study.final.every}
+        labels = {**cell, "method": method.label, "seed": seed, "stage": "final", "set": chosen}
+        changes = {**method.set, **base, **chosen, **measured}
+        jobs.append(make_job(study.base, labels, changes, desk.root, tuple(study.final.keep)))
+    return desk.run(jobs, desk.store())
+
+
+def settings_for(
+    study: Study, settings: Mapping[str, Mapping[str, Any]], cell: Cell, method: str
+) -> Changes:
+    """What was chosen for a cell's method: searched, or fixed by the study."""
+    name = label_of(tuned_cell(study, cell), method)
+    if name in settings:
+        return dict(settings[name]["set"])
+    return dict(study.settings.get(method, {}))
+
+
+def tuning_cost(runs: int, epsilon: float, delta: float) -> float:
+    """The epsilon against a server that sees ``runs`` runs at ``epsilon`` each, composed."""
+    return gdp.epsilon_for(delta, gdp.mu_for(epsilon, delta) * math.sqrt(runs))

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all Gaussian mechanisms share: bounds, the noise level, and its ratio to the sensitivity.
+
+Each mechanism is one frozen value; what it draws and how it prices several releases together is its
+own file's. How far a unit moves one release, and what that makes of a noise level, is written here
+and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+from dpfed.errors import BadRelease, RecipeError
+from dpfed.sampling import EVERYONE
+from dpfed.types import Adjacency, Trust, Unit
+
+if TYPE_CHECKING:
+    from dpfed.types import BoundedSum, Rows, Sampling
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """``std`` is where the noise level of a run is written."""
+
+    clip: float
+    std: float
+    unit: Unit = Unit.RECORD
+    adjacency: Adjacency = Adjacency.REPLACE_ONE
+    trust: Trust = Trust.LOCAL
+    sampling: Sampling = EVERYONE
+    shares: float = 1
+    swap: float = math.nan
+    """How far exchanging two units moves the sum; 2 clip unless rows are known to be closer."""
+
+    def __post_init__(self) -> None:
+        for name in ("clip", "std"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise RecipeError(f"{name} is {value}, and must be a finite number above 0; set it")
+        if math.isnan(self.swap):
+            object.__setattr__(self, "swap", 2 * self.clip)
+
+    def alone(self, why: str) -> None:
+        """Refuse whatever needs noises that are independent of each other."""
+        if self.trust is Trust.DISTRIBUTED or self.shares != 1 or self.sampling != EVERYONE:
+            asked = f"{self.trust} trust, {self.shares} shares and {self.sampling}"
+            raise RecipeError(f"{asked} need mechanism 'gaussian': {why}")
+
+    def bounded(self, rows: Rows) -> BoundedSum:
+        """The clipped sum of the rows, if it is bounded as was priced."""
+        made = rows.clipped_sum(self.clip)
+        if not (made.bound <= self.clip and made.swap <= self.swap):
+            raise BadRelease(
+                f"rows are bounded by {made.bound} (swap {made.swap}), but {self.clip} "
+                f"(swap {self.swap}) was priced; give the mechanism these bounds"
+            )
+        return made
+
+    def noise_multiplier(self, shares: float | None = None) -> float:
+        """Noise over sensitivity, in dp_accounting's convention: it doubles for replace-one."""
+        replaced = self.adjacency is Adjacency.REPLACE_ONE
+        bound = self.swap / 2 if replaced else self.clip
+        return self.std * math.sqrt(self.shares if shares is None else shares) / bound
+
+    def with_sampling(self, sampling: Sampling) -> Self:
+        """The same mechanism on a draw of the units."""
+        return replace(self, sampling=sampling)
+
+    def with_std(self, std: float) -> Self:
+        """The same mechanism at another noise level."""
+        return replace(self, std=std)

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a folder: one page that loads nothing, says what was run, and claims no more."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dpfed.errors import RecipeError
+from dpfed.experiments import report
+from dpfed.experiments import study as studies
+from dpfed.experiments.report import findings, write_report
+from dpfed.experiments.reproduce import dump, reproduce
+from dpfed.experiments.study import Study
+from dpfed.experiments.sweep import tuning_cost
+from dpfed.experiments.tables import scores
+from tests.experiments.studies import write
+from tests.experiments.test_figures import TRIALS
+from tests.experiments.test_tables import ODD, ROWS, SETTINGS, STUDY, one_seed, row
+
+VOID = {"meta", "img", "br", "hr", "link"}
+
+
+class Page(HTMLParser):
+    """Every tag is closed in order; images, links and text are kept."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.images: list[dict[str, str | None]] = []
+        self.loads: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.tags.append(tag)
+        self.ids += [str(given["id"])] if "id" in given else []
+        self.images += [given] if tag == "img" else []
+        self.loads += [
+            str(given[name]) for name in ("src", "href", "srcset", "data") if name in given
+        ]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def folder(path: Path, rows: list[dict[str, Any]] | None = None, study: Study = STUDY) -> Path:
+    path.mkdir(exist_ok=True)
+    lines = [json.dumps(row) for row in ([*TRIALS, *ROWS] if rows is None else rows)]
+    (path / "runs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (path / "settings.json").write_text(json.dumps(SETTINGS), encoding="utf-8")
+    (path / "study.toml").write_text(dump(study), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(folder(tmp_path_factory.mktemp("study"))).parent
+
+
+@pytest.fixture(scope="module")
+def page(made: Path) -> Page:
+    return Page((made / "report.html").read_text(encoding="utf-8"))
+
+
+# ----------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_is_well_formed_and_has_every_figure(made: Path, page: Page) -> None:
+    files = {path.stem for path in (made / "figures").glob("*.png")}
+    assert files == {
+        "frontier", "convergence-epsilon-0_5", "convergence-epsilon-8", "final-epsilon-0_5",
+        "final-epsilon-8", "tuning-epsilon-0_5-dp-fedsofim",
+    }  # fmt: skip
+    assert files == {path.stem for path in (made / "figures").glob("*.pdf")}
+    assert files <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    assert len(page.images) == len(files)
+    assert page.tags.count("figcaption") == len(files)
+    for image in page.images:
+        assert len(image["alt"] or "") > 40
+        kind, data = str(image["src"]).split(",", 1)
+        assert kind == "data:image/svg+xml;base64"
+        assert base64.b64decode(data).startswith(b"<?xml")
+
+
+def test_the_page_loads_nothing(made: Path, page: Page) -> None:
+    text = (made / "report.html").read_text(encoding="utf-8")
+    assert all(load.startswith(("data:", "#")) for load in page.loads)
+    assert {load[1:] for load in page.loads if load.startswith("#")} <= set(page.ids)
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+    assert not re.search(r"https?://|@import|url\(", text)
+
+
+def test_the_page_says_what_was_run_and_what_is_promised(page: Page) -> None:
+    for expected in (
+        "made up", "made-up records", "on test records that the server holds",
+        "18 of 18 final runs, 27 s of training", "12 runs, 12 s of training",
+        "dpfed sweep study.toml", "UTC, with dpfed", "numpy", "processors",
+        "(0.5, 1e-06)-DP for each record. DP-FedGD, DP-FedSOFIM and 50%_new|x.",
+        "(8, 1e-06)-DP for each record.",
+        "Tuning on private data is not covered by these figures.",
+        f"epsilon 0.5: 4 settings, epsilon {tuning_cost(4, 0.5, 1e-6):.4g}",
+        "There are 18 final runs on the same records",
+    ):  # fmt: skip
+        assert expected in page.text
+
+
+def test_tables_are_on_the_page_and_in_files(made: Path, page: Page) -> None:
+    names = {"final", "progress-epsilon-0_5", "progress-epsilon-8", "speed", "paired", "mcnemar",
+             "settings"}  # fmt: skip
+    for kind in ("md", "csv", "tex"):
+        assert {path.stem for path in (made / "tables").glob(f"*.{kind}")} == names
+    assert page.tags.count("table") == len(names)
+    assert "55.33 ± 2.08" in page.text
+    assert "**55.33 ± 2.08**" in (made / "tables" / "final.md").read_text(encoding="utf-8")
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    study = msgspec.structs.replace(STUDY, title="a <b> & 'c'", about="<script>alert(1)</script>")
+    path = write_report(folder(tmp_path), study)
+    page = Page(path.read_text(encoding="utf-8"))
+    assert "script" not in page.tags
+    assert "a <b> & 'c'" in page.text
+    assert "<script>alert(1)</script>" in page.text
+
+
+def test_the_same_folder_gives_the_same_files(tmp_path: Path) -> None:
+    def written() -> dict[str, str]:
+        page = write_report(folder(tmp_path)).read_text(encoding="utf-8")
+        texts = {p.name: p.read_text(encoding="utf-8") for p in (tmp_path / "tables").iterdir()}
+        return {**texts, "page": re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "", page)}
+
+    assert written() == written()
+
+
+# ----------------------------------------------------------------------------------- what was found
+
+
+def test_a_lead_is_stated_with_its_interval() -> None:
+    found = findings(scores(STUDY, ROWS))
+    assert found["epsilon 0.5"] == (
+        "DP-FedSOFIM has the highest mean accuracy, 55.33 ± 2.08 %. It is 3.33 points above the "
+        "baseline DP-FedGD (95 % interval over 3 seeds 1.90 to 4.77, excludes 0). It is 2.33 "
+        "points above the next, 50%_new|x (95 % interval over 3 seeds -3.92 to 8.58, includes 0: "
+        "not settled)."
+    )
+
+
+def test_a_tie_has_no_winner() -> None:
+    found = findings(scores(STUDY, ROWS))
+    assert found["epsilon 8"] == (
+        "DP-FedGD and DP-FedSOFIM share the highest mean accuracy, 71.00 %."
+    )
+
+
+def test_no_winner_where_the_interval_has_zero_or_there_is_one_seed() -> None:
+    rows = [r for r in ROWS if r["method"] != "DP-FedSOFIM"]
+    assert "includes 0: not settled" in findings(scores(STUDY, rows))["epsilon 0.5"]
+    single = findings(scores(one_seed(), ROWS))["epsilon 0.5"]
+    assert single.count("one seed, so no interval: not settled") == 2
+    assert "excludes" not in single
+
+
+def test_a_method_that_lost_a_seed_is_not_called_best() -> None:
+    """Two seeds at 53 and 57 would have the highest mean of all."""
+    rows = [r for r in ROWS if (r["method"], r["seed"]) != ("DP-FedSOFIM", 0)]
+    found = findings(scores(STUDY, rows))["epsilon 0.5"]
+    assert found.startswith(f"{ODD} has the highest mean accuracy, 53.00")
+    alone = [r for r in ROWS if r["seed"] == 0]
+    assert findings(scores(STUDY, alone))["epsilon 0.5"].startswith("No method has all")
+
+
+def test_the_baseline_may_be_best_or_missing() -> None:
+    rows = [r for r in ROWS if r["method"] != "DP-FedSOFIM"]
+    assert "It is the baseline: no method is ahead" in findings(scores(STUDY, rows))["epsilon 8"]
+    rows = [r for r in ROWS if r["method"] != "DP-FedGD"]
+    assert "no runs of the baseline DP-FedGD" in findings(scores(STUDY, rows))["epsilon 0.5"]
+
+
+def test_a_lower_loss_is_a_lead() -> None:
+    rows = [{**r, "accuracy": None, "by_round": {}} for r in ROWS]
+    found = findings(scores(STUDY, rows))["epsilon 0.5"]
+    assert found.startswith(
+        "DP-FedSOFIM has the lowest mean loss, 1.4467 ± 0.0208. It is 0.0333 loss below the "
+        "baseline DP-FedGD (95 % interval over 3 seeds -0.0477 to -0.0190, excludes 0)."
+    )
+
+
+# ---------------------------------------------------------------------------------- what is at hand
+
+
+def test_a_study_of_losses_has_a_page_without_curves(tmp_path: Path) -> None:
+    rows = [{**r, "accuracy": None, "by_round": {}, "correct": None} for r in ROWS]
+    path = write_report(folder(tmp_path, rows))
+    Page(path.read_text(encoding="utf-8"))
+    assert {p.stem for p in (tmp_path / "tables").glob("*.md")} == {"final", "paired", "settings"}
+    assert not list((tmp_path / "figures").glob("convergence*"))
+
+
+def test_without_a_search_the_page_still_warns(tmp_path: Path) -> None:
+    folder(tmp_path, ROWS)
+    (tmp_path / "settings.json").unlink()
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert "Tuning on private data is not covered by these figures." in page.text
+    assert "This folder has no record of a search" in page.text
+    assert "server.0.rate = 0.5" in page.text
+
+
+def test_runs_that_do_not_belong_are_left_out_and_counted(tmp_path: Path) -> None:
+    stale = row("0.5", "DP-FedGD", 0, key="stale", set={"server.0.rate": 9.0}, accuracy=0.99)
+    page = Page(write_report(folder(tmp_path, [*ROWS, stale])).read_text(encoding="utf-8"))
+    assert "runs of other seeds, rounds or settings: 1" in page.text
+    assert "52.00 ± 2.00" in page.text
+
+
+def test_a_line_cut_short_does_no_harm(tmp_path: Path) -> None:
+    folder(tmp_path)
+    with (tmp_path / "runs.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"key": "x", "stage": "fin')
+    Page(write_report(tmp_path).read_text(encoding="utf-8"))
+
+
+def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no finished run of the study 'made up'"):
+        write_report(folder(tmp_path / "a", []))
+    with pytest.raises(RecipeError, match="there is no study"):
+        write_report(tmp_path / "none")
+
+
+def test_the_command_names_a_study_that_comes_along() -> None:
+    study = studies.load("sofim-cifar10")
+    assert report.command(study, searched=True) == "DPFED_DATA=data dpfed sweep sofim-cifar10"
+    assert report.command(study, searched=False).endswith("dpfed reproduce sofim-cifar10")
+    quick = msgspec.structs.replace(study, title=f"{study.title} (miniature)")
+    assert report.command(quick, searched=True).endswith("reproduce sofim-cifar10 --quick")
+    assert report.command(STUDY, searched=False) == "dpfed sweep study.toml"
+
+
+def test_a_real_study_has_a_report(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    reproduce(write(tmp_path), out, tune=True, workers=1)
+    page = Page(write_report(out).read_text(encoding="utf-8"))
+    assert "16 of 16 final runs" in page.text
+    assert "epsilon 1, split skewed" in page.text
+    assert "against the server" in page.text

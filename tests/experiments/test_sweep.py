@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Searching and running studies: what is tried, on which records, and that a kill loses nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from dpfed import recipe as recipes
+from dpfed.accounting import gdp
+from dpfed.errors import RecipeError, UnsoundPlan
+from dpfed.experiments import study as studies
+from dpfed.experiments.jobs import Store, make_job, run_jobs, run_one
+from dpfed.experiments.reproduce import TIMING, dump, miniature, reproduce
+from dpfed.experiments.sweep import (
+    RUNS,
+    Desk,
+    _entries,
+    final,
+    label_of,
+    score,
+    search,
+    settings_for,
+    trial,
+    tuning_cost,
+)
+from tests.experiments.studies import STUDY, write
+
+# ----------------------------------------------------------------------------------------- studies
+
+
+def small(**changes: Any) -> studies.Study:
+    return msgspec.convert({**STUDY, **changes}, studies.Study)
+
+
+def test_a_study_goes_to_toml_and_back(tmp_path: Path) -> None:
+    study = studies.load(write(tmp_path))
+    assert study == small()
+    (tmp_path / "again.toml").write_text(dump(study))
+    assert studies.load(tmp_path / "again.toml") == study
+
+
+def test_the_packages_studies_are_sound() -> None:
+    assert "sofim-cifar10" in studies.names()
+    for name in studies.names():
+        study = studies.load(name)
+        assert study.about
+        assert study.source
+        labels = [method.label for method in study.methods]
+        assert len(set(labels)) == len(labels)
+        assert study.baseline in labels
+        for entry in _entries(study):  # every trial is a recipe that parses
+            point = {key: values[0] for key, values in entry[2].coarse.items()}
+            trial(Desk(study, Path()), entry, point)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("title = 1", "is wrong"), ("nonsense", "is wrong"), ('title = "x"\nbas = 1', "is wrong")],
+)
+def test_a_wrong_study_is_answered_in_a_sentence(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(RecipeError, match=message):
+        studies.load(tmp_path / "bad.toml")
+
+
+def test_an_unknown_study_is_answered_with_those_that_there_are() -> None:
+    with pytest.raises(RecipeError, match=r"no study 'sofim-cifar11'; there are .*cifar10"):
+        studies.load("sofim-cifar11")
+
+
+def test_cells_are_all_combinations_and_tuning_uses_the_first_of_what_is_not_tuned() -> None:
+    study = small()
+    everything = [cell for cell, _ in studies.cells(study)]
+    assert len(everything) == 4
+    assert everything[0] == {"epsilon": "1", "split": "iid"}
+    assert [cell["split"] for cell, _ in studies.cells(study, tuned_only=True)] == ["iid", "iid"]
+    assert studies.tuned_cell(study, {"epsilon": "8", "split": "skewed"}) == {
+        "epsilon": "8",
+        "split": "iid",
+    }
+
+
+def test_a_value_may_borrow_the_settings_of_another() -> None:
+    axis = {**STUDY["axes"][0], "values": [0.5, 1.0, 8.0], "borrow": {"0.5": "1"}}
+    study = small(axes=[axis])
+    assert [cell["epsilon"] for cell, _ in studies.cells(study)] == ["0.5", "1", "8"]
+    assert [cell["epsilon"] for cell, _ in studies.cells(study, tuned_only=True)] == ["1", "8"]
+    assert studies.tuned_cell(study, {"epsilon": "0.5"}) == {"epsilon": "1"}
+    settings = {"epsilon 1 | DP-FedGD": {"set": {"server.0.rate": 0.7}}}
+    assert settings_for(study, settings, {"epsilon": "0.5"}, "DP-FedGD") == {"server.0.rate": 0.7}
+
+
+# -------------------------------------------------------------------------------------------- jobs
+
+
+def job(**changes: Any) -> Any:
+    return make_job(STUDY["base"], {"name": "one"}, {"privacy.epsilon": 1.0, **changes})
+
+
+def test_a_key_follows_from_the_recipe_and_the_labels() -> None:
+    other = make_job(STUDY["base"], {"name": "two"}, {"privacy.epsilon": 1.0})
+    assert job().key == job().key
+    assert len({job().key, other.key, job(seed=3).key}) == 3
+
+
+def test_changes_of_every_type_reach_the_recipe() -> None:
+    made = job(**{
+        "name": 'quo"ted', "data.partition.options": {"alpha": 0.5}, "method": "dp-fedfc",
+        "client.gamma": 2.0, "server": [{"name": "scale", "rate": 3.0}],
+    }).recipe  # fmt: skip
+    assert made.name == 'quo"ted'
+    assert made.data.partition.options == {"alpha": 0.5}
+    assert made.client == {"name": "fedfc", "gamma": 2.0}
+    assert made.server == [{"name": "scale", "rate": 3.0}]
+
+
+def test_a_row_says_all_that_a_table_needs() -> None:
+    kept = make_job(STUDY["base"], {"name": "one"}, {"privacy.epsilon": 1.0}, keep=("correct",))
+    row = run_one(kept)
+    assert row["epsilon_server"] == pytest.approx(1.0)
+    assert "DP for each record" in row["guarantee"]
+    assert set(row["by_round"]) == {"1", "2", "3", "4"}
+    correct = np.unpackbits(np.frombuffer(bytes.fromhex(row["correct"]), np.uint8))[: row["tested"]]
+    assert correct.mean() == pytest.approx(row["accuracy"])
+    assert run_one(kept)["accuracy"] == row["accuracy"]
+
+
+def test_a_run_that_fails_names_itself() -> None:
+    with pytest.raises((RecipeError, UnsoundPlan)):
+        run_one(make_job(STUDY["base"], {"name": "odd"}, {"privacy.epsilon": 1.0, "rounds": 0}))
+
+
+def test_stored_runs_are_not_run_again_and_a_cut_line_is(tmp_path: Path) -> None:
+    jobs = [job(), job(seed=1), job()]
+    seen: list[tuple[int, int]] = []
+    store = Store.open(tmp_path / "deep" / RUNS)
+    rows = run_jobs(jobs, store, 1, lambda done, total, _: seen.append((done, total)))
+    assert seen == [(1, 2), (2, 2)]
+    assert rows[0] == rows[2]
+    path = tmp_path / "deep" / RUNS
+    first, second = path.read_text().splitlines()
+    path.write_text(first + "\n" + second[:40])  # as a kill leaves it
+    again = Store.open(path)
+    assert len(again.rows) == 1
+    assert [r["accuracy"] for r in run_jobs(jobs, again, 1)] == [r["accuracy"] for r in rows]
+    lines = path.read_text().splitlines()
+    assert len(lines) == 3
+    assert json.loads(lines[2])["key"] == json.loads(second)["key"]
+
+
+# ------------------------------------------------------------------------------------------ search
+
+
+def test_trials_hold_records_out_and_never_touch_the_test_set(tmp_path: Path) -> None:
+    desk = Desk(small(), tmp_path)
+    entry = _entries(desk.study)[0]
+    made = trial(desk, entry, {"server.0.rate": 0.3}).recipe
+    assert (made.data.validation, made.rounds, made.seed) == (0.2, 3, 7)
+    from dpfed.plan import federation
+
+    silos = federation(made)
+    whole = federation(msgspec.structs.replace(made, data=recipes.load(STUDY["base"]).data))
+    assert silos.test is not None
+    assert whole.test is not None
+    held = {tuple(row) for row in silos.test.x.tolist()}
+    assert not held & {tuple(row) for row in whole.test.x.tolist()}
+    assert not held & {tuple(row) for client in silos.clients for row in client.x.tolist()}
+
+
+def test_two_stages_of_grids_choose_the_best_of_both(tmp_path: Path) -> None:
+    desk = Desk(small(), tmp_path, workers=1)
+    found = search(desk)
+    assert set(found) == {
+        label_of({"epsilon": e, "split": "iid"}, m)
+        for e in ("1", "8")
+        for m in ("DP-FedGD", "DP-FedAvg")
+    }
+    rows = list(desk.store().rows.values())
+    for name, chosen in found.items():
+        tried = [row for row in rows if row["entry"] == name]
+        assert chosen["tried"] == len(tried) == (4 if "FedGD" in name else 2)
+        assert chosen["validation"] == max(row["accuracy"] for row in tried)
+
+
+def test_optuna_searches_the_space_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    study = small(tune={**STUDY["tune"], "trials": 3}, axes=STUDY["axes"][:1])
+    calls: list[int] = []
+    desk = Desk(study, tmp_path, workers=2, watch=lambda done, _, __: calls.append(done))
+    found = search(desk)
+    assert calls[-1] == 12
+    for name, chosen in found.items():
+        assert chosen["tried"] == 3
+        if "FedAvg" in name:
+            assert chosen["set"]["client.steps"] in {1, 2, 3}
+            assert chosen["set"]["server.0.rate"] in {0.5, 1.0}
+        else:
+            assert 0.01 <= chosen["set"]["server.0.rate"] <= 10
+    size = (tmp_path / RUNS).stat().st_size
+    assert search(Desk(study, tmp_path, workers=2)) == found
+    assert (tmp_path / RUNS).stat().st_size == size
+
+
+def test_labels_that_are_not_classes_are_judged_by_their_loss() -> None:
+    assert score({"accuracy": 0.5, "loss": 9.0}) == 0.5
+    assert score({"accuracy": None, "loss": 2.0}) == -2.0
+    assert score({"accuracy": None, "loss": float("nan")}) == -np.inf
+
+
+def test_what_tuning_would_cost_is_the_composition_of_its_runs() -> None:
+    mu = gdp.mu_for(1.0, 1e-5)
+    assert tuning_cost(1, 1.0, 1e-5) == pytest.approx(1.0)
+    assert tuning_cost(100, 1.0, 1e-5) == pytest.approx(gdp.epsilon_for(1e-5, 10 * mu))
+
+
+# ------------------------------------------------------------------------------------------- final
+
+
+def test_final_runs_use_the_settings_of_their_cell(tmp_path: Path) -> None:
+    study = small()
+    settings = {"epsilon 8 | split iid | DP-FedGD": {"set": {"server.0.rate": 0.7}}}
+    rows = final(Desk(study, tmp_path, workers=1), settings)
+    assert len(rows) == 2 * 2 * 2 * 2
+    assert [row["seed"] for row in rows[:2]] == [0, 1]
+    for row in rows:
+        tuned = row["epsilon"] == "8" and row["method"] == "DP-FedGD"
+        assert row["set"] == ({"server.0.rate": 0.7} if tuned else {})
+        assert set(row["by_round"]) == {"2", "4"}
+    fixed = small(settings={"DP-FedAvg": {"client.steps": 2}})
+    assert settings_for(fixed, {}, {"epsilon": "1", "split": "iid"}, "DP-FedAvg") == {
+        "client.steps": 2
+    }
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [{name: v for name, v in row.items() if name not in TIMING} for row in rows]
+
+
+def test_two_runs_give_the_same_table_but_for_timing(tmp_path: Path) -> None:
+    source = write(tmp_path)
+    for name in ("one", "two"):
+        reproduce(source, tmp_path / name, tune=True, workers=1)
+    assert table(tmp_path / "one/final.csv") == table(tmp_path / "two/final.csv")
+    assert (tmp_path / "one/settings.json").read_text() == (
+        tmp_path / "two/settings.json"
+    ).read_text()
+    assert studies.load(tmp_path / "one/study.toml") == small()
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from dpfed.experiments.reproduce import reproduce
+
+if __name__ == "__main__":
+    reproduce(sys.argv[1], Path(sys.argv[2]), tune=True, workers=2)
+"""
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_a_killed_sweep_goes_on_and_gives_the_same_table(tmp_path: Path) -> None:
+    source, script = write(tmp_path), tmp_path / "child.py"
+    script.write_text(CHILD)
+    reproduce(source, tmp_path / "whole", tune=True, workers=1)
+    command = [sys.executable, str(script), str(source), str(tmp_path / "killed")]
+    child = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"},
+                             start_new_session=True)  # fmt: skip
+    runs = tmp_path / "killed" / RUNS
+    deadline = time.monotonic() + 60
+    while not (runs.exists() and runs.read_text().count("\n") >= 3):
+        assert time.monotonic() < deadline
+        assert child.poll() is None
+        time.sleep(0.02)
+    workers = _children(child.pid)
+    assert workers
+    child.kill()  # the parent alone: its workers leave by themselves
+    child.wait()
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    done = len(Store.open(runs).rows)
+    assert not (tmp_path / "killed/final.csv").exists()
+    again: list[int] = []
+    reproduce(source, tmp_path / "killed", tune=True, workers=1, watch=lambda *_: again.append(1))
+    whole = len(Store.open(tmp_path / "whole" / RUNS).rows)
+    assert len(again) == whole - done
+    assert table(tmp_path / "killed/final.csv") == table(tmp_path / "whole/final.csv")
+
+
+def test_a_miniature_is_the_same_study_in_few_rounds() -> None:
+    mini = miniature(studies.load("sofim-cifar10"))
+    assert [axis.values for axis in mini.axes] == [[0.5, 10.0]]
+    assert mini.final.seeds == (0,)
+    assert mini.base["rounds"] == 6
+    assert all(len(v) == 1 for method in mini.methods for v in method.coarse.values())
