@@ -29,10 +29,12 @@ from dpfed.recipe import load, parse
 from dpfed.sums.plain import plain
 from dpfed.terms import Plan
 from dpfed.types import METRICS, UPDATE, BoundedSum, Release, Trust, Unit
+from tests.client.test_fedhybrid import minimiser, silos
 from tests.engines.flower_grid import LocalGrid, become_a_server, nodes
 
 HEAD = Linear("softmax", features=4, outputs=3).layout
 SIZES = [14, 9, 20]
+LOGISTIC = Linear("logistic", 3)
 ROUNDS = 4
 
 
@@ -326,3 +328,64 @@ def test_a_client_in_flight_holds_few_vectors(method: str) -> None:
     found = method_memory._in_child(method)
     assert found["alone"] <= 4.5
     assert found["all"] <= 1.5
+
+
+# ---------------------------------------------------------------------------------- without noise
+
+LIMITS: dict[str, tuple[dict[str, Any], int, bool]] = {
+    "dp-fedgd": ({"server.0.rate": 2.0}, 300, False),
+    "dp-fedsofim": ({"server.1.rate": 2.0}, 300, False),
+    "ema-only": ({"server.1.rate": 2.0}, 300, False),
+    "dp-fedavg": ({"server.0.rate": 1.0, "client.rate": 0.5}, 150, True),
+    "dp-fedadam": ({"server.0.rate": 0.05, "server.0.beta2": 0.9, "server.0.eps": 0.1}, 600, False),
+    "dp-fedyogi": ({"server.0.rate": 0.05, "server.0.beta2": 0.9, "server.0.eps": 0.1}, 600, False),
+    "dp-ftrl": ({"server.0.rate": 0.5}, 300, False),
+    "dp-mf": ({"server.0.rate": 0.5}, 300, False),
+    "dp-adafedprox": ({"client.rate": 0.5}, 200, True),
+    "dp-scaffold": ({"client.rate": 0.3}, 300, False),
+    "dp-fedfc": ({"client.radius": 1000.0, "client.gamma": 0.2, "server.0.rate": 0.5}, 300, False),
+    "dp-fednew": ({"client.c1": 1000.0, "client.c2": 1000.0, "client.hessian": 1000.0}, 300, False),
+    "dp-fednew-fc": (
+        {"client.c1": 1000.0, "client.c2": 1000.0, "client.hessian": 1000.0},
+        300,
+        False,
+    ),
+    "fednewton": ({"client.hessian": 1000.0}, 40, True),
+    "fedhybrid": ({"client.step": 2.0}, 300, False),
+    "dp-localadamw": (
+        {"client.decay": 0.0, "client.rate": 0.02, "client.beta2": 0.9, "client.eps": 0.1},
+        400,
+        True,
+    ),
+    "dp-fedadamw": (
+        {"client.decay": 0.0, "client.rate": 0.02, "client.beta2": 0.9, "client.eps": 0.1},
+        400,
+        True,
+    ),
+    "dp-fedavg-ls": ({"client.rate": 0.5}, 300, True),
+    "dp-fedsam": ({"client.rate": 0.5}, 200, True),
+    "adadps": ({"server.0.rate": 2.0}, 400, False),
+    "sofim-local": ({"client.rate": 0.5}, 400, True),
+}
+"""Settings, rounds, and whether clients are alike: local steps drift where they are not."""
+
+BIAS = {"dp-fedsam": 5e-3, "dp-fedavg-ls": 1e-3}
+"""FedSAM ends at a flat place near the minimiser; smoothing slows down rough directions."""
+
+
+def test_every_method_has_a_limit() -> None:
+    assert set(LIMITS) == set(METHODS)
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_without_noise_a_method_reaches_the_minimiser(method: str) -> None:
+    """Logistic regression on labels that no model explains in full; the oracle is scipy's."""
+    changes, count, alike = LIMITS[method]
+    data, model = silos(twins=alike), LOGISTIC
+    tables = {"method": method, "rounds": count, "privacy": {"mechanism": "clear", "clip": 1e3}}
+    recipe = load(tables, [f"{key}={value}" for key, value in changes.items()])
+    plan = plan_for(recipe, [float(len(x)) for x, _ in data], model.layout)
+    problems = [model.problem(Records(x, y)) for x, y in data]
+    *_, (last, _) = rounds(plan, problems, model.initial(0))
+    distance = np.abs(last.params.double().numpy() - minimiser("logistic", data)).max()
+    assert distance < BIAS.get(method, 1e-4)
