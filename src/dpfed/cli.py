@@ -289,12 +289,12 @@ def methods(
     found = catalogue() if plug_ins else table()
     if as_json:
         typer.echo(json.dumps(found))
-    elif as_markdown and not plug_ins:
-        typer.echo(markdown(), nl=False)
     elif plug_ins:
         _print_plug_ins(found)
+    elif as_markdown:
+        typer.echo(markdown(found), nl=False)
     else:
-        _print_methods(table())
+        _print_methods(found)
 
 
 def _print_methods(found: list[dict[str, str]]) -> None:

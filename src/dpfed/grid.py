@@ -71,11 +71,10 @@ def pack(values: torch.Tensor, step: float, noise: Callable[[int], Floats] | Non
     return vector
 
 
-def repack(values: torch.Tensor, like: Release | float) -> Release:
+def repack(values: torch.Tensor, step: float) -> Release:
     """A function of releases, on the grid of one of them: post-processing, so it may leave."""
     from dpfed.types import Release
 
-    step = like if isinstance(like, float) else like.step
     return Release(pack(values, step), math.nan, step)
 
 

@@ -81,9 +81,8 @@ def table() -> list[dict[str, str]]:
     return [_row(name, method) for name, method in METHODS.items()]
 
 
-def markdown() -> str:
+def markdown(rows: list[dict[str, str]]) -> str:
     """The table as Markdown: docs/methods.md has it, and a test holds it there."""
-    rows = table()
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in rows)]) + "\n"
 
@@ -180,14 +179,8 @@ def _phase(rounds: int | None, count: int) -> str:
 def _upload(algorithm: ClientAlgorithm) -> float:
     """Vectors of the model's size in the largest round."""
     rounds = range(1 + sum(rounds or 0 for rounds, _ in algorithm.channels[UPDATE].phases))
-    return max(sum(_sent(algorithm, name, at) for name in algorithm.channels) for at in rounds)
-
-
-def _sent(algorithm: ClientAlgorithm, name: str, at: int) -> float:
-    channel = algorithm.channels[name]
-    derived = not any(phase.releases for phase in channel.phases)
-    used = algorithm.channels[UPDATE if derived else name].releases(at) > 0
-    return (channel.size or _SHAPE.size) / _SHAPE.size if used and channel.sent else 0.0
+    sizes = {name: channel.size or _SHAPE.size for name, channel in algorithm.channels.items()}
+    return max(sum(sizes[name] for name in algorithm.due(at)) for at in rounds) / _SHAPE.size
 
 
 def _kept(method: Method, algorithm: ClientAlgorithm) -> float:

@@ -14,8 +14,8 @@ import msgspec
 import torch
 
 from dpfed.accounting import gdp
-from dpfed.accounting.calibrate import least_factor
-from dpfed.accounting.guarantee import delta_warning, mu_squared
+from dpfed.accounting.calibrate import closed_form, least_factor
+from dpfed.accounting.guarantee import delta_warning
 from dpfed.compose import chain
 from dpfed.data import backbones, datasets, partitions
 from dpfed.data.datasets import Dataset, Records
@@ -221,10 +221,10 @@ def _channels(
             channel.clip or privacy.clip,
             channel.swap,
             sampling,
-            sum(channel.releases(at) for at in range(recipe.rounds)),
+            channel.planned(recipe.rounds),
         )
         for name, channel in client.channels.items()
-        if any(phase.releases for phase in channel.phases)
+        if not channel.derived
     }
     if recipe.evaluation.kind == "federated":  # a point of the unit square, of every unit
         fresh = "clear" if privacy.mechanism == "clear" else "gaussian"  # nothing sums them up
@@ -287,11 +287,10 @@ def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[s
     """Noise by the closed form; where units are drawn, all of it is then scaled by a search."""
     mu = gdp.mu_for(epsilon, draft.delta)
 
-    def level(name: str, mechanism: Mechanism) -> Mechanism:
-        now = math.sqrt(mu_squared(mechanism, max(1, draft.planned(name))))
-        return mechanism.with_std(mechanism.std * now / (mu * math.sqrt(shares[name])))
-
-    made = {name: level(name, mechanism) for name, mechanism in draft.channels.items()}
+    made = {
+        name: closed_form(mechanism, mu * math.sqrt(shares[name]), max(1, draft.planned(name)))
+        for name, mechanism in draft.channels.items()
+    }
     drawn = (m.sampling for m in made.values())
     if all(isinstance(sampling, Everyone) for sampling in (*drawn, draft.amplified)):
         return made

@@ -247,7 +247,7 @@ def _aggregate(
 def _finish(
     plan: Plan, progress: Progress, name: str, total: Total, states: dict[str, State]
 ) -> Release:
-    if plan.is_derived(name):
+    if name not in plan.channels:  # derived
         return Release(total.vector, math.nan, plan.step(name))
     rng = plan.noise.stream("finish", progress.round, progress.attempt, name)
     release, states[name] = plan.channels[name].finish(total, states[name], rng)

@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 from dpfed.accounting.guarantee import Guarantee, Spent, guarantee
@@ -81,18 +82,8 @@ class Plan:
 
     def due(self, round: int) -> list[str]:
         """The channels on which a reply is due in a round; the first one leads."""
-        found = [n for n, c in self.client.channels.items() if c.sent and self._used(n, round)]
-        found.sort(key=lambda name: name != UPDATE)
+        found = self.client.due(round)
         return [*found, METRICS] if METRICS in self.channels and self.evaluates(round) else found
-
-    def _used(self, channel: str, round: int) -> bool:
-        channel = UPDATE if self.is_derived(channel) else channel
-        return self.releases(channel, round) > 0
-
-    def is_derived(self, channel: str) -> bool:
-        """Whether a channel carries only functions of what was released on others."""
-        declared = self.client.channels.get(channel)
-        return declared is not None and not any(phase.releases for phase in declared.phases)
 
     def evaluates(self, round: int) -> bool:
         """Whether the model is judged in a round: every k-th, and the last."""
@@ -116,7 +107,9 @@ class Plan:
 
     def planned(self, channel: str) -> int:
         """How many releases all rounds make on a channel."""
-        return sum(self.releases(channel, at) for at in range(self.rounds))
+        if channel == METRICS:
+            return sum(self.evaluates(at) for at in range(self.rounds))
+        return self.client.channels[channel].planned(self.rounds)
 
     def cohort(self, channel: str, drawn: Iterable[int] | None = None) -> dict[int, float]:
         """Those drawn (or all) with the public weight of their release in the total, at most 1."""
@@ -149,6 +142,11 @@ class Plan:
 
     def promise(self) -> Guarantee:
         """What the whole run is going to cost if everyone takes part."""
+        return self._promise
+
+    @cached_property
+    def _promise(self) -> Guarantee:
+        """Priced once: every round is held to it, and PLD takes its time."""
         everyone = isinstance(self.participation, Everyone)
         books = {
             name: {
@@ -216,7 +214,7 @@ def _wrong_numbers(plan: Plan) -> str | None:
 
 
 def _wrong_channels(plan: Plan) -> str | None:
-    wanted = {name for name in plan.client.channels if not plan.is_derived(name)}
+    wanted = {name for name, channel in plan.client.channels.items() if not channel.derived}
     if wanted != set(plan.channels) - {METRICS}:
         return f"the algorithm releases on {sorted(wanted)}, priced are {sorted(plan.channels)}"
     silent = [at for at in range(plan.rounds) if not plan.due(at)]

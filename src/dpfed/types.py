@@ -277,6 +277,15 @@ class Channel(NamedTuple):
     noise: float = 1.0
     """The reply's noise level over that of one release; NaN where it is not known."""
 
+    @property
+    def derived(self) -> bool:
+        """Whether it carries only functions of what was released on the other channels."""
+        return not any(phase.releases for phase in self.phases)
+
+    def planned(self, rounds: int) -> int:
+        """How many releases so many rounds make."""
+        return sum(self.releases(at) for at in range(rounds))
+
     def releases(self, round: int) -> int:
         """How many are made in a round."""
         begun = 0
@@ -311,6 +320,16 @@ class ClientAlgorithm(NamedTuple):
     """What a client must hold while it works, in terms of the model's size d and its inputs f."""
     companion: ServerOptimizer | None = None
     """The server half of two-sided methods; it runs before the plan's own optimizer."""
+
+    def due(self, round: int) -> list[str]:
+        """The channels on which it replies in a round, the update first; derived ones follow it."""
+        found = [
+            name
+            for name, channel in self.channels.items()
+            if channel.sent
+            and (self.channels[UPDATE] if channel.derived else channel).releases(round)
+        ]
+        return sorted(found, key=lambda name: name != UPDATE)
 
 
 class Sampling(Protocol):

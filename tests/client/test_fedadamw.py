@@ -155,7 +155,7 @@ def test_the_moments_are_derived_and_cost_nothing() -> None:
         client = build("client", "fedadamw", {"steps": 3}, unit=unit, layout=MODEL.layout)
         plan = make_plan(client, federation(2, 6), 10, gaussian(unit=unit))
         assert plan.due(4) == [UPDATE, "moments"]
-        assert plan.is_derived("moments")
+        assert plan.client.channels["moments"].derived
         assert plan.planned(UPDATE) == 30
         assert set(plan.channels) == {UPDATE}
 

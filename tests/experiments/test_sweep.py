@@ -25,7 +25,7 @@ from dpfed.experiments.reproduce import TIMING, dump, miniature, reproduce
 from dpfed.experiments.sweep import (
     RUNS,
     Desk,
-    _entries,
+    entries_of,
     final,
     label_of,
     score,
@@ -59,7 +59,7 @@ def test_the_packages_studies_are_sound() -> None:
         labels = [method.label for method in study.methods]
         assert len(set(labels)) == len(labels)
         assert study.baseline in labels
-        for entry in _entries(study):  # every trial is a recipe that parses
+        for entry in entries_of(study):  # every trial is a recipe that parses
             point = {key: values[0] for key, values in entry[2].coarse.items()}
             trial(Desk(study, Path()), entry, point)
 
@@ -164,7 +164,7 @@ def test_stored_runs_are_not_run_again_and_a_cut_line_is(tmp_path: Path) -> None
 
 def test_trials_hold_records_out_and_never_touch_the_test_set(tmp_path: Path) -> None:
     desk = Desk(small(), tmp_path)
-    entry = _entries(desk.study)[0]
+    entry = entries_of(desk.study)[0]
     made = trial(desk, entry, {"server.0.rate": 0.3}).recipe
     assert (made.data.validation, made.rounds, made.seed) == (0.2, 3, 7)
     from dpfed.plan import federation

@@ -63,7 +63,7 @@ def plan_for(algorithm: ClientAlgorithm, unit: Unit) -> Plan:
             swap=channel.swap or 2 * (channel.clip or mechanism.clip),
         )
         for name, channel in algorithm.channels.items()
-        if any(phase.releases for phase in channel.phases)
+        if not channel.derived
     }
     server = registry.build("server", "scale", {})
     return Plan(algorithm, channels, plain(), server, [NOMINAL], rounds=3, noise=Noise(0))

@@ -36,7 +36,7 @@ def calibrate(
     if releases < 1:
         raise RecipeError(f"releases is {releases}, and must be at least 1")
     if is_gaussian(mechanism):
-        return _closed_form(mechanism, gdp.mu_for(epsilon, delta) * math.sqrt(share), releases)
+        return closed_form(mechanism, gdp.mu_for(epsilon, delta) * math.sqrt(share), releases)
     gdp.check_epsilon(epsilon)
     gdp.check_delta(delta)
     if share != 1.0:
@@ -47,8 +47,8 @@ def calibrate(
     return _search(mechanism, epsilon, delta, releases)
 
 
-def _closed_form(mechanism: M, mu: float, releases: int) -> M:
-    """The noise is inversely proportional to mu."""
+def closed_form(mechanism: M, mu: float, releases: int) -> M:
+    """The level for a mu, as if every unit took part: noise is inversely proportional to it."""
     now = math.sqrt(mu_squared(mechanism, releases))
     return mechanism.with_std(mechanism.std * now / mu)  # type: ignore[return-value]
 

@@ -112,7 +112,7 @@ def _newton(damping: float, params: Vector, problem: Problem, release: Releaser)
         return release(Dense(step[None]))
     made, noisy = release(problem.rows(params, release.unit)), release(matrices, HESSIAN)
     H, g = (values_of(each, m, params.double()) for each in (noisy, made))
-    return repack(_solve(positive(from_triangle(H)), g, damping) * m, made)
+    return repack(_solve(positive(from_triangle(H)), g, damping) * m, made.step)
 
 
 def _solve(H: torch.Tensor, g: Vector, damping: float) -> Vector:

@@ -66,11 +66,6 @@ class Material:
     left_out: int = 0
     """Final runs of the folder that this study does not ask for."""
 
-    @property
-    def rows(self) -> list[Row]:
-        """All runs that count."""
-        return [*self.tuning, *self.final]
-
     @cached_property
     def scores(self) -> Scores:
         """The final runs as figures."""
@@ -129,7 +124,7 @@ def _write_tables(tables: dict[str, Table], folder: Path) -> None:
 
 def all_tables(material: Material) -> dict[str, Table]:
     """By the name of the file; those that would be empty are left out."""
-    study, rows = material.study, material.rows
+    study, rows = material.study, material.final
     found = {"final": final_table(study, rows)}
     if material.scores.measure is ACCURACY:
         found |= {
@@ -145,13 +140,13 @@ def all_tables(material: Material) -> dict[str, Table]:
 
 def all_pictures(material: Material) -> list[Picture]:
     """In the order of the page."""
-    study, rows = material.study, material.rows
+    study, rows = material.study, material.final
     curves = material.scores.measure is ACCURACY
     return [
         *figures.frontiers(study, rows),
         *(figures.convergence(study, rows, cell) for cell in material.cells if curves),
         *(figures.final_bars(study, rows, cell) for cell in material.cells),
-        *figures.heat_maps(study, rows, material.reference),
+        *figures.heat_maps(study, material.tuning, material.reference),
     ]
 
 
@@ -300,7 +295,7 @@ def tuning_words(material: Material) -> list[str]:
 
 
 def _search_words(material: Material) -> str:
-    study, rows, settings = material.study, material.rows, material.settings
+    study, rows, settings = material.study, material.final, material.settings
     runs, cost = search_cost(study, rows, settings)
     if not runs:
         return (

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ import msgspec
 
 from dpfed.experiments import study as studies
 from dpfed.experiments.jobs import Progress, Row
+from dpfed.experiments.result import write_csv
 from dpfed.experiments.study import STUDIES, Study
 from dpfed.experiments.sweep import SETTINGS, Desk, Settings, final, search
 from dpfed.recipe import to_toml
@@ -50,7 +50,7 @@ def reproduce(
     settings = search(desk) if tune else _stored(str(source), out)
     (out / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
     rows = final(desk, settings)
-    write_csv(study, rows, out / "final.csv")
+    write_csv(flat_rows(study, rows), out / "final.csv")
     return rows
 
 
@@ -91,16 +91,13 @@ def _stored(name: str, out: Path) -> Settings:
     return {}
 
 
-def write_csv(study: Study, rows: list[Row], path: Path) -> None:
-    """One line per run: labels, figures, accuracy by round, and the timing columns last."""
+def flat_rows(study: Study, rows: list[Row]) -> list[Row]:
+    """A run as one line: labels, figures, accuracy by round, and the timing columns last."""
     labels = [*(axis.label for axis in study.axes), "method", "seed"]
     measured = sorted({int(r) for row in rows for r in row["by_round"]})
     claims = ("epsilon_server", "epsilon_others")
     columns = [*labels, *FIRST, *(f"round_{r}" for r in measured), *claims, *TIMING]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=columns)
-        writer.writeheader()
-        writer.writerows(_flat(row, columns) for row in rows)
+    return [_flat(row, columns) for row in rows]
 
 
 def _flat(row: Mapping[str, Any], columns: list[str]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Result:
 def _save(result: Result, folder: Path) -> Path:
     """Write all files into a folder, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write_csv(result.history, folder / "metrics.csv")
+    write_csv(result.history, folder / "metrics.csv")
     lines = [json.dumps(jsonable(row)) for row in result.history]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "recipe.toml").write_text(recipes.dump(result.recipe), encoding="utf-8")
@@ -80,7 +80,8 @@ def _save(result: Result, folder: Path) -> Path:
     return folder
 
 
-def _write_csv(history: list[Row], path: Path) -> None:
+def write_csv(history: list[Row], path: Path) -> None:
+    """Rows that share their columns, one line each."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(history[0]))
         writer.writeheader()

@@ -63,13 +63,14 @@ def search(desk: Desk) -> Settings:
 Entry = tuple[Cell, Changes, Contestant]
 
 
-def _entries(study: Study) -> list[Entry]:
+def entries_of(study: Study) -> list[Entry]:
+    """Every cell that is searched, the changes that it means, and each method in it."""
     return [(cell, base, m) for cell, base in cells(study, tuned_only=True) for m in study.methods]
 
 
 def _by_grids(desk: Desk) -> Settings:
     """All coarse runs of all cells first, then all fine ones: the pool is never short of work."""
-    store, entries = desk.store(), _entries(desk.study)
+    store, entries = desk.store(), entries_of(desk.study)
     tried: dict[str, list[Row]] = {}
     for stage in ("coarse", "fine"):
         jobs = [job for entry in entries for job in _grid(desk, entry, stage)]
@@ -118,7 +119,7 @@ def _by_optuna(desk: Desk) -> Settings:
     except ImportError as error:
         raise RecipeError("tune.trials needs Optuna; pip install 'dpfed[search]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    entries, tune = _entries(desk.study), desk.study.tune
+    entries, tune = entries_of(desk.study), desk.study.tune
     count = desk.workers or os.cpu_count() or 1
     with job_pool(count) as pool, ThreadPoolExecutor(count) as threads:
         queue = Queue(pool, desk.store(), len(entries) * tune.trials, desk.watch)

@@ -21,7 +21,7 @@ from dpfed.accounting import gdp
 from dpfed.errors import RecipeError
 from dpfed.experiments.jobs import Row
 from dpfed.experiments.study import Cell, Contestant, Study, cells, tuned_cell
-from dpfed.experiments.sweep import label_of, settings_for, tuning_cost
+from dpfed.experiments.sweep import Entry, entries_of, label_of, settings_for, tuning_cost
 from dpfed.recipe import PrivacyRecipe
 
 NOTHING = "-"
@@ -192,8 +192,7 @@ def final_rows(study: Study, rows: Iterable[Row], settings: Settings | None = No
              for seed in study.final.seeds}  # fmt: skip
     found: dict[str, Row] = {}
     for row in rows:
-        name = _name({a.label: str(row.get(a.label)) for a in study.axes}, row.get("method"),
-                     row.get("seed"))  # fmt: skip
+        name = _name(_cell_of(study, row), row.get("method"), row.get("seed"))
         if row.get("stage") != "final" or name not in asked:
             continue
         cell, base, method = asked[name]
@@ -203,6 +202,10 @@ def final_rows(study: Study, rows: Iterable[Row], settings: Settings | None = No
         if rounds in (None, row["rounds"]) and chosen in ({}, used):
             found[name] = row
     return [found[name] for name in asked if name in found]
+
+
+def _cell_of(study: Study, row: Row) -> Cell:
+    return {axis.label: str(row.get(axis.label)) for axis in study.axes}
 
 
 def _name(cell: Cell, method: Any, seed: Any) -> str:
@@ -251,7 +254,7 @@ def scores(study: Study, rows: Iterable[Row]) -> Scores:
     measure = ACCURACY if any(_finite(row["accuracy"]) for row in found) or not found else LOSS
     runs: dict[str, dict[int, dict[int, float]]] = {}
     for row in found:
-        name = label_of({a.label: str(row[a.label]) for a in study.axes}, row["method"])
+        name = label_of(_cell_of(study, row), row["method"])
         runs.setdefault(name, {})[row["seed"]] = _by_round(row, measure)
     return Scores(study, measure, runs)
 
@@ -501,7 +504,7 @@ def mcnemar_table(study: Study, rows: Iterable[Row], reference: str = "DP-FedSOF
         raise RecipeError(f"the study has no method {reference!r}; it has {', '.join(labels)}")
     runs: dict[str, dict[int, Row]] = {}
     for row in final_rows(study, rows):
-        name = label_of({a: str(row[a]) for a in _axes(study)}, row["method"])
+        name = label_of(_cell_of(study, row), row["method"])
         runs.setdefault(name, {})[row["seed"]] = row
     body: list[tuple[Value, ...]] = []
     for cell, _ in cells(study):
@@ -579,7 +582,7 @@ def _at(name: str, known: list[str]) -> tuple[int, str]:
 def settings_table(study: Study, rows: Iterable[Row], settings: Settings) -> Table:
     """What was chosen, how it did on held-out records, and what so many runs would cost."""
     rows, body = list(rows), []
-    for cell, method in _entries(study):
+    for cell, changes, method in entries_of(study):
         entry = settings.get(label_of(cell, method.label), {})
         chosen = settings_for(study, settings, cell, method.label)
         # where no table of settings is at hand, what the final runs say of themselves
@@ -589,7 +592,7 @@ def settings_table(study: Study, rows: Iterable[Row], settings: Settings) -> Tab
         figures = [
             NOTHING if validation is None else Number(validation),
             Number(tried, digits=0) if tried else NOTHING,
-            _cost(tried, _price(study, rows, cell, method)) if tried else NOTHING,
+            _cost(tried, _price(study, rows, (cell, changes, method))) if tried else NOTHING,
         ]
         body.append((*cell.values(), method.label, words, *figures))
     columns = (*_axes(study), "method", "setting", "validation (%)", "tried", "composed epsilon")
@@ -620,11 +623,11 @@ def search_cost(
     All of them looked at the same records. None where the epsilon of one of them is not known.
     """
     rows, runs, squares, deltas = list(rows), 0, 0.0, [0.0]
-    for place, method in _entries(study):
+    for place, changes, method in entries_of(study):
         tried = int(settings.get(label_of(place, method.label), {}).get("tried", 0))
         if not tried or cell not in (None, place):
             continue
-        epsilon, delta = _price(study, rows, place, method) or (math.nan, 0.0)
+        epsilon, delta = _price(study, rows, (place, changes, method)) or (math.nan, 0.0)
         runs += tried
         squares += tried * (gdp.mu_for(epsilon, delta) ** 2 if math.isfinite(epsilon) else epsilon)
         deltas.append(delta)
@@ -633,26 +636,19 @@ def search_cost(
     return runs, gdp.epsilon_for(max(deltas), math.sqrt(squares))
 
 
-def _entries(study: Study) -> list[tuple[Cell, Contestant]]:
-    return [(cell, m) for cell, _ in cells(study, tuned_only=True) for m in study.methods]
-
-
 def _cost(tried: int, price: tuple[float, float] | None) -> Value:
     if price is None:
         return NOTHING
     return Number(tuning_cost(tried, *price)) if math.isfinite(price[0]) else "no privacy"
 
 
-def _price(
-    study: Study, rows: Iterable[Row], cell: Cell, method: Contestant
-) -> tuple[float, float] | None:
+def _price(study: Study, rows: Iterable[Row], entry: Entry) -> tuple[float, float] | None:
     """Epsilon against the server and delta of one run: as the final runs say, or as asked for.
 
     Trials aim at the same epsilon. Where a study fixes the noise instead, those with fewer rounds
     cost less than this.
     """
-    axes = {key: value for axis in study.axes for key, value in
-            axis.options()[cell[axis.label]].items()}  # fmt: skip
+    cell, axes, method = entry
     changes, base = {**method.set, **axes}, study.base.get("privacy", {})
     delta = changes.get("privacy.delta", base.get("delta", PrivacyRecipe().delta))
     spent = [row["epsilon_server"] for row in _runs_of(study, rows, cell, method)]

@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 import torch
 
+from dpfed.compose import check_adaptive
 from dpfed.errors import RecipeError
 from dpfed.types import Aggregate, ServerOptimizer, Vector
 from dpfed.vector import blocks
@@ -57,7 +58,9 @@ def adam(
     floor: float = 1e-4,
 ) -> ServerOptimizer:
     """Adam on the private aggregate; ``debias`` takes the known noise out of its second moment."""
-    _check(rate, beta1, beta2, eps, floor)
+    check_adaptive("adam", rate, beta1, beta2, eps, usual_eps="1e-8")
+    if not (math.isfinite(floor) and floor > 0):
+        raise RecipeError(f"adam's floor is {floor}, and must be finite and above 0: try 0.0001")
 
     def init(params: Vector) -> AdamState:
         return AdamState(torch.zeros_like(params), torch.zeros_like(params), 0)
@@ -82,16 +85,3 @@ def adam(
         return G, AdamState(m, v, t + 1)
 
     return ServerOptimizer(init=init, update=update, update_=update_)
-
-
-def _check(rate: float, beta1: float, beta2: float, eps: float, floor: float) -> None:
-    for name, value, usual in (("rate", rate, 0.1), ("floor", floor, 1e-4)):
-        if not (math.isfinite(value) and value > 0):
-            raise RecipeError(
-                f"adam's {name} is {value}, and must be finite and above 0: try {usual}"
-            )
-    for name, value, usual in (("beta1", beta1, 0.9), ("beta2", beta2, 0.999)):
-        if not 0 <= value < 1:
-            raise RecipeError(f"adam's {name} is {value}, and must be in [0, 1): try {usual}")
-    if not 1e-30 <= eps < math.inf:  # as float32, less may be 0, and 0 / 0 is not a direction
-        raise RecipeError(f"adam's eps is {eps}, and must be finite and from 1e-30 up: try 1e-8")

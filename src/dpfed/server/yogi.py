@@ -20,12 +20,11 @@ All of it is a function of released quantities: post-processing, at no privacy c
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 
-from dpfed.errors import RecipeError
+from dpfed.compose import check_adaptive
 from dpfed.types import Aggregate, ServerOptimizer, Vector
 from dpfed.vector import blocks
 
@@ -48,7 +47,7 @@ def yogi(
     corrected: bool = True,
 ) -> ServerOptimizer:
     """Adam with an additive second moment, on the private aggregate."""
-    _check(rate, beta1, beta2, eps)
+    check_adaptive("yogi", rate, beta1, beta2, eps, usual_eps="1e-3")
 
     def init(params: Vector) -> YogiState:
         return YogiState(torch.zeros_like(params), torch.zeros_like(params), 0)
@@ -72,13 +71,3 @@ def yogi(
         return G, YogiState(m, v, t + 1)
 
     return ServerOptimizer(init=init, update=update, update_=update_)
-
-
-def _check(rate: float, beta1: float, beta2: float, eps: float) -> None:
-    if not (math.isfinite(rate) and rate > 0):
-        raise RecipeError(f"yogi's rate is {rate}, and must be finite and above 0: try 0.1")
-    for name, value, usual in (("beta1", beta1, 0.9), ("beta2", beta2, 0.999)):
-        if not 0 <= value < 1:
-            raise RecipeError(f"yogi's {name} is {value}, and must be in [0, 1): try {usual}")
-    if not 1e-30 <= eps < math.inf:  # as float32, less may be 0, and 0 / 0 is not a direction
-        raise RecipeError(f"yogi's eps is {eps}, and must be finite and from 1e-30 up: try 1e-3")
