@@ -42,8 +42,9 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real data beside the checkout, or where DPFED_DATA says."""
-    folder = Path(os.environ.get("DPFED_DATA", REPOSITORY.parent / "shared" / "data"))
+    """Real data beside the checkout, or in the first place that DPFED_DATA names."""
+    named = os.environ.get("DPFED_DATA", str(REPOSITORY.parent / "shared" / "data"))
+    folder = Path(named.split(os.pathsep)[0])
     if not folder.is_dir():
         pytest.skip("no real data: set DPFED_DATA")
     return folder

@@ -14,7 +14,9 @@ from torch import nn
 
 from dpfed.data.problems import Linear, Network
 from dpfed.errors import DataError, RecipeError, UnsoundPlan
-from dpfed.plan import federation, make_plan, small_delta
+from dpfed.experiments.run import run
+from dpfed.federation import federation
+from dpfed.plan import make_plan, small_delta
 from dpfed.recipe import parse
 from dpfed.round import Plan
 from dpfed.types import METRICS, UPDATE, Weights
@@ -124,8 +126,9 @@ def test_the_same_seed_gives_the_same_federation() -> None:
 def test_exact_evaluation_holds_records_out_at_each_client() -> None:
     tree = {"data": {**SYNTHETIC, "partition": {"clients": 3}}}
     silos = federation(parse({**tree, "evaluation": {"kind": "exact", "holdout": 0.25}}))
-    assert [len(h) for h in silos.held] == [25, 25, 25]
-    assert [len(c) for c in silos.clients] == [75, 75, 75]
+    assert sum(map(len, silos.held)) == 75
+    assert min(map(len, silos.held)) > 10
+    assert [len(c) + len(h) for c, h in zip(silos.clients, silos.held, strict=True)] == [100] * 3
 
 
 def test_validation_takes_the_place_of_the_test_set() -> None:
@@ -190,3 +193,91 @@ def test_models_that_cannot_be_built_are_refused(model: dict[str, str], message:
 def test_missing_data_names_the_places_tried() -> None:
     with pytest.raises(DataError, match=r"absent\.npz"):
         federation(parse({"data": {"source": "absent.npz"}}))
+
+
+def _groups(tmp_path: Path) -> str:
+    """40 records of 8 persons."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "groups.npz"
+    x, y = rng.normal(size=(40, 3)), rng.integers(0, 2, 40)
+    np.savez(path, x=x, y=y, group=np.arange(40) % 8)
+    return str(path)
+
+
+def test_the_test_part_is_cut_off_first_and_the_same_for_every_seed(tmp_path: Path) -> None:
+    data = {"source": _groups(tmp_path), "holdout": 0.25, "partition": {"clients": 2}}
+    tests = [federation(parse({"seed": seed, "data": data})).test for seed in (0, 7)]
+    searched = federation(parse({"seed": 1000, "data": {**data, "validation": 0.2}}))
+    first, second = tests
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first.x, second.x)
+    assert len(first) == 10
+    seen = torch.cat([client.x for client in searched.clients] + [searched.test.x])  # type: ignore[union-attr]
+    assert len(seen) == 30
+    assert not torch.isin(first.x[:, 0], seen[:, 0]).any()
+
+
+def test_whole_groups_are_held_out(tmp_path: Path) -> None:
+    data = {"source": _groups(tmp_path), "holdout": 0.25, "by_group": True}
+    silos = federation(parse({"data": {**data, "partition": {"name": "natural"}}}))
+    assert silos.test is not None
+    assert silos.test.groups is not None
+    trained = {int(g) for client in silos.clients for g in client.groups}  # type: ignore[union-attr]
+    held = set(silos.test.groups.tolist())
+    assert len(held) == 2
+    assert len(trained) == 6
+    assert not held & trained
+
+
+def test_a_search_never_sees_a_clients_own_test_records(tmp_path: Path) -> None:
+    tree = {"data": {"source": _groups(tmp_path), "partition": {"name": "natural", "clients": 2}},
+            "evaluation": {"kind": "exact", "holdout": 0.25}}  # fmt: skip
+    final = [federation(parse({**tree, "seed": seed})).held for seed in (0, 1)]
+    tree["data"]["validation"] = 0.2
+    searched = federation(parse({**tree, "seed": 1000}))
+    tested = [torch.cat([part.x for part in held])[:, 0].sort().values for held in final]
+    seen = torch.cat([part.x for part in (*searched.clients, *searched.held)])[:, 0]
+    assert torch.equal(*tested)
+    assert len(tested[0]) == 10
+    assert len(seen) == 30
+    assert not torch.isin(tested[0], seen).any()
+
+
+def test_a_client_that_would_keep_nothing_is_refused(tmp_path: Path) -> None:
+    data = {"source": _groups(tmp_path), "by_group": True, "partition": {"name": "natural"}}
+    tree = {"data": data, "evaluation": {"kind": "exact", "holdout": 0.25}}
+    with pytest.raises(RecipeError, match="has no record left to train on"):
+        federation(parse(tree))
+
+
+def test_features_are_shifted_and_scaled_by_public_constants(tmp_path: Path) -> None:
+    data = {"source": _groups(tmp_path), "partition": {"clients": 1}}
+    plain = federation(parse({"data": data})).clients[0].x
+    moved = {**data, "shift": [1.0, 0.0, -1.0], "scale": [2.0, 1.0, 0.5]}
+    made = federation(parse({"data": moved})).clients[0].x
+    expected = (plain - torch.tensor([1.0, 0.0, -1.0])) / torch.tensor([2.0, 1.0, 0.5])
+    assert torch.allclose(made, expected)
+    with pytest.raises(RecipeError, match="2 numbers for 3 features"):
+        federation(parse({"data": {**data, "shift": [1.0, 2.0]}}))
+    with pytest.raises(RecipeError, match=r"data\.scale has a 0"):
+        federation(parse({"data": {**data, "scale": [1.0, 0.0, 1.0]}}))
+
+
+def test_an_estimate_is_judged_by_its_distance_to_the_one_from_all_records(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(400, 2))
+    y = (rng.random(400) < 1 / (1 + np.exp(-x @ [1.0, -1.0]))).astype(int)
+    np.savez(tmp_path / "t.npz", x=x, y=y)
+    data = {"source": str(tmp_path / "t.npz"), "partition": {"clients": 4}}
+    tree = {"data": data, "model": {"name": "logistic"}, "evaluation": {"kind": "estimate"},
+            "privacy": {"mechanism": "clear", "clip": 100.0}, "rounds": 60,
+            "server": [{"name": "scale", "rate": 4.0}]}  # fmt: skip
+    result = run(tree)
+    assert result.history[0]["accuracy"] is None
+    assert result.history[-1]["loss"] < 1e-6 < result.history[0]["loss"]
+    assert "not covered" in result.evaluation
+    with pytest.raises(RecipeError, match="many or none"):
+        federation(parse({**tree, "model": {"name": "softmax"}}))
+    with pytest.raises(RecipeError, match="not made from known parameters"):
+        federation(parse({**tree, "evaluation": {"kind": "truth"}}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: ``dpfed run``, ``dpfed calibrate``, ``dpfed methods``, ``dpfed deploy``.
+"""The command line: ``dpfed run``, ``dpfed features``, ``dpfed calibrate``, ``dpfed methods``, ...
 
 Heavy imports happen inside commands, so that ``--help`` answers at once.
 """
@@ -166,10 +166,16 @@ def reproduce(
     Example: DPFED_DATA=data dpfed reproduce sofim-cifar10
     """
     from dpfed.experiments import study as studies
+    from dpfed.experiments.measure import MEASUREMENTS, measure
 
     if not name:
-        for each in studies.names():
-            typer.echo(f"{each:20} {studies.load(each).title}")
+        titles = {each: studies.load(each).title for each in studies.names()}
+        titles |= {each: measurement.title for each, measurement in MEASUREMENTS.items()}
+        for each, title in sorted(titles.items()):
+            typer.echo(f"{each:20} {title}")
+        return
+    if name in MEASUREMENTS:
+        typer.echo(f"tables in {measure(name, out or Path('runs') / name, quick=quick)}")
         return
     _study(name, out, tune=tune, quick=quick, workers=workers)
 
@@ -199,6 +205,40 @@ def report(
     from dpfed.experiments.report import write_report
 
     typer.echo(f"report in {write_report(folder)}")
+
+
+# ------------------------------------------------------------------------------------- features
+
+
+@app.command()
+def features(
+    images: Annotated[str, typer.Argument(help="A data set of images, as data.source takes it.")],
+    out: Annotated[Path, typer.Option(help="The .npz to write.")],
+    backbone: Annotated[str, typer.Option(help="resnet32-cifar100, efficientnet-lite0, ...")],
+    size: Annotated[int, typer.Option(help="Images get this height and width.", min=1)] = 32,
+    fit: Annotated[str, typer.Option(help="How they get it: pad or resize.")] = "pad",
+    weights: Annotated[Path | None, typer.Option(help="The backbone's weights.")] = None,
+    quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
+) -> None:
+    """Turn images into features of a frozen public backbone, once, for many runs to read.
+
+    The backbone maps each image on its own and never learns from it: no privacy is spent.
+
+    Example: dpfed features images/cifar10.npz --backbone efficientnet-lite0 --size 128 --fit resize
+    --out data/features/cifar10-efficientnet-lite0.npz
+    """
+    from dpfed.data.datasets import load
+    from dpfed.data.featurize import write_features
+
+    dataset = load(images)
+    total = len(dataset.train) + (0 if dataset.test is None else len(dataset.test))
+    with _progress(quiet) as bar:
+        task = bar.add_task("images", total=total, figures="")
+        made = write_features(
+            dataset, out, backbone, size=size, fit=fit, weights=weights,
+            watch=lambda added: bar.advance(task, added),
+        )  # fmt: skip
+    typer.echo(f"{total} x {made.train.x.shape[1]} features in {out}")
 
 
 # ------------------------------------------------------------------------------------ calibrate

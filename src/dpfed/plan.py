@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a recipe to what a run needs: the federation (clients with their problems) and the Plan."""
+"""From a recipe to its Plan: plug-ins built, noise calibrated, refused if unsound."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from importlib import import_module
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -17,12 +15,12 @@ from dpfed.accounting import gdp
 from dpfed.accounting.calibrate import closed_form, least_factor
 from dpfed.accounting.guarantee import delta_warning
 from dpfed.compose import chain
-from dpfed.data import backbones, datasets, partitions
-from dpfed.data.datasets import Dataset, Records
-from dpfed.data.problems import Linear, Model, Network, seeded
+from dpfed.data.datasets import Records
+from dpfed.data.problems import Linear, Model
 from dpfed.errors import RecipeError
-from dpfed.randomness import Noise, derive
-from dpfed.recipe import DataRecipe, ModelRecipe, PrivacyRecipe, Recipe
+from dpfed.federation import EVALUATIONS
+from dpfed.randomness import Noise
+from dpfed.recipe import PrivacyRecipe, Recipe
 from dpfed.registry import build
 from dpfed.sampling import EVERYONE, Everyone, Fixed, Poisson
 from dpfed.terms import Plan
@@ -32,130 +30,10 @@ from dpfed.types import (
     ClientAlgorithm,
     Mechanism,
     NoiseSource,
-    Problem,
     Sampling,
     Unit,
 )
 from dpfed.vector import Layout
-
-EVALUATIONS = {
-    "test": "on test records that the server holds",
-    "federated": "on the clients' records, through the priced metrics channel",
-    "exact": "on records held out at the clients, in clear: not covered by the guarantee",
-    "off": "not measured",
-}
-
-
-@dataclass(frozen=True, eq=False)
-class Federation:
-    """All clients of a simulated run, with the model and the records that judge it."""
-
-    model: Model
-    clients: Sequence[Records]
-    problems: Sequence[Problem]
-    test: Records | None
-    held: Sequence[Records]
-    source: str
-
-
-def evaluation_words(recipe: Recipe, silos: Federation) -> str:
-    """How the report says that accuracy was measured."""
-    kind = recipe.evaluation.kind
-    return EVALUATIONS["off" if kind == "test" and silos.test is None else kind]
-
-
-# ------------------------------------------------------------------------------- the federation
-
-
-def federation(recipe: Recipe, root: Path | None = None) -> Federation:
-    """Load, divide, and give each client its problem."""
-    dataset = load_dataset(recipe.data, recipe.seed, root)
-    clients = divide(recipe, dataset)
-    held: list[Records] = []
-    if recipe.evaluation.kind == "exact":
-        fraction = recipe.evaluation.holdout
-        pairs = [datasets.holdout(c, fraction, recipe.seed, by_group=False) for c in clients]
-        clients, held = [kept for kept, _ in pairs], [away for _, away in pairs]
-    model = build_model(recipe.model, dataset, recipe.seed)
-    problems = [model.problem(records) for records in clients]
-    return Federation(model, clients, problems, dataset.test, held, dataset.source)
-
-
-def load_dataset(recipe: DataRecipe, seed: int, root: Path | None) -> Dataset:
-    """The data set, with every per-record step that the recipe asks for."""
-    dataset = datasets.load(recipe.source, root=root, **recipe.options)
-    if recipe.backbone:
-        dataset = _featurize(recipe, dataset, root)
-    if recipe.center:
-        dataset = datasets.center(dataset, recipe.center, root=root)
-    if recipe.positive_above is not None:
-        dataset = datasets.binary(dataset, recipe.positive_above)
-    if recipe.validation:
-        train, held = datasets.holdout(dataset.train, recipe.validation, seed, by_group=False)
-        dataset = replace(dataset, train=train, test=held)
-    test = None if dataset.test is None else _clean(recipe, dataset.test)
-    return replace(dataset, train=_clean(recipe, dataset.train), test=test)
-
-
-def _clean(recipe: DataRecipe, records: Records) -> Records:
-    if recipe.fill_missing is not None:
-        records = datasets.fill_missing(records, recipe.fill_missing)
-    return records if recipe.radius is None else datasets.scale_rows(records, recipe.radius)
-
-
-def _featurize(recipe: DataRecipe, dataset: Dataset, root: Path | None) -> Dataset:
-    """Images become features of a public backbone: a map of each record on its own."""
-    weights = recipe.backbone_weights
-    where = None if weights is None else datasets.find(weights, root)
-    cache = None if recipe.backbone_cache is None else Path(recipe.backbone_cache)
-
-    def featurize(records: Records) -> Records:
-        images = backbones.to_rgb(records.x, recipe.backbone_size)
-        made = backbones.features(str(recipe.backbone), images, weights=where, cache=cache)
-        return replace(records, x=made)
-
-    test = None if dataset.test is None else featurize(dataset.test)
-    return replace(dataset, train=featurize(dataset.train), test=test)
-
-
-def divide(recipe: Recipe, dataset: Dataset) -> list[Records]:
-    """One part of the training records per client."""
-    how = recipe.data.partition
-    clients = 20 if how.clients is None and how.name != "natural" else how.clients
-    parts = partitions.partition(how.name, dataset.train, clients, recipe.seed, **how.options)
-    return [dataset.train.take(index) for index in parts]
-
-
-def build_model(recipe: ModelRecipe, dataset: Dataset, seed: int = 0) -> Model:
-    """The model that the recipe names, sized for the data set."""
-    features = math.prod(dataset.train.x.shape[1:])
-    if recipe.name == "network":
-        return Network(_module(recipe, seed), chunk=recipe.chunk, sampler=recipe.sampler)
-    if recipe.name == "softmax":
-        if dataset.classes is None:
-            raise RecipeError("model 'softmax' needs class labels, and these are numbers")
-        return Linear("softmax", features, dataset.classes, recipe.bias)
-    if recipe.name in {"logistic", "poisson"}:
-        return Linear(recipe.name, features, 1, recipe.bias)
-    raise RecipeError(f"model is {recipe.name!r}; use softmax, logistic, poisson or network")
-
-
-def _module(recipe: ModelRecipe, seed: int) -> torch.nn.Module:
-    where, colon, name = (recipe.factory or "").partition(":")
-    if not colon:
-        raise RecipeError(
-            f"model 'network' needs factory = 'package.module:function', not {recipe.factory!r}"
-        )
-    try:
-        factory: Any = getattr(import_module(where), name)
-    except (ImportError, AttributeError) as error:
-        raise RecipeError(
-            f"model factory {recipe.factory!r} cannot be imported: {error}"
-        ) from error
-    return seeded(lambda: factory(**recipe.options), public_seed(seed, "module"))
-
-
-# ------------------------------------------------------------------------------------- the plan
 
 
 def make_plan(recipe: Recipe, clients: Sequence[Records], model: Model | None = None) -> Plan:
@@ -328,8 +206,3 @@ def small_delta(plan: Plan) -> str | None:
     """A warning where delta allows to give away a whole unit."""
     units = math.fsum(plan.nominal)
     return delta_warning(plan.delta, units)
-
-
-def public_seed(seed: int, purpose: str) -> int:
-    """A seed for what is public (model start, partitions), apart from the noise's keys."""
-    return int.from_bytes(derive(seed, purpose)[:4], "big")

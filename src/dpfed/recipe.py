@@ -45,6 +45,12 @@ class DataRecipe(_Section, frozen=True):
     """Public data whose mean is subtracted from all features."""
     fill_missing: float | None = None
     """A public constant in the place of missing values."""
+    shift: list[float] = []
+    """Public constants, one per feature, that are subtracted ..."""
+    scale: list[float] = []
+    """... and those that features are then divided by: typical values, never the data's own."""
+    convolutions: int = 0
+    """So many random convolutions of each record [channels, time] become its features."""
     radius: float | None = None
     """Feature rows longer than this are scaled to it."""
     positive_above: float | None = None
@@ -52,11 +58,17 @@ class DataRecipe(_Section, frozen=True):
     backbone: str | None = None
     """A public, frozen network that turns images into features."""
     backbone_size: int = 32
-    """Images are padded or cut to this height and width first."""
+    """Images get this height and width first."""
+    backbone_fit: str = "pad"
+    """How they get it: pad, in black, or resize."""
     backbone_weights: str | None = None
     backbone_cache: str | None = None
+    holdout: float = 0.0
+    """Part of the records that becomes the test set; the same one for every seed."""
     validation: float = 0.0
     """Part of the training records that takes the place of the test set, for tuning."""
+    by_group: bool = False
+    """Hold out whole groups (patients, sites), never a part of one."""
     options: dict[str, Any] = {}
     """Passed to dpfed.data.datasets.load: x, y, groups, classes, and so on."""
     partition: PartitionRecipe = PartitionRecipe()
@@ -100,7 +112,7 @@ class PrivacyRecipe(_Section, frozen=True):
 
 
 class EvaluationRecipe(_Section, frozen=True):
-    """How accuracy is known: test, federated, exact or off."""
+    """How accuracy is known: test, federated, exact, estimate, truth or off."""
 
     kind: str = "test"
     every: int = 1

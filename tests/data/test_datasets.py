@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records, finding and loading, synthetic data, and what may be done to features."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -65,6 +67,23 @@ def test_paths_are_looked_up_in_order(tmp_path, monkeypatch) -> None:
     assert find("a.npz", tmp_path / "root") == tmp_path / "root" / "a.npz"
     (tmp_path / "here" / "a.npz").touch()
     assert find("a.npz", tmp_path / "root").resolve() == tmp_path / "here" / "a.npz"
+
+
+def test_the_environment_names_several_places(tmp_path, monkeypatch) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    places = ["", str(tmp_path / "one"), str(tmp_path / "two"), ""]
+    monkeypatch.setenv("DPFED_DATA", os.pathsep.join(places))
+    (tmp_path / "two" / "a.npz").touch()
+    assert find("a.npz") == tmp_path / "two" / "a.npz"
+    (tmp_path / "one" / "a.npz").touch()
+    assert find("a.npz") == tmp_path / "one" / "a.npz", "the first one wins"
+    with pytest.raises(DataError) as caught:
+        find("b.npz")
+    assert all(str(tmp_path / folder / "b.npz") in str(caught.value) for folder in ("one", "two"))
+    monkeypatch.setenv("DPFED_DATA", "")
+    with pytest.raises(DataError, match=r"not found at b\.npz: set"):
+        find("b.npz")
 
 
 def test_the_error_names_all_places(tmp_path, monkeypatch) -> None:

@@ -14,9 +14,19 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 from dpfed.experiments import figures
-from dpfed.experiments.figures import COLOURS, YELLOW, Picture, style_of
-from dpfed.experiments.study import Contestant
-from tests.experiments.test_tables import HIGH, LOW, ODD, ROWS, STUDY, one_seed, trial, two_axes
+from dpfed.experiments.figures import COLOURS, YELLOW, Picture, styles_of
+from dpfed.experiments.study import Contestant, Study
+from tests.experiments.made_up import (
+    HIGH,
+    LOW,
+    ODD,
+    ROWS,
+    STUDY,
+    losses,
+    one_seed,
+    trial,
+    two_axes,
+)
 
 TRIALS = [
     trial("0.5", "DP-FedSOFIM", n, **{"server.0.rho": rho, "server.1.rate": rate, "beta": beta})
@@ -45,33 +55,42 @@ def pictures() -> list[Picture]:
 # ---------------------------------------------------------------------------------------- the style
 
 
+def named(*labels: str) -> Study:
+    return msgspec.structs.replace(STUDY, methods=[Contestant(label=label) for label in labels])
+
+
 def test_every_known_method_has_its_own_style() -> None:
     known = list(figures._KNOWN)
-    assert len({(style_of(name).colour, style_of(name).line) for name in known}) == len(known)
+    styles = styles_of(named(*known))
+    assert len({(style.colour, style.line) for style in styles.values()}) == len(known)
     assert len(set(COLOURS)) == 8
-    assert style_of("DP-FedSOFIM") == style_of("dp-fedsofim")
+    assert styles_of(named("DP-FedSOFIM"))["DP-FedSOFIM"] == styles["dp-fedsofim"]
 
 
-def test_an_unknown_method_has_the_same_style_in_every_process() -> None:
-    """Drawn from a digest of the label, not from hash(), which differs from process to process."""
-    assert style_of("Ours") == style_of("ours")
-    colours = [style_of(name).colour for name in ("Ours", "A", "B")]
-    assert colours == [figures.SKY, figures.BLUE, figures.SKY]
+def test_other_methods_get_what_the_known_ones_leave_free() -> None:
+    labels = ["DP-FedSOFIM", *(f"rho {n}" for n in range(20)), "DP-FedGD"]
+    styles = styles_of(named(*labels))
+    assert styles["DP-FedSOFIM"] == styles_of(STUDY)["DP-FedSOFIM"]
+    assert len({(style.colour, style.line) for style in styles.values()}) == len(labels)
+    assert [styles[f"rho {n}"].colour for n in range(2)] == [figures.BLUE, figures.GREEN]
+    assert styles["rho 19"].colour == YELLOW  # pale, so last
+    assert {style.hatch for style in styles.values()} == {"", "////", "...."}
+    assert len(styles_of(named(*map(str, range(60))))) == 60
 
 
 def test_a_method_has_the_same_colour_in_every_figure() -> None:
     lines, bars, frontier, _ = pictures()
-    labels = [method.label for method in STUDY.methods]
+    labels, styles = [method.label for method in STUDY.methods], styles_of(STUDY)
     for picture in (lines, frontier):
         drawn = {str(line.get_label()): line for line in picture.figure.axes[0].get_lines()}
         for label in labels:
-            style, line = style_of(label), drawn[label]
+            style, line = styles[label], drawn[label]
             assert to_hex(str(line.get_color())).upper() == style.colour
             assert (line.get_linestyle(), line.get_marker()) == (style.line, style.marker)
     filled = [bar for bar in bars.figure.axes[0].patches if bar.get_fill()]
     shown = [to_hex(bar.get_facecolor()).upper() for bar in filled]
-    assert shown == [style_of(label).colour for label in labels]
-    assert [bar.get_hatch() or "" for bar in filled] == [style_of(name).hatch for name in labels]
+    assert shown == [styles[label].colour for label in labels]
+    assert [bar.get_hatch() or "" for bar in filled] == [styles[name].hatch for name in labels]
 
 
 def test_letters_are_8_points_at_the_width_of_a_column() -> None:
@@ -88,11 +107,13 @@ def test_letters_are_8_points_at_the_width_of_a_column() -> None:
 
 
 def test_pale_yellow_gets_an_outline() -> None:
-    label = next(name for name in map(str, range(100)) if style_of(name).colour == YELLOW)
-    study = msgspec.structs.replace(STUDY, methods=[Contestant(label=label)])
-    rows = [{**r, "method": label} for r in ROWS if r["method"] == "DP-FedGD"]
-    (line,) = figures.convergence(study, rows, LOW).figure.axes[0].get_lines()
-    assert line.get_path_effects()
+    labels = [f"m{n}" for n in range(22)]
+    study, gd = named(*labels), [r for r in ROWS if r["method"] == "DP-FedGD"]
+    rows = [{**r, "method": label} for r in gd for label in labels]
+    lines = figures.convergence(study, rows, LOW).figure.axes[0].get_lines()
+    outlined = [line.get_label() for line in lines if line.get_path_effects()]
+    assert outlined == [name for name, style in styles_of(study).items() if style.colour == YELLOW]
+    assert outlined == ["m21"]
 
 
 # -------------------------------------------------------------------------------------- the figures
@@ -125,11 +146,38 @@ def test_bars_start_at_zero_and_skip_what_was_not_run() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["DP-FedGD", ODD]
 
 
-def test_a_study_of_losses_has_bars_of_losses() -> None:
-    rows = [{**r, "accuracy": None, "by_round": {}} for r in ROWS]
-    picture = figures.final_bars(STUDY, rows, LOW)
+def test_bars_are_marked_where_the_difference_is_settled() -> None:
+    picture = figures.final_bars(STUDY, ROWS, LOW)
+    written = [text.get_text() for text in picture.figure.axes[0].texts]
+    assert written == ["52.00", "55.33 ▲", "53.00"]
+    assert "▲ better, ▼ worse than DP-FedGD" in picture.caption
+    assert "▲" not in figures.final_bars(one_seed(), ROWS, LOW).caption
+
+
+def test_a_study_of_losses_has_bars_and_lines_of_losses() -> None:
+    picture = figures.final_bars(STUDY, losses(), LOW)
     assert picture.figure.axes[0].get_xlabel() == "loss"
-    assert "At the end: DP-FedSOFIM 1.4467" in picture.alt
+    assert "At the end: DP-FedSOFIM 1.447" in picture.alt
+    lines = figures.convergence(STUDY, losses(), LOW).figure.axes[0]
+    assert (lines.get_ylabel(), lines.get_yscale()) == ("loss", "linear")
+    line = next(each for each in lines.get_lines() if each.get_label() == "DP-FedGD")
+    assert np.asarray(line.get_ydata()).tolist() == pytest.approx([1.68, 1.5, 1.48])
+
+
+def test_losses_over_more_than_a_decade_are_on_a_logarithmic_axis() -> None:
+    rows = losses(1e3)
+    for picture in (figures.convergence(STUDY, rows, LOW), *figures.frontiers(STUDY, rows)):
+        axes = picture.figure.axes[0]
+        assert (axes.get_ylabel(), axes.get_yscale()) == ("loss (log scale)", "log")
+        picture.figure.draw_without_rendering()
+        words = [label.get_text() for label in axes.get_yticklabels()]
+        assert "0.001" in words or "0.0001" in words
+    dots = figures.final_bars(STUDY, rows, LOW).figure.axes[0]
+    assert (dots.get_xscale(), len(dots.patches)) == ("log", 0)
+    assert [text.get_text() for text in dots.texts] == ["1.480", "0.001447 ▲", "1.470e-06 ▲"]
+    # an accuracy is never: 10 and 71 % are more than a decade apart from 1 %
+    tiny = [{**r, "accuracy": r["accuracy"] / 100 if r["seed"] else 0.9} for r in ROWS]
+    assert figures.convergence(STUDY, tiny, LOW).figure.axes[0].get_yscale() == "linear"
 
 
 def test_a_frontier_needs_two_epsilons() -> None:
@@ -141,6 +189,35 @@ def test_a_frontier_needs_two_epsilons() -> None:
     assert figures.frontiers(msgspec.structs.replace(STUDY, axes=[]), ROWS) == []
     axis = msgspec.structs.replace(STUDY.axes[0], values=[0.5, math.inf])
     assert figures.frontiers(msgspec.structs.replace(STUDY, axes=[axis]), ROWS) == []
+
+
+def with_axis(label: str, values: list[Any], **more: Any) -> tuple[Study, list[dict[str, Any]]]:
+    axis = {"label": label, "key": "server.0.rate", "values": values, **more}
+    study = msgspec.convert({**msgspec.to_builtins(STUDY), "axes": [axis]}, Study)
+    names = dict(zip(("0.5", "8"), study.axes[0].options(), strict=True))
+    return study, [{**r, label: names[r["epsilon"]]} for r in ROWS]
+
+
+def test_another_first_axis_of_numbers_has_lines_as_well() -> None:
+    study, rows = with_axis("rounds left", [6, 6.5])
+    (picture,) = figures.frontiers(study, rows)
+    axes = picture.figure.axes[0]
+    assert (picture.name, axes.get_xlabel(), axes.get_xscale()) == (
+        "by-rounds-left",
+        "rounds left",
+        "linear",
+    )
+    assert picture.caption.startswith("Final accuracy (%) by rounds left.")
+    study, rows = with_axis("alpha", [10.0, 0.1])
+    axes = figures.frontiers(study, rows)[0].figure.axes[0]
+    assert (axes.get_xlabel(), axes.get_xscale()) == ("alpha (log scale)", "log")
+    assert np.asarray(axes.get_lines()[0].get_xdata()).tolist() == [0.1, 10]
+
+
+def test_an_axis_of_words_has_no_lines_even_if_a_later_one_is_epsilon() -> None:
+    study, rows = two_axes()
+    turned = msgspec.structs.replace(study, axes=study.axes[::-1])
+    assert figures.frontiers(turned, rows) == []
 
 
 def test_other_axes_make_one_frontier_each() -> None:
@@ -183,7 +260,19 @@ def test_a_random_search_is_drawn_as_points() -> None:
     assert picture is not None
     axes = picture.figure.axes[0]
     assert not axes.images
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
+    assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "log")
+
+
+def test_a_short_random_search_is_no_grid() -> None:
+    """Ten points without a shared value would be a grid with ninety empty cells."""
+    tried = [trial("0.5", "A", n, **{"server.1.rate": 10.0 ** -n, "privacy.clip": 1.5**n,
+                                     "server.0.rho": float(n)}) for n in range(10)]  # fmt: skip
+    picture = figures.heat_map(tried, "epsilon 0.5 | A")
+    assert picture is not None
+    axes = picture.figure.axes[0]
+    assert not axes.images
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("server.0.rho", "privacy.clip")
+    assert "The best over server.1.rate" in picture.caption
 
 
 def test_files_are_written_and_do_not_change(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ from dpfed.experiments import report
 from dpfed.experiments import study as studies
 from dpfed.experiments.report import findings, write_report
 from dpfed.experiments.reproduce import dump, reproduce
+from dpfed.experiments.scores import scores
 from dpfed.experiments.study import Study
 from dpfed.experiments.sweep import tuning_cost
-from dpfed.experiments.tables import scores
+from tests.experiments.made_up import ODD, ROWS, SETTINGS, STUDY, losses, one_seed, row
 from tests.experiments.studies import write
 from tests.experiments.test_figures import TRIALS
-from tests.experiments.test_tables import ODD, ROWS, SETTINGS, STUDY, one_seed, row
 
 VOID = {"meta", "img", "br", "hr", "link"}
 
@@ -80,6 +80,12 @@ def page(made: Path) -> Page:
     return Page((made / "report.html").read_text(encoding="utf-8"))
 
 
+@pytest.fixture
+def words_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of a report's time; where no figure is asked about, none is drawn."""
+    monkeypatch.setattr(report, "all_pictures", lambda _: [])
+
+
 # ----------------------------------------------------------------------------------------- the page
 
 
@@ -131,9 +137,10 @@ def test_tables_are_on_the_page_and_in_files(made: Path, page: Page) -> None:
         assert {path.stem for path in (made / "tables").glob(f"*.{kind}")} == names
     assert page.tags.count("table") == len(names)
     assert "55.33 ± 2.08" in page.text
-    assert "**55.33 ± 2.08**" in (made / "tables" / "final.md").read_text(encoding="utf-8")
+    assert "**55.33 ± 2.08 ▲**" in (made / "tables" / "final.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("words_only")
 def test_names_are_escaped(tmp_path: Path) -> None:
     study = msgspec.structs.replace(STUDY, title="a <b> & 'c'", about="<script>alert(1)</script>")
     path = write_report(folder(tmp_path), study)
@@ -150,6 +157,17 @@ def test_the_same_folder_gives_the_same_files(tmp_path: Path) -> None:
         return {**texts, "page": re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "", page)}
 
     assert written() == written()
+
+
+def test_what_an_earlier_report_left_is_dropped(tmp_path: Path) -> None:
+    write_report(folder(tmp_path))
+    (tmp_path / "figures" / "notes.txt").touch()
+    write_report(tmp_path, msgspec.structs.replace(STUDY, axes=[
+        msgspec.structs.replace(STUDY.axes[0], values=[8.0])]))  # fmt: skip
+    left = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert left == {"notes.txt", *(f"{kind}-epsilon-8.{end}" for kind in ("convergence", "final")
+                                   for end in ("png", "pdf"))}  # fmt: skip
+    assert not list((tmp_path / "tables").glob("*0_5*"))
 
 
 # ----------------------------------------------------------------------------------- what was found
@@ -197,25 +215,61 @@ def test_the_baseline_may_be_best_or_missing() -> None:
 
 
 def test_a_lower_loss_is_a_lead() -> None:
-    rows = [{**r, "accuracy": None, "by_round": {}} for r in ROWS]
-    found = findings(scores(STUDY, rows))["epsilon 0.5"]
+    found = findings(scores(STUDY, losses()))["epsilon 0.5"]
     assert found.startswith(
-        "DP-FedSOFIM has the lowest mean loss, 1.4467 ± 0.0208. It is 0.0333 loss below the "
-        "baseline DP-FedGD (95 % interval over 3 seeds -0.0477 to -0.0190, excludes 0)."
+        "DP-FedSOFIM has the lowest mean loss, 1.447 ± 0.021. It is 0.033 below the baseline "
+        "DP-FedGD (95 % interval over 3 seeds -0.048 to -0.019, excludes 0)."
     )
 
 
 # ---------------------------------------------------------------------------------- what is at hand
 
 
-def test_a_study_of_losses_has_a_page_without_curves(tmp_path: Path) -> None:
-    rows = [{**r, "accuracy": None, "by_round": {}, "correct": None} for r in ROWS]
-    path = write_report(folder(tmp_path, rows))
+def test_a_study_of_losses_has_curves_where_it_was_measured_by_round(tmp_path: Path) -> None:
+    rows = [{**r, "by_round": {}} for r in losses()]
+    path = write_report(folder(tmp_path / "last", rows))
     Page(path.read_text(encoding="utf-8"))
-    assert {p.stem for p in (tmp_path / "tables").glob("*.md")} == {"final", "paired", "settings"}
-    assert not list((tmp_path / "figures").glob("convergence*"))
+    files = {p.stem for p in (tmp_path / "last/tables").glob("*.md")}
+    assert files == {"final", "paired", "settings"}
+    assert not list((tmp_path / "last/figures").glob("convergence*"))
+    write_report(folder(tmp_path / "all", losses()))
+    files = {p.stem for p in (tmp_path / "all/tables").glob("*.md")}
+    assert files >= {"progress-epsilon-0_5", "progress-epsilon-8", "speed"}
+    assert len(list((tmp_path / "all/figures").glob("convergence*.png"))) == 2
 
 
+@pytest.mark.usefixtures("words_only")
+def test_silos_and_published_figures_have_their_tables(tmp_path: Path) -> None:
+    rows = [{**r, "worst_silo": 0.25} for r in ROWS]
+    made = folder(tmp_path, rows)
+    text = "epsilon,method,round,accuracy\n0.5,DP-FedSOFIM,6,60\n0.5,DP-FedGD,6,50\n"
+    (made / "paper.csv").write_text(text, encoding="utf-8")
+    page = Page(write_report(made).read_text(encoding="utf-8"))
+    assert {"silos", "published"} <= {p.stem for p in (made / "tables").glob("*.tex")}
+    assert "theirs less DP-FedGD" in page.text
+    assert "worst silo (%)" in page.text
+    # nothing of ours stands beside a round that we did not measure
+    (made / "paper.csv").write_text(text.replace(",6,", ",70,"), encoding="utf-8")
+    page = Page(write_report(made).read_text(encoding="utf-8"))
+    assert "theirs less DP-FedGD" not in page.text
+
+
+def test_marks_leave_figures_in_line(made: Path) -> None:
+    text = (made / "report.html").read_text(encoding="utf-8")
+    assert '<strong>55.33 ± 2.08 <span class="mark better">▲</span></strong>' in text
+    assert '52.00 ± 2.00 <span class="mark"></span>' in text
+
+
+@pytest.mark.usefixtures("words_only")
+def test_runs_that_promise_different_things_show_the_weakest(tmp_path: Path) -> None:
+    rows = [{**r, "epsilon_others": 0.1 * r["seed"], "guarantee": f"(1, {r['seed']})-DP."}
+            for r in ROWS]  # fmt: skip
+    page = Page(write_report(folder(tmp_path, rows)).read_text(encoding="utf-8"))
+    assert f"(1, 2)-DP. The weakest of 3 runs of DP-FedGD, DP-FedSOFIM and {ODD}." in page.text
+    assert "(1, 1)-DP" not in page.text
+
+
+@pytest.mark.usefixtures("words_only")
 def test_without_a_search_the_page_still_warns(tmp_path: Path) -> None:
     folder(tmp_path, ROWS)
     (tmp_path / "settings.json").unlink()
@@ -225,6 +279,7 @@ def test_without_a_search_the_page_still_warns(tmp_path: Path) -> None:
     assert "server.0.rate = 0.5" in page.text
 
 
+@pytest.mark.usefixtures("words_only")
 def test_runs_that_do_not_belong_are_left_out_and_counted(tmp_path: Path) -> None:
     stale = row("0.5", "DP-FedGD", 0, key="stale", set={"server.0.rate": 9.0}, accuracy=0.99)
     page = Page(write_report(folder(tmp_path, [*ROWS, stale])).read_text(encoding="utf-8"))
@@ -232,6 +287,7 @@ def test_runs_that_do_not_belong_are_left_out_and_counted(tmp_path: Path) -> Non
     assert "52.00 ± 2.00" in page.text
 
 
+@pytest.mark.usefixtures("words_only")
 def test_a_line_cut_short_does_no_harm(tmp_path: Path) -> None:
     folder(tmp_path)
     with (tmp_path / "runs.jsonl").open("a", encoding="utf-8") as file:

@@ -25,6 +25,7 @@ from dpfed.experiments.reproduce import TIMING, dump, miniature, reproduce
 from dpfed.experiments.sweep import (
     RUNS,
     Desk,
+    _best,
     entries_of,
     final,
     label_of,
@@ -167,7 +168,7 @@ def test_trials_hold_records_out_and_never_touch_the_test_set(tmp_path: Path) ->
     entry = entries_of(desk.study)[0]
     made = trial(desk, entry, {"server.0.rate": 0.3}).recipe
     assert (made.data.validation, made.rounds, made.seed) == (0.2, 3, 7)
-    from dpfed.plan import federation
+    from dpfed.federation import federation
 
     silos = federation(made)
     whole = federation(msgspec.structs.replace(made, data=recipes.load(STUDY["base"]).data))
@@ -215,6 +216,8 @@ def test_labels_that_are_not_classes_are_judged_by_their_loss() -> None:
     assert score({"accuracy": 0.5, "loss": 9.0}) == 0.5
     assert score({"accuracy": None, "loss": 2.0}) == -2.0
     assert score({"accuracy": None, "loss": float("nan")}) == -np.inf
+    tried = [{"point": {}, "accuracy": None, "loss": loss} for loss in (3.0, 2.0)]
+    assert _best(tried)["validation"] == 2.0
 
 
 def test_what_tuning_would_cost_is_the_composition_of_its_runs() -> None:
@@ -304,7 +307,91 @@ def test_a_killed_sweep_goes_on_and_gives_the_same_table(tmp_path: Path) -> None
 
 def test_a_miniature_is_the_same_study_in_few_rounds() -> None:
     mini = miniature(studies.load("sofim-cifar10"))
-    assert [axis.values for axis in mini.axes] == [[0.5, 10.0]]
+    assert [axis.values for axis in mini.axes] == [[1.0, 5.0]]
+    assert len(entries_of(mini)) == 2 * len(mini.methods)
     assert mini.final.seeds == (0,)
     assert mini.base["rounds"] == 6
     assert all(len(v) == 1 for method in mini.methods for v in method.coarse.values())
+
+
+def test_a_miniature_keeps_the_ends_of_what_is_searched() -> None:
+    """A value that borrows would miss its lender; choices are shortened like values."""
+    choices = {name: {"data.partition.name": name} for name in ("iid", "dirichlet", "shards", "x")}
+    axes = [
+        {**STUDY["axes"][0], "values": [0.5, 1.0, 3.0, 8.0], "borrow": {"0.5": "1"}},
+        {"label": "split", "choices": choices, "borrow": {"x": "iid"}},
+    ]
+    mini = miniature(small(axes=axes))
+    assert mini.axes[0].values == [1.0, 8.0]
+    assert list(mini.axes[1].choices) == ["iid", "shards"]
+    assert [axis.borrow for axis in mini.axes] == [{}, {}]
+    assert all(studies.tuned_cell(mini, cell) == cell for cell, _ in studies.cells(mini))
+
+
+# ------------------------------------------------------------------------------ studies like others
+
+
+def test_a_study_stands_on_the_one_that_it_is_like(tmp_path: Path) -> None:
+    below = studies.load("sofim-cifar10")
+    (tmp_path / "mine.toml").write_text(
+        'like = "sofim-cifar10"\ntitle = "Mine"\n'
+        '[base.data.partition]\nname = "iid"\noptions = {}\n'
+    )
+    mine = studies.load(tmp_path / "mine.toml")
+    assert mine.title == "Mine"
+    assert mine.methods == below.methods
+    partition = mine.base["data"]["partition"]
+    assert partition == {"name": "iid", "clients": 20, "options": {}}
+    assert mine.base["privacy"] == below.base["privacy"]
+    (tmp_path / "whole.toml").write_text(dump(mine))
+    assert studies.load(tmp_path / "whole.toml") == msgspec.structs.replace(mine, like="")
+
+
+def test_lent_settings_come_from_the_nearest_cell(monkeypatch, tmp_path: Path) -> None:
+    from dpfed.experiments import reproduce as module
+
+    monkeypatch.setattr(module, "STUDIES", tmp_path)
+    monkeypatch.setattr(studies, "STUDIES", tmp_path)
+    axis = {
+        "label": "epsilon",
+        "key": "privacy.epsilon",
+        "values": [1.0, 2.0],
+        "borrow": {"2": "1"},
+    }
+    write(tmp_path, axes=[{**axis, "borrow": {"2": "1"}}]).rename(tmp_path / "lender.toml")
+    label = small().methods[0].label
+    chosen = {f"epsilon 1 | {label}": {"set": {"server.0.rate": 0.5}, "tried": 3}}
+    (tmp_path / "lender.settings.json").write_text(json.dumps(chosen))
+    (tmp_path / "mine.toml").write_text(
+        'like = "lender"\n'
+        '[[axes]]\nlabel = "epsilon"\nkey = "privacy.epsilon"\nvalues = [1.0, 2.0]\n'
+        '[[axes]]\nlabel = "length"\nkey = "rounds"\nvalues = [2, 3]\n'
+    )
+    lent = module._lent(studies.load(tmp_path / "mine.toml"))
+    assert set(lent) == {f"epsilon {e} | length {r} | {label}" for e in (1, 2) for r in (2, 3)}
+    assert all(each == {"set": {"server.0.rate": 0.5}, "lent": "lender"} for each in lent.values())
+
+
+def test_a_setting_that_a_method_refuses_is_the_worst_and_stops_nothing(tmp_path: Path) -> None:
+    changes = {"method": "dp-adafedprox", "client.rate": 10.0, "privacy.epsilon": 1.0}
+    method = {"label": "AdaFedProx", "set": changes, "coarse": {"client.mu": [0.01, 5.0]}}
+    desk = Desk(small(methods=[method], axes=[]), tmp_path, workers=1)
+    assert search(desk)["AdaFedProx"]["set"] == {"client.mu": 0.01}
+    refused = [row for row in desk.store().rows.values() if "refused" in row]
+    assert [row["point"]["client.mu"] for row in refused] == [5.0]
+    worse = small(methods=[{**method, "coarse": {"client.mu": [5.0]}}], axes=[])
+    with pytest.raises(RecipeError, match=r"no setting that was tried is valid; .*mu in"):
+        search(Desk(worse, tmp_path, workers=1))
+
+
+def test_an_axis_may_not_be_called_like_a_column_of_a_run(tmp_path: Path) -> None:
+    axis = {"label": "data", "key": "privacy.epsilon", "values": [1.0]}
+    with pytest.raises(RecipeError, match="an axis is called 'data'"):
+        studies.load(write(tmp_path, axes=[axis]))
+    row = run_one(make_job(STUDY["base"], {}, {"method": "dp-fedgd", "privacy.epsilon": 1.0}))
+    assert set(row) <= studies.TAKEN
+
+
+def test_a_study_is_not_run_at_settings_that_nobody_chose(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"no settings are known for 'epsilon 1 .*dpfed sweep"):
+        reproduce(write(tmp_path), tmp_path / "out", workers=1)

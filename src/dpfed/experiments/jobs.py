@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from dpfed import recipe as recipes
-from dpfed.errors import DpfedError
+from dpfed.errors import DpfedError, RecipeError
 from dpfed.recipe import Recipe
 
 Labels = dict[str, Any]
@@ -214,13 +214,16 @@ def run_one(job: Job) -> Row:
 
     torch.set_num_threads(1)
     silos = _silos(_data_facts(job.recipe), job.root)
-    prepared = prepare(job.recipe, None if job.root is None else Path(job.root), silos)
     try:
+        prepared = prepare(job.recipe, None if job.root is None else Path(job.root), silos)
         result = run_prepared(prepared)
     except DpfedError as error:
+        if job.brief and isinstance(error, RecipeError):  # a search may ask for what cannot be
+            return _refused(job, error)
         raise type(error)(f"{job.labels}: {error}") from error
-    measured = {str(r["round"]): r["accuracy"] for r in result.history if r["accuracy"] is not None}
     last = result.history[-1]
+    judged_by = "loss" if last["accuracy"] is None else "accuracy"
+    measured = {str(r["round"]): r[judged_by] for r in result.history if r[judged_by] is not None}
     seconds = round(sum(r["seconds"] for r in result.history), 3)
     judged = {"key": job.key, **job.labels, "accuracy": last["accuracy"], "loss": last["loss"]}
     if job.brief:
@@ -240,6 +243,12 @@ def run_one(job: Job) -> Row:
     return {**row, **_kept(job, silos, result)}
 
 
+def _refused(job: Job, error: RecipeError) -> Row:
+    """A setting that the method does not take is judged as the worst, and says why."""
+    judged = {"key": job.key, **job.labels, "accuracy": None, "loss": None}
+    return {**judged, "refused": str(error), "seconds": 0.0}
+
+
 def _kept(job: Job, silos: Any, result: Any) -> Row:
     if "correct" not in job.keep or silos.test is None:
         return {}
@@ -257,7 +266,7 @@ def _data_facts(recipe: Recipe) -> str:
 
 @lru_cache(maxsize=4)
 def _silos(facts: str, root: str | None) -> Any:
-    from dpfed.plan import federation
+    from dpfed.federation import federation
 
     data, model, evaluation, seed = json.loads(facts)
     recipe = recipes.parse({"data": data, "model": model, "evaluation": evaluation, "seed": seed})

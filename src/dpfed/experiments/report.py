@@ -29,25 +29,18 @@ from dpfed.experiments import figures
 from dpfed.experiments import study as studies
 from dpfed.experiments.figures import Picture, slug
 from dpfed.experiments.jobs import Row, Store
+from dpfed.experiments.published import PAPER, Paper, read, side_by_side
+from dpfed.experiments.scores import ACCURACY, Scores, Settings, cell_words, final_rows, scores
+from dpfed.experiments.significance import Gap, gap, mcnemar_table, paired_table
 from dpfed.experiments.study import Cell, Study, cells
 from dpfed.experiments.sweep import RUNS, SETTINGS
+from dpfed.experiments.table import BETTER, WORSE, Number, Table, Value, write_tables
 from dpfed.experiments.tables import (
-    ACCURACY,
-    Gap,
-    Scores,
-    Settings,
-    Table,
-    Value,
-    cell_words,
-    final_rows,
     final_table,
-    gap,
-    mcnemar_table,
-    paired_table,
     progress_table,
-    scores,
     search_cost,
     settings_table,
+    silos_table,
     speed_table,
 )
 
@@ -65,6 +58,8 @@ class Material:
     settings: Settings
     left_out: int = 0
     """Final runs of the folder that this study does not ask for."""
+    paper: Paper | None = None
+    """What the paper prints, where the folder has it."""
 
     @cached_property
     def scores(self) -> Scores:
@@ -75,6 +70,11 @@ class Material:
     def cells(self) -> list[Cell]:
         """The cells that have a run."""
         return [cell for cell, _ in cells(self.study) if self.scores.rounds(cell)]
+
+    @property
+    def curves(self) -> list[Cell]:
+        """The cells that were measured at more rounds than the last."""
+        return [cell for cell in self.cells if len(self.scores.rounds(cell)) > 1]
 
     @property
     def reference(self) -> str:
@@ -98,53 +98,66 @@ def gather(folder: Path, study: Study | None = None) -> Material:
             "run 'dpfed sweep' or 'dpfed reproduce' into it first"
         )
     tuning = [row for row in rows if row.get("stage") == "tuning"]
-    return Material(study, tuning, kept, settings, len(finals) - len(kept))
+    paper = read(folder / PAPER, study) if (folder / PAPER).exists() else None
+    return Material(study, tuning, kept, settings, len(finals) - len(kept), paper)
 
 
 def write_report(folder: Path, study: Study | None = None) -> Path:
     """Write tables, figures and the page; returns the path of the page."""
     material = gather(folder, study)
     tables, pictures = all_tables(material), all_pictures(material)
-    _write_tables(tables, folder / "tables")
+    write_tables(tables, folder / "tables")
     (folder / "figures").mkdir(exist_ok=True)
     for picture in pictures:
         figures.save(picture, folder / "figures")
+    _clear(folder / "tables", (".md", ".csv", ".tex"), set(tables))
+    _clear(folder / "figures", (".png", ".pdf"), {picture.name for picture in pictures})
     page = folder / "report.html"
     page.write_text(_page(material, tables, pictures), encoding="utf-8")
     return page
 
 
-def _write_tables(tables: dict[str, Table], folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    for name, table in tables.items():
-        (folder / f"{name}.md").write_text(table.to_markdown(), encoding="utf-8")
-        (folder / f"{name}.csv").write_text(table.to_csv(), encoding="utf-8")
-        (folder / f"{name}.tex").write_text(table.to_latex(), encoding="utf-8")
+def _clear(folder: Path, kinds: tuple[str, ...], kept: set[str]) -> None:
+    """Drop what an earlier report of other cells left: it would look like part of this one."""
+    for path in folder.iterdir():
+        if path.suffix in kinds and path.stem not in kept:
+            path.unlink()
 
 
 def all_tables(material: Material) -> dict[str, Table]:
     """By the name of the file; those that would be empty are left out."""
     study, rows = material.study, material.final
     found = {"final": final_table(study, rows)}
-    if material.scores.measure is ACCURACY:
-        found |= {
-            f"progress-{slug(cell_words(cell))}": progress_table(study, rows, cell)
-            for cell in material.cells
-        }
+    found |= {
+        f"progress-{slug(cell_words(cell))}": progress_table(study, rows, cell)
+        for cell in material.curves
+    }
+    if material.curves:
         found["speed"] = speed_table(study, rows)
+    found["silos"] = silos_table(study, rows)
     found["paired"] = paired_table(study, rows)
     found["mcnemar"] = mcnemar_table(study, rows, material.reference)
+    found |= _published(material)
     found["settings"] = settings_table(study, rows, material.settings)
     return {name: table for name, table in found.items() if table.rows}
+
+
+def _published(material: Material) -> dict[str, Table]:
+    """The paper's figures, if any of them has one of ours to stand beside."""
+    if material.paper is None or material.scores.measure is not ACCURACY:
+        return {}
+    table = side_by_side(material.study, material.final, material.paper)
+    ours = table.columns.index("ours")
+    known = any(isinstance(row[ours], Number) for row in table.rows)
+    return {"published": table} if known else {}
 
 
 def all_pictures(material: Material) -> list[Picture]:
     """In the order of the page."""
     study, rows = material.study, material.final
-    curves = material.scores.measure is ACCURACY
     return [
         *figures.frontiers(study, rows),
-        *(figures.convergence(study, rows, cell) for cell in material.cells if curves),
+        *(figures.convergence(study, rows, cell) for cell in material.curves),
         *(figures.final_bars(study, rows, cell) for cell in material.cells),
         *figures.heat_maps(study, material.tuning, material.reference),
     ]
@@ -189,23 +202,24 @@ def _ranked(found: Scores, cell: Cell) -> list[str]:
 
 
 def _shown(found: Scores, cell: Cell, method: str) -> str:
-    return f"{found.mean(cell, method) or 0.0:.{found.measure.digits}f}"
+    mean = found.mean(cell, method) or 0.0
+    return str(Number(mean, digits=found.measure.digits(mean)))
 
 
 def _versus(found: Scores, cell: Cell, method: str, other: str, role: str) -> str:
     pair = gap(found, cell, method, other)
     if pair is None:
         return f"There are no runs of {role}{other} to compare with."
-    digits, measure = found.measure.digits, found.measure
-    side = "above" if measure.sign > 0 else "below"
-    text = f"It is {abs(pair.mean):.{digits}f} {measure.unit} {side} {role}{other}"
-    return f"{text} ({_interval(pair, digits)})."
+    side = "above" if found.measure.sign > 0 else "below"
+    size = f"{Number(abs(pair.mean), digits=pair.digits)} {found.measure.unit}".rstrip()
+    return f"It is {size} {side} {role}{other} ({_interval(pair)})."
 
 
-def _interval(pair: Gap, digits: int) -> str:
+def _interval(pair: Gap) -> str:
     if pair.low is None or pair.high is None:
         return "one seed, so no interval: not settled"
-    ends = f"95 % interval over {pair.seeds} seeds {pair.low:.{digits}f} to {pair.high:.{digits}f}"
+    low, high = (Number(end, digits=pair.digits) for end in (pair.low, pair.high))
+    ends = f"95 % interval over {pair.seeds} seeds {low} to {high}"
     return f"{ends}, excludes 0" if pair.settled else f"{ends}, includes 0: not settled"
 
 
@@ -277,11 +291,21 @@ def guarantees(material: Material) -> dict[str, dict[str, list[str]]]:
     found: dict[str, dict[str, list[str]]] = {}
     for cell in material.cells:
         said = found.setdefault(cell_words(cell), {})
-        for row in material.final:
-            if all(str(row[axis]) == value for axis, value in cell.items()):
-                said.setdefault(row["guarantee"], []).append(row["method"])
-    return {cell: {text: _unique(names) for text, names in said.items()}
-            for cell, said in found.items()}  # fmt: skip
+        for method in material.study.methods:
+            runs = [row for row in material.final if row["method"] == method.label
+                    and all(str(row[axis]) == value for axis, value in cell.items())]  # fmt: skip
+            if runs:
+                said.setdefault(_promise(runs), []).append(method.label)
+    return found
+
+
+def _promise(runs: Sequence[Row]) -> str:
+    """Where clients differ in size from seed to seed, so does what others can learn of them."""
+    weakest = max(runs, key=lambda row: (row["epsilon_server"], row["epsilon_others"]))
+    text = str(weakest["guarantee"])
+    if all(row["guarantee"] == text for row in runs):
+        return text
+    return f"{text} The weakest of {len(runs)} runs of"
 
 
 def tuning_words(material: Material) -> list[str]:
@@ -356,6 +380,8 @@ th, td { padding: .35rem .75rem; text-align: left; white-space: nowrap; }
 thead th { background: var(--shade); border-bottom: 1px solid var(--line); font-weight: 600; }
 tbody th { font-weight: 500; background: var(--paper); } tr > .method { position: sticky; left: 0; }
  tbody tr.new > * { border-top: 1px solid var(--line); }
+.mark { display: inline-block; width: 1em; text-align: center; font-weight: 400; }
+.better { color: var(--mark); } .worse { color: var(--warn); }
 .n { text-align: right; } .note { color: var(--soft); font-size: .875rem; margin: .4rem 0 0; }
 td.long { white-space: normal; min-width: 16rem; }
 .figures { display: grid; gap: 1.25rem;
@@ -434,10 +460,11 @@ def _tables_html(tables: dict[str, Table], without: set[str]) -> str:
 def _table_html(table: Table) -> str:
     head = "".join(_cell("th", table, c, escape(name), ' scope="col"')
                    for c, name in enumerate(table.columns))  # fmt: skip
+    axes = max(1, table.columns.index("method") if "method" in table.columns else 1)
     lines = []
     for i, row in enumerate(table.rows):
-        # a line between blocks of the first axis, so that the eye finds its cell
-        new = ' class="new"' if i and row[0] != table.rows[i - 1][0] else ""
+        # a line between cells, so that the eye finds its own
+        new = ' class="new"' if i and row[:axes] != table.rows[i - 1][:axes] else ""
         lines.append(f"<tr{new}>{_row_html(table, i, row)}</tr>")
     title, note = escape(table.title), f'<p class="note">{escape(table.note)}</p>'
     return (
@@ -449,7 +476,7 @@ def _table_html(table: Table) -> str:
 def _row_html(table: Table, i: int, row: tuple[Value, ...]) -> str:
     texts = []
     for c, value in enumerate(row):
-        text = escape(str(value))
+        text = _value_html(table, c, value)
         if (i, c) in table.bold:
             text = f"<strong>{text}</strong>"
         if table.columns[c] == "method":
@@ -457,6 +484,15 @@ def _row_html(table: Table, i: int, row: tuple[Value, ...]) -> str:
         else:
             texts.append(_cell("td", table, c, text))
     return "".join(texts)
+
+
+def _value_html(table: Table, column: int, value: Value) -> str:
+    """A figure; where its column has marks, each has room for one, so that figures stay in line."""
+    marked = any(isinstance(v := row[column], Number) and v.mark for row in table.rows)
+    if not isinstance(value, Number) or not marked:
+        return escape(str(value))
+    kind = {BETTER: " better", WORSE: " worse"}.get(value.mark, "")
+    return f'{escape(value.text)} <span class="mark{kind}">{value.mark}</span>'
 
 
 def _cell(tag: str, table: Table, column: int, text: str, more: str = "") -> str:

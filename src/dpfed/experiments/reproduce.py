@@ -5,6 +5,7 @@
 (``studies/NAME.settings.json``), unless told to search. Both write into one folder:
 
     study.toml, settings.json     what was run
+    paper.csv                     what the paper prints, where the study has it
     runs.jsonl                    every finished run: a killed command goes on from here
     final.csv                     one row per final run
     report.html, tables/, figures/
@@ -13,17 +14,28 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from dpfed.errors import RecipeError
 from dpfed.experiments import study as studies
 from dpfed.experiments.jobs import Progress, Row
+from dpfed.experiments.published import PAPER
 from dpfed.experiments.result import write_csv
 from dpfed.experiments.study import STUDIES, Study
-from dpfed.experiments.sweep import SETTINGS, Desk, Settings, final, search
+from dpfed.experiments.sweep import (
+    SETTINGS,
+    Desk,
+    Settings,
+    entries_of,
+    final,
+    label_of,
+    search,
+)
 from dpfed.recipe import to_toml
 
 FIRST = ("accuracy", "loss", "worst_silo")
@@ -45,23 +57,47 @@ def reproduce(
         study = miniature(study)
     out.mkdir(parents=True, exist_ok=True)
     (out / "study.toml").write_text(dump(study), encoding="utf-8")
+    _copy_published(source, out)
     root = None if str(source) in studies.names() else Path(source).resolve().parent
     desk = Desk(study, out, root, workers, watch)
-    settings = search(desk) if tune else _stored(str(source), out)
+    settings = search(desk) if tune else _stored(str(source), study, out)
+    _check_settings(study, settings, str(source))
     (out / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
     rows = final(desk, settings)
     write_csv(flat_rows(study, rows), out / "final.csv")
     return rows
 
 
+def _check_settings(study: Study, settings: Settings, name: str) -> None:
+    """Methods that are to be tuned would otherwise run at the plug-ins' defaults, and look bad."""
+    for cell, _, method in entries_of(study):
+        known = label_of(cell, method.label) in settings or method.label in study.settings
+        if (method.coarse or method.space) and not known:
+            raise RecipeError(
+                f"no settings are known for {label_of(cell, method.label)!r}; search them first: "
+                f"dpfed sweep {name}"
+            )
+
+
+def _copy_published(source: str | Path, out: Path) -> None:
+    """The paper's own figures, where the study has them: a folder needs nothing beside it."""
+    path = studies.path_of(source)
+    printed = path.with_name(f"{path.stem}.{PAPER}")
+    if printed.exists():
+        shutil.copyfile(printed, out / PAPER)
+
+
 def dump(study: Study) -> str:
-    """The study as TOML."""
-    return to_toml(study)
+    """The study as TOML, complete: it needs no other study to stand on."""
+    return to_toml(msgspec.structs.replace(study, like=""))
 
 
 def miniature(study: Study) -> Study:
-    """The same study in a few rounds, with one seed and the first and last value of each axis."""
-    axes = [msgspec.structs.replace(axis, values=_ends(axis.values)) for axis in study.axes]
+    """The same study in a few rounds, with one seed and two values of each axis.
+
+    The first and the last that settings are searched for: one that borrows would miss its lender.
+    """
+    axes = [_shortened(axis) for axis in study.axes]
     return msgspec.structs.replace(
         study,
         title=f"{study.title} (miniature)",
@@ -73,22 +109,54 @@ def miniature(study: Study) -> Study:
     )
 
 
+def _shortened(axis: studies.Axis) -> studies.Axis:
+    own = [(name, changes) for name, changes in axis.options().items() if name not in axis.borrow]
+    kept = dict(_ends(own))
+    values = [changes[axis.key] for changes in kept.values()] if axis.key is not None else []
+    choices = kept if axis.key is None else {}
+    return msgspec.structs.replace(axis, values=values, choices=choices, borrow={})
+
+
 def _ends(values: list[Any]) -> list[Any]:
     return values if len(values) < 3 else [values[0], values[-1]]
 
 
 def _thinned(method: studies.Contestant) -> studies.Contestant:
-    coarse = {key: _ends(values)[-1:] for key, values in method.coarse.items()}
+    coarse = {key: [values[len(values) // 2]] for key, values in method.coarse.items()}
     return msgspec.structs.replace(method, coarse=coarse, fine={})
 
 
-def _stored(name: str, out: Path) -> Settings:
-    """Settings that were searched into this folder before, or that come with the study."""
-    for path in (out / SETTINGS, STUDIES / f"{name}.settings.json"):
+def _stored(name: str, study: Study, out: Path) -> Settings:
+    """Settings that were searched into this folder before, or that come along, or are lent."""
+    for path in (out / SETTINGS, _settings_of(name)):
         if path.exists():
             found: Settings = json.loads(path.read_text(encoding="utf-8"))
             return found
-    return {}
+    return _lent(study)
+
+
+def _settings_of(name: str) -> Path:
+    return STUDIES / f"{name}.settings.json"
+
+
+def _lent(study: Study) -> Settings:
+    """Those of the study that this one is like: each cell takes them from the cell nearest to it.
+
+    Nothing was tried on this study's own records, so nothing is counted as tried.
+    """
+    if not study.like or not _settings_of(study.like).exists():
+        return {}
+    lender: Settings = json.loads(_settings_of(study.like).read_text(encoding="utf-8"))
+    like = studies.load(study.like)
+    lent: Settings = {}
+    for cell, _, method in entries_of(study):
+        shared = {axis.label: cell[axis.label] for axis in like.axes if axis.label in cell}
+        if len(shared) == len(like.axes):
+            key = label_of(studies.tuned_cell(like, shared), method.label)
+            if key in lender:
+                found = {"set": lender[key]["set"], "lent": study.like}
+                lent[label_of(cell, method.label)] = found
+    return lent
 
 
 def flat_rows(study: Study, rows: list[Row]) -> list[Row]:

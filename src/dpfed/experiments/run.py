@@ -18,14 +18,8 @@ from dpfed.data.problems import Evaluation, evaluate
 from dpfed.engines import inprocess
 from dpfed.errors import RecipeError
 from dpfed.experiments.result import Result, Row
-from dpfed.plan import (
-    Federation,
-    evaluation_words,
-    federation,
-    make_plan,
-    public_seed,
-    small_delta,
-)
+from dpfed.federation import Federation, evaluation_words, federation, public_seed
+from dpfed.plan import make_plan, small_delta
 from dpfed.recipe import Recipe
 from dpfed.round import Outcome, Progress
 from dpfed.terms import Plan
@@ -170,6 +164,8 @@ def _accuracy(prepared: Prepared, progress: Progress, outcome: Outcome) -> Row:
     if kind == "federated":
         return {**outcome.measured(prepared.plan.loss_bound)}
     silos = prepared.federation
+    if silos.goal is not None:
+        return {"loss": float((progress.params.double() - silos.goal).square().sum())}
     if kind == "exact":
         return _per_silo([evaluate(silos.model, progress.params, held) for held in silos.held])
     if silos.test is None:

@@ -27,6 +27,15 @@ from dpfed.errors import RecipeError
 Changes = dict[str, Any]
 STUDIES = Path(__file__).parent / "studies"
 
+TAKEN = frozenset(
+    {
+        "key", "method", "seed", "stage", "set", "entry", "point", "accuracy", "loss", "worst_silo",
+        "by_round", "epsilon_server", "epsilon_others", "guarantee", "data", "evaluation",
+        "seconds", "rounds", "correct", "tested", "refused",
+    }
+)  # fmt: skip
+"""The columns of a run: no axis may have one of these names."""
+
 
 class _Section(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     pass
@@ -86,6 +95,8 @@ class Study(_Section, frozen=True):
     title: str
     base: dict[str, Any]
     methods: list[Contestant]
+    like: str = ""
+    """Another study: its tables stand below these, its settings are used where there are no own."""
     axes: list[Axis] = []
     about: str = ""
     source: str = ""
@@ -93,6 +104,8 @@ class Study(_Section, frozen=True):
     final: Final = Final()
     baseline: str = "DP-FedGD"
     """Whose final accuracy the others' speed is measured against."""
+    loss: str = "loss"
+    """What the loss is called, where there are no classes to be right about."""
     settings: dict[str, Changes] = {}
     """Settings by method, where nothing is searched: what the paper or a convention fixes."""
 
@@ -106,16 +119,43 @@ def names() -> list[str]:
     return sorted(path.stem for path in STUDIES.glob("*.toml"))
 
 
+def path_of(source: str | Path) -> Path:
+    """Where a study is: by its name, or its own file."""
+    return STUDIES / f"{source}.toml" if str(source) in names() else Path(source)
+
+
 def load(source: str | Path) -> Study:
     """A study by name, or from a TOML file."""
-    path = STUDIES / f"{source}.toml" if str(source) in names() else Path(source)
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Study)
+        return _checked(msgspec.convert(_tree(source), Study))
     except OSError as error:
         known = ", ".join(names())
         raise RecipeError(f"there is no study {str(source)!r}; there are {known}") from error
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise RecipeError(f"study {str(source)!r} is wrong: {error}") from error
+
+
+def _checked(study: Study) -> Study:
+    """An axis whose name a run's own figures have would be overwritten by them."""
+    taken = sorted({axis.label for axis in study.axes} & TAKEN)
+    if taken:
+        raise RecipeError(f"an axis is called {taken[0]!r}, which is a column of every run; rename")
+    return study
+
+
+def _tree(source: str | Path) -> dict[str, Any]:
+    """A study's tables, over those of the study that it is like."""
+    tree = tomllib.loads(path_of(source).read_text(encoding="utf-8"))
+    return _over(_tree(tree["like"]), tree) if tree.get("like") else tree
+
+
+def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged; anything else, lists and empty tables too, replaces what was there."""
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and value and isinstance(merged.get(key), dict)
+        merged[key] = _over(merged[key], value) if both else value
+    return merged
 
 
 Cell = dict[str, str]

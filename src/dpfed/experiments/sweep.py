@@ -25,7 +25,8 @@ from dpfed.experiments.study import Cell, Changes, Contestant, Study, cells, tun
 RUNS, SETTINGS = "runs.jsonl", "settings.json"
 
 Settings = dict[str, dict[str, Any]]
-"""Cell and method, as text -> what was chosen, its validation accuracy, how many were tried."""
+"""Cell and method, as text -> what was chosen, its validation accuracy (or loss, where labels are
+not classes), how many were tried."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,10 @@ def trial(desk: Desk, entry: Entry, point: Changes) -> Job:
     """A run that judges a setting: fewer rounds, its own seed, test records never touched."""
     cell, base, method = entry
     tune = desk.study.tune
+    exact = desk.study.base.get("evaluation", {}).get("kind") == "exact"
     judged = {
         "rounds": tune.rounds, "seed": tune.seed, "data.validation": tune.validation,
-        "evaluation.kind": "test", "evaluation.every": tune.rounds,
+        "evaluation.kind": "exact" if exact else "test", "evaluation.every": tune.rounds,
     }  # fmt: skip
     labels = {"entry": label_of(cell, method.label), "point": point, "stage": "tuning"}
     changes = {**method.set, **base, **point, **judged}
@@ -103,11 +105,16 @@ def trial(desk: Desk, entry: Entry, point: Changes) -> Job:
 def _best(rows: list[Row]) -> dict[str, Any]:
     """The highest validation accuracy; the first tried wins a tie."""
     top = max(rows, key=score)
-    return {"set": top["point"], "validation": top["accuracy"], "tried": len(rows)}
+    if "refused" in top:
+        raise RecipeError(f"{top['entry']}: no setting that was tried is valid; {top['refused']}")
+    figure = top["accuracy"] if top["accuracy"] is not None else top["loss"]
+    return {"set": top["point"], "validation": figure, "tried": len(rows)}
 
 
 def score(row: Row) -> float:
     """What a trial is judged by: accuracy, or minus the loss where labels are not classes."""
+    if "refused" in row:
+        return -math.inf
     value = row["accuracy"] if row["accuracy"] is not None else -row["loss"]
     return value if math.isfinite(value) else -math.inf
 

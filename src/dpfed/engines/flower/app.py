@@ -50,7 +50,8 @@ from dpfed.data.problems import evaluate
 from dpfed.engines.flower import client
 from dpfed.engines.flower.codec import named_arrays
 from dpfed.engines.flower.strategy import DPResult, DPStrategy
-from dpfed.plan import Federation, evaluation_words, federation, make_plan, public_seed
+from dpfed.federation import IN_CLEAR, Federation, evaluation_words, federation, public_seed
+from dpfed.plan import make_plan
 from dpfed.recipe import Recipe
 from dpfed.terms import Plan
 from dpfed.types import Problem
@@ -80,10 +81,10 @@ class Prepared(NamedTuple):
 def load_recipe(path: str | Path) -> Recipe:
     """The recipe, or a refusal of what Flower cannot carry."""
     recipe = recipes.load(path)
-    if recipe.evaluation.kind == "exact":
+    if recipe.evaluation.kind in IN_CLEAR:
         raise errors.RecipeError(
-            "evaluation.kind is 'exact', which reads clients' records in clear; over Flower use "
-            "'test', 'federated' or 'off'"
+            f"evaluation.kind is {recipe.evaluation.kind!r}, which reads clients' records in "
+            f"clear; over Flower use 'test', 'federated' or 'off'"
         )
     return recipe
 

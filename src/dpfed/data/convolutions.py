@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random convolutions: features of sensor windows and other series, without any training.
+
+Dempster et al. 2020 (ROCKET): how often a random kernel's output is positive. Kernels follow from a
+fixed seed, so they are public, and each record is mapped on its own: no privacy is spent.
+
+| edge case                          | what happens                                      |
+|------------------------------------|---------------------------------------------------|
+| a record is not [channels, time]   | refused                                           |
+| a missing value (NaN)              | never positive: fill it first if it stands for 0  |
+| the window is shorter than 65      | dilations that do not fit are left out            |
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import conv1d
+
+from dpfed.errors import DataError
+
+LENGTH, DILATIONS, SEED = 9, (1, 2, 4, 8), 0
+_BATCH = 512
+
+
+def convolve(x: torch.Tensor, count: int) -> torch.Tensor:
+    """``count`` features in [-1, 1] of each record [channels, time], float32 [m, count]."""
+    if x.dim() != 3 or x.shape[2] < LENGTH:
+        raise DataError(
+            f"Records have shape {tuple(x.shape[1:])}, but random convolutions need [channels, "
+            f"time] with at least {LENGTH} steps."
+        )
+    fitting = [d for d in DILATIONS if d * (LENGTH - 1) < x.shape[2]]
+    if count < len(fitting):
+        raise DataError(f"{count} convolutions are too few: use at least {len(fitting)}, try 256.")
+    generator = torch.Generator().manual_seed(SEED)
+    sizes = [count // len(fitting) + (i < count % len(fitting)) for i in range(len(fitting))]
+    parts = [
+        _positive(x, torch.randn(size, x.shape[1], LENGTH, generator=generator),
+                  torch.randn(size, generator=generator), dilation)
+        for size, dilation in zip(sizes, fitting, strict=True)
+    ]  # fmt: skip
+    return torch.cat(parts, dim=1)
+
+
+def _positive(
+    x: torch.Tensor, kernels: torch.Tensor, shifts: torch.Tensor, dilation: int
+) -> torch.Tensor:
+    """2 * (share of positive outputs) - 1, some records at a time."""
+    shares = [
+        (conv1d(part, kernels, shifts, dilation=dilation) > 0).float().mean(dim=2)
+        for part in torch.split(x, _BATCH)
+    ]
+    return torch.cat(shares).mul_(2).sub_(1)
