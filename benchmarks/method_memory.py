@@ -133,7 +133,7 @@ class _Desk:
 
 
 def _kept(member: Member) -> float:
-    from dpfed.engines.flower.state import leaves
+    from dpfed.trees import leaves
 
     found = leaves((member.state, dict(member.mechanisms)))
     return sum(leaf.numel() * leaf.element_size() for leaf in found if torch.is_tensor(leaf))

@@ -19,7 +19,12 @@ settings.register_profile(
 settings.load_profile("ci")
 
 REPOSITORY = Path(__file__).parent.parent
-REAL_FLOWER = {"test_deploy.py", "test_flower_simulation.py", "test_flower_deployment.py"}
+REAL_FLOWER = {
+    "test_deploy.py",
+    "test_flower_deployment.py",
+    "test_flower_secure_deployment.py",
+    "test_flower_simulation.py",
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

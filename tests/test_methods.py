@@ -26,7 +26,7 @@ from dpfed.flower import DPStrategy, client_app
 from dpfed.methods import METHODS
 from dpfed.plan import plan_for
 from dpfed.recipe import load, parse
-from dpfed.sums.plain import plain
+from dpfed.sums.secure import secure
 from dpfed.terms import Plan
 from dpfed.types import METRICS, UPDATE, BoundedSum, Release, Trust, Unit
 from tests.client.test_fedhybrid import minimiser, silos
@@ -210,7 +210,7 @@ def test_shares_that_leave_nothing_are_refused() -> None:
 # ------------------------------------------------------------------------------------ trust, units
 
 
-HIDING = replace(plain(), hides_terms=True)  # a sum that says so
+HIDING = secure(survivors=1.0)
 
 
 @pytest.mark.parametrize("trust", [Trust.DISTRIBUTED, Trust.CENTRAL])

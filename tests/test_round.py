@@ -22,6 +22,7 @@ from dpfed.randomness import Noise
 from dpfed.registry import build
 from dpfed.round import Answer, Member, Outcome, Plan, Progress, answer, play, start
 from dpfed.sums.plain import plain
+from dpfed.sums.secure import secure
 from dpfed.types import (
     METRICS,
     UPDATE,
@@ -90,7 +91,7 @@ def test_unsound_plans_are_refused_with_the_way_out() -> None:
     records_only = local._replace(units=frozenset({Unit.RECORD}))
     distributed = {UPDATE: gaussian(trust=Trust.DISTRIBUTED)}
     mixed = {UPDATE: gaussian(), METRICS: gaussian(adjacency=Adjacency.ADD_REMOVE)}
-    hiding = replace(plain(), hides_terms=True)
+    hiding = secure(survivors=1.0)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"channels": distributed}, "must see only the sum"),
         ({"channels": distributed, "sum": hiding, "weights": Weights.AVERAGE}, "unequal size"),
@@ -112,8 +113,8 @@ def test_unsound_plans_are_refused_with_the_way_out() -> None:
 
 
 def test_distributed_trust_takes_a_hiding_sum_with_equal_silos() -> None:
-    distributed = {UPDATE: gaussian(trust=Trust.DISTRIBUTED, shares=3)}
-    hiding = replace(plain(), hides_terms=True)
+    distributed = {UPDATE: gaussian(trust=Trust.DISTRIBUTED, shares=2)}
+    hiding = secure(survivors=1.0)
     make_plan(channels=distributed, sum=hiding)
     make_plan(channels=distributed, sum=hiding, weights=Weights.AVERAGE, nominal=[5, 5, 5])
 

@@ -14,8 +14,8 @@ from torch import nn
 from dpfed.data.datasets import Records
 from dpfed.data.problems import Linear, Network
 from dpfed.errors import BadRelease
-from dpfed.rows import Chunks, Dense, Outer
-from dpfed.types import Unit
+from dpfed.rows import Chunks, Dense, Outer, Scaled
+from dpfed.types import Unit, UnitRows
 from tests.conftest import make_records
 
 CLIP = 1.5
@@ -217,6 +217,114 @@ def test_a_person_with_one_bad_record_counts_for_nothing(kind: str) -> None:
     good = groups != 1
     expected = Dense(rows[good], groups[good]).clipped_sum(CLIP).vector
     assert torch.allclose(kinds[kind].clipped_sum(CLIP).vector, expected, atol=1e-6)
+
+
+# --------------------------------------------------------------------- one by one, for exact sums
+
+
+def every_kind(dtype: torch.dtype, groups: torch.Tensor | None) -> dict[str, UnitRows]:
+    """The same 12 rows of 15 numbers, held in every way; ``scaled`` undoes what it scales."""
+    generator = torch.Generator().manual_seed(0)
+    residual = torch.randn(12, 3, generator=generator).to(dtype)
+    feature = torch.randn(12, 5, generator=generator).to(dtype)
+    wide = residual.double()[:, :, None] * feature.double()[:, None, :]
+    rows = torch.cat([wide[:, :, :-1].flatten(1), wide[:, :, -1]], dim=1)
+    outer = Outer(residual, feature, groups=groups)
+    powers = 2.0 ** torch.arange(-7, 8)
+    return {
+        "dense": Dense(rows, groups),
+        "outer": outer,
+        "chunks": Chunks(lambda i: rows[i], 12, 15, 5, groups, torch.float64),
+        "scaled": Scaled(Dense(rows / powers, groups), powers),
+        "scaled outer": Scaled(outer, torch.ones(15)),
+        "scaled chunks": Scaled(Chunks(lambda i: rows[i], 12, 15, 5, groups), torch.ones(15)),
+    }
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_made_one_by_one_are_those_that_are_summed(dtype: torch.dtype, grouped: bool) -> None:
+    groups = torch.tensor([3, 0, 3, 1, 1, 7, 0, 3, 3, 3, 3, 3]) if grouped else None
+    kinds = every_kind(dtype, groups)
+    expected = torch.cat(list(kinds["dense"].clipped_rows(CLIP)))
+    assert expected.shape == (4 if grouped else 12, 15)
+    assert float(torch.linalg.vector_norm(expected, dim=1).max()) <= CLIP
+    summed = Dense(torch.cat(list(kinds["dense"].unit_rows()))).clipped_sum(CLIP).vector
+    assert torch.allclose(expected.sum(dim=0), summed, rtol=1e-11)
+    for name, rows in kinds.items():
+        assert isinstance(rows, UnitRows)
+        got = torch.cat(list(rows.clipped_rows(CLIP)))
+        assert got.dtype == torch.float64
+        assert torch.allclose(got, expected, rtol=1e-12, atol=1e-14), name
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_blocks_of_rows_bound_the_memory(monkeypatch: pytest.MonkeyPatch, grouped: bool) -> None:
+    groups = torch.arange(12) // 2 if grouped else None
+    kinds = every_kind(torch.float32, groups)
+    whole = {name: torch.cat(list(rows.clipped_rows(CLIP))) for name, rows in kinds.items()}
+    for elements in (1, 31):  # one row, two rows
+        monkeypatch.setattr("dpfed.rows._ELEMENTS", elements)
+        for name, rows in kinds.items():
+            blocks = list(rows.clipped_rows(CLIP))
+            assert max(len(block) for block in blocks) <= 1 + elements // 31
+            assert torch.allclose(torch.cat(blocks), whole[name], rtol=1e-12, atol=1e-14)
+
+
+def test_a_row_is_the_same_to_the_last_bit_whoever_else_is_there() -> None:
+    """In any order, in any memory layout, beside any row: else truncation would tell of others."""
+    generator = torch.Generator().manual_seed(5)
+    matrix = torch.randn(203, 97, generator=generator, dtype=torch.float64) * 3
+    [expected] = Dense(matrix).clipped_rows(CLIP)
+    order = torch.randperm(203, generator=generator)
+    [shuffled] = Dense(matrix[order]).clipped_rows(CLIP)
+    assert torch.equal(shuffled, expected[order])
+    [columns] = Dense(matrix.T.contiguous().T).clipped_rows(CLIP)
+    assert torch.equal(columns, expected)
+    for count in (1, 2, 3, 7, 64):
+        [some] = Dense(matrix[-count:]).clipped_rows(CLIP)
+        assert torch.equal(some, expected[-count:])
+    for hostile in (math.nan, math.inf, 1e300, 5e-324, 0.0):
+        beside = matrix.clone()
+        beside[::5] = hostile
+        [found] = Dense(beside).clipped_rows(CLIP)
+        kept = torch.arange(203) % 5 != 0
+        assert torch.equal(found[kept], expected[kept])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_hostile_rows_made_one_by_one_keep_the_clip(dtype: torch.dtype) -> None:
+    rows = adversarial(dtype)
+    [block] = Dense(rows).clipped_rows(CLIP)
+    assert torch.allclose(block.sum(dim=0), oracle(rows, CLIP), rtol=1e-9, atol=1e-9)
+    for residual, feature in ((rows[:, :3], rows), (rows, torch.ones_like(rows))):
+        for made in Outer(residual, feature).clipped_rows(CLIP):
+            norms = torch.linalg.vector_norm(made, dim=1)
+            assert bool((norms <= CLIP).all())
+
+
+def test_a_person_with_one_bad_record_makes_a_row_of_zeros() -> None:
+    groups = torch.tensor([0, 0, 1, 1])
+    matrix = torch.ones(4, 3)
+    matrix[2, 1] = math.nan
+    kinds = (
+        Dense(matrix, groups),
+        Outer(matrix, torch.ones(4, 1), bias=False, groups=groups),
+        Chunks(lambda i: matrix[i], 4, 3, 1, groups),
+    )
+    for rows in kinds:
+        [block] = rows.clipped_rows(100.0)
+        assert block.tolist() == [[2.0, 2.0, 2.0], [0.0, 0.0, 0.0]]
+
+
+def test_no_rows_make_no_blocks_and_a_bad_clip_is_refused() -> None:
+    empty = Chunks(lambda index: torch.zeros(len(index), 4), 0, 4)
+    for rows in (Dense(torch.zeros(0, 4)), Outer(torch.zeros(0, 3), torch.zeros(0, 5)), empty):
+        assert sum(len(block) for block in rows.clipped_rows(1.0)) == 0
+        with pytest.raises(BadRelease, match="clip is"):
+            rows.clipped_rows(math.nan)
+    nobody = torch.zeros(0).long()
+    assert list(Dense(torch.zeros(0, 4), nobody).clipped_rows(1.0)) == []
 
 
 # -------------------------------------------------------------- per-record gradients of problems

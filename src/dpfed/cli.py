@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpfed.audit_cli import audit
 from dpfed.engines.flower.deploy_cli import deploy_app
 from dpfed.errors import DpfedError
+from dpfed.ledger_cli import ledger_app
 from dpfed.types import Adjacency, Trust, Unit
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(deploy_app, name="deploy")
+app.add_typer(ledger_app, name="ledger")
+app.command()(audit)
 
 
 @app.callback(invoke_without_command=True)
@@ -61,9 +65,16 @@ def run(
     engine: Annotated[
         str, typer.Option(help="in-process, or flower-simulation: the same through 'flwr run'.")
     ] = "in-process",
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Keep the run in the folder after each round; go on there."),
+    ] = False,
     quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
 ) -> None:
     """Train as a recipe says, and write metrics, model, picture and guarantee.
+
+    A run with --resume outlives its process: the same command goes on after the last round that
+    was committed, and asks for none twice.
 
     Example: dpfed run recipes/quickstart.toml --set privacy.epsilon=2 --seed 1
     """
@@ -78,6 +89,7 @@ def run(
             out=folder,
             overrides=tuple(overrides or ()),
             engine=engine,
+            resume=folder / "checkpoint" if resume else None,
             watch=lambda row, rounds: _advance(bar, task, row, rounds),
         )
     _report(result, folder)

@@ -5,9 +5,11 @@
     +-- RecipeError        a recipe or an option is misspelt, missing or out of range
     +-- UnsoundPlan        the parts are fine, but together they would not keep the promise
     +-- Unpriceable        no accountant here gives an upper bound for this
+    +-- BudgetSpent        a release would take a data set or a training over its budget
     +-- DataError          a data set, a partition or a backbone cannot be loaded as asked
     +-- BadRelease         rows or a release break what the mechanism was priced for
     +-- BadReply           a message from a client does not fit the round's schema
+    +-- Untrusted          the server asks a client for what could show more than the sum
     +-- RoundAborted       too little arrived to open the round
     +-- ClientRefused      a client could not answer; carries a class name, never a sentence
 
@@ -34,6 +36,10 @@ class Unpriceable(DpfedError, ValueError):
     """No accountant here gives an upper bound for this event."""
 
 
+class BudgetSpent(DpfedError, RuntimeError):
+    """A release would take a data set or a training over its budget."""
+
+
 class DataError(DpfedError, ValueError):
     """A data set, a partition or a backbone cannot be loaded as asked."""
 
@@ -46,6 +52,10 @@ class BadReply(DpfedError, ValueError):
     """A message from a client does not fit the round's schema."""
 
 
+class Untrusted(DpfedError, RuntimeError):
+    """The server asks a client for what could show more than the sum."""
+
+
 class RoundAborted(DpfedError, RuntimeError):
     """Too little arrived to open the round."""
 
@@ -54,7 +64,17 @@ class ClientRefused(DpfedError, RuntimeError):
     """A client could not answer; carries a class name, never a sentence."""
 
 
-WIRE_NAMES = frozenset({"BadRelease", "DataError", "UnsoundPlan", "OutOfMemory", "ClientError"})
+WIRE_NAMES = frozenset(
+    {
+        "BadRelease",
+        "BudgetSpent",
+        "DataError",
+        "UnsoundPlan",
+        "Untrusted",
+        "OutOfMemory",
+        "ClientError",
+    }
+)
 
 
 def wire_name(error: BaseException) -> str:

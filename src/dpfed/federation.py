@@ -11,7 +11,7 @@ What is held out, and when, so that a search never sees a test record:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -125,19 +125,18 @@ def load_dataset(whole: Recipe, root: Path | None) -> Dataset:
     if recipe.backbone:
         dataset = _featurize(recipe, dataset, root)
     if recipe.convolutions:
-        dataset = _mapped(dataset, lambda x: convolve(x, recipe.convolutions))
+        dataset = dataset.map(lambda r: replace(r, x=convolve(r.x, recipe.convolutions)))
     if recipe.center:
         dataset = datasets.center(dataset, recipe.center, root=root)
     if recipe.shift or recipe.scale:
-        dataset = _mapped(dataset, partial(_standardised, recipe))
+        dataset = dataset.map(partial(_standardised, recipe))
     if recipe.positive_above is not None:
         dataset = datasets.binary(dataset, recipe.positive_above)
     if recipe.holdout:  # before the seed's own split: no search may ever see these records
         dataset = _split(dataset, recipe.holdout, 0, recipe.by_group)
     if recipe.validation and not at_clients:
         dataset = _split(dataset, recipe.validation, whole.seed, recipe.by_group)
-    test = None if dataset.test is None else _clean(recipe, dataset.test)
-    return replace(dataset, train=_clean(recipe, dataset.train), test=test)
+    return dataset.map(partial(_clean, recipe))
 
 
 def _split(dataset: Dataset, fraction: float, seed: int, by_group: bool) -> Dataset:
@@ -152,15 +151,9 @@ def _clean(recipe: DataRecipe, records: Records) -> Records:
     return records if recipe.radius is None else datasets.scale_rows(records, recipe.radius)
 
 
-def _mapped(dataset: Dataset, change: Callable[[torch.Tensor], torch.Tensor]) -> Dataset:
-    """The same map of each record's features, in both parts."""
-    train = replace(dataset.train, x=change(dataset.train.x))
-    test = None if dataset.test is None else replace(dataset.test, x=change(dataset.test.x))
-    return replace(dataset, train=train, test=test)
-
-
-def _standardised(recipe: DataRecipe, x: torch.Tensor) -> torch.Tensor:
+def _standardised(recipe: DataRecipe, records: Records) -> Records:
     """(x - shift) / scale, by constants that were fixed in advance."""
+    x = records.x
     for name in ("shift", "scale"):
         values = getattr(recipe, name)
         if values and len(values) != x.shape[-1]:
@@ -170,7 +163,8 @@ def _standardised(recipe: DataRecipe, x: torch.Tensor) -> torch.Tensor:
     if 0 in recipe.scale:
         raise RecipeError("data.scale has a 0; use 1 to leave a feature as it is")
     shifted = x - torch.tensor(recipe.shift) if recipe.shift else x
-    return shifted / torch.tensor(recipe.scale) if recipe.scale else shifted
+    scaled = shifted / torch.tensor(recipe.scale) if recipe.scale else shifted
+    return replace(records, x=scaled)
 
 
 def _featurize(recipe: DataRecipe, dataset: Dataset, root: Path | None) -> Dataset:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all Gaussian mechanisms share: bounds, the noise level, and its ratio to the sensitivity.
+"""What Gaussian mechanisms share: bounds, the noise level, and its ratio to the sensitivity.
 
 Each mechanism is one frozen value; what it draws and how it prices several releases together is its
 own file's. How far a unit moves one release, and what that makes of a noise level, is written here
@@ -17,7 +17,9 @@ from dpfed.sampling import EVERYONE
 from dpfed.types import Adjacency, Trust, Unit
 
 if TYPE_CHECKING:
-    from dpfed.types import BoundedSum, Rows, Sampling
+    from dp_accounting import DpEvent
+
+    from dpfed.types import BoundedSum, Rows, Sampling, Total
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,11 @@ class GaussianNoise:
                 raise RecipeError(f"{name} is {value}, and must be a finite number above 0; set it")
         if math.isnan(self.swap):
             object.__setattr__(self, "swap", 2 * self.clip)
+
+    @property
+    def exact(self) -> bool:
+        """Float normals and float sums: priced as if they were real numbers."""
+        return False
 
     def alone(self, why: str) -> None:
         """Refuse whatever needs noises that are independent of each other."""
@@ -71,3 +78,42 @@ class GaussianNoise:
     def with_std(self, std: float) -> Self:
         """The same mechanism at another noise level."""
         return replace(self, std=std)
+
+
+@dataclass(frozen=True)
+class FreshNoise(GaussianNoise):
+    """Each release has noise of its own at the same level: shares may be pooled, units drawn."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.shares >= 1 and math.isfinite(self.shares)):
+            raise RecipeError(
+                f"shares is {self.shares}, and must be at least 1; lower the colluders"
+            )
+        if self.shares != 1 and self.trust is not Trust.DISTRIBUTED:
+            raise RecipeError(
+                f"shares is {self.shares}, but under {self.trust} trust the strongest adversary "
+                f"faces one share of noise; leave it at 1"
+            )
+
+    @property
+    def independent(self) -> bool:
+        """Each release has noise of its own."""
+        return True
+
+    def pooled_std(self, total: Total) -> float:
+        """The noise level of a sum whose terms have noise already."""
+        return self.std * math.sqrt(math.fsum(w * w for w in total.weights))
+
+    def event(self, releases: int, shares: float | None = None) -> DpEvent:
+        """``releases`` Gaussian releases, to one who cannot subtract ``shares`` shares of noise."""
+        from dp_accounting import GaussianDpEvent, NoOpDpEvent, SelfComposedDpEvent
+
+        if releases == 0:
+            return NoOpDpEvent()
+        event = GaussianDpEvent(self.noise_multiplier(shares))
+        return SelfComposedDpEvent(self.sampling.amplify(event), releases)
+
+    def worth(self, releases: int) -> float:
+        """The squared sensitivity of so many releases, over that of one: they are independent."""
+        return float(releases)

@@ -14,6 +14,7 @@ import torch
 from dpfed.accounting import gdp
 from dpfed.accounting.calibrate import closed_form, least_factor
 from dpfed.accounting.guarantee import delta_warning
+from dpfed.booking import Account, account
 from dpfed.compose import chain
 from dpfed.data.datasets import Records
 from dpfed.data.problems import Linear, Model
@@ -31,6 +32,8 @@ from dpfed.types import (
     Mechanism,
     NoiseSource,
     Sampling,
+    Sum,
+    Trust,
     Unit,
 )
 from dpfed.vector import Layout
@@ -54,10 +57,11 @@ def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = N
     privacy = recipe.privacy
     seed = recipe.seed if privacy.noise is NoiseSource.KEYED else None
     client = _plug_in("client", recipe.client, unit=privacy.unit, layout=layout)
+    total = _plug_in("sums", recipe.sum)
     draft = Plan(
         client=client,
-        channels=_channels(recipe, client, nominal),
-        sum=_plug_in("sums", recipe.sum),
+        channels=_channels(recipe, client, nominal, _honest_shares(recipe, total, nominal)),
+        sum=total,
         server=links[0] if len(links) == 1 else chain(*links),
         nominal=[float(size) for size in nominal],
         rounds=recipe.rounds,
@@ -76,6 +80,17 @@ def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = N
     return replace(draft, channels=_calibrated(draft, privacy.epsilon, shares))
 
 
+def account_for(recipe: Recipe, *, environment: bool = False) -> Account | None:
+    """Where the recipe's releases are booked; on a node, what its owner says stands first."""
+    section = recipe.ledger
+    if isinstance(section, msgspec.UnsetType):
+        return account(None, environment=environment)
+    return account(
+        section.dataset, path=section.path, epsilon=section.epsilon, delta=section.delta,
+        environment=environment,
+    )  # fmt: skip
+
+
 def _plug_in(kind: str, table: dict[str, Any], **facts: Any) -> Any:
     if not isinstance(table.get("name"), str):
         raise RecipeError(f"a {kind} table has no name: {table}; see 'dpfed methods'")
@@ -83,8 +98,17 @@ def _plug_in(kind: str, table: dict[str, Any], **facts: Any) -> Any:
     return build(kind, table["name"], options, **facts)
 
 
+def _honest_shares(recipe: Recipe, total: Sum, nominal: Sequence[float]) -> dict[str, int]:
+    """Under distributed trust noise is sized for the honest terms that every total has."""
+    privacy = recipe.privacy
+    hiding = privacy.trust is Trust.DISTRIBUTED and total.hides_terms
+    if not hiding or privacy.mechanism == "clear":
+        return {}
+    return {"shares": total.honest(len(nominal), privacy.colluders)}
+
+
 def _channels(
-    recipe: Recipe, client: ClientAlgorithm, nominal: Sequence[float]
+    recipe: Recipe, client: ClientAlgorithm, nominal: Sequence[float], shares: dict[str, int]
 ) -> dict[str, Mechanism]:
     """The mechanism of each channel, at the noise level given or to be calibrated."""
     privacy = recipe.privacy
@@ -100,14 +124,16 @@ def _channels(
             channel.swap,
             sampling,
             channel.planned(recipe.rounds),
+            shares,
         )
         for name, channel in client.channels.items()
         if not channel.derived
     }
     if recipe.evaluation.kind == "federated":  # a point of the unit square, of every unit
-        fresh = "clear" if privacy.mechanism == "clear" else "gaussian"  # nothing sums them up
-        plain = msgspec.structs.replace(privacy, mechanism=fresh, options={})
-        made[METRICS] = _mechanism(plain, math.sqrt(2), None, EVERYONE, recipe.rounds)
+        if not all(mechanism.independent for mechanism in made.values()):
+            # correlated noise is for what is summed up over rounds, and metrics are not
+            privacy = msgspec.structs.replace(privacy, mechanism="gaussian", options={})
+        made[METRICS] = _mechanism(privacy, math.sqrt(2), None, EVERYONE, recipe.rounds, shares)
     return made
 
 
@@ -120,7 +146,12 @@ def _sampling(privacy: PrivacyRecipe, nominal: Sequence[float]) -> Sampling:
 
 
 def _mechanism(
-    privacy: PrivacyRecipe, clip: float, swap: float | None, sampling: Sampling, releases: int
+    privacy: PrivacyRecipe,
+    clip: float,
+    swap: float | None,
+    sampling: Sampling,
+    releases: int,
+    shares: dict[str, int],
 ) -> Mechanism:
     """Correlated noise is laid out for so many releases."""
     given = privacy.epsilon is not None, privacy.std_over_clip is not None
@@ -143,7 +174,7 @@ def _mechanism(
         options["swap"] = 2 * clip if swap is None else swap
     ahead = max(1, releases)
     mechanism: Mechanism = build(
-        "mechanisms", privacy.mechanism, options, horizon=ahead, rounds=ahead
+        "mechanisms", privacy.mechanism, options, horizon=ahead, rounds=ahead, **shares
     )
     return mechanism if sampling == EVERYONE else mechanism.with_sampling(sampling)
 
@@ -163,7 +194,7 @@ def _shares(recipe: Recipe, draft: Plan) -> dict[str, float]:
 
 def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[str, Mechanism]:
     """Noise by the closed form; where units are drawn, all of it is then scaled by a search."""
-    mu = gdp.mu_for(epsilon, draft.delta)
+    mu = gdp.mu_for(epsilon, draft.delta - draft.lost)
 
     made = {
         name: closed_form(mechanism, mu * math.sqrt(shares[name]), max(1, draft.planned(name)))

@@ -123,6 +123,18 @@ class EvaluationRecipe(_Section, frozen=True):
     """exact: the part of each client's records that is kept for evaluation."""
 
 
+class LedgerRecipe(_Section, frozen=True):
+    """Where what is spent on the data is kept, and how much may be: see docs/ledger.md."""
+
+    dataset: str
+    """The owner's name for the data: clients of a simulation divide it."""
+    epsilon: float | None = None
+    """The budget of each client's data over all runs; None only records."""
+    delta: float = 1e-5
+    path: str | None = None
+    """The file; None is $DPFED_LEDGER, or ledger.sqlite beside the clients' state."""
+
+
 class Recipe(_Section, frozen=True):
     """A run."""
 
@@ -138,6 +150,8 @@ class Recipe(_Section, frozen=True):
     sum: PlugIn = msgspec.field(default_factory=lambda: {"name": "plain"})
     server: list[PlugIn] = msgspec.field(default_factory=lambda: [{"name": "scale"}])
     evaluation: EvaluationRecipe = EvaluationRecipe()
+    ledger: LedgerRecipe | msgspec.UnsetType = msgspec.UNSET
+    """Unset is left out where a recipe is written, so keys of runs without it stay the same."""
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
@@ -237,6 +251,7 @@ def _explain(message: str) -> str:
     word = message.partition(marker)[2].partition("`")[0]
     sections = (
         Recipe, DataRecipe, PartitionRecipe, ModelRecipe, PrivacyRecipe, EvaluationRecipe,
+        LedgerRecipe,
     )  # fmt: skip
     known = sorted({name for section in sections for name in section.__struct_fields__})
     return f"{message}; {suggest(word, known)}"

@@ -24,7 +24,8 @@ from typing import TypeAlias
 import torch
 
 from dpfed.accounting.gdp import CAUTION
-from dpfed.errors import BadReply, ClientRefused, UnsoundPlan, wire_name
+from dpfed.booking import Account
+from dpfed.errors import BadReply, BudgetSpent, ClientRefused, DataError, UnsoundPlan, wire_name
 from dpfed.grid import to_values
 from dpfed.terms import Books, Plan
 from dpfed.types import (
@@ -33,18 +34,22 @@ from dpfed.types import (
     Aborted,
     Aggregate,
     Broadcast,
+    Directory,
+    Opened,
     Problem,
     Release,
     Releaser,
     Reply,
     Requests,
     Rows,
-    Secret,
+    Seat,
     Session,
+    Signer,
     State,
     Total,
     Unit,
     Vector,
+    Verifier,
 )
 from dpfed.vector import dot
 
@@ -65,6 +70,10 @@ class Progress:
     attempt: int = 0
     cohort: tuple[int, ...] = ()
     """Who is asked in the round to come."""
+    directory: Directory = None
+    """What the sum keeps between rounds, such as clients' public keys."""
+    roster: Verifier | None = None
+    training: str = "run"
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +89,14 @@ class Outcome:
     refused: Mapping[int, str]
     """Why, where something came."""
     aborted: str | None = None
+    spent: bool = True
+    """Whether releases were asked for; if not, an aborted round has cost nothing."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nobody could pay for the round: asking again would not help."""
+        words = set(self.refused.values())
+        return self.aborted is not None and words == {BudgetSpent.__name__}
 
     @property
     def snr(self) -> float | None:
@@ -101,18 +118,25 @@ class Outcome:
         return {"accuracy": min(1.0, max(0.0, correct)), "loss": max(0.0, loss * loss_bound)}
 
 
-def start(plan: Plan, params: Vector) -> Progress:
+def start(
+    plan: Plan, params: Vector, training: str = "run", roster: Verifier | None = None
+) -> Progress:
     """The server before the first round."""
     states = plan.mechanism_states(params.numel())
     books: Books = {name: {} for name in plan.channels}
     optimizer = plan.optimizer.init(params)
-    return Progress(0, params, optimizer, states, books, cohort=plan.draw(0, 0))
+    cohort, directory = plan.draw(0, 0), plan.sum.directory()
+    return Progress(
+        0, params, optimizer, states, books,
+        cohort=cohort, directory=directory, roster=roster, training=training,
+    )  # fmt: skip
 
 
 def publish(plan: Plan, progress: Progress) -> Broadcast:
     """What goes out at the start of a round."""
     shared = plan.optimizer.share(progress.optimizer)
-    return Broadcast(progress.round, progress.params, shared, progress.attempt)
+    at = progress.round, progress.params, shared, progress.attempt
+    return Broadcast(*at, progress.training)
 
 
 Answer: TypeAlias = "Mapping[str, bytes] | ClientRefused"
@@ -126,17 +150,29 @@ def play(plan: Plan, progress: Progress, carry: Carry) -> tuple[Progress, Outcom
     """One round. An aborted one is booked like any other, and leaves the model as it was."""
     broadcast = publish(plan, progress)
     due = plan.due(progress.round)
-    gathered = _gather(plan, broadcast, due, progress.cohort, carry)
-    progress = _book(plan, progress, gathered.totals)
+    gathered = _gather(plan, broadcast, progress, carry)
+    if gathered.asked:
+        progress = _book(plan, progress, gathered.totals)
     clients = () if gathered.aborted else gathered.totals[due[0]].clients
     missing = tuple(sorted(set(progress.cohort) - set(clients)))
-    outcome = Outcome(progress.round, None, clients, missing, gathered.refused, gathered.aborted)
+    outcome = Outcome(
+        progress.round, None, clients, missing, gathered.refused, gathered.aborted, gathered.asked
+    )
     if gathered.aborted:
-        attempt = progress.attempt + 1
-        cohort = plan.draw(progress.round, attempt)
-        return replace(progress, attempt=attempt, cohort=cohort), outcome
+        return _again(plan, progress), outcome
     progress, aggregate = _aggregate(plan, progress, gathered.totals)
     return _step(plan, progress, aggregate), replace(outcome, aggregate=aggregate)
+
+
+def _again(plan: Plan, progress: Progress) -> Progress:
+    """The same round as a new attempt."""
+    attempt = progress.attempt + 1
+    return replace(progress, attempt=attempt, cohort=plan.draw(progress.round, attempt))
+
+
+def spent_attempt(plan: Plan, progress: Progress) -> Progress:
+    """After an attempt of which nobody knows how it ended: spent, and to be made anew."""
+    return _again(plan, _book(plan, progress, {}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,58 +180,59 @@ class _Gathered:
     totals: dict[str, Total]
     refused: dict[int, str]
     aborted: str | None = None
+    asked: bool = True
+    """Whether releases were asked for: these count as spent, opened or not."""
 
 
-def _gather(
-    plan: Plan, broadcast: Broadcast, due: list[str], cohort: Iterable[int], carry: Carry
-) -> _Gathered:
-    """Drive the sum's stages on all channels until each is opened, or one cannot be."""
+def _gather(plan: Plan, broadcast: Broadcast, progress: Progress, carry: Carry) -> _Gathered:
+    """Drive the sum's stages until the totals are opened, or cannot be."""
     refused: dict[int, str] = {}
-    asked = {name: plan.cohort(name, cohort) for name in due}
+    due = plan.due(broadcast.round)
+    cohorts = {name: plan.cohort(name, progress.cohort) for name in due}
     sizes = {name: plan.size(name, broadcast.params.numel()) for name in due}
-    if not any(asked.values()):  # to draw again would not be the draw that is priced
+    if not any(cohorts.values()):  # to draw again would not be the draw that is priced
         return _Gathered({name: _nothing(size) for name, size in sizes.items()}, refused)
-    sessions = {n: plan.sum.begin(asked[n], broadcast.round, sizes[n]) for n in due}
-    stage = plan.sum.stages[0]
-    requests: dict[str, Mapping[int, bytes]] = {n: dict.fromkeys(asked[n], b"") for n in due}
-    while True:
-        for client, reply in carry(broadcast, stage, requests):
-            _take(plan, sessions, client, reply, refused)
+    seat = replace(_seat(plan, broadcast, SERVER), roster=progress.roster)
+    following: Requests | Opened | Aborted
+    session, following = plan.sum.begin(progress.directory, cohorts, sizes, seat)
+    asked = False
+    while isinstance(following, Requests):
+        asked = asked or following.stage == plan.sum.release_stage
+        for client, reply in carry(broadcast, following.stage, following.messages):
+            session = _take(plan, session, client, reply, refused)
             del reply  # or two messages are alive while the next one is made
-        closed = {name: plan.sum.close(session) for name, session in sessions.items()}
-        for result in closed.values():
-            if isinstance(result, Aborted):
-                return _Gathered({}, refused, result.reason)
-        totals = {n: r for n, r in closed.items() if isinstance(r, Total)}
-        if len(totals) == len(closed):
-            return _Gathered(totals, refused)
-        following = {n: r for n, r in closed.items() if isinstance(r, Requests)}
-        stage = next(iter(following.values())).stage
-        requests = {name: request.messages for name, request in following.items()}
+        following = plan.sum.close(session)
+    if isinstance(following, Aborted):
+        return _Gathered({}, refused, following.reason, asked)
+    return _Gathered({name: following.totals[name] for name in due}, refused)
 
 
 def _nothing(size: int) -> Total:
     return Total(torch.zeros(size, dtype=torch.int64), (), ())
 
 
+SERVER = -1
+"""The server's own seat at the table."""
+
+
+def _seat(plan: Plan, broadcast: Broadcast, client: int, signer: Signer | None = None) -> Seat:
+    clients, mark = len(plan.nominal), plan.fingerprint()
+    at = broadcast.round, broadcast.attempt
+    return Seat(client, clients, plan.colluders, *at, f"{broadcast.training}/{mark}", signer)
+
+
 def _take(
-    plan: Plan,
-    sessions: dict[str, Session],
-    client: int,
-    reply: Answer,
-    refused: dict[int, str],
-) -> None:
-    """Add one client's answer to the sums, or note why it was not."""
+    plan: Plan, session: Session, client: int, reply: Answer, refused: dict[int, str]
+) -> Session:
+    """Add one client's answer to the sum, or note why it was not."""
     try:
         if isinstance(reply, ClientRefused):
             raise reply
-        if set(reply) != set(sessions):
-            raise BadReply(f"a reply on {sorted(reply)}, where {sorted(sessions)} are due")
-        for name, message in reply.items():
-            sessions[name] = plan.sum.add(sessions[name], client, message)
+        return plan.sum.add(session, client, reply)
     except (BadReply, ClientRefused) as error:
-        log.warning("round without client %d: %s", client, error)
+        log.warning("client %d: %s", client, error)
         refused[client] = str(error)
+        return session
 
 
 def _book(plan: Plan, progress: Progress, totals: Mapping[str, Total]) -> Progress:
@@ -274,10 +311,15 @@ class Member:
     """One client between two messages: all of it stays there."""
 
     client: int
-    problem: Problem
+    problem: Problem | None = None
+    """Its data; a stage that releases nothing does without."""
     state: State = None
     mechanisms: Mapping[str, State] = field(default_factory=dict)
-    secrets: Mapping[str, Secret] = field(default_factory=dict)
+    secret: bytes = b""
+    """What the sum keeps here between stages and rounds."""
+    signer: Signer | None = None
+    ledger: Account | None = None
+    """Where its releases are booked before they are made; without one they are not."""
 
 
 class Door:
@@ -320,22 +362,25 @@ def answer(
 def _answer(
     plan: Plan, broadcast: Broadcast, stage: str, requests: Mapping[str, bytes], member: Member
 ) -> tuple[Answer, Member]:
-    reply: Mapping[str, Release | None] = dict.fromkeys(requests)
+    reply: Reply | None = None
+    booked: tuple[int, ...] = ()
     if stage == plan.sum.release_stage:
+        if member.ledger:  # on the disk before any noise is drawn
+            booked = member.ledger.begin(plan, broadcast, member)
         reply, member = make_reply(plan, broadcast, member, Door(plan, broadcast, member))
-    messages: dict[str, bytes] = {}
-    secrets = dict(member.secrets)
-    for name, request in requests.items():
-        messages[name], secrets[name] = plan.sum.answer(
-            stage, request, reply[name], secrets.get(name)
-        )
-    return messages, replace(member, secrets=secrets)
+    seat = _seat(plan, broadcast, member.client, member.signer)
+    messages, secret = plan.sum.answer(stage, requests, reply, member.secret, seat)
+    if member.ledger and booked:  # what is not confirmed counts as spent, too
+        member.ledger.confirm(booked)
+    return messages, replace(member, secret=secret)
 
 
 def make_reply(
     plan: Plan, broadcast: Broadcast, member: Member, door: Releaser
 ) -> tuple[Reply, Member]:
     """The algorithm's work, then the metrics where they are due: all of it through the door."""
+    if member.problem is None:
+        raise DataError(f"client {member.client} has no data, and a release is due; give it some")
     state = plan.client.init(broadcast.params) if member.state is None else member.state
     reply, state = plan.client.work(broadcast, member.problem, state, door)
     if METRICS in plan.due(broadcast.round):

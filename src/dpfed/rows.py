@@ -3,7 +3,10 @@
 
 Guarantee: ``clipped_sum(clip)`` is a sum over units of vectors of norm at most ``clip``, so that
 removing one unit moves it by at most ``bound`` and exchanging one by at most ``swap`` (in
-idealized arithmetic: the float sum itself rounds).
+idealized arithmetic: the float sum itself rounds). ``clipped_rows(clip)`` are the same vectors one
+by one in double precision, some at a time, for sums in exact integers (grid.truncated_sum). There
+the factor is short by 2^-40, so that truncated rows keep within the clip, and each row depends on
+its own unit to the last bit: not on its place, nor on who else is there.
 
 | edge case                                     | what happens                           |
 |-----------------------------------------------|----------------------------------------|
@@ -15,6 +18,8 @@ idealized arithmetic: the float sum itself rounds).
 | no rows at all                                | a zero vector                          |
 | ``clip`` is zero, negative, NaN or infinite   | refused                                |
 | groups: one record of a person is not finite  | the whole person counts for nothing    |
+| exact: a product of factors overflows (1e308) | the unit counts for nothing            |
+| exact: Outer factors beyond 2^-250 .. 2^250   | the unit may count for nothing         |
 
 `Dense` is the oracle. `Outer` never builds a per-record gradient: the gradient of a linear layer
 is residual x feature, its norm |residual| |feature|. `Chunks` takes any model, a bounded number of
@@ -24,18 +29,26 @@ coordinate by a public number before the clip. Rows that are matrices are in mat
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from dpfed.errors import BadRelease
-from dpfed.types import BoundedSum, Vector
+from dpfed.types import SLACK, BoundedSum, Vector
 
 _TINY = {torch.float32: 1e-15, torch.float64: 1e-140}  # below, squares lose digits
 _HUGE = {torch.float32: 1e15, torch.float64: 1e140}  # above, squares may overflow
 _SAFE = {torch.float32: 1e30, torch.float64: 1e300}  # above, clip / norm may be denormal
+
+_SHORTFALL = 2.0**-40  # of the clip, given up in the exact path: more than any norm is off by
+_ELEMENTS = 1 << 21  # of a block of rows: 16 MiB in double precision
+_PLAIN = 2.0**250  # factors within it, and above its inverse, cannot overflow or lose digits
+_EXTREME = 2.0**300  # a clip or a step beyond it is not proven to be safe
 
 
 def _checked(clip: float) -> float:
@@ -77,9 +90,9 @@ def _scaled_norms(matrix: torch.Tensor) -> torch.Tensor:
     return norms * largest.squeeze(1)
 
 
-def _factors(norms: torch.Tensor, clip: float) -> torch.Tensor:
+def _factors(norms: torch.Tensor, clip: float, shortfall: float = 0.0) -> torch.Tensor:
     """min(1, clip / norm), a few ulps short where it clips; a norm of 0 gives inf, then 1."""
-    short = clip * (1 - 8 * torch.finfo(norms.dtype).eps)
+    short = clip * (1 - max(shortfall, 8 * torch.finfo(norms.dtype).eps))
     return (short / norms).clamp_(max=1.0)
 
 
@@ -100,8 +113,64 @@ def _tamed(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return matrix, torch.where(beyond, row_norms(matrix), norms)
 
 
+def _clip_alone(matrix: torch.Tensor, clip: float) -> torch.Tensor:
+    """Rows scaled to norm at most ``clip``, each by operations that no other row can change.
+
+    A library's reduction may add up in another order at another place in a matrix, and a row that
+    differs in its last bit may differ by a step once it is truncated. Here every operation is on
+    single numbers or a maximum, and powers of two keep squares from overflow: bit by bit the same.
+    """
+    largest = matrix.abs().amax(dim=1) if matrix.numel() else matrix.new_zeros(len(matrix))
+    usable = torch.isfinite(largest)
+    if not bool(usable.all()):
+        matrix = torch.where(usable[:, None], matrix, 0.0)
+        largest = torch.where(usable, largest, 0.0)
+    _, exponents = np.frexp(largest.numpy())
+    exponents = np.maximum(exponents, -1000)  # below, a row is shorter than any clip
+    scaled = matrix * torch.from_numpy(np.ldexp(1.0, -exponents))[:, None]
+    norms = _tree_sums(scaled * scaled).sqrt_().numpy()
+    short = clip * (1 - _SHORTFALL)
+    with np.errstate(over="ignore", divide="ignore"):  # an infinite norm is longer than any clip
+        fits = np.ldexp(norms, exponents) <= short
+        factors = np.where(fits, np.ldexp(1.0, exponents), short / norms)
+    return scaled.mul_(torch.from_numpy(factors)[:, None])
+
+
+def _tree_sums(matrix: torch.Tensor) -> torch.Tensor:
+    """The sum of each row, by halves: always in the same order. Overwrites the matrix."""
+    width = matrix.shape[1]
+    while width > 1:
+        half = (width + 1) // 2
+        matrix[:, : width - half] += matrix[:, half:width]
+        width = half
+    return matrix[:, :1].sum(dim=1)
+
+
+def _rows_in_block(size: int) -> int:
+    return max(1, _ELEMENTS // max(1, size))
+
+
+def _stacked(rows: Iterator[Vector], size: int) -> Iterator[torch.Tensor]:
+    """Vectors as the rows of blocks, as many in each as memory allows."""
+    while held := list(itertools.islice(rows, _rows_in_block(size))):
+        yield torch.stack(held)
+
+
+class _ByUnit:
+    """What the exact path shares: each unit's row is made, in double precision, and clipped."""
+
+    def unit_rows(self) -> Iterator[torch.Tensor]:
+        """Blocks of rows before the clip, one row per unit. Sensitive."""
+        raise NotImplementedError
+
+    def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
+        """Blocks of clipped rows, one row per unit, at most 2^21 numbers (or one row) each."""
+        bound = _checked(clip)
+        return (_clip_alone(block, bound) for block in self.unit_rows())
+
+
 @dataclass(frozen=True, eq=False)
-class Dense:
+class Dense(_ByUnit):
     """One row per record in a matrix [records, d]: the oracle of all other kinds."""
 
     matrix: torch.Tensor
@@ -121,6 +190,23 @@ class Dense:
         """Clip each row (or each group's sum of rows), then add them up."""
         matrix = self.matrix if self.groups is None else group_sums(self.matrix, self.groups)
         return _bounded(_clip_rows(matrix, _checked(clip)).sum(dim=0), clip)
+
+    def unit_rows(self) -> Iterator[torch.Tensor]:
+        """Rows as they are, or summed person by person."""
+        size = self.matrix.shape[1]
+        if self.groups is None:
+            return (part.double() for part in torch.split(self.matrix, _rows_in_block(size)))
+        return _stacked(self._people(_rows_in_block(size)), size)
+
+    def _people(self, chunk: int) -> Iterator[Vector]:
+        for members in members_of(self.groups):
+            parts = torch.split(members, chunk)
+            yield sum_of(self.matrix[index].double().sum(dim=0) for index in parts)
+
+
+def sum_of(terms: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The sum of one or more tensors, one after the other."""
+    return functools.reduce(torch.Tensor.add, terms)
 
 
 def group_sums(matrix: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
@@ -148,7 +234,7 @@ def _part(values: torch.Tensor | None, index: torch.Tensor) -> torch.Tensor | No
 
 
 @dataclass(frozen=True, eq=False)
-class Outer:
+class Outer(_ByUnit):
     """Gradients of one linear layer: row i is residual_i x feature_i, never materialised.
 
     ``residual`` [records, c] is the loss's gradient by the scores, ``feature`` [records, f] the
@@ -213,6 +299,89 @@ class Outer:
             total += _clip_rows(person.reshape(1, -1), clip).view_as(total)
         return linear_vector(total, self.bias)
 
+    def unit_rows(self) -> Iterator[torch.Tensor]:
+        """Materialised, some at a time: the oracle of ``rounded_sum``, and what groups need."""
+        size = self.residual.shape[1] * self.feature.shape[1]
+        if self.groups is not None:
+            return _stacked(self._people(), size)
+        parts = torch.split(torch.arange(len(self.residual)), _rows_in_block(size))
+        return (self._products(part) for part in parts)
+
+    def _products(self, index: torch.Tensor) -> torch.Tensor:
+        residual, feature = self.residual[index].double(), self.feature[index].double()
+        wide = residual[:, :, None] * feature[:, None, :]
+        if not self.bias:
+            return wide.flatten(1)
+        return torch.cat([wide[:, :, :-1].flatten(1), wide[:, :, -1]], dim=1)
+
+    def _people(self) -> Iterator[Vector]:
+        for members in members_of(self.groups):
+            parts = torch.split(members, _rows_in_block(sum(self._widths)))
+            person = sum_of(self.residual[i].double().T @ self.feature[i].double() for i in parts)
+            yield linear_vector(person, self.bias)
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        return self.residual.shape[1], self.feature.shape[1]
+
+    def rounded_sum(self, clip: float, step: float) -> Vector | None:
+        """The clipped sum in steps of a grid, no row made; None where that is not accurate enough.
+
+        In double precision, then rounded: within SLACK clip / 2 of a sum of vectors of norm at most
+        ``clip`` (docs/exact-noise.md). Whether that holds is told by public numbers and by the
+        number of rows, so the caller must know that number to be public.
+        """
+        bound = _checked(clip)
+        if self.groups is not None or not covered(len(self.residual), self._widths, bound, step):
+            return None
+        residual, feature = self._shortened(bound)
+        total = linear_vector(residual.T @ feature, self.bias)
+        return total.mul_(1 / step).round_().long()
+
+    def _shortened(self, clip: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Factors of rows that, taken as real numbers, have norm at most ``clip``.
+
+        Computed norms are off by half their length in roundings, and a few more come with the
+        factor: it is short by twice all of them. Rows too large or too small for that to hold are
+        left out; ``feature_norms`` may be in single precision, and are not used.
+        """
+        plain = _plain(self.residual) & _plain(self.feature)
+        residual, feature = self.residual.double(), self.feature.double()
+        if not bool(plain.all()):  # a zero times a NaN is a NaN: these rows must go
+            residual, feature = residual[plain], feature[plain]
+        norms = row_norms(residual) * row_norms(feature)
+        return residual * _factors(norms, clip, _lost(self._widths))[:, None], feature
+
+
+def _plain(matrix: torch.Tensor) -> torch.Tensor:
+    """Which rows have a largest entry of ordinary size: told exactly, whoever else is there."""
+    largest = matrix.abs().amax(dim=1) if matrix.numel() else matrix.new_zeros(len(matrix))
+    # a zero is no trouble, and any other float32 that is finite is of ordinary size; not so a NaN
+    return (largest == 0) | ((largest.double() >= 1 / _PLAIN) & (largest.double() <= _PLAIN))
+
+
+def _lost(widths: tuple[int, int]) -> float:
+    """What roundings may change a clipped product of two factors by, of its length, and more."""
+    return (sum(widths) + 16) * 2.0**-52
+
+
+def covered(rows: int, widths: tuple[int, int], clip: float, step: float) -> bool:
+    """Whether a float64 sum of products, rounded to a grid, is within SLACK clip / 2 of the truth.
+
+    Twice the error is what two neighbouring sums may differ by beyond what their rows allow. A
+    sum of m products is off by at most gamma_m sum |terms| in any order (Higham 2002, section 3.1),
+    so in norm by gamma_m m clip; m times what a row may be off by, where its last bits depend on
+    its place; rounding adds step sqrt(size) / 2. Underflow drowns in the last factor.
+    """
+    if not all(1 / _EXTREME <= value <= _EXTREME for value in (clip, step)):
+        return False
+    if not (rows < 2**32 and rows * clip < 2.0**62 * step):  # as integers, it must fit int64
+        return False
+    lost = rows * 2.0**-53
+    error = rows * clip * (lost / (1 - lost) + _lost(widths))
+    error += step * math.sqrt(widths[0] * widths[1]) / 2
+    return 2 * error * (1 + 2.0**-20) <= SLACK * clip
+
 
 def linear_vector(matrix: torch.Tensor, bias: bool) -> Vector:
     """[outputs, inputs (+ 1)] as nn.Linear's weight, then bias."""
@@ -231,7 +400,7 @@ def members_of(groups: torch.Tensor | None) -> Iterator[torch.Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class Chunks:
+class Chunks(_ByUnit):
     """Per-record gradients of any model, at most ``chunk`` records at a time.
 
     ``gradients(index)`` gives the rows [len(index), size] of the records at ``index``. Memory is
@@ -281,9 +450,21 @@ class Chunks:
                 person += self.gradients(index).sum(dim=0)
             yield person
 
+    def unit_rows(self) -> Iterator[torch.Tensor]:
+        """Gradients chunk by chunk, or summed person by person."""
+        if self.groups is not None:
+            return _stacked(self._sums(), self.size)
+        parts = (torch.split(rows, _rows_in_block(self.size)) for rows in self._records())
+        return (part.double() for part in itertools.chain.from_iterable(parts))
+
+    def _sums(self) -> Iterator[Vector]:
+        for members in members_of(self.groups):
+            parts = torch.split(members, self.chunk)
+            yield sum_of(self.gradients(i).sum(dim=0, dtype=torch.float64) for i in parts)
+
 
 @dataclass(frozen=True, eq=False)
-class Scaled:
+class Scaled(_ByUnit):
     """Rows whose coordinates are multiplied by public numbers before they are clipped.
 
     Per-record gradients of a linear layer stay factored: the squared norm of a scaled row is
@@ -310,6 +491,11 @@ class Scaled:
         if isinstance(rows, Chunks):
             return self._chunks(rows).clipped_sum(clip)
         return Dense(rows.matrix * self.scale, rows.groups).clipped_sum(clip)
+
+    def unit_rows(self) -> Iterator[torch.Tensor]:
+        """Each row times the scale, all of it made."""
+        scale = self.scale.double()
+        return (block * scale for block in self.rows.unit_rows())
 
     def _chunks(self, rows: Chunks) -> Chunks:
         return replace(rows, gradients=lambda index: rows.gradients(index) * self.scale)

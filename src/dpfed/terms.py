@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -159,7 +159,33 @@ class Plan:
     def guarantee(self, books: Books, rounds: int) -> Guarantee:
         """What the releases in the books cost."""
         spent = [self._spent(name, book) for name, book in books.items()]
-        return guarantee(spent, self.delta, self.noise.source, rounds)
+        server = self.sum.adversary(self.colluders)
+        found = guarantee(spent, self.delta, self.noise.source, rounds, self.lost, server)
+        # public weights round each term again, which no exact price covers
+        return replace(found, idealized=True) if self.uneven else found
+
+    @property
+    def uneven(self) -> bool:
+        """Whether releases are added with weights of their own."""
+        return self.weights is Weights.AVERAGE and len(set(self.nominal)) > 1
+
+    @property
+    def lost(self) -> float:
+        """The part of delta that the sum's own chance of failure takes."""
+        if self.update.trust is not Trust.DISTRIBUTED:
+            return 0.0
+        return self.sum.failure(len(self.nominal), self.colluders)
+
+    @property
+    def honest(self) -> int:
+        """The least number of honest terms in whatever the sum shows."""
+        return self.sum.honest(len(self.nominal), self.colluders)
+
+    def surplus(self, clients: int) -> float:
+        """How much more noise a total of so many has than the promise needs: 0.1 is 10 %."""
+        if self.update.trust is not Trust.DISTRIBUTED or not clients or not self.update.std:
+            return 0.0
+        return math.sqrt(clients / self.update.shares) - 1
 
     def _spent(self, channel: str, book: Mapping[float, int]) -> Spent:
         mechanism = self.channels[channel]
@@ -179,9 +205,13 @@ class Plan:
 
     def fingerprint(self) -> str:
         """A digest of what both sides must agree on. The noise's seed is not in it."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         channels = sorted((name, repr(m)) for name, m in self.channels.items())
         declared = sorted(self.client.channels.items())
-        facts = (channels, declared, self.client.unchanged, type(self.sum).__name__,
+        facts = (channels, declared, self.client.unchanged, repr(self.sum),
                  self.weights.value, [float(size) for size in self.nominal], self.rounds,
                  self.delta, self.colluders, self.metrics_every, self.loss_bound,
                  self.participation)  # fmt: skip
@@ -240,9 +270,26 @@ def _wrong_trust(plan: Plan) -> str | None:
             f"a client of this method builds its later replies on its own releases, and under "
             f"{trust} trust these are not private on their own; use local trust"
         )
-    uneven = plan.weights is Weights.AVERAGE and len(set(plan.nominal)) > 1
-    if trust is Trust.DISTRIBUTED and uneven:
+    if trust is Trust.DISTRIBUTED and plan.uneven:
         return "averaging silos of unequal size exposes the smallest; use weights = 'sum'"
+    return _wrong_shares(plan) if trust is Trust.DISTRIBUTED else None
+
+
+def _wrong_shares(plan: Plan) -> str | None:
+    """The noise must be sized for what the sum lets through, and the total must not wrap."""
+    counted = max(m.shares for m in plan.channels.values())
+    if counted > plan.honest:
+        return f"{counted:g} shares of noise are counted on, and {plan.honest} are sure; lower it"
+    if plan.lost > plan.delta / 100:
+        return f"the sum fails with chance {plan.lost:.2g}, over 1 % of delta; raise sum.survivors"
+    for name, mechanism in plan.channels.items():
+        noise = 12 * mechanism.std * math.sqrt(len(plan.nominal))
+        largest = (math.fsum(plan.nominal) * mechanism.clip + noise) / mechanism.step
+        if largest >= plan.sum.capacity():
+            return (
+                f"a total on {name!r} may reach {largest:.3g} steps, and wraps at "
+                f"{plan.sum.capacity():.3g}; use sum.bits = 64"
+            )
     return None
 
 

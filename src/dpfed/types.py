@@ -11,7 +11,7 @@ No logic lives here, and neither torch nor dp_accounting is imported at run time
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -95,6 +95,8 @@ class Broadcast:
     shared: Mapping[str, Vector] = field(default_factory=dict)
     attempt: int = 0
     """How often this round was opened before: a retry draws new noise, at full cost."""
+    training: str = "run"
+    """The name of the training, stable when it is resumed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +117,18 @@ class Rows(Protocol):
     """Per-unit vectors that know how to clip and sum themselves. Sensitive."""
 
     def clipped_sum(self, clip: float) -> BoundedSum: ...
+
+
+@runtime_checkable
+class UnitRows(Rows, Protocol):
+    """Rows that can be made one by one, for sums in exact integers. Sensitive."""
+
+    def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
+        """Blocks [rows, size] in double precision, one row per unit; memory is bounded."""
+
+
+SLACK = 2.0**-12
+"""By how much of a clip it may be exceeded where a float sum is rounded to a grid: it is priced."""
 
 
 @runtime_checkable
@@ -373,6 +387,10 @@ class Mechanism(Protocol):
     def independent(self) -> bool:
         """Whether each release has noise of its own, at the same level."""
 
+    @property
+    def exact(self) -> bool:
+        """Whether integers and exact draws stand where the price speaks of real numbers."""
+
     def init(self, size: int) -> State: ...
 
     def release(self, rows: Rows, state: State, rng: Stream) -> tuple[Release, State]:
@@ -394,12 +412,23 @@ class Mechanism(Protocol):
 # ----------------------------------------------------------------------------------------- sums
 
 
+Messages: TypeAlias = Mapping[str, bytes]
+"""What one client sends or gets in a stage: by channel, or under a name of the sum's own."""
+
+
 @dataclass(frozen=True)
 class Requests:
-    """A stage is over: what to ask each client for in the next one."""
+    """A stage is over: what to ask each client for in the next one, by name and client."""
 
     stage: str
-    messages: Mapping[int, bytes]
+    messages: Mapping[str, Mapping[int, bytes]]
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """All stages are over: the total of each channel."""
+
+    totals: Mapping[str, Total]
 
 
 @dataclass(frozen=True)
@@ -409,15 +438,47 @@ class Aborted:
     reason: str
 
 
+class Verifier(Protocol):
+    """Who the clients are: a roster of their public keys (see identity.py)."""
+
+    def verify(self, client: int, signature: bytes, message: bytes) -> bool: ...
+
+
+class Signer(Verifier, Protocol):
+    """Who a client is towards the others, and who they are."""
+
+    def sign(self, message: bytes) -> bytes: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Seat:
+    """A client's place in a sum, by its own knowledge: what all its messages are bound to."""
+
+    client: int
+    clients: int
+    """How many the plan has."""
+    colluders: int
+    round: int
+    attempt: int
+    run: str
+    """The training's name and the plan's fingerprint."""
+    signer: Signer | None = None
+    roster: Verifier | None = None
+    """The server's own knowledge of who the clients are, if it has any."""
+
+
 Session: TypeAlias = Any
 """What a Sum keeps on the server between messages."""
 
-Secret: TypeAlias = Any
-"""What a Sum keeps on the client between stages."""
+Directory: TypeAlias = Any
+"""What a Sum keeps on the server between rounds: public, such as clients' keys. Grows in place."""
 
 
 class Sum(Protocol):
-    """Turns releases into a total in one or more exchanges of bytes."""
+    """Turns replies into totals in one or more exchanges of bytes.
+
+    What a client keeps between stages and rounds is its ``secret``: bytes that never leave it.
+    """
 
     @property
     def hides_terms(self) -> bool:
@@ -430,20 +491,46 @@ class Sum(Protocol):
     def release_stage(self) -> str:
         """The stage at which a client hands over its release."""
 
+    def honest(self, clients: int, colluders: int) -> int:
+        """The least number of honest terms in whatever the adversary can open."""
+
+    def adversary(self, colluders: int) -> str:
+        """The server that it stands against, in the words of the guarantee."""
+
+    def failure(self, clients: int, colluders: int) -> float:
+        """The chance, over a whole run, that it shows more than that: added to delta."""
+
+    def capacity(self) -> float:
+        """The largest value of a total that does not wrap."""
+
     def answer(
-        self, stage: str, request: bytes, release: Release | None, secret: Secret
-    ) -> tuple[bytes, Secret]:
+        self, stage: str, requests: Messages, reply: Reply | None, secret: bytes, seat: Seat
+    ) -> tuple[Messages, bytes]:
         """On the client; may refuse."""
 
-    def begin(self, cohort: Mapping[int, float], round: int, size: int) -> Session:
-        """On the server: who may answer, each with its public weight, and how long a vector is."""
+    def directory(self) -> Directory:
+        """On the server, before the first round."""
 
-    def add(self, session: Session, client: int, message: bytes) -> Session:
-        """One message at a time; O(size) memory in all. Refuses what does not fit the schema."""
+    def pack_directory(self, directory: Directory) -> bytes:
+        """What a checkpoint keeps of it."""
 
-    def close(self, session: Session) -> Requests | Total | Aborted:
+    def unpack_directory(self, packed: bytes) -> Directory:
+        """The same again."""
+
+    def begin(
+        self, directory: Directory, cohorts: Cohorts, sizes: Mapping[str, int], seat: Seat
+    ) -> tuple[Session, Requests]:
+        """On the server: who may answer on each channel, how long vectors are, what to ask."""
+
+    def add(self, session: Session, client: int, messages: Messages) -> Session:
+        """One client at a time; O(size) memory in all. Refuses what does not fit the schema."""
+
+    def close(self, session: Session) -> Requests | Opened | Aborted:
         """At the stage's deadline."""
 
+
+Cohorts: TypeAlias = Mapping[str, Mapping[int, float]]
+"""Channel -> client -> the public weight of its release in the total."""
 
 Nominal: TypeAlias = Sequence[float]
 """The clients' public sizes, by client index."""

@@ -19,11 +19,12 @@ from dp_accounting import (
     privacy_accountant_test,
 )
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld import privacy_loss_distribution as distributions
 from dp_accounting.rdp import RdpAccountant
 
 from dpfed.accounting import gdp
-from dpfed.accounting.accountant import RELATIONS, GaussianAccountant
-from dpfed.accounting.guarantee import RDP, _accountants, price
+from dpfed.accounting.accountant import RELATIONS, DrawnPLDAccountant, GaussianAccountant
+from dpfed.accounting.guarantee import RDP, _accountants, _priced, price
 from dpfed.errors import Unpriceable
 from dpfed.types import Adjacency
 
@@ -35,7 +36,8 @@ class TestDpAccountingsOwnSuite(privacy_accountant_test.PrivacyAccountantTest):
     """What every accountant of dp_accounting must do."""
 
     def _make_test_accountants(self):
-        return [GaussianAccountant(relation) for relation in RELATIONS.values()]
+        kinds = (GaussianAccountant, DrawnPLDAccountant)
+        return [kind(relation) for kind in kinds for relation in RELATIONS.values()]
 
 
 # --------------------------------------------------------------------------------- the closed form
@@ -229,6 +231,55 @@ def test_pld_still_drops_the_count_of_a_randomized_response():
     assert PLDAccountant(relation).compose(RESPONSE, 10).get_epsilon(DELTA) == once
 
 
+# ------------------------------------------------------------------------- PLD that keeps its work
+
+
+def drawn(rate: float, multiplier: float, count: int) -> dp_event.DpEvent:
+    return SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(multiplier)), count)
+
+
+BOOKS = [
+    *(drawn(0.1, 4.0, count) for count in (1, 2, 3, 7, 8)),  # as a run's books grow
+    ComposedDpEvent([drawn(0.1, 8.0, 3), drawn(0.1, 4.0, 5)]),
+    ComposedDpEvent([drawn(0.1, 4.0, 5), GaussianDpEvent(9.0), drawn(0.2, 4.0, 1)]),
+    SelfComposedDpEvent(ComposedDpEvent([drawn(0.1, 4.0, 2), NoOpDpEvent()]), 4),
+    PoissonSampledDpEvent(1.0, GaussianDpEvent(4.0)),
+    PoissonSampledDpEvent(0.0, GaussianDpEvent(4.0)),
+    PoissonSampledDpEvent(0.1, GaussianDpEvent(0.0)),
+    PoissonSampledDpEvent(0.1, LaplaceDpEvent(4.0)),
+]
+
+
+@pytest.mark.parametrize("relation", [RELATIONS[Adjacency.ADD_REMOVE],
+                                      RELATIONS[Adjacency.ZERO_OUT]])  # fmt: skip
+def test_kept_distributions_give_the_figures_of_pld_to_the_last_bit(relation):
+    for _ in range(2):  # what was kept is the same the second time
+        for books in BOOKS:
+            ours = DrawnPLDAccountant(relation).compose(books)
+            theirs = PLDAccountant(relation).compose(books)
+            for delta in (1e-9, DELTA, 1e-2):
+                assert ours.get_epsilon(delta) == theirs.get_epsilon(delta), books
+
+
+@pytest.mark.parametrize("books", BOOKS)
+def test_a_price_that_is_kept_is_that_of_pld(books):
+    expected = PLDAccountant(RELATIONS[Adjacency.ZERO_OUT]).compose(books).get_epsilon(DELTA)
+    found = [price(books, DELTA, Adjacency.ZERO_OUT)[0] for _ in range(2)]
+    assert found == [expected * (1 + gdp.CAUTION)] * 2
+
+
+def test_one_release_is_discretised_once_however_the_books_grow(monkeypatch):
+    made = []
+    whole = distributions.from_gaussian_mechanism
+    monkeypatch.setattr(
+        distributions, "from_gaussian_mechanism", lambda **o: made.append(o) or whole(**o)
+    )
+    for count in range(1, 6):
+        books = ComposedDpEvent([drawn(0.1, 4.321, count), drawn(0.1, 8.642, 1)])
+        assert price(books, DELTA, Adjacency.ADD_REMOVE)[0] > 0
+    assert [options["standard_deviation"] for options in made] == [4.321, 8.642]
+
+
 # ------------------------------------------------------- google/differential-privacy issue 378
 
 
@@ -255,6 +306,7 @@ def test_price_never_uses_rdp_but_for_add_remove(monkeypatch, adjacency, kind):
         pytest.fail(f"RDP was asked under {adjacency}")
 
     monkeypatch.setattr(RdpAccountant, "__init__", refuse)
+    _priced.cache_clear()
     try:
         _, name = price(KINDS[kind], DELTA, adjacency)
     except Unpriceable:

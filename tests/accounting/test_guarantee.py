@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfed.accounting import gdp
+from dpfed.accounting import guarantee as module
 from dpfed.accounting.guarantee import (
     EXACT,
     NONE,
@@ -35,6 +36,7 @@ from dpfed.accounting.guarantee import (
 from dpfed.errors import DpfedError, Unpriceable
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import Gaussian, gaussian
+from dpfed.sampling import Poisson
 from dpfed.types import Adjacency, NoiseSource, Trust, Unit
 
 DELTA = 1e-5
@@ -96,6 +98,32 @@ def test_rdp_is_the_last_resort_and_for_add_remove_only(event):
 def test_what_nobody_prices_is_refused(adjacency, event):
     with pytest.raises(Unpriceable, match="no accountant here gives an upper bound"):
         price(ComposedDpEvent([GaussianDpEvent(3.0), event]), DELTA, adjacency)
+
+
+def test_the_same_books_are_priced_once_and_others_anew(monkeypatch):
+    asked = []
+    whole = module._accountants
+    monkeypatch.setattr(module, "_accountants", lambda a: asked.append(a) or whole(a))
+    one = PoissonSampledDpEvent(0.1, GaussianDpEvent(7.77))
+    lists = [[SelfComposedDpEvent(one, 3)], [SelfComposedDpEvent(one, 3)]]
+    found = {price(ComposedDpEvent(events), DELTA, Adjacency.ADD_REMOVE) for events in lists}
+    assert (len(found), len(asked)) == (1, 1)
+    others = [(lists[0], DELTA / 2, Adjacency.ADD_REMOVE), (lists[0], DELTA, Adjacency.ZERO_OUT)]
+    lists[0].append(one)  # an event that was changed is another one, too
+    for events, delta, adjacency in [*others, (lists[0], DELTA, Adjacency.ADD_REMOVE)]:
+        price(ComposedDpEvent(events), delta, adjacency)
+    assert len(asked) == 4
+    assert price(ComposedDpEvent(lists[0]), DELTA, Adjacency.ADD_REMOVE) > found.pop()
+
+
+def test_a_drawn_round_is_priced_once_for_its_row_and_for_the_end(monkeypatch):
+    asked = []
+    whole = module._accountants
+    monkeypatch.setattr(module, "_accountants", lambda a: asked.append(a) or whole(a))
+    mechanism = gaussian(std=7.7, adjacency=Adjacency.ZERO_OUT).with_sampling(Poisson(0.1))
+    for _ in range(3):
+        promise(Spent(mechanism, 5, {3.0: 4, 1.0: 1}))
+    assert len(asked) == 2  # to the server, and to all others
 
 
 @pytest.mark.parametrize("make", [gaussian, clear])

@@ -224,7 +224,7 @@ def test_one_release_a_round_for_every_unit_and_trust() -> None:
     for unit in Unit:
         for trust in Trust:
             mechanism = gaussian(unit=unit, trust=trust)
-            plan = make_plan(client, federation(2, 6), 10, mechanism, sum=HIDING)
+            plan = make_plan(client, federation(3, 6), 10, mechanism, sum=HIDING)
             assert plan.planned(UPDATE) == 10
 
 

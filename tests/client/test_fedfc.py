@@ -22,7 +22,7 @@ from dpfed.errors import BadRelease, ClientRefused, RecipeError, UnsoundPlan
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.registry import build
 from dpfed.round import Door, Member, answer, publish, start
-from dpfed.sums.plain import plain
+from dpfed.sums.secure import secure
 from dpfed.types import UPDATE, Adjacency, Aggregate, Broadcast, Trust, Unit
 from dpfed.vector import Layout
 from tests.client.test_fedhybrid import MODEL, clear_run, distance, minimiser, plan_of, silos
@@ -112,7 +112,7 @@ def test_all_trusts_are_sound(unit: Unit) -> None:
         plan_of({"name": "fedfc"}, trust=trust, **options)
     local = plan_of({"name": "fedfc"}, **options)
     shares = {n: replace(m, trust=Trust.DISTRIBUTED) for n, m in local.channels.items()}  # type: ignore[type-var]
-    replace(local, channels=shares, sum=replace(plain(), hides_terms=True))
+    replace(local, channels=shares, sum=secure(survivors=1.0))
     assert len(local.promise().claims) == 2
 
 

@@ -53,6 +53,22 @@ def test_records_refuse_unequal_lengths_and_wrong_types() -> None:
         Records(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int32))
 
 
+def test_map_changes_both_parts_and_keeps_the_rest() -> None:
+    def doubled(records: Records) -> Records:
+        return Records(2 * records.x, records.y, records.groups)
+
+    truth = torch.tensor([3.0])
+    whole = Dataset(records_of(4, groups=2), records_of(3), 3, "s", truth)
+    made = whole.map(doubled)
+    assert torch.equal(made.train.x, 2 * whole.train.x)
+    assert made.train.groups is whole.train.groups
+    assert made.test is not None
+    assert made.test.x.tolist() == [[0, 2], [4, 6], [8, 10]]
+    assert (made.classes, made.source, made.truth) == (3, "s", truth)
+    assert whole.train.x[1, 0] == 2
+    assert Dataset(records_of(), None, 3, "s").map(doubled).test is None
+
+
 # -------------------------------------------------------------------------------------------- paths
 
 
@@ -174,6 +190,11 @@ def test_binary() -> None:
     assert made.train.y.tolist() == made.test.y.tolist() == [0, 1, 1]
     assert made.classes == 2
     assert made.source == "s (class 1: label > 0)"
+
+
+def test_classes_of_a_threshold_were_not_made_from_the_truth_of_the_numbers() -> None:
+    part = records_of()
+    assert binary(Dataset(part, None, None, "s", torch.ones(3))).truth is None
 
 
 @settings(deadline=None, max_examples=40)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 import shutil
 import ssl
 import subprocess
@@ -18,9 +19,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from typer.testing import CliRunner
 
+from dpfed import identity
 from dpfed.engines.flower import certificates, deploy
 from dpfed.engines.flower.deploy_cli import deploy_app
-from dpfed.errors import RecipeError
+from dpfed.errors import DataError, RecipeError
 from tests.engines.flower_net import Net
 
 NODES = ["north", "south"]
@@ -64,7 +66,9 @@ def test_private_keys_and_folders_are_for_their_owner_only(pristine):
     keys = sorted(pristine.rglob("*.key"))
     assert [key.relative_to(pristine).as_posix() for key in keys] == [
         "ca/ca.key",
+        "nodes/north/identity.key",
         "nodes/north/node.key",
+        "nodes/south/identity.key",
         "nodes/south/node.key",
         "server/server.key",
     ]
@@ -76,7 +80,8 @@ def test_private_keys_and_folders_are_for_their_owner_only(pristine):
 def test_no_party_gets_a_private_key_of_another(pristine):
     assert {p.name for p in (pristine / "server").rglob("*.key")} == {"server.key"}
     for name in NODES:
-        assert {p.name for p in (pristine / "nodes" / name).rglob("*.key")} == {"node.key"}
+        own = {p.name for p in (pristine / "nodes" / name).rglob("*.key")}
+        assert own == {"node.key", "identity.key"}
     private = [key.read_bytes() for key in pristine.rglob("*.key")]
     assert len(set(private)) == len(private)
 
@@ -140,6 +145,39 @@ def test_node_keys_are_what_flower_reads(pristine):
         assert registered.read_bytes() == (home / "node.pub").read_bytes()
 
 
+def test_each_silo_gets_its_identity_by_partition_id(tmp_path):
+    folder = make(tmp_path / "fed", nodes=["z", "a", "m"])
+    found = [identity.load(folder / "nodes" / name) for name in ("z", "a", "m")]
+    assert [each.client for each in found] == [0, 1, 2]
+    assert {each.roster.names for each in found} == {("z", "a", "m")}
+    for place, name in enumerate(("z", "a", "m")):
+        script = (folder / "nodes" / name / "start-supernode.sh").read_text()
+        assert f'"partition-id={place} num-partitions=3"' in script
+    # the server can name a wrong key, and has no private one
+    assert identity.load_roster(folder / "server") == found[0].roster
+    assert not list((folder / "server").rglob("identity*"))
+
+
+def test_the_start_script_names_its_own_folder_whatever_the_environment_says(folder, tmp_path):
+    """Run for real, with a flower-supernode that prints what it was given, from elsewhere."""
+    fake = tmp_path / "bin/flower-supernode"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\necho "$DPFED_IDENTITY"\n')
+    fake.chmod(0o700)
+    for name in NODES:
+        said = subprocess.run(
+            [f"./{name}/start-supernode.sh"],
+            cwd=folder / "nodes",
+            env={"PATH": f"{fake.parent}:/usr/bin:/bin", "DPFED_IDENTITY": "simulated"},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        ).stdout.strip()
+        assert Path(said).is_absolute()
+        assert Path(said).samefile(folder / "nodes" / name)
+
+
 def test_config_toml_says_where_and_whom_to_trust(tmp_path):
     folder = make(tmp_path / 'the fed\'s "own"', server_names=["::1"], port=1234)
     config = tomllib.loads((folder / "config.toml").read_text())["superlink"]["dpfed"]
@@ -200,13 +238,17 @@ def test_init_refuses_before_it_writes(tmp_path, options, sentence):
 def test_check_says_what_it_verified(pristine):
     lines = "\n".join(deploy.check(pristine))
     for part in (
-        "4 private keys: readable by their owner only",
+        "6 private keys: readable by their owner only",
         "ca.crt is valid until",
         "server.crt is valid until",
         "vouches for server/server.crt as 127.0.0.1",
         "server/server.key fits server/server.crt",
         "node north: node.key fits",
         "node south: node.key fits",
+        "every copy of ca/ca.crt is the same",
+        "roster of 2 silos: signed by the CA, the same for each",
+        "node north: identity.key fits client 0 of the roster",
+        "node south: identity.key fits client 1 of the roster",
         "start-superlink.sh uses TLS and node authentication",
         "nodes/north/start-supernode.sh uses TLS and node authentication",
     ):
@@ -232,7 +274,9 @@ def test_check_refuses_an_expired_certificate(tmp_path, monkeypatch):
         deploy.check(folder, insecure=True)
 
 
-@pytest.mark.parametrize("name", ["ca/ca.key", "server/server.key", "nodes/north/node.key"])
+@pytest.mark.parametrize(
+    "name", ["ca/ca.key", "server/server.key", "nodes/north/node.key", "nodes/north/identity.key"]
+)
 @pytest.mark.parametrize("bits", [0o640, 0o604])
 def test_check_refuses_a_key_that_others_can_read(folder, name, bits):
     (folder / name).chmod(bits)
@@ -240,7 +284,7 @@ def test_check_refuses_a_key_that_others_can_read(folder, name, bits):
         deploy.check(folder)
 
 
-@pytest.mark.parametrize("name", ["ca/ca.key", "nodes/north/node.key"])
+@pytest.mark.parametrize("name", ["ca/ca.key", "nodes/north/node.key", "nodes/north/identity.key"])
 def test_check_accepts_a_key_that_was_handed_over(folder, name):
     (folder / name).unlink()
     assert deploy.check(folder)
@@ -282,6 +326,84 @@ def test_check_refuses_what_does_not_parse(folder, name):
         deploy.check(folder, insecure=True)
 
 
+def test_check_says_which_identity_was_handed_over(folder):
+    (folder / "nodes/south/identity.key").unlink()
+    lines = deploy.check(folder)
+    assert "node south: client 1; its identity.key is not here, as it should be" in lines
+    assert "node north: identity.key fits client 0 of the roster" in lines
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("roster.json", r"roster\.sig is not a signature of .*roster\.json by the CA"),
+        ("roster.sig", r"roster\.sig is not a signature of .*roster\.json by the CA"),
+        ("identity.key", r"has the public key [0-9a-f]{64}, which is not in"),
+    ],
+)
+def test_check_refuses_an_identity_of_another_federation(folder, tmp_path, name, sentence):
+    shutil.copy(make(tmp_path / "other") / "nodes/north" / name, folder / "nodes/north" / name)
+    with pytest.raises(DataError, match=sentence):
+        deploy.check(folder, insecure=True)
+
+
+def test_check_judges_rosters_by_this_ca_also_without_tls(folder, tmp_path):
+    """A silo's folder that fits itself, and another federation."""
+    shutil.rmtree(folder / "nodes/north")
+    shutil.copytree(make(tmp_path / "other") / "nodes/north", folder / "nodes/north")
+    (folder / "server/server.crt").unlink()
+    with pytest.raises(RecipeError, match=r"north/ca\.crt is not ca/ca\.crt"):
+        deploy.check(folder, insecure=True)
+
+
+def test_check_refuses_a_swapped_identity(folder):
+    north, south = (folder / "nodes" / name / "identity.key" for name in NODES)
+    shutil.copy(south, north)
+    with pytest.raises(RecipeError, match=r"is the key of south in the roster and not of north"):
+        deploy.check(folder, insecure=True)
+
+
+def resign(folder: Path, name: str, roster: bytes) -> None:
+    text = (folder / "ca/ca.key").read_bytes()
+    key = serialization.load_pem_private_key(text, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    (folder / "nodes" / name / "roster.json").write_bytes(roster)
+    (folder / "nodes" / name / "roster.sig").write_bytes(certificates.sign(key, roster))
+
+
+def test_check_refuses_unlike_rosters(folder):
+    found = identity.load_roster(folder / "nodes/south")
+    resign(folder, "south", identity.dump(found.names[::-1], found.keys[::-1]))
+    with pytest.raises(RecipeError, match=r"south/roster\.json is not .*north/roster\.json"):
+        deploy.check(folder, insecure=True)
+
+
+def test_check_refuses_a_script_that_starts_another_client(folder):
+    edit(folder / "nodes/south/start-supernode.sh", "partition-id=1", "partition-id=0")
+    with pytest.raises(RecipeError, match=r"says partition-id=0 of 2, but .* has south as 1 of 2"):
+        deploy.check(folder, insecure=True)
+
+
+@pytest.mark.parametrize("stray", ["registered only", "folder only", "roster only"])
+def test_check_refuses_a_silo_that_is_not_everywhere(folder, stray):
+    name = "east"
+    if stray == "registered only":
+        made = certificates.openssh_public(certificates.new_key().public_key(), name)
+        (folder / "server/nodes/east.pub").write_bytes(made)
+    elif stray == "folder only":
+        shutil.copytree(folder / "nodes/north", folder / "nodes/east")
+    else:
+        (folder / "server/nodes/south.pub").unlink()
+        name = "south"
+    with pytest.raises(RecipeError, match=rf"\['{name}'\] is not in all of nodes, server/nodes"):
+        deploy.check(folder, insecure=True)
+
+
+def test_check_accepts_a_silos_folder_that_is_gone(folder):
+    shutil.rmtree(folder / "nodes/south")
+    assert "roster of 2 silos: signed by the CA, the same for each" in deploy.check(folder)
+
+
 def test_check_refuses_two_nodes_with_one_key(folder):
     for name in ("nodes/{}/node.key", "server/nodes/{}.pub"):
         shutil.copy(folder / name.format("north"), folder / name.format("south"))
@@ -298,6 +420,8 @@ def test_check_refuses_two_nodes_with_one_key(folder):
         ("server/start-superlink.sh", "exec flower-superlink", "exec flower-superlink --insecure"),
         ("nodes/south/start-supernode.sh", "--auth-supernode-private-key", ""),
         ("nodes/south/start-supernode.sh", "--root-certificates", "--insecure"),
+        ("nodes/south/start-supernode.sh", "export DPFED_IDENTITY", "# DPFED_IDENTITY"),
+        ("nodes/south/start-supernode.sh", 'IDENTITY="$here"', 'IDENTITY="simulated"'),
     ],
 )
 def test_check_refuses_a_script_without_tls_or_authentication(folder, script, old, new):
@@ -315,6 +439,11 @@ def test_check_refuses_a_script_without_tls_or_authentication(folder, script, ol
         ("ca/ca.crt", "TLS is missing"),
         ("server/nodes", "node authentication is missing"),
         ("server/start-superlink.sh", "missing"),
+        (
+            "nodes/north/roster.json",
+            "identity keys are missing: there is no roster.json in .*north",
+        ),
+        ("nodes", "identity keys are missing"),
     ],
 )
 def test_check_refuses_when_tls_or_authentication_is_gone(folder, gone, what):
@@ -322,7 +451,8 @@ def test_check_refuses_when_tls_or_authentication_is_gone(folder, gone, what):
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(RecipeError, match=what):
         deploy.check(folder)
-    assert any(what in x for x in deploy.check(folder, insecure=True) if x.startswith("warning:"))
+    lines = deploy.check(folder, insecure=True)
+    assert any(re.search(what, x) for x in lines if x.startswith("warning:"))
 
 
 def test_check_refuses_a_folder_that_is_not_there(tmp_path):
@@ -411,6 +541,7 @@ def main(grid, context):
 """
 
 CLIENT = """
+from dpfed import identity
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -419,7 +550,9 @@ app = ClientApp()
 @app.query()
 def echo(message, context):
     word = message.content["ask"]["word"]
-    answer = ConfigRecord({"partition": context.node_config["partition-id"], "word": word})
+    place, count = (context.node_config[name] for name in ("partition-id", "num-partitions"))
+    signed = identity.from_environment(place, count).sign(word.encode()).hex()
+    answer = ConfigRecord({"partition": place, "word": word, "signed": signed})
     return Message(RecordDict({"answer": answer}), reply_to=message)
 """
 
@@ -454,6 +587,9 @@ def test_a_real_federation_admits_its_silos_and_no_one_else(folder, tmp_path):
     assert set(answer["silos"]) == admitted
     assert sorted(said["partition"] for said in answer["said"]) == [0, 1]
     assert {said["word"] for said in answer["said"]} == {"hello"}
+    roster = identity.load_roster(folder / "nodes/north")
+    for said in answer["said"]:  # start-supernode.sh's environment reached the ClientApp
+        assert roster.verify(said["partition"], bytes.fromhex(said["signed"]), b"hello")
 
     assert "Failed to activate SuperNode" in net.log("stranger")
     assert "No SuperNode found with the given public key" in net.log("superlink")

@@ -185,7 +185,7 @@ def test_a_client_refuses_a_round_that_was_not_priced() -> None:
     app = app_for(plan)
     for round, refused in ((1, False), (2, True), (-1, True)):
         at = Broadcast(round, torch.zeros(SIZE))
-        sender = Sender(MODEL.layout, "run", plan.fingerprint(), ConfigRecord(), at)
+        sender = Sender(MODEL.layout, plan.fingerprint(), ConfigRecord(), at)
         order = sender.order("reply", {UPDATE: b""})
         message = Message(order, 100, "train")
         message.metadata.__dict__["_message_id"] = "1"
@@ -428,7 +428,8 @@ def test_client_state_is_on_the_clients_disk_and_outlives_a_run(tmp_path: Path) 
     plan = make_plan(client=counting())
     DPStrategy(plan, training="t1").start(grid_for(plan), INITIAL)
     folder = states.folder_for("t1", 1)
-    assert sorted(path.name for path in folder.iterdir()) == ["2.safetensors", "3.safetensors"]
+    kept_files = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert kept_files == ["2.safetensors", "3.safetensors"]
     kept = states.load(folder, 4, Kept(torch.zeros(SIZE), 0))
     assert kept.t == 4
     uncommitted = states.load(folder, 3, Kept(torch.zeros(SIZE), 0))

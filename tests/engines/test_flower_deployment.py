@@ -48,8 +48,13 @@ def write_recipe(folder: Path, clients: int, rounds: int) -> Path:
     return path
 
 
-def write_app(folder: Path, server: str = f"{APP}:server_app") -> Path:
-    """A Flower app that is all configuration: both sides are dpfed's own."""
+def write_app(
+    folder: Path,
+    server: str = f"{APP}:server_app",
+    client: str = f"{APP}:client_app",
+    config: Mapping[str, str] | None = None,
+) -> Path:
+    """A Flower app that is all configuration: both sides are dpfed's own, unless told otherwise."""
     project = {
         "name": "deployed",
         "version": "1.0.0",
@@ -59,8 +64,8 @@ def write_app(folder: Path, server: str = f"{APP}:server_app") -> Path:
     }
     flwr = {
         "publisher": "dpfed",
-        "components": {"serverapp": server, "clientapp": f"{APP}:client_app"},
-        "config": {"recipe": "", "root": "", "out": ""},
+        "components": {"serverapp": server, "clientapp": client},
+        "config": {"recipe": "", "root": "", "out": "", **(config or {})},
     }
     folder.mkdir()
     text = tomli_w.dumps({"project": project, "tool": {"flwr": {"app": flwr}}})

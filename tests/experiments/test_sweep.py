@@ -179,6 +179,63 @@ def test_trials_hold_records_out_and_never_touch_the_test_set(tmp_path: Path) ->
     assert not held & {tuple(row) for client in silos.clients for row in client.x.tolist()}
 
 
+DISTANCES = {
+    "data": {"source": "synthetic", "partition": {"name": "natural"},
+             "options": {"kind": "glm", "clients": 3, "records": 300, "features": 3}},
+    "model": {"name": "logistic"},
+    "privacy": {"noise": "keyed", "epsilon": 8.0},
+}  # fmt: skip
+NEWTON = {
+    "label": "FedNewton",
+    "set": {"method": "fednewton", "rounds": 2, "client.start": 1, "client.steps": 2},
+    "coarse": {"client.damping": [0.1, 1.0]},
+}
+
+
+@pytest.mark.parametrize("kind", ["test", "exact", "federated", "estimate", "truth"])
+def test_the_studys_own_evaluation_judges_and_a_methods_own_rounds_count(kind: str) -> None:
+    base = {**DISTANCES, "rounds": 5, "evaluation": {"kind": kind}}
+    desk = Desk(small(base=base, axes=[], methods=[STUDY["methods"][0], NEWTON]), Path())
+    ours, own = (trial(desk, entry, {}).recipe for entry in entries_of(desk.study))
+    assert (ours.rounds, own.rounds) == (STUDY["tune"]["rounds"], 2) == (3, 2)
+    for made in (ours, own):
+        assert (made.evaluation.kind, made.evaluation.every) == (kind, made.rounds)
+        assert (made.data.validation, made.seed) == (0.2, 7)
+
+
+def test_what_a_study_says_nothing_about_is_judged_on_held_out_records() -> None:
+    desk = Desk(small(), Path())
+    assert trial(desk, entries_of(desk.study)[0], {}).recipe.evaluation.kind == "test"
+
+
+@pytest.mark.parametrize("kind", ["estimate", "truth"])
+def test_a_search_by_distance_keeps_the_nearest(kind: str, tmp_path: Path) -> None:
+    base = {**DISTANCES, "evaluation": {"kind": kind}}
+    desk = Desk(small(base=base, axes=[], methods=[NEWTON]), tmp_path, workers=1)
+    (found,) = search(desk).values()
+    rows = list(desk.store().rows.values())
+    assert len(rows) == found["tried"] == 2
+    assert all(row["accuracy"] is None for row in rows)
+    assert found["validation"] == min(row["loss"] for row in rows)
+
+
+@pytest.mark.parametrize("name", ["fednewton-mse", "fednewton-mnist"])
+def test_the_newton_studies_search_what_they_say(name: str) -> None:
+    study = studies.load(name)
+    kind = study.base.get("evaluation", {}).get("kind", "test")
+    for entry in entries_of(study):
+        made = trial(Desk(study, Path()), entry, {}).recipe
+        assert made.rounds == entry[2].set.get("rounds", study.base["rounds"])
+        assert (made.evaluation.kind, made.evaluation.every) == (kind, made.rounds)
+
+
+def test_no_setting_is_judged_where_nothing_is_measured() -> None:
+    base = {**STUDY["base"], "evaluation": {"kind": "off"}}
+    desk = Desk(small(base=base), Path())
+    with pytest.raises(RecipeError, match="'off', which judges no setting"):
+        trial(desk, entries_of(desk.study)[0], {})
+
+
 def test_two_stages_of_grids_choose_the_best_of_both(tmp_path: Path) -> None:
     desk = Desk(small(), tmp_path, workers=1)
     found = search(desk)
@@ -347,31 +404,6 @@ def test_a_study_stands_on_the_one_that_it_is_like(tmp_path: Path) -> None:
     assert studies.load(tmp_path / "whole.toml") == msgspec.structs.replace(mine, like="")
 
 
-def test_lent_settings_come_from_the_nearest_cell(monkeypatch, tmp_path: Path) -> None:
-    from dpfed.experiments import reproduce as module
-
-    monkeypatch.setattr(module, "STUDIES", tmp_path)
-    monkeypatch.setattr(studies, "STUDIES", tmp_path)
-    axis = {
-        "label": "epsilon",
-        "key": "privacy.epsilon",
-        "values": [1.0, 2.0],
-        "borrow": {"2": "1"},
-    }
-    write(tmp_path, axes=[{**axis, "borrow": {"2": "1"}}]).rename(tmp_path / "lender.toml")
-    label = small().methods[0].label
-    chosen = {f"epsilon 1 | {label}": {"set": {"server.0.rate": 0.5}, "tried": 3}}
-    (tmp_path / "lender.settings.json").write_text(json.dumps(chosen))
-    (tmp_path / "mine.toml").write_text(
-        'like = "lender"\n'
-        '[[axes]]\nlabel = "epsilon"\nkey = "privacy.epsilon"\nvalues = [1.0, 2.0]\n'
-        '[[axes]]\nlabel = "length"\nkey = "rounds"\nvalues = [2, 3]\n'
-    )
-    lent = module._lent(studies.load(tmp_path / "mine.toml"))
-    assert set(lent) == {f"epsilon {e} | length {r} | {label}" for e in (1, 2) for r in (2, 3)}
-    assert all(each == {"set": {"server.0.rate": 0.5}, "lent": "lender"} for each in lent.values())
-
-
 def test_a_setting_that_a_method_refuses_is_the_worst_and_stops_nothing(tmp_path: Path) -> None:
     changes = {"method": "dp-adafedprox", "client.rate": 10.0, "privacy.epsilon": 1.0}
     method = {"label": "AdaFedProx", "set": changes, "coarse": {"client.mu": [0.01, 5.0]}}
@@ -390,8 +422,3 @@ def test_an_axis_may_not_be_called_like_a_column_of_a_run(tmp_path: Path) -> Non
         studies.load(write(tmp_path, axes=[axis]))
     row = run_one(make_job(STUDY["base"], {}, {"method": "dp-fedgd", "privacy.epsilon": 1.0}))
     assert set(row) <= studies.TAKEN
-
-
-def test_a_study_is_not_run_at_settings_that_nobody_chose(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"no settings are known for 'epsilon 1 .*dpfed sweep"):
-        reproduce(write(tmp_path), tmp_path / "out", workers=1)

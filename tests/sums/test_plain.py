@@ -8,22 +8,35 @@ import pytest
 import torch
 
 from dpfed.errors import BadReply
-from dpfed.sums.plain import plain
-from dpfed.types import Aborted, Release, Total
+from dpfed.sums.plain import Adder, plain
+from dpfed.types import METRICS, UPDATE, Aborted, Opened, Release, Seat, Total
+
+SEAT = Seat(0, 2, 0, 0, 0, "run")
 
 
 def message(values: list[int], dtype: torch.dtype = torch.int32) -> bytes:
     release = Release(torch.tensor(values, dtype=dtype), std=1.0, step=1.0)
-    return plain().answer("reply", b"", release, None)[0]
+    return plain().answer("reply", {UPDATE: b""}, {UPDATE: release}, b"", SEAT)[0][UPDATE]
+
+
+def begun(cohort: dict[int, float], size: int) -> Adder:
+    return plain().begin(None, {UPDATE: cohort}, {UPDATE: size}, SEAT)[0]
+
+
+def add(session: Adder, client: int, data: bytes) -> Adder:
+    return plain().add(session, client, {UPDATE: data})
+
+
+def opened(session: Adder) -> Total:
+    result = plain().close(session)
+    assert isinstance(result, Opened)
+    return result.totals[UPDATE]
 
 
 def test_both_widths_add_up() -> None:
-    sum = plain()
-    session = sum.begin({0: 1.0, 1: 1.0}, round=0, size=3)
-    session = sum.add(session, 1, message([1, 2, 3]))
-    session = sum.add(session, 0, message([2**40, -2, 0], torch.int64))
-    total = sum.close(session)
-    assert isinstance(total, Total)
+    session = begun({0: 1.0, 1: 1.0}, 3)
+    session = add(session, 1, message([1, 2, 3]))
+    total = opened(add(session, 0, message([2**40, -2, 0], torch.int64)))
     assert total.vector.tolist() == [2**40 + 1, 0, 3]
     assert (total.clients, total.weights) == ((0, 1), (1.0, 1.0))
 
@@ -33,37 +46,42 @@ def test_a_release_weighs_as_much_as_float32() -> None:
 
 
 def test_public_weights_scale_the_terms() -> None:
-    sum = plain()
-    session = sum.begin({0: 0.5, 1: 1.0}, round=0, size=2)
-    session = sum.add(session, 0, message([10, -7]))
-    session = sum.add(session, 1, message([1, 1]))
-    total = sum.close(session)
-    assert isinstance(total, Total)
+    session = begun({0: 0.5, 1: 1.0}, 2)
+    session = add(session, 0, message([10, -7]))
+    total = opened(add(session, 1, message([1, 1])))
     assert total.vector.tolist() == [6, -3]  # -3.5 rounds to even, -4
 
 
 @pytest.mark.parametrize("length", [0, 4, 11, 13, 16, 25])
 def test_a_message_of_another_length_is_refused(length: int) -> None:
-    sum = plain()
     with pytest.raises(BadReply, match=f"of {length} bytes, where 3 integers"):
-        sum.add(sum.begin({0: 1.0}, 0, 3), 0, bytes(length))
+        add(begun({0: 1.0}, 3), 0, bytes(length))
+
+
+def test_a_reply_that_is_wrong_on_one_channel_counts_on_none() -> None:
+    cohorts = {UPDATE: {0: 1.0}, METRICS: {0: 1.0}}
+    session, requests = plain().begin(None, cohorts, {UPDATE: 1, METRICS: 2}, SEAT)
+    assert requests.messages == {UPDATE: {0: b""}, METRICS: {0: b""}}
+    with pytest.raises(BadReply, match="where 2 integers"):
+        plain().add(session, 0, {UPDATE: message([5]), METRICS: message([5])})
+    assert session.channels[UPDATE].total.tolist() == [0]
+    with pytest.raises(BadReply, match="are due"):
+        plain().add(session, 0, {UPDATE: message([5])})
 
 
 def test_nothing_can_wrap_the_total() -> None:
-    sum = plain()
     cohort = dict.fromkeys(range(1000), 1.0)
-    session = sum.begin(cohort, 0, 1)
-    most = int(session.limit)
+    session = begun(cohort, 1)
+    most = int(session.channels[UPDATE].limit)
     for value in (most, -most):
-        session = sum.add(sum.begin(cohort, 0, 1), 0, message([value], torch.int64))
+        session = add(begun(cohort, 1), 0, message([value], torch.int64))
     for value in (most + 2, -most - 2, 2**63 - 1, -(2**63)):
         with pytest.raises(BadReply, match="could wrap"):
-            sum.add(session, 1, np.array([value]).tobytes())
+            add(session, 1, np.array([value]).tobytes())
     assert most * 1000 < 2**63
 
 
 def test_an_empty_round_is_aborted_and_a_wrong_stage_refused() -> None:
-    sum = plain()
-    assert sum.close(sum.begin({0: 1.0}, 0, 3)) == Aborted("no client answered")
+    assert plain().close(begun({0: 1.0}, 3)) == Aborted("no client answered")
     with pytest.raises(BadReply, match="one stage"):
-        sum.answer("keys", b"", None, None)
+        plain().answer("keys", {UPDATE: b""}, None, b"", SEAT)

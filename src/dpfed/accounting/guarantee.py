@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from decimal import ROUND_CEILING, Context, Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dpfed.accounting import gdp
@@ -100,8 +101,8 @@ class Guarantee:
     def sentence(self) -> str:
         """The promise in one sentence."""
         if math.isinf(self.epsilon):
-            return f"No privacy: {self.rounds} rounds in clear, for comparison only."
-        parts = [self._claims(), f"over {self.rounds} rounds; {self.claims[0].accounting}"]
+            return f"No privacy: {self._rounds()} in clear, for comparison only."
+        parts = [self._claims(), f"over {self._rounds()}; {self.claims[0].accounting}"]
         return "; ".join([", ".join(parts), *self._footing()]) + "."
 
     def __str__(self) -> str:
@@ -112,6 +113,9 @@ class Guarantee:
         facts = {"sentence": self.sentence, "epsilon": self.epsilon, **asdict(self)}
         plain: dict[str, Any] = jsonable(facts)
         return plain
+
+    def _rounds(self) -> str:
+        return f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
 
     def _claims(self) -> str:
         first, *rest = self.claims
@@ -150,13 +154,26 @@ def round_up(value: float, digits: int = 4) -> str:
     return f"{float(rounded):.{max(6, digits)}g}"
 
 
-def guarantee(spent: Sequence[Spent], delta: float, noise: NoiseSource, rounds: int) -> Guarantee:
-    """What these releases promise, to each adversary that the trust model names."""
+def guarantee(
+    spent: Sequence[Spent],
+    delta: float,
+    noise: NoiseSource,
+    rounds: int,
+    lost: float = 0.0,
+    server: str = SERVER,
+) -> Guarantee:
+    """What these releases promise, to each adversary that the trust model names.
+
+    ``lost`` is the part of delta that is taken by a chance that has nothing to do with noise;
+    ``server`` says under DISTRIBUTED trust what kind of server the sum stands against.
+    """
     kinds = {(s.mechanism.unit, s.mechanism.adjacency, s.mechanism.trust) for s in spent}
     if len(kinds) != 1:
         raise Unpriceable(f"one sentence cannot state {sorted(kinds)}; price them one by one")
     first = spent[0].mechanism
-    claims = _local(spent, delta) if first.trust is Trust.LOCAL else _pooled(spent, delta)
+    local = first.trust is Trust.LOCAL
+    found = _local(spent, delta) if local else _pooled(spent, delta - lost, server)
+    claims = tuple(replace(claim, delta=delta) for claim in found)
     return Guarantee(
         claims=claims,
         unit=first.unit,
@@ -164,6 +181,7 @@ def guarantee(spent: Sequence[Spent], delta: float, noise: NoiseSource, rounds: 
         trust=first.trust,
         rounds=rounds,
         noise=noise,
+        idealized=not all(s.mechanism.exact for s in spent),
         shares=first.shares,
         draws=_draws(spent),
     )
@@ -188,7 +206,7 @@ def _local(spent: Sequence[Spent], delta: float) -> tuple[Claim, ...]:
     return (Claim(f"{SERVER}, {OTHERS}", server.epsilon, delta, server.accounting),)
 
 
-def _pooled(spent: Sequence[Spent], delta: float) -> tuple[Claim, ...]:
+def _pooled(spent: Sequence[Spent], delta: float, server: str) -> tuple[Claim, ...]:
     first = spent[0].mechanism
     if first.trust is Trust.CENTRAL:
         trusted = "with the sums"
@@ -197,7 +215,7 @@ def _pooled(spent: Sequence[Spent], delta: float) -> tuple[Claim, ...]:
         adversary = f"{OTHERS} (the server is trusted {trusted})"
     else:
         adversary = (
-            f"{SERVER}, {OTHERS}, who see only sums with at least "
+            f"{server}, {OTHERS}, who see only sums with at least "
             f"{first.shares:g} honest shares of noise"
         )
     return (_claim(adversary, spent, delta, lambda s: {s.mechanism.shares: s.releases}),)
@@ -222,11 +240,11 @@ def _epsilon(
         return gdp.epsilon_for(delta, mu), EXACT
     from dp_accounting import ComposedDpEvent
 
-    events = [_event(*term) for term in terms]
+    events = [event_of(*term) for term in terms]
     return price(ComposedDpEvent(events), delta, terms[0][0].mechanism.adjacency)
 
 
-def _event(spent: Spent, releases: int, shares: float) -> DpEvent:
+def event_of(spent: Spent, releases: int, shares: float) -> DpEvent:
     """The releases as an event, amplified by the draw of clients where there is one."""
     from dp_accounting import SelfComposedDpEvent
 
@@ -257,12 +275,27 @@ def mu_squared(mechanism: Mechanism, releases: int, shares: float | None = None)
 
 
 def price(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[float, str]:
-    """(epsilon, how it was computed) of an event: exact, else PLD, else RDP if it is sound."""
+    """(epsilon, how it was computed) of an event: exact, else PLD, else RDP if it is sound.
+
+    Figures are kept: the same books are priced to afford a round, for its row and at the end.
+    """
+    gdp.check_delta(delta)
+    known = _is_known(event, adjacency)
+    found = _priced(_fixed(event), delta, adjacency) if known else None
+    if found is None:
+        raise Unpriceable(
+            f"no accountant here gives an upper bound for {event} under {adjacency}; "
+            f"use Gaussian releases with everyone taking part, or another adjacency"
+        )
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _priced(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[float, str] | None:
+    """The figure of the first accountant that prices the event."""
     from dp_accounting import UnsupportedEventError
 
-    gdp.check_delta(delta)
-    accountants = _accountants(adjacency) if _is_known(event, adjacency) else []
-    for accountant, name in accountants:
+    for accountant, name in _accountants(adjacency):
         try:
             accountant.compose(event)
         except (UnsupportedEventError, NotImplementedError):
@@ -270,10 +303,21 @@ def price(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[float, st
         epsilon = float(accountant.get_epsilon(delta))
         caution = 1.0 if name == EXACT else 1 + gdp.CAUTION
         return epsilon * caution, NONE if math.isinf(epsilon) else name
-    raise Unpriceable(
-        f"no accountant here gives an upper bound for {event} under {adjacency}; "
-        f"use Gaussian releases with everyone taking part, or another adjacency"
-    )
+    return None
+
+
+def _fixed(event: Any) -> DpEvent:
+    """The event with tuples in the place of lists: it hashes by value, and cannot change."""
+    import dp_accounting as dp
+
+    match event:
+        case dp.ComposedDpEvent():
+            return dp.ComposedDpEvent(tuple(map(_fixed, event.events)))
+        case dp.SelfComposedDpEvent():
+            return dp.SelfComposedDpEvent(_fixed(event.event), event.count)
+        case dp.PoissonSampledDpEvent():
+            return dp.PoissonSampledDpEvent(event.sampling_probability, _fixed(event.event))
+    return event
 
 
 def _is_known(event: Any, adjacency: Adjacency) -> bool:
@@ -299,13 +343,12 @@ def _is_known(event: Any, adjacency: Adjacency) -> bool:
 
 
 def _accountants(adjacency: Adjacency) -> list[tuple[Any, str]]:
-    from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
-    from dpfed.accounting.accountant import RELATIONS, GaussianAccountant
+    from dpfed.accounting.accountant import RELATIONS, DrawnPLDAccountant, GaussianAccountant
 
     relation = RELATIONS[adjacency]
-    found = [(GaussianAccountant(relation), EXACT), (PLDAccountant(relation), PLD)]
+    found = [(GaussianAccountant(relation), EXACT), (DrawnPLDAccountant(relation), PLD)]
     if adjacency is Adjacency.ADD_REMOVE:
         found.append((RdpAccountant(neighboring_relation=relation), RDP))
     return found

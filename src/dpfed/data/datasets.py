@@ -46,7 +46,7 @@ from dpfed.data import synthetic as generators
 from dpfed.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -98,6 +98,11 @@ class Dataset:
     """To be named in every result."""
     truth: torch.Tensor | None = None
     """The parameters that generated records were made from: weight, then bias."""
+
+    def map(self, change: Callable[[Records], Records]) -> Dataset:
+        """The same change to the training and to the test records; all else stays."""
+        test = None if self.test is None else change(self.test)
+        return replace(self, train=change(self.train), test=test)
 
 
 def load(
@@ -207,13 +212,10 @@ def _join(first: Records, second: Records) -> Records:
 
 def binary(dataset: Dataset, above: float = 0) -> Dataset:
     """Two classes: 1 where the label is above ``above``, which is to be fixed in advance."""
-
-    def mapped(records: Records) -> Records:
-        return replace(records, y=(records.y > above).long())
-
-    test = None if dataset.test is None else mapped(dataset.test)
+    made = dataset.map(lambda records: replace(records, y=(records.y > above).long()))
     source = f"{dataset.source} (class 1: label > {above:g})"
-    return Dataset(mapped(dataset.train), test, 2, source)
+    # what made the labels did not make these classes
+    return replace(made, classes=2, source=source, truth=None)
 
 
 def fill_missing(records: Records, value: float = 0.0) -> Records:
@@ -281,11 +283,8 @@ def center(dataset: Dataset, public: Records | str | Path, *, root: Path | None 
             f"{tuple(dataset.train.x.shape[1:])}: use the same backbone for both."
         )
     mean = public.x.double().nanmean(dim=0).float()
-    train = replace(dataset.train, x=dataset.train.x - mean)
-    test = None if dataset.test is None else replace(dataset.test, x=dataset.test.x - mean)
-    return replace(
-        dataset, train=train, test=test, source=f"{dataset.source}, centred by the mean of {named}"
-    )
+    made = dataset.map(lambda records: replace(records, x=records.x - mean))
+    return replace(made, source=f"{dataset.source}, centred by the mean of {named}")
 
 
 def scale_rows(records: Records, radius: float) -> Records:

@@ -37,12 +37,7 @@ def featurize(dataset: Dataset, backbone: str, **options: Any) -> Dataset:
 
     ``options`` are those of ``backbones.features``.
     """
-
-    def mapped(records: Records) -> Records:
-        return replace(records, x=features(backbone, records.x, **options))
-
-    test = None if dataset.test is None else mapped(dataset.test)
-    return replace(dataset, train=mapped(dataset.train), test=test)
+    return dataset.map(lambda records: replace(records, x=features(backbone, records.x, **options)))
 
 
 def write_features(dataset: Dataset, path: Path, backbone: str, **options: Any) -> Dataset:

@@ -6,38 +6,163 @@ It carries the same bytes as any other engine, so that a run gives the same bits
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
 
-from dpfed.errors import RoundAborted
-from dpfed.round import Answer, Member, Outcome, Progress, answer, play, start
+from dpfed.booking import Account
+from dpfed.checkpoint import Checkpoint, Played, played
+from dpfed.errors import BudgetSpent, ClientRefused, DpfedError, RoundAborted, wire_name
+from dpfed.identity import simulated
+from dpfed.round import Answer, Carry, Member, Outcome, Progress, answer, play, start
 from dpfed.terms import Plan
-from dpfed.types import Broadcast, Problem, Vector
+from dpfed.types import Broadcast, Problem, State, Vector
+
+log = logging.getLogger("dpfed")
+
+Reply = Callable[[int], Answer]
 
 
 def rounds(
-    plan: Plan, problems: Sequence[Problem], params: Vector
+    plan: Plan,
+    problems: Sequence[Problem],
+    params: Vector,
+    ledger: Account | None = None,
+    training: str = "run",
+    checkpoint: Checkpoint | None = None,
+    history: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[tuple[Progress, Outcome]]:
-    """Play the plan's rounds, one per iteration; stop iterating to stop the run."""
-    members = {client: Member(client, problem) for client, problem in enumerate(problems)}
+    """Play the plan's rounds, one per iteration; stop iterating to stop the run.
+
+    With a ledger, all clients of a round are booked in one commit, under the training's name. When
+    nobody's budget suffices for a further round, the rounds end, and what was trained stays.
+
+    With a checkpoint, all that the round knows (of the clients, too) is on the disk before the next
+    one begins, with the rows of ``history`` that the caller has made by then; a run that died goes
+    on after the last of them.
+    """
+    members, progress = _seated(plan, problems, params, training)
+    done: list[Played] = []
+    saved = checkpoint and checkpoint.load(plan, progress, _kept(plan, members, params))
+    if saved:
+        progress, done = saved.progress, list(saved.played)
+        members.update(_restored(members, saved.clients))
+    carry = _carrier(plan, members, ledger)
+    while progress.round < plan.rounds:
+        before = progress
+        if checkpoint:
+            checkpoint.ask(before)
+        with one_thread():
+            progress, outcome = play(plan, before, carry)
+        if outcome.exhausted:
+            _refuse_without(progress)
+            return
+        if outcome.aborted:
+            raise RoundAborted(f"round {outcome.round} cannot be opened: {outcome.aborted}")
+        yield progress, outcome
+        done.append(played(before, outcome))
+        if checkpoint:
+            kept = _kept(plan, members, params)
+            checkpoint.commit(plan, progress, done, history, kept)
+
+
+def _seated(
+    plan: Plan, problems: Sequence[Problem], params: Vector, training: str
+) -> tuple[dict[int, Member], Progress]:
+    """The clients and the server before the first round; one machine is everyone."""
+    signers = simulated(len(problems)) if plan.sum.hides_terms else [None] * len(problems)
+    members = {i: Member(i, problem, signer=signers[i]) for i, problem in enumerate(problems)}
+    return members, start(plan, params, training, roster=signers[0])
+
+
+def _carrier(plan: Plan, members: dict[int, Member], ledger: Account | None = None) -> Carry:
+    """Asks those who are here, and keeps what they keep; others are silent."""
 
     def carry(
         broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
     ) -> Iterable[tuple[int, Answer]]:
-        for client in sorted(set().union(*requests.values())):
+        def reply(client: int) -> Answer:
             asked = {name: to[client] for name, to in requests.items() if client in to}
-            reply, members[client] = answer(plan, broadcast, stage, asked, members[client])
-            yield client, reply
+            found, members[client] = answer(plan, broadcast, stage, asked, members[client])
+            return found
 
-    progress = start(plan, params)
-    while progress.round < plan.rounds:
+        clients = sorted(set().union(*requests.values()) & set(members))
+        if ledger and stage == plan.sum.release_stage:
+            asked = [members[client] for client in clients]
+            return _booked(ledger, ledger.begin_all(plan, broadcast, asked), reply)
+        return ((client, reply(client)) for client in clients)
+
+    return carry
+
+
+def _kept(plan: Plan, members: Mapping[int, Member], params: Vector) -> State:
+    """What clients keep between rounds, as a checkpoint takes it."""
+    fresh = plan.mechanism_states(params.numel())
+    return {
+        f"{client:09d}": (
+            plan.client.init(params) if member.state is None else member.state,
+            {**fresh, **member.mechanisms},
+            torch.tensor(list(member.secret), dtype=torch.uint8),
+        )
+        for client, member in members.items()
+    }
+
+
+def _restored(members: Mapping[int, Member], kept: State) -> dict[int, Member]:
+    found = {}
+    for client, member in members.items():
+        state, mechanisms, secret = kept[f"{client:09d}"]
+        private = bytes(secret.tolist())
+        found[client] = replace(member, state=state, mechanisms=mechanisms, secret=private)
+    return found
+
+
+def replay(
+    plan: Plan, problems: Sequence[Problem], params: Vector, done: Iterable[Played]
+) -> Progress:
+    """The committed rounds of a run once more: the same attempts, and the same clients in each.
+
+    With keyed noise the result is the run's own, bit for bit, whatever crashes it went through.
+    """
+    members, progress = _seated(plan, problems, params, "replay")
+    for each in done:
+        taking_part = {client: members[client] for client in each.clients}
+        at = replace(progress, round=each.round, attempt=each.attempt)
         with one_thread():
-            progress, outcome = play(plan, progress, carry)
-        if outcome.aborted:
-            raise RoundAborted(f"round {outcome.round} cannot be opened: {outcome.aborted}")
-        yield progress, outcome
+            progress, outcome = play(plan, at, _carrier(plan, taking_part))
+        if outcome.clients != each.clients:
+            raise RoundAborted(f"round {each.round} was not replayed: {outcome.aborted}")
+        members.update(taking_part)
+    return progress
+
+
+def _booked(
+    ledger: Account, booked: Mapping[int, tuple[int, ...] | DpfedError], reply: Reply
+) -> Iterator[tuple[int, Answer]]:
+    """The answers of those whose round is booked; confirmed in one commit at the end."""
+    made: list[int] = []
+    for client, rows in booked.items():
+        if isinstance(rows, DpfedError):
+            log.warning("client %d is not booked: %s", client, rows)
+            yield client, ClientRefused(wire_name(rows))
+            continue
+        found = reply(client)
+        made += () if isinstance(found, ClientRefused) else rows
+        yield client, found
+    ledger.confirm(made)
+
+
+def _refuse_without(progress: Progress) -> None:
+    """The budget is spent: that ends a run that has begun, and refuses one that has not."""
+    if not progress.round:
+        raise BudgetSpent(
+            "no round could be played, since no client's budget suffices for one; see "
+            "'dpfed ledger show'"
+        )
 
 
 @contextmanager

@@ -21,21 +21,13 @@ from typing import Any
 
 import msgspec
 
-from dpfed.errors import RecipeError
 from dpfed.experiments import study as studies
 from dpfed.experiments.jobs import Progress, Row
 from dpfed.experiments.published import PAPER
 from dpfed.experiments.result import write_csv
-from dpfed.experiments.study import STUDIES, Study
-from dpfed.experiments.sweep import (
-    SETTINGS,
-    Desk,
-    Settings,
-    entries_of,
-    final,
-    label_of,
-    search,
-)
+from dpfed.experiments.settings import check, stored
+from dpfed.experiments.study import Study
+from dpfed.experiments.sweep import SETTINGS, Desk, final, search
 from dpfed.recipe import to_toml
 
 FIRST = ("accuracy", "loss", "worst_silo")
@@ -60,23 +52,12 @@ def reproduce(
     _copy_published(source, out)
     root = None if str(source) in studies.names() else Path(source).resolve().parent
     desk = Desk(study, out, root, workers, watch)
-    settings = search(desk) if tune else _stored(str(source), study, out)
-    _check_settings(study, settings, str(source))
+    settings = search(desk) if tune else stored(str(source), study, out)
+    check(study, settings, str(source))
     (out / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
     rows = final(desk, settings)
     write_csv(flat_rows(study, rows), out / "final.csv")
     return rows
-
-
-def _check_settings(study: Study, settings: Settings, name: str) -> None:
-    """Methods that are to be tuned would otherwise run at the plug-ins' defaults, and look bad."""
-    for cell, _, method in entries_of(study):
-        known = label_of(cell, method.label) in settings or method.label in study.settings
-        if (method.coarse or method.space) and not known:
-            raise RecipeError(
-                f"no settings are known for {label_of(cell, method.label)!r}; search them first: "
-                f"dpfed sweep {name}"
-            )
 
 
 def _copy_published(source: str | Path, out: Path) -> None:
@@ -124,39 +105,6 @@ def _ends(values: list[Any]) -> list[Any]:
 def _thinned(method: studies.Contestant) -> studies.Contestant:
     coarse = {key: [values[len(values) // 2]] for key, values in method.coarse.items()}
     return msgspec.structs.replace(method, coarse=coarse, fine={})
-
-
-def _stored(name: str, study: Study, out: Path) -> Settings:
-    """Settings that were searched into this folder before, or that come along, or are lent."""
-    for path in (out / SETTINGS, _settings_of(name)):
-        if path.exists():
-            found: Settings = json.loads(path.read_text(encoding="utf-8"))
-            return found
-    return _lent(study)
-
-
-def _settings_of(name: str) -> Path:
-    return STUDIES / f"{name}.settings.json"
-
-
-def _lent(study: Study) -> Settings:
-    """Those of the study that this one is like: each cell takes them from the cell nearest to it.
-
-    Nothing was tried on this study's own records, so nothing is counted as tried.
-    """
-    if not study.like or not _settings_of(study.like).exists():
-        return {}
-    lender: Settings = json.loads(_settings_of(study.like).read_text(encoding="utf-8"))
-    like = studies.load(study.like)
-    lent: Settings = {}
-    for cell, _, method in entries_of(study):
-        shared = {axis.label: cell[axis.label] for axis in like.axes if axis.label in cell}
-        if len(shared) == len(like.axes):
-            key = label_of(studies.tuned_cell(like, shared), method.label)
-            if key in lender:
-                found = {"set": lender[key]["set"], "lent": study.like}
-                lent[label_of(cell, method.label)] = found
-    return lent
 
 
 def flat_rows(study: Study, rows: list[Row]) -> list[Row]:

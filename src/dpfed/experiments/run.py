@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import shutil
 import tempfile
 import time
@@ -12,16 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dpfed import recipe as recipes
 from dpfed.accounting.guarantee import Guarantee
+from dpfed.accounting.ledger import default_path
+from dpfed.checkpoint import Checkpoint
 from dpfed.data.problems import Evaluation, evaluate
 from dpfed.engines import inprocess
 from dpfed.errors import RecipeError
 from dpfed.experiments.result import Result, Row
 from dpfed.federation import Federation, evaluation_words, federation, public_seed
-from dpfed.plan import make_plan, small_delta
+from dpfed.plan import account_for, make_plan, small_delta
 from dpfed.recipe import Recipe
-from dpfed.round import Outcome, Progress
+from dpfed.round import Outcome, Progress, start
 from dpfed.terms import Plan
 from dpfed.types import Vector
 
@@ -48,6 +53,7 @@ def run(
     overrides: tuple[str, ...] = (),
     watch: Watch | None = None,
     engine: str = "in-process",
+    resume: str | Path | None = None,
     **sections: Any,
 ) -> Result:
     """Train as a recipe says.
@@ -59,48 +65,82 @@ def run(
         overrides: ``key=value`` texts, as ``--set`` takes them.
         watch: called with each round's row and the number of rounds.
         engine: ``in-process``, or ``flower-simulation``: the same bits, through ``flwr run``.
+        resume: a folder in which the run keeps itself; one that died there goes on from its last
+            committed round.
         **sections: the recipe's own sections as keywords: data, privacy, server, rounds, ...
     """
     if engine not in _ENGINES:
         raise RecipeError(f"engine is {engine!r}; use one of {list(_ENGINES)}")
     root = _root(recipe)
     prepared = prepare(_resolve(recipe, seed, overrides, sections), root)
-    result = _ENGINES[engine](prepared, root, watch)
+    checkpoint = None if resume is None else Checkpoint(Path(resume))
+    result = _ENGINES[engine](prepared, root, watch, checkpoint)
     if out is not None:
         result.save(out)
     return result
 
 
-def _in_process(prepared: Prepared, root: Path | None, watch: Watch | None) -> Result:
+def _in_process(
+    prepared: Prepared, root: Path | None, watch: Watch | None, checkpoint: Checkpoint | None
+) -> Result:
     del root
-    return run_prepared(prepared, watch)
+    return run_prepared(prepared, watch, checkpoint)
 
 
-def run_prepared(prepared: Prepared, watch: Watch | None = None) -> Result:
-    """All rounds in this process."""
-    history: list[Row] = []
-    for progress, row in _rounds(prepared):
+def run_prepared(
+    prepared: Prepared, watch: Watch | None = None, checkpoint: Checkpoint | None = None
+) -> Result:
+    """All rounds in this process, or those that an earlier one did not commit."""
+    history: list[Row] = checkpoint.history() if checkpoint else []
+    last = _begun(prepared, checkpoint)
+    for progress, row in _rounds(prepared, checkpoint, history):
         history.append(row)
         last = progress
         if watch:
             watch(row, prepared.plan.rounds)
     spent = prepared.plan.guarantee(last.books, last.round)
-    return _result(prepared, last.params, spent, history)
+    result = _result(prepared, last.params, spent, history)
+    if last.round == prepared.plan.rounds:
+        return result
+    short = f"stopped after {last.round} of {prepared.plan.rounds} rounds: the budget is spent"
+    return replace(result, warnings=(*result.warnings, short))
 
 
-def _simulated(prepared: Prepared, root: Path | None, watch: Watch | None) -> Result:
+def _begun(prepared: Prepared, checkpoint: Checkpoint | None) -> Progress:
+    """Where the run stands before this process plays a round: all there is, if it plays none."""
+    fresh = start(prepared.plan, _initial(prepared), _training(prepared, checkpoint))
+    saved = checkpoint and checkpoint.load(prepared.plan, fresh)
+    return saved.progress if saved else fresh
+
+
+def _simulated(
+    prepared: Prepared, root: Path | None, watch: Watch | None, checkpoint: Checkpoint | None
+) -> Result:
     """The resolved recipe through Flower's simulation; its log stays where errors say it is."""
+    if checkpoint:
+        raise RecipeError(
+            "a simulation is not resumed; use the in-process engine, which gives the same bits"
+        )
     from dpfed.engines.flower import simulation
 
     plan, layout = prepared.plan, prepared.federation.model.layout
     scratch = Path(tempfile.mkdtemp(prefix="dpfed-"))
     path = scratch / "recipe.toml"
-    path.write_text(recipes.dump(prepared.recipe), encoding="utf-8")
+    path.write_text(recipes.dump(_with_ledger(prepared.recipe)), encoding="utf-8")
     follow = None if watch is None else (lambda row: watch(row, plan.rounds))
     done = simulation.run(path, scratch / "out", clients=len(plan.nominal), root=root, watch=follow)
     result = _result(prepared, layout.flatten(dict(done.params)), done.guarantee, done.history)
     shutil.rmtree(scratch, ignore_errors=True)
     return replace(result, warnings=(*result.warnings, done.stopped)) if done.stopped else result
+
+
+def _with_ledger(recipe: Recipe) -> Recipe:
+    """The recipe with the ledger's file spelt out: a simulation's own folder is thrown away."""
+    if isinstance(recipe.ledger, msgspec.UnsetType):
+        return recipe
+    where = default_path() if recipe.ledger.path is None else Path(recipe.ledger.path)
+    ledger = msgspec.structs.replace(recipe.ledger, path=str(where.expanduser().resolve()))
+    return msgspec.structs.replace(recipe, ledger=ledger)
 
 
 _ENGINES = {"in-process": _in_process, "flower-simulation": _simulated}
@@ -115,8 +155,6 @@ def _resolve(
 ) -> Recipe:
     extra = overrides if seed is None else (*overrides, f"seed={seed}")
     if isinstance(recipe, Recipe):
-        import msgspec
-
         recipe = msgspec.to_builtins(recipe)
     if recipe is None:
         return recipes.load(sections, extra)
@@ -134,11 +172,29 @@ def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None =
     return Prepared(recipe, silos, plan, () if warning is None else (warning,))
 
 
-def _rounds(prepared: Prepared) -> Iterator[tuple[Progress, Row]]:
+def _initial(prepared: Prepared) -> Vector:
+    return prepared.federation.model.initial(public_seed(prepared.recipe.seed, "model"))
+
+
+def _training(prepared: Prepared, checkpoint: Checkpoint | None) -> str:
+    """The training's name: a checkpoint's own, or a new one where a ledger will know it."""
+    name = prepared.recipe.name
+    if checkpoint:
+        return checkpoint.training(name)
+    booked = not isinstance(prepared.recipe.ledger, msgspec.UnsetType)
+    return f"{name}-{secrets.token_hex(4)}" if booked else "run"
+
+
+def _rounds(
+    prepared: Prepared, checkpoint: Checkpoint | None, history: list[Row]
+) -> Iterator[tuple[Progress, Row]]:
     silos, plan = prepared.federation, prepared.plan
-    params = silos.model.initial(public_seed(prepared.recipe.seed, "model"))
     began = time.perf_counter()
-    for progress, outcome in inprocess.rounds(plan, silos.problems, params):
+    found = inprocess.rounds(
+        plan, silos.problems, _initial(prepared), account_for(prepared.recipe),
+        _training(prepared, checkpoint), checkpoint, history,
+    )  # fmt: skip
+    for progress, outcome in found:
         seconds = time.perf_counter() - began
         yield progress, _row(prepared, progress, outcome, seconds)
         began = time.perf_counter()
@@ -151,6 +207,7 @@ def _row(prepared: Prepared, progress: Progress, outcome: Outcome, seconds: floa
     row.update(_accuracy(prepared, progress, outcome))
     row["epsilon"] = spent.claims[0].epsilon
     row["epsilon_others"] = spent.claims[-1].epsilon
+    row["surplus"] = plan.surplus(len(outcome.clients))
     row.update(snr=outcome.snr, clients=len(outcome.clients), missing=len(outcome.missing))
     absent = " ".join(map(str, outcome.missing))
     return {**row, "absent": absent, "aborted": outcome.aborted or "", "seconds": seconds}

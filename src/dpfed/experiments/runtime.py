@@ -8,7 +8,6 @@ DP-FedGD: both are measured within the same seconds, and their ratio is what the
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from dpfed.engines.inprocess import one_thread, rounds
 from dpfed.experiments import study as studies
 from dpfed.experiments.jobs import make_job
 from dpfed.experiments.run import Prepared, prepare
-from dpfed.experiments.study import STUDIES
+from dpfed.experiments.settings import check, stored
 from dpfed.experiments.sweep import settings_for
 from dpfed.experiments.table import Number, Table
 from dpfed.federation import Federation, federation
@@ -60,8 +59,8 @@ def tables(quick: bool = False) -> dict[str, Table]:
 
 def _prepared() -> dict[str, Prepared]:
     study = studies.load(STUDY)
-    path = STUDIES / f"{STUDY}.settings.json"
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    settings = stored(STUDY, study)
+    check(study, settings, STUDY)
     found: dict[str, Prepared] = {}
     silos: Federation | None = None
     for method in study.methods:

@@ -89,17 +89,25 @@ def _grid(desk: Desk, entry: Entry, stage: str) -> list[Job]:
 
 
 def trial(desk: Desk, entry: Entry, point: Changes) -> Job:
-    """A run that judges a setting: fewer rounds, its own seed, test records never touched."""
+    """A run that judges a setting: fewer rounds, its own seed, test records never touched.
+
+    A method that sets its own rounds keeps them, and the study's kind of evaluation is the judge:
+    for "test", held-out training records are in the test records' place.
+    """
     cell, base, method = entry
     tune = desk.study.tune
-    exact = desk.study.base.get("evaluation", {}).get("kind") == "exact"
+    rounds = method.set.get("rounds", tune.rounds)
     judged = {
-        "rounds": tune.rounds, "seed": tune.seed, "data.validation": tune.validation,
-        "evaluation.kind": "exact" if exact else "test", "evaluation.every": tune.rounds,
+        "rounds": rounds, "evaluation.every": rounds,
+        "seed": tune.seed, "data.validation": tune.validation,
     }  # fmt: skip
     labels = {"entry": label_of(cell, method.label), "point": point, "stage": "tuning"}
     changes = {**method.set, **base, **point, **judged}
-    return make_job(desk.study.base, labels, changes, desk.root, brief=True)
+    made = make_job(desk.study.base, labels, changes, desk.root, brief=True)
+    if made.recipe.evaluation.kind == "off":
+        raise RecipeError(f"{labels['entry']}: evaluation.kind is 'off', which judges no setting; "
+                          "use 'test'")  # fmt: skip
+    return made
 
 
 def _best(rows: list[Row]) -> dict[str, Any]:

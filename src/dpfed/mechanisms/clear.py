@@ -49,6 +49,11 @@ class Clear:
         """There is no noise that two releases could share."""
         return True
 
+    @property
+    def exact(self) -> bool:
+        """There is no noise that could be."""
+        return False
+
     def init(self, size: int) -> State:
         """Nothing to keep."""
         del size

@@ -33,15 +33,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpfed.errors import RecipeError
 from dpfed.grid import EXACT_BITS, NOISY_BITS, pack, step_below, to_grid
-from dpfed.noise import GaussianNoise
+from dpfed.noise import FreshNoise
 from dpfed.sampling import EVERYONE, drawn
 from dpfed.types import Adjacency, Release, State, Trust, Unit
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-
     from dpfed.grid import Floats
     from dpfed.types import Rows, Stream, Total
 
@@ -49,20 +46,8 @@ _BLOCK = 1 << 14
 
 
 @dataclass(frozen=True)
-class Gaussian(GaussianNoise):
+class Gaussian(FreshNoise):
     """See the file's docstring. ``std`` is where the noise level of a run is written."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (self.shares >= 1 and math.isfinite(self.shares)):
-            raise RecipeError(
-                f"shares is {self.shares}, and must be at least 1; lower the colluders"
-            )
-        if self.shares != 1 and self.trust is not Trust.DISTRIBUTED:
-            raise RecipeError(
-                f"shares is {self.shares}, but under {self.trust} trust the strongest adversary "
-                f"faces one share of noise; leave it at 1"
-            )
 
     @property
     def step(self) -> float:
@@ -90,8 +75,7 @@ class Gaussian(GaussianNoise):
         import torch
 
         if self.trust is not Trust.CENTRAL:
-            std = self.std * math.sqrt(math.fsum(w * w for w in total.weights))
-            return Release(total.vector, std, self.step), state
+            return Release(total.vector, self.pooled_std(total), self.step), state
         for part in torch.split(total.vector, _BLOCK):
             part.add_(to_grid(self._noise(part.numel(), rng), self.step))
         return Release(total.vector, self.std, self.step), state
@@ -100,24 +84,6 @@ class Gaussian(GaussianNoise):
         noise = rng.normal(size)
         noise *= self.std
         return noise
-
-    def event(self, releases: int, shares: float | None = None) -> DpEvent:
-        """``releases`` Gaussian releases, to one who cannot subtract ``shares`` shares of noise."""
-        from dp_accounting import GaussianDpEvent, NoOpDpEvent, SelfComposedDpEvent
-
-        if releases == 0:
-            return NoOpDpEvent()
-        event = GaussianDpEvent(self.noise_multiplier(shares))
-        return SelfComposedDpEvent(self.sampling.amplify(event), releases)
-
-    @property
-    def independent(self) -> bool:
-        """Each release has noise of its own."""
-        return True
-
-    def worth(self, releases: int) -> float:
-        """The squared sensitivity of so many releases, over that of one: they are independent."""
-        return float(releases)
 
 
 def gaussian(

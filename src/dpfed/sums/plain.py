@@ -25,22 +25,37 @@ import torch
 
 from dpfed.errors import BadReply
 from dpfed.grid import add_weighted
-from dpfed.types import Aborted, Requests, Total
+from dpfed.types import Aborted, Opened, Requests, Total
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpfed.grid import Integers
-    from dpfed.types import Release, Secret
+    from dpfed.types import Cohorts, Messages, Reply, Seat
 
 
 @dataclass(frozen=True, eq=False)
 class Adding:
-    """A sum under way. The total and the list of who is in it grow in place: O(size) memory."""
+    """A channel's sum under way. The total grows in place: O(size) memory."""
 
     cohort: Mapping[int, float]
     total: NDArray[np.int64]
     limit: float
+
+    def decode(self, client: int, message: bytes) -> Integers:
+        """A client's integers, checked against the schema: a view of the message."""
+        if client not in self.cohort:
+            raise BadReply(f"client {client} is not expected; its reply is dropped")
+        integers = _decode(message, self.total.size)
+        _check_range(integers, self.limit)
+        return integers
+
+
+@dataclass(frozen=True, eq=False)
+class Adder:
+    """All channels of a round, and who is in their totals."""
+
+    channels: Mapping[str, Adding]
     clients: set[int] = field(default_factory=set)
 
 
@@ -52,39 +67,86 @@ class Plain:
     stages: tuple[str, ...] = ("reply",)
     release_stage: str = "reply"
 
+    def honest(self, clients: int, colluders: int) -> int:
+        """One: the server reads each term by itself."""
+        del clients, colluders
+        return 1
+
+    def adversary(self, colluders: int) -> str:
+        """Whatever the server does: it is shown everything."""
+        del colluders
+        return "the server"
+
+    def failure(self, clients: int, colluders: int) -> float:
+        """It promises nothing that could fail."""
+        del clients, colluders
+        return 0.0
+
+    def capacity(self) -> float:
+        """What int64 holds; larger replies are refused one by one."""
+        return 2.0**62
+
     def answer(
-        self, stage: str, request: bytes, release: Release | None, secret: Secret
-    ) -> tuple[bytes, Secret]:
-        """The release's integers as bytes."""
-        del request
-        if stage != "reply" or release is None:
+        self, stage: str, requests: Messages, reply: Reply | None, secret: bytes, seat: Seat
+    ) -> tuple[Messages, bytes]:
+        """The releases' integers as bytes."""
+        del seat
+        if stage != "reply" or reply is None:
             raise BadReply(f"a plain sum has one stage, 'reply' with a release, not {stage!r}")
-        return release.vector.numpy().tobytes(), secret
+        return {name: reply[name].vector.numpy().tobytes() for name in requests}, secret
 
-    def begin(self, cohort: Mapping[int, float], round: int, size: int) -> Adding:
-        """An empty total, and how large one reply may be so that no sum of all can wrap."""
-        del round
-        return Adding(cohort, np.zeros(size, np.int64), limit=2.0**62 / max(1, len(cohort)))
+    def directory(self) -> None:
+        """There is nothing to keep."""
 
-    def add(self, session: Adding, client: int, message: bytes) -> Adding:
-        """Check one message against the schema and add it, scaled by the client's public weight."""
-        if client not in session.cohort or client in session.clients:
-            raise BadReply(
-                f"client {client} is not expected, or has answered; its reply is dropped"
-            )
-        integers = _decode(message, session.total.size)
-        _check_range(integers, session.limit)
-        add_weighted(session.total, integers, session.cohort[client])
+    def pack_directory(self, directory: None) -> bytes:
+        """Nothing."""
+        del directory
+        return b""
+
+    def unpack_directory(self, packed: bytes) -> None:
+        """Nothing."""
+
+    def begin(
+        self, directory: None, cohorts: Cohorts, sizes: Mapping[str, int], seat: Seat
+    ) -> tuple[Adder, Requests]:
+        """Empty totals, and how large one reply may be so that no sum of all can wrap."""
+        del directory, seat
+        adding = {
+            name: Adding(cohort, np.zeros(sizes[name], np.int64), 2.0**62 / max(1, len(cohort)))
+            for name, cohort in cohorts.items()
+        }
+        asked = {name: dict.fromkeys(cohort, b"") for name, cohort in cohorts.items()}
+        return Adder(adding), Requests("reply", asked)
+
+    def add(self, session: Adder, client: int, messages: Messages) -> Adder:
+        """Check a client's messages and add each, scaled by the client's public weight."""
+        if set(messages) != set(session.channels):
+            due = sorted(session.channels)
+            raise BadReply(f"a reply on {sorted(messages)}, where {due} are due")
+        if client in session.clients:
+            raise BadReply(f"client {client} has answered; its second reply is dropped")
+        found = {n: session.channels[n].decode(client, m) for n, m in messages.items()}
+        for name, integers in found.items():
+            adding = session.channels[name]
+            add_weighted(adding.total, integers, adding.cohort[client])
         session.clients.add(client)
         return session
 
-    def close(self, session: Adding) -> Requests | Total | Aborted:
-        """The total of those who answered."""
+    def close(self, session: Adder) -> Requests | Opened | Aborted:
+        """The totals of those who answered."""
         if not session.clients:
             return Aborted("no client answered")
         clients = tuple(sorted(session.clients))
-        weights = tuple(session.cohort[client] for client in clients)
-        return Total(torch.from_numpy(session.total), clients, weights)
+        return Opened(
+            {
+                name: Total(
+                    torch.from_numpy(adding.total),
+                    clients,
+                    tuple(adding.cohort[client] for client in clients),
+                )
+                for name, adding in session.channels.items()
+            }
+        )
 
 
 def plain() -> Plain:

@@ -9,8 +9,9 @@
     recipe = "/path/of/recipe.toml"
     root = "/folder/that/data/paths/of/the/recipe/refer/to"
     out = "/folder/for/the/result"
-    timeout = 3600.0       # seconds that a round waits for replies
+    timeout = 3600.0       # seconds that a stage of a round waits for replies
     training = ""          # the name under which clients keep state; a resumed run has the same
+    checkpoint = ""        # a folder on the server's disk: a run that died goes on from there
 
 Both sides build the federation and the plan from the recipe, as the in-process engine does, and
 each client takes its own part. Flower pickles the ClientApp object anew for each message to a
@@ -46,12 +47,14 @@ from safetensors.torch import load_file, save_file
 from dpfed import errors
 from dpfed import recipe as recipes
 from dpfed.accounting.guarantee import Guarantee, jsonable
+from dpfed.booking import Account
+from dpfed.checkpoint import Checkpoint
 from dpfed.data.problems import evaluate
 from dpfed.engines.flower import client
 from dpfed.engines.flower.codec import named_arrays
 from dpfed.engines.flower.strategy import DPResult, DPStrategy
 from dpfed.federation import IN_CLEAR, Federation, evaluation_words, federation, public_seed
-from dpfed.plan import make_plan
+from dpfed.plan import account_for, make_plan
 from dpfed.recipe import Recipe
 from dpfed.terms import Plan
 from dpfed.types import Problem
@@ -59,10 +62,11 @@ from dpfed.types import Problem
 METRICS_FILE, MODEL_FILE = "metrics.jsonl", "model.safetensors"
 GUARANTEE_FILE, ERROR_FILE = "guarantee.json", "error.json"
 
+_AS_IS = ("epsilon", "epsilon_others", "surplus", "snr", "clients")
 _WORDS = ("inf", "-inf", "nan")  # what JSON knows no numbers for
 
 TIMEOUT = 3600.0
-"""Seconds that a round waits for replies. Too few burn the budget: asked for is spent."""
+"""Seconds that a stage waits for replies. Too few burn the budget: asked for is spent."""
 
 WAIT = 300.0
 """Seconds until all clients must have enrolled: each process loads the data first."""
@@ -121,7 +125,12 @@ def plan_for(context: Context) -> Plan:
     return prepared_for(context).plan
 
 
-client_app = client.client_app(problem_for, plan_for)
+def ledger_for(context: Context) -> Account | None:
+    """Where a client's releases are booked: what its owner says stands before the recipe."""
+    return account_for(prepared_for(context).recipe, environment=True)
+
+
+client_app = client.client_app(problem_for, plan_for, ledger_for)
 
 
 # ------------------------------------------------------------------------------------- the server
@@ -134,25 +143,44 @@ def main(grid: Grid, context: Context) -> None:
     """Train as the recipe says; leave the result, or the reason why there is none."""
     out = Path(str(context.run_config.get("out", ".")))
     out.mkdir(parents=True, exist_ok=True)
+    folder = context.run_config.get("checkpoint")
+    checkpoint = Checkpoint(Path(str(folder))) if folder else None
+    kept = read_history(out)[: len(checkpoint.history())] if checkpoint else []
     clear(out)
     try:
-        _train(grid, prepared_for(context), out, context)
+        _train(grid, prepared_for(context), out, context, kept)
     except Exception as error:
         _leave_error(out, error)
         raise
 
 
-def _train(grid: Grid, run: Prepared, out: Path, context: Context) -> None:
+def _train(grid: Grid, run: Prepared, out: Path, context: Context, kept: list[Row]) -> None:
     model = run.federation.model
     diary = _Diary(run, out)
-    training = context.run_config.get("training") or f"{run.recipe.name}-{context.run_id}"
-    timeout = float(context.run_config.get("timeout") or TIMEOUT)
-    name = re.sub(r"[^\w.-]", "-", str(training)).lstrip(".")[-100:]
-    strategy = DPStrategy(run.plan, training=name, wait=WAIT, watch=diary.note)
+    for row in kept:  # of the rounds that were committed before the process died
+        diary.write(row)
+    config = context.run_config
+    folder = config.get("checkpoint") or None
+    timeout = float(config.get("timeout") or TIMEOUT)
+    name = _training(run, context, folder)
+    strategy = DPStrategy(
+        run.plan, training=name, wait=WAIT, watch=diary.note,
+        checkpoint=None if folder is None else str(folder),
+    )  # fmt: skip
     params = model.initial(public_seed(run.recipe.seed, "model"))
     arrays = named_arrays(model.layout, params)
     result = strategy.start(grid, arrays, timeout=timeout, evaluate_fn=diary.judge)
     _leave(out, run, result, diary.rows)
+
+
+def _training(run: Prepared, context: Context, folder: object) -> str:
+    """The training's name: as configured, or a checkpoint's own, or one for this run alone."""
+    name = context.run_config.get("training")
+    if not name and folder:
+        name = Checkpoint(Path(str(folder))).training(run.recipe.name)
+    return re.sub(r"[^\w.-]", "-", str(name or f"{run.recipe.name}-{context.run_id}")).lstrip(".")[
+        -100:
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +206,11 @@ class _Diary:
 
     def note(self, row: Row) -> None:
         """Add a round, in the form of a Result's history, to the file that is watched."""
-        self.rows.append(self._plain(row))
+        self.write(self._plain(row))
+
+    def write(self, row: Row) -> None:
+        """Add a row as it is."""
+        self.rows.append(row)
         with (self.out / METRICS_FILE).open("a", encoding="utf-8") as file:
             file.write(_line(self.rows[-1]))
 
@@ -190,7 +222,7 @@ class _Diary:
             "accuracy": seen.get("accuracy"),
             "loss": seen.get("loss"),
             "worst_silo": None,
-            **{name: row[name] for name in ("epsilon", "epsilon_others", "snr", "clients")},
+            **{name: row[name] for name in _AS_IS},
             "missing": len(row["missing"]),
             "absent": " ".join(map(str, row["missing"])),
             "aborted": row["aborted"] or "",
@@ -294,5 +326,6 @@ def with_config(config: UserConfig) -> tuple[ServerApp, ClientApp]:
     clients = client.client_app(
         lambda context: problem_for(configured(context)),
         lambda context: plan_for(configured(context)),
+        lambda context: ledger_for(configured(context)),
     )
     return server, clients

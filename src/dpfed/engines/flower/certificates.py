@@ -2,7 +2,8 @@
 """A deployment's certificates and keys: made, written as bytes, read back and compared.
 
 Certificates: one CA, and the server's, which it signs. Keys: ECDSA on P-384; those of the CA and
-the server in PKCS8 form, those of the nodes in OpenSSH form, which is what Flower reads.
+the server in PKCS8 form, those of the nodes in OpenSSH form, which is what Flower reads. The
+silos' identity keys are Ed25519, in PKCS8 form; dpfed/identity.py reads them back.
 
 What is read back and is wrong raises a RecipeError that names the file. deploy.py says where the
 files lie and who holds which.
@@ -19,6 +20,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509 import verification
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -34,6 +36,16 @@ _HOST_NAME = re.compile(rf"({_LABEL}\.)*(?!\d+$){_LABEL}")  # 10.1.2.300 is no n
 def new_key() -> ec.EllipticCurvePrivateKey:
     """An ECDSA key on P-384."""
     return ec.generate_private_key(ec.SECP384R1())
+
+
+def new_identity() -> Ed25519PrivateKey:
+    """A silo's key for the secure sum."""
+    return Ed25519PrivateKey.generate()
+
+
+def sign(ca_key: ec.EllipticCurvePrivateKey, content: bytes) -> bytes:
+    """The CA's signature of a file, as `openssl dgst -sha384 -sign ca.key` makes it."""
+    return ca_key.sign(content, ec.ECDSA(hashes.SHA384()))
 
 
 def ca_certificate(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
@@ -126,8 +138,8 @@ def general_name(name: str) -> x509.GeneralName:
 # ------------------------------------------------------------------------------------ as bytes
 
 
-def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A private key in PKCS8 form: the CA's, the server's."""
+def pem(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
+    """A private key in PKCS8 form: the CA's, the server's, a silo's identity."""
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,

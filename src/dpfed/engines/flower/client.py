@@ -16,24 +16,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from dpfed.booking import Account, account
 from dpfed.engines.flower import state as states
 from dpfed.engines.flower.codec import CONTROL, Envelope, Order, read_order, write_answer
 from dpfed.engines.inprocess import one_thread
 from dpfed.errors import ClientRefused, DataError, UnsoundPlan, wire_name
+from dpfed.identity import from_environment
 from dpfed.round import Answer, Member, answer
 from dpfed.rows import Dense
 from dpfed.terms import Plan
-from dpfed.types import Problem, Rows, Unit, Vector
+from dpfed.types import Problem, Rows, State, Unit, Vector
 
 log = logging.getLogger("dpfed")
 
 MakeProblem = Callable[[Context], Problem]
 MakePlan = Callable[[Context], Plan]
+MakeAccount = Callable[[Context], "Account | None"]
 Train = Callable[[Message, Context], Message]
 
 ENROL = "enrol"
@@ -43,10 +47,16 @@ _ROOM = 64  # things that a shelf keeps, since simulated clients share a process
 _SHELVES: dict[str, dict[Any, Any]] = {}
 
 
-def client_app(problem: MakeProblem, plan: Plan | MakePlan) -> ClientApp:
-    """A ClientApp that answers a DPStrategy from this problem, under this plan."""
+def client_app(
+    problem: MakeProblem, plan: Plan | MakePlan, ledger: str | MakeAccount | None = None
+) -> ClientApp:
+    """A ClientApp that answers a DPStrategy from this problem, under this plan.
+
+    ``ledger`` is the name of the data, under which releases are booked before they are made; the
+    node's owner may give it another one: $DPFED_DATASET.
+    """
     app = ClientApp()
-    desk = _Desk(plan, problem)
+    desk = _Desk(plan, problem, ledger)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -55,13 +65,15 @@ def client_app(problem: MakeProblem, plan: Plan | MakePlan) -> ClientApp:
     return app
 
 
-def private(plan: Plan | MakePlan) -> Callable[[Message, Context, Train], Message]:
+def private(
+    plan: Plan | MakePlan, ledger: str | MakeAccount | None = None
+) -> Callable[[Message, Context, Train], Message]:
     """A mod: the user's train function runs as it is, and only its private update leaves.
 
     The update (parameters before minus after) is one row: the promise is for each client. Metrics
     and all else that the function returns stay here.
     """
-    desk = _Desk(plan, None)
+    desk = _Desk(plan, None, ledger)
 
     def mod(message: Message, context: Context, call_next: Train) -> Message:
         trained = _Trained(message, context, call_next)
@@ -76,6 +88,7 @@ class _Desk:
 
     plan: Plan | MakePlan
     problem: MakeProblem | None
+    ledger: str | MakeAccount | None = None
     own: dict[str, dict[Any, Any]] = field(default_factory=dict)
 
     def plan_of(self, context: Context) -> Plan:
@@ -85,6 +98,12 @@ class _Desk:
         run = (context.run_id, repr(sorted(context.run_config.items())))
         plan: Plan = self._once(self.plan, run, context)
         return plan
+
+    def account_of(self, context: Context) -> Account | None:
+        """Where this node's releases are booked, if its owner or the app gives the data a name."""
+        if self.ledger is None or isinstance(self.ledger, str):
+            return account(self.ledger, environment=True)
+        return self.ledger(context)
 
     def problem_of(self, context: Context) -> Callable[[], Problem]:
         def get() -> Problem:
@@ -132,13 +151,15 @@ class _Desk:
             at = order.broadcast
             envelope = Envelope(at.round, at.attempt, order.stage, client_index(context))
             with one_thread():
-                reply = self._answer(order, envelope.client, context, problem())
+                reply = self._answer(order, envelope.client, context, problem)
         except Exception as error:
             log.exception("this client could not answer")
             reply = ClientRefused(wire_name(error))
         return write_answer(envelope, reply)
 
-    def _answer(self, order: Order, client: int, context: Context, problem: Problem) -> Answer:
+    def _answer(
+        self, order: Order, client: int, context: Context, problem: Callable[[], Problem]
+    ) -> Answer:
         plan = self.plan_of(context)
         if order.fingerprint != plan.fingerprint():
             raise UnsoundPlan("the server runs another plan than this client has agreed to")
@@ -146,16 +167,36 @@ class _Desk:
             raise UnsoundPlan(
                 f"round {order.broadcast.round} is not one of the {plan.rounds} priced"
             )
-        folder = states.folder_for(order.training, client)
-        member = _remember(plan, order, Member(client, problem), folder)
+        folder = states.folder_for(order.broadcast.training, client)
+        with states.locked(folder):
+            member = Member(client, ledger=self.account_of(context))
+            return self._answer_in(folder, plan, order, member, problem)
+
+    def _answer_in(
+        self,
+        folder: Path,
+        plan: Plan,
+        order: Order,
+        member: Member,
+        problem: Callable[[], Problem],
+    ) -> Answer:
+        """What the client keeps goes in, and is on its disk again before the answer leaves."""
+        if plan.sum.hides_terms:
+            signer = from_environment(member.client, len(plan.nominal))
+            member = replace(member, signer=signer, secret=states.read_secret(folder))
+        if order.stage == plan.sum.release_stage:  # other stages need no data
+            member = _remember(plan, order, replace(member, problem=problem()), folder)
         reply, after = answer(plan, order.broadcast, order.stage, order.requests, member)
         if not isinstance(reply, ClientRefused):
-            states.save(folder / _MECHANISMS, 0, dict(after.mechanisms))
-            states.save(folder, order.broadcast.round, after.state)
+            if after.secret != member.secret:
+                states.write_secret(folder, after.secret)
+            if order.stage == plan.sum.release_stage:
+                states.save(folder / _MECHANISMS, 0, dict(after.mechanisms))
+                states.save(folder, order.broadcast.round, after.state)
         return reply
 
 
-def _remember(plan: Plan, order: Order, member: Member, folder: Any) -> Member:
+def _remember(plan: Plan, order: Order, member: Member, folder: Path) -> Member:
     """The member with the state that it kept after the last round it answered.
 
     The algorithm's goes back with a round that was not committed. The mechanisms' never does: two
@@ -163,9 +204,11 @@ def _remember(plan: Plan, order: Order, member: Member, folder: Any) -> Member:
     """
     params = order.broadcast.params
     state = states.load(folder, order.broadcast.round, plan.client.init(params))
-    mechanisms = plan.mechanism_states(params.numel())
+    mechanisms: dict[str, State] = {}
     if order.broadcast.round > 0:  # in round 0 all noise is new, which is never too little
-        mechanisms = states.load(folder / _MECHANISMS, 1, mechanisms)
+        fresh = plan.mechanism_states(params.numel())
+        kept = states.load(folder / _MECHANISMS, 1, fresh)
+        mechanisms = {} if kept is fresh else kept  # the ledger prices new noise from its start
     return replace(member, state=state, mechanisms=mechanisms)
 
 

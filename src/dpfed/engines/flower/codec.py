@@ -14,7 +14,6 @@ A reply that does not fit is a BadReply, with a reason that quotes no value of i
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,7 +23,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from dpfed.errors import WIRE_NAMES, BadReply, ClientRefused
 from dpfed.round import Answer
-from dpfed.types import Broadcast, Vector
+from dpfed.types import Broadcast, Messages, Vector
 from dpfed.vector import Layout
 
 ARRAYS, SHARED, CONFIG, CONTROL, REPLY = "arrays", "shared", "config", "dpfed", "reply"
@@ -37,8 +36,7 @@ class Order:
 
     broadcast: Broadcast
     stage: str
-    requests: Mapping[str, bytes]
-    training: str
+    requests: Messages
     fingerprint: str
 
 
@@ -57,31 +55,31 @@ class Sender:
     """Makes a broadcast's messages; its arrays are encoded once, whatever the number of clients."""
 
     layout: Layout
-    training: str
     fingerprint: str
     config: ConfigRecord
     broadcast: Broadcast
 
-    def order(self, stage: str, requests: Mapping[str, bytes]) -> RecordDict:
-        """The content of one client's message."""
+    def order(self, stage: str, requests: Messages, bare: bool = False) -> RecordDict:
+        """The content of one client's message; a bare one, without arrays, asks for no release."""
         names = list(requests)
+        arrays = {ARRAYS: ArrayRecord()} if bare else self._arrays
         control = ConfigRecord(
             {
                 "round": self.broadcast.round,
                 "attempt": self.broadcast.attempt,
                 "stage": stage,
-                "training": self.training,
+                "training": self.broadcast.training,
                 "fingerprint": self.fingerprint,
-                "names": list(self.layout.shapes),
+                "names": [] if bare else list(self.layout.shapes),
                 "channels": names,
                 "requests": [requests[name] for name in names],
             }
         )
-        return RecordDict({**self._arrays, CONFIG: self.config, CONTROL: control})
+        return RecordDict({**arrays, CONFIG: self.config, CONTROL: control})
 
     def forget(self) -> None:
         """Drop the arrays: a record refers to itself, and would keep them until a collection."""
-        for arrays in self._arrays.values():
+        for arrays in self.__dict__.get("_arrays", {}).values():  # made only if they were sent
             arrays.clear()
 
     @cached_property
@@ -103,19 +101,20 @@ def read_order(content: RecordDict) -> Order:
         control = content.config_records[CONTROL]
         arrays = content.array_records[ARRAYS]
         flat = [arrays[name].numpy().reshape(-1) for name in _texts(control["names"])]
+        params = np.concatenate(flat) if flat else np.empty(0, np.float32)
         shared = content.array_records.get(SHARED, ArrayRecord())
         broadcast = Broadcast(
             _number(control["round"]),
-            torch.from_numpy(np.concatenate(flat)),
+            torch.from_numpy(params),
             {name: torch.from_numpy(array.numpy().copy()) for name, array in shared.items()},
             _number(control["attempt"]),
+            str(control["training"]),
         )
         channels, requests = _texts(control["channels"]), control["requests"]
         return Order(
             broadcast,
             str(control["stage"]),
             dict(zip(channels, requests, strict=True)),  # type: ignore[arg-type]
-            str(control["training"]),
             str(control["fingerprint"]),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -4,22 +4,29 @@
 ``init`` writes one folder; each part of it belongs to one party, and to no other::
 
     config.toml                   who runs ``flwr run``: where the SuperLink is, whom to trust
-    ca/ca.key                     the operator, offline: whoever holds it can pose as the server
+    ca/ca.key                     the operator, offline: whoever holds it can pose as the server,
+                                  and can sign a roster
     ca/ca.crt                     public
     server/ca.crt                 public
     server/server.crt             public; names the hosts under which the server is reached
     server/server.key             the server's host only: proves to the silos who the server is
+    server/roster.json, .sig      public; the same roster as the silos have, to name a wrong key
     server/nodes/NAME.pub         public keys of the silos that may join
     server/start-superlink.sh     the server's host
     server/register-nodes.sh      the server's host: tells the SuperLink who may join
     nodes/NAME/ca.crt             public; the silo refuses a server that this did not sign
     nodes/NAME/node.key           that silo's host only: proves to the server who the silo is
     nodes/NAME/node.pub           public; the same key as server/nodes/NAME.pub
+    nodes/NAME/identity.key       that silo's host only: proves to the other silos who it is
+    nodes/NAME/roster.json        public; names and identity keys of all silos, by partition-id
+    nodes/NAME/roster.sig         public; the CA's signature of roster.json
     nodes/NAME/start-supernode.sh that silo's host
 
 TLS hides and authenticates the wire towards the server; node authentication keeps strangers out
 of the sum, whose privacy is priced for silos that add their share of the noise. Flower wants both
 or neither: node keys are ECDSA on a NIST curve, in OpenSSH form (``--auth-supernode-private-key``).
+Identity keys are for a secure sum, in which silos agree on masks by messages that the server
+carries and must not be able to forge (dpfed/identity.py).
 
 What this does not do: the open-source SuperLink serves its Control API (submit a run, register a
 node) on the same port and asks nobody there who they are. Whoever reaches that path of the port
@@ -29,20 +36,26 @@ Edge cases:
 
     a key already exists               init refuses: new keys would lock out hosts with the old
     a node's private key is not here   check accepts it: after the hand-over it should be gone
+    a silo's identity.key is not here  check accepts it, for the same reason
     the CA's private key is not here   check accepts it: it belongs offline
     a certificate ends within 30 days  check warns; after its end, check refuses
     a key can be read by others        check refuses
-    no TLS, or no node authentication  check refuses, or with insecure=True warns
+    a roster is not signed by this CA  check refuses
+    two silos have unlike rosters      check refuses: each would refuse the other's signatures
+    identity.key is another silo's     check refuses; so does the silo itself when it starts
+    a script starts another client     check refuses: the roster counts by partition-id
+    DPFED_IDENTITY=simulated           the start script overrides it; in a script, check refuses
+    no TLS, node keys or rosters       check refuses, or with insecure=True warns
 """
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from dpfed import identity
 from dpfed.engines.flower import certificates as certs
 from dpfed.engines.flower import scripts
 from dpfed.errors import RecipeError
@@ -61,8 +74,6 @@ CONTROL_WARNING = (
     "warning: the SuperLink's Control API shares the port and asks for no credentials; let only "
     "/v1/fleet/ through from other hosts"
 )
-
-_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 
 # ----------------------------------------------------------------------------------------- init
@@ -91,14 +102,16 @@ def init(
     _check_range("days", days, 1, 3650)
     _refuse_existing(folder)
     address = scripts.address(server_names[0], port)
-    certificates = _write_certificates(folder, server_names, days)
+    ca_key = certs.new_key()
+    certificates = _write_certificates(folder, server_names, ca_key, days)
     server = _write_server_scripts(folder, server_names[0], port)
     silos = [
         path
         for i, name in enumerate(nodes)
         for path in _write_node(folder, name, scripts.start_node(name, address, i, len(nodes)))
     ]
-    return [*certificates, *server, *silos, _write_config(folder, address)]
+    identities = _write_identities(folder, nodes, ca_key)
+    return [*certificates, *server, *silos, *identities, _write_config(folder, address)]
 
 
 def _check_names(server_names: list[str], nodes: list[str]) -> None:
@@ -109,7 +122,7 @@ def _check_names(server_names: list[str], nodes: list[str]) -> None:
     if len({name.lower() for name in nodes}) < len(nodes):
         raise RecipeError(f"nodes {nodes} repeats a name; give each silo its own.")
     for name in nodes:
-        if not _NODE_NAME.fullmatch(name):
+        if not identity.NAME.fullmatch(name):
             raise RecipeError(
                 f"node name {name!r} is not a plain word; use letters, digits, - and _ only."
             )
@@ -134,8 +147,10 @@ def _refuse_existing(folder: Path) -> None:
 # --------------------------------------------------------------------------- what init writes
 
 
-def _write_certificates(folder: Path, server_names: list[str], days: int) -> list[Path]:
-    ca_key, server_key = certs.new_key(), certs.new_key()
+def _write_certificates(
+    folder: Path, server_names: list[str], ca_key: ec.EllipticCurvePrivateKey, days: int
+) -> list[Path]:
+    server_key = certs.new_key()
     ca = certs.ca_certificate(ca_key, days)
     hosts = list(dict.fromkeys((*server_names, *LOOPBACK)))
     server = certs.server_certificate(server_key, hosts, ca, ca_key, days)
@@ -169,6 +184,26 @@ def _write_node(folder: Path, name: str, script: bytes) -> list[Path]:
     ]
 
 
+def _write_identities(
+    folder: Path, nodes: list[str], ca_key: ec.EllipticCurvePrivateKey
+) -> list[Path]:
+    keys = [certs.new_identity() for _ in nodes]
+    roster = identity.dump(nodes, [key.public_key().public_bytes_raw() for key in keys])
+    signature = certs.sign(ca_key, roster)
+    written = [
+        _write(folder / "server" / identity.ROSTER, roster),
+        _write(folder / "server" / identity.SIGNATURE, signature),
+    ]
+    for name, key in zip(nodes, keys, strict=True):
+        home = folder / "nodes" / name
+        written += [
+            _write(home / identity.KEY, certs.pem(key), mode=0o600),
+            _write(home / identity.ROSTER, roster),
+            _write(home / identity.SIGNATURE, signature),
+        ]
+    return written
+
+
 def _write_config(folder: Path, address: str) -> Path:
     ca = (folder / "ca/ca.crt").resolve()
     return _write(folder / "config.toml", scripts.connection(CONNECTION, address, ca))
@@ -192,15 +227,18 @@ def check(folder: Path, *, insecure: bool = False) -> list[str]:
 
     Args:
         folder: A folder that ``init`` made.
-        insecure: Warn, rather than refuse, where TLS or node authentication is missing. Anything
-            else that is wrong (expired, unsigned, mismatched, readable by others) still raises.
+        insecure: Warn, rather than refuse, where TLS, node authentication or a roster is missing.
+            Anything else that is wrong (expired, unsigned, mismatched, readable by others) still
+            raises.
     """
     if not folder.is_dir():
         raise RecipeError(f"{folder} is not a folder; make it with `dpfed deploy init {folder}`.")
     return [
         *_check_permissions(folder),
         *_check_tls(folder, insecure),
+        *_check_copies(folder),
         *_check_nodes(folder, insecure),
+        *_check_rosters(folder, insecure),
         *_check_scripts(folder, insecure),
         CONTROL_WARNING,
     ]
@@ -239,9 +277,15 @@ def _check_tls(folder: Path, insecure: bool) -> list[str]:
     certs.same_key(needed[2], needed[1], server)
     if (folder / "ca/ca.key").is_file():
         certs.same_key(folder / "ca/ca.key", needed[0], ca)
-    copies = sorted((folder / "nodes").glob("*/ca.crt"))
-    certs.check_copies([folder / "server/ca.crt", *copies], ca)
     return [*lines, "server/server.key fits server/server.crt"]
+
+
+def _check_copies(folder: Path) -> list[str]:
+    if not (folder / "ca/ca.crt").is_file():
+        return []
+    copies = [folder / "server/ca.crt", *sorted((folder / "nodes").glob("*/ca.crt"))]
+    certs.check_copies(copies, certs.load_certificate(folder / "ca/ca.crt"))
+    return ["every copy of ca/ca.crt is the same"]
 
 
 def _check_nodes(folder: Path, insecure: bool) -> list[str]:
@@ -267,11 +311,63 @@ def _check_node(folder: Path, name: str, public: ec.EllipticCurvePublicKey) -> s
     return f"node {name}: node.key fits server/nodes/{name}.pub"
 
 
+def _check_rosters(folder: Path, insecure: bool) -> list[str]:
+    homes = sorted(path for path in (folder / "nodes").glob("*") if path.is_dir())
+    absent = [str(home) for home in homes if not (home / identity.ROSTER).is_file()]
+    if absent or not homes:
+        where = " and ".join(absent) or str(folder / "nodes")
+        message = f"identity keys are missing: there is no {identity.ROSTER} in {where}"
+        return _missing(message, insecure=insecure)
+    roster = _common_roster(homes)
+    registered = {path.stem for path in folder.glob("server/nodes/*.pub")}
+    known = registered or set(roster.names)  # none at all is what _check_nodes speaks of
+    strays = (known ^ set(roster.names)) | ({home.name for home in homes} - known)
+    if strays:
+        raise RecipeError(
+            f"{sorted(strays)} is not in all of nodes, server/nodes and {identity.ROSTER}, so it "
+            "could not take part; make a new folder with `dpfed deploy init`."
+        )
+    lines = [_check_identity(home, roster) for home in homes]
+    return [f"roster of {len(roster.names)} silos: signed by the CA, the same for each", *lines]
+
+
+def _common_roster(homes: list[Path]) -> identity.Roster:
+    """Each is judged by the ca.crt beside it, as its silo does; _check_copies compared those."""
+    rosters = [identity.load_roster(home) for home in homes]
+    for home, roster in zip(homes, rosters, strict=True):
+        if roster != rosters[0]:
+            raise RecipeError(
+                f"{home / identity.ROSTER} is not {homes[0] / identity.ROSTER}, so these silos "
+                "would refuse each other's signatures; copy one roster.json, with its roster.sig, "
+                "to all of them."
+            )
+    return rosters[0]
+
+
+def _check_identity(home: Path, roster: identity.Roster) -> str:
+    place, count = roster.names.index(home.name), len(roster.names)
+    starts = scripts.partition(home / "start-supernode.sh")
+    if starts not in (None, (place, count)):
+        raise RecipeError(
+            f"{home / 'start-supernode.sh'} says partition-id={starts[0]} of {starts[1]}, but "
+            f"{home / identity.ROSTER} has {home.name} as {place} of {count}; make both the same."
+        )
+    if not (home / identity.KEY).is_file():
+        return f"node {home.name}: client {place}; its identity.key is not here, as it should be"
+    found = identity.load(home).client
+    if found != place:
+        raise RecipeError(
+            f"{home / identity.KEY} is the key of {roster.names[found]} in the roster and not of "
+            f"{home.name}; give each silo its own."
+        )
+    return f"node {home.name}: identity.key fits client {place} of the roster"
+
+
 def _check_scripts(folder: Path, insecure: bool) -> list[str]:
     lines: list[str] = []
     for script, flaw in scripts.flaws(folder).items():
         if flaw:
-            message = f"TLS or node authentication is missing: {script} {flaw}"
+            message = f"TLS, node authentication or identity is missing: {script} {flaw}"
             lines += _missing(message, insecure=insecure)
         else:
             lines.append(f"{script} uses TLS and node authentication")

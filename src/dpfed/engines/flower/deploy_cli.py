@@ -34,7 +34,7 @@ def init(
     port: Annotated[int, typer.Option(help="The SuperLink's port.")] = 8000,
     days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 365,
 ) -> None:
-    """Make a CA, the server's certificate, a key per silo, and a start script for each host.
+    """Make a CA, the server's certificate, keys per silo, and a start script for each host.
 
     Then: server/ goes to the server's host, nodes/NAME/ to that silo's host and to no other, and
     ca/ca.key offline. On the server, run start-superlink.sh, then register-nodes.sh; at each
@@ -57,11 +57,12 @@ def check(
         bool,
         typer.Option(
             "--insecure",
-            help="Only warn where TLS or node authentication is missing; for one machine only.",
+            help="Only warn where TLS, node authentication or a roster is missing; for one machine "
+            "only.",
         ),
     ] = False,
 ) -> None:
-    """Verify a deployment before it starts: certificates, keys, permissions, scripts.
+    """Verify a deployment before it starts: certificates, keys, rosters, permissions, scripts.
 
     Says what it verified, warns 30 days before a certificate ends, and stops with one sentence at
     the first thing that is wrong.

@@ -6,17 +6,23 @@
     start_node(...)      nodes/NAME/start-supernode.sh
     connection(...)      config.toml
 
-``flaws`` reads them back: do they still ask for TLS and for node authentication?
+``flaws`` reads them back: do they still ask for TLS, for node authentication, and for the silo's
+own identity? ``partition`` says as which client a silo's script starts.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
+from dpfed.identity import ENVIRONMENT, SIMULATED
+
 _SERVER_FLAGS = ("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--enable-supernode-auth")
-_NODE_FLAGS = ("--root-certificates", "--auth-supernode-private-key")
+_NODE_FLAGS = ("--root-certificates", "--auth-supernode-private-key", ENVIRONMENT)
+_UNSAFE = ("--insecure", f"{ENVIRONMENT}={SIMULATED}")
+_PARTITION = re.compile(r"partition-id=(\d+) num-partitions=(\d+)")
 
 
 # ------------------------------------------------------------------------------------- writing
@@ -35,7 +41,9 @@ def register(name: str, port: int) -> bytes:
 def start_node(name: str, server: str, partition: int, count: int) -> bytes:
     """Starts the SuperNode of one silo, which is client ``partition`` of ``count``."""
     config = f"partition-id={partition} num-partitions={count}"
-    return _START_NODE.format(name=name, address=shlex.quote(server), config=config).encode()
+    return _START_NODE.format(
+        name=name, address=shlex.quote(server), config=config, identity=ENVIRONMENT
+    ).encode()
 
 
 def connection(name: str, server: str, ca: Path) -> bytes:
@@ -61,21 +69,28 @@ def flaws(folder: Path) -> dict[Path, str | None]:
     }
 
 
+def partition(script: Path) -> tuple[int, int] | None:
+    """A silo's client index and the number of clients, if its script says them as we write it."""
+    found = _PARTITION.findall("\n".join(_code(script)))
+    return (int(found[-1][0]), int(found[-1][1])) if found else None
+
+
 def _flaw(script: Path, flags: tuple[str, ...]) -> str | None:
-    words = _words(script)
-    absent = [flag for flag in flags if flag not in words]
+    words = {word.replace('"', "").replace("'", "") for x in _code(script) for word in x.split()}
+    names = {word.split("=")[0] for word in words}
+    absent = [flag for flag in flags if flag not in names]
     if absent:
         return f"lacks {', '.join(absent)}"
-    return "says --insecure" if "--insecure" in words else None
+    unsafe = [word for word in _UNSAFE if word in words]
+    return f"says {unsafe[0]}" if unsafe else None
 
 
-def _words(script: Path) -> set[str]:
-    """The words of a script's commands, without its comments."""
+def _code(script: Path) -> list[str]:
+    """The lines of a script, without its comments."""
     if not script.is_file():
-        return set()
+        return []
     lines = script.read_text().splitlines()
-    code = [line for line in lines if not line.lstrip().startswith("#")]
-    return {word.split("=")[0] for line in code for word in line.split()}
+    return [line for line in lines if not line.lstrip().startswith("#")]
 
 
 # ----------------------------------------------------------------------------------- templates
@@ -104,6 +119,7 @@ _START_SERVER = (
     + _PREAMBLE
     + """\
 export FLWR_HOME="${{FLWR_HOME:-$here/flwr}}"
+export DPFED_IDENTITY="$here"
 exec flower-superlink \\
   --host {host} --port {port} \\
   --ssl-ca-certfile "$here/ca.crt" \\
@@ -152,18 +168,22 @@ _START_NODE = (
     """\
 #!/bin/sh
 # Starts the SuperNode of silo {name}. This folder, nodes/{name}/, goes to that silo's host and to
-# no other: node.key proves to the server who the silo is. Once it is there, delete node.key from
-# the machine that made it.
+# no other: node.key proves to the server who the silo is, and identity.key proves it to the other
+# silos in a secure sum. Once they are there, delete both from the machine that made them.
 #
 # A silo that wants a key which never left its host makes its own,
 #   ssh-keygen -t ecdsa -b 384 -N "" -C {name} -f node.key && mv node.key.pub node.pub
 # and sends only node.pub, which replaces server/nodes/{name}.pub before register-nodes.sh runs.
+# For identity.key, which the signed roster.json of every silo lists, see docs/deployment.md.
 #
 # More options may follow: the last one wins.
 """
     + _PREAMBLE
     + """\
 export FLWR_HOME="${{FLWR_HOME:-$here/flwr}}"
+export {identity}="$here"  # whatever the environment says: never keys that others can make
+export DPFED_STATE="${{DPFED_STATE:-$here/state}}"
+export DPFED_DATASET="${{DPFED_DATASET:-{name}}}"  # the name of the silo's data in its ledger
 exec flower-supernode \\
   --superlink {address} \\
   --root-certificates "$here/ca.crt" \\

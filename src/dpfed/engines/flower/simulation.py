@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed.errors import DpfedError, RecipeError, RoundAborted
+from dpfed.identity import SIMULATED
 
 if TYPE_CHECKING:
     import torch
@@ -216,7 +217,8 @@ def _write_app(job: _Job, address: str) -> None:
 
 def _environment(folder: Path) -> dict[str, str]:
     """This process's, but nothing of Flower's, Ray's or dpfed's is shared with another run."""
-    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    others = {"RAY_ADDRESS", "DPFED_LEDGER", "DPFED_DATASET"}  # a simulated node has no owner
+    env = {name: value for name, value in os.environ.items() if name not in others}
     return {
         **env,
         "PATH": _path(),
@@ -224,6 +226,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "NO_PROXY": "127.0.0.1,localhost",
         "no_proxy": "127.0.0.1,localhost",
         "DPFED_STATE": str(folder / "state"),
+        "DPFED_IDENTITY": SIMULATED,  # one machine is everyone
         "FLWR_HOME": str(folder / "flwr"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

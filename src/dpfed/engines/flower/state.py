@@ -9,10 +9,12 @@ Flower's ``context.state`` would be empty in a new run; the training's name is o
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dpfed.errors import DataError
+from dpfed.trees import leaves, rebuilt
 from dpfed.types import State
 
 ENVIRONMENT = "DPFED_STATE"
 _KEPT = 2
+_SECRET = "sum.vault"  # noqa: S105 (a file name)
 
 
 def folder_for(training: str, client: int, root: Path | None = None) -> Path:
@@ -44,8 +48,7 @@ def load(folder: Path, round: int, template: State) -> State:
     with safe_open(path, framework="pt") as file:
         numbers = json.loads(file.metadata()["numbers"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    found = iter(_in_order(len(leaves(template)), tensors, numbers))
-    return _map(template, lambda _: next(found))
+    return rebuilt(template, _in_order(len(leaves(template)), tensors, numbers))
 
 
 def save(folder: Path, round: int, state: State) -> None:
@@ -59,12 +62,44 @@ def save(folder: Path, round: int, state: State) -> None:
     path = folder / f"{round}.safetensors"
     draft = path.with_suffix(".draft")
     save_file(tensors, draft, metadata={"numbers": json.dumps(numbers)})
+    with draft.open("rb") as file:
+        os.fsync(file.fileno())  # noise that went back to an earlier state would cost more
     draft.replace(path)
     known = sorted(_rounds(folder))
     later = [number for number in known if number > round]  # of a run that was rolled back
     past = [number for number in known if number <= round][:-_KEPT]
     for number in (*past, *later):
         (folder / f"{number}.safetensors").unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One message of a client at a time: two at once would both find the state of before."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def read_secret(folder: Path) -> bytes:
+    """What the sum keeps on this client, if anything."""
+    path = folder / _SECRET
+    return path.read_bytes() if path.exists() else b""
+
+
+def write_secret(folder: Path, secret: bytes) -> None:
+    """Replace it, so that a crash leaves the old one or the new one; only the owner may read it.
+
+    It is on the disk before the answer leaves: a mask that was sent is never made again.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = folder / f"{_SECRET}.draft"
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(secret)
+        file.flush()
+        os.fsync(handle)
+    draft.replace(folder / _SECRET)
 
 
 def _rounds(folder: Path) -> list[int]:
@@ -78,21 +113,3 @@ def _in_order(count: int, tensors: dict[str, Any], numbers: dict[str, Any]) -> l
         raise DataError(
             f"the stored client state has no leaf {error}; was the method changed?"
         ) from error
-
-
-def leaves(tree: State) -> list[Any]:
-    """Tensors and numbers of a state, in order."""
-    found: list[Any] = []
-    _map(tree, found.append)
-    return found
-
-
-def _map(tree: State, change: Callable[[Any], Any]) -> State:
-    if isinstance(tree, dict):
-        return {name: _map(tree[name], change) for name in sorted(tree)}
-    if isinstance(tree, tuple):
-        parts = [_map(part, change) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
-    if isinstance(tree, torch.Tensor | int | float):
-        return change(tree)
-    raise DataError(f"a client state may hold tensors and numbers, not {type(tree).__name__}")

@@ -16,7 +16,10 @@ and dropped, so that the server's memory is O(d) whatever the number of clients.
 | a late, forged, doubled or malformed reply    | refused, logged; the round goes on         |
 | the next round would exceed the promise       | training stops, and nothing is lost        |
 | nobody answers                                | booked as spent, tried again               |
+| a secure sum lacks keys, three times in a row | training stops, and nothing is spent       |
 | nobody is connected                           | training stops, and nothing is spent       |
+| the process dies                              | it goes on from its checkpoint, if any     |
+| all who answer say that their budget is spent | training stops, and the model is kept      |
 | a node that the plan does not know, or twice  | not enrolled, with a logged reason         |
 """
 
@@ -26,6 +29,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -33,10 +37,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from dpfed.accounting.guarantee import Guarantee
+from dpfed.checkpoint import Checkpoint, Played, played
 from dpfed.engines.flower.client import ENROL
 from dpfed.engines.flower.codec import CONTROL, Envelope, Sender, named_arrays, read_answer
 from dpfed.engines.inprocess import one_thread
-from dpfed.errors import BadReply, ClientRefused
+from dpfed.errors import BadReply, ClientRefused, UnsoundPlan
+from dpfed.identity import roster_from_environment
 from dpfed.round import Answer, Outcome, Progress, affords, play, publish, start
 from dpfed.terms import Plan
 from dpfed.types import Broadcast
@@ -45,7 +51,10 @@ from dpfed.vector import Layout, layout_of
 log = logging.getLogger("flwr")
 
 _IN_FLIGHT = 4 << 20  # bytes of replies that are pulled at once: keeps memory flat at large d
-_POLL = 0.01  # seconds between two looks for replies
+_POLL, _SLOWEST = 0.01, 0.25  # seconds between two looks for replies: rarer, the longer it takes
+
+PATIENCE = 3
+"""Rounds in a row that may fail at no cost, such as for want of clients' keys."""
 
 Requests = Mapping[str, Mapping[int, bytes]]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -69,6 +78,8 @@ class DPStrategy(Strategy):
         training: the name of this training, stable across Flower runs; clients keep state under it.
         wait: how many seconds to wait for all clients of the plan before the first round.
         watch: called after each round with its row of the history.
+        checkpoint: a folder on the server's disk; a training that died there goes on from the
+            last committed round, under the same name.
     """
 
     def __init__(
@@ -78,12 +89,17 @@ class DPStrategy(Strategy):
         training: str = "run",
         wait: float = 60.0,
         watch: Callable[[dict[str, Any]], None] | None = None,
+        checkpoint: str | Path | None = None,
     ) -> None:
         self.plan, self.training, self.wait, self.watch = plan, training, wait, watch
+        self.checkpoint = None if checkpoint is None else Checkpoint(Path(checkpoint))
+        self.played: list[Played] = []
         self.progress: Progress | None = None
         self.layout: Layout | None = None
         self._nodes: dict[int, int] = {}  # client -> node
         self._asked: set[int] = set()  # nodes that were asked to enrol
+        self._idle = 0  # rounds that failed for free, so that no budget would ever end them
+        self._exhausted = False  # nobody could pay for the last round
 
     # ------------------------------------------------------------------------------ the run
 
@@ -101,7 +117,7 @@ class DPStrategy(Strategy):
         del evaluate_config  # a client's metrics have a priced channel of their own, or stay there
         self._begin(initial_arrays)
         self.summary()
-        result = DPResult(arrays=initial_arrays)
+        result = DPResult(arrays=initial_arrays, history=self._past)
         wanted = self.plan.rounds if num_rounds is None else num_rounds
         while self._now.round < wanted:
             result.stopped = self._reason_to_stop(grid)
@@ -109,6 +125,10 @@ class DPStrategy(Strategy):
                 log.warning("stopping after %d rounds: %s", self._now.round, result.stopped)
                 break
             self._one_round(grid, timeout, train_config or ConfigRecord(), result, evaluate_fn)
+            result.stopped = self._reason_to_end()
+            if result.stopped:
+                log.warning("stopping: %s", result.stopped)
+                break
         result.arrays = self._arrays()
         result.guarantee = self.plan.guarantee(self._now.books, self._now.round)
         log.info("%s", result.guarantee)
@@ -124,8 +144,13 @@ class DPStrategy(Strategy):
     ) -> None:
         began = time.perf_counter()
         carry = _Carrier(self, grid, config, timeout)
+        before = self._now
+        if self.checkpoint:
+            self.checkpoint.ask(before)
         with one_thread():
-            self.progress, outcome = play(self.plan, self._now, carry)
+            self.progress, outcome = play(self.plan, before, carry)
+        self._idle = 0 if outcome.spent else self._idle + 1
+        self._exhausted = outcome.exhausted
         row = self._row(outcome, time.perf_counter() - began)
         result.history.append(row)
         _add_metrics(row, result)
@@ -135,6 +160,9 @@ class DPStrategy(Strategy):
                 result.evaluate_metrics_serverapp[self._now.round] = measured
         if self.watch:
             self.watch(row)
+        self.played += [] if outcome.aborted else [played(before, outcome)]
+        if self.checkpoint:
+            self.checkpoint.commit(self.plan, self._now, self.played, result.history)
 
     def _reason_to_stop(self, grid: Grid) -> str | None:
         if not affords(self.plan, self._now):
@@ -142,10 +170,27 @@ class DPStrategy(Strategy):
         self._enrol(grid, wait=0.0 if self._nodes else self.wait)
         return None if self._nodes else f"no client was connected within {self.wait:g} s"
 
+    def _reason_to_end(self) -> str | None:
+        if self._exhausted:
+            return "no client's budget suffices for a further round"
+        if self._idle >= PATIENCE:
+            return f"{PATIENCE} rounds in a row failed before any release was asked for"
+        return None
+
     def _begin(self, arrays: ArrayRecord) -> None:
         tensors = arrays.to_torch_state_dict()
         self.layout = layout_of(tensors)
-        self.progress = start(self.plan, self.layout.flatten(tensors))
+        roster = (
+            roster_from_environment(len(self.plan.nominal)) if self.plan.sum.hides_terms else None
+        )
+        params = self.layout.flatten(tensors)
+        self.progress, self.played = start(self.plan, params, self.training, roster), []
+        self._past: list[dict[str, Any]] = []
+        saved = self.checkpoint and self.checkpoint.load(self.plan, self.progress)
+        if saved:
+            self.progress, self.played = saved.progress, list(saved.played)
+            self._past = saved.history
+            log.info("going on after round %d", saved.progress.round)
 
     @property
     def _now(self) -> Progress:
@@ -162,6 +207,7 @@ class DPStrategy(Strategy):
             "round": self._now.round,
             "epsilon": spent.claims[0].epsilon,
             "epsilon_others": spent.claims[-1].epsilon,
+            "surplus": self.plan.surplus(len(outcome.clients)),
             "clients": len(outcome.clients),
             "missing": list(outcome.missing),
             "refused": dict(outcome.refused),
@@ -223,14 +269,15 @@ class DPStrategy(Strategy):
                 continue
             key = tuple(asked.items())
             if key not in contents:
-                contents[key] = sender.order(stage, asked)
+                bare = stage != self.plan.sum.release_stage
+                contents[key] = sender.order(stage, asked, bare)
             group = str(sender.broadcast.round + 1)
             orders[client] = Message(contents[key], node, "train", ttl=ttl, group_id=group)
         return orders
 
     def _sender(self, broadcast: Broadcast, config: ConfigRecord) -> Sender:
         layout, mark = self.layout or Layout({}), self.plan.fingerprint()
-        return Sender(layout, self.training, mark, config, broadcast)
+        return Sender(layout, mark, config, broadcast)
 
     # ------------------------------------------------------- Flower's own loop, for one stage
 
@@ -244,6 +291,11 @@ class DPStrategy(Strategy):
             log.warning("round %d is not asked for: it would exceed the promise", server_round)
             return []
         self._enrol(grid, wait=self.wait if server_round == 1 else 0.0)
+        if len(self.plan.sum.stages) > 1:
+            raise UnsoundPlan(
+                f"Flower's own loop has one exchange per round, and this sum needs "
+                f"{len(self.plan.sum.stages)}; call DPStrategy.start"
+            )
         due = self.plan.due(self._now.round)
         asked = {name: self.plan.cohort(name, self._now.cohort) for name in due}
         requests = {name: dict.fromkeys(clients, b"") for name, clients in asked.items()}
@@ -322,7 +374,8 @@ class _Carrier:
 def _replies(grid: Grid, sent: Mapping[str, int], timeout: float, batch: int) -> Iterator[Message]:
     """Replies as they come, ``batch`` at a time, until all are here, gone, or too late."""
     pending = list(sent)
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
+    deadline = began + timeout
     look = time.monotonic() + 2.0
     while pending and time.monotonic() < deadline:
         found = False
@@ -341,7 +394,8 @@ def _replies(grid: Grid, sent: Mapping[str, int], timeout: float, batch: int) ->
                 online = set(grid.get_node_ids())
                 pending = [i for i in pending if sent[i] in online]
                 look = time.monotonic() + 2.0
-            time.sleep(_POLL)
+            waited = time.monotonic() - began
+            time.sleep(min(_SLOWEST, max(_POLL, waited / 20)))
 
 
 def _answer(reply: Message, due: Envelope) -> Answer:

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A round of the secure sum, 20 clients on the complete graph, in one process and in simulation.
+
+In one process its limit is the bare cryptography of the round (``_secure.primitives``): at most 3
+times that. In Flower's simulation a round has two exchanges where ``plain`` has one, so the limit
+is two plain rounds, plus the sum's own work as measured in one process. Clients make real releases
+(one clipped row, fresh noise) under both sums.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import warnings
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from benchmarks._measure import Result, Task, Timing, compare, interleaved
+from benchmarks._secure import Table, primitives
+from benchmarks.flower_round import CLIENTS, SIZES, Nothing
+from dpfed.engines.flower.client import ENROL, client_app
+from dpfed.engines.flower.codec import CONTROL
+from dpfed.engines.flower.strategy import DPResult, DPStrategy
+from dpfed.mechanisms.gaussian import gaussian
+from dpfed.registry import build
+from dpfed.terms import Plan
+from dpfed.types import UPDATE
+
+TARGET = 3.0
+EXCHANGES = 2
+REPEATS = {650: 20, 10**6: 7}
+
+
+def plan(sum: str) -> Plan:
+    """DP-FedGD over 20 clients of one unit each."""
+    return Plan(
+        client=build("client", "gradient", {}),
+        channels={UPDATE: gaussian(clip=1.0, std=2.0)},
+        sum=build("sums", sum, {}),
+        server=build("server", "scale", {}),
+        nominal=[1.0] * CLIENTS,
+        rounds=10_000,
+    )
+
+
+def run() -> list[Result]:
+    """Both in one run: one process first, then the simulation."""
+    alone = {size: _alone(size) for size in SIZES}
+    simulated = _simulated()
+    return [
+        line
+        for size in SIZES
+        for line in (
+            _bare(size, alone[size]),
+            _beside_plain(size, simulated[size], alone[size]["secure"]),
+        )
+    ]
+
+
+def _alone(size: int) -> dict[str, Timing]:
+    table = Table(CLIENTS, size)
+    table.play()  # agrees on keys
+    tasks = {
+        "secure": Task(table.play),
+        "primitives": Task(lambda: primitives(CLIENTS, size, table.graph)),
+    }
+    return interleaved(tasks, REPEATS[size], warmup=1)
+
+
+def _bare(size: int, timings: dict[str, Timing]) -> Result:
+    name = f"secure sum in one process, {size} words"
+    against = f"the bare cryptography of the round, {CLIENTS} clients"
+    return compare(name, timings["secure"], timings["primitives"], TARGET, against)
+
+
+def _beside_plain(size: int, timings: dict[str, Timing], work: Timing) -> Result:
+    secure, plain = timings["secure"], timings["plain"]
+    bound = EXCHANGES * plain.median + work.median
+    detail = {"plain_ms": 1e3 * plain.median, "sum_ms": 1e3 * work.median}
+    against = f"{EXCHANGES} plain rounds, {CLIENTS} nodes in simulation, and the sum's own work"
+    name = f"secure round in simulation, {size} parameters"
+    return compare(name, secure, plain, 1.0, against, bound / plain.median, **detail)
+
+
+# ------------------------------------------------------------------------------- in simulation
+
+
+def app() -> ClientApp:
+    """One node under both plans: whichever a message is of."""
+    made = ClientApp()
+    apps = {each.fingerprint(): client_app(lambda _: Nothing(), each) for each in _plans().values()}
+
+    @made.train()
+    def train(message: Message, context: Context) -> Message:
+        control = message.content.config_records[CONTROL]
+        mark = str(control["fingerprint"]) if control["stage"] != ENROL else next(iter(apps))
+        return apps[mark](message, context)
+
+    return made
+
+
+def _plans() -> dict[str, Plan]:
+    return {name: plan(name) for name in ("plain", "secure")}
+
+
+def _simulated() -> dict[int, dict[str, Timing]]:
+    from flwr.simulation import run_simulation
+
+    found: dict[int, dict[str, Timing]] = {}
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        del context
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        for size in SIZES:
+            found[size] = interleaved(_tasks(grid, size), REPEATS[size], warmup=2)
+
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        os.environ.update(
+            FLWR_TELEMETRY_ENABLED="0", DPFED_IDENTITY="simulated", DPFED_STATE=folder
+        )
+        backend: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+        run_simulation(server, app(), CLIENTS, backend_config=backend)
+    return found
+
+
+def _tasks(grid: Grid, size: int) -> dict[str, Task]:
+    arrays = ArrayRecord({"weight": torch.zeros(size)})
+    strategies = {
+        name: DPStrategy(each, training=f"{name}-{size}") for name, each in _plans().items()
+    }
+    first = strategies["plain"]
+    first._enrol(grid, 60.0)
+    tasks = {}
+    for name, strategy in strategies.items():
+        strategy._nodes, strategy._asked = dict(first._nodes), set(first._asked)
+        strategy._begin(arrays)
+        tasks[name] = Task(lambda strategy=strategy: _round(strategy, grid, arrays))  # type: ignore[misc]
+    return tasks
+
+
+def _round(strategy: DPStrategy, grid: Grid, arrays: ArrayRecord) -> None:
+    """The next round: a client refuses one that it has answered."""
+    result = DPResult(arrays=arrays)
+    strategy._one_round(grid, 600.0, ConfigRecord(), result, None)
+    assert result.history[-1]["clients"] == CLIENTS, result.history[-1]

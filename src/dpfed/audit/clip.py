@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does one unit move a release by no more than was priced? Try hostile rows, under the same noise.
+
+A row goes through the plan's door beside others, then another in its place; both draws are keyed
+alike, so the difference of the two releases is what the unit moved, to a grid step. The movement is
+priced from scratch against the noise that is stated (price.py): a missing clip, a step before the
+noise, or a forgotten factor of replace-one make the epsilon too large.
+
+Guarantee: no chance is involved; sound code is never flagged.
+
+| edge case                                     | what happens                                   |
+|-----------------------------------------------|------------------------------------------------|
+| rows of norm 1e-6 to 1e30 clips               | all tried, alone and beside others             |
+| a row with a NaN or an infinity               | must count for nothing: tried against zeros    |
+| a release is refused                          | skipped for that row: nothing left the client  |
+| units drawn at random                         | everyone is drawn: the draw is not the clip    |
+| replace-one: a row against its opposite       | 2 clip; otherwise a row against zeros, 1 clip  |
+| a method that bounds its rows itself (fednew) | skipped: rows of ours would be refused         |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dpfed.audit.finding import Finding, Subject, judged, skipped
+from dpfed.audit.price import epsilon_with, movement
+from dpfed.audit.view import calls, see
+from dpfed.errors import BadRelease
+from dpfed.randomness import Noise
+from dpfed.rows import Dense
+from dpfed.sampling import EVERYONE, Everyone
+from dpfed.terms import Plan
+from dpfed.types import UPDATE, Adjacency
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NAME = "clip"
+
+NORMS = (1e-6, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 1e3, 1e30)
+"""Of hostile rows, in clips: a step before the noise may blow up short ones."""
+
+_WIDEST = 64  # coordinates: rows need not be as long as the model to be clipped
+
+
+def clip(target: Subject) -> Finding:
+    """The largest movement by any of the hostile rows, priced against the noise that is stated."""
+    plan = _keyed(target)
+    if plan.client.channels[UPDATE].swap is not None:
+        return skipped(NAME, target.claimed, "this method bounds its rows itself, by other means")
+    size = plan.client.channels[UPDATE].size or min(_WIDEST, target.dimension)
+    moved, norm = max((_moved(plan, size, norm, base), norm) for norm in NORMS for base in (0, 8))
+    spoiled = max(_spoiled(plan, size, value) for value in (math.nan, math.inf))
+    epsilon = epsilon_with(target, moves={UPDATE: max(moved, spoiled)})
+    bound = movement(plan, UPDATE)
+    detail = (
+        f"hostile rows move a release by {moved / bound:.6f} of the bound {bound:g} "
+        f"(at norm {norm:g} clips), a row of NaN or infinity by {spoiled / bound:.3g}"
+    )
+    power = f"sees a movement {200 * _slack(plan, size) / bound:.1g} % too far"
+    return judged(NAME, target.claimed, epsilon, power, detail)
+
+
+def _keyed(target: Subject) -> Plan:
+    """The plan with noise that can be drawn twice, and everyone drawn."""
+    plan = replace(target.plan, noise=Noise(target.seed))
+    if isinstance(plan.update.sampling, Everyone):
+        return plan
+    channels = {name: m.with_sampling(EVERYONE) for name, m in plan.channels.items()}
+    return replace(plan, channels=channels)
+
+
+def _moved(plan: Plan, size: int, norm: float, base: int) -> float:
+    """How far a row of so many clips moves a release, against what its adjacency allows."""
+    row = _directions(plan, size, 1)[0] * (norm * plan.update.clip)
+    other = -row if plan.update.adjacency is Adjacency.REPLACE_ONE else torch.zeros_like(row)
+    return _apart(plan, size, row, other, base)
+
+
+def _spoiled(plan: Plan, size: int, value: float) -> float:
+    row = _directions(plan, size, 1)[0]
+    row[size // 2] = value
+    return _apart(plan, size, row, torch.zeros_like(row), base=8)
+
+
+def _apart(plan: Plan, size: int, row: torch.Tensor, other: torch.Tensor, base: int) -> float:
+    """The distance of two releases under one noise, less what the grid may add to it."""
+    beside = _directions(plan, size, base) * plan.update.clip
+    try:
+        first, second = (_see(plan, torch.cat([beside, each[None]])) for each in (row, other))
+    except BadRelease:
+        return 0.0
+    return max(0.0, float(np.linalg.norm(first - second)) - _slack(plan, size))
+
+
+def _slack(plan: Plan, size: int) -> float:
+    """What rounding two releases to the grid may add: a step in each coordinate."""
+    return plan.update.step * math.sqrt(size) + 1e-9 * plan.update.clip
+
+
+def _see(plan: Plan, matrix: torch.Tensor) -> NDArray[np.float64]:
+    call = next(calls(plan, UPDATE, 1))
+    return see(plan, Dense(matrix), matrix.shape[1], call)
+
+
+def _directions(plan: Plan, size: int, count: int) -> torch.Tensor:
+    """Unit rows, the same ones for each noise seed."""
+    made = torch.from_numpy(plan.noise.stream("hostile", count).normal(count * size))
+    return torch.nn.functional.normalize(made.view(count, size), dim=1)

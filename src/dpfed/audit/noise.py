@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is the noise as loud as was priced? Releases of nothing are noise alone: measure them.
+
+With N coordinates of known mean 0, N (measured / true)^2 follows chi-square with N degrees of
+freedom: an upper limit of the true level, to a part of about 3 / sqrt(2 N). The epsilon that this
+level is worth is a lower bound of the run's, priced from scratch (price.py).
+
+Guarantee: sound code is flagged with probability at most ERROR; a third of it each for the level of
+all coordinates, that of the quietest one, and for releases that share noise.
+
+| edge case                                           | what happens                              |
+|-----------------------------------------------------|-------------------------------------------|
+| a coordinate without noise                          | its own level is tested: infinite epsilon |
+| two releases with the same noise (a key used twice) | they correlate: infinite epsilon          |
+| several channels                                    | each is measured; their costs add up      |
+| more noise than was priced                          | not flagged: that costs accuracy only     |
+| correlated noise (tree, banded)                     | the first release, against its own level  |
+| a channel of two numbers (metrics)                  | 25,000 releases at most: less power       |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import special, stats
+
+from dpfed.audit.finding import ERROR, Finding, Subject, judged
+from dpfed.audit.price import epsilon_with, level
+from dpfed.audit.statistics import spread_at_most
+from dpfed.audit.view import Nothing, calls, see, stated
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NAME = "noise-scale"
+
+_LEAST = 8  # releases, so that each coordinate has a level of its own
+_MOST = 25_000  # releases, so that channels of a few numbers do not take all the time
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The noise of one channel, over what was priced."""
+
+    level: float
+    limit: float
+    """The upper limit: at most so much is there, of all coordinates or of the quietest."""
+    shared: float
+    """The correlation of each release with the next."""
+    samples: int
+
+
+def noise_scale(target: Subject) -> Finding:
+    """Measure every channel's noise, and price what is there."""
+    plan, dimension = target.plan, target.dimension
+    error = ERROR / 3 / len(plan.channels)
+    found = {name: _measured(target, name, error) for name in plan.channels}
+    noise = {name: level(plan, name) * found[name].limit for name in found}
+    repeats = [name for name, each in found.items() if _repeats(each, error)]
+    epsilon = math.inf if repeats else epsilon_with(target, noise)
+    samples = min(each.samples for each in found.values())
+    sees = _sees(samples, error)
+    words = [f"{name}: {each.level:.4f} of the priced level" for name, each in found.items()]
+    words += [f"{name}: releases share noise" for name in repeats]
+    detail = f"{'; '.join(words)} ({samples:,} coordinates of {dimension:,} parameters)"
+    return judged(
+        NAME, target.claimed, epsilon, f"sees noise {100 * (1 - sees):.2g} % short", detail, sees
+    )
+
+
+def _measured(target: Subject, channel: str, error: float) -> Measured:
+    plan = target.plan
+    size = plan.size(channel, target.dimension)
+    count = min(_MOST, max(_LEAST, math.ceil(target.effort.samples / size)))
+    independent = plan.channels[channel].independent
+    priced = level(plan, channel) if independent else stated(plan, size, channel)
+    squares, products = np.zeros(size), 0.0
+    before: NDArray[np.float64] = np.zeros(size)
+    for call in calls(plan, channel, count):
+        noise = see(plan, Nothing(size), size, call, channel) / priced
+        squares += noise * noise
+        products += float(noise @ before)
+        before = noise
+    samples, variance = count * size, float(squares.sum()) / (count * size)
+    limit = min(
+        spread_at_most(variance, samples, error),
+        spread_at_most(float(squares.min()) / count, count, error / size),
+    )
+    shared = products / ((count - 1) * size * variance) if variance else 1.0
+    return Measured(math.sqrt(variance), limit, shared, samples)
+
+
+def _repeats(measured: Measured, error: float) -> bool:
+    """Whether releases correlate: independent ones do so by about 1 / sqrt(N)."""
+    return abs(measured.shared) * math.sqrt(measured.samples) > -float(special.ndtri(error / 2))
+
+
+def _sees(samples: int, error: float) -> float:
+    """The level that is flagged 19 times in 20: where even a loud sample stays below the limit."""
+    limit, loud = stats.chi2.ppf([error, 0.95], samples)
+    return math.sqrt(limit / loud)

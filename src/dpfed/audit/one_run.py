@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One whole run with canaries in it: can their coins be guessed from what the adversary saw?
+
+Steinke, Nasr, Jagielski 2023; with directions of gradients as canaries, as Andrew et al. 2023 do in
+federated learning. Each of m canaries is a unit with a fixed direction v; a fair coin says whether
+its row is v or -v (replace-one), or v or nothing. The recipe then runs on the real engine, all
+rounds, and a canary's score is what was seen along v, summed over rounds, less the known clients'
+own sums. The highest scores are guessed to be in, the lowest out, all others are left alone:
+
+    P(v or more of r guesses right) is bounded under (epsilon, delta)-DP (statistics.chance_of)
+
+What the adversary sees: each client's reply (LOCAL; listened to on its way into the sum), or the
+mean (all others).
+
+Guarantee: sound code is flagged with probability at most CHANCE. The theorem needs no independence
+of the scores, only fair coins. How many guesses are made is settled before the run.
+
+| edge case                                           | what happens                             |
+|-----------------------------------------------------|------------------------------------------|
+| the unit is the client                              | each client is one canary: little power  |
+| more canaries than a model has directions           | per client at most as many as parameters |
+| an algorithm that divides by norms, or by its state | its clients' own sums are not subtracted |
+| canaries that the algorithm cannot take             | skipped, with the reason                 |
+| LOCAL trust over a sum that hides replies           | the mean is looked at                    |
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpfed.audit.finding import Finding, Subject, judged, skipped
+from dpfed.audit.price import claimed_mu, drawn
+from dpfed.audit.statistics import Bits, Floats, chance_of, one_run_epsilon
+from dpfed.engines import inprocess
+from dpfed.errors import RoundAborted
+from dpfed.federation import public_seed
+from dpfed.randomness import Noise
+from dpfed.rows import Dense
+from dpfed.terms import Plan
+from dpfed.types import (
+    UPDATE,
+    Adjacency,
+    BoundedSum,
+    LinearProblem,
+    MatrixRows,
+    Messages,
+    Problem,
+    Rows,
+    Session,
+    Trust,
+    Unit,
+    UnitRows,
+    Vector,
+)
+
+NAME = "one-run"
+
+_LONG = 4.0  # the norm of a canary's row, in clips
+_NUMBERS = 1 << 26  # of all canaries' directions together
+_GUESSED = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+"""The parts of the canaries that may be guessed at; which one is settled before the run."""
+_USUAL = 0.2
+_PARTS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.22, 0.2, 0.17, 0.15, 0.12, 0.1,
+          0.07, 0.05, 0.03)  # fmt: skip
+
+CHANCE = 0.01
+"""The chance to flag sound code. It cannot be small: delta times the canaries is in the bound."""
+
+
+# ----------------------------------------------------------------------------- the canaries' rows
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """A client's rows and its canaries', each unit clipped on its own."""
+
+    inner: Any
+    canaries: torch.Tensor
+
+    @property
+    def units(self) -> int:
+        """The client's own, then the canaries."""
+        return int(self.inner.units) + len(self.canaries)
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """All rows, made one by one: for methods that take no others."""
+        return torch.cat(list(self.unit_rows())).to(self.canaries.dtype)
+
+    def select(self, kept: torch.Tensor) -> Joined:
+        """The rows of the units in ``kept``."""
+        own = int(self.inner.units)
+        return Joined(self.inner.select(kept[:own]), self.canaries[kept[own:]])
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        """Both sums."""
+        first, second = self.inner.clipped_sum(clip), Dense(self.canaries).clipped_sum(clip)
+        bound, swap = max(first.bound, second.bound), max(first.swap, second.swap)
+        return BoundedSum(first.vector + second.vector, bound, swap)
+
+    def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
+        """The client's blocks, then the canaries'."""
+        if isinstance(self.inner, UnitRows):
+            yield from self.inner.clipped_rows(clip)
+        yield from Dense(self.canaries).clipped_rows(clip)
+
+    def unit_rows(self) -> Iterator[torch.Tensor]:
+        """Unclipped, in double precision."""
+        yield from self.inner.unit_rows()
+        yield self.canaries.double()
+
+
+@dataclass(frozen=True, eq=False)
+class Planted:
+    """A client with canaries among its units; it notes what its own units add."""
+
+    inner: Problem
+    canaries: torch.Tensor
+    clip: float
+    own: Vector
+    """The sum of the client's own clipped rows over all rounds: grows in place."""
+    made: bool = False
+    """Whether all rows are made one by one: some methods take no others."""
+
+    @property
+    def dimension(self) -> int:
+        """The model's."""
+        return self.inner.dimension
+
+    def rows(self, params: Vector, unit: Unit) -> Rows:
+        """The client's rows with the canaries'; where the client is the unit, the canary alone."""
+        if unit is Unit.CLIENT:
+            return Dense(self.canaries)
+        self.own.add_(self.inner.rows(params, unit).clipped_sum(self.clip).vector)
+        rows = Joined(self.inner.rows(params, unit), self.canaries)
+        return Dense(rows.matrix) if self.made else rows
+
+    def gradient(self, params: Vector) -> Vector:
+        """In clear, for local steps where the client is the unit: far along the canary."""
+        return self.canaries.sum(dim=0).to(params.dtype) * 1e3
+
+    def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
+        """The client's own."""
+        return self.inner.metric_rows(params, unit, loss_bound)
+
+
+@dataclass(frozen=True, eq=False)
+class PlantedLinear(Planted):
+    """The same where second derivatives are asked for: those are the client's own."""
+
+    def gram_rows(self, unit: Unit) -> MatrixRows:
+        """The client's own."""
+        return self._linear.gram_rows(unit)
+
+    def hessian_rows(self, params: Vector, unit: Unit) -> MatrixRows:
+        """The client's own."""
+        return self._linear.hessian_rows(params, unit)
+
+    @property
+    def _linear(self) -> LinearProblem:
+        assert isinstance(self.inner, LinearProblem)  # noqa: S101 (it was built from one)
+        return self.inner
+
+
+# ------------------------------------------------------------------------------ what is listened to
+
+
+@dataclass(frozen=True, eq=False)
+class Listening:
+    """A sum that notes each client's values on their way in."""
+
+    inner: Any
+    step: float
+    heard: dict[int, Vector] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+    def add(self, session: Session, client: int, messages: Messages) -> Session:
+        """The sum's own, after a look at the update."""
+        after = self.inner.add(session, client, messages)
+        if UPDATE in messages:
+            size = self.heard[client].numel()
+            kind = "<i4" if len(messages[UPDATE]) == 4 * size else "<i8"
+            values = np.frombuffer(messages[UPDATE], dtype=kind).astype(np.float64) * self.step
+            self.heard[client] += torch.from_numpy(values)
+        return after
+
+
+@dataclass(frozen=True, eq=False)
+class Canaries:
+    """Directions by client, and the coin of each."""
+
+    directions: tuple[torch.Tensor, ...]
+    coins: tuple[torch.Tensor, ...]
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return sum(len(each) for each in self.coins)
+
+
+def plant(target: Subject) -> Canaries:
+    """Orthogonal directions within a client, and fair coins, from the audit's own seed."""
+    plan, bits = target.plan, Noise(target.seed)
+    clients, size = len(plan.nominal), plan.size(UPDATE, target.dimension)
+    each = min(math.ceil(target.effort.canaries / clients), size, _NUMBERS // (size * clients))
+    each = 1 if plan.update.unit is Unit.CLIENT else max(1, each)
+    directions, coins = [], []
+    for client in range(clients):
+        normal = bits.stream("canaries", client).normal(size * each).reshape(size, each)
+        directions.append(torch.linalg.qr(torch.from_numpy(normal))[0].T.contiguous())
+        words = bits.stream("coins", client).words(each)
+        coins.append(torch.from_numpy((words & np.uint64(1)).astype(bool)))
+    return Canaries(tuple(directions), tuple(coins))
+
+
+def scores(target: Subject, canaries: Canaries, *, made: bool = False) -> Floats:
+    """What was seen along each canary's direction over the whole run, less what is known."""
+    plan, silos = target.plan, target.federation
+    size = plan.size(UPDATE, target.dimension)
+    planted = [
+        replace(_planted(plan, problem, directions, coins, size), made=made)
+        for problem, directions, coins in zip(
+            silos.problems, canaries.directions, canaries.coins, strict=True
+        )
+    ]
+    heard = {client: torch.zeros(size, dtype=torch.float64) for client in range(len(planted))}
+    listening = Listening(plan.sum, plan.step(UPDATE), heard)
+    alone = plan.update.trust is Trust.LOCAL and not plan.sum.hides_terms
+    running: Plan = replace(plan, sum=listening) if alone else plan
+    start = silos.model.initial(public_seed(target.recipe.seed, "model"))
+    means = torch.zeros(size, dtype=torch.float64)
+    for _, outcome in inprocess.rounds(running, planted, start):
+        if outcome.aggregate is not None and outcome.aggregate.lead == UPDATE:
+            means += outcome.aggregate.mean.double() * plan.denominator(UPDATE)
+    known = _known(plan, planted)
+    if not alone:
+        total = means - sum(known)
+        return torch.cat([each @ total for each in canaries.directions]).numpy()
+    pairs = zip(canaries.directions, heard.values(), known, strict=True)
+    return torch.cat([each @ (seen - own) for each, seen, own in pairs]).numpy()
+
+
+def _planted(
+    plan: Plan, problem: Problem, directions: torch.Tensor, coins: torch.Tensor, size: int
+) -> Planted:
+    other = -1.0 if plan.update.adjacency is Adjacency.REPLACE_ONE else 0.0
+    signs = torch.where(coins, 1.0, other)[:, None]
+    rows = (directions * signs * (_LONG * plan.update.clip)).float()
+    kind = PlantedLinear if isinstance(problem, LinearProblem) else Planted
+    return kind(problem, rows, plan.update.clip, torch.zeros(size))
+
+
+def _known(plan: Plan, planted: Sequence[Planted]) -> list[torch.Tensor]:
+    """The clients' own sums, where replies are sums of releases."""
+    part = plan.update.sampling.rate
+    if math.isnan(plan.client.channels[UPDATE].noise):
+        part = 0.0
+    return [each.own.double() * part for each in planted]
+
+
+# -------------------------------------------------------------------------------------- the guesses
+
+
+def one_run(target: Subject) -> Finding:
+    """Plant canaries, run, guess, and bound epsilon by the number of right guesses."""
+    canaries = plant(target)
+    mu = math.nan if drawn(target.plan) else claimed_mu(target)
+    guesses, sees = plan_guesses(mu, canaries.count, target.claimed, target.delta)
+    try:
+        seen = _taken(target, canaries)
+    except RoundAborted as error:
+        return skipped(NAME, target.claimed, f"this method takes no canaries: {error}")
+    coins = torch.cat(canaries.coins).numpy()
+    right = right_guesses(seen, coins, guesses)
+    found = one_run_epsilon(right, guesses, canaries.count, target.delta, CHANCE)
+    detail = (
+        f"{canaries.count:,} canaries, {right} of {guesses} guesses right; as a Gaussian fit "
+        f"(no bound) mu is about {estimated_mu(seen, coins):.3f}, claimed {mu:.3f}"
+    )
+    power = f"sees {sees:.2f} of the noise" if sees else "none: too few canaries"
+    return judged(NAME, target.claimed, found, power, detail, sees)
+
+
+def _taken(target: Subject, canaries: Canaries) -> Floats:
+    """The scores; all rows are made only for methods that refuse to take the others."""
+    log = logging.getLogger("dpfed")
+    before, log.disabled = log.disabled, True
+    try:
+        return scores(target, canaries)
+    except RoundAborted:
+        return scores(target, canaries, made=True)
+    finally:
+        log.disabled = before
+
+
+def right_guesses(seen: Floats, coins: Bits, guesses: int) -> int:
+    """How many are right, if the highest scores are said to be in, and the lowest out."""
+    order = np.argsort(seen, kind="stable")
+    half = guesses // 2
+    return int(coins[order[len(order) - half :]].sum() + (~coins[order[:half]]).sum())
+
+
+def estimated_mu(seen: Floats, coins: Bits) -> float:
+    """Andrew et al. 2023: the distance of the two groups' means in standard deviations."""
+    inside, outside = seen[coins], seen[~coins]
+    if len(inside) < 2 or len(outside) < 2:
+        return math.nan
+    spread = math.sqrt((float(inside.var(ddof=1)) + float(outside.var(ddof=1))) / 2)
+    return float(inside.mean() - outside.mean()) / spread if spread else math.inf
+
+
+def needed(guesses: int, canaries: int, claimed: float, delta: float) -> int:
+    """How many guesses must be right to refute the claim; more than there are, if none do."""
+    low, high = 0, guesses + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        refutes = chance_of(middle, guesses, canaries, claimed, delta) < CHANCE
+        low, high = (low, middle) if refutes else (middle, high)
+    return high
+
+
+def plan_guesses(mu: float, canaries: int, claimed: float, delta: float) -> tuple[int, float]:
+    """How many guesses to make, and what they see: settled before the run, by simulation.
+
+    That is the largest part of the noise at which ideal scores are flagged 19 times in 20. Where
+    the claim has no mu, or nothing is seen, a fifth is guessed at.
+    """
+    options = [max(2, 2 * int(part * canaries / 2)) for part in _GUESSED]
+    usual = options[_GUESSED.index(_USUAL)]
+    if math.isnan(mu):
+        return usual, math.nan
+    wanted = {count: needed(count, canaries, claimed, delta) for count in options}
+    for part in _PARTS:
+        flagged = _flagged(mu / part, canaries, wanted)
+        best = max(options, key=lambda count: flagged[count])
+        if flagged[best] >= 0.95:
+            return best, part
+    return usual, 0.0
+
+
+def _flagged(mu: float, canaries: int, wanted: dict[int, int], tries: int = 40) -> dict[int, float]:
+    """How often ideal scores at this mu are flagged, by the number of guesses."""
+    bits, found = Noise(1), dict.fromkeys(wanted, 0.0)
+    for number in range(tries):
+        coins = (bits.stream("power", number).words(canaries) & np.uint64(1)).astype(bool)
+        seen = bits.stream("scores", number).normal(canaries) + np.where(coins, mu / 2, -mu / 2)
+        for count, least in wanted.items():
+            found[count] += (right_guesses(seen, coins, count) >= least) / tries
+    return found

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The secure sum: the server learns the total of all releases, and of none by itself.
+
+Bonawitz et al. 2017, with Bell et al. 2020's graph for many clients. Each vector of words carries
+a mask shared with every neighbour, which cancels in the sum, and one of its own, whose seed is
+Shamir-shared with the neighbours and opened for those who are in the total. Pair keys are agreed on
+once per run; a round derives its seeds from them, so that
+
+    nobody drops out    2 exchanges: input, unmask           (the first round: keys, input, unmask)
+    someone does        3: input, repair, unmask             (and one more for each new silence)
+
+A dropout is repaired by revealing the round's seeds with it, never a key that outlives the round
+(compare Ma et al. 2023, Flamingo). The client holds the terms: see masking/member.py. Which
+adversary that stands against, and why, is in docs/secure-sum.md:
+
+    against      honest terms in whatever is opened      graph
+    curious      least - colluders                       complete up to 64 clients, then k-regular
+    malicious    2 least - n - colluders                 complete
+
+Guarantee: the total equals ``plain``'s, to the bit. Every term counts alike (public weights of 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpfed.errors import BadReply, RecipeError, UnsoundPlan
+from dpfed.masking import member, wire
+from dpfed.masking.graph import Design, design
+from dpfed.masking.session import INPUT, KEYS, REPAIR, SUM, UNMASK, Directory, Session
+
+if TYPE_CHECKING:
+    from dpfed.types import Aborted, Cohorts, Messages, Opened, Reply, Requests, Seat
+
+PAPER = "Bonawitz et al. 2017; Bell et al. 2020"
+
+
+class Against(StrEnum):
+    """What the server may do beyond looking."""
+
+    CURIOUS = "curious"
+    """Nothing: it follows the protocol, and pools what it sees with the colluders."""
+    MALICIOUS = "malicious"
+    """Anything: it lies about who is there, each client another lie."""
+
+
+@dataclass(frozen=True)
+class Secure:
+    """See the file's docstring."""
+
+    survivors: float = 0.8
+    against: Against = Against.CURIOUS
+    bits: int = 64
+    degree: int | None = None
+    hides_terms: bool = True
+    stages: tuple[str, ...] = (KEYS, INPUT, REPAIR, UNMASK)
+    release_stage: str = INPUT
+
+    def least(self, clients: int) -> int:
+        """The least number of terms that a client agrees to be summed with, its own included."""
+        return max(2, math.ceil(self.survivors * clients - 1e-9))
+
+    def honest(self, clients: int, colluders: int) -> int:
+        """The least number of honest terms in whatever the adversary can open."""
+        least = self.least(clients)
+        self._graph(clients, colluders)
+        found = least - colluders
+        if self.against is Against.MALICIOUS:
+            found = 2 * least - clients - colluders
+        if found < 2:
+            raise UnsoundPlan(
+                f"{least} of {clients} clients with {colluders} colluders leave {found} honest "
+                f"terms against a {self.against} server, where 2 hide each other; raise "
+                f"sum.survivors, or use local trust"
+            )
+        return found
+
+    def adversary(self, colluders: int) -> str:
+        """The server, its conduct, and how many clients it may have on its side."""
+        conduct = "keeps to the protocol" if self.against is Against.CURIOUS else "may do anything"
+        some = f"{colluders} client{'' if colluders == 1 else 's'}"
+        return f"the server, which {conduct} and has up to {some} on its side"
+
+    def failure(self, clients: int, colluders: int) -> float:
+        """The chance that a run's graph hides less than that."""
+        return self._graph(clients, colluders).failure
+
+    def capacity(self) -> float:
+        """Half of the modulus: totals are signed."""
+        return 2.0 ** (self.bits - 1)
+
+    def _graph(self, clients: int, colluders: int) -> Design:
+        degree = 0 if self.against is Against.MALICIOUS else self.degree
+        return design(clients, self.least(clients), colluders, degree)
+
+    # ------------------------------------------------------------------------------- the client
+
+    def answer(
+        self, stage: str, requests: Messages, reply: Reply | None, secret: bytes, seat: Seat
+    ) -> tuple[Messages, bytes]:
+        """One message; the client's vault goes in and comes out."""
+        if set(requests) != {SUM} or stage not in self.stages:
+            raise BadReply(f"a secure sum has no stage {stage!r} with {sorted(requests)}")
+        vault = member.open_vault(secret, seat)
+        message = self._message(stage, requests[SUM], reply, vault, seat)
+        return {SUM: message}, vault.lock()
+
+    def _message(
+        self, stage: str, request: bytes, reply: Reply | None, vault: member.Vault, seat: Seat
+    ) -> bytes:
+        if stage == KEYS:
+            return member.offer_key(vault, seat)
+        terms = self._graph(seat.clients, seat.colluders), self.least(seat.clients)
+        if stage == INPUT:
+            cohort = wire.unpack(request, wire.Cohort)
+            return member.mask(vault, seat, cohort, self._vector(reply or {}), *terms)
+        if stage == REPAIR:
+            return member.reveal(vault, seat, wire.unpack(request, wire.Dropped), *terms)
+        return member.hand_over(vault, seat, wire.unpack(request, wire.Alive), *terms)
+
+    def _vector(self, reply: Reply) -> member.Vector:
+        """All channels' integers in one vector of words, modulo 2^bits, in order of their names.
+
+        If the server could choose it, one client's release would lie on others' emptier channel.
+        """
+        if not reply:
+            raise BadReply("a masked vector is due, and no release was made")
+        parts = {name: reply[name].vector.numpy() for name in sorted(reply)}
+        whole = np.concatenate([part.astype(np.int64, copy=False) for part in parts.values()])
+        words = whole.view(np.uint64) if self.bits == 64 else whole.astype(np.uint32)
+        return member.Vector(words, {name: part.size for name, part in parts.items()})
+
+    # ------------------------------------------------------------------------------- the server
+
+    def directory(self) -> Directory:
+        """No keys yet."""
+        return Directory()
+
+    def pack_directory(self, directory: Directory) -> bytes:
+        """The signed keys; who has seen which is found out again by sending them."""
+        return wire.pack(wire.Keys(directory.keys))
+
+    def unpack_directory(self, packed: bytes) -> Directory:
+        """The keys, all of which are sent once more."""
+        return Directory(dict(wire.unpack(packed, wire.Keys).keys))
+
+    def begin(
+        self, directory: Directory, cohorts: Cohorts, sizes: Mapping[str, int], seat: Seat
+    ) -> tuple[Session, Requests]:
+        """An empty total, and the first thing to ask for."""
+        asked = [dict(cohort) for cohort in cohorts.values()]
+        if any(each != asked[0] for each in asked) or set(asked[0].values()) - {1.0}:
+            raise UnsoundPlan("a secure sum adds all clients alike; use weights = 'sum'")
+        session = Session(
+            directory=directory,
+            sizes={name: sizes[name] for name in sorted(sizes)},
+            cohort=set(asked[0]),
+            seat=seat,
+            graph=self._graph(seat.clients, seat.colluders),
+            least=self.least(seat.clients),
+            total=np.zeros(sum(sizes.values()), f"<u{self.bits // 8}"),
+        )
+        return session, session.begin()
+
+    def add(self, session: Session, client: int, messages: Messages) -> Session:
+        """One client's message of the stage."""
+        if set(messages) != {SUM}:
+            raise BadReply(f"a reply on {sorted(messages)}, where {SUM!r} is due")
+        session.add(client, messages[SUM])
+        return session
+
+    def close(self, session: Session) -> Requests | Opened | Aborted:
+        """The next stage, or the end."""
+        return session.close()
+
+
+def secure(
+    survivors: float = 0.8,
+    against: Against = Against.CURIOUS,
+    bits: int = 64,
+    degree: int | None = None,
+) -> Secure:
+    """The server sees only the sum: pairwise masks, dropouts repaired, terms held by clients."""
+    if not 0 < survivors <= 1:
+        raise RecipeError(f"sum.survivors is {survivors}; give the part of clients, up to 1")
+    if bits not in (32, 64):
+        raise RecipeError(f"sum.bits is {bits}; a word has 32 or 64")
+    against = Against(against)
+    if degree is not None and degree % 2:
+        raise RecipeError(
+            f"sum.degree is {degree}; half of the neighbours are on either side: even"
+        )
+    if degree is not None and against is Against.MALICIOUS:
+        raise RecipeError("against a malicious server all are tied to all; leave out sum.degree")
+    return Secure(survivors, against, bits, degree)

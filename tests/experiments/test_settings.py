@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that were searched before: where they come from, and that none may be missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dpfed.errors import RecipeError
+from dpfed.experiments import runtime
+from dpfed.experiments import study as studies
+from dpfed.experiments.reproduce import reproduce
+from dpfed.experiments.settings import check, stored
+from tests.experiments.studies import STUDY, write
+
+
+def test_lent_settings_come_from_the_nearest_cell(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(studies, "STUDIES", tmp_path)
+    axis = {
+        "label": "epsilon",
+        "key": "privacy.epsilon",
+        "values": [1.0, 2.0],
+        "borrow": {"2": "1"},
+    }
+    write(tmp_path, axes=[{**axis, "borrow": {"2": "1"}}]).rename(tmp_path / "lender.toml")
+    label = STUDY["methods"][0]["label"]
+    chosen = {f"epsilon 1 | {label}": {"set": {"server.0.rate": 0.5}, "tried": 3}}
+    (tmp_path / "lender.settings.json").write_text(json.dumps(chosen))
+    (tmp_path / "mine.toml").write_text(
+        'like = "lender"\n'
+        '[[axes]]\nlabel = "epsilon"\nkey = "privacy.epsilon"\nvalues = [1.0, 2.0]\n'
+        '[[axes]]\nlabel = "length"\nkey = "rounds"\nvalues = [2, 3]\n'
+    )
+    lent = stored("mine", studies.load(tmp_path / "mine.toml"))
+    assert set(lent) == {f"epsilon {e} | length {r} | {label}" for e in (1, 2) for r in (2, 3)}
+    assert all(each == {"set": {"server.0.rate": 0.5}, "lent": "lender"} for each in lent.values())
+
+
+def test_a_study_is_not_run_at_settings_that_nobody_chose(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"no settings are known for 'epsilon 1 .*dpfed sweep"):
+        reproduce(write(tmp_path), tmp_path / "out", workers=1)
+
+
+def test_a_folders_own_settings_come_before_those_that_come_along(tmp_path: Path) -> None:
+    study = studies.load("sofim-cifar10")
+    assert stored("sofim-cifar10", study) == stored("sofim-cifar10", study, tmp_path)
+    (tmp_path / "settings.json").write_text('{"mine": {"set": {}}}')
+    assert stored("sofim-cifar10", study, tmp_path) == {"mine": {"set": {}}}
+
+
+# ------------------------------------------------------------------------------- what a round costs
+
+
+def test_what_a_round_costs_is_measured_at_settings_that_are_known() -> None:
+    study = studies.load(runtime.STUDY)
+    check(study, stored(runtime.STUDY, study), runtime.STUDY)
+
+
+def test_what_a_round_costs_is_not_measured_at_settings_that_nobody_chose(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copy(studies.path_of(runtime.STUDY), tmp_path)
+    monkeypatch.setattr(studies, "STUDIES", tmp_path)
+    with pytest.raises(RecipeError, match=rf"no settings are known for .*sweep {runtime.STUDY}"):
+        runtime.tables(quick=True)
