@@ -97,28 +97,33 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Two pictures: time per client and on the server, bytes per client."""
     import matplotlib.pyplot as plt
 
-    seen = [row for row in rows if row["measured"] == "yes"]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for axes, lines, unit in (
-        (left, {"client_ms": "each client", "server_ms": "the server"}, "ms per round"),
-        (right, {"sent_bytes": "sent", "received_bytes": "received"}, "bytes per client and round"),
-    ):
-        for (name, label), color in zip(lines.items(), ("#0072b2", "#d55e00"), strict=True):
-            axes.plot([r["clients"] for r in seen], [r[name] for r in seen], "o-", color=color,
-                      label=label)  # fmt: skip
-            tail = rows[len(seen) - 1 :]
-            axes.plot([r["clients"] for r in tail], [r[name] for r in tail], ":", color=color,
-                      marker="o", mfc="white")  # fmt: skip
-        axes.axvline(64, color="#999999", lw=0.8)
-        axes.set(xscale="log", yscale="log", xlabel="clients", ylabel=unit)
-        axes.legend(frameon=False)
+    _draw(left, rows, {"client_ms": "each client", "server_ms": "the server"})
+    _draw(right, rows, {"sent_bytes": "sent", "received_bytes": "received, besides the model"})
+    left.set(ylabel="ms per round", title=f"{SIZE} parameters, in one process", xlabel="clients")
+    right.set(ylabel="bytes per client and round", xlabel="clients", title="○ counted")
     right.axhline(8 * SIZE, color="#999999", ls="--", lw=0.8)
-    right.annotate("the vector itself", (5, 8 * SIZE), (5, 8 * SIZE * 1.08), color="#666666",
-                   fontsize=8)  # fmt: skip
-    left.annotate("all to all | k neighbours", (64, left.get_ylim()[1]), ha="center", va="bottom",
-                  fontsize=8, color="#666666")  # fmt: skip
+    right.annotate("the vector itself", (1100, 8 * SIZE * 0.97), ha="right", va="top",
+                   color="#666666", fontsize=8)  # fmt: skip
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _draw(axes: Any, rows: list[dict[str, Any]], lines: dict[str, str]) -> None:
+    seen = [row for row in rows if row["measured"] == "yes"]
+    last = rows[len(seen) - 1 :]
+    for (name, label), color in zip(lines.items(), ("#0072b2", "#d55e00"), strict=True):
+        axes.plot([r["clients"] for r in last], [r[name] for r in last], ":", color=color)
+        axes.plot(last[-1]["clients"], last[-1][name], "o", color=color, mfc="white")
+        axes.plot([r["clients"] for r in seen], [r[name] for r in seen], "o-", color=color,
+                  label=label)  # fmt: skip
+    axes.set(xscale="log", yscale="log")
+    axes.axvline(64, color="#999999", lw=0.8)
+    axes.annotate(" k neighbours", (64, 0.02), xycoords=("data", "axes fraction"), fontsize=8,
+                  color="#666666")  # fmt: skip
+    axes.annotate("all to all ", (64, 0.02), xycoords=("data", "axes fraction"), fontsize=8,
+                  color="#666666", ha="right")  # fmt: skip
+    axes.legend(frameon=False, fontsize=9)
 
 
 def main() -> None:
