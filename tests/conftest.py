@@ -22,11 +22,13 @@ REPOSITORY = Path(__file__).parent.parent
 REAL_FLOWER = {
     "test_deploy.py",
     "test_flower_deployment.py",
+    "test_flower_resume.py",
     "test_flower_secure_deployment.py",
     "test_flower_simulation.py",
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Flower's processes take turns; the long suite runs only when asked for: --long."""
     for item in items:

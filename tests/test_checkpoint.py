@@ -3,17 +3,30 @@
 
 from __future__ import annotations
 
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from dpfed.accounting.ledger import Ledger
 from dpfed.checkpoint import Checkpoint, Played, played
 from dpfed.engines.inprocess import replay, rounds
 from dpfed.errors import DataError
+from dpfed.experiments.run import prepare
+from dpfed.federation import public_seed
 from dpfed.identity import simulated
+from dpfed.recipe import load
 from dpfed.registry import build
 from dpfed.round import Broadcast, Carry, Progress, answer, play, start
 from dpfed.sums.secure import secure
@@ -157,10 +170,9 @@ def test_the_reference_engine_goes_on_with_its_clients_states(
     """Stopped after each round in turn: the clients' control variates and vaults live on too."""
     options = {"survivors": 1.0} if sum == "secure" else {}
     plan = make_plan(
-        client=build("client", client, {}, unit="record"), sum=build("sums", sum, options), rounds=4
+        client=build("client", client, {}, unit="record"), sum=build("sums", sum, options), rounds=8
     )
     problems = [m.problem for m in members(SIZES).values()]
-    *_, (whole, _) = rounds(plan, problems, MODEL.initial(0))
     book = Checkpoint(tmp_path)
     for _ in range(4):
         running = rounds(plan, problems, MODEL.initial(0), checkpoint=book)
@@ -171,8 +183,31 @@ def test_the_reference_engine_goes_on_with_its_clients_states(
     assert saved is not None
     again = replay(plan, problems, MODEL.initial(0), saved.played)
     assert torch.equal(again.params, saved.progress.params)
-    if all(each.attempt == 0 for each in saved.played):
-        assert torch.equal(whole.params, saved.progress.params)
+    assert [(each.round, each.attempt) for each in saved.played] == [(0, 0), (1, 1), (2, 1), (3, 1)]
+
+
+def test_attempts_that_died_count_against_the_promise(tmp_path: Path) -> None:
+    """Four rounds are promised: two die, two are kept, and there is no fifth release."""
+    plan, book = make_plan(rounds=4), Checkpoint(tmp_path)
+    problems = [m.problem for m in members(SIZES).values()]
+    for _ in range(2):
+        running = rounds(plan, problems, MODEL.initial(0), checkpoint=book)
+        next(running)
+        running.close()
+    after = [now.round for now, _ in rounds(plan, problems, MODEL.initial(0), checkpoint=book)]
+    assert after == [1, 2]
+    assert not list(rounds(plan, problems, MODEL.initial(0), checkpoint=book))
+
+
+def test_two_processes_do_not_go_on_with_one_run(tmp_path: Path) -> None:
+    plan, book = make_plan(rounds=4), Checkpoint(tmp_path)
+    problems = [m.problem for m in members(SIZES).values()]
+    first = rounds(plan, problems, MODEL.initial(0), checkpoint=book)
+    next(first)
+    with pytest.raises(DataError, match="another process goes on"):
+        next(rounds(plan, problems, MODEL.initial(0), checkpoint=book))
+    first.close()
+    next(rounds(plan, problems, MODEL.initial(0), checkpoint=book))
 
 
 def kept_form(plan: Plan, problems: list[object]) -> object:
@@ -180,3 +215,84 @@ def kept_form(plan: Plan, problems: list[object]) -> object:
     from dpfed.round import Member
 
     return _kept(plan, {i: Member(i) for i in range(len(problems))}, MODEL.initial(0))
+
+
+# ------------------------------------------------------------------------- dpfed run --resume
+
+RECIPE = """
+rounds = 30
+seed = 3
+
+[data]
+source = "synthetic"
+options = { records = 1200, features = 1500, classes = 8 }
+partition = { clients = 4 }
+
+[privacy]
+epsilon = 20.0
+noise = "keyed"
+
+[client]
+name = "scaffold"
+steps = 3
+warm = false
+
+[ledger]
+dataset = "toy"
+"""
+
+
+def test_a_run_that_is_killed_at_random_moments_goes_on_to_its_end(tmp_path: Path) -> None:
+    """SIGKILL, four times: each takes at most one attempt of the promise, and nothing else."""
+    (tmp_path / "recipe.toml").write_text(RECIPE, encoding="utf-8")
+    rng, folder = random.Random(5), tmp_path / "out/checkpoint"
+    code = "from dpfed.cli import app; app()"
+    command = [sys.executable, "-c", code, "run", "recipe.toml", "--out", "out", "--resume"]
+    env = os.environ | {"DPFED_LEDGER": str(tmp_path / "ledger.sqlite"), "OMP_NUM_THREADS": "1"}
+    committed = -1
+    for _ in range(4):
+        process = subprocess.Popen([*command, "--quiet"], cwd=tmp_path, env=env)
+        wait_for_round(folder, committed + 2, process)
+        time.sleep(rng.uniform(0.0, 0.1))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        committed = max(committed, json.loads((folder / "asked.json").read_bytes())["round"] - 1)
+    done = subprocess.run(
+        [*command, "--quiet"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+    run = prepare(load(tmp_path / "recipe.toml"))
+    initial, problems = run.federation.model.initial(public_seed(3, "model")), run.federation
+    fresh = start(run.plan, initial, (folder / "training.txt").read_text())
+    saved = Checkpoint(folder).load(run.plan, fresh)
+    assert saved is not None
+    again = replay(run.plan, problems.problems, initial, saved.played)
+    model = run.federation.model.layout.flatten(load_file(tmp_path / "out/model.safetensors"))
+    assert torch.equal(model, again.params)
+
+    rounds_played = [each.round for each in saved.played]
+    wasted = sum(each.attempt for each in saved.played)
+    assert rounds_played == list(range(30 - wasted))  # what died counts against the promise
+    assert wasted <= 4
+    rows = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["round"] for row in rows] == [at + 1 for at in rounds_played]
+    said = f"stopped after {30 - wasted} of 30 rounds" in done.stdout + done.stderr
+    assert said == (wasted > 0)
+
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    assert ledger.verify() == []
+    bodies = [row.body for row in ledger.rows() if row.body["kind"] == "book"]
+    booked = Counter((body["round"], body["attempt"], body["client"]) for body in bodies)
+    assert set(booked.values()) == {1}
+    counted = {(each.round, each.attempt, i) for each in saved.played for i in each.clients}
+    assert counted <= set(booked)
+    ledger.close()
+
+
+def wait_for_round(folder: Path, round: int, process: subprocess.Popen[bytes]) -> None:
+    """Until clients are being asked for this round, or a later one."""
+    path = folder / "asked.json"
+    while not path.exists() or json.loads(path.read_bytes())["round"] < round:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.002)

@@ -45,9 +45,12 @@ def test_every_recipe_of_the_repository_parses(repository: Path) -> None:
     [
         ({"privacy": {"epsilom": 1}}, "did you mean 'epsilon'"),
         ({"rouns": 3}, "did you mean 'rounds'"),
-        ({"rounds": "many"}, "Expected `int`"),
-        ({"privacy": {"trust": "lokal"}}, "Invalid enum value 'lokal'"),
-        ({"server": {"name": "scale"}}, "Expected `array`"),
+        ({"rounds": "many"}, "rounds is 'many', and must be a whole number"),
+        (
+            {"privacy": {"trust": "lokal"}},
+            "privacy.trust is 'lokal'; use one of local, distributed",
+        ),
+        ({"server": {"name": "scale"}}, "and must be a list"),
     ],
 )
 def test_mistakes_are_answered_in_one_sentence(tree: dict[str, object], message: str) -> None:

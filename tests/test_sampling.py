@@ -218,7 +218,7 @@ def test_two_kinds_of_draw_at_once_are_refused() -> None:
 
 
 def test_poisson_under_replace_one_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UnsoundPlan, match="use zero-out or add-remove"):
+    with pytest.raises(UnsoundPlan, match="use adjacency = 'zero-out' or 'add-remove'"):
         sampled_plan(record_rate=0.1, epsilon=1.0)
 
 

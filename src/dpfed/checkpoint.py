@@ -17,15 +17,19 @@ and synced, never pickled.
 | it dies while a file is written                  | the file of before is still there         |
 | another plan, model or training under the folder | refused: DataError                        |
 | a file that is cut off or is not ours            | refused: DataError                        |
+| another process goes on in the folder            | refused: DataError                        |
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +45,9 @@ from dpfed.trees import leaves, rebuilt
 from dpfed.types import State
 
 VERSION = 1
+_MOST_ATTEMPTS = 100_000  # at one round: a larger number was never written here
 _ASKED, _PROGRESS, _TRAINING = "asked.json", "progress.safetensors", "training.txt"
+_LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,19 @@ class Checkpoint:
         if not path.exists():
             write_whole(path, f"{name}-{secrets.token_hex(4)}".encode())
         return path.read_text(encoding="utf-8")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """One process at a time: two would ask for the same attempts. A dead one holds nothing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / _LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise DataError(
+                    f"another process goes on with the run in {self.folder}; end it first"
+                ) from error
+            yield
 
     def ask(self, progress: Progress) -> None:
         """Before clients are asked: from now on the attempt counts as spent."""
@@ -122,36 +141,46 @@ class Checkpoint:
             begun = self._spend_asked(plan, fresh)
             return None if begun is fresh else Saved(begun, (), [], clients)
         self._check(plan, fresh, facts)
-        template = self._tree(fresh, clients)
         try:
-            numbers = facts["numbers"]
-            flat = [
-                tensors[str(i)] if str(i) in tensors else numbers[str(i)]
-                for i in range(len(leaves(template)))
-            ]
-            params, optimizer, mechanisms, kept = rebuilt(template, flat)
-        except KeyError as error:
+            return self._saved(plan, fresh, clients, facts, tensors)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
                 f"{self.folder} lacks a part ({error}); was the method changed?"
             ) from error
+
+    def _saved(
+        self,
+        plan: Plan,
+        fresh: Progress,
+        clients: State,
+        facts: dict[str, Any],
+        tensors: dict[str, torch.Tensor],
+    ) -> Saved:
+        template, numbers = self._tree(fresh, clients), facts["numbers"]
+        flat = [
+            tensors[str(i)] if str(i) in tensors else numbers[str(i)]
+            for i in range(len(leaves(template)))
+        ]
+        params, optimizer, mechanisms, kept = rebuilt(template, flat)
+        at, attempt = index(facts["round"]), index(facts["attempt"])
         progress = replace(
             fresh,
-            round=facts["round"],
-            attempt=facts["attempt"],
+            round=at,
+            attempt=attempt,
             params=params,
             optimizer=optimizer,
             mechanisms=mechanisms,
             books={n: {float(h): int(k) for h, k in book} for n, book in facts["books"].items()},
             directory=plan.sum.unpack_directory(bytes.fromhex(facts["directory"])),
-            cohort=plan.draw(facts["round"], facts["attempt"]),
+            cohort=plan.draw(at, attempt),
         )
         played = tuple(Played(r, a, tuple(clients)) for r, a, clients in facts["played"])
-        return Saved(self._spend_asked(plan, progress), played, facts["history"], kept)
+        return Saved(self._spend_asked(plan, progress), played, _rows(facts), kept)
 
     def history(self) -> list[dict[str, Any]]:
         """The rows that were written with the last committed round."""
         facts, _ = self._read()
-        return [] if facts is None else list(facts["history"])
+        return [] if facts is None else _rows(facts)
 
     def _read(self) -> tuple[dict[str, Any] | None, dict[str, torch.Tensor]]:
         path = self.folder / _PROGRESS
@@ -159,7 +188,7 @@ class Checkpoint:
             return None, {}
         try:
             with safe_open(path, framework="pt") as file:
-                facts = json.loads(file.metadata()["facts"])
+                facts = dict(json.loads(file.metadata()["facts"]))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise DataError(
@@ -183,7 +212,9 @@ class Checkpoint:
             return progress
         try:
             asked = json.loads(path.read_bytes())
-            at, attempt = int(asked["round"]), int(asked["attempt"])
+            at, attempt = index(asked["round"]), index(asked["attempt"])
+            if attempt > _MOST_ATTEMPTS:
+                raise ValueError(attempt)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{path} cannot be read; restore it, or begin in a new folder"
@@ -191,6 +222,14 @@ class Checkpoint:
         while at == progress.round and progress.attempt <= attempt:
             progress = spent_attempt(plan, progress)
         return progress
+
+
+def _rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The history in a checkpoint."""
+    found = facts.get("history")
+    if not isinstance(found, list):
+        raise DataError("the checkpoint has no history; restore it, or begin in a new folder")
+    return found
 
 
 def played(progress: Progress, outcome: Outcome) -> Played:

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpfed.audit_cli import audit
+from dpfed.bar import advance, bar, percent
 from dpfed.engines.flower.deploy_cli import deploy_app
 from dpfed.errors import DpfedError
+from dpfed.first_cli import demo, doctor, explain, new
 from dpfed.ledger_cli import ledger_app
 from dpfed.types import Adjacency, Trust, Unit
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
-    from dpfed.experiments.result import Result, Row
+    from dpfed.experiments.result import Result
 
 app = typer.Typer(
     help="Train one model across silos that never share data, with an exact privacy promise.",
@@ -34,6 +34,10 @@ app = typer.Typer(
 app.add_typer(deploy_app, name="deploy")
 app.add_typer(ledger_app, name="ledger")
 app.command()(audit)
+app.command()(demo)
+app.command()(new)
+app.command()(doctor)
+app.command()(explain)
 
 
 @app.callback(invoke_without_command=True)
@@ -81,8 +85,8 @@ def run(
     from dpfed.experiments.run import run as run_recipe
 
     folder = out or Path("runs") / recipe.stem
-    with _progress(quiet) as bar:
-        task = bar.add_task("loading data", total=None, figures="")
+    with bar(quiet) as shown:
+        task = shown.add_task("loading data", total=None, figures="")
         result = run_recipe(
             recipe,
             seed=seed,
@@ -90,47 +94,16 @@ def run(
             overrides=tuple(overrides or ()),
             engine=engine,
             resume=folder / "checkpoint" if resume else None,
-            watch=lambda row, rounds: _advance(bar, task, row, rounds),
+            watch=lambda row, rounds: advance(shown, task, row, rounds),
         )
     _report(result, folder)
-
-
-def _progress(quiet: bool) -> Progress:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    return Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[figures]}"),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=quiet,
-    )
-
-
-def _advance(bar: Progress, task: TaskID, row: Row, rounds: int) -> None:
-    figures = f"accuracy {_percent(row['accuracy'])}  epsilon spent {row['epsilon']:.3g}"
-    bar.update(task, description="round", total=rounds, completed=row["round"], figures=figures)
-
-
-def _percent(value: float | None) -> str:
-    return "--" if value is None else f"{100 * value:.1f} %"
 
 
 def _report(result: Result, folder: Path) -> None:
     for warning in result.warnings:
         _warn(warning)
     if not math.isnan(result.accuracy):
-        typer.echo(f"accuracy {_percent(result.accuracy)}, {result.evaluation}")
+        typer.echo(f"accuracy {percent(result.accuracy)}, {result.evaluation}")
     typer.echo(result.guarantee.sentence)
     typer.echo(f"results in {folder}/")
 
@@ -197,13 +170,13 @@ def _study(name: str, out: Path | None, *, tune: bool, quick: bool, workers: int
     from dpfed.experiments.reproduce import reproduce as run_study
 
     folder = out or Path("runs") / Path(name).stem
-    with _progress(quiet=False) as bar:
-        task = bar.add_task("runs", total=None, figures="")
+    with bar(quiet=False) as shown:
+        task = shown.add_task("runs", total=None, figures="")
 
         def watch(done: int, total: int, row: dict[str, Any]) -> None:
             what = row.get("entry") or f"{row.get('method')} seed {row.get('seed')}"
-            figures = f"{what}: {_percent(row['accuracy'])}"
-            bar.update(task, total=total, completed=done, figures=figures)
+            figures = f"{what}: {percent(row['accuracy'])}"
+            shown.update(task, total=total, completed=done, figures=figures)
 
         run_study(name, folder, tune=tune, quick=quick, workers=workers, watch=watch)
     typer.echo(f"report in {write_report(folder)}")
@@ -244,11 +217,11 @@ def features(
 
     dataset = load(images)
     total = len(dataset.train) + (0 if dataset.test is None else len(dataset.test))
-    with _progress(quiet) as bar:
-        task = bar.add_task("images", total=total, figures="")
+    with bar(quiet) as shown:
+        task = shown.add_task("images", total=total, figures="")
         made = write_features(
             dataset, out, backbone, size=size, fit=fit, weights=weights,
-            watch=lambda added: bar.advance(task, added),
+            watch=lambda added: shown.advance(task, added),
         )  # fmt: skip
     typer.echo(f"{total} x {made.train.x.shape[1]} features in {out}")
 

@@ -37,10 +37,12 @@ class GaussianNoise:
     """How far exchanging two units moves the sum; 2 clip unless rows are known to be closer."""
 
     def __post_init__(self) -> None:
-        for name in ("clip", "std"):
+        for name, way_out in (("clip", "1 is usual"), ("std", "privacy.epsilon finds it")):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
-                raise RecipeError(f"{name} is {value}, and must be a finite number above 0; set it")
+                raise RecipeError(
+                    f"{name} is {value}, and must be a finite number above 0; {way_out}"
+                )
         if math.isnan(self.swap):
             object.__setattr__(self, "swap", 2 * self.clip)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -168,7 +168,7 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
     try:
         return msgspec.convert(_with_method(tree), Recipe)
     except msgspec.ValidationError as error:
-        raise RecipeError(f"the recipe is wrong: {_explain(str(error))}") from error
+        raise RecipeError(f"the recipe is wrong: {_explain(str(error), tree)}") from error
 
 
 def _with_method(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,8 +206,11 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
     except OSError as error:
-        raise RecipeError(f"recipe {str(path)!r} cannot be read ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(
+            f"recipe {str(path)!r} cannot be read ({error.strerror}); give the path of a TOML "
+            f"file, such as 'dpfed new NAME --recipe' writes"
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise RecipeError(f"recipe {str(path)!r} is not TOML: {error}") from error
 
 
@@ -223,7 +226,7 @@ def assign(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
 
 def _set(node: Any, keys: list[str], value: Any, label: str) -> None:
     first, *rest = keys
-    at: Any = int(first) if isinstance(node, list) and first.isdigit() else first
+    at: Any = int(first) if isinstance(node, list) and first.isdecimal() else first
     try:
         if not rest:
             node[at] = value
@@ -239,19 +242,50 @@ def _value(text: str) -> Any:
     """A TOML value; bare words are strings."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, or a number too long to be read
         return text
 
 
-def _explain(message: str) -> str:
-    """The parser's message, with the nearest known field where one is misspelt."""
-    marker = "unknown field `"
-    if marker not in message:
+_TYPES = {
+    "float": "a number", "int": "a whole number", "str": "a text in quotes",
+    "bool": "true or false", "array": "a list", "object": "a table",
+}  # fmt: skip
+
+
+def _explain(message: str, tree: Mapping[str, Any]) -> str:
+    """The parser's message as a sentence: the value, what it must be, and the way out."""
+    what, _, where = message.partition(" - at `")
+    field = where.rstrip("`").removeprefix("$").lstrip(".")
+    quoted = what.split("`")[1:2] or [""]
+    if what.startswith("Object contains unknown field"):
+        return f"{field or 'a recipe'} has no field {quoted[0]!r}; {suggest(quoted[0], _known())}"
+    if what.startswith("Invalid enum value"):
+        choices = get_type_hints(PrivacyRecipe)[field.rpartition(".")[2]]
+        return f"{field} is {_at(tree, field)!r}; use one of {', '.join(choices)}"
+    if not what.startswith("Expected `"):
         return message
-    word = message.partition(marker)[2].partition("`")[0]
+    wanted = [_TYPES.get(kind, kind) for kind in quoted[0].split(" | ") if kind != "null"]
+    return (
+        f"{field} is {_at(tree, field)!r}, and must be {' or '.join(wanted)}; correct it, or leave "
+        f"it out for the default"
+    )
+
+
+def _known() -> list[str]:
     sections = (
         Recipe, DataRecipe, PartitionRecipe, ModelRecipe, PrivacyRecipe, EvaluationRecipe,
         LedgerRecipe,
     )  # fmt: skip
-    known = sorted({name for section in sections for name in section.__struct_fields__})
-    return f"{message}; {suggest(word, known)}"
+    return sorted({name for section in sections for name in section.__struct_fields__})
+
+
+def _at(tree: Any, field: str) -> Any:
+    """The value at a path as the parser writes it, a.b[0].c; what is around it, where none is."""
+    for key in field.replace("[", ".").replace("]", "").split("."):
+        inside = tree.get(key) if isinstance(tree, Mapping) else None
+        listed = isinstance(tree, list) and key.isdigit() and int(key) < len(tree)
+        found = tree[int(key)] if listed else inside
+        if found is None:
+            break
+        tree = found
+    return tree

@@ -271,7 +271,11 @@ def _wrong_trust(plan: Plan) -> str | None:
             f"{trust} trust these are not private on their own; use local trust"
         )
     if trust is Trust.DISTRIBUTED and plan.uneven:
-        return "averaging silos of unequal size exposes the smallest; use weights = 'sum'"
+        return (
+            f"silos have {min(plan.nominal):g} to {max(plan.nominal):g} units, and averaging "
+            f"those of unequal size under distributed trust exposes the smallest; use "
+            f"weights = 'sum'"
+        )
     return _wrong_shares(plan) if trust is Trust.DISTRIBUTED else None
 
 
@@ -314,5 +318,9 @@ def _unpriced_draw(plan: Plan) -> str | None:
         return "a batch of a fixed size is not a Poisson draw, and is not priced; use record_rate"
     drawn = any(not isinstance(draw, Everyone) for draw in draws)
     if drawn and plan.update.adjacency is Adjacency.REPLACE_ONE:
-        return "Poisson draws are not priced under replace-one; use zero-out or add-remove"
+        rate = min(plan.update.sampling.rate, plan.amplified.rate)
+        return (
+            f"a Poisson draw with rate {rate:g} is not priced under replace-one, by RDP or "
+            f"otherwise; use adjacency = 'zero-out' or 'add-remove', or a rate of 1"
+        )
     return None

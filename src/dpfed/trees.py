@@ -22,7 +22,17 @@ def leaves(tree: State) -> list[Any]:
 def rebuilt(template: State, flat: Iterable[Any]) -> State:
     """A state of the template's form with other leaves."""
     found = iter(flat)
-    return mapped(template, lambda _: next(found))
+    return mapped(template, lambda leaf: _alike(leaf, next(found)))
+
+
+def _alike(leaf: Any, found: Any) -> Any:
+    """What was found, if it can stand where the leaf stood: a wrong shape would be broadcast."""
+    if isinstance(found, torch.Tensor) and isinstance(leaf, torch.Tensor):
+        if found.shape == leaf.shape or found.dtype == leaf.dtype == torch.uint8:
+            return found  # bytes, such as a sum's secret, may be as many as they like
+    elif isinstance(found, int | float) and not isinstance(leaf, torch.Tensor):
+        return found
+    raise DataError("a stored state has a leaf of another type or shape; was the method changed?")
 
 
 def mapped(tree: State, change: Callable[[Any], Any]) -> State:

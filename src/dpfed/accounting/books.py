@@ -84,7 +84,7 @@ class Cost:
         else:
             self.mu_squared += sign * float(body["mu_squared"])
         if body["lost"]:
-            self.lost[body["training"], body["client"]] = body["lost"]
+            self.lost[body["training"], body["client"]] = float(body["lost"])
 
     def event(self, adjacency: Adjacency) -> Json:
         """All of it as one event."""
@@ -168,10 +168,16 @@ class Books:
 
     def take(self, row: Row) -> None:
         """One more row."""
-        kind = row.body["kind"]
-        if kind not in _TAKES:
+        kind = row.body.get("kind")
+        if not isinstance(kind, str) or kind not in _TAKES:
             raise DataError(f"row {row.number} of the ledger is a {kind!r}; update dpfed")
-        _TAKES[kind](self, row)
+        try:
+            _TAKES[kind](self, row)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(
+                f"row {row.number} of the ledger is a {kind!r} with a wrong part ({error}); put "
+                f"back the newest backup of the ledger and its head"
+            ) from error
 
     def resolve(self, key: Key) -> Key:
         """The key under the name that rows are kept by."""
@@ -210,7 +216,7 @@ def key_of(body: Mapping[str, Any]) -> Key:
 
 
 def _take_budget(books: Books, row: Row) -> None:
-    books.budgets[key_of(row.body)] = Budget(row.body["epsilon"], row.body["delta"])
+    books.budgets[key_of(row.body)] = Budget(float(row.body["epsilon"]), float(row.body["delta"]))
 
 
 def _take_name(books: Books, row: Row) -> None:
@@ -281,19 +287,29 @@ def wrong_sums(rows: Iterable[Row]) -> Iterator[str]:
     """Rows whose price is not that of their event, or that do not fit those before."""
     books, booked = Books(), set[int]()
     for row in rows:
-        body, number = row.body, row.number
-        if body["kind"] in {"book", "reserve"} and body["mu_squared"] is not None:
-            stated, true = float(body["mu_squared"]), _mu_squared(body)
-            if not math.isclose(stated, true, rel_tol=1e-9) and stated != true:
-                yield f"row {number} states mu^2 = {stated:g}, and its event costs {true:g}"
-        if body["kind"] == "confirm" and not booked >= set(body["rows"]):
-            yield f"row {number} confirms rows that were never booked"
-        if body["kind"] == "book":
-            booked.add(number)
-        books.take(row)
+        try:
+            books.take(row)
+            wrong = list(_wrong_row(row, booked))
+        except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
+            yield f"row {row.number} cannot be added up: {error}"
+            return
+        yield from wrong
     for (key, training, client), reserve in books.reserves.items():
         if min(reserve.left.values(), default=0) < 0:
             yield f"training {training!r} of {key}, client {client}, booked more than reserved"
+
+
+def _wrong_row(row: Row, booked: set[int]) -> Iterator[str]:
+    """What is wrong with one row, given the numbers of those that were booked before."""
+    body, number = row.body, row.number
+    if body["kind"] in {"book", "reserve"} and body["mu_squared"] is not None:
+        stated, true = float(body["mu_squared"]), _mu_squared(body)
+        if not math.isclose(stated, true, rel_tol=1e-9) and stated != true:
+            yield f"row {number} states mu^2 = {stated:g}, and its event costs {true:g}"
+    if body["kind"] == "confirm" and not booked >= set(body["rows"]):
+        yield f"row {number} confirms rows that were never booked"
+    if body["kind"] == "book":
+        booked.add(number)
 
 
 def _mu_squared(body: Mapping[str, Any]) -> float:

@@ -110,7 +110,10 @@ def bisect(holds: Callable[[float], bool], below: float, above: float) -> tuple[
 def check_epsilon(epsilon: float) -> None:
     """A target epsilon is a finite number above 0."""
     if not (math.isfinite(epsilon) and epsilon > 0):
-        raise RecipeError(f"epsilon is {epsilon}, and must be a finite number above 0")
+        raise RecipeError(
+            f"epsilon is {epsilon}, and must be a finite number above 0; 1 is usual, and less is "
+            f"more private"
+        )
 
 
 def check_delta(delta: float) -> None:

@@ -108,7 +108,7 @@ class Journal:
 
         Leaving it commits what was appended; an exception takes all of it back.
         """
-        with self._lock:
+        with self._lock, self._readable():
             self._begin()
             try:
                 news = self._news()
@@ -128,6 +128,16 @@ class Journal:
             if changed:
                 self._settle()
 
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """A file that SQLite finds broken only when it writes is refused like any other."""
+        try:
+            yield
+        except sqlite3.OperationalError:  # a full disk: the file itself is as it was
+            raise
+        except sqlite3.DatabaseError as error:
+            raise DataError(f"{str(self.path)!r} cannot be used ({error}); {_WAY_OUT}") from error
+
     def append(self, **body: Any) -> Row:
         """Add a row, within a turn."""
         text = canonical({**body, "write": self._write, "time": round(time.time(), 3)})
@@ -144,7 +154,7 @@ class Journal:
 
     def verify(self) -> tuple[list[Row], list[str]]:
         """All rows up to the first that is wrong, and what is wrong, in sentences."""
-        with self._lock:
+        with self._lock, self._readable():
             self.forget()
             self._begin()  # so that no writer is between its commit and its head
             found: list[Row] = []
@@ -221,8 +231,11 @@ class Journal:
             raise DataError(f"row {due} of {where!r} is missing; {_WAY_OUT}")
         if digest != _digest(self._tail.hash, text):
             raise DataError(f"row {number} of {where!r} was changed or moved; {_WAY_OUT}")
-        body: Body = json.loads(text)
-        self._tail = Head(number, body["write"], digest)
+        try:
+            body: Body = json.loads(text)
+            self._tail = Head(number, body["write"], digest)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"row {number} of {where!r} is not a row; {_WAY_OUT}") from error
         return Row(number, body, digest)
 
     def _mend(self) -> None:
@@ -252,7 +265,10 @@ class Journal:
 
     def _read_head(self) -> Head:
         try:
-            return Head(**json.loads(self._head_path.read_bytes()))
+            head = Head(**json.loads(self._head_path.read_bytes()))
+            if [type(part) for part in head] != [int, int, str]:
+                raise TypeError(head)
+            return head
         except FileNotFoundError:
             return Head()
         except (ValueError, TypeError) as error:

@@ -138,6 +138,8 @@ def load(
         given: dict[str, Any] = {} if classes is None else {"classes": classes}
         made = synthetic(**given, **synthetic_options)
         return made if name is None else replace(made, source=name)
+    hub = text.startswith("hf:")
+    path = None if hub else find(source, root)
     if synthetic_options:
         unknown = ", ".join(sorted(synthetic_options))
         raise DataError(
@@ -145,10 +147,9 @@ def load(
             "has some)."
         )
     columns = readers.Columns(x, y, groups, split)
-    if text.startswith("hf:"):
+    if path is None:
         parts = readers.read_hub(text.removeprefix("hf:"), columns, size)
         return _dataset(parts, classes, name or text)
-    path = find(source, root)
     label = name or f"{path.parent.name}/{path.name}"
     return _dataset(readers.read_path(path, columns, size), classes, label)
 

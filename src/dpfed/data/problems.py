@@ -297,7 +297,9 @@ class Network:
     sampler: str = "func"
 
     def __post_init__(self) -> None:
-        mixing = [n for n, m in self.module.named_modules() if isinstance(m, _MIXING)]
+        mixing = [
+            n or type(m).__name__ for n, m in self.module.named_modules() if isinstance(m, _MIXING)
+        ]
         if mixing:
             raise RecipeError(
                 f"layer {mixing[0]!r} is a BatchNorm, which mixes records, so that one record's "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from dpfed.booking import Account
 from dpfed.checkpoint import Checkpoint, Played, played
 from dpfed.errors import BudgetSpent, ClientRefused, DpfedError, RoundAborted, wire_name
 from dpfed.identity import simulated
-from dpfed.round import Answer, Carry, Member, Outcome, Progress, answer, play, start
+from dpfed.round import Answer, Carry, Member, Outcome, Progress, affords, answer, play, start
 from dpfed.terms import Plan
 from dpfed.types import Broadcast, Problem, State, Vector
 
@@ -43,26 +43,47 @@ def rounds(
 
     With a checkpoint, all that the round knows (of the clients, too) is on the disk before the next
     one begins, with the rows of ``history`` that the caller has made by then; a run that died goes
-    on after the last of them.
+    on after the last of them. Attempts that died with it are spent: if the next round would exceed
+    what the plan promises, the rounds end there.
     """
+    with checkpoint.held() if checkpoint else nullcontext():
+        yield from _rounds(plan, problems, params, ledger, training, checkpoint, history)
+
+
+def _rounds(
+    plan: Plan,
+    problems: Sequence[Problem],
+    params: Vector,
+    ledger: Account | None,
+    training: str,
+    checkpoint: Checkpoint | None,
+    history: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[Progress, Outcome]]:
     members, progress = _seated(plan, problems, params, training)
     done: list[Played] = []
     saved = checkpoint and checkpoint.load(plan, progress, _kept(plan, members, params))
     if saved:
         progress, done = saved.progress, list(saved.played)
         members.update(_restored(members, saved.clients))
-    carry = _carrier(plan, members, ledger)
+    refused: list[DpfedError] = []
+    carry = _carrier(plan, members, ledger, refused)
     while progress.round < plan.rounds:
         before = progress
         if checkpoint:
+            if not affords(plan, before):
+                log.warning("the next round would exceed what the plan promises")
+                return
             checkpoint.ask(before)
         with one_thread():
             progress, outcome = play(plan, before, carry)
         if outcome.exhausted:
-            _refuse_without(progress)
+            _refuse_without(progress, refused)
             return
         if outcome.aborted:
-            raise RoundAborted(f"round {outcome.round} cannot be opened: {outcome.aborted}")
+            raise RoundAborted(
+                f"round {outcome.round} cannot be opened: {outcome.aborted}; the log says why "
+                f"clients are missing"
+            )
         yield progress, outcome
         done.append(played(before, outcome))
         if checkpoint:
@@ -79,8 +100,16 @@ def _seated(
     return members, start(plan, params, training, roster=signers[0])
 
 
-def _carrier(plan: Plan, members: dict[int, Member], ledger: Account | None = None) -> Carry:
-    """Asks those who are here, and keeps what they keep; others are silent."""
+def _carrier(
+    plan: Plan,
+    members: dict[int, Member],
+    ledger: Account | None = None,
+    refused: list[DpfedError] | None = None,
+) -> Carry:
+    """Asks those who are here, and keeps what they keep; others are silent.
+
+    Why clients were not booked is added to ``refused``.
+    """
 
     def carry(
         broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
@@ -93,7 +122,10 @@ def _carrier(plan: Plan, members: dict[int, Member], ledger: Account | None = No
         clients = sorted(set().union(*requests.values()) & set(members))
         if ledger and stage == plan.sum.release_stage:
             asked = [members[client] for client in clients]
-            return _booked(ledger, ledger.begin_all(plan, broadcast, asked), reply)
+            booked = ledger.begin_all(plan, broadcast, asked)
+            if refused is not None:
+                refused.extend(r for r in booked.values() if isinstance(r, DpfedError))
+            return _booked(ledger, booked, reply)
         return ((client, reply(client)) for client in clients)
 
     return carry
@@ -145,9 +177,14 @@ def _booked(
 ) -> Iterator[tuple[int, Answer]]:
     """The answers of those whose round is booked; confirmed in one commit at the end."""
     made: list[int] = []
+    refused = {client: rows for client, rows in booked.items() if isinstance(rows, DpfedError)}
+    for client, error in list(refused.items())[:1]:
+        log.warning(
+            "%d of %d clients are not booked; client %d: %s",
+            len(refused), len(booked), client, error,
+        )  # fmt: skip
     for client, rows in booked.items():
         if isinstance(rows, DpfedError):
-            log.warning("client %d is not booked: %s", client, rows)
             yield client, ClientRefused(wire_name(rows))
             continue
         found = reply(client)
@@ -156,13 +193,11 @@ def _booked(
     ledger.confirm(made)
 
 
-def _refuse_without(progress: Progress) -> None:
+def _refuse_without(progress: Progress, refused: Sequence[DpfedError]) -> None:
     """The budget is spent: that ends a run that has begun, and refuses one that has not."""
     if not progress.round:
-        raise BudgetSpent(
-            "no round could be played, since no client's budget suffices for one; see "
-            "'dpfed ledger show'"
-        )
+        why = refused[0] if refused else "see 'dpfed ledger show'"
+        raise BudgetSpent(f"no round could be played, since no client's budget suffices: {why}")
 
 
 @contextmanager

@@ -49,8 +49,9 @@ def design(clients: int, least: int, colluders: int, degree: int | None = None) 
     """
     if colluders > max(0, least - 2):
         raise UnsoundPlan(
-            f"{colluders} colluders among {least} survivors could open a mask by themselves; "
-            f"raise sum.survivors or lower privacy.colluders"
+            f"{colluders} colluders among {least} survivors could open a mask by themselves, "
+            f"and {colluders + 2} survivors are the least; have more clients, raise sum.survivors, "
+            f"or use local trust"
         )
     if degree is None:
         wanted = range(2, clients - 1, 2) if clients > SMALL else range(0)

@@ -79,7 +79,7 @@ def open_vault(secret: bytes, seat: Seat) -> Vault:
 def _unlocked(secret: bytes) -> Vault:
     try:
         vault = msgspec.msgpack.decode(secret, type=Vault)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError, RecursionError):  # as wire.unpack has it
         vault = None
     if vault is None or vault.version != VERSION:
         raise DataError(

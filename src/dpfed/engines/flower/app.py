@@ -30,7 +30,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -146,7 +146,7 @@ def main(grid: Grid, context: Context) -> None:
     folder = context.run_config.get("checkpoint")
     checkpoint = Checkpoint(Path(str(folder))) if folder else None
     kept = read_history(out)[: len(checkpoint.history())] if checkpoint else []
-    clear(out)
+    clear(out, kept)
     try:
         _train(grid, prepared_for(context), out, context, kept)
     except Exception as error:
@@ -156,9 +156,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def _train(grid: Grid, run: Prepared, out: Path, context: Context, kept: list[Row]) -> None:
     model = run.federation.model
-    diary = _Diary(run, out)
-    for row in kept:  # of the rounds that were committed before the process died
-        diary.write(row)
+    diary = _Diary(run, out, kept)  # rows of the rounds that were committed before it died
     config = context.run_config
     folder = config.get("checkpoint") or None
     timeout = float(config.get("timeout") or TIMEOUT)
@@ -206,11 +204,7 @@ class _Diary:
 
     def note(self, row: Row) -> None:
         """Add a round, in the form of a Result's history, to the file that is watched."""
-        self.write(self._plain(row))
-
-    def write(self, row: Row) -> None:
-        """Add a row as it is."""
-        self.rows.append(row)
+        self.rows.append(self._plain(row))
         with (self.out / METRICS_FILE).open("a", encoding="utf-8") as file:
             file.write(_line(self.rows[-1]))
 
@@ -242,10 +236,14 @@ class Left(NamedTuple):
     stopped: str | None
 
 
-def clear(out: Path) -> None:
-    """Remove what an earlier run left: half of it would be taken for this one's."""
-    for name in (GUARANTEE_FILE, ERROR_FILE, METRICS_FILE, MODEL_FILE):
+def clear(out: Path, kept: Sequence[Row] = ()) -> None:
+    """Remove what an earlier run left but these rows: the rest would be taken for this one's."""
+    for name in (GUARANTEE_FILE, ERROR_FILE, MODEL_FILE):
         (out / name).unlink(missing_ok=True)
+    if kept:  # in one go: a process that dies here loses none
+        _write(out / METRICS_FILE, "".join(_line(row) for row in kept))
+    else:
+        (out / METRICS_FILE).unlink(missing_ok=True)
 
 
 def _leave(out: Path, run: Prepared, result: DPResult, history: list[Row]) -> None:

@@ -192,23 +192,25 @@ class _Desk:
                 states.write_secret(folder, after.secret)
             if order.stage == plan.sum.release_stage:
                 states.save(folder / _MECHANISMS, 0, dict(after.mechanisms))
-                states.save(folder, order.broadcast.round, after.state)
+                at = order.broadcast.round, order.broadcast.attempt
+                states.save(folder, at[0], after.state, at[1], order.since)
         return reply
 
 
 def _remember(plan: Plan, order: Order, member: Member, folder: Path) -> Member:
-    """The member with the state that it kept after the last round it answered.
+    """The member with the state that it kept after the last round whose total it is in.
 
     The algorithm's goes back with a round that was not committed. The mechanisms' never does: two
     releases from one state of correlated noise would cost more than they are priced.
     """
     params = order.broadcast.params
-    state = states.load(folder, order.broadcast.round, plan.client.init(params))
+    fresh = plan.client.init(params)
+    state = fresh if order.since is None else states.load_at(folder, order.since, fresh)
     mechanisms: dict[str, State] = {}
     if order.broadcast.round > 0:  # in round 0 all noise is new, which is never too little
-        fresh = plan.mechanism_states(params.numel())
-        kept = states.load(folder / _MECHANISMS, 1, fresh)
-        mechanisms = {} if kept is fresh else kept  # the ledger prices new noise from its start
+        new = plan.mechanism_states(params.numel())
+        kept = states.load(folder / _MECHANISMS, 1, new)
+        mechanisms = {} if kept is new else kept  # the ledger prices new noise from its start
     return replace(member, state=state, mechanisms=mechanisms)
 
 

@@ -4,7 +4,7 @@
     to a client    arrays   the public parameters, by name: what any Flower app sends
                    shared   what the optimizer publishes, if anything
                    config   the user's train_config
-                   dpfed    round, attempt, stage, training, fingerprint, channels
+                   dpfed    round, attempt, stage, training, fingerprint, channels, since
     to the server  reply    channel -> integers on the public grid
                    dpfed    round, attempt, stage, client; or the name of an error
 
@@ -27,6 +27,7 @@ from dpfed.types import Broadcast, Messages, Vector
 from dpfed.vector import Layout
 
 ARRAYS, SHARED, CONFIG, CONTROL, REPLY = "arrays", "shared", "config", "dpfed", "reply"
+At = tuple[int, int]
 _GRID = "dpfed.grid"  # the serialisation of a release: little-endian integers, no header
 
 
@@ -38,6 +39,8 @@ class Order:
     stage: str
     requests: Messages
     fingerprint: str
+    since: At | None
+    """The round and attempt whose total has this client's last reply, if any has."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ class Sender:
     config: ConfigRecord
     broadcast: Broadcast
 
-    def order(self, stage: str, requests: Messages, bare: bool = False) -> RecordDict:
+    def order(
+        self, stage: str, requests: Messages, bare: bool = False, since: At | None = None
+    ) -> RecordDict:
         """The content of one client's message; a bare one, without arrays, asks for no release."""
         names = list(requests)
         arrays = {ARRAYS: ArrayRecord()} if bare else self._arrays
@@ -73,6 +78,7 @@ class Sender:
                 "names": [] if bare else list(self.layout.shapes),
                 "channels": names,
                 "requests": [requests[name] for name in names],
+                "since": list(since or ()),
             }
         )
         return RecordDict({**arrays, CONFIG: self.config, CONTROL: control})
@@ -116,8 +122,9 @@ def read_order(content: RecordDict) -> Order:
             str(control["stage"]),
             dict(zip(channels, requests, strict=True)),  # type: ignore[arg-type]
             str(control["fingerprint"]),
+            _since(control["since"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # numpy's reader of arrays alone raises many kinds
         raise BadReply(
             f"the server's message has no valid {error}; is it a DPStrategy's?"
         ) from error
@@ -176,6 +183,12 @@ def _texts(value: object) -> list[str]:
     if not isinstance(value, list):
         raise TypeError("list")
     return [str(each) for each in value]
+
+
+def _since(value: object) -> At | None:
+    if not isinstance(value, list) or len(value) not in (0, 2):
+        raise TypeError("since")
+    return (_number(value[0]), _number(value[1])) if value else None
 
 
 def _number(value: object) -> int:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from dpfed.accounting.guarantee import Guarantee
 from dpfed.checkpoint import Checkpoint, Played, played
 from dpfed.engines.flower.client import ENROL
-from dpfed.engines.flower.codec import CONTROL, Envelope, Sender, named_arrays, read_answer
+from dpfed.engines.flower.codec import CONTROL, At, Envelope, Sender, named_arrays, read_answer
 from dpfed.engines.inprocess import one_thread
 from dpfed.errors import BadReply, ClientRefused, UnsoundPlan
 from dpfed.identity import roster_from_environment
@@ -115,7 +116,20 @@ class DPStrategy(Strategy):
     ) -> DPResult:
         """Play the plan's rounds (or the first ``num_rounds`` of them) and return all there is."""
         del evaluate_config  # a client's metrics have a priced channel of their own, or stay there
-        self._begin(initial_arrays)
+        with self.checkpoint.held() if self.checkpoint else nullcontext():
+            self._begin(initial_arrays)
+            config = train_config or ConfigRecord()
+            return self._play(grid, initial_arrays, num_rounds, timeout, config, evaluate_fn)
+
+    def _play(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int | None,
+        timeout: float,
+        config: ConfigRecord,
+        evaluate_fn: EvaluateFn | None,
+    ) -> DPResult:
         self.summary()
         result = DPResult(arrays=initial_arrays, history=self._past)
         wanted = self.plan.rounds if num_rounds is None else num_rounds
@@ -124,7 +138,7 @@ class DPStrategy(Strategy):
             if result.stopped:
                 log.warning("stopping after %d rounds: %s", self._now.round, result.stopped)
                 break
-            self._one_round(grid, timeout, train_config or ConfigRecord(), result, evaluate_fn)
+            self._one_round(grid, timeout, config, result, evaluate_fn)
             result.stopped = self._reason_to_end()
             if result.stopped:
                 log.warning("stopping: %s", result.stopped)
@@ -262,18 +276,23 @@ class DPStrategy(Strategy):
     ) -> dict[int, Message]:
         """A message for each enrolled client that the stage asks."""
         orders: dict[int, Message] = {}
-        contents: dict[tuple[tuple[str, bytes], ...], RecordDict] = {}
+        contents: dict[tuple[Any, ...], RecordDict] = {}
         for client, node in sorted(self._nodes.items()):
             asked = {name: to[client] for name, to in requests.items() if client in to}
             if not asked:
                 continue
-            key = tuple(asked.items())
+            bare, since = stage != self.plan.sum.release_stage, self._since(client)
+            key = (since, *asked.items())
             if key not in contents:
-                bare = stage != self.plan.sum.release_stage
-                contents[key] = sender.order(stage, asked, bare)
+                contents[key] = sender.order(stage, asked, bare, since)
             group = str(sender.broadcast.round + 1)
             orders[client] = Message(contents[key], node, "train", ttl=ttl, group_id=group)
         return orders
+
+    def _since(self, client: int) -> At | None:
+        """From where a client's state goes on: the last total that it is in, committed and all."""
+        counted = (each for each in reversed(self.played) if client in each.clients)
+        return next(((each.round, each.attempt) for each in counted), None)
 
     def _sender(self, broadcast: Broadcast, config: ConfigRecord) -> Sender:
         layout, mark = self.layout or Layout({}), self.plan.fingerprint()
@@ -296,6 +315,8 @@ class DPStrategy(Strategy):
                 f"Flower's own loop has one exchange per round, and this sum needs "
                 f"{len(self.plan.sum.stages)}; call DPStrategy.start"
             )
+        if self.checkpoint:
+            raise UnsoundPlan("Flower's own loop keeps no checkpoint; call DPStrategy.start")
         due = self.plan.due(self._now.round)
         asked = {name: self.plan.cohort(name, self._now.cohort) for name in due}
         requests = {name: dict.fromkeys(clients, b"") for name, clients in asked.items()}
@@ -318,7 +339,9 @@ class DPStrategy(Strategy):
                     due = Envelope(broadcast.round, broadcast.attempt, stage, client)
                     yield client, _answer(reply, due)
 
-        self.progress, outcome = play(self.plan, self._now, carry)
+        before = self._now
+        self.progress, outcome = play(self.plan, before, carry)
+        self.played += [] if outcome.aborted else [played(before, outcome)]
         return self._arrays(), _spent(self._row(outcome, 0.0))
 
     def configure_evaluate(

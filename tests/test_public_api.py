@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users may build on: the exact names, each documented, and the signatures they call.
+
+A change here is a change for users: it needs a changelog fragment, and a new minor version (major
+from 1.0 on) where something is taken away.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import dpfed
+import dpfed.flower
+
+REPOSITORY = Path(__file__).parent.parent
+PUBLIC = {
+    "dpfed": ["Guarantee", "Plan", "Result", "__version__", "calibrate", "run"],
+    "dpfed.flower": ["DPResult", "DPStrategy", "client_app", "make_plan", "private"],
+}
+MODULES = {"dpfed": dpfed, "dpfed.flower": dpfed.flower}
+SIGNATURES = {
+    "dpfed.run": "(recipe=None, *, seed=None, out=None, overrides=(), watch=None, "
+    "engine='in-process', resume=None, **sections)",
+    "dpfed.calibrate": "(mechanism, *, epsilon, delta, releases, share=1.0)",
+    "dpfed.flower.make_plan": "(nominal, layout=None, **sections)",
+    "dpfed.flower.private": "(plan, ledger=None)",
+    "dpfed.flower.client_app": "(problem, plan, ledger=None)",
+}
+NAMES = [(module, name) for module, names in PUBLIC.items() for name in names]
+
+
+def bare(signature: inspect.Signature) -> str:
+    """Names and defaults, without annotations."""
+    parameters = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in signature.parameters.values()
+    ]
+    return str(inspect.Signature(parameters))
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_public_names_are_these(module: str) -> None:
+    assert sorted(MODULES[module].__all__) == PUBLIC[module]
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES)
+def test_each_is_there_and_documented(module: str, name: str) -> None:
+    value = getattr(MODULES[module], name)
+    if name == "__version__":
+        return
+    doc = inspect.getdoc(value)
+    assert doc
+    assert not doc.startswith(f"{name}(")  # a dataclass without a docstring makes one up
+    page = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
+    assert re.search(rf"^::: {re.escape(module)}\.{name}$", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_signatures_are_these(name: str) -> None:
+    module, _, function = name.rpartition(".")
+    found = inspect.signature(getattr(MODULES[module], function))
+    assert bare(found) == SIGNATURES[name]
+
+
+def test_a_result_has_what_the_documentation_names() -> None:
+    fields = {"recipe", "params", "history", "guarantee", "warnings"}
+    assert fields <= set(dpfed.Result.__dataclass_fields__)
+    for name in ("accuracy", "plot", "save"):
+        assert inspect.getdoc(getattr(dpfed.Result, name))
+
+
+def test_the_version_is_semantic_and_the_same_everywhere() -> None:
+    assert re.fullmatch(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}(-[\w.]+)?", dpfed.__version__)
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == dpfed.__version__
+    citation = (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {dpfed.__version__}\n" in citation
+    assert f"{{{dpfed.__version__}}}" in (REPOSITORY / "docs" / "cite.md").read_text()
