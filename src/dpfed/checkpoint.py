@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +38,7 @@ from safetensors.torch import save
 
 from dpfed.accounting.guarantee import jsonable
 from dpfed.errors import DataError
+from dpfed.files import replace_file
 from dpfed.round import Outcome, Progress, spent_attempt
 from dpfed.terms import Plan
 from dpfed.trees import leaves, rebuilt
@@ -79,8 +79,12 @@ class Checkpoint:
         """The name that the run was begun under; a new one for a new run."""
         path = self.folder / _TRAINING
         if not path.exists():
-            write_whole(path, f"{name}-{secrets.token_hex(4)}".encode())
+            self._write(_TRAINING, f"{name}-{secrets.token_hex(4)}".encode())
         return path.read_text(encoding="utf-8")
+
+    def _write(self, name: str, content: bytes) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_file(self.folder / name, content, 0o666)  # less what the umask takes away
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -98,7 +102,7 @@ class Checkpoint:
     def ask(self, progress: Progress) -> None:
         """Before clients are asked: from now on the attempt counts as spent."""
         content = {"round": progress.round, "attempt": progress.attempt}
-        write_whole(self.folder / _ASKED, json.dumps(content).encode())
+        self._write(_ASKED, json.dumps(content).encode())
 
     def commit(
         self,
@@ -124,7 +128,7 @@ class Checkpoint:
         tensors = {str(i): x for i, x in enumerate(found) if isinstance(x, torch.Tensor)}
         facts["numbers"] = {i: x for i, x in enumerate(found) if not isinstance(x, torch.Tensor)}
         kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        write_whole(self.folder / _PROGRESS, save(kept, {"facts": json.dumps(facts)}))
+        self._write(_PROGRESS, save(kept, {"facts": json.dumps(facts)}))
 
     @staticmethod
     def _tree(progress: Progress, clients: State) -> State:
@@ -235,19 +239,3 @@ def _rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
 def played(progress: Progress, outcome: Outcome) -> Played:
     """The record of a committed round, from what it began with and how it ended."""
     return Played(progress.round, progress.attempt, outcome.clients)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file so that a crash leaves the old one or the new one, and it is on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.draft")
-    with draft.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

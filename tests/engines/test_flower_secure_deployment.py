@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,15 +21,11 @@ import torch
 
 from dpfed import recipe as recipes
 from dpfed.engines.flower import app, deploy
-from dpfed.engines.inprocess import one_thread
 from dpfed.experiments.run import Prepared, prepare
-from dpfed.federation import public_seed
-from dpfed.round import Answer, Member, Outcome, Progress, answer, play, start
 from dpfed.sums.plain import Plain
-from dpfed.types import Broadcast
 from tests.engines.flower_net import Net
 from tests.engines.flower_warm import warm
-from tests.engines.test_flower_deployment import SILOS, environment, write_app
+from tests.engines.test_flower_deployment import SILOS, environment, replay, write_app
 
 # As dpfed's own client_app, but it writes down what it is asked for, and never answers at ``cut``.
 CLIENT = """
@@ -170,27 +166,9 @@ class InClear(Plain):
         return self.shares
 
 
-def replay(prepared: Prepared, absent: list[set[int]]) -> Progress:
-    """The rounds in this process, without any masks and without those who are in no total."""
-    plan, silos = replace(prepared.plan, sum=InClear()), prepared.federation
-    members = {client: Member(client, problem) for client, problem in enumerate(silos.problems)}
-
-    def carry(
-        broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
-    ) -> Iterable[tuple[int, Answer]]:
-        for client in sorted(set().union(*requests.values()) - absent[broadcast.round]):
-            asked = {name: to[client] for name, to in requests.items()}
-            reply, members[client] = answer(plan, broadcast, stage, asked, members[client])
-            yield client, reply
-
-    outcomes: list[Outcome] = []
-    progress = start(plan, silos.model.initial(public_seed(prepared.recipe.seed, "model")))
-    for _ in absent:
-        with one_thread():
-            progress, outcome = play(plan, progress, carry)
-        outcomes.append(outcome)
-    assert [set(outcome.missing) for outcome in outcomes] == absent
-    return progress
+def in_clear(prepared: Prepared) -> Prepared:
+    """The same run without any masks."""
+    return replace(prepared, plan=replace(prepared.plan, sum=InClear()))
 
 
 def check(played: Played, absent: list[set[int]]) -> None:
@@ -201,9 +179,9 @@ def check(played: Played, absent: list[set[int]]) -> None:
     assert played.absences == [(5 - len(who), who) for who in absent]
 
     prepared = prepare(recipes.load(played.recipe))
-    layout, progress = prepared.federation.model.layout, replay(prepared, absent)
+    layout, progress = prepared.federation.model.layout, replay(in_clear(prepared), absent)
     assert torch.equal(layout.flatten(left.params), progress.params)
-    everyone = replay(prepared, [set()] * len(absent))
+    everyone = replay(in_clear(prepared), [set()] * len(absent))
     assert not torch.equal(progress.params, everyone.params)
 
     plan = prepared.plan

@@ -44,6 +44,7 @@ from typing import Any, NamedTuple
 
 from dpfed.accounting.events import canonical
 from dpfed.errors import DataError
+from dpfed.files import replace_file
 
 Body = dict[str, Any]
 
@@ -310,19 +311,3 @@ def _make(db: sqlite3.Connection) -> None:
     for statement in _SCHEMA:
         db.execute(statement)
     db.execute("COMMIT")
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, on the disk when it returns, for the owner only."""
-    draft = path.with_name(f"{path.name}.draft")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(handle)
-    draft.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -26,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dpfed.errors import DataError
+from dpfed.files import replace_file
 from dpfed.trees import leaves, rebuilt
 from dpfed.types import State
 
@@ -117,13 +118,7 @@ def write_secret(folder: Path, secret: bytes) -> None:
     It is on the disk before the answer leaves: a mask that was sent is never made again.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = folder / f"{_SECRET}.draft"
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(secret)
-        file.flush()
-        os.fsync(handle)
-    draft.replace(folder / _SECRET)
+    replace_file(folder / _SECRET, secret)
 
 
 def _name(at: At) -> str:
