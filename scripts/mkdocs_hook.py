@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links that leave docs/: pictures are copied into the site, all else points to the repository.
+"""Links that leave docs/: pictures and reports are copied into the site, all else points to the
+repository.
 
 A page in docs/ is read in the repository, too, so its links stay relative there. A target that does
 not exist is a warning, and the build is strict.
@@ -16,8 +17,10 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 LOG = logging.getLogger("mkdocs.hooks.outside")
-OUTSIDE = re.compile(r"(?<=\]\()\.\./(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]+)?(?=\))")
-PICTURES = (".png", ".svg")
+OUTSIDE = re.compile(
+    r"""(?:(?<=\]\()|(?<=src="))\.\./(?P<path>[^)#\s"]+)(?P<anchor>#[^)\s"]+)?(?=[)"])"""
+)
+TAKEN = (".png", ".svg", ".html")
 
 
 def _root(config: Any) -> Path:
@@ -25,11 +28,11 @@ def _root(config: Any) -> Path:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Take the pictures along that pages show from elsewhere."""
+    """Take the files along that pages show from elsewhere."""
     for page in [file for file in files if file.is_documentation_page()]:
         for found in OUTSIDE.finditer(page.content_string):
             source = _root(config) / found["path"]
-            if source.suffix in PICTURES and source.exists():
+            if source.suffix in TAKEN and source.exists():
                 name = f"outside/{found['path']}"
                 if files.get_file_from_path(name) is None:
                     files.append(File.generated(config, name, abs_src_path=str(source)))
@@ -43,7 +46,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
         path, anchor = found["path"], found["anchor"] or ""
         if not (_root(config) / path).exists():
             LOG.warning("%s links to %s, which does not exist", page.file.src_path, path)
-        if Path(path).suffix in PICTURES:
+        if Path(path).suffix in TAKEN:
             return posixpath.join("outside", path)
         return f"{config.repo_url.rstrip('/')}/blob/main/{path}{anchor}"
 

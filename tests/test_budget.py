@@ -125,3 +125,30 @@ def test_warns_when_delta_reaches_one_over_units(options, warned):
 def test_senseless_options_are_refused(options):
     with pytest.raises(RecipeError):
         answer(**options)
+
+
+@pytest.mark.parametrize("kind", [Unit, Adjacency, Trust])
+def test_a_plain_word_is_the_choice_of_that_name(kind):
+    name = kind.__name__.lower()
+    for choice in kind:
+        assert answer(**{name: str(choice.value)}) == answer(**{name: choice})
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"trust": "distributd"}, "trust is 'distributd'; use one of local, distributed, central"),
+        ({"unit": "person"}, "unit is 'person'; use one of record, group, client"),
+        ({"adjacency": "replace"}, "use one of replace-one, add-remove, zero-out"),
+        ({"rounds": 0}, "rounds is 0; give a whole number, at least 1"),
+        ({"rounds": 2.5}, "rounds is 2.5; give a whole number, at least 1"),
+        ({"clients": 0}, "clients is 0; give a whole number, at least 1"),
+        ({"survivors": 0}, "survivors is 0; give a whole number, at least 1"),
+        ({"survivors": 21}, "survivors is 21; give at most 20, the number of clients"),
+        ({"colluders": -1}, "colluders is -1; give a whole number, at least 0"),
+    ],
+)
+def test_what_is_no_choice_or_no_count_is_refused_in_one_sentence(options, sentence):
+    with pytest.raises(RecipeError) as caught:
+        answer(**options)
+    assert sentence in str(caught.value)

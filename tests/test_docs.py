@@ -22,6 +22,8 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+NEWCOMER = ("quickstart.md", "your-own-optimizer.md")
+"""CI runs these by scripts/newcomer, from an empty environment; here they are in the long suite."""
 ELSEWHERE = {"deployment.md": "needs several hosts: tests/engines/test_deploy.py has its commands"}
 
 
@@ -52,10 +54,25 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
         script = home / "bin" / name
         script.write_text(f'#!/bin/sh\nexec "{home}/bin/python" -m {module} "$@"\n')
         script.chmod(0o755)
-    return f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    places = [home / "bin", Path(sys.executable).parent, os.environ["PATH"]]  # flwr is in the 2nd
+    return os.pathsep.join(map(str, places))
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name not in ELSEWHERE])
+def marked(name: str) -> Any:
+    """A page that starts Flower's processes takes turns with the tests that do."""
+    marks = [pytest.mark.long] if name in NEWCOMER else []
+    if any("flwr run" in block.text for block in pages.blocks(DOCS / name)):
+        marks.append(pytest.mark.xdist_group("flower"))
+    return pytest.param(name, marks=marks)
+
+
+def test_the_newcomer_runs_the_pages_that_are_left_to_it() -> None:
+    script = (REPOSITORY / "scripts/newcomer").read_text(encoding="utf-8")
+    assert all(f"page {Path(name).stem}\n" in script for name in NEWCOMER)
+    assert "scripts/newcomer" in (REPOSITORY / ".ci/run").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in PAGES if name not in ELSEWHERE])
 def test_the_page_does_what_it_says(
     name: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,10 +81,11 @@ def test_the_page_does_what_it_says(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("DPFED_STATE", str(tmp_path / "state"))
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    for block in pages.blocks(DOCS / name):
-        done = pages.do(block, tmp_path)
-        if done is not None:
-            assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
+    with pages.own_flower():
+        for block in pages.blocks(DOCS / name):
+            done = pages.do(block, tmp_path)
+            if done is not None:
+                assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
 
 
 def test_few_blocks_are_left_out() -> None:
@@ -77,17 +95,47 @@ def test_few_blocks_are_left_out() -> None:
     assert len([block for block in found if block.language in ("bash", "python")]) > 10
 
 
-def test_a_page_that_fails_is_noticed(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("```bash\ntrue\n```\n\n```python\nraise SystemExit(3)\n```\n")
-    script = REPOSITORY / "scripts" / "run-page"
-    done = subprocess.run(
-        [sys.executable, script, page, tmp_path / "work"],
+def read_aloud(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What scripts/run-page makes of a page with this text."""
+    (folder / "page.md").write_text(text)
+    return subprocess.run(
+        [sys.executable, REPOSITORY / "scripts" / "run-page", folder / "page.md", folder / "work"],
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def test_a_page_that_fails_is_noticed(tmp_path: Path) -> None:
+    done = read_aloud("```bash\ntrue\n```\n\n```python\nraise SystemExit(3)\n```\n", tmp_path)
     assert done.returncode == 1
     assert "raise SystemExit(3)" in done.stderr
+
+
+def test_a_block_that_takes_longer_than_the_page_says_is_noticed(tmp_path: Path) -> None:
+    done = read_aloud("<!-- within 1 s -->\n```bash\nsleep 1.1\n```\n", tmp_path)
+    assert done.returncode == 1
+    assert "this block took 1 s, more than 1:\nsleep 1.1" in done.stderr
+    assert read_aloud("<!-- within 9 s -->\n```bash\ntrue\n```\n", tmp_path).returncode == 0
+
+
+def test_what_a_page_leaves_running_ends_with_it(tmp_path: Path) -> None:
+    daemon = "setsid sleep 300 >/dev/null 2>&1 &\necho $! > pid\n"
+    for last in ("true", "false"):
+        done = read_aloud(f"```bash\n{daemon}{last}\n```\n", tmp_path)
+        assert done.returncode == (last == "false"), done.stderr
+        pid = (tmp_path / "work/pid").read_text().strip()
+        status = Path("/proc", pid, "status")  # one that nobody waits for is a zombie
+        assert not status.exists() or "State:\tZ" in status.read_text()
+
+
+def test_the_quickstart_and_a_new_apps_readme_give_the_same_steps() -> None:
+    said = [line.strip() for block in pages.blocks(DOCS / "quickstart.md")
+            if block.language == "bash" for line in block.text.splitlines()]  # fmt: skip
+    for kind in ("app", "recipe"):
+        readme = REPOSITORY / f"src/dpfed/first/templates/{kind}/README.md.template"
+        steps = re.findall(r"^    (.+?)  +# \d\.", readme.read_text(), re.MULTILINE)
+        assert len(steps) == 3
+        assert [line for line in said if line in steps] == steps
 
 
 # -------------------------------------------------------------------------------- figures and words

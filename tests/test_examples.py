@@ -64,3 +64,23 @@ def test_the_cnn_trains_on_images(tmp_path: Path, repository: Path) -> None:
     report = json.loads((tmp_path / "result.json").read_text())
     assert report["accuracy"] > 0.8
     assert report["guarantee"].startswith("(100, 1e-05)-DP for each record")
+
+
+def test_the_notebook_runs_and_shows_its_picture(repository: Path, tmp_path: Path) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook = nbformat.read(repository / "examples/notebook/first.ipynb", as_version=4)
+    kept = [shown(cell) for cell in notebook.cells]
+    where = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=120, resources=where).execute()
+    again = [shown(cell) for cell in notebook.cells]
+    assert again == kept  # what is stored in it is what it gives, figures aside
+    assert sum("image/png" in kinds for kinds in again) == 1
+    assert (tmp_path / "runs/notebook/guarantee.json").exists()
+
+
+def shown(cell: Any) -> list[str]:
+    """The kinds of things that a cell shows."""
+    kinds: set[str] = set()
+    for output in cell.get("outputs", []):
+        kinds |= set(output["data"]) if "data" in output else {output["output_type"]}
+    return sorted(kinds)

@@ -31,7 +31,7 @@ from dpfed.accounting import gdp
 from dpfed.accounting.guarantee import EXACT, PLD, Claim
 from dpfed.cli import app
 from dpfed.errors import DataError, RecipeError
-from dpfed.first import doctor, reading, statement
+from dpfed.first import doctor, page, reading, statement
 from dpfed.first.new import package_name, write
 from dpfed.types import Trust
 from tests.engines.flower_grid import LocalGrid, become_a_server
@@ -199,7 +199,7 @@ def test_a_ledger_that_is_elsewhere_or_tampered_with_gives_no_total(tmp_path: Pa
         db.execute("DELETE FROM rows WHERE number = 2")
     db.close()
     with pytest.raises(DataError):
-        statement.write(out, out)
+        page.write(out, out)
     for file in tmp_path.glob("ledger.sqlite*"):
         file.unlink()
     text, _ = explained(out)
@@ -335,8 +335,9 @@ def test_the_templates_are_in_the_wheel(tmp_path: Path, repository: Path) -> Non
     assert ours <= set(ZipFile(wheel).namelist())
 
 
+@pytest.mark.long  # scripts/newcomer does it for the app, in CI
 @pytest.mark.xdist_group("flower")
-@pytest.mark.parametrize("kind", ["app", pytest.param("recipe", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["app", "recipe"])
 def test_flwr_run_trains_a_new_app(kind: str, home: Path) -> None:
     """With a SuperLink of its own: the one that Flower starts by itself would stay."""
     from dpfed.engines.flower import simulation

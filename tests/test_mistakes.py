@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The likeliest mistakes, each answered in one sentence: the value, the bound and the way out.
 
-Every class of errors.py is shown here with a message that a user meets.
+Every class of errors.py is shown here with a message that a user meets; a new class needs a line.
 """
 
 from __future__ import annotations
 
+import re
 import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ import dpfed
 from dpfed import errors
 from dpfed.cli import app, main
 from dpfed.types import Adjacency
+from tests.engines.flower_grid import LocalGrid, become_a_server
 
 DATA = {
     "source": "synthetic",
@@ -49,7 +52,12 @@ def complain(
     assert "Traceback" not in said
     *_, last = said.splitlines()
     assert last.startswith("error: ")
+    assert is_one_sentence(last)
     return last.removeprefix("error: ")
+
+
+def is_one_sentence(text: str) -> bool:
+    return "\n" not in text and not re.search(r"[.!?] [A-Z]", text)
 
 
 MISTAKES = {
@@ -64,6 +72,10 @@ MISTAKES = {
     "a clip of 0": (
         ["privacy.clip=0"],
         ["clip is 0.0", "a finite number above 0", "1 is usual"],
+    ),
+    "distributed trust without the secure sum": (
+        ["privacy.trust=distributed"],
+        ["must see only the sum", "shows it each reply", "set sum.name = 'secure'"],
     ),
     "the average of unequal silos under the secure sum": (
         [*SECURE, "privacy.weights=average"],
@@ -89,13 +101,29 @@ MISTAKES = {
         ["privacy.epsilonn=1"],
         ["privacy has no field 'epsilonn'", "did you mean 'epsilon'?"],
     ),
+    "a field of another table": (
+        ["epsilon=1"],
+        ["a recipe has no field 'epsilon'", "did you mean 'privacy.epsilon'?"],
+    ),
+    "a field that is nowhere": (
+        ["privacy.accountant=rdp"],
+        ["privacy has no field 'accountant'", "it has adjacency, batch_size", "unit, weights"],
+    ),
+    "a table that lacks a field": (
+        ["ledger.epsilon=1"],
+        ["ledger has no 'dataset'", "set ledger.dataset"],
+    ),
     "a misspelt choice": (
         ["privacy.adjacency=replace"],
         ["privacy.adjacency is 'replace'", "use one of replace-one, add-remove, zero-out"],
     ),
     "a misspelt method": (
         ["method=dp-fedadm"],
-        ["no method 'dp-fedadm'", "did you mean 'dp-fedadam'"],
+        ["no method 'dp-fedadm'", "'dpfed methods' lists", "did you mean 'dp-fedadam'?"],
+    ),
+    "no round": (
+        ["rounds=0"],
+        ["rounds is 0", "give a whole number, at least 1"],
     ),
     "a fraction of a round": (
         ["rounds=2.5"],
@@ -122,6 +150,15 @@ def test_a_mistake_in_a_recipe_is_answered_in_one_sentence(
     said = complain(monkeypatch, capsys, "run", str(recipe), "--quiet", "--out", out, *sets)
     for word in words:
         assert word in said
+    assert all(other not in said for other in ("backbone", "shards_per_client"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_demo_without_a_promise_is_refused_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = complain(monkeypatch, capsys, "demo", "--epsilon", "0", "--out", str(tmp_path / "out"))
+    assert "epsilon is 0.0, and must be a finite number above 0; 1 is usual" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -147,11 +184,59 @@ def test_a_spent_budget_says_what_is_spent_and_how_to_raise_it(
         assert word in said
 
 
-def test_an_option_that_is_no_number_is_refused_before_anything_runs() -> None:
-    arguments = ["calibrate", "--epsilon", "one", "--rounds", "3", "--clients", "3"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 2
-    assert "Invalid value for '--epsilon': 'one' is not a valid float" in done.output
+CALIBRATE = ("calibrate", "--rounds", "3", "--clients", "3")
+COMMANDS = {
+    "a word for a number": (
+        (*CALIBRATE, "--epsilon", "one"),
+        ["'--epsilon': 'one' is not a valid float", "'dpfed calibrate --help'"],
+    ),
+    "no rounds": (
+        ("calibrate", "--rounds", "0", "--clients", "3", "--epsilon", "1"),
+        ["'--rounds': 0 is not in the range x>=1", "'dpfed calibrate --help'"],
+    ),
+    "a choice that is none": (
+        (*CALIBRATE, "--epsilon", "1", "--trust", "all"),
+        ["'all' is not one of 'local', 'distributed', 'central'"],
+    ),
+    "a missing option": (CALIBRATE, ["missing option '--epsilon'", "'dpfed calibrate --help'"]),
+    "a missing argument": (("run",), ["missing argument 'RECIPE'", "'dpfed run --help'"]),
+    "a misspelt option": (("run", "x.toml", "--quite"), ["no such option '--quite'", "'--quiet'"]),
+    "a misspelt command": (("runn",), ["no such command 'runn'; did you mean 'run'?"]),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), COMMANDS.values(), ids=list(COMMANDS))
+def test_a_mistake_on_the_command_line_is_answered_in_one_sentence(
+    arguments: tuple[str, ...],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = complain(monkeypatch, capsys, *arguments)
+    for word in words:
+        assert word in said
+
+
+def test_a_group_without_a_command_shows_its_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["dpfed", "ledger"])
+    with pytest.raises(SystemExit):
+        main()
+    shown = "".join(capsys.readouterr())
+    assert "budget" in shown
+    assert "error" not in shown
+
+
+def test_a_command_that_ends_by_itself_keeps_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, code in ((["--version"], 0), (["methods", "--json"], 0), (["doctor"], 1)):
+        monkeypatch.setattr("sys.argv", ["dpfed", *arguments])
+        monkeypatch.setenv("DPFED_DATA", "/no/such")  # a problem to doctor
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert (left.value.code or 0) == code
 
 
 def test_a_port_in_use_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +253,33 @@ def test_a_port_in_use_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch
     (said,) = [line for line in done.output.splitlines() if f"127.0.0.1:{port}" in line]
     for word in ("problem", "is in use", "export FLWR_LOCAL_CONTROL_API_PORT=PORT", "1024"):
         assert word in said
+
+
+def test_flower_nodes_that_do_not_fit_the_plan_are_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from flwr.app import ArrayRecord
+
+    from dpfed.engines.flower import strategy
+    from dpfed.flower import DPStrategy, client_app
+
+    monkeypatch.setenv("DPFED_STATE", str(tmp_path))
+    monkeypatch.setattr(strategy.log, "propagate", True)
+    become_a_server(monkeypatch)
+    plan, arrays = three(), ArrayRecord({"weight": torch.zeros(2)})
+    clients = client_app(lambda context: Fine(), plan)
+    DPStrategy(plan, wait=0.1).start(LocalGrid(clients, {100: 0, 101: 0, 102: 7}), arrays)
+    said = [each.getMessage() for each in caplog.records if "not enrolled" in each.getMessage()]
+    assert said == [
+        "node 101 is not enrolled: client 0 is enrolled by another node; give each its own "
+        "partition-id",
+        "node 102 is not enrolled: its client index 7 is not one of the plan's 3; give it a "
+        "partition-id from 0 to 2",
+    ]
+    alone = DPStrategy(plan, wait=0.1).start(LocalGrid(clients, {}), arrays)
+    assert alone.stopped == (
+        "no client was connected within 0.1 s; start 3 SuperNodes, and look at their logs"
+    )
 
 
 def test_rdp_never_prices_replace_one() -> None:
@@ -193,13 +305,30 @@ class Broken:
         raise ValueError("record 17 is broken")
 
 
-def played(problem: Any, privacy: dict[str, Any], **sections: Any) -> None:
-    """One round of three clients."""
-    from dpfed.engines import inprocess
+class Fine(Broken):
+    """One that does not."""
+
+    def rows(self, params: Any, unit: Any) -> Any:
+        from dpfed.rows import Dense
+
+        return Dense(torch.ones(10, 2))
+
+
+SECURELY: dict[str, Any] = {"privacy": {"trust": "distributed"}, "sum": {"name": "secure"}}
+
+
+def three(**sections: Any) -> Any:
+    """A plan of one round for three clients."""
     from dpfed.flower import make_plan
 
-    plan = make_plan([10] * 3, rounds=1, privacy={"epsilon": 1.0, **privacy}, **sections)
-    list(inprocess.rounds(plan, [problem] * 3, torch.zeros(2)))
+    privacy = {"epsilon": 1.0, **sections.pop("privacy", {})}
+    return make_plan([10] * 3, rounds=1, privacy=privacy, **sections)
+
+
+def played(problem: Any, **sections: Any) -> None:
+    from dpfed.engines import inprocess
+
+    list(inprocess.rounds(three(**sections), [problem] * 3, torch.zeros(2)))
 
 
 def _unpriceable() -> None:
@@ -211,14 +340,8 @@ def _unpriceable() -> None:
 
 
 def _budget_spent() -> None:
-    from dpfed.accounting.books import Budget, Key
-    from dpfed.accounting.ledger import Ledger, Part, Request
-    from dpfed.mechanisms.gaussian import gaussian
-
-    ledger, key = Ledger(Path("ledger.sqlite")), Key("adult")
-    ledger.declare(key, Budget(1.0, 1e-5))
-    part = Part(gaussian(clip=1.0, std=1.0), releases=1, planned=1)
-    ledger.begin(Request(key, "first", 0, 0, 0, {"update": part}))
+    ledger = {"dataset": "adult", "epsilon": 0.5, "path": "ledger.sqlite"}
+    dpfed.run(rounds=3, data=DATA, privacy={"epsilon": 1.0}, ledger=ledger)
 
 
 def _bad_release() -> None:
@@ -228,61 +351,129 @@ def _bad_release() -> None:
 
 
 def _bad_reply() -> None:
-    from dpfed.sums.secure import secure
+    """What the server makes of a reply that is cut off: the round goes on without it."""
 
-    secure().add(None, 1, {})  # type: ignore[arg-type]
+    def cut(*_: Any) -> Iterable[tuple[int, Mapping[str, bytes]]]:
+        return [(0, {"update": b"123"})]
+
+    a_round(three(), cut)
 
 
 def _untrusted() -> None:
-    from dpfed.masking import letters
+    """What a client makes of a server that asks for the same round once more."""
+    from dpfed.identity import simulated
+    from dpfed.round import Member, answer
 
-    letters.unseal(bytes(32), (0, 0), 1, 2, bytes(48))
+    plan, signers = three(**SECURELY), simulated(3)
+    members = {i: Member(i, Fine(), signer=signers[i]) for i in range(3)}
+
+    def twice(broadcast: Any, stage: str, requests: Any) -> Iterator[tuple[int, Any]]:
+        for client in sorted(set().union(*requests.values())):
+            asked = {name: to[client] for name, to in requests.items() if client in to}
+            for _ in range(2 if stage == plan.sum.release_stage else 1):
+                reply, members[client] = answer(plan, broadcast, stage, asked, members[client])
+            yield client, reply
+
+    a_round(plan, twice, signers[0])
 
 
-def _client_refused() -> None:
-    raise errors.ClientRefused(errors.wire_name(ValueError("record 17 is broken")))
+def a_round(plan: Any, carry: Any, roster: Any = None) -> None:
+    from dpfed.round import play, start
+
+    play(plan, start(plan, torch.zeros(2), roster=roster), carry)
+
+
+class Shown(NamedTuple):
+    """How an error is met, and what its sentence says."""
+
+    cause: Callable[[], object]
+    value: str
+    bound: str
+    way_out: str
 
 
 SHOWN = {
-    errors.RecipeError: (
+    errors.RecipeError: Shown(
         lambda: dpfed.run(rounds=3, data=DATA, privacy={"epsilon": 0}),
-        "epsilon is 0.0, and must be a finite number above 0; 1 is usual",
+        "epsilon is 0.0", "a finite number above 0", "1 is usual",
     ),
-    errors.UnsoundPlan: (
-        lambda: played(Broken(), {"colluders": 0}),
-        "colluders is 0, but a reader always knows its own noise: at least 1",
+    errors.UnsoundPlan: Shown(
+        lambda: played(Fine(), privacy={"record_rate": 0.5}),
+        "rate 0.5", "not priced under replace-one", "use adjacency = 'zero-out' or 'add-remove'",
     ),
-    errors.Unpriceable: (_unpriceable, "no accountant here gives an upper bound for Randomized"),
-    errors.BudgetSpent: (_budget_spent, "has spent epsilon 0 of its budget (1, 1e-05)"),
-    errors.DataError: (
+    errors.Unpriceable: Shown(
+        _unpriceable, "RandomizedResponseDpEvent", "under add-remove", "use Gaussian releases",
+    ),
+    errors.BudgetSpent: Shown(
+        _budget_spent, "needs 0.", "budget (0.5, 1e-05)", "dpfed ledger budget adult --epsilon 0.",
+    ),
+    errors.DataError: Shown(
         lambda: dpfed.run(data={"source": "absent.npz"}, privacy={"epsilon": 1.0}),
-        "'absent.npz' was not found at absent.npz: set DPFED_DATA or give a path",
+        "'absent.npz'", "was not found at absent.npz", "set DPFED_DATA or give a path",
     ),
-    errors.BadRelease: (_bad_release, "clip is 0.0, and must be a finite number above 0; set"),
-    errors.BadReply: (_bad_reply, "a reply on [], where 'sum' is due"),
-    errors.Untrusted: (_untrusted, "the letter of client 1 was changed on its way"),
-    errors.RoundAborted: (
-        lambda: played(Broken(), {"trust": "distributed"}, sum={"name": "secure"}),
-        "0 clients are in the total, and 3 are agreed on; the log says why",
+    errors.BadRelease: Shown(
+        _bad_release, "clip is 0.0", "a finite number above 0", "set mechanism.clip",
     ),
-    errors.ClientRefused: (_client_refused, "ClientError"),
-}
+    errors.BadReply: Shown(
+        _bad_reply, "a reply of 3 bytes", "where 2 integers are due", "client 0 is left out",
+    ),
+    errors.Untrusted: Shown(
+        _untrusted, "round (0, 0) was asked for", "a mask is used once", "go on from the newest",
+    ),
+    errors.RoundAborted: Shown(
+        lambda: played(Broken(), **SECURELY),
+        "0 clients are in the total", "3 are agreed on", "the log says why",
+    ),
+    errors.ClientRefused: Shown(
+        lambda: played(Broken()), "client 0", "ClientError", "its own log says why",
+    ),
+}  # fmt: skip
+
+
+def all_below(kind: type) -> set[type]:
+    return {each for below in kind.__subclasses__() for each in (below, *all_below(below))}
 
 
 def test_every_class_of_errors_is_shown() -> None:
-    assert set(SHOWN) == set(errors.DpfedError.__subclasses__())
+    ours = {each for each in all_below(errors.DpfedError) if each.__module__.startswith("dpfed.")}
+    assert set(SHOWN) == ours
+
+
+LEFT_OUT = (errors.BadReply, errors.ClientRefused)
+"""A round goes on without the client: the server's log has the sentence."""
+
+
+def sentences(
+    kind: type[errors.DpfedError], cause: Callable[[], object], caplog: pytest.LogCaptureFixture
+) -> list[str]:
+    """What a person reads: an error that ended the run, or the one in a log."""
+    said = []
+    try:
+        cause()
+    except errors.DpfedError as error:  # a run may end by another one than that of its clients
+        said = [str(error)] if isinstance(error, kind) else []
+    for record in caplog.records:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, kind):
+            said.append(str(error))
+        elif kind in LEFT_OUT and "is left out" in record.getMessage():
+            said.append(record.getMessage())
+    return said
 
 
 @pytest.mark.parametrize("kind", SHOWN, ids=lambda kind: kind.__name__)
-def test_a_class_of_errors_speaks_in_one_sentence(
-    kind: type[errors.DpfedError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_class_of_errors_says_value_bound_and_way_out_in_one_sentence(
+    kind: type[errors.DpfedError],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DPFED_DATA", raising=False)
-    cause, message = SHOWN[kind]
-    with pytest.raises(kind) as caught:
-        cause()
-    said = str(caught.value)
-    assert message in said
-    assert "\n" not in said
-    assert "record 17" not in said
+    cause, *words = SHOWN[kind]
+    said = sentences(kind, cause, caplog)
+    assert said
+    for sentence in said:
+        assert is_one_sentence(sentence)
+        assert "record 17" not in sentence
+    assert [word for word in words if word not in said[0]] == [], said[0]

@@ -16,7 +16,9 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 SOURCE = REPOSITORY / "src"
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = {"dev", "docs", "hub", "opacus", "search", "simulation", "timm"}
+EXTRAS = {
+    "dev", "docs", "hub", "mlflow", "opacus", "search", "simulation", "tensorboard", "timm",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

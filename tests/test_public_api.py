@@ -25,7 +25,7 @@ PUBLIC = {
 MODULES = {"dpfed": dpfed, "dpfed.flower": dpfed.flower}
 SIGNATURES = {
     "dpfed.run": "(recipe=None, *, seed=None, out=None, overrides=(), watch=None, "
-    "engine='in-process', resume=None, **sections)",
+    "engine='in-process', resume=None, sinks=(), **sections)",
     "dpfed.calibrate": "(mechanism, *, epsilon, delta, releases, share=1.0)",
     "dpfed.flower.make_plan": "(nominal, layout=None, **sections)",
     "dpfed.flower.private": "(plan, ledger=None)",

@@ -104,7 +104,7 @@ def test_unsound_plans_are_refused_with_the_way_out() -> None:
         ({"nominal": []}, "needs one above 0"),
         ({"nominal": [3, 0]}, "needs one above 0"),
         ({"nominal": [3, math.nan]}, "needs one above 0"),
-        ({"rounds": 0}, "both start at 1"),
+        ({"rounds": 0}, "rounds is 0; give a whole number, at least 1"),
         ({"colluders": 0}, "at least 1"),
     ]
     for changes, message in cases:

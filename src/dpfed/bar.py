@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,15 @@ def advance(
     shown: Progress, task: TaskID, row: Mapping[str, Any], rounds: int, name: str = "round"
 ) -> None:
     """One more round of a run."""
-    figures = f"accuracy {percent(row['accuracy'])}  epsilon spent {row['epsilon']:.3g}"
+    figures = f"accuracy {percent(row['accuracy'])}  {spent(row['epsilon'])}"
     shown.update(task, description=name, total=rounds, completed=row["round"], figures=figures)
+
+
+def spent(epsilon: float) -> str:
+    """What a run has cost so far, in three digits, never below what it is."""
+    from dpfed.accounting.guarantee import round_up
+
+    return "no privacy" if math.isinf(epsilon) else f"epsilon spent {round_up(epsilon, 3)}"
 
 
 def percent(value: float | None) -> str:

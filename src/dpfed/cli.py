@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
 from dpfed.audit_cli import audit
-from dpfed.bar import advance, bar, percent
+from dpfed.bar import bar, percent
 from dpfed.engines.flower.deploy_cli import deploy_app
 from dpfed.errors import DpfedError
 from dpfed.first_cli import demo, doctor, explain, new
@@ -31,13 +33,12 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-app.add_typer(deploy_app, name="deploy")
-app.add_typer(ledger_app, name="ledger")
-app.command()(audit)
-app.command()(demo)
-app.command()(new)
-app.command()(doctor)
-app.command()(explain)
+START, TRAIN, COMPARE, OPERATE = "Start", "Train, and what it costs", "Compare", "Operate"
+
+for first in (demo, new, doctor):  # panels and commands are shown in the order of this file
+    app.command(rich_help_panel=START)(first)
+app.add_typer(deploy_app, name="deploy", rich_help_panel=OPERATE)
+app.add_typer(ledger_app, name="ledger", rich_help_panel=OPERATE)
 
 
 @app.callback(invoke_without_command=True)
@@ -55,7 +56,7 @@ def root(
 # ------------------------------------------------------------------------------------------ run
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def run(
     recipe: Annotated[Path, typer.Argument(help="A recipe in TOML; see recipes/.")],
     overrides: Annotated[
@@ -73,28 +74,38 @@ def run(
         bool,
         typer.Option("--resume", help="Keep the run in the folder after each round; go on there."),
     ] = False,
-    quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
+    sinks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sink", help="Also send each round's row to: csv, tensorboard, mlflow. Repeatable."
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option(help="Show no progress.")] = False,
 ) -> None:
     """Train as a recipe says, and write metrics, model, picture and guarantee.
 
     A run with --resume outlives its process: the same command goes on after the last round that
-    was committed, and asks for none twice.
+    was committed, and asks for none twice. What --sink gets is what the run's own metrics.csv has:
+    no figure that leaves a client without being priced.
 
-    Example: dpfed run recipes/quickstart.toml --set privacy.epsilon=2 --seed 1
+    Example: dpfed run recipes/quickstart.toml --sink tensorboard --set privacy.epsilon=2 --seed 1
     """
+    from dpfed.experiments.run import resolve
     from dpfed.experiments.run import run as run_recipe
+    from dpfed.view import View
 
-    folder = out or Path("runs") / recipe.stem
-    with bar(quiet) as shown:
-        task = shown.add_task("loading data", total=None, figures="")
+    folder, changes = out or Path("runs") / recipe.stem, tuple(overrides or ())
+    planned = resolve(recipe, seed, changes, {})
+    with View(planned.name, planned.privacy.epsilon, quiet) as view:
         result = run_recipe(
             recipe,
             seed=seed,
             out=folder,
-            overrides=tuple(overrides or ()),
+            overrides=changes,
             engine=engine,
             resume=folder / "checkpoint" if resume else None,
-            watch=lambda row, rounds: advance(shown, task, row, rounds),
+            watch=view,
+            sinks=sinks or (),
         )
     _report(result, folder)
 
@@ -117,7 +128,7 @@ def _warn(message: str) -> None:
 Workers = Annotated[int | None, typer.Option(help="Processes. Default: one per core.", min=1)]
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def sweep(
     study: Annotated[
         str, typer.Argument(help="A study in TOML, or the name of one that comes along.")
@@ -136,7 +147,7 @@ def sweep(
     _study(study, out, tune=True, quick=False, workers=workers)
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def reproduce(
     name: Annotated[
         str, typer.Argument(help="A study by name; without one, they are listed.")
@@ -182,7 +193,7 @@ def _study(name: str, out: Path | None, *, tune: bool, quick: bool, workers: int
     typer.echo(f"report in {write_report(folder)}")
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder that sweep or reproduce wrote.")],
 ) -> None:
@@ -195,7 +206,7 @@ def report(
 # ------------------------------------------------------------------------------------- features
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def features(
     images: Annotated[str, typer.Argument(help="A data set of images, as data.source takes it.")],
     out: Annotated[Path, typer.Option(help="The .npz to write.")],
@@ -229,7 +240,7 @@ def features(
 # ------------------------------------------------------------------------------------ calibrate
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def calibrate(
     epsilon: Annotated[float, typer.Option(help="The promise's epsilon.")],
     rounds: Annotated[int, typer.Option(help="Rounds; each client releases once a round.", min=1)],
@@ -291,7 +302,7 @@ def _in_words(answer: dict[str, Any]) -> str:
 # -------------------------------------------------------------------------------------- methods
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def methods(
     plug_ins: Annotated[
         bool, typer.Option("--plug-ins", help="The plug-ins, each with its options, instead.")
@@ -347,13 +358,40 @@ def _print_plug_ins(found: list[dict[str, Any]]) -> None:
     Console().print(table)
 
 
+for about_a_run in (explain, audit):
+    app.command(rich_help_panel=TRAIN)(about_a_run)
+
+
 def main() -> None:
-    """Errors that dpfed raises on purpose are one sentence, and exit code 2."""
+    """What is wrong with a recipe, a run or the command itself is one sentence, and exit code 2."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False, prog_name="dpfed"))
+    except click.UsageError as error:
+        if error.format_message():
+            _fail(_usage(error))
+        sys.exit(2)  # a group without a command: its help was shown
+    except click.Abort:  # Ctrl-C
+        sys.exit(130)
     except DpfedError as error:
-        typer.secho(f"error: {error}", err=True, fg=typer.colors.RED)
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:  # a full disk, a folder that may not be written
+        where = f" ({str(error.filename)!r})" if error.filename else ""
+        _fail(f"the system refused{where}: {error.strerror or error}; mend that, and run again")
+
+
+def _usage(error: click.UsageError) -> str:
+    """Click's words about a wrong option or command, with the way out."""
+    said = error.format_message().replace(". (", " (").rstrip(".")
+    first, *more = re.split(r"[.?] (?=[A-Z])", said)
+    hints = [each.rstrip("?") for each in more if each.startswith("Did you mean")]
+    where = error.ctx.command_path if error.ctx else "dpfed"
+    way_out = f"d{hints[0][1:]}?" if hints else f"'{where} --help' lists what there is"
+    return f"{first[0].lower()}{first[1:]}; {way_out}"
+
+
+def _fail(sentence: str) -> None:
+    typer.secho(f"error: {sentence}", err=True, fg=typer.colors.RED)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

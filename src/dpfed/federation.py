@@ -196,7 +196,10 @@ def build_model(recipe: ModelRecipe, dataset: Dataset, seed: int = 0) -> Model:
         return Network(_module(recipe, seed), chunk=recipe.chunk, sampler=recipe.sampler)
     if recipe.name == "softmax":
         if dataset.classes is None:
-            raise RecipeError("model 'softmax' needs class labels, and these are numbers")
+            raise RecipeError(
+                "model 'softmax' needs class labels, and these are numbers; use model 'logistic', "
+                "'poisson' or 'network'"
+            )
         return Linear("softmax", features, dataset.classes, recipe.bias)
     if recipe.name in {"logistic", "poisson"}:
         return Linear(recipe.name, features, 1, recipe.bias)

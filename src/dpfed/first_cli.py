@@ -117,7 +117,7 @@ def explain(
 
     Example: dpfed explain runs/quickstart
     """
-    from dpfed.first.statement import write
+    from dpfed.first.page import write
 
     for path in write(run, out or run, ledger):
         typer.echo(path)

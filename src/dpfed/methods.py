@@ -62,8 +62,8 @@ def tables(name: str) -> dict[str, Any]:
     """The recipe's tables that a method's name stands for."""
     if name not in METHODS:
         raise RecipeError(
-            f"there is no method {name!r}; {registry.suggest(name, list(METHODS))}, "
-            f"see 'dpfed methods'"
+            f"there is no method {name!r}, and 'dpfed methods' lists those that are; "
+            f"{registry.suggest(name, list(METHODS))}"
         )
     method = METHODS[name]
     server = [dict(link) for link in method.server]

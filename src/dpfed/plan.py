@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,8 +21,9 @@ from dpfed.data.datasets import Records
 from dpfed.data.problems import Linear, Model
 from dpfed.errors import RecipeError
 from dpfed.federation import EVALUATIONS
+from dpfed.history import About
 from dpfed.randomness import Noise
-from dpfed.recipe import PrivacyRecipe, Recipe
+from dpfed.recipe import PrivacyRecipe, Recipe, settings
 from dpfed.registry import build
 from dpfed.sampling import EVERYONE, Everyone, Fixed, Poisson
 from dpfed.terms import Plan
@@ -49,6 +51,11 @@ def make_plan(recipe: Recipe, clients: Sequence[Records], model: Model | None = 
             f"use softmax, logistic or poisson"
         )
     return plan
+
+
+def about_run(recipe: Recipe, plan: Plan, out: Path) -> About:
+    """What sinks are told of a run."""
+    return About(recipe.name, out, plan.promise().sentence, settings(recipe))
 
 
 def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = None) -> Plan:

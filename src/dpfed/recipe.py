@@ -9,7 +9,8 @@ name) and the plug-in's own options.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -188,6 +189,22 @@ def dump(recipe: Recipe) -> str:
     return to_toml(recipe)
 
 
+def settings(recipe: Recipe) -> dict[str, Any]:
+    """Every value by its dotted key, as ``--set`` takes it."""
+    return dict(_leaves(msgspec.to_builtins(recipe)))
+
+
+def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict) and node:
+        for name, value in node.items():
+            yield from _leaves(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list) and node and isinstance(node[0], dict):
+        for i, value in enumerate(node):
+            yield from _leaves(value, f"{key}.{i}")
+    elif node is not None:
+        yield key, node
+
+
 def to_toml(value: Any) -> str:
     """A structure of this kind as TOML, which knows no None: such fields are left out."""
     import tomli_w
@@ -258,7 +275,9 @@ def _explain(message: str, tree: Mapping[str, Any]) -> str:
     field = where.rstrip("`").removeprefix("$").lstrip(".")
     quoted = what.split("`")[1:2] or [""]
     if what.startswith("Object contains unknown field"):
-        return f"{field or 'a recipe'} has no field {quoted[0]!r}; {suggest(quoted[0], _known())}"
+        return f"{field or 'a recipe'} has no field {quoted[0]!r}; {_nearest(field, quoted[0])}"
+    if what.startswith("Object missing required field"):
+        return f"{field} has no {quoted[0]!r}, and needs one; set {field}.{quoted[0]}"
     if what.startswith("Invalid enum value"):
         choices = get_type_hints(PrivacyRecipe)[field.rpartition(".")[2]]
         return f"{field} is {_at(tree, field)!r}; use one of {', '.join(choices)}"
@@ -271,12 +290,22 @@ def _explain(message: str, tree: Mapping[str, Any]) -> str:
     )
 
 
-def _known() -> list[str]:
-    sections = (
-        Recipe, DataRecipe, PartitionRecipe, ModelRecipe, PrivacyRecipe, EvaluationRecipe,
-        LedgerRecipe,
-    )  # fmt: skip
-    return sorted({name for section in sections for name in section.__struct_fields__})
+_TABLES = {
+    "": Recipe, "ledger": LedgerRecipe, "evaluation": EvaluationRecipe, "model": ModelRecipe,
+    "data": DataRecipe, "data.partition": PartitionRecipe, "privacy": PrivacyRecipe,
+}  # fmt: skip
+"""Of two tables that have a field, the later one is the likelier to be meant."""
+
+
+def _nearest(table: str, word: str) -> str:
+    """What may be meant by a field that a table does not have: one of its own, or another's."""
+    own = sorted(_TABLES[table].__struct_fields__)
+    others = {name: f"{place}.{name}" for place, kind in _TABLES.items() if place
+              for name in kind.__struct_fields__}  # fmt: skip
+    near = [word] if word in others else get_close_matches(word, [*own, *others], n=1)
+    if near and near[0] not in own:
+        return f"did you mean {others[near[0]]!r}?"
+    return suggest(word, own)
 
 
 def _at(tree: Any, field: str) -> Any:

@@ -25,7 +25,15 @@ import torch
 
 from dpfed.accounting.gdp import CAUTION
 from dpfed.booking import Account
-from dpfed.errors import BadReply, BudgetSpent, ClientRefused, DataError, UnsoundPlan, wire_name
+from dpfed.errors import (
+    WIRE_NAMES,
+    BadReply,
+    BudgetSpent,
+    ClientRefused,
+    DataError,
+    UnsoundPlan,
+    wire_name,
+)
 from dpfed.grid import to_values
 from dpfed.terms import Books, Plan
 from dpfed.types import (
@@ -230,7 +238,8 @@ def _take(
             raise reply
         return plan.sum.add(session, client, reply)
     except (BadReply, ClientRefused) as error:
-        log.warning("client %d: %s", client, error)
+        hint = "; its own log says why" if str(error) in WIRE_NAMES else ""
+        log.warning("client %d is left out of this round: %s%s", client, error, hint)
         refused[client] = str(error)
         return session
 

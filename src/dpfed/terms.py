@@ -236,8 +236,9 @@ Books: TypeAlias = Mapping[str, Mapping[float, int]]
 def _wrong_numbers(plan: Plan) -> str | None:
     if not plan.nominal or not all(math.isfinite(n) and n > 0 for n in plan.nominal):
         return f"nominal sizes are {list(plan.nominal)[:5]}...; each client needs one above 0"
-    if plan.rounds < 1 or plan.metrics_every < 1:
-        return f"rounds is {plan.rounds}, metrics_every {plan.metrics_every}; both start at 1"
+    for name, count in (("rounds", plan.rounds), ("evaluation.every", plan.metrics_every)):
+        if count < 1:
+            return f"{name} is {count}; give a whole number, at least 1"
     if plan.colluders < 1:
         return f"colluders is {plan.colluders}, but a reader always knows its own noise: at least 1"
     return None
@@ -262,7 +263,10 @@ def _wrong_channels(plan: Plan) -> str | None:
 def _wrong_trust(plan: Plan) -> str | None:
     trust = plan.update.trust
     if trust is Trust.DISTRIBUTED and not plan.sum.hides_terms:
-        return "under distributed trust the server must see only the sum, and this sum shows it all"
+        return (
+            "under distributed trust the server must see only the sum, and this sum shows it each "
+            "reply; set sum.name = 'secure', or use local trust"
+        )
     if trust is not Trust.LOCAL and not plan.client.unchanged:
         return f"{trust} trust covers sums of unchanged releases only; use local trust"
     if trust is not Trust.LOCAL and plan.client.keeps:

@@ -73,7 +73,7 @@ class Weights(StrEnum):
     SUM = "sum"
     """The total of all sums, divided by one public number."""
     AVERAGE = "average"
-    """The mean over clients of (S_i + E_i) / nominal_i (seed 000, Algorithm 1, lines 8 and 11)."""
+    """The mean over clients of (S_i + E_i) / nominal_i (Nair et al., Algorithm 1, lines 8, 11)."""
 
 
 class NoiseSource(StrEnum):

@@ -508,7 +508,7 @@ def test_what_goes_wrong_inside_a_turn_takes_it_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "_commit", full)
-        with pytest.raises(sqlite3.OperationalError):
+        with pytest.raises(DataError, match=r"\(disk is full\), and is as it was; make room"):
             ledger.begin(request(1))
     assert ledger.spent(KEY).mu_squared == pytest.approx(B2 / 10)
     ledger.begin(request(1))

@@ -75,7 +75,7 @@ def test_the_path_is_fedprox_with_the_published_mu(unit: Unit, weights: Weights)
 
 @pytest.mark.parametrize("unit", list(Unit))
 def test_one_step_is_fedavg_bit_for_bit(unit: Unit) -> None:
-    """Seed 000's tables have equal rows where one local step was best: Table 3, epsilon 0.5."""
+    """Nair et al.'s tables have equal rows where one local step was best: Table 3, epsilon 0.5."""
     data, mechanism = federation(3, 20), gaussian(0.7, 0.5, unit=unit)
     options = {"steps": 1, "rate": 0.3}
     prox = make_plan(build("client", "adafedprox", options, unit=unit), data, 6, mechanism)

@@ -156,7 +156,7 @@ def test_a_start_that_takes_all_rounds_is_refused() -> None:
 
 @pytest.mark.parametrize("share", [0.5, 0.2])
 def test_each_stage_has_its_part_of_the_squared_mu(share: float) -> None:
-    """Seed 003's appendix: mu / sqrt(2) for each of the two."""
+    """Auddy et al.'s appendix: mu / sqrt(2) for each of the two."""
     plan = plan_of({"name": "fedhybrid", "start": 2, "steps": 5, "share": share}, epsilon=1.0)
     mu = mu_for(1.0, 1e-5)
     start, rest = plan.channels["start"], plan.channels[UPDATE]

@@ -126,7 +126,7 @@ def test_clients_apart_end_where_their_steps_cancel_not_at_the_minimiser() -> No
 
 
 def test_one_step_after_the_start_takes_away_most_of_what_is_left() -> None:
-    """Seed 003's setting: FedAvg's rounds, then just one Newton step."""
+    """Auddy et al.'s setting: FedAvg's rounds, then just one Newton step."""
     data = silos(twins=True)
     goal = minimiser("logistic", data)
     options = {"steps": 50, "rate": 0.3}

@@ -93,8 +93,8 @@ def test_dirichlet_skew_falls_with_alpha() -> None:
 
 
 def test_dirichlet_looks_like_the_paper() -> None:
-    # Seed 000, appendix I: 50,000 records, 10 balanced classes, 20 clients, alpha = 0.5 give a
-    # mean KL of 0.666 for one seed; here the mean over seeds must be in that region.
+    # Nair et al. 2026, appendix I: 50,000 records, 10 balanced classes, 20 clients, alpha = 0.5
+    # give a mean KL of 0.666 for one seed; here the mean over seeds must be in that region.
     records = Records(torch.zeros(50_000, 1), torch.arange(50_000) % 10)
     means = [statistics(records, dirichlet(records, 20, seed), 10).mean_kl for seed in range(5)]
     assert 0.55 < sum(means) / len(means) < 0.85
@@ -200,8 +200,8 @@ def test_unknown_names_and_options_are_refused() -> None:
     assert len(partition("natural", records, None, 0)) == 7
 
 
-# Seed 000, Table 14 (CIFAR-10, 20 clients). Its thin spaces are read so that each row and each
-# column has the printed total.
+# Nair et al. 2026, Table 14 (CIFAR-10, 20 clients). Its thin spaces are read so that each row and
+# each column has the printed total.
 TABLE_14 = [
     [14, 122, 240, 126, 630, 74, 193, 71, 230, 6],
     [122, 37, 1488, 88, 12, 43, 0, 123, 43, 419],

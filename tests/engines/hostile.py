@@ -535,7 +535,7 @@ class _Refusals(logging.Handler):
         self.watch, self.texts = watch, Counter[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.msg == "client %d: %s":
+        if record.msg.startswith("client %d is left out"):
             self.watch.ends.append(False)
             self.texts["rude"] += "4711" in record.getMessage()
 

@@ -7,10 +7,12 @@ import datetime as dt
 import json
 import re
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from dpfed import identity
 from dpfed.engines.flower import certificates, deploy
 from dpfed.engines.flower.deploy_cli import deploy_app
 from dpfed.errors import DataError, RecipeError
-from tests.engines.flower_net import Net
+from tests.engines.flower_net import Net, free_port
 
 NODES = ["north", "south"]
 
@@ -176,6 +178,52 @@ def test_the_start_script_names_its_own_folder_whatever_the_environment_says(fol
         ).stdout.strip()
         assert Path(said).is_absolute()
         assert Path(said).samefile(folder / "nodes" / name)
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port of loopback that someone listens at."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield int(holder.getsockname()[1])
+
+
+def start_server(folder: Path, bin: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run start-superlink.sh with a flower-superlink that only says that it was started."""
+    fake = bin / "flower-superlink"
+    bin.mkdir(exist_ok=True)
+    fake.write_text("#!/bin/sh\necho started\n")
+    fake.chmod(0o700)
+    return subprocess.run(
+        [folder / "server/start-superlink.sh", *options],
+        env={"PATH": f"{bin}:{Path(sys.executable).parent}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=10,
+    )
+
+
+@pytest.mark.parametrize("form", ["made so", "--port {}", "--port={}"])
+def test_a_port_that_is_taken_is_named_before_flower_starts(tmp_path, taken, form):
+    folder = make(tmp_path / "fed", **({"port": taken} if form == "made so" else {}))
+    options = () if form == "made so" else form.format(taken).split()
+    done = start_server(folder, tmp_path / "bin", *options)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        f"error: port {taken} is taken (address already in use); end what holds it, or give "
+        "another one: --port N here, --superlink HOST:N at each silo"
+    ]
+
+
+def test_a_port_that_is_free_or_another_one_starts(tmp_path, taken):
+    folder = make(tmp_path / "fed", port=taken)
+    other = str(free_port())
+    assert start_server(folder, tmp_path / "bin", "--port", other).stdout == "started\n"
+    # where it cannot tell, Flower itself speaks
+    assert start_server(folder, tmp_path / "bin", "--host", "::1").stdout == "started\n"
 
 
 def test_config_toml_says_where_and_whom_to_trust(tmp_path):

@@ -223,6 +223,7 @@ def test_a_silo_killed_after_its_masked_input_is_in_that_sum(net: Net, tmp_path:
 # -------------------------------------------------------------------------------------- identities
 
 
+@pytest.mark.long  # two minutes; tests/test_identity.py has the refusal itself
 def test_a_silo_with_the_identity_of_another_is_in_no_sum(net: Net, tmp_path: Path) -> None:
     """Its node key lets it in, and it enrols; whom it could sign as is not who it is."""
     thief, other = 1, 3
@@ -242,4 +243,5 @@ def test_a_silo_with_the_identity_of_another_is_in_no_sum(net: Net, tmp_path: Pa
     }
     why = f"is the folder of client {other} ({SILOS[other]}), but this is client {thief}"
     assert why in net.log(SILOS[thief])  # in full where the silo's owner reads it
-    assert f"client {thief}: DataError\n" in played.said  # and by its name elsewhere
+    out = f"client {thief} is left out of this round: DataError; its own log says why\n"
+    assert out in played.said  # and by its name elsewhere

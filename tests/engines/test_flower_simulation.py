@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -53,8 +54,8 @@ def write(folder: Path, name: str = "recipe.toml", **changes: Any) -> Path:
 RUNS = count(1)  # a process keeps a client's problem for as long as the run is the same
 
 
-def context(recipe: Path, out: Path) -> Context:
-    config = {"recipe": str(recipe), "root": "", "out": str(out)}
+def context(recipe: Path, out: Path, **more: str) -> Context:
+    config = {"recipe": str(recipe), "root": "", "out": str(out), **more}
     return Context(next(RUNS), 1, {}, RecordDict(), config)  # type: ignore[arg-type]
 
 
@@ -64,9 +65,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("DPFED_STATE", str(tmp_path / "state"))
     become_a_server(monkeypatch)
 
-    def run(recipe: Path, out: Path = tmp_path / "out") -> app.Left:
+    def run(recipe: Path, out: Path = tmp_path / "out", **more: str) -> app.Left:
         grid = LocalGrid(app.client_app, nodes(3))
-        ours = context(recipe, out)
+        ours = context(recipe, out, **more)
         for each in grid.contexts.values():
             each.run_id, each.run_config = ours.run_id, ours.run_config
         app.main(grid, ours)
@@ -93,6 +94,22 @@ def test_the_app_leaves_what_the_in_process_engine_gives(
     assert list(left.history[0]) == list(result.history[0])
     assert left.guarantee == result.guarantee
     assert left.stopped is None
+
+
+def test_the_server_sends_its_rows_to_the_sinks_that_it_is_told(tmp_path: Path, play: Any) -> None:
+    left = play(write(tmp_path), sinks="csv tensorboard")
+    with (tmp_path / "out/metrics.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["accuracy"]) for row in rows] == [row["accuracy"] for row in left.history]
+    assert list(rows[0]) == list(left.history[0])
+    assert list((tmp_path / "out/tensorboard").iterdir())
+
+
+def test_an_unknown_sink_stops_the_server_before_a_client_is_asked(
+    tmp_path: Path, play: Any
+) -> None:
+    with pytest.raises(RecipeError, match="sinks has no plug-in 'cvs'"):
+        play(write(tmp_path), sinks="cvs")
 
 
 def test_a_run_in_clear_comes_back_with_its_infinities(tmp_path: Path, play: Any) -> None:
@@ -290,7 +307,13 @@ def test_a_simulation_that_takes_too_long_is_ended(tmp_path: Path, mark: bytes) 
 # ------------------------------------------------------------------------------------- for real
 
 
-@pytest.mark.parametrize("server", [SGD, SOFIM], ids=["DP-FedGD", "DP-FedSOFIM"])
+@pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param(SGD, marks=pytest.mark.long, id="DP-FedGD"),
+        pytest.param(SOFIM, id="DP-FedSOFIM"),
+    ],
+)
 def test_flwr_run_gives_the_same_bits_as_the_in_process_engine(
     server: list[dict[str, Any]], tmp_path: Path, mark: bytes
 ) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-LocalAdamW against torch.optim.AdamW, and against seed 004's Algorithm 2 in NumPy."""
+"""DP-LocalAdamW against torch.optim.AdamW, and its supplement's Algorithm 2 in NumPy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole path against seed 000's Algorithm 1, written out in NumPy from the paper alone.
+"""The whole path against Nair et al.'s Algorithm 1, written out in NumPy from the paper alone.
 
 The oracle shares nothing with the package but the data and the noise draws.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fedfc against seed 002's Algorithms 5 and 6 in NumPy: dense covariance, one record at a time.
+"""fedfc against Krouka et al.'s Algorithms 5 and 6 in NumPy: dense, one record at a time.
 
 The oracle shares nothing with the package but the data and the noise draws; the eigenvalue floor is
 written as the nearest positive semidefinite matrix.

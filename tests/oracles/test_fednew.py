@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fednew against seed 002's Algorithms 1 and 2 in NumPy, one dense matrix per record.
+"""fednew against Krouka et al.'s Algorithms 1 and 2 in NumPy, one dense matrix per record.
 
 The oracle shares nothing with the package but the data and the noise draws. It has the projection
 in the place of Lemma 4's xi; why, the tests further down show.

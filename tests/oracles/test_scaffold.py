@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-SCAFFOLD against Noble et al. 2022, Algorithm 1, and seed 002, Algorithm 4, in NumPy.
+"""DP-SCAFFOLD against Noble et al. 2022, Algorithm 1, and Krouka et al., Algorithm 4, in NumPy.
 
 The oracle sends two vectors as the papers do, and shares with the package the data, the noise draws
 and who is present. Other tests of local steps use this file's small logistic federation.

@@ -85,7 +85,7 @@ def test_the_ramp_starts_at_a_scaled_gradient_and_ends_at_the_full_step() -> Non
 
 
 def test_a_step_is_never_longer_than_g_over_rho() -> None:
-    """Seed 000, Lemma 4.14, eq. (13)."""
+    """Nair et al. 2026, Lemma 4.14, eq. (13)."""
     for scale in (1e-6, 1.0, 1e6):
         G = torch.randn(50, dtype=torch.float64) * scale
         for step in run(sofim(rho=0.3), G, 5):

@@ -134,8 +134,11 @@ class Journal:
         """A file that SQLite finds broken only when it writes is refused like any other."""
         try:
             yield
-        except sqlite3.OperationalError:  # a full disk: the file itself is as it was
-            raise
+        except sqlite3.OperationalError as error:  # a full disk: the file itself is as it was
+            raise DataError(
+                f"the ledger {str(self.path)!r} could not be written to ({error}), and is as it "
+                f"was; make room on its disk, and run again"
+            ) from error
         except sqlite3.DatabaseError as error:
             raise DataError(f"{str(self.path)!r} cannot be used ({error}); {_WAY_OUT}") from error
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdaDPS: gradients are preconditioned before they are clipped, so that noise meets their scale.
 
-Li et al. 2022 ("Private adaptive optimization with side information"), Algorithm 1; seed 004,
-appendix A and Table 12. With A > 0 by coordinate, from public numbers, and m the public size:
+Li et al. 2022 ("Private adaptive optimization with side information"), Algorithm 1; DP-FedAdamW
+supplement 2026, appendix A and Table 12. With A > 0 by coordinate, from public numbers, and m the
+public size:
 
     release   sum over records of clip(grad l(theta_t; x, y) / A, C), plus noise: one a round
     step      theta_{t+1} = theta_t - rate release / m, not multiplied back by A

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-AdaFedProx: local steps that a proximal term of adaptive weight holds back.
 
-Seed 000, section 5.1 and Table 2; Li et al. 2020 (FedProx), Algorithm 2 and section 5.3. From
-theta_0 = theta_t, for k = 0 .. K-1, with g_k a release (records, groups) or in clear (clients):
+Nair et al. 2026, section 5.1 and Table 2; Li et al. 2020 (FedProx), Algorithm 2 and section 5.3.
+From theta_0 = theta_t, for k = 0 .. K-1, with g_k a release (records, groups) or in clear
+(clients):
 
     theta_{k+1} = theta_k - rate (g_k + mu_t (theta_k - theta_t)),     so that
     theta_t - theta_K = rate (w_0 g_0 + ... + w_{K-1} g_{K-1}),     w_k = (1 - rate mu_t)^(K-1-k)
@@ -11,10 +12,10 @@ At record level T rounds cost T K compositions, and the sum in brackets travels,
 its noise level is then sqrt(K) times one release's whatever mu_t, and the server, which knows mu_t,
 multiplies back. At client level theta_t - theta_K is the one release. K = 1 is DP-FedAvg.
 
-Inferred: how mu_t adapts; seed 000 names mu_0 and Sahoo et al. 2024 only. Here it is FedProx's rule
-(up by ``change`` if the loss rises, down after ``patience`` falls in a row) with a released figure
-for the loss, which nobody sees: the squared norm of the round's mean less its known noise,
-max(0, |mean|^2 - d std^2). mu_t stays in [0, 1 / rate]: beyond, it would overshoot.
+Inferred: how mu_t adapts; Nair et al. 2026 names mu_0 and Sahoo et al. 2024 only. Here it is
+FedProx's rule (up by ``change`` if the loss rises, down after ``patience`` falls in a row) with a
+released figure for the loss, which nobody sees: the squared norm of the round's mean less its known
+noise, max(0, |mean|^2 - d std^2). mu_t stays in [0, 1 / rate]: beyond, it would overshoot.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-FedAdamW: local AdamW from a common second moment, aligned to a common direction.
 
-Seed 004, eqs. (17), (18), Lemma 5, appendix B.4. The server publishes Delta, the last round's mean
-of (theta_0 - theta_K) / (K rate), and rms_b, one number per block b of coordinates. A round starts
-at m = 0, v = rms_b^2; for k = 1 .. K, g_k a release over the public size, s the std of its noise:
+DP-FedAdamW supplement 2026, eqs. (17), (18), Lemma 5, appendix B.4. The server publishes Delta, the
+last round's mean of (theta_0 - theta_K) / (K rate), and rms_b, one number per block b of
+coordinates. A round starts at m = 0, v = rms_b^2; for k = 1 .. K, g_k a release over the public
+size, s the std of its noise:
 
     m_k = beta1 m_{k-1} + (1 - beta1) g_k,                m_hat = m_k / (1 - beta1^k)
     v_k = beta2 v_{k-1} + (1 - beta2) (g_k^2 - s^2),      v_hat = max(v_k / w_k, floor s^2)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-FedAvg's client: several local steps, then one pseudo-gradient.
 
-Seed 000, section 5.1; McMahan et al. 2018. From theta_0 = theta_t, for k = 0 .. K-1:
+Nair et al. 2026, section 5.1; McMahan et al. 2018. From theta_0 = theta_t, for k = 0 .. K-1:
 
     records, groups   theta_{k+1} = theta_k - rate g_k,   g_k = (clipped sum at theta_k + noise) / m
                       every step is a release: T rounds cost T K compositions

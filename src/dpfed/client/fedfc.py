@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-FedFC: gradients preconditioned by the private covariance of the features.
 
-Seed 002, Algorithms 5 and 6 (Mehta et al.'s DP-FC, federated), for one linear layer with inputs x
-(a bias is one more input, equal to 1, and counts in |x|):
+Krouka et al. 2025, Algorithms 5 and 6 (Mehta et al.'s DP-FC, federated), for one linear layer with
+inputs x (a bias is one more input, equal to 1, and counts in |x|):
 
     C = mean of clip(x x^T, R^2) + noise, once,   P = (C + gamma I)^{-1}
     records, groups   U_k = P (mean of clipped gradients + noise), on the server, row by row of W

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private FedHybrid: a few rounds of FedAvg as a start, then FedSGD.
 
-Auddy, Paul and Peng 2026 (seed 003): FedAvg's estimator, whose federation bias does not vanish, is
+Auddy, Paul and Peng 2026: FedAvg's estimator, whose federation bias does not vanish, is
 where FedSGD begins, which has none. With K = steps, R = start:
 
     rounds 0 .. R-1   theta_{k+1} = theta_k - rate g_k, K times on each client, then the mean

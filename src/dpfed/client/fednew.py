@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-FedNew: one damped Newton direction per round, agreed on by ADMM.
 
-Seed 002, Algorithms 1 and 2, with gamma = alpha + rho:
+Krouka et al. 2025, Algorithms 1 and 2, with gamma = alpha + rho:
 
     y_i = (H_i + gamma I)^{-1} (g_i - lambda_i + rho y),  ytilde_i = y_i + noise,  y+ = their mean
     lambda_i+ = lambda_i + rho (ytilde_i - y+),           theta+ = theta - eta y+

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private FedNewton: a FedAvg start, then averaged local Newton steps.
 
-Auddy, Paul and Peng 2026 (seed 003): a Newton step on each client takes away most of the bias that
+Auddy, Paul and Peng 2026: a Newton step on each client takes away most of the bias that
 averaging leaves, in few rounds, as long as clients are not too many for their sizes.
 
     rounds 0 .. start-1   as FedAvg: ``steps`` local gradient steps at ``rate``, then the mean
@@ -12,7 +12,7 @@ under the clip ``hessian``, whose sum moves by sqrt(2) times that where one is e
 is a function of both, so its noise level is not known. Clients: the step is made in clear, then
 clipped and released. ``share`` of the squared mu is the start's, ``hessian_share`` the Hessians'.
 
-Inferred: the seed's text has the stages, but no pseudocode; the start's mu / sqrt(2) is FedHybrid's
+Inferred: their text has the stages, but no pseudocode; the start's mu / sqrt(2) is FedHybrid's
 in its appendix, the split within a Newton round is ours. A noisy H_i may be indefinite: negative
 eigenvalues are set to 0 before the damping is added (post-processing). The fixed point is where the
 mean of (H_i + damping I)^{-1} g_i is 0, which is the pooled minimiser only if clients are alike.

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-FedSAM's client: local steps of sharpness-aware minimization.
 
-Seed 004, Tables 10 and 11; Foret et al. 2021, eq. (2) and Algorithm 1; Qu et al. 2022. From
-theta_0 = theta_t, for k = 0 .. K-1:
+DP-FedAdamW supplement 2026, Tables 10 and 11; Foret et al. 2021, eq. (2) and Algorithm 1; Qu et al.
+2022. From theta_0 = theta_t, for k = 0 .. K-1:
 
     climb     a_k = gradient at theta_k
     descend   g_k = gradient at theta_k + radius a_k / |a_k|,      theta_{k+1} = theta_k - rate g_k
 
 At record and group level a_k and g_k are releases: T rounds cost 2 T K compositions, twice
-DP-FedAvg's. (Seed 004 puts that at about 2 epsilon; exactly, mu grows by sqrt(2).) At client level
-both are in clear, and the one release is theta_0 - theta_K.
+DP-FedAvg's. (DP-FedAdamW's supplement puts that at about 2 epsilon; exactly, mu grows by
+sqrt(2).) At client level both are in clear, and the one release is theta_0 - theta_K.
 
 The reply is g_0 + ... + g_{K-1}, and the server half multiplies by the rate. Its stated noise
 level, sqrt(K) times one release's, is that of the steps themselves; the noise of the a_k only moves

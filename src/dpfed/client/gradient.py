@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One full-batch gradient per round: the client half of DP-FedGD and DP-FedSOFIM.
 
-Seed 000, eqs. (1) and (2), Algorithm 1, lines 5 to 8:
+Nair et al. 2026, eqs. (1) and (2), Algorithm 1, lines 5 to 8:
 
     S_i,t = sum over records of clip(grad l(theta_t; x, y), C)
     g_i,t = (S_i,t + E_i,t) / |D_i|

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-LocalAdamW's client: local steps of AdamW on private gradients.
 
-Seed 004, Algorithm 2; Loshchilov and Hutter 2019, Algorithm 2. From theta_0 = theta_t, with g_k a
-release over the public batch size (records, groups) or in clear (clients), k = 1, 2, ...:
+DP-FedAdamW supplement 2026, Algorithm 2; Loshchilov and Hutter 2019, Algorithm 2. From
+theta_0 = theta_t, with g_k a release over the public batch size (records, groups) or in clear
+(clients), k = 1, 2, ...:
 
     m_k = beta1 m_{k-1} + (1 - beta1) g_k,      m_hat = m_k / (1 - beta1^k)
     v_k = beta2 v_{k-1} + (1 - beta2) g_k^2,    v_hat = v_k / (1 - beta2^k)

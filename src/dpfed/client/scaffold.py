@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-SCAFFOLD: local steps whose drift is taken out by control variates.
 
-Noble et al. 2022, Algorithm 1; seed 002, Algorithm 4. Client i keeps c_i, the server their mean c.
-From y = x, for k = 0 .. K-1:
+Noble et al. 2022, Algorithm 1; Krouka et al. 2025, Algorithm 4. Client i keeps c_i, the server
+their mean c. From y = x, for k = 0 .. K-1:
 
     records, groups   y <- y - rate (g_k - c_i + c),   g_k a release: T rounds cost T K compositions
     clients           the same with the gradient in clear; then one release zeta of x - y_K

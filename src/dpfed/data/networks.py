@@ -3,7 +3,8 @@
 
 A recipe names one as ``model = {name = "network", factory = "dpfed.data.networks:groupnorm_cnn"}``.
 GroupNorm takes BatchNorm's place: it normalises each record by its own statistics, so that one
-record has one gradient (Wu and He 2018; seed 004, appendix B.3, replaces its layers likewise).
+record has one gradient (Wu and He 2018; DP-FedAdamW supplement 2026, appendix B.3, replaces its
+layers likewise).
 """
 
 from __future__ import annotations

@@ -158,7 +158,9 @@ def partition(name: str, records: Records, clients: int | None, seed: int, **opt
         known = ", ".join(sorted(PARTITIONS))
         raise DataError(f"There is no partition {name!r}: choose one of {known}.")
     if clients is None and name != "natural":
-        raise DataError(f"The partition {name!r} needs a number of clients, but none was given.")
+        raise DataError(
+            f"The partition {name!r} needs a number of clients, but none was given: set clients."
+        )
     try:
         return PARTITIONS[name](records, clients=clients, seed=seed, **options)
     except TypeError as error:
@@ -170,7 +172,7 @@ def partition(name: str, records: Records, clients: int | None, seed: int, **opt
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """How skewed a partition is (seed 000, Tables 13 and 14). Read from the data: not private."""
+    """How skewed a partition is (Nair et al., Tables 13, 14). Read from the data: not private."""
 
     counts: torch.Tensor
     """int64 [clients, classes]."""

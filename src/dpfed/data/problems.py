@@ -178,7 +178,10 @@ class Linear:
         """One client's records with a column of ones for the bias."""
         x = records.x.flatten(1)
         if x.shape[1] != self.features:
-            raise DataError(f"records have {x.shape[1]} features, the model {self.features}")
+            raise DataError(
+                f"records have {x.shape[1]} features, the model {self.features}; give each client "
+                f"the columns of the model"
+            )
         if self.bias:
             x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
         return LinearProblem(self, x.contiguous(), records.y, records.groups)

@@ -4,9 +4,9 @@
 ============ ====================================================================================
 ``clusters`` Gaussian class clusters, no groups: for quickstarts and tests
 ``mixed``    Synthetic(alpha, beta) of Li et al. (2020): each client has a labelling rule and a
-             place of its own (seed 002, section 6.1)
-``glm``      one logistic or Poisson regression for all clients, whose sizes differ (seed 003,
-             section 4); the parameters that generated it are known
+             place of its own (Krouka et al. 2025, section 6.1)
+``glm``      one logistic or Poisson regression for all clients, whose sizes differ
+             (Auddy et al. 2026, section 4); the parameters that generated it are known
 ============ ====================================================================================
 
 The last two have groups, one per client: the partition ``natural`` gives the clients back. Each
@@ -106,11 +106,11 @@ def mixed(
     Client k labels by y = argmax(W x + b), the entries of W and b being N(u_k, 1), u_k ~
     N(0, alpha). Its features are N(v_k, Sigma), v_kj ~ N(B_k, 1), B_k ~ N(0, beta), Sigma the
     diagonal j^-1.2; all second arguments are variances. 60 features, 10 classes and alpha = beta
-    = 5 are seed 002's; its table of sizes did not reach us.
+    = 5 are Krouka et al.'s; its table of sizes did not reach us.
 
     u_k adds the same number to every score and so drops out of the argmax: no two clients share a
-    labelling rule whatever ``alpha`` is. The code that seed 002 used (Noble et al., 2022) draws
-    u_k and B_k for each entry instead, and relabels 5 % of the records at random.
+    labelling rule whatever ``alpha`` is. The code that Krouka et al. 2025 used (Noble et al., 2022)
+    draws u_k and B_k for each entry instead, and relabels 5 % of the records at random.
     """
     _at_least_one(clients=clients, records=records // max(1, clients), features=features)
     _at_least_one(classes=classes)
@@ -153,7 +153,7 @@ def glm(
 
     Sizes (section 4.2): ``equal``, ``uniform`` from half to three halves of the mean, or
     ``lognormal`` (sigma 0.5), with about ``mean_size`` records per client; ``records`` fixes the
-    total instead (section 4.5). The seed's text has neither theta nor its dimension: here theta is
+    total instead (section 4.5). The text at hand has neither theta nor its dimension: here theta is
     drawn from the sphere of radius ``norm``, with no intercept, and depends on ``seed`` alone.
     """
     _at_least_one(clients=clients, mean_size=mean_size, features=features)

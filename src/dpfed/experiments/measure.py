@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of seed 000 that are measured, not trained: by name, as ``dpfed reproduce`` takes it."""
+"""Tables of Nair et al. 2026 that are measured, not trained; ``dpfed reproduce`` knows them."""
 
 from __future__ import annotations
 

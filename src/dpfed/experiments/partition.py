@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds what: class counts per client and their distance from uniform (seed 000, Tables 13-14).
+"""Who holds what: class counts per client and how far they are from uniform.
 
-Read from the data in clear: a description of a simulated federation, not a release.
+Nair et al. 2026, Tables 13 and 14. Read from the data in clear: a description of a simulated
+federation, not a release.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _summary(found: dict[str, Statistics]) -> Table:
     note = (
         "Dirichlet 0.5 over 20 clients, seed 0. KL: of a client's class mixture from the uniform "
         "one, in nats. Absent classes: mean per client. Largest class: mean over clients of its "
-        "share. Seed 000's CIFAR-10 partition: sizes 891 to 3,498 (std 780), mean KL 0.666, "
+        "share. Nair et al.'s CIFAR-10 partition: sizes 891 to 3,498 (std 780), mean KL 0.666, "
         "maximum 1.039, 0.3 classes absent; PathMNIST: 1,045 to 9,986, mean KL 0.581, maximum "
         "1.115."
     )

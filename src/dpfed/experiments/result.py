@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from dpfed import recipe as recipes
 from dpfed.accounting.guarantee import Guarantee, jsonable
+from dpfed.bar import percent
 from dpfed.data.problems import Model
+from dpfed.history import Row
 from dpfed.recipe import Recipe
 from dpfed.types import Vector
 
@@ -30,10 +32,6 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours: told apart by colour-blind readers
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
-
-
-Row = dict[str, Any]
-"""One round of the history: plain numbers, ready for CSV and JSON."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +53,11 @@ class Result:
         measured = [row["accuracy"] for row in self.history if row["accuracy"] is not None]
         return float(measured[-1]) if measured else math.nan
 
+    def __repr__(self) -> str:
+        return f"{self.recipe.name}: accuracy {percent(_known(self.accuracy))}; {self.guarantee}"
+
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Accuracy and epsilon against rounds, with the guarantee underneath."""
+        """Accuracy and epsilon against rounds, with the guarantee underneath; notebooks show it."""
         figure = _convergence_figure(self)
         if path is not None:
             figure.savefig(path, dpi=150)
@@ -65,6 +66,10 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Metrics, model, recipe, picture and guarantee as files."""
         return _save(self, Path(folder))
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _save(result: Result, folder: Path) -> Path:
@@ -106,9 +111,9 @@ def _promise(result: Result) -> dict[str, Any]:
 
 def _convergence_figure(result: Result) -> Figure:
     """Two panels over the same rounds: what was learned, and what it cost."""
-    from matplotlib.figure import Figure
+    from dpfed.experiments.picture import Picture
 
-    figure = Figure(figsize=(7.2, 5.6), layout="constrained")
+    figure = Picture(figsize=(7.2, 5.6), layout="constrained")
     learned, cost = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1.4])
     _draw_accuracy(learned, result)
     _draw_epsilon(cost, result)

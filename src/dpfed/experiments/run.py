@@ -8,7 +8,8 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,15 @@ from dpfed.checkpoint import Checkpoint
 from dpfed.data.problems import Evaluation, evaluate
 from dpfed.engines import inprocess
 from dpfed.errors import RecipeError
-from dpfed.experiments.result import Result, Row
+from dpfed.experiments.result import Result
 from dpfed.federation import Federation, evaluation_words, federation, public_seed
-from dpfed.plan import account_for, make_plan, small_delta
+from dpfed.history import Row, plain
+from dpfed.plan import about_run, account_for, make_plan, small_delta
 from dpfed.recipe import Recipe
 from dpfed.round import Outcome, Progress, start
 from dpfed.terms import Plan
 from dpfed.types import Vector
+from dpfed.watching import opened
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +57,7 @@ def run(
     watch: Watch | None = None,
     engine: str = "in-process",
     resume: str | Path | None = None,
+    sinks: Sequence[str] = (),
     **sections: Any,
 ) -> Result:
     """Train as a recipe says.
@@ -63,21 +67,45 @@ def run(
         seed: overrides the recipe's seed.
         out: a folder for the result's files.
         overrides: ``key=value`` texts, as ``--set`` takes them.
-        watch: called with each round's row and the number of rounds.
+        watch: called with each round's row and the number of rounds; of a resumed run with the
+            earlier rows, too. ``dpfed.view.View`` is one.
         engine: ``in-process``, or ``flower-simulation``: the same bits, through ``flwr run``.
         resume: a folder in which the run keeps itself; one that died there goes on from its last
             committed round.
+        sinks: where rows go while the run goes on: csv, tensorboard, mlflow; they write into
+            ``out``.
         **sections: the recipe's own sections as keywords: data, privacy, server, rounds, ...
     """
     if engine not in _ENGINES:
         raise RecipeError(f"engine is {engine!r}; use one of {list(_ENGINES)}")
     root = _root(recipe)
-    prepared = prepare(_resolve(recipe, seed, overrides, sections), root)
+    prepared = prepare(resolve(recipe, seed, overrides, sections), root)
     checkpoint = None if resume is None else Checkpoint(Path(resume))
-    result = _ENGINES[engine](prepared, root, watch, checkpoint)
+    with _watched(prepared, watch, sinks, out) as follow:
+        result = _ENGINES[engine](prepared, root, follow, checkpoint)
     if out is not None:
         result.save(out)
     return result
+
+
+@contextmanager
+def _watched(
+    prepared: Prepared, watch: Watch | None, sinks: Sequence[str], out: str | Path | None
+) -> Iterator[Watch | None]:
+    """The caller's own eyes, and sinks."""
+    if not sinks:
+        yield watch
+        return
+    if out is None:
+        raise RecipeError(f"sinks {list(sinks)} write into a folder; give out='runs/NAME' as well")
+    with opened(sinks, about_run(prepared.recipe, prepared.plan, Path(out))) as add:
+
+        def follow(row: Row, rounds: int) -> None:
+            add(row)
+            if watch:
+                watch(row, rounds)
+
+        yield follow
 
 
 def _in_process(
@@ -93,17 +121,24 @@ def run_prepared(
     """All rounds in this process, or those that an earlier one did not commit."""
     history: list[Row] = checkpoint.history() if checkpoint else []
     last = _begun(prepared, checkpoint)
+    watch = watch or _unseen
+    for row in history:
+        watch(row, prepared.plan.rounds)
     for progress, row in _rounds(prepared, checkpoint, history):
         history.append(row)
         last = progress
-        if watch:
-            watch(row, prepared.plan.rounds)
+        watch(row, prepared.plan.rounds)
     spent = prepared.plan.guarantee(last.books, last.round)
     result = _result(prepared, last.params, spent, history)
     if last.round == prepared.plan.rounds:
         return result
     short = f"stopped after {last.round} of {prepared.plan.rounds} rounds: the budget is spent"
     return replace(result, warnings=(*result.warnings, short))
+
+
+def _unseen(row: Row, rounds: int) -> None:
+    """Nobody watches."""
+    del row, rounds
 
 
 def _begun(prepared: Prepared, checkpoint: Checkpoint | None) -> Progress:
@@ -150,9 +185,10 @@ def _root(recipe: Any) -> Path | None:
     return Path(recipe).resolve().parent if isinstance(recipe, str | Path) else None
 
 
-def _resolve(
+def resolve(
     recipe: Any, seed: int | None, overrides: tuple[str, ...], sections: dict[str, Any]
 ) -> Recipe:
+    """The recipe with everything that the caller says on top of it."""
     extra = overrides if seed is None else (*overrides, f"seed={seed}")
     if isinstance(recipe, Recipe):
         recipe = msgspec.to_builtins(recipe)
@@ -203,14 +239,20 @@ def _rounds(
 def _row(prepared: Prepared, progress: Progress, outcome: Outcome, seconds: float) -> Row:
     plan = prepared.plan
     spent = plan.guarantee(progress.books, progress.round)
-    row: Row = {"round": progress.round, "accuracy": None, "loss": None, "worst_silo": None}
-    row.update(_accuracy(prepared, progress, outcome))
-    row["epsilon"] = spent.claims[0].epsilon
-    row["epsilon_others"] = spent.claims[-1].epsilon
-    row["surplus"] = plan.surplus(len(outcome.clients))
-    row.update(snr=outcome.snr, clients=len(outcome.clients), missing=len(outcome.missing))
-    absent = " ".join(map(str, outcome.missing))
-    return {**row, "absent": absent, "aborted": outcome.aborted or "", "seconds": seconds}
+    return plain(
+        {
+            "round": progress.round,
+            **_accuracy(prepared, progress, outcome),
+            "epsilon": spent.claims[0].epsilon,
+            "epsilon_others": spent.claims[-1].epsilon,
+            "surplus": plan.surplus(len(outcome.clients)),
+            "snr": outcome.snr,
+            "clients": len(outcome.clients),
+            "missing": outcome.missing,
+            "aborted": outcome.aborted,
+            "seconds": seconds,
+        }
+    )
 
 
 def _accuracy(prepared: Prepared, progress: Progress, outcome: Outcome) -> Row:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a round costs, method by method, in one process, interleaved (seed 000, Table 7).
+"""What a round costs, method by method, in one process, interleaved (Nair et al. 2026, Table 7).
 
 Two figures per method. Milliseconds per round as medians: they carry the machine's noise, which on
 a shared machine is above the 2 % in question. The server's step by itself, beside a whole round of

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search and run: settings by cell and method on held-out training records, then the final runs.
 
-Two-stage grids as in seed 000, Table 2: a coarse one, then a fine one; the better of both stages is
-kept. Or Optuna (TPE), so many trials for each cell and method. Every trial is a job in the store: a
-killed sweep goes on where it was, and the same study gives the same table.
+Two-stage grids as in Nair et al. 2026, Table 2: a coarse one, then a fine one; the better of both
+stages is kept. Or Optuna (TPE), so many trials for each cell and method. Every trial is a job in
+the store: a killed sweep goes on where it was, and the same study gives the same table.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from dpfed.recipe import PrivacyRecipe
 
 
 def progress_table(study: Study, rows: Iterable[Row], cell: Cell) -> Table:
-    """Accuracy at each measured round, one row per method (seed 000, Table 3)."""
+    """Accuracy at each measured round, one row per method (Nair et al. 2026, Table 3)."""
     found = scores(study, rows)
     rounds = found.rounds(cell)
     body = [(m.label, *(found.number(cell, m.label, r) for r in rounds)) for m in study.methods]

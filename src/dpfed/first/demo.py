@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dpfed.accounting.gdp import check_epsilon
 from dpfed.accounting.guarantee import round_up
 from dpfed.bar import percent
 from dpfed.experiments.result import BLUE, VERMILION, Result
@@ -86,6 +87,7 @@ def tables(run: Run, epsilon: float) -> dict[str, Any]:
 
 def play(out: Path, epsilon: float = 1.0, watch: Watch | None = None) -> list[Played]:
     """Train three times, and write each run and the picture into ``out``."""
+    check_epsilon(epsilon)  # before the first run, which has none
     played = [_play(run, out, epsilon, watch) for run in RUNS]
     draw(played, epsilon).savefig(out / PICTURE, dpi=150)
     return played

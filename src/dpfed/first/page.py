@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A statement as one HTML page that needs nothing beside it: no script, nothing is loaded."""
+"""A statement as files: Markdown, and one HTML page that needs nothing beside it.
+
+No script, and nothing is loaded from anywhere.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
-from dpfed.first.statement import Block, Material, Section, Table, sections
+from dpfed.first.statement import Block, Material, Section, Table, gather, sections
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de;
@@ -83,3 +88,38 @@ def _cells(head: tuple[str, ...], row: tuple[str, ...]) -> str:
 def _short(text: str) -> str:
     """A figure is never broken."""
     return ' class="short"' if len(text) < 16 else ""
+
+
+# -------------------------------------------------------------------------------------- Markdown
+
+
+def markdown(material: Material) -> str:
+    """The page as Markdown."""
+    lines = [f"# Privacy statement: {material.name}", "", f"> {material.guarantee.sentence}", ""]
+    for section in sections(material):
+        lines += [f"## {section.title}", ""]
+        for block in section.blocks:
+            lines += [*_markdown_block(block), ""]
+    return "\n".join(lines)
+
+
+def _markdown_block(block: Block) -> list[str]:
+    if isinstance(block, str):
+        return [block]
+    if isinstance(block, Table):
+        return [_line(block.head), _line(["---"] * len(block.head)), *map(_line, block.rows)]
+    return [f"- {each}" for each in block]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def write(folder: Path, out: Path, ledger: Path | None = None) -> tuple[Path, Path]:
+    """Write statement.md and statement.html; returns their paths."""
+    material = gather(folder, ledger)
+    out.mkdir(parents=True, exist_ok=True)
+    text, page = out / "statement.md", out / "statement.html"
+    text.write_text(markdown(material), encoding="utf-8")
+    page.write_text(html(material), encoding="utf-8")
+    return text, page

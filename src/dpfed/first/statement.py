@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -373,40 +373,3 @@ def _capital(text: str) -> str:
 
 def _sentence(text: str) -> str:
     return text if text.endswith(".") else f"{text}."
-
-
-# -------------------------------------------------------------------------------------- Markdown
-
-
-def markdown(material: Material) -> str:
-    """The page as Markdown."""
-    lines = [f"# Privacy statement: {material.name}", "", f"> {material.guarantee.sentence}", ""]
-    for section in sections(material):
-        lines += [f"## {section.title}", ""]
-        for block in section.blocks:
-            lines += [*_markdown_block(block), ""]
-    return "\n".join(lines)
-
-
-def _markdown_block(block: Block) -> list[str]:
-    if isinstance(block, str):
-        return [block]
-    if isinstance(block, Table):
-        return [_line(block.head), _line(["---"] * len(block.head)), *map(_line, block.rows)]
-    return [f"- {each}" for each in block]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
-
-
-def write(folder: Path, out: Path, ledger: Path | None = None) -> tuple[Path, Path]:
-    """Write statement.md and statement.html; returns their paths."""
-    from dpfed.first.page import html
-
-    material = gather(folder, ledger)
-    out.mkdir(parents=True, exist_ok=True)
-    text, page = out / "statement.md", out / "statement.html"
-    text.write_text(markdown(material), encoding="utf-8")
-    page.write_text(html(material), encoding="utf-8")
-    return text, page

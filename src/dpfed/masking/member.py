@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 VERSION = 1
 """Of the vault's form."""
 
+_ASK = "ask who runs the server what happened"
+
 log = logging.getLogger("dpfed")
 
 
@@ -146,17 +148,25 @@ def _enter(vault: Vault, seat: Seat, cohort: list[int], least: int) -> None:
     """A new round: never one that was answered before."""
     at = (seat.round, seat.attempt)
     if at <= vault.at:
-        raise Untrusted(f"round {at} was asked for after {vault.at}: a mask is used once")
+        raise Untrusted(
+            f"round {at} was asked for after {vault.at}, and a mask is used once; if the server "
+            f"went back to an old checkpoint, let it go on from the newest"
+        )
     known = len(set(cohort)) == len(cohort) and set(cohort) <= set(range(seat.clients))
     if not known or seat.client not in cohort:
-        raise Untrusted(f"a cohort of {len(cohort)} is not one of the plan's {seat.clients}")
+        raise Untrusted(
+            f"a cohort of {len(cohort)} is not one of the plan's {seat.clients}; {_ASK}"
+        )
     _enough(cohort, least)
     vault.at, vault.cohort, vault.out, vault.opened = at, sorted(cohort), [], False
 
 
 def _enough(clients: Collection[int], least: int) -> None:
     if len(clients) < least:
-        raise Untrusted(f"{len(clients)} would be in the total, and {least} are agreed on")
+        raise Untrusted(
+            f"{len(clients)} would be in the total, and {least} are agreed on; wait for more "
+            f"clients, or agree on a lower sum.survivors"
+        )
 
 
 def _near(vault: Vault, seat: Seat, graph: Design) -> list[int]:
@@ -172,11 +182,11 @@ def _learn(vault: Vault, seat: Seat, keys: dict[int, wire.Key], near: list[int])
         offered = keys.get(other)
         known = vault.keys.get(other)
         if offered is not None and known is not None and offered.key != known:
-            raise Untrusted(f"the key of client {other} is another one than before")
+            raise Untrusted(f"the key of client {other} is another one than before; {_ASK}")
         if known is not None:
             continue
         if offered is None or not _signed(seat, other, offered):
-            raise Untrusted(f"client {other} has no key that it has signed for this run")
+            raise Untrusted(f"client {other} has no key that it has signed for this run; {_ASK}")
         pair = (seat.client, other)
         vault.pairs[other] = letters.pair_key(vault.private, offered.key, seat.run, pair)
         vault.keys[other] = offered.key
@@ -199,7 +209,7 @@ def reveal(vault: Vault, seat: Seat, request: wire.Dropped, graph: Design, least
     _same_round(vault, seat)
     out = set(request.clients)
     if seat.client in out or not set(vault.out) <= out <= set(vault.cohort):
-        raise Untrusted("those who are out are not of this cohort, or some are back")
+        raise Untrusted(f"those who are out are not of this cohort, or some are back; {_ASK}")
     _enough(set(vault.cohort) - out, least)
     vault.out = sorted(out)
     near = [other for other in _near(vault, seat, graph) if other in out]
@@ -211,12 +221,12 @@ def hand_over(vault: Vault, seat: Seat, request: wire.Alive, graph: Design, leas
     _same_round(vault, seat)
     alive = set(request.clients)
     if alive != set(vault.cohort) - set(vault.out) or len(alive) != len(request.clients):
-        raise Untrusted("those who are in, and those who are out, are not the cohort")
+        raise Untrusted(f"those who are in, and those who are out, are not the cohort; {_ASK}")
     _enough(alive, least)
     vault.opened = True
     near = [other for other in _near(vault, seat, graph) if other in alive]
     if not set(near) == set(request.sealed) == set(request.marks):
-        raise Untrusted("the letters are not those of the neighbours who are in")
+        raise Untrusted(f"the letters are not those of the neighbours who are in; {_ASK}")
     found = {other: _read(vault, seat.client, other, request) for other in near}
     return wire.pack(wire.Shares({other: share for other, share in found.items() if share}))
 
@@ -240,6 +250,6 @@ def _read(vault: Vault, client: int, sender: int, request: wire.Alive) -> bytes:
 
 def _same_round(vault: Vault, seat: Seat) -> None:
     if (seat.round, seat.attempt) != vault.at or seat.client not in vault.cohort:
-        raise Untrusted(f"nothing was sent in round {(seat.round, seat.attempt)}")
+        raise Untrusted(f"nothing was sent in round {(seat.round, seat.attempt)}; {_ASK}")
     if vault.opened:
-        raise Untrusted(f"round {vault.at} was opened before")
+        raise Untrusted(f"round {vault.at} was opened before; {_ASK}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Gaussian mechanism: a clipped sum plus N(0, std^2 I), priced exactly.
 
-Seed 000, eq. (2): client i releases S_i + E_i with E_i ~ N(0, (C sigma_g)^2 / n I). Here ``std`` is
-the standard deviation of one share of noise, C sigma_g / sqrt(n); dividing by a public size comes
-later and is post-processing.
+Nair et al. 2026, eq. (2): client i releases S_i + E_i with E_i ~ N(0, (C sigma_g)^2 / n I). Here
+``std`` is the standard deviation of one share of noise, C sigma_g / sqrt(n); dividing by a public
+size comes later and is post-processing.
 
     LOCAL        each client adds std; the server reads each release   multiplier std / C
     DISTRIBUTED  each client adds std; only the sum is opened          multiplier std sqrt(h) / C

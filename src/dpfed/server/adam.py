@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-FedAdam's server: Adam on the private aggregate.
 
-Seed 000, section 5.1; Reddi et al. 2021, Algorithm 2; Kingma and Ba 2015, Algorithm 1. With G_t the
-aggregate, t = 0, 1, ..., and squares and roots taken by coordinate:
+Nair et al. 2026, section 5.1; Reddi et al. 2021, Algorithm 2; Kingma and Ba 2015, Algorithm 1. With
+G_t the aggregate, t = 0, 1, ..., and squares and roots taken by coordinate:
 
     m_t = beta1 m_{t-1} + (1 - beta1) G_t,                m_{-1} = 0
     v_t = beta2 v_{t-1} + (1 - beta2) G_t^2,              v_{-1} = 0
@@ -20,7 +20,7 @@ Without ``corrected`` only (1 - beta2^(t+1)) std^2 has entered v_t, and so much 
 the mean's noise, taken to be the same in all rounds: put adam first in a chain. If it is not finite
 nothing is subtracted. ``floor`` has the scale of G^2 and is to be tuned: v_hat_t strays from its
 mean by about std^2 sqrt(2 / rounds), so a floor far below that allows steps of any size. The
-default keeps the root at 0.01 or more, in the range over which seed 000 tunes ``eps``.
+default keeps the root at 0.01 or more, in the range over which Nair et al. 2026 tunes ``eps``.
 
 All of it is a function of released quantities: post-processing, at no privacy cost.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exponential moving average of the aggregates: the EMA-only ablation of DP-FedSOFIM.
 
-Seed 000, section H.1, without the Sherman-Morrison step:
+Nair et al. 2026, section H.1, without the Sherman-Morrison step:
 
     M_t = beta M_{t-1} + (1 - beta) G_t,  M_{-1} = 0;     direction M_t
                                      with ``corrected``:  M_t / (1 - beta^(t+1))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server half of DP-FTRL with momentum: follow the leader over noisy prefix sums.
 
-Kairouz et al. 2021, Algorithm 1 and its momentum variant DP-FTRLM; a baseline of seed 000, section
-5.1. With G_t the aggregate and S_t = G_0 + ... + G_t its prefix sum, t = 0, 1, ...:
+Kairouz et al. 2021, Algorithm 1 and its momentum variant DP-FTRLM; a baseline of Nair et al. 2026,
+section 5.1. With G_t the aggregate and S_t = G_0 + ... + G_t its prefix sum, t = 0, 1, ...:
 
     v_t = momentum v_{t-1} + S_t,        v_{-1} = 0
     theta_{t+1} = theta_0 - rate v_t

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Laplacian smoothing of the private aggregate: the server of DP-FedAvg-LS.
 
-Osher et al. 2018; Wang et al. 2020 (DP-LSSGD); a baseline of seed 004, Tables 10 and 11, which
-give neither equations nor sigma. With the direction as d points on a ring:
+Osher et al. 2018; Wang et al. 2020 (DP-LSSGD); a baseline of DP-FedAdamW supplement 2026, Tables 10
+and 11, which give neither equations nor sigma. With the direction as d points on a ring:
 
     direction  (I + sigma L)^{-1} G,     (L x)_j = 2 x_j - x_{j-1} - x_{j+1},  indices modulo d
 

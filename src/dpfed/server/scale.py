@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A constant rate: theta_{t+1} = theta_t - eta G_t. Alone, it is DP-FedGD's server.
 
-Seed 000, section 3.3.
+Nair et al. 2026, section 3.3.
 """
 
 from __future__ import annotations

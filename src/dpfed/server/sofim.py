@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-FedSOFIM: precondition the private aggregate by a rank-one Fisher proxy, in O(d).
 
-Seed 000, sections 3.4 and 5.1, Algorithm 1, lines 12 and 13. With G_t the aggregate:
+Nair et al. 2026, sections 3.4 and 5.1, Algorithm 1, lines 12 and 13. With G_t the aggregate:
 
     M_t = beta M_{t-1} + (1 - beta) G_t,                M_{-1} = 0
     H_t = (M_t M_t^T + rho I)^{-1}

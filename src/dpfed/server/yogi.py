@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-FedYogi's server: Adam with a second moment that moves by additions.
 
-Seed 000, section 5.1; Reddi et al. 2021, Algorithm 2; Zaheer et al. 2018. With G_t the aggregate,
-t = 0, 1, ..., and squares, signs and roots taken by coordinate:
+Nair et al. 2026, section 5.1; Reddi et al. 2021, Algorithm 2; Zaheer et al. 2018. With G_t the
+aggregate, t = 0, 1, ..., and squares, signs and roots taken by coordinate:
 
     m_t = beta1 m_{t-1} + (1 - beta1) G_t,                                m_{-1} = 0
     v_t = v_{t-1} - (1 - beta2) sign(v_{t-1} - G_t^2) G_t^2,              v_{-1} = 0

@@ -11,6 +11,7 @@
     out = "/folder/for/the/result"
     timeout = 3600.0       # seconds that a stage of a round waits for replies
     training = ""          # the name under which clients keep state; a resumed run has the same
+    sinks = ""             # where rows go at once: csv, tensorboard, mlflow (of the server)
     checkpoint = ""        # a folder on the server's disk: a run that died goes on from there
 
 Both sides build the federation and the plan from the recipe, as the in-process engine does, and
@@ -32,10 +33,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import msgspec
 import torch
@@ -54,15 +55,17 @@ from dpfed.engines.flower import client
 from dpfed.engines.flower.codec import named_arrays
 from dpfed.engines.flower.strategy import DPResult, DPStrategy
 from dpfed.federation import IN_CLEAR, Federation, evaluation_words, federation, public_seed
-from dpfed.plan import account_for, make_plan
+from dpfed.files import replace_file
+from dpfed.history import Add, Row, plain
+from dpfed.plan import about_run, account_for, make_plan
 from dpfed.recipe import Recipe
 from dpfed.terms import Plan
 from dpfed.types import Problem
+from dpfed.watching import opened
 
 METRICS_FILE, MODEL_FILE = "metrics.jsonl", "model.safetensors"
 GUARANTEE_FILE, ERROR_FILE = "guarantee.json", "error.json"
 
-_AS_IS = ("epsilon", "epsilon_others", "surplus", "snr", "clients")
 _WORDS = ("inf", "-inf", "nan")  # what JSON knows no numbers for
 
 TIMEOUT = 3600.0
@@ -70,8 +73,6 @@ TIMEOUT = 3600.0
 
 WAIT = 300.0
 """Seconds until all clients must have enrolled: each process loads the data first."""
-
-Row = dict[str, Any]
 
 
 class Prepared(NamedTuple):
@@ -148,15 +149,21 @@ def main(grid: Grid, context: Context) -> None:
     kept = read_history(out)[: len(checkpoint.history())] if checkpoint else []
     clear(out, kept)
     try:
-        _train(grid, prepared_for(context), out, context, kept)
+        run = prepared_for(context)
+        with opened(_sinks(context), about_run(run.recipe, run.plan, out)) as add:
+            _train(grid, _Diary(run, out, add, kept), context)
     except Exception as error:
         _leave_error(out, error)
         raise
 
 
-def _train(grid: Grid, run: Prepared, out: Path, context: Context, kept: list[Row]) -> None:
+def _sinks(context: Context) -> list[str]:
+    return str(context.run_config.get("sinks") or "").replace(",", " ").split()
+
+
+def _train(grid: Grid, diary: _Diary, context: Context) -> None:
+    run = diary.run
     model = run.federation.model
-    diary = _Diary(run, out, kept)  # rows of the rounds that were committed before it died
     config = context.run_config
     folder = config.get("checkpoint") or None
     timeout = float(config.get("timeout") or TIMEOUT)
@@ -167,8 +174,9 @@ def _train(grid: Grid, run: Prepared, out: Path, context: Context, kept: list[Ro
     )  # fmt: skip
     params = model.initial(public_seed(run.recipe.seed, "model"))
     arrays = named_arrays(model.layout, params)
+    diary.tell()
     result = strategy.start(grid, arrays, timeout=timeout, evaluate_fn=diary.judge)
-    _leave(out, run, result, diary.rows)
+    _leave(diary.out, run, result, diary.rows)
 
 
 def _training(run: Prepared, context: Context, folder: object) -> str:
@@ -187,8 +195,14 @@ class _Diary:
 
     run: Prepared
     out: Path
-    rows: list[Row] = field(default_factory=list)
-    judged: dict[int, Row] = field(default_factory=dict)
+    add: Add
+    rows: list[Row]
+    """Those that were committed before it died, and from there on all."""
+
+    def tell(self) -> None:
+        """Sinks begin anew: they get the rows that were there before."""
+        for row in self.rows:
+            self.add(row)
 
     def judge(self, round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Accuracy on the test records that the server holds, if the recipe says so."""
@@ -197,31 +211,15 @@ class _Diary:
             return None
         params = silos.model.layout.flatten(arrays.to_torch_state_dict())
         seen = evaluate(silos.model, params, silos.test)
-        accuracy = None if math.isnan(seen.accuracy) else seen.accuracy
-        self.judged[round] = {"accuracy": accuracy, "loss": seen.loss}
-        known = {name: value for name, value in self.judged[round].items() if value is not None}
-        return MetricRecord(known)
+        known = {} if math.isnan(seen.accuracy) else {"accuracy": seen.accuracy}
+        return MetricRecord({**known, "loss": seen.loss})
 
     def note(self, row: Row) -> None:
         """Add a round, in the form of a Result's history, to the file that is watched."""
-        self.rows.append(self._plain(row))
+        self.rows.append(plain(row))
         with (self.out / METRICS_FILE).open("a", encoding="utf-8") as file:
             file.write(_line(self.rows[-1]))
-
-    def _plain(self, row: Row) -> Row:
-        seen = row if "accuracy" in row else self.judged.get(row["round"], {})
-        seen = {} if row["aborted"] else seen
-        return {
-            "round": row["round"],
-            "accuracy": seen.get("accuracy"),
-            "loss": seen.get("loss"),
-            "worst_silo": None,
-            **{name: row[name] for name in _AS_IS},
-            "missing": len(row["missing"]),
-            "absent": " ".join(map(str, row["missing"])),
-            "aborted": row["aborted"] or "",
-            "seconds": row["seconds"],
-        }
+        self.add(self.rows[-1])
 
 
 # --------------------------------------------------------------------------- files in and out
@@ -268,9 +266,7 @@ def _leave_error(out: Path, error: Exception) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f"{path.name}.draft")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    replace_file(path, text.encode(), mode=0o644)
 
 
 def _line(row: Row) -> str:

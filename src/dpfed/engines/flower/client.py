@@ -162,7 +162,10 @@ class _Desk:
     ) -> Answer:
         plan = self.plan_of(context)
         if order.fingerprint != plan.fingerprint():
-            raise UnsoundPlan("the server runs another plan than this client has agreed to")
+            raise UnsoundPlan(
+                "the server runs another plan than this client has agreed to; give both sides the "
+                "same run_config and the same versions"
+            )
         if not 0 <= order.broadcast.round < plan.rounds:
             raise UnsoundPlan(
                 f"round {order.broadcast.round} is not one of the {plan.rounds} priced"

@@ -103,6 +103,27 @@ export FLWR_TELEMETRY_ENABLED="${{FLWR_TELEMETRY_ENABLED:-0}}"
 export FLWR_DISABLE_UPDATE_CHECK="${{FLWR_DISABLE_UPDATE_CHECK:-1}}"
 """
 
+# Flower would say so after its log of a start; options that follow may name another port.
+_PORT_IS_FREE = """\
+if command -v python3 >/dev/null; then
+  python3 -c '
+import argparse, errno, socket, sys
+options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+options.add_argument("--host")
+options.add_argument("--port", type=int)
+at, _ = options.parse_known_args()
+with socket.socket() as probe:
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        probe.bind((at.host, at.port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            sys.exit(f"error: port {{at.port}} is taken (address already in use); end what holds "
+                     "it, or give another one: --port N here, --superlink HOST:N at each silo")
+' --host {host} --port {port} "$@"
+fi
+"""
+
 _START_SERVER = (
     """\
 #!/bin/sh
@@ -120,6 +141,9 @@ _START_SERVER = (
     + """\
 export FLWR_HOME="${{FLWR_HOME:-$here/flwr}}"
 export DPFED_IDENTITY="$here"
+"""
+    + _PORT_IS_FREE
+    + """\
 exec flower-superlink \\
   --host {host} --port {port} \\
   --ssl-ca-certfile "$here/ca.crt" \\

@@ -78,7 +78,8 @@ class DPStrategy(Strategy):
         plan: what is done, and what it costs.
         training: the name of this training, stable across Flower runs; clients keep state under it.
         wait: how many seconds to wait for all clients of the plan before the first round.
-        watch: called after each round with its row of the history.
+        watch: called after each round with its row of the history; ``dpfed.watching.opened`` makes
+            one for TensorBoard, MLflow or CSV.
         checkpoint: a folder on the server's disk; a training that died there goes on from the
             last committed round, under the same name.
     """
@@ -172,6 +173,7 @@ class DPStrategy(Strategy):
             measured = evaluate_fn(self._now.round, self._arrays())
             if measured is not None:
                 result.evaluate_metrics_serverapp[self._now.round] = measured
+                _add_judged(row, measured)
         if self.watch:
             self.watch(row)
         self.played += [] if outcome.aborted else [played(before, outcome)]
@@ -182,7 +184,12 @@ class DPStrategy(Strategy):
         if not affords(self.plan, self._now):
             return "the next round would exceed what the plan promises"
         self._enrol(grid, wait=0.0 if self._nodes else self.wait)
-        return None if self._nodes else f"no client was connected within {self.wait:g} s"
+        if self._nodes:
+            return None
+        return (
+            f"no client was connected within {self.wait:g} s; start {len(self.plan.nominal)} "
+            f"SuperNodes, and look at their logs"
+        )
 
     def _reason_to_end(self) -> str | None:
         if self._exhausted:
@@ -266,7 +273,9 @@ class DPStrategy(Strategy):
         try:
             client = _enrolled(reply, self.plan)
             if client in self._nodes:
-                raise BadReply(f"client {client} is enrolled by another node")
+                raise BadReply(
+                    f"client {client} is enrolled by another node; give each its own partition-id"
+                )
             self._nodes[client] = node
         except BadReply as error:
             log.warning("node %d is not enrolled: %s", node, error)
@@ -449,9 +458,12 @@ def _enrolled(reply: Message, plan: Plan) -> int:
     control = reply.content.config_records.get(CONTROL, ConfigRecord())
     client = control.get("client")
     if "error" in control or not isinstance(client, int):
-        raise BadReply(f"it could not say who it is ({control.get('error')!r})")
+        raise BadReply(f"it could not say who it is ({control.get('error')!r}); its log says why")
     if not 0 <= client < len(plan.nominal):
-        raise BadReply(f"its client index {client} is not one of the plan's {len(plan.nominal)}")
+        raise BadReply(
+            f"its client index {client} is not one of the plan's {len(plan.nominal)}; give it a "
+            f"partition-id from 0 to {len(plan.nominal) - 1}"
+        )
     if control.get("fingerprint") != plan.fingerprint():
         raise BadReply("it has agreed to another plan; give both sides the same run_config")
     return client
@@ -459,6 +471,13 @@ def _enrolled(reply: Message, plan: Plan) -> int:
 
 def _spent(row: dict[str, Any]) -> MetricRecord:
     return MetricRecord({name: row[name] for name in ("epsilon", "epsilon_others", "clients")})
+
+
+def _add_judged(row: dict[str, Any], measured: MetricRecord) -> None:
+    """The server's own figures in the row, where no priced ones are."""
+    for name in ("accuracy", "loss"):
+        if name in measured:
+            row.setdefault(name, measured[name])
 
 
 def _add_metrics(row: dict[str, Any], result: DPResult) -> None:
