@@ -61,7 +61,8 @@ def test_the_source_archive_builds_on_and_tests(dist: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     for name in ("pyproject.toml", "LICENSE", "CITATION.cff", "SECURITY.md", "CHANGELOG.md",
-                 "src/dpfed/py.typed", "tests/conftest.py", "docs/quickstart.md"):  # fmt: skip
+                 "src/dpfed/py.typed", "tests/conftest.py", "docs/quickstart.md", "scripts/test",
+                 "benchmarks/__main__.py", "mkdocs.yml"):  # fmt: skip
         assert name in inside
     assert not [name for name in inside if name.startswith((".venv", "runs", "site", "results"))]
 

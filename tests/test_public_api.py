@@ -20,7 +20,19 @@ import dpfed.flower
 REPOSITORY = Path(__file__).parent.parent
 PUBLIC = {
     "dpfed": ["Guarantee", "Plan", "Result", "__version__", "calibrate", "run"],
-    "dpfed.flower": ["DPResult", "DPStrategy", "client_app", "make_plan", "private"],
+    "dpfed.flower": [
+        "About",
+        "DPResult",
+        "DPStrategy",
+        "Linear",
+        "Network",
+        "Records",
+        "client_app",
+        "evaluate",
+        "make_plan",
+        "open_sinks",
+        "private",
+    ],
 }
 MODULES = {"dpfed": dpfed, "dpfed.flower": dpfed.flower}
 SIGNATURES = {
@@ -30,6 +42,8 @@ SIGNATURES = {
     "dpfed.flower.make_plan": "(nominal, layout=None, **sections)",
     "dpfed.flower.private": "(plan, ledger=None)",
     "dpfed.flower.client_app": "(problem, plan, ledger=None)",
+    "dpfed.flower.open_sinks": "(names, about)",
+    "dpfed.flower.evaluate": "(model, params, records)",
 }
 NAMES = [(module, name) for module, names in PUBLIC.items() for name in names]
 
@@ -81,3 +95,14 @@ def test_the_version_is_semantic_and_the_same_everywhere() -> None:
     citation = (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {dpfed.__version__}\n" in citation
     assert f"{{{dpfed.__version__}}}" in (REPOSITORY / "docs" / "cite.md").read_text()
+
+
+def test_an_app_that_dpfed_new_writes_uses_public_names_only() -> None:
+    plug_ins = {"dpfed.types", "dpfed.errors", "dpfed.compose", "dpfed.laws"}
+    found: set[str] = set()
+    for path in (REPOSITORY / "src/dpfed/first/templates").rglob("*.py.template"):
+        text = path.read_text(encoding="utf-8")
+        for module, names in re.findall(r"^from (dpfed[\w.]*) import (.+)$", text, re.MULTILINE):
+            found.add(module)
+            assert module in plug_ins or set(names.split(", ")) <= set(PUBLIC[module]), path
+    assert "dpfed.flower" in found

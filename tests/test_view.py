@@ -3,7 +3,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,3 +89,46 @@ def test_a_curve_goes_from_its_least_to_its_greatest() -> None:
     thinned = curve([float(i) for i in range(1000)], width=20)
     assert len(thinned) == 20
     assert (thinned[0], thinned[-1]) == ("▁", "█")
+
+
+RECIPE = """
+name = "ward"
+rounds = 30
+data = { source = "synthetic", options = { records = 600, features = 5, classes = 3 } }
+privacy = { epsilon = 2.0 }
+"""
+
+
+def in_a_terminal(command: list[str], folder: Path, columns: int = 80) -> str:
+    """What a terminal of that width is sent, without its control codes."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = {**os.environ, "TERM": "xterm-256color", "PYTHONUTF8": "1"}
+    for name in ("COLUMNS", "NO_COLOR"):
+        env.pop(name, None)
+    process = subprocess.Popen(command, cwd=folder, env=env, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    sent = b""
+    try:
+        while chunk := os.read(ours, 1 << 16):
+            sent += chunk
+    except OSError:  # Linux says so at the end
+        pass
+    finally:
+        os.close(ours)
+    assert process.wait(60) == 0, sent.decode()
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent.decode())
+
+
+def test_a_real_terminal_shows_the_panel_and_then_the_promise(tmp_path: Path) -> None:
+    (tmp_path / "ward.toml").write_text(RECIPE)
+    code = "from dpfed.cli import main; main()"
+    shown = in_a_terminal([sys.executable, "-c", code, "run", "ward.toml"], tmp_path)
+    assert "loading data" in shown
+    assert "╭─ ward ─" in shown
+    last = shown[shown.rindex("╭─ ward ─") :]
+    assert "30/30" in last
+    assert "█" in last
+    assert re.search(r"accuracy +\d+\.\d %", last)
+    assert "-DP for each record" in last
+    assert "results in runs/ward/" in last

@@ -7,6 +7,7 @@ import csv
 import logging
 import math
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,6 +171,16 @@ def test_a_sink_that_cannot_be_opened_refuses_the_run(tmp_path: Path) -> None:
         dpfed.run(TINY, out=tmp_path, sinks=["csv"])
 
 
+def test_a_server_of_mlflow_that_is_not_there_refuses_the_run_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # the discard port: nobody
+    began = time.monotonic()
+    with pytest.raises(RecipeError, match=r"sink 'mlflow' cannot be opened: .*127\.0\.0\.1"):
+        dpfed.run(TINY, out=tmp_path, sinks=["mlflow"])
+    assert time.monotonic() - began < 60
+
+
 @contextmanager
 def frail(about: About) -> Iterator[Add]:
     """Takes one round, and fails at the next and at its close."""
@@ -210,7 +221,7 @@ def test_only_the_columns_get_through(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watching, "find", lambda kind, name: spy)
-        with watching.opened(["spy"], About("x", tmp_path)) as add:
+        with watching.open_sinks(["spy"], About("x", tmp_path)) as add:
             add({"round": 1, "missing": [2, 5], "aborted": None, "client_loss": 0.3,
                  "refused": {2: "why"}, "accuracy": 0.5})  # fmt: skip
     (row,) = seen

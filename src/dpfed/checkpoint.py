@@ -75,6 +75,11 @@ class Checkpoint:
 
     folder: Path
 
+    @property
+    def begun(self) -> bool:
+        """Whether clients have been asked for anything."""
+        return (self.folder / _ASKED).exists()
+
     def training(self, name: str) -> str:
         """The name that the run was begun under; a new one for a new run."""
         path = self.folder / _TRAINING

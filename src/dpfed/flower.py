@@ -1,19 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Flower users import: a private strategy, a private ClientApp, and a mod."""
+"""What Flower users import: a private strategy, a private ClientApp, a mod, and what these take."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpfed.data.datasets import Records
+from dpfed.data.problems import Linear, Network, evaluate
 from dpfed.engines.flower.client import client_app, private
 from dpfed.engines.flower.strategy import DPResult, DPStrategy
+from dpfed.history import About
 from dpfed.plan import plan_for
 from dpfed.recipe import parse
 from dpfed.terms import Plan
 from dpfed.vector import layout_of
+from dpfed.watching import open_sinks
 
-__all__ = ["DPResult", "DPStrategy", "client_app", "make_plan", "private"]
+__all__ = [
+    "About",
+    "DPResult",
+    "DPStrategy",
+    "Linear",
+    "Network",
+    "Records",
+    "client_app",
+    "evaluate",
+    "make_plan",
+    "open_sinks",
+    "private",
+]
 
 
 def make_plan(

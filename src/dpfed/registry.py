@@ -12,7 +12,7 @@ import difflib
 import inspect
 import pkgutil
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
@@ -46,8 +46,20 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     if name not in names(kind):
         raise RecipeError(f"{kind} has no plug-in {name!r}; {suggest(name, list(names(kind)))}")
     if name in _foreign(kind):
-        return typing.cast("Callable[..., Any]", _foreign(kind)[name].load())
+        return _loaded(_foreign(kind)[name])
     return typing.cast("Callable[..., Any]", getattr(import_module(f"dpfed.{kind}.{name}"), name))
+
+
+def _loaded(point: EntryPoint) -> Callable[..., Any]:
+    """Another package's plug-in; what is wrong with it is that package's to mend."""
+    try:
+        return typing.cast("Callable[..., Any]", point.load())
+    except (ImportError, AttributeError) as error:
+        package = point.dist.name if point.dist else "an installed package"
+        raise RecipeError(
+            f"plug-in {point.name!r} of {package} cannot be loaded ({error}); mend its entry point "
+            f"{point.value!r}, or uninstall it"
+        ) from error
 
 
 def build(kind: str, name: str, options: Mapping[str, Any], **facts: Any) -> Any:
@@ -55,16 +67,23 @@ def build(kind: str, name: str, options: Mapping[str, Any], **facts: Any) -> Any
 
     ``facts`` are what the plan knows (FACTS); a factory that has such a parameter is given it.
     """
+    check_names(kind, name, options)
     factory = find(kind, name)
     known = inspect.signature(factory).parameters
     hints = typing.get_type_hints(factory)
-    checked = {}
-    for key, value in options.items():
+    checked = {
+        key: _convert(f"{name}.{key}", value, hints.get(key, Any)) for key, value in options.items()
+    }
+    return factory(**{**{key: facts[key] for key in facts if key in known}, **checked})
+
+
+def check_names(kind: str, name: str, options: Iterable[str]) -> None:
+    """Refuse an option that the plug-in does not have, whatever its value."""
+    known = inspect.signature(find(kind, name)).parameters
+    for key in options:
         if key not in known or (key in FACTS and kind == "client"):
             mine = [option for option in known if option not in FACTS]
             raise RecipeError(f"{kind} {name!r} has no option {key!r}; {suggest(key, mine)}")
-        checked[key] = _convert(f"{name}.{key}", value, hints.get(key, Any))
-    return factory(**{**{key: facts[key] for key in facts if key in known}, **checked})
 
 
 def _convert(label: str, value: Any, hint: Any) -> Any:

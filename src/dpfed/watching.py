@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sinks: where a run's rows go while it goes on, beside the files that it leaves at its end.
 
-    with opened(("csv", "tensorboard"), About("ward", Path("out"))) as add:
+    with open_sinks(("csv", "tensorboard"), About("ward", Path("out"))) as add:
         DPStrategy(plan, watch=add).start(grid, arrays)
 
 A sink is one file of ``sinks/`` (or an entry point of the group ``dpfed.sinks``): a context manager
@@ -31,7 +31,7 @@ log = logging.getLogger("dpfed")
 
 
 @contextmanager
-def opened(names: Sequence[str], about: About) -> Iterator[Add]:
+def open_sinks(names: Sequence[str], about: About) -> Iterator[Add]:
     """All of these sinks as one."""
     factories = {name: find("sinks", name) for name in names}
     about.folder.mkdir(parents=True, exist_ok=True)

@@ -210,6 +210,19 @@ def test_attempts_that_nobody_answered_use_up_the_budget() -> None:
     assert result.guarantee.claims[0].epsilon <= plan.promise().claims[0].epsilon * (1 + 1e-8)
 
 
+def test_three_rounds_without_a_release_end_the_training_and_spare_the_rest() -> None:
+    plan = make_plan(rounds=10)
+
+    def tamper(node: int, order: Message, reply: Message) -> Message | None:
+        return Message(Error(2), reply_to=order)
+
+    result = DPStrategy(plan).start(grid_for(plan, tamper), INITIAL)
+    assert [row["aborted"] is not None for row in result.history] == [True] * 3
+    assert result.stopped == "3 rounds in a row got no release; the clients' logs say why"
+    assert result.guarantee is not None
+    assert 0 < result.guarantee.claims[0].epsilon < plan.promise().claims[0].epsilon
+
+
 # ------------------------------------------------------------------------------- bad replies
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import dpfed
-from dpfed.errors import RecipeError
+from dpfed.errors import DataError, RecipeError
 
 TINY: dict[str, Any] = {
     "rounds": 6,
@@ -149,3 +149,34 @@ def test_the_papers_setting_trains_on_real_features(
     result = dpfed.run(path, server=server, overrides=("rounds=10", "privacy.epsilon=10"))
     assert result.accuracy > 0.4
     assert [row["clients"] for row in result.history] == [20] * 10
+
+
+def test_a_run_without_test_records_says_so_before_it_spends(tmp_path: Path) -> None:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=rng.normal(size=(300, 4)).astype("f4"),
+             y=rng.integers(0, 3, 300))  # fmt: skip
+    data = {"source": str(tmp_path / "own.npz"), "partition": {"clients": 3}}
+    (warning,) = run(data=data, rounds=2).warnings
+    assert "no test records" in warning
+    assert "data.holdout = 0.2" in warning
+    held = run(data={**data, "holdout": 0.2}, rounds=2)
+    assert held.warnings == ()
+    assert held.accuracy >= 0
+
+
+def test_a_run_goes_on_with_the_recipe_that_it_began_with(tmp_path: Path) -> None:
+    def die(row: dict[str, Any], rounds: int) -> None:
+        raise KeyboardInterrupt
+
+    kept = tmp_path / "kept"
+    with pytest.raises(KeyboardInterrupt):
+        run(resume=kept, watch=die)
+    faster = [{"name": "sofim"}, {"name": "scale", "rate": 2.0}]  # the plan does not know it
+    with pytest.raises(DataError, match=r"holds a run with server\.1\.rate = 1\.0, and not 2\.0; "):
+        run(resume=kept, server=faster)
+    options = {**TINY["data"]["options"], "seed": 7}  # other records of the same shape
+    with pytest.raises(DataError, match=r"data\.options\.seed = None, and not 7; resume with"):
+        run(resume=kept, data={**TINY["data"], "options": options})
+    assert len(run(resume=kept).history) == 5  # the attempt that died is spent

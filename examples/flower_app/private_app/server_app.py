@@ -7,8 +7,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from dpfed.data.problems import evaluate
-from dpfed.flower import DPStrategy
+from dpfed.flower import DPStrategy, evaluate
 from private_app.task import MODEL, data, plan
 
 app = ServerApp()

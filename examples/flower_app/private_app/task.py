@@ -3,11 +3,10 @@
 
 from flwr.app import Context
 
-from dpfed.data.datasets import Records, load
+from dpfed import Plan
+from dpfed.data.datasets import load
 from dpfed.data.partitions import iid
-from dpfed.data.problems import Linear
-from dpfed.flower import make_plan
-from dpfed.round import Plan
+from dpfed.flower import Linear, Records, make_plan
 
 RECORDS, FEATURES, CLASSES = 6000, 40, 10
 MODEL = Linear("softmax", FEATURES, CLASSES)

@@ -5,11 +5,10 @@ import torch
 from flwr.app import Context
 from torch import nn
 
+from dpfed import Plan
 from dpfed.data.datasets import Dataset, load
 from dpfed.data.partitions import iid
-from dpfed.data.problems import Network
-from dpfed.flower import make_plan
-from dpfed.round import Plan
+from dpfed.flower import Network, make_plan
 
 
 def make_model(channels: int, classes: int) -> nn.Module:

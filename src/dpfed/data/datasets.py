@@ -150,7 +150,7 @@ def load(
     if path is None:
         parts = readers.read_hub(text.removeprefix("hf:"), columns, size)
         return _dataset(parts, classes, name or text)
-    label = name or f"{path.parent.name}/{path.name}"
+    label = name or "/".join(path.parts[-2:]).lstrip("/")
     return _dataset(readers.read_path(path, columns, size), classes, label)
 
 

@@ -22,7 +22,7 @@ from dpfed.accounting.ledger import default_path
 from dpfed.checkpoint import Checkpoint
 from dpfed.data.problems import Evaluation, evaluate
 from dpfed.engines import inprocess
-from dpfed.errors import RecipeError
+from dpfed.errors import DataError, RecipeError
 from dpfed.experiments.result import Result
 from dpfed.federation import Federation, evaluation_words, federation, public_seed
 from dpfed.history import Row, plain
@@ -31,7 +31,7 @@ from dpfed.recipe import Recipe
 from dpfed.round import Outcome, Progress, start
 from dpfed.terms import Plan
 from dpfed.types import Vector
-from dpfed.watching import opened
+from dpfed.watching import open_sinks
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,11 +81,30 @@ def run(
     root = _root(recipe)
     prepared = prepare(resolve(recipe, seed, overrides, sections), root)
     checkpoint = None if resume is None else Checkpoint(Path(resume))
+    if checkpoint:
+        _same_recipe(checkpoint, prepared.recipe)
     with _watched(prepared, watch, sinks, out) as follow:
         result = _ENGINES[engine](prepared, root, follow, checkpoint)
     if out is not None:
         result.save(out)
     return result
+
+
+def _same_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
+    """A run goes on with the recipe that it began with: also data and optimizer, unlike a plan."""
+    path = checkpoint.folder / "recipe.toml"
+    if checkpoint.begun and path.exists():
+        before, now = recipes.settings(recipes.load(path)), recipes.settings(recipe)
+        for key in sorted(before | now):
+            if before.get(key) != now.get(key):
+                raise DataError(
+                    f"{str(checkpoint.folder)!r} holds a run with {key} = {before.get(key)!r}, and "
+                    f"not {now.get(key)!r}; resume with the recipe that it began with, or give "
+                    f"another folder"
+                )
+        return
+    checkpoint.folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(recipes.dump(recipe), encoding="utf-8")
 
 
 @contextmanager
@@ -98,7 +117,7 @@ def _watched(
         return
     if out is None:
         raise RecipeError(f"sinks {list(sinks)} write into a folder; give out='runs/NAME' as well")
-    with opened(sinks, about_run(prepared.recipe, prepared.plan, Path(out))) as add:
+    with open_sinks(sinks, about_run(prepared.recipe, prepared.plan, Path(out))) as add:
 
         def follow(row: Row, rounds: int) -> None:
             add(row)
@@ -204,8 +223,18 @@ def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None =
     """Load the data (unless it is given), calibrate the noise, check the plan, before round 1."""
     silos = federation(recipe, root) if silos is None else silos
     plan = make_plan(recipe, silos.clients, silos.model)
-    warning = small_delta(plan)
-    return Prepared(recipe, silos, plan, () if warning is None else (warning,))
+    warnings = (small_delta(plan), _no_test(recipe, silos))
+    return Prepared(recipe, silos, plan, tuple(each for each in warnings if each))
+
+
+def _no_test(recipe: Recipe, silos: Federation) -> str | None:
+    """Accuracy that will be missing is said before the budget is spent."""
+    if recipe.evaluation.kind != "test" or silos.test is not None or silos.goal is not None:
+        return None
+    return (
+        f"{silos.source} has no test records, so accuracy will not be measured; set "
+        f"data.holdout = 0.2 to keep a fifth of the records for that"
+    )
 
 
 def _initial(prepared: Prepared) -> Vector:

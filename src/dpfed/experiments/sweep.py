@@ -21,6 +21,8 @@ from dpfed.accounting import gdp
 from dpfed.errors import RecipeError
 from dpfed.experiments.jobs import Job, Progress, Queue, Row, Store, job_pool, make_job, run_jobs
 from dpfed.experiments.study import Cell, Changes, Contestant, Study, cells, tuned_cell
+from dpfed.recipe import Recipe
+from dpfed.registry import check_names
 
 RUNS, SETTINGS = "runs.jsonl", "settings.json"
 
@@ -58,6 +60,7 @@ def label_of(cell: Cell, method: str) -> str:
 
 def search(desk: Desk) -> Settings:
     """The best settings for each cell and method."""
+    check_keys(desk)
     return _by_optuna(desk) if desk.study.tune.trials else _by_grids(desk)
 
 
@@ -78,6 +81,27 @@ def _by_grids(desk: Desk) -> Settings:
         for row in desk.run(jobs, store):
             tried.setdefault(row["entry"], []).append(row)
     return {name: _best(rows) for name, rows in tried.items()}
+
+
+def check_keys(desk: Desk) -> None:
+    """A misspelt name would make every point of a grid invalid, and its method look bad."""
+    for entry in entries_of(desk.study):
+        method = entry[2]
+        first = [{key: values[0] for key, values in grid.items() if values}
+                 for grid in (method.coarse, method.fine)]  # fmt: skip
+        first.append({key: how.get("choices", [how.get("low")])[0]
+                      for key, how in method.space.items()})  # fmt: skip
+        for point in first:
+            _check_tables(trial(desk, entry, point).recipe, method.label)
+
+
+def _check_tables(recipe: Recipe, label: str) -> None:
+    tables = [("client", recipe.client), *(("server", table) for table in recipe.server)]
+    for kind, table in tables:
+        try:
+            check_names(kind, str(table["name"]), set(table) - {"name"})
+        except RecipeError as error:
+            raise RecipeError(f"{label}: {error}") from error
 
 
 def _grid(desk: Desk, entry: Entry, stage: str) -> list[Job]:

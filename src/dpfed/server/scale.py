@@ -6,7 +6,10 @@ Nair et al. 2026, section 3.3.
 
 from __future__ import annotations
 
+import math
+
 from dpfed.compose import rescale
+from dpfed.errors import RecipeError
 from dpfed.types import ServerOptimizer
 
 PAPER = "McMahan et al. 2017; Nair et al. 2026 (DP-FedGD)"
@@ -14,4 +17,6 @@ PAPER = "McMahan et al. 2017; Nair et al. 2026 (DP-FedGD)"
 
 def scale(rate: float = 1.0) -> ServerOptimizer:
     """Multiply the direction by a constant rate."""
+    if not 0 <= rate < math.inf:
+        raise RecipeError(f"scale's rate is {rate}; give a number from 0 up, such as 0.3")
     return rescale(rate)

@@ -61,7 +61,7 @@ from dpfed.plan import about_run, account_for, make_plan
 from dpfed.recipe import Recipe
 from dpfed.terms import Plan
 from dpfed.types import Problem
-from dpfed.watching import opened
+from dpfed.watching import open_sinks
 
 METRICS_FILE, MODEL_FILE = "metrics.jsonl", "model.safetensors"
 GUARANTEE_FILE, ERROR_FILE = "guarantee.json", "error.json"
@@ -150,7 +150,7 @@ def main(grid: Grid, context: Context) -> None:
     clear(out, kept)
     try:
         run = prepared_for(context)
-        with opened(_sinks(context), about_run(run.recipe, run.plan, out)) as add:
+        with open_sinks(_sinks(context), about_run(run.recipe, run.plan, out)) as add:
             _train(grid, _Diary(run, out, add, kept), context)
     except Exception as error:
         _leave_error(out, error)

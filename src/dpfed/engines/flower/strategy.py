@@ -15,7 +15,8 @@ and dropped, so that the server's memory is O(d) whatever the number of clients.
 | a node drops out                              | it contributes zero, the divisor is public |
 | a late, forged, doubled or malformed reply    | refused, logged; the round goes on         |
 | the next round would exceed the promise       | training stops, and nothing is lost        |
-| nobody answers                                | booked as spent, tried again               |
+| nobody answers                                | booked as spent, tried again; three times  |
+|                                               | in a row end the training                  |
 | a secure sum lacks keys, three times in a row | training stops, and nothing is spent       |
 | nobody is connected                           | training stops, and nothing is spent       |
 | the process dies                              | it goes on from its checkpoint, if any     |
@@ -55,7 +56,7 @@ _IN_FLIGHT = 4 << 20  # bytes of replies that are pulled at once: keeps memory f
 _POLL, _SLOWEST = 0.01, 0.25  # seconds between two looks for replies: rarer, the longer it takes
 
 PATIENCE = 3
-"""Rounds in a row that may fail at no cost, such as for want of clients' keys."""
+"""Rounds in a row that may fail: for want of clients' keys, or since every client's code raises."""
 
 Requests = Mapping[str, Mapping[int, bytes]]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -78,8 +79,8 @@ class DPStrategy(Strategy):
         plan: what is done, and what it costs.
         training: the name of this training, stable across Flower runs; clients keep state under it.
         wait: how many seconds to wait for all clients of the plan before the first round.
-        watch: called after each round with its row of the history; ``dpfed.watching.opened`` makes
-            one for TensorBoard, MLflow or CSV.
+        watch: called after each round with its row of the history; ``dpfed.flower.open_sinks``
+            makes one for TensorBoard, MLflow or CSV.
         checkpoint: a folder on the server's disk; a training that died there goes on from the
             last committed round, under the same name.
     """
@@ -100,7 +101,8 @@ class DPStrategy(Strategy):
         self.layout: Layout | None = None
         self._nodes: dict[int, int] = {}  # client -> node
         self._asked: set[int] = set()  # nodes that were asked to enrol
-        self._idle = 0  # rounds that failed for free, so that no budget would ever end them
+        self._failed = 0  # rounds in a row: free ones would never end, others waste the budget
+        self._in_vain = False  # whether releases of the last round were asked for: spent
         self._exhausted = False  # nobody could pay for the last round
 
     # ------------------------------------------------------------------------------ the run
@@ -164,7 +166,8 @@ class DPStrategy(Strategy):
             self.checkpoint.ask(before)
         with one_thread():
             self.progress, outcome = play(self.plan, before, carry)
-        self._idle = 0 if outcome.spent else self._idle + 1
+        self._failed = self._failed + 1 if outcome.aborted else 0
+        self._in_vain = outcome.spent
         self._exhausted = outcome.exhausted
         row = self._row(outcome, time.perf_counter() - began)
         result.history.append(row)
@@ -194,9 +197,11 @@ class DPStrategy(Strategy):
     def _reason_to_end(self) -> str | None:
         if self._exhausted:
             return "no client's budget suffices for a further round"
-        if self._idle >= PATIENCE:
-            return f"{PATIENCE} rounds in a row failed before any release was asked for"
-        return None
+        if self._failed < PATIENCE:
+            return None
+        if self._in_vain:
+            return f"{PATIENCE} rounds in a row got no release; the clients' logs say why"
+        return f"{PATIENCE} rounds in a row failed before any release was asked for"
 
     def _begin(self, arrays: ArrayRecord) -> None:
         tensors = arrays.to_torch_state_dict()
