@@ -206,6 +206,26 @@ def test_a_ledger_that_is_elsewhere_or_tampered_with_gives_no_total(tmp_path: Pa
     assert "is not on this machine" in text
 
 
+def test_a_ledger_that_does_not_have_the_run_gives_no_total(tmp_path: Path) -> None:
+    small = {"dataset": "adult", "path": str(tmp_path / "small.sqlite")}
+    trained(tmp_path / "one", {"epsilon": 0.5}, ledger=small)
+    own = {"dataset": "adult", "path": str(tmp_path / "own.sqlite")}
+    out = trained(tmp_path / "two", {"epsilon": 2.0}, ledger=own)
+    text, _ = explained(out, "--ledger", small["path"])
+    assert "small.sqlite does not have this run" in text
+    assert "epsilon so far" not in text
+    assert "epsilon so far" in explained(out)[0]
+
+
+def test_a_folder_without_a_recipe_does_not_deny_the_participants_ledgers(tmp_path: Path) -> None:
+    out = trained(tmp_path / "out", {"epsilon": 1.0})
+    assert "This run kept no ledger" in explained(out)[0]
+    (out / "recipe.toml").unlink()
+    text, _ = explained(out)
+    assert "kept no ledger" not in text
+    assert "each of them knows its own data's total" in text
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"cannot be read .*'dpfed run --out FOLDER' wrote"):
         statement.gather(tmp_path)

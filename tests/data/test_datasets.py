@@ -319,3 +319,8 @@ def test_public_centring_of_real_features(shared_data) -> None:
     centred = center(data, shared_data / "features" / "cifar100-test.npz")
     assert centred.train.x.norm(dim=1).mean() < data.train.x.norm(dim=1).mean()
     assert "cifar100-test.npz" in centred.source
+
+
+def test_arrays_are_refused_with_the_way_out() -> None:
+    with pytest.raises(DataError, match=r"x is a ndarray, .*give torch\.as_tensor\(x\)"):
+        Records(np.zeros((3, 2), "f4"), torch.zeros(3, dtype=torch.int64))  # type: ignore[arg-type]

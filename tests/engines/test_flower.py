@@ -210,6 +210,23 @@ def test_attempts_that_nobody_answered_use_up_the_budget() -> None:
     assert result.guarantee.claims[0].epsilon <= plan.promise().claims[0].epsilon * (1 + 1e-8)
 
 
+def test_too_few_clients_and_a_large_delta_are_said_before_the_first_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("dpfed.engines.flower.strategy.log.warning",
+                        lambda text, *facts: said.append(text % facts))  # fmt: skip
+    plan = make_plan(rounds=1, delta=0.5)
+    DPStrategy(plan, wait=0.1).start(LocalGrid(app_for(plan), nodes(2)), INITIAL)
+    assert any("2 of the plan's 3 clients are connected" in line for line in said)
+    assert any("num-supernodes=3" in line for line in said)
+    assert any("delta = 0.5 is at least 1 / " in line for line in said)
+    said.clear()
+    fine = make_plan(rounds=1)
+    DPStrategy(fine).start(grid_for(fine), INITIAL)
+    assert not said
+
+
 def test_three_rounds_without_a_release_end_the_training_and_spare_the_rest() -> None:
     plan = make_plan(rounds=10)
 

@@ -251,6 +251,15 @@ def test_two_stages_of_grids_choose_the_best_of_both(tmp_path: Path) -> None:
         assert chosen["validation"] == max(row["accuracy"] for row in tried)
 
 
+def test_a_misspelt_key_of_a_grid_is_found_before_the_first_run(tmp_path: Path) -> None:
+    methods = [{"label": "DP-FedGD", "set": {"method": "dp-fedgd"},
+                "coarse": {"server.0.rte": [0.1, 1.0]}}]  # fmt: skip
+    desk = Desk(small(methods=methods), tmp_path, workers=1)
+    with pytest.raises(RecipeError, match="DP-FedGD: server 'scale' has no option 'rte'; did you"):
+        search(desk)
+    assert not desk.store().rows
+
+
 def test_optuna_searches_the_space_and_goes_on_where_it_was(tmp_path: Path) -> None:
     study = small(tune={**STUDY["tune"], "trials": 3}, axes=STUDY["axes"][:1])
     calls: list[int] = []

@@ -66,6 +66,12 @@ class Records:
     """int64 [m]."""
 
     def __post_init__(self) -> None:
+        for name, each in (("x", self.x), ("y", self.y), ("groups", self.groups)):
+            if each is not None and not isinstance(each, torch.Tensor):
+                raise DataError(
+                    f"{name} is a {type(each).__name__}, and records are torch tensors: give "
+                    f"torch.as_tensor({name})"
+                )
         lengths = {len(t) for t in (self.x, self.y, self.groups) if t is not None}
         if len(lengths) != 1:
             raise DataError(

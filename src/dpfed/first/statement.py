@@ -248,6 +248,11 @@ def _clients(count: int) -> str:
 def _all_runs(material: Material) -> Section:
     title = "All runs on the same data"
     path, dataset = _where(material)
+    if path is None and material.recipe is None:
+        return Section(title, (
+            "The figures above are for this run alone. Whether participants keep a ledger, this "
+            "folder does not say: each of them knows its own data's total (dpfed ledger show).",
+        ))  # fmt: skip
     if path is None:
         return Section(title, (
             "This run kept no ledger, so the figures above are for this run alone. Every further "
@@ -259,12 +264,21 @@ def _all_runs(material: Material) -> Section:
     rows = totals(path, dataset, material.guarantee.delta)
     if not rows:
         return Section(title, (f"The ledger {path} has nothing on {dataset!r} yet.",))
+    if _lacks(rows, material.guarantee):
+        said = f"The ledger {path.name} does not have this run: its totals are below the run's own."
+        return Section(title, (f"{said} Ask whoever keeps the run's ledger for the total.",))
     head = ("data set", "promise", "runs", "epsilon so far", "delta", "budget")
     return Section(title, (
         f"The ledger {path.name} was verified row by row. Where participants divide a data set, "
         "the line is the most exposed one's.",
         Table(head, tuple(rows)),
     ))  # fmt: skip
+
+
+def _lacks(rows: list[tuple[str, ...]], promised: Guarantee) -> bool:
+    """Whether no line can contain the run: each is below it, at a delta that is no larger."""
+    own, at = float(round_up(promised.epsilon)), float(round_up(promised.delta))
+    return all(float(row[3]) < own and float(row[4]) <= at for row in rows)
 
 
 def _where(material: Material) -> tuple[Path | None, str | None]:

@@ -45,6 +45,7 @@ from dpfed.engines.flower.codec import CONTROL, At, Envelope, Sender, named_arra
 from dpfed.engines.inprocess import one_thread
 from dpfed.errors import BadReply, ClientRefused, UnsoundPlan
 from dpfed.identity import roster_from_environment
+from dpfed.plan import small_delta
 from dpfed.round import Answer, Outcome, Progress, affords, play, publish, start
 from dpfed.terms import Plan
 from dpfed.types import Broadcast
@@ -188,11 +189,22 @@ class DPStrategy(Strategy):
             return "the next round would exceed what the plan promises"
         self._enrol(grid, wait=0.0 if self._nodes else self.wait)
         if self._nodes:
+            self._count_clients()
             return None
         return (
             f"no client was connected within {self.wait:g} s; start {len(self.plan.nominal)} "
             f"SuperNodes, and look at their logs"
         )
+
+    def _count_clients(self) -> None:
+        """Say before the first round that the plan counts on more clients than there are."""
+        here, planned = len(self._nodes), len(self.plan.nominal)
+        if self._now.round == 0 and self._now.attempt == 0 and here < planned:
+            log.warning(
+                "%d of the plan's %d clients are connected, and the budget is spent all the same; "
+                "in a simulation give --federation-config 'num-supernodes=%d'",
+                here, planned, planned,
+            )  # fmt: skip
 
     def _reason_to_end(self) -> str | None:
         if self._exhausted:
@@ -375,6 +387,9 @@ class DPStrategy(Strategy):
     def summary(self) -> None:
         """Log the promise before the first round."""
         log.info("DPStrategy: %s", self.plan.promise())
+        warning = small_delta(self.plan)
+        if warning:
+            log.warning("%s", warning)
 
 
 # -------------------------------------------------------------------------------- carrying bytes
