@@ -19,7 +19,6 @@ import contextlib
 import json
 import os
 import signal
-import sqlite3
 import time
 import uuid
 from collections import Counter
@@ -38,7 +37,7 @@ from dpfed.engines.inprocess import replay
 from dpfed.experiments.run import prepare
 from dpfed.federation import public_seed
 from dpfed.round import start
-from tests.engines.flower_net import CONNECTION, Net, _marked
+from tests.engines.flower_net import CONNECTION, Net, _marked, miss_heartbeats
 from tests.engines.test_flower_deployment import write_app
 
 NAME = "soak"
@@ -59,14 +58,6 @@ app = ours.server_app
 """
 
 At = tuple[int, int]
-
-
-def miss_heartbeats(net: Net, name: str) -> None:
-    """Spare us the minute after which the SuperLink gives up a node that is silent."""
-    with sqlite3.connect(net.work / "superlink.db", timeout=30) as database:
-        done = database.execute("UPDATE node SET online_until = 0 WHERE name = ?", (name,))
-        assert done.rowcount == 1
-    database.close()
 
 
 @dataclass(frozen=True)

@@ -500,31 +500,29 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class WatchedPlain(Plain):
+class _Watched:
+    """Before a sum: what it takes is noted, and who released what."""
+
     watch: Watch = field(default_factory=Watch, repr=False, compare=False)
 
     def add(self, session: Any, client: int, messages: Any) -> Any:
-        session = super().add(session, client, messages)
+        session = super().add(session, client, messages)  # type: ignore[misc]
         self.watch.ends.append(True)
         return session
 
     def answer(self, stage: str, requests: Any, reply: Any, secret: bytes, seat: Any) -> Any:
         self.watch.note(reply, seat.client, seat.round)
-        return super().answer(stage, requests, reply, secret, seat)
+        return super().answer(stage, requests, reply, secret, seat)  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class WatchedSecure(Secure):
-    watch: Watch = field(default_factory=Watch, repr=False, compare=False)
+class WatchedPlain(_Watched, Plain):
+    pass
 
-    def add(self, session: Any, client: int, messages: Any) -> Any:
-        session = super().add(session, client, messages)
-        self.watch.ends.append(True)
-        return session
 
-    def answer(self, stage: str, requests: Any, reply: Any, secret: bytes, seat: Any) -> Any:
-        self.watch.note(reply, seat.client, seat.round)
-        return super().answer(stage, requests, reply, secret, seat)
+@dataclass(frozen=True)
+class WatchedSecure(_Watched, Secure):
+    pass
 
 
 class _Refusals(logging.Handler):

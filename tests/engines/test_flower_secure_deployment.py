@@ -9,7 +9,6 @@ started again.
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from dpfed import recipe as recipes
 from dpfed.engines.flower import app, deploy
 from dpfed.experiments.run import Prepared, prepare
 from dpfed.sums.plain import Plain
-from tests.engines.flower_net import Net
+from tests.engines.flower_net import Net, miss_heartbeats
 from tests.engines.flower_warm import warm
 from tests.engines.test_flower_deployment import SILOS, environment, replay, write_app
 
@@ -142,14 +141,6 @@ def asked_for(diary: list[str]) -> dict[tuple[int, str], list[int]]:
         round, stage, client = line.split()
         found.setdefault((int(round), stage), []).append(int(client))
     return {at: sorted(clients) for at, clients in found.items()}
-
-
-def miss_heartbeats(net: Net, name: str) -> None:
-    """Spare us the minute after which the SuperLink gives up a node that is silent."""
-    with sqlite3.connect(net.work / "superlink.db", timeout=30) as database:
-        done = database.execute("UPDATE node SET online_until = 0 WHERE name = ?", (name,))
-        assert done.rowcount == 1
-    database.close()
 
 
 # ------------------------------------------------------------------------------- the same in clear

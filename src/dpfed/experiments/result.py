@@ -54,7 +54,7 @@ class Result:
         return float(measured[-1]) if measured else math.nan
 
     def __repr__(self) -> str:
-        return f"{self.recipe.name}: accuracy {percent(_known(self.accuracy))}; {self.guarantee}"
+        return f"{self.recipe.name}: accuracy {percent(known(self.accuracy))}; {self.guarantee}"
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Accuracy and epsilon against rounds, with the guarantee underneath; notebooks show it."""
@@ -68,7 +68,8 @@ class Result:
         return _save(self, Path(folder))
 
 
-def _known(value: float) -> float | None:
+def known(value: float) -> float | None:
+    """A figure as rows have it: None where it is not a number."""
     return None if math.isnan(value) else value
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import shutil
 import tempfile
@@ -23,7 +22,7 @@ from dpfed.checkpoint import Checkpoint
 from dpfed.data.problems import Evaluation, evaluate
 from dpfed.engines import inprocess
 from dpfed.errors import DataError, RecipeError
-from dpfed.experiments.result import Result
+from dpfed.experiments.result import Result, known
 from dpfed.federation import Federation, evaluation_words, federation, public_seed
 from dpfed.history import Row, plain
 from dpfed.plan import about_run, account_for, make_plan, small_delta
@@ -299,7 +298,7 @@ def _accuracy(prepared: Prepared, progress: Progress, outcome: Outcome) -> Row:
     if silos.test is None:
         return {}
     judged = evaluate(silos.model, progress.params, silos.test)
-    return {"accuracy": _number(judged.accuracy), "loss": judged.loss}
+    return {"accuracy": known(judged.accuracy), "loss": judged.loss}
 
 
 def _per_silo(judged: list[Evaluation]) -> Row:
@@ -308,11 +307,7 @@ def _per_silo(judged: list[Evaluation]) -> Row:
     mean = sum(each.accuracy * each.records for each in full) / total
     loss = sum(each.loss * each.records for each in full) / total
     worst = min(each.accuracy for each in full)
-    return {"accuracy": _number(mean), "loss": loss, "worst_silo": _number(worst)}
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return {"accuracy": known(mean), "loss": loss, "worst_silo": known(worst)}
 
 
 def _result(prepared: Prepared, params: Vector, guarantee: Guarantee, history: list[Row]) -> Result:
