@@ -27,13 +27,14 @@ import torch
 from benchmarks._measure import RETURN_FREED, Result, peak_above
 from dpfed.data.datasets import Records
 from dpfed.data.problems import Linear, LinearProblem
-from dpfed.engines.inprocess import one_thread, rounds
+from dpfed.engines.inprocess import rounds
 from dpfed.methods import table
 from dpfed.plan import plan_for
 from dpfed.recipe import parse
 from dpfed.round import Answer, Member, answer, play, start
 from dpfed.terms import Plan
 from dpfed.types import Broadcast
+from dpfed.vector import one_thread
 
 FEATURES, CLASSES = 10_000, 10
 VECTOR = 4 * FEATURES * CLASSES

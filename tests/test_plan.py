@@ -16,9 +16,10 @@ from dpfed.data.problems import Linear, Network
 from dpfed.errors import DataError, RecipeError, UnsoundPlan
 from dpfed.experiments.run import run
 from dpfed.federation import federation
-from dpfed.plan import make_plan, small_delta
+from dpfed.plan import make_plan
 from dpfed.recipe import parse
 from dpfed.round import Plan
+from dpfed.terms import small_delta
 from dpfed.types import METRICS, UPDATE, Weights
 from tests.conftest import make_records
 

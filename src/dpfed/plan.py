@@ -14,7 +14,6 @@ import torch
 
 from dpfed.accounting import gdp
 from dpfed.accounting.calibrate import closed_form, least_factor
-from dpfed.accounting.guarantee import delta_warning
 from dpfed.booking import Account, account
 from dpfed.compose import chain
 from dpfed.data.datasets import Records
@@ -238,9 +237,3 @@ def _nominal(privacy: PrivacyRecipe, records: Records) -> float:
     if privacy.unit is Unit.GROUP and records.groups is not None:
         return float(len(torch.unique(records.groups)))
     return float(len(records))
-
-
-def small_delta(plan: Plan) -> str | None:
-    """A warning where delta allows to give away a whole unit."""
-    units = math.fsum(plan.nominal)
-    return delta_warning(plan.delta, units)

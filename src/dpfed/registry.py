@@ -37,7 +37,11 @@ def _foreign(kind: str) -> dict[str, EntryPoint]:
 def names(kind: str) -> tuple[str, ...]:
     """All plug-ins of a kind: our own files, and other packages' entry points."""
     package = import_module(f"dpfed.{kind}")
-    ours = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    ours = [
+        module.name
+        for module in pkgutil.iter_modules(package.__path__)
+        if not module.ispkg and not module.name.startswith("_")
+    ]
     return tuple(sorted({*ours, *_foreign(kind)}))
 
 

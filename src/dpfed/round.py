@@ -19,12 +19,11 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 
 from dpfed.accounting.gdp import CAUTION
-from dpfed.booking import Account
 from dpfed.errors import (
     WIRE_NAMES,
     BadReply,
@@ -315,6 +314,16 @@ def _step(plan: Plan, progress: Progress, aggregate: Aggregate) -> Progress:
 # --------------------------------------------------------------------------------- on the client
 
 
+class Booking(Protocol):
+    """Where a client's releases are booked: its own ledger (see booking.py)."""
+
+    def begin(self, plan: Plan, broadcast: Broadcast, member: Member) -> tuple[int, ...]:
+        """Book the round of one client, or refuse it."""
+
+    def confirm(self, rows: Iterable[int]) -> None:
+        """The releases of these rows were made."""
+
+
 @dataclass(frozen=True, eq=False)
 class Member:
     """One client between two messages: all of it stays there."""
@@ -327,7 +336,7 @@ class Member:
     secret: bytes = b""
     """What the sum keeps here between stages and rounds."""
     signer: Signer | None = None
-    ledger: Account | None = None
+    ledger: Booking | None = None
     """Where its releases are booked before they are made; without one they are not."""
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
-from dpfed.accounting.guarantee import Guarantee, Spent, guarantee
+from dpfed.accounting.guarantee import Guarantee, Spent, delta_warning, guarantee
 from dpfed.compose import chain
 from dpfed.errors import UnsoundPlan
 from dpfed.randomness import Noise
@@ -231,6 +231,11 @@ class Plan:
 
 Books: TypeAlias = Mapping[str, Mapping[float, int]]
 """Channel -> (shares of noise that an outsider cannot subtract -> number of releases)."""
+
+
+def small_delta(plan: Plan) -> str | None:
+    """A warning where delta allows to give away a whole unit."""
+    return delta_warning(plan.delta, math.fsum(plan.nominal))
 
 
 def _wrong_numbers(plan: Plan) -> str | None:

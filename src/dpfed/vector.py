@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -86,3 +87,14 @@ def blocks(size: int) -> Iterator[slice]:
 def dot(left: Vector, right: Vector) -> float:
     """The inner product, block by block, the blocks summed in double precision."""
     return math.fsum(float(torch.dot(left[part], right[part])) for part in blocks(left.numel()))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread in client work: sums then round the same way on every run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

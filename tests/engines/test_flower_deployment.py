@@ -19,11 +19,11 @@ import dpfed
 from dpfed import recipe as recipes
 from dpfed.accounting.guarantee import Guarantee
 from dpfed.engines.flower import app, deploy
-from dpfed.engines.inprocess import one_thread
 from dpfed.experiments.run import Prepared, prepare
 from dpfed.federation import public_seed
 from dpfed.round import Answer, Member, Outcome, Progress, answer, play, start
 from dpfed.types import Broadcast
+from dpfed.vector import one_thread
 from tests.engines.flower_net import Net, Run
 
 SILOS = ["north", "south", "west", "east", "centre"]
@@ -124,7 +124,7 @@ from pathlib import Path
 from dpfed.engines.flower.app import prepared_for
 from dpfed.engines.flower.codec import named_arrays
 from dpfed.engines.flower.strategy import DPStrategy
-from dpfed.engines.inprocess import one_thread
+from dpfed.vector import one_thread
 from dpfed.federation import public_seed
 from flwr.serverapp import ServerApp
 from safetensors.torch import save_file

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from dpfed.identity import simulated
 from dpfed.round import Answer, Carry, Member, Outcome, Progress, affords, answer, play, start
 from dpfed.terms import Plan
 from dpfed.types import Broadcast, Problem, State, Vector
+from dpfed.vector import one_thread
 
 log = logging.getLogger("dpfed")
 
@@ -198,14 +199,3 @@ def _refuse_without(progress: Progress, refused: Sequence[DpfedError]) -> None:
     if not progress.round:
         why = refused[0] if refused else "see 'dpfed ledger show'"
         raise BudgetSpent(f"no round could be played, since no client's budget suffices: {why}")
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One torch thread in client work: sums then round the same way on every run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -25,10 +25,10 @@ from dpfed.errors import DataError, RecipeError
 from dpfed.experiments.result import Result, known
 from dpfed.federation import Federation, evaluation_words, federation, public_seed
 from dpfed.history import Row, plain
-from dpfed.plan import about_run, account_for, make_plan, small_delta
+from dpfed.plan import about_run, account_for, make_plan
 from dpfed.recipe import Recipe
 from dpfed.round import Outcome, Progress, start
-from dpfed.terms import Plan
+from dpfed.terms import Plan, small_delta
 from dpfed.types import Vector
 from dpfed.watching import open_sinks
 

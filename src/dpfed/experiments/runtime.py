@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dpfed.engines.inprocess import one_thread, rounds
+from dpfed.engines.inprocess import rounds
 from dpfed.experiments import study as studies
 from dpfed.experiments.jobs import make_job
 from dpfed.experiments.run import Prepared, prepare
@@ -24,6 +24,7 @@ from dpfed.experiments.sweep import settings_for
 from dpfed.experiments.table import Number, Table
 from dpfed.federation import Federation, federation
 from dpfed.types import UPDATE, Aggregate
+from dpfed.vector import one_thread
 
 STUDY, CELL, BASELINE = "sofim-cifar10", {"epsilon": "5"}, "DP-FedGD"
 REPEATS, BLOCK, STEPS = 9, 10, 200

@@ -25,13 +25,13 @@ from flwr.clientapp import ClientApp
 from dpfed.booking import Account, account
 from dpfed.engines.flower import state as states
 from dpfed.engines.flower.codec import CONTROL, Envelope, Order, read_order, write_answer
-from dpfed.engines.inprocess import one_thread
 from dpfed.errors import ClientRefused, DataError, UnsoundPlan, wire_name
 from dpfed.identity import from_environment
 from dpfed.round import Answer, Member, answer
 from dpfed.rows import Dense
 from dpfed.terms import Plan
 from dpfed.types import Problem, Rows, State, Unit, Vector
+from dpfed.vector import one_thread
 
 log = logging.getLogger("dpfed")
 

@@ -42,14 +42,12 @@ from dpfed.accounting.guarantee import Guarantee
 from dpfed.checkpoint import Checkpoint, Played, played
 from dpfed.engines.flower.client import ENROL
 from dpfed.engines.flower.codec import CONTROL, At, Envelope, Sender, named_arrays, read_answer
-from dpfed.engines.inprocess import one_thread
 from dpfed.errors import BadReply, ClientRefused, UnsoundPlan
 from dpfed.identity import roster_from_environment
-from dpfed.plan import small_delta
 from dpfed.round import Answer, Outcome, Progress, affords, play, publish, start
-from dpfed.terms import Plan
+from dpfed.terms import Plan, small_delta
 from dpfed.types import Broadcast
-from dpfed.vector import Layout, layout_of
+from dpfed.vector import Layout, layout_of, one_thread
 
 log = logging.getLogger("flwr")
 
