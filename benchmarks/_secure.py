@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from dpfed.identity import simulated
-from dpfed.masking import shamir
-from dpfed.masking.graph import Design, design
-from dpfed.masking.session import SUM, Directory
+from dpfed.core.types import UPDATE, Aborted, Opened, Release, Requests, Seat
+from dpfed.sums.secagg import shamir
+from dpfed.sums.secagg.graph import Design, design
+from dpfed.sums.secagg.identity import simulated
+from dpfed.sums.secagg.server import SUM, Directory
 from dpfed.sums.secure import Secure
-from dpfed.types import UPDATE, Aborted, Opened, Release, Requests, Seat
 
 _ZEROS = bytes(1 << 16)
 

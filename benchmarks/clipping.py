@@ -21,9 +21,9 @@ from torch import nn
 
 from benchmarks._measure import Result, Task, Timing, compare, interleaved, threads
 from benchmarks.round_time import CLASSES, CLIP, FEATURES, random_records
+from dpfed.core.types import Unit, Vector
 from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear, LinearProblem
-from dpfed.types import Unit, Vector
+from dpfed.data.models import Linear, LinearProblem
 
 BATCH = 2_500
 CALLS = 10  # in each time, so that all ways run from a warm cache

@@ -25,9 +25,9 @@ from flwr.serverapp import Grid
 
 from benchmarks import round_time
 from benchmarks._measure import RETURN_FREED, Result, peak_above
-from dpfed.engines.flower.codec import CONTROL, Envelope, write_answer
-from dpfed.engines.flower.strategy import DPResult, DPStrategy
-from dpfed.types import UPDATE
+from dpfed.core.types import UPDATE
+from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
+from dpfed.training.flower.strategy import DPResult, DPStrategy
 
 SIZE = 10**6
 VECTOR = 4 * SIZE

@@ -21,14 +21,14 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from benchmarks._measure import Result, Task, Timing, compare, interleaved
-from dpfed.engines.flower.client import ENROL, client_app, client_index
-from dpfed.engines.flower.codec import CONTROL, Envelope, write_answer
-from dpfed.engines.flower.strategy import DPStrategy
+from dpfed.core.registry import build
+from dpfed.core.rows import Dense
+from dpfed.core.types import UPDATE, Rows, Unit, Vector
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.registry import build
-from dpfed.rows import Dense
-from dpfed.terms import Plan
-from dpfed.types import UPDATE, Rows, Unit, Vector
+from dpfed.training.flower.client import ENROL, client_app, client_index
+from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
+from dpfed.training.flower.strategy import DPStrategy
+from dpfed.training.plan import Plan
 
 CLIENTS = 20
 SIZES = (650, 10**6)

@@ -25,16 +25,16 @@ from pathlib import Path
 import torch
 
 from benchmarks._measure import RETURN_FREED, Result, peak_above
+from dpfed.core.types import Broadcast
+from dpfed.core.vector import one_thread
 from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear, LinearProblem
-from dpfed.engines.inprocess import rounds
-from dpfed.methods import table
-from dpfed.plan import plan_for
-from dpfed.recipe import parse
-from dpfed.round import Answer, Member, answer, play, start
-from dpfed.terms import Plan
-from dpfed.types import Broadcast
-from dpfed.vector import one_thread
+from dpfed.data.models import Linear, LinearProblem
+from dpfed.recipes.build import plan_for
+from dpfed.recipes.methods import table
+from dpfed.recipes.schema import parse
+from dpfed.training.inprocess import rounds
+from dpfed.training.plan import Plan
+from dpfed.training.round import Answer, Member, answer, play, start
 
 FEATURES, CLASSES = 10_000, 10
 VECTOR = 4 * FEATURES * CLASSES
@@ -134,7 +134,7 @@ class _Desk:
 
 
 def _kept(member: Member) -> float:
-    from dpfed.trees import leaves
+    from dpfed.training.state_tree import leaves
 
     found = leaves((member.state, dict(member.mechanisms)))
     return sum(leaf.numel() * leaf.element_size() for leaf in found if torch.is_tensor(leaf))

@@ -22,18 +22,18 @@ import torch
 from benchmarks._measure import Result, Task, Timing, compare, interleaved, threads
 from dpfed.accounting.calibrate import calibrate
 from dpfed.client.gradient import gradient
-from dpfed.compose import chain
+from dpfed.core.chain import chain
+from dpfed.core.randomness import Noise
+from dpfed.core.types import UPDATE, Broadcast, Stream, Unit, Vector, Weights
 from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear, LinearProblem
-from dpfed.engines.inprocess import rounds
+from dpfed.data.models import Linear, LinearProblem
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.randomness import Noise
-from dpfed.round import Member, answer
 from dpfed.server.scale import scale
 from dpfed.server.sofim import sofim
 from dpfed.sums.plain import plain
-from dpfed.terms import Plan
-from dpfed.types import UPDATE, Broadcast, Stream, Unit, Vector, Weights
+from dpfed.training.inprocess import rounds
+from dpfed.training.plan import Plan
+from dpfed.training.round import Member, answer
 
 RECORDS, CLIENTS, FEATURES, CLASSES = 50_000, 20, 64, 10
 CLIP = 7.0  # about the median norm of these gradients, so that half of the records are clipped

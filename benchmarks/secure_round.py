@@ -23,13 +23,13 @@ from flwr.serverapp import Grid, ServerApp
 from benchmarks._measure import Result, Task, Timing, compare, interleaved
 from benchmarks._secure import Table, primitives
 from benchmarks.flower_round import CLIENTS, SIZES, Nothing
-from dpfed.engines.flower.client import ENROL, client_app
-from dpfed.engines.flower.codec import CONTROL
-from dpfed.engines.flower.strategy import DPResult, DPStrategy
+from dpfed.core.registry import build
+from dpfed.core.types import UPDATE
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.registry import build
-from dpfed.terms import Plan
-from dpfed.types import UPDATE
+from dpfed.training.flower.client import ENROL, client_app
+from dpfed.training.flower.codec import CONTROL
+from dpfed.training.flower.strategy import DPResult, DPStrategy
+from dpfed.training.plan import Plan
 
 TARGET = 3.0
 EXCHANGES = 2

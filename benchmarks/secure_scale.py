@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks._measure import Result, Task, compare, interleaved
 from benchmarks._secure import Table, primitives
-from dpfed.masking.graph import design
+from dpfed.sums.secagg.graph import design
 
 SIZE = 650
 MEASURED = (5, 10, 20, 50, 100, 200, 500)

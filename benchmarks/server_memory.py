@@ -35,10 +35,10 @@ from benchmarks._measure import (
     peak_above,
     threads,
 )
+from dpfed.core.types import UPDATE, Broadcast, Trust
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.round import Carry, Progress, play, start
-from dpfed.terms import Plan
-from dpfed.types import UPDATE, Broadcast, Trust
+from dpfed.training.plan import Plan
+from dpfed.training.round import Carry, Progress, play, start
 
 SIZE = 10**6
 VECTOR = 4 * SIZE

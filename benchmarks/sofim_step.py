@@ -15,8 +15,8 @@ from __future__ import annotations
 import torch
 
 from benchmarks._measure import Result, Task, compare, interleaved, threads
+from dpfed.core.types import Aggregate
 from dpfed.server.sofim import sofim
-from dpfed.types import Aggregate
 
 SIZE = 10**7
 TRAFFIC, COPY = 6, 2

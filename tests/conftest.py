@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear
+from dpfed.data.models import Linear
 
 settings.register_profile(
     "ci", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
@@ -21,10 +21,10 @@ settings.load_profile("ci")
 REPOSITORY = Path(__file__).parent.parent
 REAL_FLOWER = {
     "test_deploy.py",
-    "test_flower_deployment.py",
-    "test_flower_resume.py",
-    "test_flower_secure_deployment.py",
-    "test_flower_simulation.py",
+    "test_deployment.py",
+    "test_resume.py",
+    "test_secure_deployment.py",
+    "test_simulation.py",
 }
 
 

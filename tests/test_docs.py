@@ -24,7 +24,9 @@ DOCS = REPOSITORY / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 NEWCOMER = ("quickstart.md", "your-own-optimizer.md")
 """CI runs these by scripts/newcomer, from an empty environment; here they are in the long suite."""
-ELSEWHERE = {"deployment.md": "needs several hosts: tests/engines/test_deploy.py has its commands"}
+ELSEWHERE = {
+    "deployment.md": "needs several hosts: tests/cli/deploy/test_deploy.py has its commands"
+}
 
 
 def load_script(name: str) -> Any:
@@ -50,7 +52,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     outer = [folder for folder in site.getsitepackages() if Path(folder).is_dir()]
     lines = [f"import site; site.addsitedir({folder!r})" for folder in outer]
     (inner / "outer.pth").write_text("\n".join(lines) + "\n")
-    for name, module in (("pip", "pip"), ("dpfed", "dpfed.cli")):
+    for name, module in (("pip", "pip"), ("dpfed", "dpfed.cli.main")):
         script = home / "bin" / name
         script.write_text(f'#!/bin/sh\nexec "{home}/bin/python" -m {module} "$@"\n')
         script.chmod(0o755)
@@ -132,7 +134,7 @@ def test_the_quickstart_and_a_new_apps_readme_give_the_same_steps() -> None:
     said = [line.strip() for block in pages.blocks(DOCS / "quickstart.md")
             if block.language == "bash" for line in block.text.splitlines()]  # fmt: skip
     for kind in ("app", "recipe"):
-        readme = REPOSITORY / f"src/dpfed/first/templates/{kind}/README.md.template"
+        readme = REPOSITORY / f"src/dpfed/cli/templates/{kind}/README.md.template"
         steps = re.findall(r"^    (.+?)  +# \d\.", readme.read_text(), re.MULTILINE)
         assert len(steps) == 3
         assert [line for line in said if line in steps] == steps
@@ -165,7 +167,7 @@ def test_the_table_of_guesses_is_the_accountants() -> None:
 
 
 def test_the_counted_degrees_are_the_graphs() -> None:
-    from dpfed.masking.graph import design
+    from dpfed.sums.secagg.graph import design
 
     text = (DOCS / "scale.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([\d,]+)(?: \(measured\))? \| (\d+) \| [\d.]+ kB", text, re.MULTILINE)

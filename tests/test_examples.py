@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from tests.engines.flower_grid import LocalGrid, become_a_server
+from tests.training.flower.local_grid import LocalGrid, become_a_server
 
 
 def play(example: Path, package: str, clients: int, **config: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from tests.engines.flower_grid import LocalGrid, become_a_server
+from tests.training.flower.local_grid import LocalGrid, become_a_server
 
 pytestmark = pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")
 

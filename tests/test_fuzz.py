@@ -27,20 +27,22 @@ from safetensors import safe_open
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from dpfed import identity, recipe
-from dpfed.accounting.books import Budget, Key
-from dpfed.accounting.journal import Journal, _digest
-from dpfed.accounting.ledger import Ledger, Part, Request
-from dpfed.checkpoint import Checkpoint, Played
-from dpfed.engines.flower import state as states
-from dpfed.engines.flower.codec import Envelope, read_answer, read_order
-from dpfed.errors import BadReply, DataError, DpfedError
-from dpfed.masking import member, wire
+from dpfed.accounting.ledger.balance import Budget, Key
+from dpfed.accounting.ledger.journal import Journal, _digest
+from dpfed.accounting.ledger.ledger import Ledger, Part, Request
+from dpfed.core.errors import BadReply, DataError, DpfedError
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.round import start
+from dpfed.recipes import schema as recipe
+from dpfed.sums.secagg import client as member
+from dpfed.sums.secagg import identity
+from dpfed.sums.secagg import messages as wire
 from dpfed.sums.secure import secure
+from dpfed.training.checkpoint import Checkpoint, Played
+from dpfed.training.flower import state as states
+from dpfed.training.flower.codec import Envelope, read_answer, read_order
+from dpfed.training.round import start
 from tests.laws.leaks import MODEL
-from tests.test_round import make_plan
+from tests.training.test_round import make_plan
 
 FACTOR = int(os.environ.get("DPFED_FUZZ", "1"))  # so many times more cases than in CI
 SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -387,7 +389,7 @@ def test_a_vault_is_read_or_refused(data: Any) -> None:
 
 
 def _seat() -> Any:
-    from dpfed.types import Seat
+    from dpfed.core.types import Seat
 
     return Seat(0, 3, 1, 0, 0, "run/x", identity.simulated(3)[0])
 

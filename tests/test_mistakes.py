@@ -18,10 +18,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import dpfed
-from dpfed import errors
-from dpfed.cli import app, main
-from dpfed.types import Adjacency
-from tests.engines.flower_grid import LocalGrid, become_a_server
+from dpfed.cli.main import app, main
+from dpfed.core import errors
+from dpfed.core.types import Adjacency
+from tests.training.flower.local_grid import LocalGrid, become_a_server
 
 DATA = {
     "source": "synthetic",
@@ -33,7 +33,7 @@ SECURE = ("privacy.trust=distributed", "sum.name=secure")
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    from dpfed.recipe import dump, parse
+    from dpfed.recipes.schema import dump, parse
 
     path = tmp_path / "small.toml"
     path.write_text(dump(parse({"rounds": 3, "data": DATA, "privacy": {"epsilon": 2.0}})))
@@ -240,7 +240,7 @@ def test_a_command_that_ends_by_itself_keeps_its_exit_code(
 
 
 def test_a_port_in_use_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpfed.first import doctor
+    from dpfed.cli import doctor
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -260,8 +260,8 @@ def test_flower_nodes_that_do_not_fit_the_plan_are_named_with_the_way_out(
 ) -> None:
     from flwr.app import ArrayRecord
 
-    from dpfed.engines.flower import strategy
     from dpfed.flower import DPStrategy, client_app
+    from dpfed.training.flower import strategy
 
     monkeypatch.setenv("DPFED_STATE", str(tmp_path))
     monkeypatch.setattr(strategy.log, "propagate", True)
@@ -309,7 +309,7 @@ class Fine(Broken):
     """One that does not."""
 
     def rows(self, params: Any, unit: Any) -> Any:
-        from dpfed.rows import Dense
+        from dpfed.core.rows import Dense
 
         return Dense(torch.ones(10, 2))
 
@@ -326,7 +326,7 @@ def three(**sections: Any) -> Any:
 
 
 def played(problem: Any, **sections: Any) -> None:
-    from dpfed.engines import inprocess
+    from dpfed.training import inprocess
 
     list(inprocess.rounds(three(**sections), [problem] * 3, torch.zeros(2)))
 
@@ -345,7 +345,7 @@ def _budget_spent() -> None:
 
 
 def _bad_release() -> None:
-    from dpfed.rows import Dense
+    from dpfed.core.rows import Dense
 
     Dense(torch.ones(1, 2)).clipped_sum(0.0)
 
@@ -361,8 +361,8 @@ def _bad_reply() -> None:
 
 def _untrusted() -> None:
     """What a client makes of a server that asks for the same round once more."""
-    from dpfed.identity import simulated
-    from dpfed.round import Member, answer
+    from dpfed.sums.secagg.identity import simulated
+    from dpfed.training.round import Member, answer
 
     plan, signers = three(**SECURELY), simulated(3)
     members = {i: Member(i, Fine(), signer=signers[i]) for i in range(3)}
@@ -378,7 +378,7 @@ def _untrusted() -> None:
 
 
 def a_round(plan: Any, carry: Any, roster: Any = None) -> None:
-    from dpfed.round import play, start
+    from dpfed.training.round import play, start
 
     play(plan, start(plan, torch.zeros(2), roster=roster), carry)
 

@@ -54,7 +54,7 @@ def test_the_wheel_says_what_it_needs(dist: Path) -> None:
     assert set(metadata.get_all("Provides-Extra")) == EXTRAS
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert len(required) == len(PROJECT["dependencies"]) <= 15
-    assert "dpfed = dpfed.cli:main" in scripts
+    assert "dpfed = dpfed.cli.main:main" in scripts
 
 
 def test_the_source_archive_builds_on_and_tests(dist: Path) -> None:

@@ -98,9 +98,9 @@ def test_the_version_is_semantic_and_the_same_everywhere() -> None:
 
 
 def test_an_app_that_dpfed_new_writes_uses_public_names_only() -> None:
-    plug_ins = {"dpfed.types", "dpfed.errors", "dpfed.compose", "dpfed.laws"}
+    plug_ins = {"dpfed.core.types", "dpfed.core.errors", "dpfed.core.chain", "dpfed.core.testing"}
     found: set[str] = set()
-    for path in (REPOSITORY / "src/dpfed/first/templates").rglob("*.py.template"):
+    for path in (REPOSITORY / "src/dpfed/cli/templates").rglob("*.py.template"):
         text = path.read_text(encoding="utf-8")
         for module, names in re.findall(r"^from (dpfed[\w.]*) import (.+)$", text, re.MULTILINE):
             found.add(module)

@@ -35,7 +35,7 @@ def test_the_quickstart_runs_as_written(tmp_path: Path) -> None:
 
 
 def test_the_sentence_in_the_readme_is_the_one_a_run_prints() -> None:
-    from dpfed.budget import noise_for
+    from dpfed.recipes.noise_for import noise_for
 
     quoted = re.search(r"^> \((.*?)\)-DP.*$", README, flags=re.MULTILINE)
     if quoted is None:

@@ -22,35 +22,35 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.rdp import RdpAccountant
 from flwr.app import ArrayRecord
 
-from dpfed import recipe
 from dpfed.accounting import gdp
 from dpfed.accounting.accountant import RELATIONS
 from dpfed.accounting.calibrate import calibrate, least_factor
 from dpfed.accounting.guarantee import price
-from dpfed.compose import stateless
-from dpfed.data.problems import Network
-from dpfed.engines.flower.codec import Envelope, read_answer, write_answer
-from dpfed.errors import BadRelease, BadReply, RecipeError, UnsoundPlan, Untrusted
+from dpfed.core.chain import stateless
+from dpfed.core.errors import BadRelease, BadReply, RecipeError, UnsoundPlan, Untrusted
+from dpfed.core.grid import to_grid, truncated_sum
+from dpfed.core.matrices import Gram
+from dpfed.core.randomness import Noise
+from dpfed.core.rows import Chunks, Dense, Outer
+from dpfed.core.sampling import Fixed, Poisson
+from dpfed.core.types import SLACK, UPDATE, Adjacency, Aggregate, ServerOptimizer, Trust, Unit
+from dpfed.data.models import Network
 from dpfed.flower import DPStrategy, client_app
-from dpfed.grid import to_grid, truncated_sum
-from dpfed.masking import pads
-from dpfed.matrices import Gram
+from dpfed.mechanisms._rounded import rounded_normal
 from dpfed.mechanisms.discrete_gaussian import discrete_gaussian
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.plan import plan_for
-from dpfed.randomness import Noise
-from dpfed.round import Member, answer, play, publish, start
-from dpfed.rounded import rounded_normal
-from dpfed.rows import Chunks, Dense, Outer
-from dpfed.sampling import Fixed, Poisson
+from dpfed.recipes import schema as recipe
+from dpfed.recipes.build import plan_for
 from dpfed.sums.plain import plain
-from dpfed.types import SLACK, UPDATE, Adjacency, Aggregate, ServerOptimizer, Trust, Unit
+from dpfed.sums.secagg import masks as pads
+from dpfed.training.flower.codec import Envelope, read_answer, write_answer
+from dpfed.training.round import Member, answer, play, publish, start
 from tests.conftest import make_records
-from tests.engines.flower_grid import LocalGrid, become_a_server, nodes
+from tests.core.test_rows import Tied, one_by_one
 from tests.laws.leaks import MODEL
 from tests.sums import test_secure_attacks as attacks
-from tests.test_round import SIZES, Wire, make_plan, members
-from tests.test_rows import Tied, one_by_one
+from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
+from tests.training.test_round import SIZES, Wire, make_plan, members
 
 SIZE = MODEL.layout.size
 STREAM = Noise(1).stream

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpfed.accounting.calibrate import calibrate as calibrate
     from dpfed.accounting.guarantee import Guarantee as Guarantee
-    from dpfed.experiments.result import Result as Result
-    from dpfed.experiments.run import run as run
-    from dpfed.terms import Plan as Plan
+    from dpfed.recipes.result import Result as Result
+    from dpfed.recipes.run import run as run
+    from dpfed.training.plan import Plan as Plan
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Guarantee": "dpfed.accounting.guarantee",
-    "Plan": "dpfed.terms",
-    "Result": "dpfed.experiments.result",
+    "Plan": "dpfed.training.plan",
+    "Result": "dpfed.recipes.result",
     "calibrate": "dpfed.accounting.calibrate",
-    "run": "dpfed.experiments.run",
+    "run": "dpfed.recipes.run",
 }
 
 __all__ = ["Guarantee", "Plan", "Result", "__version__", "calibrate", "run"]

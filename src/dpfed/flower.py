@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpfed.core.vector import layout_of
 from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear, Network, evaluate
-from dpfed.engines.flower.client import client_app, private
-from dpfed.engines.flower.strategy import DPResult, DPStrategy
-from dpfed.history import About
-from dpfed.plan import plan_for
-from dpfed.recipe import parse
-from dpfed.terms import Plan
-from dpfed.vector import layout_of
-from dpfed.watching import open_sinks
+from dpfed.data.models import Linear, Network, evaluate
+from dpfed.recipes.build import plan_for
+from dpfed.recipes.history import About
+from dpfed.recipes.schema import parse
+from dpfed.recipes.sinks._open import open_sinks
+from dpfed.training.flower.client import client_app, private
+from dpfed.training.flower.strategy import DPResult, DPStrategy
+from dpfed.training.plan import Plan
 
 __all__ = [
     "About",

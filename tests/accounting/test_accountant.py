@@ -25,8 +25,8 @@ from dp_accounting.rdp import RdpAccountant
 from dpfed.accounting import gdp
 from dpfed.accounting.accountant import RELATIONS, DrawnPLDAccountant, GaussianAccountant
 from dpfed.accounting.guarantee import RDP, _accountants, _priced, price
-from dpfed.errors import Unpriceable
-from dpfed.types import Adjacency
+from dpfed.core.errors import Unpriceable
+from dpfed.core.types import Adjacency
 
 DELTA = 1e-5
 TIMES = 3

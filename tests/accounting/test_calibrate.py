@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from dpfed.accounting import gdp
 from dpfed.accounting.calibrate import calibrate
 from dpfed.accounting.guarantee import EXACT, PLD, Spent, guarantee, is_gaussian, price
-from dpfed.errors import DpfedError, RecipeError, Unpriceable
+from dpfed.core.errors import DpfedError, RecipeError, Unpriceable
+from dpfed.core.types import Adjacency, Mechanism, NoiseSource, Release, State, Trust, Unit
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import Gaussian, gaussian
-from dpfed.types import Adjacency, Mechanism, NoiseSource, Release, State, Trust, Unit
 
 DELTA = 1e-5
 

@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpfed.accounting import gdp
-from dpfed.errors import RecipeError
-from dpfed.types import Adjacency
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Adjacency
 
 # PRIVACY.md, section 1: n = 20, T = 70, delta = 1e-5, replace-one, LOCAL.
 GOLDEN = [

@@ -33,11 +33,11 @@ from dpfed.accounting.guarantee import (
     price,
     round_up,
 )
-from dpfed.errors import DpfedError, Unpriceable
+from dpfed.core.errors import DpfedError, Unpriceable
+from dpfed.core.sampling import Poisson
+from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import Gaussian, gaussian
-from dpfed.sampling import Poisson
-from dpfed.types import Adjacency, NoiseSource, Trust, Unit
 
 DELTA = 1e-5
 ROUNDS = 70

@@ -12,13 +12,10 @@ from typing import Any
 
 import msgspec
 
-from dpfed import recipe as recipes
 from dpfed.audit.finding import QUICK, Effort, Subject, subject
 from dpfed.audit.statistics import Floats
-from dpfed.compose import stateless
-from dpfed.mechanisms.gaussian import Gaussian
-from dpfed.recipe import Recipe
-from dpfed.types import (
+from dpfed.core.chain import stateless
+from dpfed.core.types import (
     UPDATE,
     Aggregate,
     BoundedSum,
@@ -28,6 +25,9 @@ from dpfed.types import (
     Stream,
     Vector,
 )
+from dpfed.mechanisms.gaussian import Gaussian
+from dpfed.recipes import schema as recipes
+from dpfed.recipes.schema import Recipe
 
 
 def small(rounds: int = 10, **privacy: Any) -> Recipe:

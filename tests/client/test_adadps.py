@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dpfed.errors import DataError, RecipeError, UnsoundPlan
+from dpfed.core.errors import DataError, RecipeError, UnsoundPlan
+from dpfed.core.registry import build
+from dpfed.core.rows import Chunks, Dense
+from dpfed.core.types import UPDATE, Aggregate, BoundedSum, Broadcast, Rows, Trust, Unit, Weights
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.registry import build
-from dpfed.round import Door, Member, make_reply
-from dpfed.rows import Chunks, Dense
-from dpfed.types import UPDATE, Aggregate, BoundedSum, Broadcast, Rows, Trust, Unit, Weights
+from dpfed.training.round import Door, Member, make_reply
 from tests.oracles.test_scaffold import (
     HIDING,
     SIZE,

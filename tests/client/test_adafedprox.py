@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from dpfed.errors import RecipeError, UnsoundPlan
+from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.registry import build
+from dpfed.core.types import UPDATE, Aggregate, Trust, Unit, Weights
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.registry import build
-from dpfed.types import UPDATE, Aggregate, Trust, Unit, Weights
 from tests.oracles.test_scaffold import (
     HIDING,
     SIZE,
@@ -95,11 +95,11 @@ def test_without_the_proximal_term_it_is_fedavg() -> None:
 
 def test_the_stated_noise_level_holds_whatever_mu_is() -> None:
     """Two records of opposite gradients: the mean is pure noise, sqrt(K) times a release's."""
-    from dpfed.data.problems import Linear, LinearProblem
-    from dpfed.engines.inprocess import rounds
-    from dpfed.randomness import Noise
-    from dpfed.round import Plan
+    from dpfed.core.randomness import Noise
+    from dpfed.data.models import Linear, LinearProblem
     from dpfed.sums.plain import plain
+    from dpfed.training.inprocess import rounds
+    from dpfed.training.round import Plan
 
     size = 4000
     problem = LinearProblem(Linear("logistic", size, bias=False), torch.zeros(2, size),

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from dpfed.errors import RecipeError, UnsoundPlan
+from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.registry import build
+from dpfed.core.sampling import Poisson
+from dpfed.core.types import UPDATE, Aggregate, Trust, Unit, Weights
+from dpfed.core.vector import Layout
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.registry import build
-from dpfed.sampling import Poisson
-from dpfed.types import UPDATE, Aggregate, Trust, Unit, Weights
-from dpfed.vector import Layout
 from tests.oracles.test_scaffold import (
     HIDING,
     MODEL,

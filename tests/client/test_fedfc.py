@@ -15,16 +15,16 @@ import torch
 
 from dpfed.accounting.gdp import mu_for
 from dpfed.accounting.guarantee import mu_squared
+from dpfed.core.errors import BadRelease, ClientRefused, RecipeError, UnsoundPlan
+from dpfed.core.registry import build
+from dpfed.core.types import UPDATE, Adjacency, Aggregate, Broadcast, Trust, Unit
+from dpfed.core.vector import Layout
 from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear, Network
-from dpfed.engines.inprocess import rounds
-from dpfed.errors import BadRelease, ClientRefused, RecipeError, UnsoundPlan
+from dpfed.data.models import Linear, Network
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.registry import build
-from dpfed.round import Door, Member, answer, publish, start
 from dpfed.sums.secure import secure
-from dpfed.types import UPDATE, Adjacency, Aggregate, Broadcast, Trust, Unit
-from dpfed.vector import Layout
+from dpfed.training.inprocess import rounds
+from dpfed.training.round import Door, Member, answer, publish, start
 from tests.client.test_fedhybrid import MODEL, clear_run, distance, minimiser, plan_of, silos
 
 SOFTMAX = Linear("softmax", 5, 3)

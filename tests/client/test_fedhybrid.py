@@ -15,16 +15,16 @@ from scipy.optimize import minimize
 
 from dpfed.accounting.gdp import mu_for
 from dpfed.accounting.guarantee import mu_squared
+from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.randomness import Noise
+from dpfed.core.registry import build
+from dpfed.core.types import UPDATE, Unit
 from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear
-from dpfed.engines.inprocess import rounds
-from dpfed.errors import RecipeError, UnsoundPlan
-from dpfed.plan import plan_for
-from dpfed.randomness import Noise
-from dpfed.recipe import parse
-from dpfed.registry import build
-from dpfed.round import Plan
-from dpfed.types import UPDATE, Unit
+from dpfed.data.models import Linear
+from dpfed.recipes.build import plan_for
+from dpfed.recipes.schema import parse
+from dpfed.training.inprocess import rounds
+from dpfed.training.round import Plan
 
 MODEL = Linear("logistic", 3)
 SIZES = [40, 60, 50]

@@ -13,12 +13,22 @@ import pytest
 import torch
 
 from dpfed.accounting.gdp import mu_for
+from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.registry import build
+from dpfed.core.types import UPDATE, Adjacency, Aggregate, Broadcast, Trust, Unit
 from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear
-from dpfed.errors import RecipeError, UnsoundPlan
-from dpfed.registry import build
-from dpfed.round import Answer, Door, Member, Plan, answer, make_reply, play, publish, start
-from dpfed.types import UPDATE, Adjacency, Aggregate, Broadcast, Trust, Unit
+from dpfed.data.models import Linear
+from dpfed.training.round import (
+    Answer,
+    Door,
+    Member,
+    Plan,
+    answer,
+    make_reply,
+    play,
+    publish,
+    start,
+)
 from tests.client.test_fedhybrid import MODEL, clear_run, distance, minimiser, plan_of, silos
 
 OPTIONS = {"name": "fednew", "rho": 0.4, "alpha": 0.1, "c1": 0.5, "c2": 2.0, "hessian": 0.8}

@@ -15,12 +15,12 @@ import torch
 
 from dpfed.accounting.gdp import mu_for
 from dpfed.accounting.guarantee import mu_squared
+from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.registry import build
+from dpfed.core.types import UPDATE, Trust, Unit
 from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear
-from dpfed.engines.inprocess import rounds
-from dpfed.errors import RecipeError, UnsoundPlan
-from dpfed.registry import build
-from dpfed.types import UPDATE, Trust, Unit
+from dpfed.data.models import Linear
+from dpfed.training.inprocess import rounds
 from tests.client.test_fedhybrid import MODEL, clear_run, distance, minimiser, plan_of, silos
 
 

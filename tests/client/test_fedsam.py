@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from dpfed.client.fedsam import _climb
-from dpfed.errors import RecipeError, UnsoundPlan
+from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.registry import build
+from dpfed.core.types import UPDATE, Trust, Unit, Weights
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.registry import build
-from dpfed.types import UPDATE, Trust, Unit, Weights
 from tests.oracles.test_scaffold import (
     HIDING,
     SIZE,

@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 
-from dpfed.errors import RecipeError, UnsoundPlan
+from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.registry import build
+from dpfed.core.types import UPDATE, Trust, Unit
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.registry import build
-from dpfed.types import UPDATE, Trust, Unit
 from tests.oracles.test_scaffold import (
     HIDING,
     check_pure,

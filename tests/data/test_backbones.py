@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpfed.core.errors import DataError
 from dpfed.data import backbones
 from dpfed.data.backbones import (
     BACKBONES,
@@ -19,7 +20,6 @@ from dpfed.data.backbones import (
     to_rgb,
 )
 from dpfed.data.datasets import load
-from dpfed.errors import DataError
 
 
 def images_of(size: int = 5, side: int = 32, seed: int = 0) -> torch.Tensor:

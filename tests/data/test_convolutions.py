@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import conv1d
 
+from dpfed.core.errors import DataError
 from dpfed.data.convolutions import LENGTH, SEED, convolve
-from dpfed.errors import DataError
 
 
 def windows(count: int = 7, channels: int = 3, steps: int = 40) -> torch.Tensor:

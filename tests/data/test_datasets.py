@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpfed.core.errors import DataError
 from dpfed.data.datasets import (
     Dataset,
     Records,
@@ -21,7 +22,6 @@ from dpfed.data.datasets import (
     scale_rows,
     synthetic,
 )
-from dpfed.errors import DataError
 
 
 def records_of(size: int = 10, groups: int | None = None) -> Records:

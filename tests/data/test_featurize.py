@@ -8,13 +8,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dpfed.cli import app
+from dpfed.cli.main import app
+from dpfed.core.errors import DataError
 from dpfed.data import datasets, featurize
 from dpfed.data.backbones import features, resnet
 from dpfed.data.featurize import write_features
-from dpfed.errors import DataError
-from dpfed.federation import federation
-from dpfed.recipe import parse
+from dpfed.recipes.federation import federation
+from dpfed.recipes.schema import parse
 
 
 @pytest.fixture

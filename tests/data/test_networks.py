@@ -4,11 +4,11 @@
 import pytest
 import torch
 
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Unit
 from dpfed.data.datasets import Records
+from dpfed.data.models import Network, seeded
 from dpfed.data.networks import groupnorm_cnn
-from dpfed.data.problems import Network, seeded
-from dpfed.errors import RecipeError
-from dpfed.types import Unit
 
 
 def made(**options) -> Network:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpfed.core.errors import DataError
 from dpfed.data.datasets import Records
 from dpfed.data.partitions import (
     PARTITIONS,
@@ -17,7 +18,6 @@ from dpfed.data.partitions import (
     shards,
     statistics,
 )
-from dpfed.errors import DataError
 
 
 def records_of(size: int, classes: int = 5, groups: int = 7, seed: int = 0) -> Records:

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
+from dpfed.core.errors import DataError
 from dpfed.data.datasets import load
-from dpfed.errors import DataError
 
 # --------------------------------------------------------------------------------------------- .npz
 

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpfed.core.errors import DataError
 from dpfed.data import synthetic
 from dpfed.data.datasets import Dataset, load
+from dpfed.data.models import Linear
 from dpfed.data.partitions import natural
-from dpfed.data.problems import Linear
-from dpfed.errors import DataError
 
 
 def digest(dataset: Dataset) -> str:

@@ -28,7 +28,7 @@ FIGURES = {"convergence-epsilon-1", "convergence-epsilon-5", "final-epsilon-1", 
 
 def dpfed(data: Path, *words: str) -> None:
     environment = os.environ | {"DPFED_DATA": str(data), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", "from dpfed.cli import main; main()", *words]
+    command = [sys.executable, "-c", "from dpfed.cli.main import main; main()", *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
 from dpfed.experiments import study as studies
 from dpfed.experiments.published import PAPER, Paper, read, side_by_side
 from dpfed.experiments.reproduce import reproduce

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
 from dpfed.experiments import report
 from dpfed.experiments import study as studies
 from dpfed.experiments.report import findings, write_report

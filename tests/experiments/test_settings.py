@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dpfed.errors import RecipeError
-from dpfed.experiments import runtime
+from dpfed.core.errors import RecipeError
+from dpfed.experiments import measurements as runtime
 from dpfed.experiments import study as studies
 from dpfed.experiments.reproduce import reproduce
 from dpfed.experiments.settings import check, stored

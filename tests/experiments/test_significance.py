@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
 from dpfed.experiments import significance
 from dpfed.experiments.significance import McNemar, mcnemar_table, paired_table
 from dpfed.experiments.table import Number

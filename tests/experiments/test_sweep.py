@@ -16,9 +16,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpfed import recipe as recipes
 from dpfed.accounting import gdp
-from dpfed.errors import RecipeError, UnsoundPlan
+from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.experiments import study as studies
 from dpfed.experiments.jobs import Store, make_job, run_jobs, run_one
 from dpfed.experiments.reproduce import TIMING, dump, miniature, reproduce
@@ -35,6 +34,7 @@ from dpfed.experiments.sweep import (
     trial,
     tuning_cost,
 )
+from dpfed.recipes import schema as recipes
 from tests.experiments.studies import STUDY, write
 
 # ----------------------------------------------------------------------------------------- studies
@@ -168,7 +168,7 @@ def test_trials_hold_records_out_and_never_touch_the_test_set(tmp_path: Path) ->
     entry = entries_of(desk.study)[0]
     made = trial(desk, entry, {"server.0.rate": 0.3}).recipe
     assert (made.data.validation, made.rounds, made.seed) == (0.2, 3, 7)
-    from dpfed.federation import federation
+    from dpfed.recipes.federation import federation
 
     silos = federation(made)
     whole = federation(msgspec.structs.replace(made, data=recipes.load(STUDY["base"]).data))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dpfed.experiments import table
+from dpfed.experiments.study_tables import progress_table
 from dpfed.experiments.table import Number, Table
-from dpfed.experiments.tables import progress_table
 from tests.experiments.made_up import LOW, ODD, ROWS, STUDY
 
 SMALL = Table(

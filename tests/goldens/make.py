@@ -25,12 +25,12 @@ from typing import Any
 import pytest
 import torch
 
-from dpfed import booking
-from dpfed.accounting.ledger import Ledger
-from dpfed.checkpoint import Checkpoint
-from dpfed.experiments.run import run
-from tests.engines.flower_grid import become_a_server
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.recipes.run import run
+from dpfed.training import account as booking
+from dpfed.training.checkpoint import Checkpoint
 from tests.goldens.runs import GOLDENS, digest, in_process, over_flower
+from tests.training.flower.local_grid import become_a_server
 
 FOLDER = Path(__file__).parent
 KEPT = FOLDER / "kept"

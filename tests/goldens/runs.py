@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import torch
 from flwr.app import ArrayRecord
 
+from dpfed.core.types import Problem, Vector
 from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear, Model, Network
-from dpfed.engines.inprocess import rounds
+from dpfed.data.models import Linear, Model, Network
 from dpfed.flower import DPStrategy, client_app
-from dpfed.methods import METHODS
-from dpfed.plan import plan_for
-from dpfed.recipe import parse
-from dpfed.terms import Plan
-from dpfed.types import Problem, Vector
-from tests.engines.flower_grid import LocalGrid, nodes
+from dpfed.recipes.build import plan_for
+from dpfed.recipes.methods import METHODS
+from dpfed.recipes.schema import parse
+from dpfed.training.inprocess import rounds
+from dpfed.training.plan import Plan
+from tests.training.flower.local_grid import LocalGrid, nodes
 
 ROUNDS = 3
 SIZES = [14, 9, 20, 12, 16]

@@ -16,13 +16,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpfed import recipe as recipes
-from dpfed.accounting.ledger import Ledger
-from dpfed.errors import BudgetSpent
-from dpfed.experiments.run import run
-from tests.engines.flower_grid import become_a_server
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.core.errors import BudgetSpent
+from dpfed.recipes import schema as recipes
+from dpfed.recipes.run import run
 from tests.goldens.make import FOLDER, KEPT, spent
 from tests.goldens.runs import GOLDENS, Golden, digest, in_process, over_flower
+from tests.training.flower.local_grid import become_a_server
 
 RUNS = json.loads((FOLDER / "runs.json").read_text(encoding="utf-8"))
 FACTS = json.loads((KEPT / "facts.json").read_text(encoding="utf-8"))

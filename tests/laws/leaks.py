@@ -8,16 +8,11 @@ from typing import Any
 
 import torch
 
-from dpfed import registry
 from dpfed.accounting.calibrate import calibrate
-from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear
-from dpfed.errors import RecipeError
-from dpfed.mechanisms.gaussian import gaussian
-from dpfed.randomness import Noise
-from dpfed.round import Member, Plan, make_reply, start
-from dpfed.sums.plain import plain
-from dpfed.types import (
+from dpfed.core import registry
+from dpfed.core.errors import RecipeError
+from dpfed.core.randomness import Noise
+from dpfed.core.types import (
     UPDATE,
     Aggregate,
     Broadcast,
@@ -27,6 +22,11 @@ from dpfed.types import (
     Rows,
     Unit,
 )
+from dpfed.data.datasets import Records
+from dpfed.data.models import Linear
+from dpfed.mechanisms.gaussian import gaussian
+from dpfed.sums.plain import plain
+from dpfed.training.round import Member, Plan, make_reply, start
 
 MODEL = Linear("softmax", features=4, outputs=3)
 NOMINAL = 30.0

@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dpfed import registry
-from dpfed.compose import stateless
-from dpfed.errors import WIRE_NAMES, ClientRefused, UnsoundPlan
-from dpfed.round import Door, Member, answer, make_reply
-from dpfed.types import (
+from dpfed.core import registry
+from dpfed.core.chain import stateless
+from dpfed.core.errors import WIRE_NAMES, ClientRefused, UnsoundPlan
+from dpfed.core.types import (
     METRICS,
     UPDATE,
     Broadcast,
@@ -25,6 +24,7 @@ from dpfed.types import (
     State,
     Unit,
 )
+from dpfed.training.round import Door, Member, answer, make_reply
 from tests.laws.leaks import MODEL, breaches, build, plan_for, records, shared_at
 
 ALGORITHMS = list(registry.names("client"))

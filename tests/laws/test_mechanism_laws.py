@@ -11,11 +11,11 @@ import pytest
 import torch
 from scipy import stats
 
-from dpfed import registry
 from dpfed.accounting.accountant import RELATIONS, GaussianAccountant
-from dpfed.randomness import KeyStream, Noise, derive
-from dpfed.rows import Dense
-from dpfed.types import Adjacency, Mechanism, Release, Total, Trust
+from dpfed.core import registry
+from dpfed.core.randomness import KeyStream, Noise, derive
+from dpfed.core.rows import Dense
+from dpfed.core.types import Adjacency, Mechanism, Release, Total, Trust
 
 MECHANISMS = list(registry.names("mechanisms"))
 SIZE = 45_500

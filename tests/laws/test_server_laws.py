@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from dpfed import laws, registry
-from dpfed.compose import identity, stateless
-from dpfed.laws import SERVER_LAWS, Law
-from dpfed.types import Aggregate, ServerOptimizer
+from dpfed.core import registry
+from dpfed.core import testing as laws
+from dpfed.core.chain import identity, stateless
+from dpfed.core.testing import SERVER_LAWS, Law
+from dpfed.core.types import Aggregate, ServerOptimizer
 
 OPTIMIZERS = list(registry.names("server"))
 

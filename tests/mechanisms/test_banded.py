@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from dpfed.accounting.accountant import RELATIONS, GaussianAccountant
-from dpfed.engines.flower import state as states
-from dpfed.errors import BadRelease, RecipeError
+from dpfed.core.errors import BadRelease, RecipeError
+from dpfed.core.randomness import Noise
+from dpfed.core.rows import Dense
+from dpfed.core.sampling import Poisson
+from dpfed.core.types import Adjacency, BoundedSum, Release, Total, Trust
 from dpfed.mechanisms.banded import Banded, Past, banded
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.mechanisms.tree import tree
-from dpfed.randomness import Noise
-from dpfed.rows import Dense
-from dpfed.sampling import Poisson
-from dpfed.types import Adjacency, BoundedSum, Release, Total, Trust
+from dpfed.training.flower import state as states
 
 COLUMNS = [[1.0], [2.0, 1.0], [1.0, 0.5, 0.375, 0.3125], [1.0, -0.6, 0.2]]
 SIZE = 60_000

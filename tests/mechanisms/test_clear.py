@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
+from dpfed.core.randomness import Noise
+from dpfed.core.rows import Dense
 from dpfed.mechanisms.clear import Clear, clear
-from dpfed.randomness import Noise
-from dpfed.rows import Dense
 
 
 def test_the_sum_is_clipped_and_in_clear() -> None:

@@ -13,16 +13,13 @@ import torch
 from scipy import stats
 
 from dpfed.accounting.guarantee import Spent, guarantee
-from dpfed.errors import BadRelease, RecipeError
-from dpfed.grid import squared_limit, truncated, truncated_sum
-from dpfed.matrices import Gram
-from dpfed.mechanisms.discrete_gaussian import DiscreteGaussian, discrete_gaussian
-from dpfed.mechanisms.gaussian import gaussian
-from dpfed.randomness import KeyStream, Noise
-from dpfed.rounded import rounded_normal
-from dpfed.rows import Dense, Outer, covered
-from dpfed.sampling import Poisson
-from dpfed.types import (
+from dpfed.core.errors import BadRelease, RecipeError
+from dpfed.core.grid import squared_limit, truncated, truncated_sum
+from dpfed.core.matrices import Gram
+from dpfed.core.randomness import KeyStream, Noise
+from dpfed.core.rows import Dense, Outer, covered
+from dpfed.core.sampling import Poisson
+from dpfed.core.types import (
     SLACK,
     UPDATE,
     Adjacency,
@@ -34,7 +31,10 @@ from dpfed.types import (
     Trust,
     Weights,
 )
-from tests.test_round import make_plan
+from dpfed.mechanisms._rounded import rounded_normal
+from dpfed.mechanisms.discrete_gaussian import DiscreteGaussian, discrete_gaussian
+from dpfed.mechanisms.gaussian import gaussian
+from tests.training.test_round import make_plan
 
 SIZE = 45_500
 

@@ -8,11 +8,11 @@ import math
 import pytest
 import torch
 
-from dpfed.errors import BadRelease, RecipeError
+from dpfed.core.errors import BadRelease, RecipeError
+from dpfed.core.randomness import Noise
+from dpfed.core.rows import Dense
+from dpfed.core.types import Adjacency, BoundedSum, Total, Trust
 from dpfed.mechanisms.gaussian import Gaussian, gaussian
-from dpfed.randomness import Noise
-from dpfed.rows import Dense
-from dpfed.types import Adjacency, BoundedSum, Total, Trust
 
 
 class Fixed:

@@ -14,13 +14,13 @@ import torch
 
 from dpfed.accounting.accountant import RELATIONS, GaussianAccountant
 from dpfed.accounting.guarantee import price
-from dpfed.engines.flower import state as states
-from dpfed.errors import BadRelease, RecipeError, Unpriceable
+from dpfed.core.errors import BadRelease, RecipeError, Unpriceable
+from dpfed.core.randomness import Noise
+from dpfed.core.rows import Dense
+from dpfed.core.sampling import Poisson
+from dpfed.core.types import Adjacency, BoundedSum, Release, Total, Trust
 from dpfed.mechanisms.tree import Nodes, Tree, tree
-from dpfed.randomness import Noise
-from dpfed.rows import Dense
-from dpfed.sampling import Poisson
-from dpfed.types import Adjacency, BoundedSum, Release, Total, Trust
+from dpfed.training.flower import state as states
 
 
 class Fixed:

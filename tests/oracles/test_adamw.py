@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from dpfed.core.registry import build
+from dpfed.core.types import Unit, Weights
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.registry import build
-from dpfed.types import Unit, Weights
 from tests.oracles.test_scaffold import (
     SIZE,
     clipped,

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from dpfed.compose import chain
+from dpfed.core.chain import chain
+from dpfed.core.randomness import Noise
+from dpfed.core.registry import build
+from dpfed.core.types import UPDATE, Aggregate, Weights
 from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear
-from dpfed.engines.inprocess import rounds
+from dpfed.data.models import Linear
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.randomness import Noise
-from dpfed.registry import build
-from dpfed.round import Plan
 from dpfed.server.sofim import sofim
 from dpfed.sums.plain import plain
-from dpfed.types import UPDATE, Aggregate, Weights
+from dpfed.training.inprocess import rounds
+from dpfed.training.round import Plan
 
 ROUNDS, WARMUP, RHO, BETA, RATE = 70, 20, 0.7, 0.9, 0.4
 

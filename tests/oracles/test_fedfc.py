@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
+from dpfed.core.randomness import Noise
+from dpfed.core.registry import build
+from dpfed.core.types import UPDATE, Unit, Weights
 from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear
-from dpfed.engines.inprocess import rounds
+from dpfed.data.models import Linear
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.randomness import Noise
-from dpfed.registry import build
-from dpfed.round import Plan
 from dpfed.sums.plain import plain
-from dpfed.types import UPDATE, Unit, Weights
+from dpfed.training.inprocess import rounds
+from dpfed.training.round import Plan
 
 CLASSES, FEATURES, SEED, ROUNDS = 3, 4, 9, 8
 INPUTS = FEATURES + 1

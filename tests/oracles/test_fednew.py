@@ -14,18 +14,18 @@ import pytest
 import torch
 
 from dpfed.client.fednew import FedNewState
+from dpfed.core.matrices import Hessians
+from dpfed.core.randomness import Noise
+from dpfed.core.registry import build
+from dpfed.core.rows import Dense
+from dpfed.core.types import UPDATE, Broadcast, Release, Rows, Unit, Weights
+from dpfed.core.vector import Layout
 from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear
-from dpfed.engines.inprocess import rounds
-from dpfed.matrices import Hessians
+from dpfed.data.models import Linear
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.randomness import Noise
-from dpfed.registry import build
-from dpfed.round import Plan
-from dpfed.rows import Dense
 from dpfed.sums.plain import plain
-from dpfed.types import UPDATE, Broadcast, Release, Rows, Unit, Weights
-from dpfed.vector import Layout
+from dpfed.training.inprocess import rounds
+from dpfed.training.round import Plan
 
 CLASSES, FEATURES, SEED = 3, 4, 5
 SIZE = CLASSES * (FEATURES + 1)

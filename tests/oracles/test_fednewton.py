@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from dpfed.core.randomness import Noise
+from dpfed.core.registry import build
+from dpfed.core.types import UPDATE, Unit
 from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear
-from dpfed.engines.inprocess import rounds
+from dpfed.data.models import Linear
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.plan import plan_for
-from dpfed.randomness import Noise
-from dpfed.recipe import parse
-from dpfed.registry import build
-from dpfed.round import Plan
+from dpfed.recipes.build import plan_for
+from dpfed.recipes.schema import parse
 from dpfed.sums.plain import plain
-from dpfed.types import UPDATE, Unit
+from dpfed.training.inprocess import rounds
+from dpfed.training.round import Plan
 
 FEATURES, SEED = 4, 3
 

@@ -16,16 +16,16 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from dpfed.data.problems import Linear, LinearProblem
+from dpfed.core.randomness import Noise
+from dpfed.core.registry import build
+from dpfed.core.sampling import Poisson
+from dpfed.core.types import UPDATE, Aggregate, Broadcast, Mechanism, Problem, Unit, Weights
+from dpfed.data.models import Linear, LinearProblem
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.randomness import Noise
-from dpfed.registry import build
-from dpfed.round import Answer, Member, Plan, Progress, answer, play, start
-from dpfed.sampling import Poisson
 from dpfed.sums.plain import plain
 from dpfed.sums.secure import secure
-from dpfed.types import UPDATE, Aggregate, Broadcast, Mechanism, Problem, Unit, Weights
+from dpfed.training.round import Answer, Member, Plan, Progress, answer, play, start
 
 FEATURES, SIZE = 4, 5
 MODEL = Linear("logistic", FEATURES)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Aggregate, ServerOptimizer
+from dpfed.core.vector import BLOCK
 from dpfed.server.adam import adam
-from dpfed.types import Aggregate, ServerOptimizer
-from dpfed.vector import BLOCK
 
 
 def seen(round: int, G: torch.Tensor, std: float = 0.0) -> Aggregate:

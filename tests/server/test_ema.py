@@ -4,9 +4,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Aggregate
 from dpfed.server.ema import ema
-from dpfed.types import Aggregate
 
 
 def test_the_average_follows_its_equation() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Aggregate, ServerOptimizer
 from dpfed.server.ftrl import ftrl
-from dpfed.types import Aggregate, ServerOptimizer
 
 ROUNDS = 40
 

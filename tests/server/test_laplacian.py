@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Aggregate
+from dpfed.core.vector import BLOCK
 from dpfed.server.laplacian import laplacian
-from dpfed.types import Aggregate
-from dpfed.vector import BLOCK
 
 SIZES = [1, 2, 3, 7, 64]
 

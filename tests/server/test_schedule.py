@@ -4,9 +4,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Aggregate
 from dpfed.server.schedule import schedule
-from dpfed.types import Aggregate
 
 
 def rate_at(t: int, **options: object) -> float:

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Aggregate
 from dpfed.server.sofim import sofim
-from dpfed.types import Aggregate
 
 
 def seen(round: int, G: torch.Tensor) -> Aggregate:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Aggregate
 from dpfed.server.yogi import yogi
-from dpfed.types import Aggregate
 
 
 def seen(round: int, G: torch.Tensor) -> Aggregate:

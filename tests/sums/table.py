@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpfed.errors import DpfedError
-from dpfed.identity import simulated
-from dpfed.masking.session import SUM, Directory, Session
+from dpfed.core.errors import DpfedError
+from dpfed.core.types import UPDATE, Aborted, Opened, Release, Requests, Seat
+from dpfed.sums.secagg.identity import simulated
+from dpfed.sums.secagg.server import SUM, Directory, Session
 from dpfed.sums.secure import Secure
-from dpfed.types import UPDATE, Aborted, Opened, Release, Requests, Seat
 
 Tamper = Callable[[str, int, bytes], bytes]
 

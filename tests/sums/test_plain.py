@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from dpfed.errors import BadReply
+from dpfed.core.errors import BadReply
+from dpfed.core.types import METRICS, UPDATE, Aborted, Opened, Release, Seat, Total
 from dpfed.sums.plain import Adder, plain
-from dpfed.types import METRICS, UPDATE, Aborted, Opened, Release, Seat, Total
 
 SEAT = Seat(0, 2, 0, 0, 0, "run")
 

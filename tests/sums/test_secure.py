@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfed.errors import RecipeError, UnsoundPlan
+from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.types import METRICS, UPDATE, Aborted, Opened
 from dpfed.sums.secure import Against, Secure, secure
-from dpfed.types import METRICS, UPDATE, Aborted, Opened
 from tests.sums.table import Table, total
 
 RNG = np.random.default_rng(0)

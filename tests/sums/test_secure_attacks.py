@@ -12,13 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfed.errors import BadReply, DataError, Untrusted
-from dpfed.identity import simulated
-from dpfed.masking import letters, shamir, wire
-from dpfed.masking.member import Vault
-from dpfed.masking.session import SUM
+from dpfed.core.errors import BadReply, DataError, Untrusted
+from dpfed.core.types import UPDATE, Aborted, Opened
+from dpfed.sums.secagg import keys as letters
+from dpfed.sums.secagg import messages as wire
+from dpfed.sums.secagg import shamir
+from dpfed.sums.secagg.client import Vault
+from dpfed.sums.secagg.identity import simulated
+from dpfed.sums.secagg.server import SUM
 from dpfed.sums.secure import Secure, secure
-from dpfed.types import UPDATE, Aborted, Opened
 from tests.sums.table import Table, Tamper
 
 N = 5

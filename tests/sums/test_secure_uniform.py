@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfed.masking import letters, wire
+from dpfed.sums.secagg import keys as letters
+from dpfed.sums.secagg import messages as wire
 from dpfed.sums.secure import secure
 from tests.sums.table import Table
 

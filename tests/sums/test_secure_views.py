@@ -15,8 +15,11 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from dpfed.errors import UnsoundPlan, Untrusted
-from dpfed.masking import letters, pads, shamir, wire
+from dpfed.core.errors import UnsoundPlan, Untrusted
+from dpfed.sums.secagg import keys as letters
+from dpfed.sums.secagg import masks as pads
+from dpfed.sums.secagg import messages as wire
+from dpfed.sums.secagg import shamir
 from dpfed.sums.secure import secure
 from tests.sums.table import Table
 

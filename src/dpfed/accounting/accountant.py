@@ -16,7 +16,7 @@ from dp_accounting import NeighboringRelation, PrivacyAccountant
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 
 from dpfed.accounting import gdp
-from dpfed.types import Adjacency
+from dpfed.core.types import Adjacency
 
 RELATIONS = {
     Adjacency.REPLACE_ONE: NeighboringRelation.REPLACE_ONE,

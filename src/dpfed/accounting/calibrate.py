@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from dpfed.accounting import gdp
 from dpfed.accounting.guarantee import is_gaussian, mu_squared, price
-from dpfed.errors import RecipeError, Unpriceable
-from dpfed.types import Mechanism
+from dpfed.core.errors import RecipeError, Unpriceable
+from dpfed.core.types import Mechanism
 
 M = TypeVar("M", bound=Mechanism)
 

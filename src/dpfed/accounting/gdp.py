@@ -23,8 +23,8 @@ from collections.abc import Callable
 
 from scipy.special import erfcx, ndtr
 
-from dpfed.errors import RecipeError
-from dpfed.types import Adjacency
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Adjacency
 
 CAUTION = 1e-9
 

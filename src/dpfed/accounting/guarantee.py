@@ -21,9 +21,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dpfed.accounting import gdp
-from dpfed.errors import Unpriceable
-from dpfed.sampling import EVERYONE, Everyone
-from dpfed.types import Adjacency, Mechanism, NoiseSource, Sampling, Trust, Unit
+from dpfed.core.errors import Unpriceable
+from dpfed.core.sampling import EVERYONE, Everyone
+from dpfed.core.types import Adjacency, Mechanism, NoiseSource, Sampling, Trust, Unit
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -27,15 +27,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from dpfed.audit.adversary_view import calls, see
 from dpfed.audit.finding import Finding, Subject, judged, skipped
-from dpfed.audit.price import epsilon_with, movement
-from dpfed.audit.view import calls, see
-from dpfed.errors import BadRelease
-from dpfed.randomness import Noise
-from dpfed.rows import Dense
-from dpfed.sampling import EVERYONE, Everyone
-from dpfed.terms import Plan
-from dpfed.types import UPDATE, Adjacency
+from dpfed.audit.repriced import epsilon_with, movement
+from dpfed.core.errors import BadRelease
+from dpfed.core.randomness import Noise
+from dpfed.core.rows import Dense
+from dpfed.core.sampling import EVERYONE, Everyone
+from dpfed.core.types import UPDATE, Adjacency
+from dpfed.training.plan import Plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from dpfed.errors import RecipeError
-from dpfed.federation import Federation, federation
-from dpfed.plan import make_plan
-from dpfed.randomness import Noise
-from dpfed.recipe import Recipe
-from dpfed.terms import Plan
+from dpfed.core.errors import RecipeError
+from dpfed.core.randomness import Noise
+from dpfed.recipes.build import make_plan
+from dpfed.recipes.federation import Federation, federation
+from dpfed.recipes.schema import Recipe
+from dpfed.training.plan import Plan
 
 ERROR = 1e-3
 """The chance that one audit flags code that is sound."""

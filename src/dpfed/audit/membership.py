@@ -28,9 +28,9 @@ import torch
 
 from dpfed.audit.finding import ERROR, Finding, Subject, judged, skipped
 from dpfed.audit.statistics import Floats, epsilon_of, rates
-from dpfed.engines import inprocess
-from dpfed.federation import public_seed
-from dpfed.randomness import Noise
+from dpfed.core.randomness import Noise
+from dpfed.recipes.federation import public_seed
+from dpfed.training import inprocess
 
 NAME = "membership"
 

@@ -36,15 +36,12 @@ import numpy as np
 import torch
 
 from dpfed.audit.finding import Finding, Subject, judged, skipped
-from dpfed.audit.price import claimed_mu, drawn
+from dpfed.audit.repriced import claimed_mu, drawn
 from dpfed.audit.statistics import Bits, Floats, chance_of, one_run_epsilon
-from dpfed.engines import inprocess
-from dpfed.errors import RoundAborted
-from dpfed.federation import public_seed
-from dpfed.randomness import Noise
-from dpfed.rows import Dense
-from dpfed.terms import Plan
-from dpfed.types import (
+from dpfed.core.errors import RoundAborted
+from dpfed.core.randomness import Noise
+from dpfed.core.rows import Dense
+from dpfed.core.types import (
     UPDATE,
     Adjacency,
     BoundedSum,
@@ -59,6 +56,9 @@ from dpfed.types import (
     UnitRows,
     Vector,
 )
+from dpfed.recipes.federation import public_seed
+from dpfed.training import inprocess
+from dpfed.training.plan import Plan
 
 NAME = "one-run"
 

@@ -32,14 +32,10 @@ import numpy as np
 import torch
 
 from dpfed.audit.finding import Finding, Subject, judged
-from dpfed.engines import inprocess
-from dpfed.federation import public_seed
-from dpfed.grid import add_weighted, to_values
-from dpfed.randomness import Noise
-from dpfed.round import Outcome, Progress
-from dpfed.rows import Dense
-from dpfed.terms import Plan
-from dpfed.types import (
+from dpfed.core.grid import add_weighted, to_values
+from dpfed.core.randomness import Noise
+from dpfed.core.rows import Dense
+from dpfed.core.types import (
     Aggregate,
     Mechanism,
     Problem,
@@ -52,6 +48,10 @@ from dpfed.types import (
     Unit,
     Vector,
 )
+from dpfed.recipes.federation import public_seed
+from dpfed.training import inprocess
+from dpfed.training.plan import Plan
+from dpfed.training.round import Outcome, Progress
 
 NAME = "order"
 

@@ -21,8 +21,8 @@ from dpfed.audit.noise import noise_scale
 from dpfed.audit.one_run import one_run
 from dpfed.audit.order import order
 from dpfed.audit.two_world import two_world
-from dpfed.errors import RecipeError
-from dpfed.registry import suggest
+from dpfed.core.errors import RecipeError
+from dpfed.core.registry import suggest
 
 AUDITS: dict[str, Callable[[Subject], Finding]] = {
     "noise-scale": noise_scale,

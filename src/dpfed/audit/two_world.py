@@ -35,13 +35,13 @@ import torch
 from scipy import special
 
 from dpfed.accounting import gdp
+from dpfed.audit.adversary_view import Call, calls, see
 from dpfed.audit.finding import ERROR, Finding, Subject, judged, skipped
-from dpfed.audit.price import claimed_mu, drawn, level, movement, mu_with, worth
+from dpfed.audit.repriced import claimed_mu, drawn, level, movement, mu_with, worth
 from dpfed.audit.statistics import Bits, Floats, epsilon_of, worlds_epsilon, worlds_mu
-from dpfed.audit.view import Call, calls, see
-from dpfed.randomness import Noise
-from dpfed.rows import Dense
-from dpfed.types import UPDATE, Adjacency
+from dpfed.core.randomness import Noise
+from dpfed.core.rows import Dense
+from dpfed.core.types import UPDATE, Adjacency
 
 NAME = "two-world"
 

@@ -32,10 +32,10 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.compose import stateless
-from dpfed.errors import DataError, RecipeError, UnsoundPlan
-from dpfed.rows import Chunks, Dense, Outer, Scaled
-from dpfed.types import (
+from dpfed.core.chain import stateless
+from dpfed.core.errors import DataError, RecipeError, UnsoundPlan
+from dpfed.core.rows import Chunks, Dense, Outer, Scaled
+from dpfed.core.types import (
     UPDATE,
     Aggregate,
     Broadcast,

@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.compose import stateless
-from dpfed.errors import RecipeError
-from dpfed.grid import add_values, repack
-from dpfed.local import gradient_at
-from dpfed.rows import Dense
-from dpfed.types import (
+from dpfed.client._local_steps import gradient_at
+from dpfed.core.chain import stateless
+from dpfed.core.errors import RecipeError
+from dpfed.core.grid import add_values, repack
+from dpfed.core.rows import Dense
+from dpfed.core.types import (
     UPDATE,
     Aggregate,
     Broadcast,
@@ -45,7 +45,7 @@ from dpfed.types import (
     Unit,
     Vector,
 )
-from dpfed.vector import dot
+from dpfed.core.vector import dot
 
 PAPER = "Sahoo et al. 2024 (AdaFedProx); Li et al. 2020 (FedProx)"
 

@@ -26,11 +26,11 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.compose import stateless
-from dpfed.errors import RecipeError
-from dpfed.grid import repack, values_of
-from dpfed.local import gradient_at
-from dpfed.types import (
+from dpfed.client._local_steps import gradient_at
+from dpfed.core.chain import stateless
+from dpfed.core.errors import RecipeError
+from dpfed.core.grid import repack, values_of
+from dpfed.core.types import (
     UPDATE,
     Aggregate,
     Broadcast,
@@ -45,7 +45,7 @@ from dpfed.types import (
     Unit,
     Vector,
 )
-from dpfed.vector import Layout
+from dpfed.core.vector import Layout
 
 PAPER = "DP-FedAdamW supplement, 2026"
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 
-from dpfed.compose import rescale, stateless
-from dpfed.errors import RecipeError
-from dpfed.local import local_steps
-from dpfed.types import (
+from dpfed.client._local_steps import local_steps
+from dpfed.core.chain import rescale, stateless
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import (
     UPDATE,
     Broadcast,
     Channel,

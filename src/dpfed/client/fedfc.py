@@ -28,11 +28,11 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.compose import stateless
-from dpfed.errors import RecipeError, UnsoundPlan
-from dpfed.matrices import from_triangle, positive, to_triangle, triangle
-from dpfed.rows import Dense, linear_matrix, linear_vector
-from dpfed.types import (
+from dpfed.core.chain import stateless
+from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.matrices import from_triangle, positive, to_triangle, triangle
+from dpfed.core.rows import Dense, linear_matrix, linear_vector
+from dpfed.core.types import (
     UPDATE,
     Aggregate,
     Broadcast,
@@ -48,7 +48,7 @@ from dpfed.types import (
     Unit,
     Vector,
 )
-from dpfed.vector import Head, Layout, head_of
+from dpfed.core.vector import Head, Layout, head_of
 
 PAPER = "Krouka et al. 2025 (DP-FedFC); Mehta et al. 2023 (DP-FC)"
 

@@ -31,11 +31,11 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from dpfed.errors import RecipeError, UnsoundPlan
-from dpfed.grid import values_of
-from dpfed.matrices import solve
-from dpfed.rows import Dense
-from dpfed.types import (
+from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.grid import values_of
+from dpfed.core.matrices import solve
+from dpfed.core.rows import Dense
+from dpfed.core.types import (
     UPDATE,
     Aggregate,
     BoundedSum,
@@ -50,7 +50,7 @@ from dpfed.types import (
     Unit,
     Vector,
 )
-from dpfed.vector import Layout, head_of
+from dpfed.core.vector import Layout, head_of
 
 PAPER = "Krouka et al. 2025 (DP-FedNew, DP-FedNew-FC)"
 

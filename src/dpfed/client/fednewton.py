@@ -24,13 +24,13 @@ import math
 
 import torch
 
-from dpfed.compose import stateless
-from dpfed.errors import RecipeError, UnsoundPlan
-from dpfed.grid import repack, values_of
-from dpfed.local import local_steps
-from dpfed.matrices import from_triangle, positive, solve, triangle
-from dpfed.rows import Dense
-from dpfed.types import (
+from dpfed.client._local_steps import local_steps
+from dpfed.core.chain import stateless
+from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.grid import repack, values_of
+from dpfed.core.matrices import from_triangle, positive, solve, triangle
+from dpfed.core.rows import Dense
+from dpfed.core.types import (
     UPDATE,
     Aggregate,
     Broadcast,
@@ -47,7 +47,7 @@ from dpfed.types import (
     Unit,
     Vector,
 )
-from dpfed.vector import Layout, head_of
+from dpfed.core.vector import Layout, head_of
 
 PAPER = "Auddy et al. 2026 (FedNewton)"
 

@@ -25,12 +25,12 @@ import math
 
 import torch
 
-from dpfed.compose import rescale, stateless
-from dpfed.errors import RecipeError
-from dpfed.grid import add_values, repack, values_of
-from dpfed.local import gradient_at
-from dpfed.rows import Dense
-from dpfed.types import (
+from dpfed.client._local_steps import gradient_at
+from dpfed.core.chain import rescale, stateless
+from dpfed.core.errors import RecipeError
+from dpfed.core.grid import add_values, repack, values_of
+from dpfed.core.rows import Dense
+from dpfed.core.types import (
     UPDATE,
     Broadcast,
     Channel,
@@ -43,7 +43,7 @@ from dpfed.types import (
     Unit,
     Vector,
 )
-from dpfed.vector import dot
+from dpfed.core.vector import dot
 
 PAPER = "Qu et al. 2022 (FedSAM); Foret et al. 2021 (SAM)"
 

@@ -12,8 +12,17 @@ At group level a row is the sum of one person's gradients, at client level the c
 
 from __future__ import annotations
 
-from dpfed.compose import stateless
-from dpfed.types import UPDATE, Broadcast, ClientAlgorithm, Problem, Releaser, Reply, State, Unit
+from dpfed.core.chain import stateless
+from dpfed.core.types import (
+    UPDATE,
+    Broadcast,
+    ClientAlgorithm,
+    Problem,
+    Releaser,
+    Reply,
+    State,
+    Unit,
+)
 
 PAPER = "McMahan et al. 2017; Nair et al. 2026 (DP-FedGD)"
 

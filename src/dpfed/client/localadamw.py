@@ -30,12 +30,12 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.compose import rescale, stateless
-from dpfed.errors import RecipeError
-from dpfed.grid import repack, values_of
-from dpfed.local import gradient_at
-from dpfed.rows import Dense
-from dpfed.types import (
+from dpfed.client._local_steps import gradient_at
+from dpfed.core.chain import rescale, stateless
+from dpfed.core.errors import RecipeError
+from dpfed.core.grid import repack, values_of
+from dpfed.core.rows import Dense
+from dpfed.core.types import (
     UPDATE,
     Broadcast,
     Channel,

@@ -29,11 +29,11 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from dpfed.errors import RecipeError
-from dpfed.grid import add_values, repack, values_of
-from dpfed.local import gradient_at
-from dpfed.rows import Dense
-from dpfed.types import (
+from dpfed.client._local_steps import gradient_at
+from dpfed.core.errors import RecipeError
+from dpfed.core.grid import add_values, repack, values_of
+from dpfed.core.rows import Dense
+from dpfed.core.types import (
     UPDATE,
     Aggregate,
     Broadcast,

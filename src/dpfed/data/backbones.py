@@ -52,8 +52,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own convention)
 
+from dpfed.core.errors import DataError
 from dpfed.data.datasets import find
-from dpfed.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

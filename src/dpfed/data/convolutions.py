@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import conv1d
 
-from dpfed.errors import DataError
+from dpfed.core.errors import DataError
 
 LENGTH, DILATIONS, SEED = 9, (1, 2, 4, 8), 0
 _BATCH = 512

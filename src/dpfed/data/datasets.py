@@ -41,9 +41,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from dpfed.core.errors import DataError
 from dpfed.data import readers
 from dpfed.data import synthetic as generators
-from dpfed.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Vector
 from dpfed.data.datasets import Records
-from dpfed.data.problems import Linear, Model
-from dpfed.errors import RecipeError
-from dpfed.types import Vector
+from dpfed.data.models import Linear, Model
 
 
 def estimate(model: Model, records: Records) -> Vector:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dpfed.core.errors import DataError
 from dpfed.data.backbones import features
-from dpfed.errors import DataError
 
 if TYPE_CHECKING:
     from dpfed.data.datasets import Dataset, Records

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
 
 
 def groupnorm_cnn(

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dpfed.errors import DataError
+from dpfed.core.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from dpfed.errors import DataError
+from dpfed.core.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dpfed.core.errors import DataError
 from dpfed.data.readers import Part
-from dpfed.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

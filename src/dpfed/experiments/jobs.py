@@ -23,9 +23,9 @@ from typing import Any
 
 import msgspec
 
-from dpfed import recipe as recipes
-from dpfed.errors import DpfedError, RecipeError
-from dpfed.recipe import Recipe
+from dpfed.core.errors import DpfedError, RecipeError
+from dpfed.recipes import schema as recipes
+from dpfed.recipes.schema import Recipe
 
 Labels = dict[str, Any]
 Row = dict[str, Any]
@@ -210,7 +210,7 @@ def run_one(job: Job) -> Row:
     """Train, and say all that a table may need in one flat row."""
     import torch
 
-    from dpfed.experiments.run import prepare, run_prepared
+    from dpfed.recipes.run import prepare, run_prepared
 
     torch.set_num_threads(1)
     silos = _silos(_data_facts(job.recipe), job.root)
@@ -266,7 +266,7 @@ def _data_facts(recipe: Recipe) -> str:
 
 @lru_cache(maxsize=4)
 def _silos(facts: str, root: str | None) -> Any:
-    from dpfed.federation import federation
+    from dpfed.recipes.federation import federation
 
     data, model, evaluation, seed = json.loads(facts)
     recipe = recipes.parse({"data": data, "model": model, "evaluation": evaluation, "seed": seed})

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from dpfed.experiments import partition, runtime
+from dpfed.experiments import measurements as runtime
+from dpfed.experiments import partition
 from dpfed.experiments.table import Table, write_tables
 
 

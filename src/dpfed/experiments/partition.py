@@ -10,8 +10,8 @@ from __future__ import annotations
 from dpfed.data.partitions import Statistics, statistics
 from dpfed.experiments import study as studies
 from dpfed.experiments.table import Number, Table, Value
-from dpfed.federation import divide, load_dataset
-from dpfed.recipe import Recipe, load
+from dpfed.recipes.federation import divide, load_dataset
+from dpfed.recipes.schema import Recipe, load
 
 SOURCES = {
     "cifar10": "features/cifar10.npz",

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
 from dpfed.experiments.jobs import Row
 from dpfed.experiments.scores import Scores, cell_words, scores, seeds_note, sentences
 from dpfed.experiments.significance import gap

@@ -24,7 +24,7 @@ from html import escape
 from importlib import metadata
 from pathlib import Path
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
 from dpfed.experiments import figures
 from dpfed.experiments import study as studies
 from dpfed.experiments.figures import Picture, slug
@@ -33,9 +33,7 @@ from dpfed.experiments.published import PAPER, Paper, read, side_by_side
 from dpfed.experiments.scores import ACCURACY, Scores, Settings, cell_words, final_rows, scores
 from dpfed.experiments.significance import Gap, gap, mcnemar_table, paired_table
 from dpfed.experiments.study import Cell, Study, cells
-from dpfed.experiments.sweep import RUNS, SETTINGS
-from dpfed.experiments.table import BETTER, WORSE, Number, Table, Value, write_tables
-from dpfed.experiments.tables import (
+from dpfed.experiments.study_tables import (
     final_table,
     progress_table,
     search_cost,
@@ -43,6 +41,8 @@ from dpfed.experiments.tables import (
     silos_table,
     speed_table,
 )
+from dpfed.experiments.sweep import RUNS, SETTINGS
+from dpfed.experiments.table import BETTER, WORSE, Number, Table, Value, write_tables
 
 REFERENCE = "DP-FedSOFIM"
 """Whom McNemar's test and the maps of tuned parameters are about, where a study has it."""

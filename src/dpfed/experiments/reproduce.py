@@ -24,11 +24,11 @@ import msgspec
 from dpfed.experiments import study as studies
 from dpfed.experiments.jobs import Progress, Row
 from dpfed.experiments.published import PAPER
-from dpfed.experiments.result import write_csv
 from dpfed.experiments.settings import check, stored
 from dpfed.experiments.study import Study
 from dpfed.experiments.sweep import SETTINGS, Desk, final, search
-from dpfed.recipe import to_toml
+from dpfed.recipes.result import write_csv
+from dpfed.recipes.schema import to_toml
 
 FIRST = ("accuracy", "loss", "worst_silo")
 TIMING = ("seconds",)

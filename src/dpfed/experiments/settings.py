@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
 from dpfed.experiments import study as studies
 from dpfed.experiments.study import Study
 from dpfed.experiments.sweep import SETTINGS, Settings, entries_of, label_of

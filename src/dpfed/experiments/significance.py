@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
 from dpfed.experiments.jobs import Row
 from dpfed.experiments.scores import Measure, Scores, cell_of, final_rows, scores, std
 from dpfed.experiments.study import Cell, Study, cells

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
 
 Changes = dict[str, Any]
 STUDIES = Path(__file__).parent / "studies"

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.accounting import gdp
-from dpfed.errors import RecipeError
+from dpfed.core.errors import RecipeError
+from dpfed.core.registry import check_names
 from dpfed.experiments.jobs import Job, Progress, Queue, Row, Store, job_pool, make_job, run_jobs
 from dpfed.experiments.study import Cell, Changes, Contestant, Study, cells, tuned_cell
-from dpfed.recipe import Recipe
-from dpfed.registry import check_names
+from dpfed.recipes.schema import Recipe
 
 RUNS, SETTINGS = "runs.jsonl", "settings.json"
 

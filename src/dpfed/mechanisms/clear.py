@@ -10,15 +10,15 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dpfed.errors import RecipeError
-from dpfed.grid import EXACT_BITS, pack, step_below
-from dpfed.sampling import EVERYONE, drawn
-from dpfed.types import Adjacency, Release, State, Trust, Unit
+from dpfed.core.errors import RecipeError
+from dpfed.core.grid import EXACT_BITS, pack, step_below
+from dpfed.core.sampling import EVERYONE, drawn
+from dpfed.core.types import Adjacency, Release, State, Trust, Unit
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from dpfed.types import Rows, Sampling, Stream, Total
+    from dpfed.core.types import Rows, Sampling, Stream, Total
 
 
 @dataclass(frozen=True)

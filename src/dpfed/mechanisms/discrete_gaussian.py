@@ -44,17 +44,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpfed.errors import BadRelease, RecipeError
-from dpfed.grid import narrow, squared_limit, step_below, truncated_sum
-from dpfed.noise import FreshNoise
-from dpfed.rounded import rounded_normal
-from dpfed.sampling import EVERYONE, drawn
-from dpfed.types import SLACK, Adjacency, Release, Trust, Unit, UnitRows
+from dpfed.core.errors import BadRelease, RecipeError
+from dpfed.core.grid import narrow, squared_limit, step_below, truncated_sum
+from dpfed.core.sampling import EVERYONE, drawn
+from dpfed.core.types import SLACK, Adjacency, Release, Trust, Unit, UnitRows
+from dpfed.mechanisms._noise import FreshNoise
+from dpfed.mechanisms._rounded import rounded_normal
 
 if TYPE_CHECKING:
     import torch
 
-    from dpfed.types import Rows, Stream, Total
+    from dpfed.core.types import Rows, Stream, Total
 
 PAPER = "Mironov 2012; Kairouz et al. 2021 (distributed discrete Gaussian)"
 
@@ -134,7 +134,7 @@ class DiscreteGaussian(FreshNoise):
 
     def _sum(self, rows: Rows, size: int) -> torch.Tensor:
         """The clipped sum in steps: rounded as a whole where that is covered, else row by row."""
-        from dpfed.rows import Outer
+        from dpfed.core.rows import Outer
 
         if not isinstance(rows, UnitRows):
             raise BadRelease(

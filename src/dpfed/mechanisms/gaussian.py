@@ -33,14 +33,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpfed.grid import EXACT_BITS, NOISY_BITS, pack, step_below, to_grid
-from dpfed.noise import FreshNoise
-from dpfed.sampling import EVERYONE, drawn
-from dpfed.types import Adjacency, Release, State, Trust, Unit
+from dpfed.core.grid import EXACT_BITS, NOISY_BITS, pack, step_below, to_grid
+from dpfed.core.sampling import EVERYONE, drawn
+from dpfed.core.types import Adjacency, Release, State, Trust, Unit
+from dpfed.mechanisms._noise import FreshNoise
 
 if TYPE_CHECKING:
-    from dpfed.grid import Floats
-    from dpfed.types import Rows, Stream, Total
+    from dpfed.core.grid import Floats
+    from dpfed.core.types import Rows, Stream, Total
 
 _BLOCK = 1 << 14
 

@@ -40,15 +40,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dpfed.errors import BadRelease, RecipeError
-from dpfed.grid import EXACT_BITS, pack, step_below
-from dpfed.noise import GaussianNoise
-from dpfed.types import Adjacency, Release, Trust, Unit
+from dpfed.core.errors import BadRelease, RecipeError
+from dpfed.core.grid import EXACT_BITS, pack, step_below
+from dpfed.core.types import Adjacency, Release, Trust, Unit
+from dpfed.mechanisms._noise import GaussianNoise
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from dpfed.types import Rows, Stream, Total, Vector
+    from dpfed.core.types import Rows, Stream, Total, Vector
 
 PAPER = "Kairouz et al. 2021 (DP-FTRL)"
 

@@ -32,10 +32,10 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.compose import check_adaptive
-from dpfed.errors import RecipeError
-from dpfed.types import Aggregate, ServerOptimizer, Vector
-from dpfed.vector import blocks
+from dpfed.core.chain import check_adaptive
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Aggregate, ServerOptimizer, Vector
+from dpfed.core.vector import blocks
 
 PAPER = "Reddi et al. 2021 (FedAdam); Kingma and Ba 2015; Tang et al. 2023 (DP-AdamBC)"
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.errors import RecipeError
-from dpfed.types import Aggregate, ServerOptimizer, Vector
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Aggregate, ServerOptimizer, Vector
 
 PAPER = "Nair et al. 2026, H.1 (EMA-only)"
 

@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.errors import RecipeError
-from dpfed.types import Aggregate, ServerOptimizer, Vector
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Aggregate, ServerOptimizer, Vector
 
 PAPER = "Kairouz et al. 2021 (DP-FTRL)"
 

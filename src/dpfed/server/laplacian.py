@@ -26,9 +26,9 @@ import math
 
 import torch
 
-from dpfed.compose import stateless
-from dpfed.errors import RecipeError
-from dpfed.types import Aggregate, ServerOptimizer, State, Vector
+from dpfed.core.chain import stateless
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Aggregate, ServerOptimizer, State, Vector
 
 PAPER = "Osher et al. 2018; Wang et al. 2020 (DP-LSSGD)"
 

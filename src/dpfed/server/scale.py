@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-from dpfed.compose import rescale
-from dpfed.errors import RecipeError
-from dpfed.types import ServerOptimizer
+from dpfed.core.chain import rescale
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import ServerOptimizer
 
 PAPER = "McMahan et al. 2017; Nair et al. 2026 (DP-FedGD)"
 

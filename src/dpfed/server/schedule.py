@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dpfed.compose import stateless
-from dpfed.errors import RecipeError
-from dpfed.types import Aggregate, ServerOptimizer, State, Vector
+from dpfed.core.chain import stateless
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Aggregate, ServerOptimizer, State, Vector
 
 PAPER = "Loshchilov and Hutter 2017 (cosine); Robbins and Monro 1951 (1/t)"
 

@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.errors import RecipeError
-from dpfed.types import Aggregate, ServerOptimizer, Vector
-from dpfed.vector import blocks, dot
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Aggregate, ServerOptimizer, Vector
+from dpfed.core.vector import blocks, dot
 
 PAPER = "Nair et al. 2026 (DP-FedSOFIM)"
 

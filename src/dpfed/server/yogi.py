@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.compose import check_adaptive
-from dpfed.types import Aggregate, ServerOptimizer, Vector
-from dpfed.vector import blocks
+from dpfed.core.chain import check_adaptive
+from dpfed.core.types import Aggregate, ServerOptimizer, Vector
+from dpfed.core.vector import blocks
 
 PAPER = "Reddi et al. 2021 (FedYogi); Zaheer et al. 2018"
 

@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from dpfed.errors import BadReply
-from dpfed.grid import add_weighted
-from dpfed.types import Aborted, Opened, Requests, Total
+from dpfed.core.errors import BadReply
+from dpfed.core.grid import add_weighted
+from dpfed.core.types import Aborted, Opened, Requests, Total
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dpfed.grid import Integers
-    from dpfed.types import Cohorts, Messages, Reply, Seat
+    from dpfed.core.grid import Integers
+    from dpfed.core.types import Cohorts, Messages, Reply, Seat
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,13 +30,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfed.errors import BadReply, RecipeError, UnsoundPlan
-from dpfed.masking import member, wire
-from dpfed.masking.graph import Design, design
-from dpfed.masking.session import INPUT, KEYS, REPAIR, SUM, UNMASK, Directory, Session
+from dpfed.core.errors import BadReply, RecipeError, UnsoundPlan
+from dpfed.sums.secagg import client as member
+from dpfed.sums.secagg import messages as wire
+from dpfed.sums.secagg.graph import Design, design
+from dpfed.sums.secagg.server import INPUT, KEYS, REPAIR, SUM, UNMASK, Directory, Session
 
 if TYPE_CHECKING:
-    from dpfed.types import Aborted, Cohorts, Messages, Opened, Reply, Requests, Seat
+    from dpfed.core.types import Aborted, Cohorts, Messages, Opened, Reply, Requests, Seat
 
 PAPER = "Bonawitz et al. 2017; Bell et al. 2020"
 

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ledger's rows add up to: costs, budgets, names and reservations, one row at a time.
+
+Guarantee: ``Books`` is a function of the rows alone, in their order, so every process that reads
+the file knows the same; ``Cost.epsilon`` is an upper bound. "server" counts local and distributed
+releases; "outsiders" counts central ones and those too, since outsiders see less than the server.
+
+| edge case                                        | what happens                                  |
+|--------------------------------------------------|-----------------------------------------------|
+| a row of an unknown kind                         | DataError: it was written by a newer version  |
+| a budget for another promise on the same name    | UnsoundPlan: declare one for this one, too    |
+| secure sums took all of delta                    | the cost is infinite                          |
+| a price that is not its event's                  | ``wrong_sums`` says so                        |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from dpfed.accounting import gdp
+from dpfed.accounting.guarantee import price
+from dpfed.accounting.ledger import events
+from dpfed.accounting.ledger.events import Json, canonical
+from dpfed.accounting.ledger.journal import Row
+from dpfed.core.errors import DataError, UnsoundPlan
+from dpfed.core.types import Adjacency, Trust, Unit
+
+SERVER, OUTSIDERS = "server", "outsiders"
+
+
+class Key(NamedTuple):
+    """Whose budget it is: data under its owner's name, and what is promised to whom."""
+
+    dataset: str
+    unit: Unit = Unit.RECORD
+    adjacency: Adjacency = Adjacency.REPLACE_ONE
+    adversary: str = SERVER
+
+    @property
+    def base(self) -> str:
+        """The name without the client: simulated clients divide one name."""
+        return self.dataset.partition("/")[0]
+
+    def __str__(self) -> str:
+        return f"{self.dataset!r} ({self.unit}, {self.adjacency}, against {self.adversary})"
+
+
+def adversary_for(trust: Trust) -> str:
+    """Whom a release faces: a trusted server is no adversary."""
+    return OUTSIDERS if trust is Trust.CENTRAL else SERVER
+
+
+class Budget(NamedTuple):
+    """What a data set may cost in all."""
+
+    epsilon: float
+    delta: float
+
+    def __str__(self) -> str:
+        return f"({self.epsilon:g}, {self.delta:g})"
+
+
+@dataclass
+class Cost:
+    """What some releases cost together: Gaussian ones by mu^2, others as counted events."""
+
+    mu_squared: float = 0.0
+    events: Counter[str] = field(default_factory=Counter)
+    lost: dict[tuple[str, int], float] = field(default_factory=dict)
+
+    def __add__(self, other: Cost) -> Cost:
+        lost = {**self.lost, **other.lost}
+        return Cost(self.mu_squared + other.mu_squared, self.events + other.events, lost)
+
+    def add(self, body: Mapping[str, Any], sign: int = 1) -> None:
+        """A row's cost more, or less where it is given back."""
+        if body["mu_squared"] is None:
+            self.events[canonical(body["event"])] += sign
+        else:
+            self.mu_squared += sign * float(body["mu_squared"])
+        if body["lost"]:
+            self.lost[body["training"], body["client"]] = float(body["lost"])
+
+    def event(self, adjacency: Adjacency) -> Json:
+        """All of it as one event."""
+        others = [
+            {"kind": "SelfComposed", "count": count, "event": json.loads(text)}
+            for text, count in sorted(self.events.items())
+            if count
+        ]
+        return events.composed([events.worth_of(self.mu_squared, adjacency), *others])
+
+    def epsilon(self, delta: float, adjacency: Adjacency) -> float:
+        """An upper bound at this delta, of which secure sums took their part."""
+        left = delta - math.fsum(self.lost.values())
+        if left <= 0:
+            return math.inf
+        if not +self.events:
+            return gdp.epsilon_for(left, math.sqrt(self.mu_squared))
+        return price(events.from_json(self.event(adjacency)), left, adjacency)[0]
+
+    def within(self, budget: Budget, adjacency: Adjacency) -> bool:
+        """Whether the budget suffices: B is a part in 10^9 below the true bound, so rounding is."""
+        left = budget.delta - math.fsum(self.lost.values())
+        if left <= 0:
+            return False
+        if not +self.events:
+            return self.mu_squared <= _limit(budget.epsilon, left) * (1 + gdp.CAUTION)
+        return self.epsilon(budget.delta, adjacency) <= budget.epsilon * (1 + gdp.CAUTION)
+
+    def left(self, budget: Budget) -> float:
+        """The epsilon that a further Gaussian run may have; NaN where more is not added so."""
+        delta = budget.delta - math.fsum(self.lost.values())
+        if +self.events or delta <= 0:
+            return math.nan if delta > 0 else 0.0
+        mu = math.sqrt(max(0.0, _limit(budget.epsilon, delta) - self.mu_squared))
+        return gdp.epsilon_for(delta, mu)
+
+
+@lru_cache(maxsize=256)
+def _limit(epsilon: float, delta: float) -> float:
+    """B^2: how much mu^2 a budget takes."""
+    return gdp.mu_for(epsilon, delta) ** 2
+
+
+# ------------------------------------------------------------------------ what the rows add up to
+
+
+@dataclass
+class Usage:
+    """What a run has booked on a channel."""
+
+    cost: Cost = field(default_factory=Cost)
+    releases: int = 0
+    rows: int = 0
+    open: int = 0
+    """Rows that were not confirmed: they count as spent."""
+
+
+@dataclass
+class Reserve:
+    """A run's reservation, and how many releases of it are left by channel."""
+
+    number: int
+    left: dict[str, int]
+    body: Mapping[str, Any]
+    used: bool = False
+
+
+@dataclass
+class Books:
+    """All rows, added up one by one in their order."""
+
+    budgets: dict[Key, Budget] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    costs: dict[Key, Cost] = field(default_factory=dict)
+    trainings: dict[tuple[Key, str, int], float] = field(default_factory=dict)
+    reserves: dict[tuple[Key, str, int], Reserve] = field(default_factory=dict)
+    usage: dict[tuple[Key, str, int, str], Usage] = field(default_factory=dict)
+    places: dict[tuple[str, str, int, str], int] = field(default_factory=dict)
+    seen: set[tuple[str, str, int, int, int, str]] = field(default_factory=set)
+    open: dict[int, Usage] = field(default_factory=dict)
+
+    def take(self, row: Row) -> None:
+        """One more row."""
+        kind = row.body.get("kind")
+        if not isinstance(kind, str) or kind not in _TAKES:
+            raise DataError(f"row {row.number} of the ledger is a {kind!r}; update dpfed")
+        try:
+            _TAKES[kind](self, row)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(
+                f"row {row.number} of the ledger is a {kind!r} with a wrong part ({error}); put "
+                f"back the newest backup of the ledger and its head"
+            ) from error
+
+    def resolve(self, key: Key) -> Key:
+        """The key under the name that rows are kept by."""
+        base, slash, client = key.dataset.partition("/")
+        return key._replace(dataset=f"{self.names.get(base, base)}{slash}{client}")
+
+    def budget(self, key: Key) -> Budget | None:
+        """The data set's own budget, or that of the name that clients divide."""
+        return self.budgets.get(key) or self.budgets.get(key._replace(dataset=key.base))
+
+    def spent(self, key: Key) -> Cost:
+        """What counts against a key: to outsiders, what the server saw counts too."""
+        own = self.costs.get(key, Cost())
+        if key.adversary == OUTSIDERS:
+            return own + self.costs.get(key._replace(adversary=SERVER), Cost())
+        return own + Cost()
+
+    def limits(self, key: Key) -> dict[Key, Budget]:
+        """The budgets that a release under this key must keep."""
+        keys = {key, key._replace(adversary=OUTSIDERS)}
+        found = {each: budget for each in keys if (budget := self.budget(each))}
+        named = [each for each in self.budgets if each.dataset in {key.dataset, key.base}]
+        if named and not found:
+            raise UnsoundPlan(
+                f"data set {key.dataset!r} has a budget for {named[0]}, none for {key}; "
+                f"declare one: dpfed ledger budget {key.base} --unit {key.unit} "
+                f"--adjacency {key.adjacency} --adversary {key.adversary} --epsilon ..."
+            )
+        return found
+
+
+def key_of(body: Mapping[str, Any]) -> Key:
+    """A row's key."""
+    unit, adjacency = Unit(body["unit"]), Adjacency(body["adjacency"])
+    return Key(body["dataset"], unit, adjacency, body["adversary"])
+
+
+def _take_budget(books: Books, row: Row) -> None:
+    books.budgets[key_of(row.body)] = Budget(float(row.body["epsilon"]), float(row.body["delta"]))
+
+
+def _take_name(books: Books, row: Row) -> None:
+    books.names[row.body["name"]] = row.body["dataset"]
+
+
+def _take_reserve(books: Books, row: Row) -> None:
+    key, body = key_of(row.body), row.body
+    run = (key, body["training"], body["client"])
+    books.costs.setdefault(key, Cost()).add(finite(body))
+    books.reserves[run] = Reserve(row.number, dict(body["releases"]), body)
+
+
+def _take_return(books: Books, row: Row) -> None:
+    for run, reserve in list(books.reserves.items()):
+        if reserve.number == row.body["row"]:
+            books.costs[run[0]].add(finite(reserve.body), sign=-1)
+            del books.reserves[run]
+
+
+def _take_book(books: Books, row: Row) -> None:
+    key, body = key_of(row.body), finite(row.body)
+    training, client, channel = body["training"], body["client"], body["channel"]
+    books.seen.add((key.dataset, training, client, body["round"], body["attempt"], channel))
+    books.places[key.dataset, training, client, channel] = body["place"] + body["releases"]
+    usage = books.usage.setdefault((key, training, client, channel), Usage())
+    usage.cost.add(body)
+    usage.releases += body["releases"]
+    usage.rows += 1
+    usage.open += 1
+    books.open[row.number] = usage
+    if body["reserve"] is not None:
+        reserve = books.reserves[key, training, client]
+        reserve.left[channel] -= body["releases"]
+        reserve.used = True
+        return
+    books.costs.setdefault(key, Cost()).add(body)
+    run = (key, training, client)
+    books.trainings[run] = books.trainings.get(run, 0.0) + (body["mu_squared"] or 0.0)
+
+
+def _take_confirm(books: Books, row: Row) -> None:
+    for number in row.body["rows"]:
+        usage = books.open.pop(number, None)
+        if usage is not None:
+            usage.open -= 1
+
+
+def finite(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """JSON knows no infinity: it is kept as a word."""
+    return {**body, "mu_squared": math.inf} if body["mu_squared"] == "inf" else body
+
+
+_TAKES = {
+    "budget": _take_budget,
+    "name": _take_name,
+    "reserve": _take_reserve,
+    "return": _take_return,
+    "book": _take_book,
+    "confirm": _take_confirm,
+}
+
+
+# ------------------------------------------------------------------------------------- verification
+
+
+def wrong_sums(rows: Iterable[Row]) -> Iterator[str]:
+    """Rows whose price is not that of their event, or that do not fit those before."""
+    books, booked = Books(), set[int]()
+    for row in rows:
+        try:
+            books.take(row)
+            wrong = list(_wrong_row(row, booked))
+        except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
+            yield f"row {row.number} cannot be added up: {error}"
+            return
+        yield from wrong
+    for (key, training, client), reserve in books.reserves.items():
+        if min(reserve.left.values(), default=0) < 0:
+            yield f"training {training!r} of {key}, client {client}, booked more than reserved"
+
+
+def _wrong_row(row: Row, booked: set[int]) -> Iterator[str]:
+    """What is wrong with one row, given the numbers of those that were booked before."""
+    body, number = row.body, row.number
+    if body["kind"] in {"book", "reserve"} and body["mu_squared"] is not None:
+        stated, true = float(body["mu_squared"]), _mu_squared(body)
+        if not math.isclose(stated, true, rel_tol=1e-9) and stated != true:
+            yield f"row {number} states mu^2 = {stated:g}, and its event costs {true:g}"
+    if body["kind"] == "confirm" and not booked >= set(body["rows"]):
+        yield f"row {number} confirms rows that were never booked"
+    if body["kind"] == "book":
+        booked.add(number)
+
+
+def _mu_squared(body: Mapping[str, Any]) -> float:
+    """The squared mu of a Gaussian row's event, from the event alone."""
+    adjacency = Adjacency(body["adjacency"])
+
+    def cost(event: Json, count: int) -> float:
+        match event:
+            case {"kind": "Gaussian", "noise_multiplier": multiplier}:
+                return gdp.mu_squared(multiplier, count, adjacency)
+            case {"kind": "SelfComposed", "count": more, "event": one}:
+                return cost(one, count * more)
+            case {"kind": "Composed", "events": parts}:
+                return math.fsum(cost(part, count) for part in parts)
+            case {"kind": "NoOp"}:
+                return 0.0
+        return math.inf
+
+    return cost(body["event"], 1)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dp_accounting's events as JSON and back, so that what was booked can be priced by anyone, later.
+
+Guarantee: ``from_json(to_json(event)) == event`` for every kind listed, counts and floats to the
+last bit; a kind that is not listed is refused, never dropped. Gaussian events are written without
+importing dp_accounting, which takes more than a second.
+
+| edge case                                     | what happens                               |
+|-----------------------------------------------|--------------------------------------------|
+| an event of another kind                      | Unpriceable, with its name                 |
+| JSON of an unknown kind                       | Unpriceable, with what it says             |
+| a sampled or a composed event                 | its parts are written the same way         |
+| an infinite cost                              | NonPrivate: JSON knows no infinity         |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from dpfed.accounting.gdp import SENSITIVITY
+from dpfed.core.errors import Unpriceable
+from dpfed.core.types import Adjacency
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+Json = dict[str, Any]
+
+
+def canonical(tree: Any) -> str:
+    """One text per value: keys sorted, no spaces, floats to the last bit."""
+    return json.dumps(tree, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def gaussian(noise_multiplier: float, count: int = 1) -> Json:
+    """So many Gaussian releases, in dp_accounting's convention."""
+    one = {"kind": "Gaussian", "noise_multiplier": noise_multiplier}
+    return {"kind": "SelfComposed", "count": count, "event": one}
+
+
+def worth_of(mu_squared: float, adjacency: Adjacency) -> Json:
+    """One Gaussian release of this squared mu: it stands for all that cost as much."""
+    if mu_squared == 0:
+        return {"kind": "NoOp"}
+    if math.isinf(mu_squared):
+        return {"kind": "NonPrivate"}
+    return gaussian(SENSITIVITY[adjacency] / math.sqrt(mu_squared))
+
+
+def composed(parts: list[Json]) -> Json:
+    """All of them together."""
+    return {"kind": "Composed", "events": parts}
+
+
+def to_json(event: Any) -> Json:
+    """An event as plain tables."""
+    import dp_accounting as dp
+
+    match event:
+        case dp.GaussianDpEvent():
+            return {"kind": "Gaussian", "noise_multiplier": float(event.noise_multiplier)}
+        case dp.LaplaceDpEvent():
+            return {"kind": "Laplace", "noise_multiplier": float(event.noise_multiplier)}
+        case dp.SelfComposedDpEvent():
+            one = to_json(event.event)
+            return {"kind": "SelfComposed", "count": int(event.count), "event": one}
+        case dp.ComposedDpEvent():
+            return composed([to_json(part) for part in event.events])
+        case dp.PoissonSampledDpEvent():
+            rate = float(event.sampling_probability)
+            return {"kind": "PoissonSampled", "rate": rate, "event": to_json(event.event)}
+        case dp.NoOpDpEvent() | dp.NonPrivateDpEvent():
+            return {"kind": type(event).__name__.removesuffix("DpEvent")}
+    raise Unpriceable(
+        f"an event of kind {type(event).__name__} cannot be kept in the ledger; use releases "
+        f"that are Gaussian or Laplace, sampled by Poisson draws or not"
+    )
+
+
+def from_json(tree: Json) -> DpEvent:
+    """The event that ``to_json`` wrote."""
+    import dp_accounting as dp
+
+    match tree:
+        case {"kind": "Gaussian", "noise_multiplier": multiplier}:
+            return dp.GaussianDpEvent(multiplier)
+        case {"kind": "Laplace", "noise_multiplier": multiplier}:
+            return dp.LaplaceDpEvent(multiplier)
+        case {"kind": "SelfComposed", "count": count, "event": one}:
+            return dp.SelfComposedDpEvent(from_json(one), count)
+        case {"kind": "Composed", "events": parts}:
+            return dp.ComposedDpEvent([from_json(part) for part in parts])
+        case {"kind": "PoissonSampled", "rate": rate, "event": one}:
+            return dp.PoissonSampledDpEvent(rate, from_json(one))
+        case {"kind": "NoOp" | "NonPrivate" as kind}:
+            return dp.NoOpDpEvent() if kind == "NoOp" else dp.NonPrivateDpEvent()
+    raise Unpriceable(f"the ledger has an event {str(tree)[:80]!r}, which this version cannot read")

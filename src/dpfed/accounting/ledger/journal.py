@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An append-only file of rows on a local disk: SQLite, a chain of hashes, and a head beside it.
+
+Guarantee: what ``turn`` wrote is on the disk (fsync) when it returns, all of it or nothing, and one
+writer has its turn at a time, whatever the processes. Each row's hash covers the row before it:
+
+    hash_n = SHA-256(hash_(n-1) || body_n),    body_n canonical JSON with the number of its write
+
+so an edited, deleted, inserted or reordered row breaks the chain. That the last rows are missing no
+chain can show: the head, a small file beside the database, says how many rows there are and the
+last hash. It is replaced after each commit, so a crash in between leaves it exactly one write
+behind. That, and nothing else, is accepted, and mended at the next write.
+
+    path         the database (with -wal and -shm beside it while it is open)
+    path.head    {"rows": 12, "writes": 5, "hash": "..."}
+
+What it is not: a seal. Who may write to the disk can put an older database and its head there
+together, or make a chain anew. docs/ledger.md says what helps.
+
+| edge case                                   | what happens                                       |
+|---------------------------------------------|----------------------------------------------------|
+| killed before the commit                    | nothing was written                                |
+| killed between the commit and the head      | accepted; the head is mended at the next write     |
+| the head is two writes behind, or ahead     | DataError: rows were taken away or put back        |
+| the head is gone, and rows are there        | DataError, unless there was but one write          |
+| a row is edited, deleted, moved             | DataError with its number                          |
+| the file gets shorter while it is open      | DataError                                          |
+| a disk without shared memory (WAL refused)  | DataError: put it on a local disk                  |
+| two processes write at once                 | they take turns; after a minute, DataError         |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpfed.accounting.ledger.events import canonical
+from dpfed.core.errors import DataError
+from dpfed.core.files import replace_file
+
+Body = dict[str, Any]
+
+VERSION = 1
+_PATIENCE = 60.0  # seconds to wait for another process's turn
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS rows"
+    " (number INTEGER PRIMARY KEY, body TEXT NOT NULL, hash TEXT NOT NULL)",
+    "CREATE TRIGGER IF NOT EXISTS no_update BEFORE UPDATE ON rows"
+    " BEGIN SELECT RAISE(ABORT, 'rows are only ever added'); END",
+    "CREATE TRIGGER IF NOT EXISTS no_delete BEFORE DELETE ON rows"
+    " BEGIN SELECT RAISE(ABORT, 'rows are only ever added'); END",
+    f"PRAGMA user_version = {VERSION}",
+)
+_NEWS = "SELECT number, body, hash FROM rows WHERE number >= ? ORDER BY number"
+_BACKWARDS = "SELECT number, body, hash FROM rows ORDER BY number DESC"
+
+
+class Row(NamedTuple):
+    """One row, whose link to the row before was checked."""
+
+    number: int
+    body: Body
+    hash: str
+
+
+class Head(NamedTuple):
+    """How far the rows go."""
+
+    rows: int = 0
+    writes: int = 0
+    hash: str = "0" * 64
+
+
+class Journal:
+    """Rows in turns. Opening makes the folder and the file, unless it must be there already."""
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        self.path, self._head_path = path, path.with_name(f"{path.name}.head")
+        if not create and not path.exists():
+            raise DataError(f"there is no ledger at {str(path)!r}; give its path with --ledger")
+        self._lock = threading.RLock()
+        self._db = _open(path)
+        self._tail, self._write = Head(), 0
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._db.close()
+
+    def news(self) -> list[Row]:
+        """The rows since the last look, each checked against the one before."""
+        with self._lock:
+            return self._news()
+
+    def forget(self) -> None:
+        """Look at all rows again next time."""
+        self._tail = Head()
+
+    @contextmanager
+    def turn(self) -> Iterator[list[Row]]:
+        """The only way to write: nobody else does until it ends. Gives the news.
+
+        Leaving it commits what was appended; an exception takes all of it back.
+        """
+        with self._lock, self._readable():
+            self._begin()
+            try:
+                news = self._news()
+                self._mend()
+                before = self._tail
+                self._write = before.writes + 1
+                yield news
+                changed = self._tail.rows > before.rows
+                if changed:
+                    self._commit()
+            except BaseException:
+                self.forget()
+                raise
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+            if changed:
+                self._settle()
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """A file that SQLite finds broken only when it writes is refused like any other."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:  # a full disk: the file itself is as it was
+            raise DataError(
+                f"the ledger {str(self.path)!r} could not be written to ({error}), and is as it "
+                f"was; make room on its disk, and run again"
+            ) from error
+        except sqlite3.DatabaseError as error:
+            raise DataError(f"{str(self.path)!r} cannot be used ({error}); {_WAY_OUT}") from error
+
+    def append(self, **body: Any) -> Row:
+        """Add a row, within a turn."""
+        text = canonical({**body, "write": self._write, "time": round(time.time(), 3)})
+        digest = _digest(self._tail.hash, text)
+        row = Row(self._tail.rows + 1, json.loads(text), digest)
+        self._insert(row.number, text, digest)
+        self._tail = Head(row.number, self._write, digest)
+        return row
+
+    @property
+    def tail(self) -> Head:
+        """How far the rows were read."""
+        return self._tail
+
+    def verify(self) -> tuple[list[Row], list[str]]:
+        """All rows up to the first that is wrong, and what is wrong, in sentences."""
+        with self._lock, self._readable():
+            self.forget()
+            self._begin()  # so that no writer is between its commit and its head
+            found: list[Row] = []
+            try:
+                found.extend(self._checked())
+                self._behind()
+            except DataError as error:
+                return found, [str(error)]
+            finally:
+                self._db.execute("ROLLBACK")
+                self.forget()
+            return found, []
+
+    # ------------------------------------------------------------- the steps of the protocol
+
+    def _begin(self) -> None:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            raise DataError(
+                f"the ledger {str(self.path)!r} cannot be written to ({error}); is another "
+                f"process stuck in it, or is the disk full or read-only?"
+            ) from error
+
+    def _insert(self, number: int, text: str, digest: str) -> None:
+        self._db.execute("INSERT INTO rows VALUES (?, ?, ?)", (number, text, digest))
+
+    def _commit(self) -> None:
+        self._db.execute("COMMIT")
+
+    def _settle(self) -> None:
+        """The head as the rows are now: others may have had their turn since the commit."""
+        self._begin()
+        try:
+            number, body, digest = next(self._select(_BACKWARDS))
+            self._write_head(Head(number, json.loads(body)["write"], digest))
+        finally:
+            self._db.execute("ROLLBACK")
+
+    def _write_head(self, head: Head) -> None:
+        replace_file(self._head_path, canonical(head._asdict()).encode())
+
+    # ------------------------------------------------------------------------------ checks
+
+    def _news(self) -> list[Row]:
+        return list(self._checked())
+
+    def _checked(self) -> Iterator[Row]:
+        known = self._tail.rows
+        for number, text, digest in self._select(_NEWS, known):
+            if number == known:
+                self._same(digest)
+                known = -1
+                continue
+            yield self._linked(number, text, digest)
+        if known > 0:
+            raise DataError(f"row {known} of {str(self.path)!r} is gone; {_WAY_OUT}")
+
+    def _select(self, query: str, *values: int) -> Iterator[tuple[int, str, str]]:
+        try:
+            yield from self._db.execute(query, values)
+        except sqlite3.DatabaseError as error:
+            raise DataError(f"{str(self.path)!r} cannot be read ({error}); {_WAY_OUT}") from error
+
+    def _same(self, digest: str) -> None:
+        if digest != self._tail.hash:
+            raise DataError(
+                f"row {self._tail.rows} of {str(self.path)!r} is not what it was; {_WAY_OUT}"
+            )
+
+    def _linked(self, number: int, text: str, digest: str) -> Row:
+        due, where = self._tail.rows + 1, str(self.path)
+        if number != due:
+            raise DataError(f"row {due} of {where!r} is missing; {_WAY_OUT}")
+        if digest != _digest(self._tail.hash, text):
+            raise DataError(f"row {number} of {where!r} was changed or moved; {_WAY_OUT}")
+        try:
+            body: Body = json.loads(text)
+            self._tail = Head(number, body["write"], digest)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"row {number} of {where!r} is not a row; {_WAY_OUT}") from error
+        return Row(number, body, digest)
+
+    def _mend(self) -> None:
+        """Bring the head up to the rows, if a crash left it one write behind."""
+        if self._behind():
+            self._write_head(self._tail)
+
+    def _behind(self) -> bool:
+        """Whether the head is one write behind what was read; refuses all else but equality."""
+        head, tail = self._read_head(), self._tail
+        if head == tail:
+            return False
+        if head.writes + 1 == tail.writes and head == self._before_last(tail.writes):
+            return True
+        raise DataError(
+            f"the ledger {str(self.path)!r} has {tail.rows} rows, and its head says {head.rows}: "
+            f"rows were taken away, or an old copy was put in place; {_WAY_OUT}"
+        )
+
+    def _before_last(self, write: int) -> Head:
+        """What the head must have been before the last write."""
+        for number, text, digest in self._select(_BACKWARDS):
+            at = json.loads(text)["write"]
+            if at != write:
+                return Head(number, at, digest)
+        return Head()
+
+    def _read_head(self) -> Head:
+        try:
+            head = Head(**json.loads(self._head_path.read_bytes()))
+            if [type(part) for part in head] != [int, int, str]:
+                raise TypeError(head)
+            return head
+        except FileNotFoundError:
+            return Head()
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{str(self._head_path)!r} is not a head; {_WAY_OUT}") from error
+
+
+_WAY_OUT = (
+    "what was spent is no longer known: put back the newest backup of the ledger and its head, or "
+    "count the whole budget as spent"
+)
+
+
+def _digest(before: str, text: str) -> str:
+    return hashlib.sha256(f"{before}{text}".encode()).hexdigest()
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        db = sqlite3.connect(path, _PATIENCE, isolation_level=None, check_same_thread=False)
+        mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA fullfsync = ON")
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            _make(db)
+    except (OSError, sqlite3.DatabaseError) as error:
+        raise DataError(f"the ledger {str(path)!r} cannot be opened ({error})") from error
+    if mode != "wal":
+        raise DataError(f"the disk of {str(path)!r} refuses SQLite's WAL; use a local disk")
+    if version not in {0, VERSION}:
+        raise DataError(f"{str(path)!r} is of version {version}, not {VERSION}; update dpfed")
+    return db
+
+
+def _make(db: sqlite3.Connection) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    for statement in _SCHEMA:
+        db.execute(statement)
+    db.execute("COMMIT")

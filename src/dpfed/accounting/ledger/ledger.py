@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger: what the releases of a data set have cost, on its owner's disk, before they are made.
+
+Guarantee: no noise is drawn for a release that is not on the disk (fsync), and no row is written
+that would take the data set over its declared budget, whatever is killed at whatever moment:
+
+    one turn: nothing booked twice, budget checked, rows appended, committed  ->  noise drawn
+    -> sent -> confirmed by one more row.      A row without confirmation counts as spent.
+
+The key is a name that the owner declares, with (unit, adjacency, adversary): changed content goes
+on under the same name and budget. Gaussian releases: sum mu^2 <= B^2, B = mu_for(epsilon, delta),
+which holds for adaptive choices and early stopping. Where any event of the data set is not
+Gaussian, a run's whole plan is reserved before its first release and priced with all else; the
+reservation is given back only if nothing was booked against it. books.py adds the rows up.
+
+| edge case                                         | what happens                                 |
+|---------------------------------------------------|----------------------------------------------|
+| a round, attempt and channel that was booked      | UnsoundPlan: a retry is a new attempt        |
+| the budget does not suffice                       | BudgetSpent, nothing is written              |
+| a training asks for more than its plan promised   | BudgetSpent, with or without a budget        |
+| no budget was declared for the data set           | recorded only                                |
+| a budget for another unit, adjacency or adversary | UnsoundPlan: declare one for this one, too   |
+| a recipe states another budget than was declared  | RecipeError: only the command changes it     |
+| a killed process                                  | what was committed counts, confirmed or not  |
+| a file that was tampered with                     | DataError (journal.py)                       |
+| correlated noise whose state began anew           | priced from its beginning again              |
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfed.accounting import gdp
+from dpfed.accounting.guarantee import Spent, event_of, is_gaussian, mu_squared, round_up
+from dpfed.accounting.ledger import events
+from dpfed.accounting.ledger.balance import (
+    OUTSIDERS,
+    SERVER,
+    Books,
+    Budget,
+    Cost,
+    Key,
+    Reserve,
+    finite,
+    wrong_sums,
+)
+from dpfed.accounting.ledger.journal import Journal, Row
+from dpfed.core.errors import BudgetSpent, DataError, DpfedError, RecipeError, UnsoundPlan
+from dpfed.core.sampling import EVERYONE
+from dpfed.core.types import Mechanism, Sampling
+
+ENVIRONMENT = "DPFED_LEDGER"
+
+
+def default_path() -> Path:
+    """$DPFED_LEDGER, else ledger.sqlite where a client keeps its state."""
+    if named := os.environ.get(ENVIRONMENT):
+        return Path(named)
+    state = os.environ.get("DPFED_STATE")
+    return (Path(state) if state else Path.home() / ".dpfed") / "ledger.sqlite"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One channel of a round to come, and of its whole run."""
+
+    mechanism: Mechanism
+    releases: int
+    planned: int
+    participation: Sampling = EVERYONE
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that one client is about to release in a round: it is booked as a whole, or not."""
+
+    key: Key
+    training: str
+    client: int
+    round: int
+    attempt: int
+    parts: Mapping[str, Part]
+    fresh: bool = True
+    """Whether correlated noise begins anew with this round: it is then priced from the start."""
+    lost: float = 0.0
+    """The part of delta that the run's secure sum takes."""
+
+    @property
+    def run(self) -> tuple[str, int]:
+        """Which run of which client."""
+        return self.training, self.client
+
+
+# -------------------------------------------------------------------------------- what a part costs
+
+
+def cost_of(part: Part, releases: int, place: int = 0) -> dict[str, Any]:
+    """The cost of so many releases, of which the first is the ``place``-th of its noise."""
+    mechanism, adjacency = part.mechanism, part.mechanism.adjacency
+    if not is_gaussian(mechanism, part.participation):
+        spent = Spent(mechanism, releases, {}, part.participation)
+        event = events.to_json(event_of(spent, releases, mechanism.shares))
+        return {"mu_squared": None, "event": event}
+    if mechanism.independent:
+        multiplier = mechanism.noise_multiplier()  # type: ignore[attr-defined]  # is_gaussian saw it
+        cost = mu_squared(mechanism, releases)
+        return {"mu_squared": cost, "event": events.gaussian(multiplier, releases)}
+    ahead = mu_squared(mechanism, place + releases)
+    cost = math.inf if math.isinf(ahead) else max(0.0, ahead - mu_squared(mechanism, place))
+    shown: float | str = "inf" if math.isinf(cost) else cost
+    return {"mu_squared": shown, "event": events.worth_of(cost, adjacency)}
+
+
+def _plan_cost(request: Request) -> dict[str, Any]:
+    """The cost of the whole run."""
+    costs = [cost_of(part, part.planned) for part in request.parts.values() if part.planned]
+    known = [cost["mu_squared"] for cost in costs]
+    total = None if None in known else math.fsum(map(float, known))
+    event = events.composed([cost["event"] for cost in costs])
+    return {"mu_squared": "inf" if total == math.inf else total, "event": event}
+
+
+# -------------------------------------------------------------------------------------- the ledger
+
+
+class Ledger:
+    """See the file's docstring. One object per process and file; threads may share it."""
+
+    def __init__(self, path: Path | None = None, *, create: bool = True) -> None:
+        self._journal = Journal(path or default_path(), create=create)
+        self._books, self._lock = Books(), threading.RLock()
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self._journal.path
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._journal.close()
+
+    # ------------------------------------------------------------------------------- booking
+
+    def begin(self, request: Request) -> tuple[int, ...]:
+        """Book a round of one client, or refuse it. On the disk when it returns."""
+        (found,) = self.begin_all([request])
+        if isinstance(found, DpfedError):
+            raise found
+        return found
+
+    def begin_all(self, requests: Sequence[Request]) -> list[tuple[int, ...] | DpfedError]:
+        """Book several clients' rounds in one commit; each is booked as a whole, or refused."""
+        found: list[tuple[int, ...] | DpfedError] = []
+        with self._turn():
+            for request in requests:
+                try:
+                    found.append(self._book(request))
+                except DpfedError as error:  # nothing of this one was appended
+                    found.append(error)
+        return found
+
+    def confirm(self, numbers: Iterable[int]) -> None:
+        """The releases of these rows were made."""
+        with self._turn():
+            if rows := sorted(numbers):
+                self._append(kind="confirm", rows=rows)
+
+    def reserve(self, request: Request) -> int:
+        """Set a run's whole plan aside, before its first release."""
+        with self._turn():
+            key = self._books.resolve(request.key)
+            return self._reserved(key, request, self._books.limits(key)).number
+
+    def give_back(self, number: int) -> None:
+        """Return a reservation, if nothing was booked against it."""
+        with self._turn():
+            found = [r for r in self._books.reserves.values() if r.number == number]
+            if not found or found[0].used:
+                raise UnsoundPlan(
+                    f"reservation {number} is not open, or a release of it was booked; what is "
+                    f"reserved stays spent from the first release on"
+                )
+            self._append(kind="return", row=number)
+
+    def _book(self, request: Request) -> tuple[int, ...]:
+        key = self._books.resolve(request.key)
+        parts = {name: part for name, part in request.parts.items() if part.releases}
+        self._refuse_repeats(key, request, parts)
+        limits = self._books.limits(key)
+        where = {
+            "kind": "book", **_plain(key), "training": request.training, "client": request.client,
+            "round": request.round, "attempt": request.attempt, "lost": request.lost,
+        }  # fmt: skip
+        places = {name: self._place(key, request, name) for name in parts}
+        costs = {name: cost_of(part, part.releases, places[name]) for name, part in parts.items()}
+        reserve = None
+        if self._must_reserve(key, request):
+            _check_left(self._books.reserves.get((key, *request.run)), request, parts)
+            reserve = self._reserved(key, request, limits)
+        else:
+            self._afford(key, request, costs, limits)
+        return tuple(
+            self._append(
+                **where, channel=name, releases=part.releases, place=places[name],
+                reserve=reserve and reserve.number, **costs[name],
+            ).number
+            for name, part in parts.items()
+        )  # fmt: skip
+
+    def _refuse_repeats(self, key: Key, request: Request, parts: Iterable[str]) -> None:
+        for channel in parts:
+            at = request.round, request.attempt
+            if (key.dataset, *request.run, *at, channel) in self._books.seen:
+                raise UnsoundPlan(
+                    f"round {at[0]}, attempt {at[1]} of training {request.training!r} was booked "
+                    f"before on {channel!r}; a retry is a new attempt, at full cost"
+                )
+
+    def _place(self, key: Key, request: Request, channel: str) -> int:
+        """How many releases the noise of a channel has behind it."""
+        if request.fresh:
+            return 0
+        return self._books.places.get((key.dataset, *request.run, channel), 0)
+
+    def _must_reserve(self, key: Key, request: Request) -> bool:
+        """Whether the filter of Gaussian releases does not apply to this data set."""
+        parts = request.parts.values()
+        if not all(is_gaussian(part.mechanism, part.participation) for part in parts):
+            return True
+        keys = (key, key._replace(adversary=SERVER), key._replace(adversary=OUTSIDERS))
+        return any(+self._books.costs[each].events for each in keys if each in self._books.costs)
+
+    def _reserved(self, key: Key, request: Request, limits: Mapping[Key, Budget]) -> Reserve:
+        """The run's reservation, made now if there is none."""
+        run = (key, *request.run)
+        if run not in self._books.reserves:
+            cost = _plan_cost(request)
+            body = {**cost, "training": request.training, "client": request.client,
+                    "lost": request.lost}  # fmt: skip
+            more = Cost()
+            more.add(finite(body))
+            self._keep_within(request, more, limits)
+            planned = {name: part.planned for name, part in request.parts.items()}
+            self._append(kind="reserve", **_plain(key), **body, releases=planned)
+        else:
+            self._keep_within(request, Cost(), limits)  # it may have been lowered since
+        return self._books.reserves[run]
+
+    def _afford(
+        self, key: Key, request: Request, costs: Mapping[str, Any], limits: Mapping[Key, Budget]
+    ) -> None:
+        """Gaussian releases: within what the plan promised, and within every budget."""
+        run = (key, *request.run)
+        more = math.fsum(float(cost["mu_squared"]) for cost in costs.values())
+        before = self._books.trainings.get(run, 0.0)
+        promised = float(_plan_cost(request)["mu_squared"])
+        if before + more > promised * (1 + gdp.CAUTION):
+            raise BudgetSpent(
+                f"training {request.training!r} has booked mu^2 = {before:.6g}, and round "
+                f"{request.round} would take it to {before + more:.6g}, over the {promised:.6g} "
+                f"of its plan; start another training"
+            )
+        lost = {request.run: request.lost} if request.lost else {}
+        self._keep_within(request, Cost(more, lost=lost), limits)
+
+    def _keep_within(self, request: Request, more: Cost, limits: Mapping[Key, Budget]) -> None:
+        for key, budget in limits.items():
+            before = self._books.spent(key)
+            if not (before + more).within(budget, key.adjacency):
+                name = key.dataset if key in self._books.budgets else key.base
+                spent, needed = (
+                    round_up(cost.epsilon(budget.delta, key.adjacency))
+                    for cost in (before, before + more)
+                )
+                raise BudgetSpent(
+                    f"data set {key} has spent epsilon {spent} of its budget {budget}, and round "
+                    f"{request.round} of {request.training!r} needs {needed}; stop here, or raise "
+                    f"it: dpfed ledger budget {name} --epsilon {needed} "
+                    f"--delta {budget.delta:g}"
+                )
+
+    # --------------------------------------------------------------------- budgets and names
+
+    def declare(self, key: Key, budget: Budget) -> None:
+        """Set a budget, or change it: the owner's explicit command, kept as a row."""
+        gdp.check_epsilon(budget.epsilon)
+        gdp.check_delta(budget.delta)
+        with self._turn():
+            key = self._books.resolve(key)
+            self._append(kind="budget", **_plain(key), **budget._asdict(), by="command")
+
+    def agree(self, key: Key, budget: Budget) -> None:
+        """What a recipe states: it declares the first budget, and never changes one."""
+        gdp.check_epsilon(budget.epsilon)
+        gdp.check_delta(budget.delta)
+        known = self.budget(key)
+        if known is None:
+            with self._turn():
+                key = self._books.resolve(key)
+                if (known := self._books.budgets.get(key)) is None:
+                    self._append(kind="budget", **_plain(key), **budget._asdict(), by="recipe")
+        if known is not None and known != budget:
+            raise RecipeError(
+                f"data set {key} has the budget {known}, and the recipe states {budget}; change "
+                f"the recipe, or the budget: dpfed ledger budget {key.base} "
+                f"--epsilon {budget.epsilon:g} --delta {budget.delta:g}"
+            )
+
+    def rename(self, old: str, new: str) -> None:
+        """Let a new name stand for the same data: both share one budget from now on."""
+        with self._turn():
+            names = {each.base for each in (*self._books.costs, *self._books.budgets)}
+            old = self._books.names.get(old, old)
+            if old not in names:
+                raise DataError(f"the ledger has no data set {old!r}; it has {sorted(names)}")
+            if new in names or new in self._books.names or "/" in new or not new:
+                raise DataError(
+                    f"the name {new!r} is taken, empty or has a '/'; use one that is new here"
+                )
+            self._append(kind="name", name=new, dataset=old)
+
+    def budget(self, key: Key) -> Budget | None:
+        """What was declared for a key, if anything."""
+        self._look()
+        return self._books.budget(self._books.resolve(key))
+
+    # ------------------------------------------------------------------------------ reading
+
+    def spent(self, key: Key) -> Cost:
+        """All that was booked under a key, confirmed or not."""
+        self._look()
+        return self._books.spent(self._books.resolve(key))
+
+    def books(self) -> Books:
+        """All rows added up."""
+        self._look()
+        return self._books
+
+    def rows(self) -> list[Row]:
+        """All rows as they were written; refuses a file that was tampered with."""
+        found, wrong = self._journal.verify()
+        self._books = Books()
+        if wrong:
+            raise DataError(wrong[0])
+        return found
+
+    def verify(self) -> list[str]:
+        """What is wrong, in sentences: chain, head, prices and sums. Empty if all is well."""
+        found, wrong = self._journal.verify()
+        self._books = Books()
+        if not wrong:
+            wrong = list(wrong_sums(found))
+        return wrong
+
+    def export(self) -> dict[str, Any]:
+        """All rows as plain tables; events.from_json reads their events back."""
+        rows = [{"number": row.number, "hash": row.hash, **row.body} for row in self.rows()]
+        return {"format": "dpfed ledger", "version": 1, "rows": rows}
+
+    # ------------------------------------------------------------------------------- helpers
+
+    def _look(self) -> None:
+        with self._lock:
+            try:
+                for row in self._journal.news():
+                    self._books.take(row)
+            except BaseException:
+                self._forget()
+                raise
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                with self._journal.turn() as news:
+                    for row in news:
+                        self._books.take(row)
+                    yield
+            except BaseException:
+                self._forget()
+                raise
+
+    def _forget(self) -> None:
+        self._journal.forget()
+        self._books = Books()
+
+    def _append(self, **body: Any) -> Row:
+        row = self._journal.append(**body)
+        self._books.take(row)
+        return row
+
+
+def _check_left(reserve: Reserve | None, request: Request, parts: Mapping[str, Part]) -> None:
+    for name, part in parts.items():
+        left = reserve.left.get(name, 0) if reserve else part.planned
+        if part.releases > left:
+            raise BudgetSpent(
+                f"training {request.training!r} has {left} releases on {name!r} left of what was "
+                f"reserved, and round {request.round} needs {part.releases}; start another training"
+            )
+
+
+def _plain(key: Key) -> dict[str, str]:
+    return {name: str(value) for name, value in key._asdict().items()}

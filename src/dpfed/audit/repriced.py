@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run costs with the noise and the movement that an audit measured, priced from scratch.
+
+Guarantee: nothing of a mechanism's own price is used, but how much its releases are worth together
+(``worth``): how far a unit moves a sum is written here again, from the adjacency's meaning, so that
+a factor forgotten in the library is not forgotten here as well.
+
+    replace-one              a row v in the place of another, -v at worst: 2 clip
+    add-remove, zero-out     a row, or none: clip
+
+| edge case                                       | what happens                                  |
+|-------------------------------------------------|-----------------------------------------------|
+| rows known to be closer (matrices)              | the algorithm's own word for it is taken      |
+| units drawn at random                           | PLD, by an event that is made here            |
+| no noise on a channel                           | infinite                                      |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from dpfed.accounting import gdp
+from dpfed.accounting.guarantee import GaussianRelease, price
+from dpfed.audit.finding import Subject
+from dpfed.core.sampling import Everyone
+from dpfed.core.types import METRICS, Adjacency
+from dpfed.training.plan import Plan
+
+
+def movement(plan: Plan, channel: str) -> float:
+    """How far one unit may move a channel's sum: what the noise must hide."""
+    clip, replaced = plan.channels[channel].clip, plan.update.adjacency is Adjacency.REPLACE_ONE
+    declared = None if channel == METRICS else plan.client.channels[channel].swap
+    if replaced and declared is not None:
+        return declared
+    return 2 * clip if replaced else clip
+
+
+def level(plan: Plan, channel: str) -> float:
+    """The noise that the strongest adversary named faces in one release."""
+    mechanism = plan.channels[channel]
+    return mechanism.std * math.sqrt(mechanism.shares)
+
+
+def drawn(plan: Plan) -> bool:
+    """Whether units are drawn at random, so that no closed form holds."""
+    draws = (*(m.sampling for m in plan.channels.values()), plan.amplified)
+    return not all(isinstance(draw, Everyone) for draw in draws)
+
+
+def worth(plan: Plan, channel: str, releases: int) -> float:
+    """How many independent releases so many are worth."""
+    mechanism = plan.channels[channel]
+    return mechanism.worth(releases) if isinstance(mechanism, GaussianRelease) else float(releases)
+
+
+def mu_with(plan: Plan, noise: Mapping[str, float], moves: Mapping[str, float]) -> float:
+    """The mu of the whole run at these noise levels and movements, by channel."""
+    if not all(noise.values()):
+        return math.inf
+    squares = [
+        worth(plan, name, plan.planned(name)) * (moves[name] / noise[name]) ** 2 for name in noise
+    ]
+    return math.sqrt(math.fsum(squares))
+
+
+def epsilon_with(
+    target: Subject,
+    noise: Mapping[str, float] | None = None,
+    moves: Mapping[str, float] | None = None,
+) -> float:
+    """The whole run's epsilon, with what was measured in the place of what is stated."""
+    plan = target.plan
+    levels = {name: level(plan, name) for name in plan.channels} | dict(noise or {})
+    moved = {name: movement(plan, name) for name in plan.channels} | dict(moves or {})
+    if drawn(plan):
+        return _by_events(target, levels, moved)
+    return gdp.epsilon_for(target.delta, mu_with(plan, levels, moved))
+
+
+def _by_events(target: Subject, noise: Mapping[str, float], moves: Mapping[str, float]) -> float:
+    import dp_accounting as dp
+
+    plan = target.plan
+    per_row = gdp.SENSITIVITY[plan.update.adjacency]  # the accountant's own convention, undone
+    if not all(noise.values()):
+        return math.inf
+    parts = []
+    for name, mechanism in plan.channels.items():
+        event = dp.GaussianDpEvent(noise[name] * per_row / moves[name])
+        amplified = plan.amplified.amplify(mechanism.sampling.amplify(event))
+        parts.append(dp.SelfComposedDpEvent(amplified, plan.planned(name)))
+    return price(dp.ComposedDpEvent(parts), target.delta, plan.update.adjacency)[0]
+
+
+def claimed_mu(target: Subject) -> float:
+    """The mu that the claimed epsilon stands for."""
+    return gdp.mu_for(target.claimed, target.delta)

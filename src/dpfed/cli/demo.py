@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``dpfed demo``: the same training three times, at one epsilon where there is one.
+
+    no privacy      what could be had if everyone trusted everyone
+    local           the server reads each silo's message; each carries all of the noise
+    secure sum      the server opens only the total; each carries a share of the noise
+
+The data is generated (Gaussian clusters, 20 silos of unequal mixture); noise comes from the
+operating system, so that figures differ a bit from run to run.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dpfed.accounting.attack_odds import of_100, read
+from dpfed.accounting.gdp import check_epsilon
+from dpfed.accounting.guarantee import round_up
+from dpfed.recipes.bar import percent
+from dpfed.recipes.result import BLUE, VERMILION, Result
+from dpfed.recipes.run import prepare, run_prepared
+from dpfed.recipes.schema import parse
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+PICTURE = "demo.png"
+
+
+class Run(NamedTuple):
+    """One of the three."""
+
+    name: str
+    title: str
+    seen: str
+    """What the server sees of the silos."""
+    colour: str
+    privacy: dict[str, Any]
+    sum: dict[str, Any]
+
+
+RUNS = (
+    Run("no-privacy", "no privacy", "every gradient", "#555555", {"mechanism": "clear"},
+        {"name": "plain"}),
+    Run("local", "local noise", "noisy messages", VERMILION, {"trust": "local"},
+        {"name": "plain"}),
+    Run("secure-sum", "secure sum", "the total alone", BLUE,
+        {"trust": "distributed", "mechanism": "discrete_gaussian", "colluders": 1},
+        {"name": "secure", "survivors": 0.8}),
+)  # fmt: skip
+
+Watch = Callable[[Run, dict[str, Any], int], None]
+
+
+class Played(NamedTuple):
+    """A run with what came of it."""
+
+    run: Run
+    result: Result
+    noise: float
+    """The standard deviation that one silo adds, over the clip."""
+
+
+def tables(run: Run, epsilon: float) -> dict[str, Any]:
+    """The run as a recipe: all three share everything but who sees what."""
+    promise = {} if run.privacy.get("mechanism") == "clear" else {"epsilon": epsilon, "delta": 1e-5}
+    return {
+        "name": run.name,
+        "seed": 1,
+        "rounds": 40,
+        "data": {
+            "source": "synthetic",
+            "options": {"records": 6000, "features": 40, "classes": 10},
+            "partition": {"name": "dirichlet", "clients": 20, "options": {"alpha": 0.5}},
+        },
+        "privacy": {"clip": 1.0, **promise, **run.privacy},
+        "sum": run.sum,
+        "server": [{"name": "sofim", "rho": 1.0}, {"name": "scale", "rate": 0.3}],
+    }
+
+
+def play(out: Path, epsilon: float = 1.0, watch: Watch | None = None) -> list[Played]:
+    """Train three times, and write each run and the picture into ``out``."""
+    check_epsilon(epsilon)  # before the first run, which has none
+    played = [_play(run, out, epsilon, watch) for run in RUNS]
+    draw(played, epsilon).savefig(out / PICTURE, dpi=150)
+    return played
+
+
+def _play(run: Run, out: Path, epsilon: float, watch: Watch | None) -> Played:
+    prepared = prepare(parse(tables(run, epsilon)))
+    follow = None if watch is None else (lambda row, rounds: watch(run, row, rounds))
+    result = run_prepared(prepared, follow)
+    result.save(out / run.name)
+    return Played(run, result, prepared.plan.update.std / prepared.recipe.privacy.clip)
+
+
+# ---------------------------------------------------------------------------------- what is said
+
+
+def table(played: Sequence[Played]) -> Table:
+    """One line per run."""
+    from rich.table import Table
+
+    made = Table(title="DP-FedSOFIM, three ways", title_justify="left", title_style="bold")
+    for name in ("run", "the server sees", "noise of a silo", "epsilon", "accuracy"):
+        made.add_column(name, justify="left" if name in {"run"} or "sees" in name else "right")
+    for run, result, noise in played:
+        private = math.isfinite(result.guarantee.epsilon)
+        promised = round_up(result.guarantee.epsilon) if private else "none"
+        level = f"{noise:.1f} clips" if noise else "none"
+        made.add_row(run.title, run.seen, level, promised, percent(result.accuracy))
+    return made
+
+
+def words(played: Sequence[Played], out: Path) -> Iterator[str]:
+    """What the figures mean, where they come from, and what to try next."""
+    first = played[0].result
+    yield f"Data: {first.source}; accuracy {first.evaluation}. Noise is drawn anew in every run."
+    yield ""
+    for run, result, _ in played:
+        yield f"[bold]{run.title}[/]: {plainly(result)}"
+        yield f"  {result.guarantee.sentence}"
+    yield ""
+    yield f"[bold]picture[/] {out / PICTURE}"
+    yield "[bold]what next[/]"
+    for command, what in next_commands(out):
+        yield f"  {command:<44} {what}"
+
+
+def plainly(result: Result) -> str:
+    """The promise as the best that an attacker can do."""
+    promised = result.guarantee
+    if math.isinf(promised.epsilon):
+        return "whoever sees a message or the model may recognise a single record in it."
+    right = max(of_100(read(claim, promised.trust).right) for claim in promised.claims)
+    return (
+        f"whoever knows all other records, sees all that the server sees, and guesses which of two "
+        f"records was used, is right at most {right} times of 100 (chance: 50)."
+    )
+
+
+def next_commands(out: Path) -> list[tuple[str, str]]:
+    """Commands that work right after the demo, and what each does."""
+    last = out / RUNS[-1].name
+    return [
+        (f"dpfed explain {last}", "the promise on one page, for people who decide"),
+        (f"dpfed run {last / 'recipe.toml'}", "the same run again; --set changes it"),
+        ("dpfed new my-app", "a Flower app of your own that is private"),
+        ("dpfed doctor", "is this machine ready for more?"),
+        ("dpfed methods", "what else it can train with"),
+    ]
+
+
+# ------------------------------------------------------------------------------------ the picture
+
+
+def draw(played: Sequence[Played], epsilon: float) -> Figure:
+    """Accuracy by round, and beside it the noise that one silo adds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 4.8), layout="constrained")
+    curves, bars = figure.subplots(1, 2, width_ratios=[3, 1.2])
+    _curves(curves, played)
+    _bars(bars, played)
+    figure.suptitle(f"The same training three ways, at epsilon = {epsilon:g}", fontsize=12)
+    caption = f"Data: {played[0].result.source}; accuracy {played[0].result.evaluation}."
+    figure.supxlabel(textwrap.fill(caption, 130), fontsize=8, color="#333333")
+    return figure
+
+
+def _curves(axes: Axes, played: Sequence[Played]) -> None:
+    for (run, result, _), style in zip(played, ("--", "-", "-"), strict=True):
+        rows = [row for row in result.history if row["accuracy"] is not None]
+        rounds, values = [row["round"] for row in rows], [100 * row["accuracy"] for row in rows]
+        label = f"{run.title}: {values[-1]:.1f} %"
+        axes.plot(rounds, values, style, color=run.colour, linewidth=2, label=label)
+    axes.set_xlabel("round")
+    axes.set_ylabel("accuracy (%)")
+    axes.set_ylim(0, 100)
+    axes.legend(loc="lower right", frameon=False, title="accuracy at the end")
+    axes.grid(alpha=0.25)
+
+
+def _bars(axes: Axes, played: Sequence[Played]) -> None:
+    names = [each.run.title.replace(" ", "\n") for each in played]
+    heights, colours = [each.noise for each in played], [each.run.colour for each in played]
+    drawn = axes.bar(names, heights, color=colours, width=0.6)
+    axes.bar_label(drawn, [f"{height:.1f}" if height else "0" for height in heights], padding=2)
+    axes.set_ylabel("noise of one silo (clips)")
+    axes.margins(y=0.12)
+    axes.set_axisbelow(True)
+    axes.grid(alpha=0.25, axis="y")

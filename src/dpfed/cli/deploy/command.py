@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of deployment: ``dpfed deploy init`` and ``dpfed deploy check``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+deploy_app = typer.Typer(
+    help="Run across hosts, with TLS and authenticated silos: make the keys, check them.",
+    no_args_is_help=True,
+)
+
+Folder = Annotated[Path, typer.Argument(help="The folder of the deployment.")]
+
+
+@deploy_app.command()
+def init(
+    folder: Folder,
+    server: Annotated[
+        list[str],
+        typer.Option(
+            "--server",
+            help="DNS name or IP address of the server; the first is the one silos call. "
+            "Repeatable.",
+        ),
+    ],
+    node: Annotated[
+        list[str],
+        typer.Option("--node", help="A silo's name; its place is its partition-id. Repeatable."),
+    ],
+    port: Annotated[int, typer.Option(help="The SuperLink's port.")] = 8000,
+    days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 365,
+) -> None:
+    """Make a CA, the server's certificate, keys per silo, and a start script for each host.
+
+    Then: server/ goes to the server's host, nodes/NAME/ to that silo's host and to no other, and
+    ca/ca.key offline. On the server, run start-superlink.sh, then register-nodes.sh; at each
+    silo, start-supernode.sh. Existing keys are never overwritten.
+
+    Example: dpfed deploy init fed --server fl.example.org --node north --node south
+    """
+    from dpfed.cli.deploy import deploy
+
+    written = deploy.init(folder, server_names=server, nodes=node, port=port, days=days)
+    for path in written:
+        typer.echo(path)
+    typer.echo(f"next: read {folder / 'server/start-superlink.sh'}, then dpfed deploy check")
+
+
+@deploy_app.command()
+def check(
+    folder: Folder,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Only warn where TLS, node authentication or a roster is missing; for one machine "
+            "only.",
+        ),
+    ] = False,
+) -> None:
+    """Verify a deployment before it starts: certificates, keys, rosters, permissions, scripts.
+
+    Says what it verified, warns 30 days before a certificate ends, and stops with one sentence at
+    the first thing that is wrong.
+
+    Example: dpfed deploy check fed
+    """
+    from dpfed.cli.deploy import deploy
+
+    for line in deploy.check(folder, insecure=insecure):
+        if line.startswith("warning:"):
+            typer.secho(line, err=True, fg=typer.colors.YELLOW)
+        else:
+            typer.echo(line)

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys, certificates and start scripts for a Flower federation across hosts.
+
+``init`` writes one folder; each part of it belongs to one party, and to no other::
+
+    config.toml                   who runs ``flwr run``: where the SuperLink is, whom to trust
+    ca/ca.key                     the operator, offline: whoever holds it can pose as the server,
+                                  and can sign a roster
+    ca/ca.crt                     public
+    server/ca.crt                 public
+    server/server.crt             public; names the hosts under which the server is reached
+    server/server.key             the server's host only: proves to the silos who the server is
+    server/roster.json, .sig      public; the same roster as the silos have, to name a wrong key
+    server/nodes/NAME.pub         public keys of the silos that may join
+    server/start-superlink.sh     the server's host
+    server/register-nodes.sh      the server's host: tells the SuperLink who may join
+    nodes/NAME/ca.crt             public; the silo refuses a server that this did not sign
+    nodes/NAME/node.key           that silo's host only: proves to the server who the silo is
+    nodes/NAME/node.pub           public; the same key as server/nodes/NAME.pub
+    nodes/NAME/identity.key       that silo's host only: proves to the other silos who it is
+    nodes/NAME/roster.json        public; names and identity keys of all silos, by partition-id
+    nodes/NAME/roster.sig         public; the CA's signature of roster.json
+    nodes/NAME/start-supernode.sh that silo's host
+
+TLS hides and authenticates the wire towards the server; node authentication keeps strangers out
+of the sum, whose privacy is priced for silos that add their share of the noise. Flower wants both
+or neither: node keys are ECDSA on a NIST curve, in OpenSSH form (``--auth-supernode-private-key``).
+Identity keys are for a secure sum, in which silos agree on masks by messages that the server
+carries and must not be able to forge (dpfed/identity.py).
+
+What this does not do: the open-source SuperLink serves its Control API (submit a run, register a
+node) on the same port and asks nobody there who they are. Whoever reaches that path of the port
+can start code on the silos. Let only ``/v1/fleet/`` through from outside; ``check`` says so too.
+
+Edge cases:
+
+    a key already exists               init refuses: new keys would lock out hosts with the old
+    a node's private key is not here   check accepts it: after the hand-over it should be gone
+    a silo's identity.key is not here  check accepts it, for the same reason
+    the CA's private key is not here   check accepts it: it belongs offline
+    a certificate ends within 30 days  check warns; after its end, check refuses
+    a key can be read by others        check refuses
+    a roster is not signed by this CA  check refuses
+    two silos have unlike rosters      check refuses: each would refuse the other's signatures
+    identity.key is another silo's     check refuses; so does the silo itself when it starts
+    a script starts another client     check refuses: the roster counts by partition-id
+    DPFED_IDENTITY=simulated           the start script overrides it; in a script, check refuses
+    no TLS, node keys or rosters       check refuses, or with insecure=True warns
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from dpfed.cli.deploy import certificates as certs
+from dpfed.cli.deploy import scripts
+from dpfed.core.errors import RecipeError
+from dpfed.sums.secagg import identity
+
+PORT = 8000
+"""Flower's own default for the SuperLink."""
+
+CONNECTION = "dpfed"
+"""The SuperLink's name in ``config.toml``: ``flwr run APP dpfed``."""
+
+WARN_DAYS = 30
+# The SuperLink's own workers reach it over loopback, with the same certificate.
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+ANY_HOST = "0.0.0.0"  # noqa: S104  the silos are on other hosts
+CONTROL_WARNING = (
+    "warning: the SuperLink's Control API shares the port and asks for no credentials; let only "
+    "/v1/fleet/ through from other hosts"
+)
+
+
+# ----------------------------------------------------------------------------------------- init
+
+
+def init(
+    folder: Path,
+    *,
+    server_names: list[str],
+    nodes: list[str],
+    port: int = PORT,
+    days: int = 365,
+) -> list[Path]:
+    """Write keys, certificates and start scripts, and return what was written.
+
+    Args:
+        folder: Where to write; made if missing.
+        server_names: DNS names and IP addresses under which silos reach the server. The first is
+            the one that the scripts use; loopback is always added to the certificate.
+        nodes: One name per silo; its place in the list is its partition-id.
+        port: The SuperLink's port.
+        days: How long the certificates are valid.
+    """
+    _check_names(server_names, nodes)
+    _check_range("port", port, 1, 65535)
+    _check_range("days", days, 1, 3650)
+    _refuse_existing(folder)
+    address = scripts.address(server_names[0], port)
+    ca_key = certs.new_key()
+    certificates = _write_certificates(folder, server_names, ca_key, days)
+    server = _write_server_scripts(folder, server_names[0], port)
+    silos = [
+        path
+        for i, name in enumerate(nodes)
+        for path in _write_node(folder, name, scripts.start_node(name, address, i, len(nodes)))
+    ]
+    identities = _write_identities(folder, nodes, ca_key)
+    return [*certificates, *server, *silos, *identities, _write_config(folder, address)]
+
+
+def _check_names(server_names: list[str], nodes: list[str]) -> None:
+    if not server_names:
+        raise RecipeError("server_names is empty; give the DNS name or IP address of the server.")
+    if not nodes:
+        raise RecipeError("nodes is empty; give one name per silo, e.g. hospital-a.")
+    if len({name.lower() for name in nodes}) < len(nodes):
+        raise RecipeError(f"nodes {nodes} repeats a name; give each silo its own.")
+    for name in nodes:
+        if not identity.NAME.fullmatch(name):
+            raise RecipeError(
+                f"node name {name!r} is not a plain word; use letters, digits, - and _ only."
+            )
+    for name in server_names:
+        certs.general_name(name)
+
+
+def _check_range(what: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise RecipeError(f"{what} is {value}, but must be between {low} and {high}.")
+
+
+def _refuse_existing(folder: Path) -> None:
+    for part in ("ca", "server", "nodes"):
+        if (folder / part).exists():
+            raise RecipeError(
+                f"{folder / part} already exists, and new keys would lock out every host that "
+                "holds the old ones; choose another folder, or move this one away first."
+            )
+
+
+# --------------------------------------------------------------------------- what init writes
+
+
+def _write_certificates(
+    folder: Path, server_names: list[str], ca_key: ec.EllipticCurvePrivateKey, days: int
+) -> list[Path]:
+    server_key = certs.new_key()
+    ca = certs.ca_certificate(ca_key, days)
+    hosts = list(dict.fromkeys((*server_names, *LOOPBACK)))
+    server = certs.server_certificate(server_key, hosts, ca, ca_key, days)
+    return [
+        _write(folder / "ca/ca.key", certs.pem(ca_key), mode=0o600),
+        _write(folder / "ca/ca.crt", certs.crt(ca)),
+        _write(folder / "server/server.key", certs.pem(server_key), mode=0o600),
+        _write(folder / "server/server.crt", certs.crt(server)),
+        _write(folder / "server/ca.crt", certs.crt(ca)),
+    ]
+
+
+def _write_server_scripts(folder: Path, host: str, port: int) -> list[Path]:
+    bind = "127.0.0.1" if host in LOOPBACK else ANY_HOST
+    start, register = scripts.start_server(bind, port), scripts.register(CONNECTION, port)
+    return [
+        _write(folder / "server/start-superlink.sh", start, mode=0o700),
+        _write(folder / "server/register-nodes.sh", register, mode=0o700),
+    ]
+
+
+def _write_node(folder: Path, name: str, script: bytes) -> list[Path]:
+    key, home = certs.new_key(), folder / "nodes" / name
+    public = certs.openssh_public(key.public_key(), name)
+    return [
+        _write(home / "node.key", certs.openssh(key), mode=0o600),
+        _write(home / "node.pub", public),
+        _write(home / "ca.crt", (folder / "ca/ca.crt").read_bytes()),
+        _write(home / "start-supernode.sh", script, mode=0o700),
+        _write(folder / "server/nodes" / f"{name}.pub", public),
+    ]
+
+
+def _write_identities(
+    folder: Path, nodes: list[str], ca_key: ec.EllipticCurvePrivateKey
+) -> list[Path]:
+    keys = [certs.new_identity() for _ in nodes]
+    roster = identity.dump(nodes, [key.public_key().public_bytes_raw() for key in keys])
+    signature = certs.sign(ca_key, roster)
+    written = [
+        _write(folder / "server" / identity.ROSTER, roster),
+        _write(folder / "server" / identity.SIGNATURE, signature),
+    ]
+    for name, key in zip(nodes, keys, strict=True):
+        home = folder / "nodes" / name
+        written += [
+            _write(home / identity.KEY, certs.pem(key), mode=0o600),
+            _write(home / identity.ROSTER, roster),
+            _write(home / identity.SIGNATURE, signature),
+        ]
+    return written
+
+
+def _write_config(folder: Path, address: str) -> Path:
+    ca = (folder / "ca/ca.crt").resolve()
+    return _write(folder / "config.toml", scripts.connection(CONNECTION, address, ca))
+
+
+def _write(path: Path, content: bytes, mode: int = 0o644) -> Path:
+    for parent in reversed(path.parents):
+        parent.mkdir(mode=0o700, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(handle, "wb") as file:
+        os.fchmod(handle, mode)  # whatever the umask is
+        file.write(content)
+    return path
+
+
+# ---------------------------------------------------------------------------------------- check
+
+
+def check(folder: Path, *, insecure: bool = False) -> list[str]:
+    """Say what was verified; lines that start with "warning:" want a decision.
+
+    Args:
+        folder: A folder that ``init`` made.
+        insecure: Warn, rather than refuse, where TLS, node authentication or a roster is missing.
+            Anything else that is wrong (expired, unsigned, mismatched, readable by others) still
+            raises.
+    """
+    if not folder.is_dir():
+        raise RecipeError(f"{folder} is not a folder; make it with `dpfed deploy init {folder}`.")
+    return [
+        *_check_permissions(folder),
+        *_check_tls(folder, insecure),
+        *_check_copies(folder),
+        *_check_nodes(folder, insecure),
+        *_check_rosters(folder, insecure),
+        *_check_scripts(folder, insecure),
+        CONTROL_WARNING,
+    ]
+
+
+def _check_permissions(folder: Path) -> list[str]:
+    keys = sorted(folder.rglob("*.key"))
+    for key in keys:
+        mode = key.stat().st_mode & 0o777
+        if mode & 0o077:
+            raise RecipeError(
+                f"{key} has mode {mode:04o}, but only its owner may read a private key; run "
+                f"`chmod 600 {key}`, and make new keys if others may have read it."
+            )
+    return [f"{len(keys)} private keys: readable by their owner only"]
+
+
+def _missing(message: str, *, insecure: bool) -> list[str]:
+    if not insecure:
+        raise RecipeError(
+            f"{message}; make a new folder with `dpfed deploy init`, or say --insecure if every "
+            "process runs on one machine."
+        )
+    return [f"warning: {message}"]
+
+
+def _check_tls(folder: Path, insecure: bool) -> list[str]:
+    needed = [folder / name for name in ("ca/ca.crt", "server/server.crt", "server/server.key")]
+    absent = [str(path) for path in needed if not path.is_file()]
+    if absent:
+        return _missing(f"TLS is missing: there is no {' and no '.join(absent)}", insecure=insecure)
+    ca, server = (certs.load_certificate(path) for path in needed[:2])
+    found = ((needed[0], ca), (needed[1], server))
+    lines = [certs.check_dates(path, each, WARN_DAYS) for path, each in found]
+    lines += [certs.check_signature(ca, server, host) for host in certs.hosts_of(server)]
+    certs.same_key(needed[2], needed[1], server)
+    if (folder / "ca/ca.key").is_file():
+        certs.same_key(folder / "ca/ca.key", needed[0], ca)
+    return [*lines, "server/server.key fits server/server.crt"]
+
+
+def _check_copies(folder: Path) -> list[str]:
+    if not (folder / "ca/ca.crt").is_file():
+        return []
+    copies = [folder / "server/ca.crt", *sorted((folder / "nodes").glob("*/ca.crt"))]
+    certs.check_copies(copies, certs.load_certificate(folder / "ca/ca.crt"))
+    return ["every copy of ca/ca.crt is the same"]
+
+
+def _check_nodes(folder: Path, insecure: bool) -> list[str]:
+    public = sorted((folder / "server/nodes").glob("*.pub"))
+    if not public:
+        message = "node authentication is missing: no public key in server/nodes"
+        return _missing(message, insecure=insecure)
+    keys = {path.stem: certs.load_public(path) for path in public}
+    if len({certs.openssh_public(key, "") for key in keys.values()}) < len(keys):
+        raise RecipeError(f"two of the nodes {sorted(keys)} share one key; give each its own.")
+    return [_check_node(folder, name, key) for name, key in keys.items()]
+
+
+def _check_node(folder: Path, name: str, public: ec.EllipticCurvePublicKey) -> str:
+    home = folder / "nodes" / name
+    if not (home / "node.key").is_file():
+        return f"node {name}: public key is fine; its private key is not here, as it should be"
+    if certs.load_private(home / "node.key").public_key() != public:
+        raise RecipeError(
+            f"{home / 'node.key'} does not fit server/nodes/{name}.pub; copy the silo's node.pub "
+            "there, or the SuperLink will refuse it."
+        )
+    return f"node {name}: node.key fits server/nodes/{name}.pub"
+
+
+def _check_rosters(folder: Path, insecure: bool) -> list[str]:
+    homes = sorted(path for path in (folder / "nodes").glob("*") if path.is_dir())
+    absent = [str(home) for home in homes if not (home / identity.ROSTER).is_file()]
+    if absent or not homes:
+        where = " and ".join(absent) or str(folder / "nodes")
+        message = f"identity keys are missing: there is no {identity.ROSTER} in {where}"
+        return _missing(message, insecure=insecure)
+    roster = _common_roster(homes)
+    registered = {path.stem for path in folder.glob("server/nodes/*.pub")}
+    known = registered or set(roster.names)  # none at all is what _check_nodes speaks of
+    strays = (known ^ set(roster.names)) | ({home.name for home in homes} - known)
+    if strays:
+        raise RecipeError(
+            f"{sorted(strays)} is not in all of nodes, server/nodes and {identity.ROSTER}, so it "
+            "could not take part; make a new folder with `dpfed deploy init`."
+        )
+    lines = [_check_identity(home, roster) for home in homes]
+    return [f"roster of {len(roster.names)} silos: signed by the CA, the same for each", *lines]
+
+
+def _common_roster(homes: list[Path]) -> identity.Roster:
+    """Each is judged by the ca.crt beside it, as its silo does; _check_copies compared those."""
+    rosters = [identity.load_roster(home) for home in homes]
+    for home, roster in zip(homes, rosters, strict=True):
+        if roster != rosters[0]:
+            raise RecipeError(
+                f"{home / identity.ROSTER} is not {homes[0] / identity.ROSTER}, so these silos "
+                "would refuse each other's signatures; copy one roster.json, with its roster.sig, "
+                "to all of them."
+            )
+    return rosters[0]
+
+
+def _check_identity(home: Path, roster: identity.Roster) -> str:
+    place, count = roster.names.index(home.name), len(roster.names)
+    starts = scripts.partition(home / "start-supernode.sh")
+    if starts not in (None, (place, count)):
+        raise RecipeError(
+            f"{home / 'start-supernode.sh'} says partition-id={starts[0]} of {starts[1]}, but "
+            f"{home / identity.ROSTER} has {home.name} as {place} of {count}; make both the same."
+        )
+    if not (home / identity.KEY).is_file():
+        return f"node {home.name}: client {place}; its identity.key is not here, as it should be"
+    found = identity.load(home).client
+    if found != place:
+        raise RecipeError(
+            f"{home / identity.KEY} is the key of {roster.names[found]} in the roster and not of "
+            f"{home.name}; give each silo its own."
+        )
+    return f"node {home.name}: identity.key fits client {place} of the roster"
+
+
+def _check_scripts(folder: Path, insecure: bool) -> list[str]:
+    lines: list[str] = []
+    for script, flaw in scripts.flaws(folder).items():
+        if flaw:
+            message = f"TLS, node authentication or identity is missing: {script} {flaw}"
+            lines += _missing(message, insecure=insecure)
+        else:
+            lines.append(f"{script} uses TLS and node authentication")
+    return lines

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``dpfed doctor``: what a machine needs for dpfed, looked at one by one.
+
+Guarantee: nothing is installed, downloaded or kept; files that are written to try a folder are
+removed. A check that fails in an unforeseen way is a problem that says so, never a traceback.
+
+| looked at                         | problem                        | warning                     |
+|-----------------------------------|--------------------------------|-----------------------------|
+| python, packages                  | missing, or another version    | an optional one is missing  |
+| threads, cores, memory            |                                | too many threads; too small |
+| ports of Flower's local SuperLink | taken by another program       |                             |
+| entropy                           | none                           |                             |
+| clock                             | before this package was made   | off from the disk's clock   |
+| folders, data, identity, ledger   | not writable, missing, unsound | readable by others          |
+| telemetry                         |                                | on                          |
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from dpfed.core.errors import DpfedError
+
+
+class Verdict(StrEnum):
+    """How a check went."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Line(NamedTuple):
+    """What was checked, how it went, and the way out."""
+
+    verdict: Verdict
+    what: str
+    said: str
+
+
+OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM
+
+
+def check_all() -> Iterator[Line]:
+    """All checks, one after the other."""
+    for what, check in CHECKS.items():
+        try:
+            yield from check()
+        except Exception as error:
+            said = f"could not be checked ({type(error).__name__}: {error}); please report this"
+            yield Line(PROBLEM, what, said)
+
+
+# ---------------------------------------------------------------------------------------- versions
+
+NEEDED = ("torch", "flwr", "dp-accounting", "cryptography")
+OPTIONAL = {
+    "opacus": ("per-record gradients by its samplers", "opacus"),
+    "ray": ("Flower's simulation", "simulation"),
+}
+
+
+def python() -> Iterator[Line]:
+    """Python itself."""
+    from packaging.specifiers import SpecifierSet
+
+    version, bounds = platform.python_version(), metadata.metadata("dpfed")["Requires-Python"]
+    if not SpecifierSet(bounds).contains(version, prereleases=True):
+        yield Line(PROBLEM, "python", f"{version}, and must be {bounds}; install another one")
+    else:
+        yield Line(OK, "python", f"{version} ({sys.executable})")
+
+
+def packages() -> Iterator[Line]:
+    """What dpfed is built on, held against its own requirements."""
+    bounds = requirements()
+    for name in NEEDED:
+        yield package(name, bounds.get(name, ""))
+    for name, (use, extra) in OPTIONAL.items():
+        if _version(name) is None:
+            way_out = f"pip install 'dpfed[{extra}]'"
+            yield Line(WARNING, name, f"missing, needed only for {use}; {way_out}")
+        else:
+            yield package(name, bounds.get(name, ""))
+
+
+def package(name: str, bounds: str) -> Line:
+    """One package that must be there."""
+    from packaging.specifiers import SpecifierSet
+
+    version, wanted = _version(name), f"{name}{bounds}"
+    if version is None:
+        return Line(PROBLEM, name, f"missing; pip install '{wanted}'")
+    if not SpecifierSet(bounds).contains(version, prereleases=True):
+        return Line(PROBLEM, name, f"{version}, and must be {bounds}; pip install '{wanted}'")
+    return Line(OK, name, version)
+
+
+def requirements() -> dict[str, str]:
+    """Package -> the versions that dpfed's own metadata ask for."""
+    from packaging.requirements import Requirement
+
+    found: dict[str, str] = {}
+    for text in metadata.requires("dpfed") or ():
+        needed = Requirement(text)
+        found.setdefault(needed.name.lower(), str(needed.specifier))
+    return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# ----------------------------------------------------------------------------------------- machine
+
+LEAST_MEMORY = 2 * 2**30
+"""Bytes: a SuperLink, a server and two simulated clients, each with torch."""
+
+
+def threads() -> Iterator[Line]:
+    """OMP_NUM_THREADS against the cores."""
+    cores, text = usable_cores(), os.environ.get("OMP_NUM_THREADS", "")
+    if not text:
+        yield Line(OK, "threads", "OMP_NUM_THREADS is not set: torch takes one per core")
+    elif not text.isdigit() or not int(text):
+        said = f"OMP_NUM_THREADS is {text!r}, and must be a whole number from 1 on; unset it"
+        yield Line(WARNING, "threads", said)
+    elif int(text) > cores:
+        said = f"OMP_NUM_THREADS is {text} on {cores} cores, which slows down; use at most {cores}"
+        yield Line(WARNING, "threads", said)
+    else:
+        yield Line(OK, "threads", f"OMP_NUM_THREADS is {text} on {cores} cores")
+
+
+def machine() -> Iterator[Line]:
+    """Cores and memory."""
+    yield Line(OK, "cores", f"{usable_cores()}")
+    free = free_memory()
+    if free is None:
+        yield Line(WARNING, "memory", "not known here; a simulation takes about 2 GiB")
+    elif free < LEAST_MEMORY:
+        said = f"{free / 2**30:.1f} GiB free, and a simulation takes about 2; close something, or "
+        yield Line(WARNING, "memory", said + "use the in-process engine")
+    else:
+        yield Line(OK, "memory", f"{free / 2**30:.1f} GiB free")
+
+
+def usable_cores() -> int:
+    """Those that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+def free_memory() -> int | None:
+    """Bytes that a new process can have, where Linux tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
+PORTS = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": "39091", "FLWR_LOCAL_CONTROL_API_PORT": "39093"}
+"""Flower's own: the environment variable of each port of the local SuperLink, and its default."""
+
+
+def ports() -> Iterator[Line]:
+    """Are the ports free that 'flwr run .' would take, or held by Flower itself?"""
+    first, *_ = PORTS
+    if answers(os.environ.get(first, PORTS[first])):
+        yield Line(OK, "ports", "a local SuperLink of Flower's answers: 'flwr run' will use it")
+        return
+    for variable, usual in PORTS.items():
+        text = os.environ.get(variable, usual)
+        if not text.isdigit() or not 0 < int(text) < 65536:
+            said = f"{variable} is {text!r}, and must be between 1 and 65535; unset it"
+            yield Line(PROBLEM, "ports", said)
+        elif not is_free(int(text)):
+            said = (
+                f"127.0.0.1:{text} is in use, and 'flwr run .' needs it; end what holds it, or "
+                f"export {variable}=PORT with a free one between 1024 and 65535"
+            )
+            yield Line(PROBLEM, "ports", said)
+        else:
+            yield Line(OK, "ports", f"127.0.0.1:{text} is free for Flower's local SuperLink")
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen there now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def answers(port: str) -> bool:
+    """Whether a SuperLink is there; proxies are for others than loopback."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://127.0.0.1:{port}/health", timeout=1) as reply:
+            return bool(reply.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
+def entropy() -> Iterator[Line]:
+    """The operating system's generator: all noise and all keys come from it."""
+    try:
+        drawn = {os.urandom(32) for _ in range(8)}
+    except NotImplementedError:
+        drawn = set()
+    if len(drawn) < 8:
+        said = "os.urandom gives nothing new, so that no noise is private; do not train here"
+        yield Line(PROBLEM, "entropy", said)
+    else:
+        yield Line(OK, "entropy", "the operating system's generator answers")
+
+
+SKEW = 5.0
+"""Seconds between this machine's clock and its disk's."""
+
+
+def clock() -> Iterator[Line]:
+    """Certificates and the ledger's rows are dated by it."""
+    made = Path(__file__).stat().st_mtime
+    with tempfile.NamedTemporaryFile() as file:
+        skew = abs(time.time() - Path(file.name).stat().st_mtime)
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    if time.time() < made - 24 * 3600:
+        said = f"{now}, before this package was made; set it, or certificates will be refused"
+        yield Line(PROBLEM, "clock", said)
+    elif skew > SKEW:
+        said = f"{now}, {skew:.0f} s off from the disk's clock; synchronise both (NTP)"
+        yield Line(WARNING, "clock", said)
+    else:
+        yield Line(OK, "clock", now)
+
+
+# ------------------------------------------------------------------------------------------- files
+
+
+def folders() -> Iterator[Line]:
+    """Where a client keeps its state, and where results go."""
+    named = os.environ.get("DPFED_STATE")
+    state = Path(named).expanduser() if named else Path.home() / ".dpfed"
+    yield _writable("state", state, "DPFED_STATE")
+    yield _writable("folder", Path.cwd(), "")
+
+
+def _writable(what: str, folder: Path, variable: str) -> Line:
+    way_out = f"export {variable}=FOLDER" if variable else "go to one, or give --out"
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        said = f"{folder} cannot be written to ({error.strerror}); {way_out} that can"
+        return Line(PROBLEM, what, said)
+    if variable and folder.exists() and folder.stat().st_mode & 0o077:
+        return Line(
+            WARNING, what, f"{folder} is open to others on this machine; chmod 700 {folder}"
+        )
+    return Line(OK, what, f"{folder}{'' if folder.exists() else ' (will be made)'}")
+
+
+def data() -> Iterator[Line]:
+    """The folders of $DPFED_DATA."""
+    named = [each for each in os.environ.get("DPFED_DATA", "").split(os.pathsep) if each]
+    if not named:
+        yield Line(OK, "data", "DPFED_DATA is not set: recipes name their data by path")
+    for each in named:
+        if Path(each).expanduser().is_dir():
+            yield Line(OK, "data", each)
+        else:
+            said = f"DPFED_DATA names {each!r}, which is no folder; correct it, or leave it out"
+            yield Line(PROBLEM, "data", said)
+
+
+def identity() -> Iterator[Line]:
+    """The folder of $DPFED_IDENTITY, which a silo of a secure sum signs with."""
+    from dpfed.sums.secagg import identity as identities
+
+    value = os.environ.get(identities.ENVIRONMENT, "")
+    if not value:
+        yield Line(OK, "identity", f"{identities.ENVIRONMENT} is not set: only silos need it")
+    elif value == identities.SIMULATED:
+        said = "simulated: keys that anyone can make, for one machine only; unset it on a silo"
+        yield Line(WARNING, "identity", said)
+    else:
+        try:
+            found = identities.load(Path(value))
+        except DpfedError as error:
+            yield Line(PROBLEM, "identity", str(error))
+            return
+        name = found.roster.names[found.client]
+        yield Line(OK, "identity", f"{name!r}, client {found.client} of {len(found.roster.keys)}")
+
+
+def ledger() -> Iterator[Line]:
+    """Does the ledger verify, if there is one?"""
+    path = _ledger_path()
+    if not path.exists():
+        yield Line(OK, "ledger", f"none at {path}")
+        return
+    from dpfed.accounting.ledger.ledger import Ledger
+
+    try:
+        opened = Ledger(path, create=False)
+        wrong = opened.verify()
+        opened.close()
+    except DpfedError as error:
+        wrong = [str(error)]
+    if wrong:
+        way_out = "restore it from a backup, and see docs/ledger.md"
+        yield Line(PROBLEM, "ledger", f"{path}: {wrong[0].rstrip('.')}; {way_out}")
+    else:
+        yield Line(OK, "ledger", f"{path}: all rows in order")
+
+
+def _ledger_path() -> Path:
+    from dpfed.accounting.ledger.ledger import default_path
+
+    return default_path().expanduser()
+
+
+def telemetry() -> Iterator[Line]:
+    """Does Flower report its use?"""
+    if os.environ.get("FLWR_TELEMETRY_ENABLED", "1") == "1":
+        said = "Flower reports its use to its makers; export FLWR_TELEMETRY_ENABLED=0 to stop it"
+        yield Line(WARNING, "telemetry", said)
+    else:
+        yield Line(OK, "telemetry", "off")
+
+
+CHECKS: dict[str, Callable[[], Iterator[Line]]] = {
+    "python": python,
+    "packages": packages,
+    "threads": threads,
+    "machine": machine,
+    "ports": ports,
+    "entropy": entropy,
+    "clock": clock,
+    "folders": folders,
+    "data": data,
+    "identity": identity,
+    "ledger": ledger,
+    "telemetry": telemetry,
+}

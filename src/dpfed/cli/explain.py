@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One page that states what a run promises, for people who decide and did not run it.
+
+It is made from the files that ``dpfed run --out`` wrote (guarantee.json and recipe.toml) and from
+the ledger, if the recipe names one. Nothing is trained or priced anew.
+
+Guarantee: no figure is smaller than its bound; a run that promises nothing says so first.
+
+| edge case                               | what happens                                          |
+|-----------------------------------------|-------------------------------------------------------|
+| no guarantee.json                       | RecipeError: there is nothing to state                |
+| no recipe.toml (a Flower app's folder)  | what only the recipe knows is left out                |
+| the ledger is not on this machine       | said; the run's own figures stand alone               |
+| the ledger was tampered with            | DataError: no total is stated                         |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dpfed.accounting.attack_odds import ALARMS, Reading, of_100, read
+from dpfed.accounting.guarantee import Guarantee, round_up
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
+from dpfed.recipes import schema as recipes
+from dpfed.recipes.schema import Recipe
+
+
+class Table(NamedTuple):
+    """A head and rows of texts."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+Block = str | list[str] | Table
+"""A paragraph, a list, or a table."""
+
+
+class Section(NamedTuple):
+    """A part of the page."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Material:
+    """All that a statement is made of."""
+
+    name: str
+    guarantee: Guarantee
+    promise: dict[str, Any]
+    recipe: Recipe | None
+    ledger: Path | None = None
+    """A ledger's file to sum up as a whole, whatever the recipe names."""
+
+    @property
+    def private(self) -> bool:
+        """Whether anything is promised."""
+        return math.isfinite(self.guarantee.epsilon)
+
+
+def gather(folder: Path, ledger: Path | None = None) -> Material:
+    """What a run left in its folder."""
+    path = folder / "guarantee.json"
+    try:
+        promise = json.loads(path.read_text(encoding="utf-8"))
+        guarantee = msgspec.convert(promise, Guarantee, strict=False)
+    except OSError as error:
+        raise RecipeError(
+            f"{str(path)!r} cannot be read ({error.strerror}); give the folder that "
+            f"'dpfed run --out FOLDER' wrote"
+        ) from error
+    except (ValueError, msgspec.ValidationError) as error:
+        raise RecipeError(
+            f"{str(path)!r} is no guarantee of dpfed's ({error}); run again"
+        ) from error
+    known = folder / "recipe.toml"
+    recipe = recipes.load(known) if known.exists() else None
+    name = folder.resolve().name if recipe is None else recipe.name
+    return Material(name, guarantee, promise, recipe, ledger)
+
+
+def sections(material: Material) -> list[Section]:
+    """The page, in order."""
+    if not material.private:
+        return [_nothing(material), _about(material)]
+    return [
+        _protected(material),
+        _against(material),
+        _meaning(material),
+        _rests_on(material),
+        _all_runs(material),
+        _not_covered(material),
+        _about(material),
+    ]
+
+
+# --------------------------------------------------------------------------- what, and against whom
+
+UNITS = {
+    Unit.RECORD: "one record",
+    Unit.GROUP: "one person, with all of their records at one participant",
+    Unit.CLIENT: "one participant, with all of its records",
+}
+NEIGHBOURS = {
+    Adjacency.REPLACE_ONE: "{unit} in the place of any other",
+    Adjacency.ADD_REMOVE: "{unit} more or less",
+    Adjacency.ZERO_OUT: "{unit} there or blanked out",
+}
+
+
+def _nothing(material: Material) -> Section:
+    return Section("No privacy is promised", (
+        f"{material.guarantee.sentence} Nothing bounds what can be learned about a record from "
+        "this run or its model. Treat both as you treat the records themselves.",
+    ))  # fmt: skip
+
+
+def _protected(material: Material) -> Section:
+    promised = material.guarantee
+    unit = UNITS[promised.unit]
+    differ = NEIGHBOURS[promised.adjacency].format(unit=unit)
+    return Section("What is protected", (
+        f"The presence and content of {unit}. The promise compares two collections of data that "
+        f"differ in {differ} ({promised.adjacency}): whatever is seen of the training is almost "
+        "as likely under the one as under the other, whatever all other records are and whatever "
+        "the reader knows.",
+    ))  # fmt: skip
+
+
+def _against(material: Material) -> Section:
+    found = material.guarantee
+    rows = []
+    for claim in found.claims:
+        reading = read(claim, found.trust)
+        rows.append((
+            _capital(claim.adversary), round_up(claim.epsilon), round_up(claim.delta),
+            f"at most {of_100(reading.right)}", f"at most {of_100(reading.found)}",
+        ))  # fmt: skip
+    head = (
+        "against", "epsilon", "delta", "right guesses of 100 (chance: 50)",
+        f"found of 100, at {ALARMS:.0%} false alarms (chance: {100 * ALARMS:g})",
+    )  # fmt: skip
+    return Section("Against whom, and how strongly", (Table(head, tuple(rows)),))
+
+
+def _meaning(material: Material) -> Section:
+    found = material.guarantee
+    strongest = max(found.claims, key=lambda claim: claim.epsilon)
+    return Section("What epsilon means here", (
+        game(read(strongest, found.trust), found.adjacency, UNITS[found.unit]),
+        f"This holds for every attack, also future ones, with any computing power"
+        f"{_computing(found.trust)} and any side knowledge. Figures are rounded up. Epsilon "
+        f"{round_up(strongest.epsilon)} itself says: whatever is seen is at most "
+        f"{_factor(strongest.epsilon)} times as likely under the one collection as under the "
+        f"other, plus a chance of {round_up(strongest.delta)} (delta). What is true of the "
+        f"population, and would be learned without {UNITS[found.unit]} as well, is not hidden: "
+        f"that is what training is for.",
+    ))  # fmt: skip
+
+
+def game(reading: Reading, adjacency: Adjacency, unit: str) -> str:
+    """The attacker's best result in a sentence."""
+    which = {
+        Adjacency.REPLACE_ONE: f"which of two candidates for {unit} was in the data",
+        Adjacency.ADD_REMOVE: f"whether {unit} was in the data",
+        Adjacency.ZERO_OUT: f"whether {unit} was in the data or blanked out",
+    }[adjacency]
+    return (
+        f"Toss a fair coin and let an attacker, who knows all other records and sees all that is "
+        f"listed above, guess {which}. On average at most {of_100(reading.right)} of 100 "
+        f"such guesses are right, where 50 is chance. An attacker who may wrongly accuse only 1 of "
+        f"100 finds at most {of_100(reading.found)} of 100, where 1 is chance."
+    )
+
+
+def _computing(trust: Trust) -> str:
+    return " that does not break the secure sum's cryptography" * (trust is Trust.DISTRIBUTED)
+
+
+def _factor(epsilon: float) -> str:
+    return "e^" + round_up(epsilon) if epsilon > 50 else round_up(math.exp(epsilon) * (1 + 1e-8), 3)
+
+
+# ------------------------------------------------------------------------------- what it rests on
+
+
+def _rests_on(material: Material) -> Section:
+    found = material.guarantee
+    lines = [*_trust(material), f"Accounting: {found.claims[0].accounting}; {found.rounds} rounds."]
+    if found.draws:
+        lines.append(f"Draws: {found.draws}. Whoever learns a draw is not covered.")
+    if found.noise is NoiseSource.KEYED:
+        lines.append(
+            "Noise: keyed by a seed, so that the run can be repeated. Whoever knows the seed can "
+            "take the noise off: for research only, never for people's data."
+        )
+    else:
+        lines.append("Noise: from the operating system's cryptographic generator, kept by nobody.")
+    if found.idealized:
+        lines.append("Arithmetic: idealized; noise is a floating-point number (see below).")
+    else:
+        lines.append("Arithmetic: sums and noise are exact integers; no rounding is left out.")
+    lines.append("Each participant runs this software unchanged, and clips and adds noise itself.")
+    if found.trust is Trust.CENTRAL:
+        lines[-1] = "Each participant runs this software unchanged, and clips its own records."
+    return Section("What it rests on", (lines,))
+
+
+def _trust(material: Material) -> Iterable[str]:
+    found = material.guarantee
+    privacy = None if material.recipe is None else material.recipe.privacy
+    if found.trust is Trust.LOCAL:
+        yield "Trust: none in the server. Each participant's message is private on its own."
+        if len(found.claims) > 1 and privacy is not None:
+            pooled = f"while at most {privacy.colluders} participants pool what they know"
+            held = "against each participant alone" if privacy.colluders == 1 else pooled
+            yield f"The smaller figure counts on the noise of others: it holds {held}."
+        return
+    if found.trust is Trust.CENTRAL:
+        yield "Trust: the server sees clipped sums in clear and adds the noise: it must be honest."
+        return
+    yield (
+        f"Trust: the server can open only sums with at least {found.shares:g} honest shares of "
+        f"noise, by a secure sum (X25519, ChaCha20, AES-GCM); messages before that are not private "
+        f"on their own."
+    )
+    if privacy is not None:
+        yield f"At most {_clients(privacy.colluders)} may side with the server."
+
+
+def _clients(count: int) -> str:
+    return f"{count} participant{'' if count == 1 else 's'}"
+
+
+# ------------------------------------------------------------------------------------- all runs
+
+
+def _all_runs(material: Material) -> Section:
+    title = "All runs on the same data"
+    path, dataset = _where(material)
+    if path is None and material.recipe is None:
+        return Section(title, (
+            "The figures above are for this run alone. Whether participants keep a ledger, this "
+            "folder does not say: each of them knows its own data's total (dpfed ledger show).",
+        ))  # fmt: skip
+    if path is None:
+        return Section(title, (
+            "This run kept no ledger, so the figures above are for this run alone. Every further "
+            "run on the same records adds to them; a [ledger] in the recipe keeps the total.",
+        ))  # fmt: skip
+    if not path.exists():
+        said = f"The ledger {path} is not on this machine: ask its owner for the total."
+        return Section(title, (said,))
+    rows = totals(path, dataset, material.guarantee.delta)
+    if not rows:
+        return Section(title, (f"The ledger {path} has nothing on {dataset!r} yet.",))
+    if _lacks(rows, material.guarantee):
+        said = f"The ledger {path.name} does not have this run: its totals are below the run's own."
+        return Section(title, (f"{said} Ask whoever keeps the run's ledger for the total.",))
+    head = ("data set", "promise", "runs", "epsilon so far", "delta", "budget")
+    return Section(title, (
+        f"The ledger {path.name} was verified row by row. Where participants divide a data set, "
+        "the line is the most exposed one's.",
+        Table(head, tuple(rows)),
+    ))  # fmt: skip
+
+
+def _lacks(rows: list[tuple[str, ...]], promised: Guarantee) -> bool:
+    """Whether no line can contain the run: each is below it, at a delta that is no larger."""
+    own, at = float(round_up(promised.epsilon)), float(round_up(promised.delta))
+    return all(float(row[3]) < own and float(row[4]) <= at for row in rows)
+
+
+def _where(material: Material) -> tuple[Path | None, str | None]:
+    """The ledger's file, and the one name in it that is asked for."""
+    from dpfed.accounting.ledger.ledger import default_path
+
+    if material.ledger is not None:
+        return material.ledger, None
+    recipe = material.recipe
+    if recipe is None or isinstance(recipe.ledger, msgspec.UnsetType):
+        return None, None
+    named = recipe.ledger.path
+    return default_path() if named is None else Path(named).expanduser(), recipe.ledger.dataset
+
+
+def totals(path: Path, dataset: str | None, delta: float) -> list[tuple[str, ...]]:
+    """Per data set and promise: runs, epsilon in all, and the budget; of a sound ledger only."""
+    from dpfed.accounting.ledger.balance import Key
+    from dpfed.accounting.ledger.ledger import Ledger
+
+    ledger = Ledger(path, create=False)
+    ledger.rows()  # refuses a file that was tampered with
+    books = ledger.books()
+    name = None if dataset is None else books.resolve(Key(dataset)).dataset
+    groups: dict[Key, list[Key]] = {}
+    for key in books.costs:
+        if name in {None, key.base}:
+            groups.setdefault(key._replace(dataset=key.base), []).append(key)
+    rows: list[tuple[str, ...]] = []
+    for shared, keys in sorted(groups.items()):
+        budget = books.budget(keys[0])
+        at = budget.delta if budget else delta
+        spent = max(books.spent(key).epsilon(at, key.adjacency) for key in keys)
+        runs = {training for key, training, *_ in books.usage if key in keys}
+        promise = f"{shared.unit}, {shared.adjacency}, against {shared.adversary}"
+        most = f"{budget.epsilon:g}" if budget else "none declared"
+        rows.append((shared.base, promise, str(len(runs)), round_up(spent), round_up(at), most))
+    return rows
+
+
+# ---------------------------------------------------------------------- what is not covered, facts
+
+
+def _not_covered(material: Material) -> Section:
+    found = material.guarantee
+    lines = [
+        "Tuning: trying several settings on the same records, and choosing by the outcome, "
+        "costs more than one run. The figures are for this run as configured.",
+        _evaluation(material),
+    ]
+    if found.idealized:
+        lines.append(
+            "Arithmetic: the lowest bits of floating-point noise are not covered by the proof; "
+            "mechanism = 'discrete_gaussian' covers them."
+        )
+    if found.unit is not Unit.CLIENT:
+        lines.append(
+            "One person at several participants: each participant's records count on their own."
+        )
+        lines.append("How many records a participant has, and that it takes part, is public.")
+    if found.unit is Unit.RECORD:
+        lines.append(
+            "A person with k records: epsilon is up to k times as large, and delta more than that."
+        )
+    lines.append("What else leaves a participant (logs, statistics, other software) is not seen.")
+    return Section("What is not covered", (lines,))
+
+
+def _evaluation(material: Material) -> str:
+    words = str(material.promise.get("evaluation", "in a way that was not noted"))
+    kind = "" if material.recipe is None else material.recipe.evaluation.kind
+    if kind == "federated":
+        return f"Accuracy was measured {words}: it is inside the budget."
+    if "test records" in words:
+        return (
+            f"Accuracy was measured {words}: those records are not protected by this promise, and "
+            "must be public or the server's own."
+        )
+    if words == "not measured":
+        return "Accuracy was not measured."
+    return f"Evaluation, {words}."
+
+
+def _about(material: Material) -> Section:
+    from dpfed import __version__
+
+    recipe, promise = material.recipe, material.promise
+    lines = [f"Data: {promise.get('data', 'not noted')}."]
+    if recipe is not None:
+        steps = " then ".join(str(each.get("name")) for each in recipe.server)
+        named = (
+            recipe.method or f"{recipe.client.get('name')} at the clients, {steps} at the server"
+        )
+        lines.append(f"Method: {named}; {material.guarantee.rounds} rounds; seed {recipe.seed}.")
+    lines += [f"Warning: {_sentence(each)}" for each in promise.get("warnings", ())]
+    if promise.get("stopped"):
+        lines.append(f"It was stopped early: {_sentence(promise['stopped'])}")
+    files = "guarantee.json" if recipe is None else "guarantee.json and recipe.toml"
+    lines.append(f"Stated by dpfed {__version__} from {files} of the run.")
+    return Section("The run", (lines,))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of the ledger: ``dpfed ledger show | verify | export | budget | rename``.
+
+Guarantee: ``show``, ``verify`` and ``export`` write nothing into the ledger and make none; what
+``budget`` and ``rename`` change is one more row that stays.
+
+| edge case                                  | what happens                                        |
+|--------------------------------------------|-----------------------------------------------------|
+| there is no ledger                         | one sentence; only ``budget`` makes a new one       |
+| a row was edited, deleted, moved, cut off  | ``verify`` says which and exits with 1              |
+| the ledger is sound but older than noted   | ``verify --expect`` exits with 1                    |
+| a figure                                   | rounded up; what is left is rounded down            |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpfed.core.types import Adjacency, Unit
+
+if TYPE_CHECKING:
+    from dpfed.accounting.ledger.balance import Books, Key, Usage
+    from dpfed.accounting.ledger.ledger import Ledger
+
+ledger_app = typer.Typer(
+    help="What was spent on each data set: budgets, what is left, and whether the file is sound.",
+    no_args_is_help=True,
+)
+
+Where = Annotated[
+    Path | None,
+    typer.Option("--ledger", help="The file. Default: $DPFED_LEDGER, or beside clients' state."),
+]
+Figures = dict[str, Any]
+
+
+def _open(path: Path | None, *, create: bool = False) -> Ledger:
+    from dpfed.accounting.ledger.ledger import Ledger
+
+    return Ledger(path, create=create)
+
+
+# ------------------------------------------------------------------------------------------ show
+
+
+@ledger_app.command()
+def show(
+    ledger: Where = None,
+    delta: Annotated[float, typer.Option(help="Delta, where no budget states one.")] = 1e-5,
+    every: Annotated[
+        bool, typer.Option("--all", help="Each client's data, not only the most exposed.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+) -> None:
+    """What each data set, run and channel has cost, the budget, and what is left of it.
+
+    Where clients of a simulation divide a name, the line is the most exposed client's.
+    """
+    from dpfed.accounting.guarantee import jsonable
+
+    found = list(_figures(_open(ledger).books(), delta, every=every))
+    if as_json:
+        typer.echo(json.dumps(jsonable(found)))
+    else:
+        _print(found)
+
+
+def _figures(books: Books, delta: float, *, every: bool) -> Iterator[Figures]:
+    groups: dict[Key, list[Key]] = {}
+    for key in (*books.costs, *(key for key in books.budgets if key not in books.costs)):
+        shared = key if every else key._replace(dataset=key.base)
+        groups.setdefault(shared, []).append(key)
+    for shared, keys in sorted(groups.items()):
+        budget = books.budget(keys[0])
+        at = budget.delta if budget else delta
+        yield from _runs(books, shared, keys, at)
+        yield _total(books, shared, keys, at)
+
+
+def _runs(books: Books, shared: Key, keys: list[Key], delta: float) -> Iterator[Figures]:
+    """A line per run and channel."""
+    lines: dict[tuple[str, str], list[Usage]] = {}
+    for (key, training, _, channel), usage in books.usage.items():
+        if key in keys:
+            lines.setdefault((training, channel), []).append(usage)
+    for (training, channel), used in lines.items():
+        yield {
+            **_names(shared), "run": training, "channel": channel, "clients": len(used),
+            "releases": max(each.releases for each in used),
+            "unconfirmed": sum(each.open for each in used),
+            "epsilon": max(each.cost.epsilon(delta, shared.adjacency) for each in used),
+            "delta": delta, "budget": None, "left": None,
+        }  # fmt: skip
+
+
+def _total(books: Books, shared: Key, keys: list[Key], delta: float) -> Figures:
+    budget = books.budget(keys[0])
+    costs = [books.spent(key) for key in keys]
+    spent = max(cost.epsilon(delta, shared.adjacency) for cost in costs)
+    return {
+        **_names(shared), "run": "all", "channel": "all", "clients": len(keys),
+        "releases": sum(u.releases for k, u in books.usage.items() if k[0] == keys[0]),
+        "unconfirmed": sum(u.open for k, u in books.usage.items() if k[0] in keys),
+        "epsilon": spent, "delta": delta,
+        "budget": budget.epsilon if budget else None,
+        "left": min(cost.left(budget) for cost in costs) if budget else None,
+    }  # fmt: skip
+
+
+def _names(key: Key) -> Figures:
+    return {name: str(value) for name, value in key._asdict().items()}
+
+
+def _print(found: list[Figures]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        "data set", "promise", "run", "channel", "releases", "unconfirmed", "epsilon", "budget",
+        "left", box=None, pad_edge=False,
+    )  # fmt: skip
+    for row in found:
+        promise = f"{row['unit']}, {row['adjacency']}, {row['adversary']}, delta {row['delta']:g}"
+        style = "bold" if row["run"] == "all" else None
+        counts = (str(row["releases"]), str(row["unconfirmed"]))
+        figures = (_up(row["epsilon"]), _down(row["budget"]), _down(row["left"]))
+        names = (row["dataset"], promise, row["run"], row["channel"])
+        table.add_row(*names, *counts, *figures, style=style)
+    Console(width=None if Console().is_terminal else 200).print(table)
+
+
+def _up(value: float) -> str:
+    from dpfed.accounting.guarantee import round_up
+
+    return round_up(value)
+
+
+def _down(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "--"
+    return f"{math.floor(value * 1e4) / 1e4:g}"
+
+
+# --------------------------------------------------------------------------------- verify, export
+
+
+@ledger_app.command()
+def verify(
+    ledger: Where = None,
+    expect: Annotated[
+        str, typer.Option(help="ROWS:HASH that was noted elsewhere: these rows must be there.")
+    ] = "",
+) -> None:
+    """Check every row: the chain of hashes, the head, prices and sums. Exits with 1 if one fails.
+
+    The last line is worth noting where the ledger's disk cannot lose it: with --expect an older
+    copy, put back together with its head, is found out.
+
+    Example: dpfed ledger verify --expect 1480:9f86d081
+    """
+    from dpfed.core.errors import DpfedError
+
+    try:
+        opened = _open(ledger)
+        wrong = opened.verify()
+        rows = [] if wrong else opened.rows()
+    except DpfedError as error:
+        wrong, rows = [str(error)], []
+    hashes = {row.number: row.hash for row in rows}
+    if expect and not wrong:
+        number, _, digest = expect.partition(":")
+        known = hashes.get(int(number) if number.isdigit() else -1, "")
+        if not digest or not known.startswith(digest):
+            wrong = [f"row {number} with hash {digest!r} is not there: the ledger is an older one"]
+    if wrong:
+        typer.secho(f"error: {wrong[0]}", err=True, fg=typer.colors.RED)
+        raise typer.Exit(1)
+    typer.echo(f"{len(rows)} rows, all in order")
+    if rows:
+        typer.echo(f"{len(rows)}:{hashes[len(rows)]}")
+
+
+@ledger_app.command()
+def export(
+    ledger: Where = None,
+    out: Annotated[Path | None, typer.Option(help="A file instead of the terminal.")] = None,
+) -> None:
+    """All rows as JSON; accounting.ledger.events.from_json makes dp_accounting events of theirs."""
+    text = json.dumps(_open(ledger).export(), indent=1)
+    if out is None:
+        typer.echo(text)
+    else:
+        out.write_text(f"{text}\n", encoding="utf-8")
+
+
+# --------------------------------------------------------------------------------- budget, rename
+
+Name = Annotated[str, typer.Argument(help="The data set's name.")]
+
+
+@ledger_app.command()
+def budget(
+    name: Name,
+    epsilon: Annotated[float, typer.Option(help="What all runs together may cost.")],
+    delta: Annotated[float, typer.Option(help="The budget's delta.")] = 1e-5,
+    unit: Annotated[Unit, typer.Option(help="Whose presence is hidden.")] = Unit.RECORD,
+    adjacency: Annotated[
+        Adjacency, typer.Option(help="What neighbouring data sets differ in.")
+    ] = Adjacency.REPLACE_ONE,
+    adversary: Annotated[
+        str, typer.Option(help="server, or outsiders where the server is trusted (central).")
+    ] = "server",
+    ledger: Where = None,
+) -> None:
+    """Declare or change a data set's budget. The change stays in the ledger.
+
+    Of a name that clients divide, each client's part has this budget for itself.
+
+    Example: dpfed ledger budget adult --epsilon 8 --delta 1e-5
+    """
+    from dpfed.accounting.ledger.balance import OUTSIDERS, SERVER, Budget, Key
+    from dpfed.core.errors import RecipeError
+
+    if adversary not in {SERVER, OUTSIDERS}:
+        raise RecipeError(f"the adversary is {adversary!r}; use {SERVER!r} or {OUTSIDERS!r}")
+    key, asked = Key(name, unit, adjacency, adversary), Budget(epsilon, delta)
+    opened = _open(ledger, create=True)
+    before = opened.budget(key)
+    opened.declare(key, asked)
+    typer.echo(f"{key}: budget {asked}{f', before {before}' if before else ''}")
+
+
+@ledger_app.command()
+def rename(
+    old: Annotated[str, typer.Argument(help="The name so far.")],
+    new: Annotated[str, typer.Argument(help="One more name for the same or overlapping data.")],
+    ledger: Where = None,
+) -> None:
+    """Let a new name stand for data that is known already: both share one budget."""
+    _open(ledger).rename(old, new)
+    typer.echo(f"{new!r} is another name of {old!r}: what was spent stays spent")

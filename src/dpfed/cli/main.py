@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: ``dpfed run``, ``dpfed features``, ``dpfed calibrate``, ``dpfed methods``, ...
+
+Heavy imports happen inside commands, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from dpfed.cli.audit import audit
+from dpfed.cli.deploy.command import deploy_app
+from dpfed.cli.ledger import ledger_app
+from dpfed.cli.start import demo, doctor, explain, new
+from dpfed.core.errors import DpfedError
+from dpfed.core.types import Adjacency, Trust, Unit
+from dpfed.recipes.bar import bar, percent
+
+if TYPE_CHECKING:
+    from dpfed.recipes.result import Result
+
+app = typer.Typer(
+    help="Train one model across silos that never share data, with an exact privacy promise.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+START, TRAIN, COMPARE, OPERATE = "Start", "Train, and what it costs", "Compare", "Operate"
+
+for first in (demo, new, doctor):  # panels and commands are shown in the order of this file
+    app.command(rich_help_panel=START)(first)
+app.add_typer(deploy_app, name="deploy", rich_help_panel=OPERATE)
+app.add_typer(ledger_app, name="ledger", rich_help_panel=OPERATE)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Train one model across silos that never share data, with an exact privacy promise."""
+    if version:
+        from dpfed import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+# ------------------------------------------------------------------------------------------ run
+
+
+@app.command(rich_help_panel=TRAIN)
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A recipe in TOML; see examples/recipes/.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override one value, e.g. --set privacy.epsilon=5. Repeatable."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Override the recipe's seed.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results. Default: runs/<recipe's name>.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="in-process, or flower-simulation: the same through 'flwr run'.")
+    ] = "in-process",
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Keep the run in the folder after each round; go on there."),
+    ] = False,
+    sinks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sink", help="Also send each round's row to: csv, tensorboard, mlflow. Repeatable."
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option(help="Show no progress.")] = False,
+) -> None:
+    """Train as a recipe says, and write metrics, model, picture and guarantee.
+
+    A run with --resume outlives its process: the same command goes on after the last round that
+    was committed, and asks for none twice. What --sink gets is what the run's own metrics.csv has:
+    no figure that leaves a client without being priced.
+
+    Example: dpfed run examples/recipes/quickstart.toml --sink csv --set privacy.epsilon=2
+    """
+    from dpfed.recipes.display import View
+    from dpfed.recipes.run import resolve
+    from dpfed.recipes.run import run as run_recipe
+
+    folder, changes = out or Path("runs") / recipe.stem, tuple(overrides or ())
+    planned = resolve(recipe, seed, changes, {})
+    with View(planned.name, planned.privacy.epsilon, quiet) as view:
+        result = run_recipe(
+            recipe,
+            seed=seed,
+            out=folder,
+            overrides=changes,
+            engine=engine,
+            resume=folder / "checkpoint" if resume else None,
+            watch=view,
+            sinks=sinks or (),
+        )
+    _report(result, folder)
+
+
+def _report(result: Result, folder: Path) -> None:
+    for warning in result.warnings:
+        _warn(warning)
+    if not math.isnan(result.accuracy):
+        typer.echo(f"accuracy {percent(result.accuracy)}, {result.evaluation}")
+    typer.echo(result.guarantee.sentence)
+    typer.echo(f"results in {folder}/")
+
+
+def _warn(message: str) -> None:
+    typer.secho(f"warning: {message}", err=True, fg=typer.colors.YELLOW)
+
+
+# --------------------------------------------------------------------------------------- studies
+
+Workers = Annotated[int | None, typer.Option(help="Processes. Default: one per core.", min=1)]
+
+
+@app.command(rich_help_panel=COMPARE)
+def sweep(
+    study: Annotated[
+        str, typer.Argument(help="A study in TOML, or the name of one that comes along.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder. Default: runs/<study>.")] = None,
+    workers: Workers = None,
+) -> None:
+    """Search settings for every method of a study on held-out training records, then run it.
+
+    Grids in two stages, or Optuna where the study says trials = 40. A killed sweep goes on where it
+    was. Test records are used for the final figures only; that tuning looks at private data is not
+    covered by the runs' epsilon, and the report says what it would cost.
+
+    Example: DPFED_DATA=data dpfed sweep sofim-cifar10
+    """
+    _study(study, out, tune=True, quick=False, workers=workers)
+
+
+@app.command(rich_help_panel=COMPARE)
+def reproduce(
+    name: Annotated[
+        str, typer.Argument(help="A study by name; without one, they are listed.")
+    ] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder. Default: runs/<name>.")] = None,
+    tune: Annotated[bool, typer.Option(help="Search the settings anew.")] = False,
+    quick: Annotated[bool, typer.Option(help="A miniature: few rounds, one seed.")] = False,
+    workers: Workers = None,
+) -> None:
+    """A paper's table by one command, at settings that were searched before.
+
+    Example: DPFED_DATA=data dpfed reproduce sofim-cifar10
+    """
+    from dpfed.experiments import study as studies
+    from dpfed.experiments.measure import MEASUREMENTS, measure
+
+    if not name:
+        titles = {each: studies.load(each).title for each in studies.names()}
+        titles |= {each: measurement.title for each, measurement in MEASUREMENTS.items()}
+        for each, title in sorted(titles.items()):
+            typer.echo(f"{each:20} {title}")
+        return
+    if name in MEASUREMENTS:
+        typer.echo(f"tables in {measure(name, out or Path('runs') / name, quick=quick)}")
+        return
+    _study(name, out, tune=tune, quick=quick, workers=workers)
+
+
+def _study(name: str, out: Path | None, *, tune: bool, quick: bool, workers: int | None) -> None:
+    from dpfed.experiments.report import write_report
+    from dpfed.experiments.reproduce import reproduce as run_study
+
+    folder = out or Path("runs") / Path(name).stem
+    with bar(quiet=False) as shown:
+        task = shown.add_task("runs", total=None, figures="")
+
+        def watch(done: int, total: int, row: dict[str, Any]) -> None:
+            what = row.get("entry") or f"{row.get('method')} seed {row.get('seed')}"
+            figures = f"{what}: {percent(row['accuracy'])}"
+            shown.update(task, total=total, completed=done, figures=figures)
+
+        run_study(name, folder, tune=tune, quick=quick, workers=workers, watch=watch)
+    typer.echo(f"report in {write_report(folder)}")
+
+
+@app.command(rich_help_panel=COMPARE)
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder that sweep or reproduce wrote.")],
+) -> None:
+    """Tables, figures and one HTML page from a study's runs, without running anything."""
+    from dpfed.experiments.report import write_report
+
+    typer.echo(f"report in {write_report(folder)}")
+
+
+# ------------------------------------------------------------------------------------- features
+
+
+@app.command(rich_help_panel=COMPARE)
+def features(
+    images: Annotated[str, typer.Argument(help="A data set of images, as data.source takes it.")],
+    out: Annotated[Path, typer.Option(help="The .npz to write.")],
+    backbone: Annotated[str, typer.Option(help="resnet32-cifar100, efficientnet-lite0, ...")],
+    size: Annotated[int, typer.Option(help="Images get this height and width.", min=1)] = 32,
+    fit: Annotated[str, typer.Option(help="How they get it: pad or resize.")] = "pad",
+    weights: Annotated[Path | None, typer.Option(help="The backbone's weights.")] = None,
+    quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
+) -> None:
+    """Turn images into features of a frozen public backbone, once, for many runs to read.
+
+    The backbone maps each image on its own and never learns from it: no privacy is spent.
+
+    Example: dpfed features images/cifar10.npz --backbone efficientnet-lite0 --size 128 --fit resize
+    --out data/features/cifar10-efficientnet-lite0.npz
+    """
+    from dpfed.data.datasets import load
+    from dpfed.data.featurize import write_features
+
+    dataset = load(images)
+    total = len(dataset.train) + (0 if dataset.test is None else len(dataset.test))
+    with bar(quiet) as shown:
+        task = shown.add_task("images", total=total, figures="")
+        made = write_features(
+            dataset, out, backbone, size=size, fit=fit, weights=weights,
+            watch=lambda added: shown.advance(task, added),
+        )  # fmt: skip
+    typer.echo(f"{total} x {made.train.x.shape[1]} features in {out}")
+
+
+# ------------------------------------------------------------------------------------ calibrate
+
+
+@app.command(rich_help_panel=TRAIN)
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="The promise's epsilon.")],
+    rounds: Annotated[int, typer.Option(help="Rounds; each client releases once a round.", min=1)],
+    clients: Annotated[int, typer.Option(help="How many clients take part.", min=1)],
+    delta: Annotated[float, typer.Option(help="The promise's delta.")] = 1e-5,
+    unit: Annotated[Unit, typer.Option(help="Whose presence is hidden.")] = Unit.RECORD,
+    adjacency: Annotated[
+        Adjacency, typer.Option(help="What neighbouring data sets differ in.")
+    ] = Adjacency.REPLACE_ONE,
+    trust: Annotated[
+        Trust, typer.Option(help="Does the server read each reply, or only the sum?")
+    ] = Trust.LOCAL,
+    survivors: Annotated[
+        int | None,
+        typer.Option(help="distributed: the fewest clients in an opened sum. Default: all.", min=1),
+    ] = None,
+    colluders: Annotated[
+        int | None,
+        typer.Option(help="Clients who pool what they know. Default: 1 local, 0 distributed."),
+    ] = None,
+    units: Annotated[
+        int | None, typer.Option(help="How many units there are, to judge delta by.", min=1)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """How much noise a promise takes.
+
+    sigma_g is the paper's noise multiplier: each of n clients adds N(0, (C sigma_g)^2 / n) to its
+    clipped sum. std_over_clip is the same per client: sigma_g / sqrt(n).
+
+    Example: dpfed calibrate --epsilon 1 --rounds 70 --clients 20 --trust local --json
+    """
+    from dpfed.recipes.noise_for import noise_for
+
+    answer = noise_for(
+        epsilon=epsilon,
+        delta=delta,
+        rounds=rounds,
+        clients=clients,
+        unit=unit,
+        adjacency=adjacency,
+        trust=trust,
+        survivors=survivors,
+        colluders=colluders,
+        units=units,
+    )
+    for warning in answer["warnings"]:
+        _warn(warning)
+    typer.echo(json.dumps(answer) if as_json else _in_words(answer))
+
+
+def _in_words(answer: dict[str, Any]) -> str:
+    figures = "\n".join(
+        f"{name:14} {answer[name]:.6g}" for name in ("sigma_g", "std_over_clip", "mu")
+    )
+    return f"{figures}\n{answer['guarantee']}"
+
+
+# -------------------------------------------------------------------------------------- methods
+
+
+@app.command(rich_help_panel=COMPARE)
+def methods(
+    plug_ins: Annotated[
+        bool, typer.Option("--plug-ins", help="The plug-ins, each with its options, instead.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table.")] = False,
+) -> None:
+    """The papers' methods: what each protects, releases, sends and keeps.
+
+    A method's name goes into a recipe as method = "dp-fedadam"; it stands for client, server and
+    mechanism tables, whose options can be set as any other: --set client.steps=3.
+
+    upload: vectors of the model's size that a client sends in a round; keeps: vectors between
+    rounds; client memory: what its work needs, by model size d and inputs f; post-processing only:
+    it costs exactly what DP-FedGD costs.
+    """
+    from dpfed.core.registry import catalogue
+    from dpfed.recipes.methods import markdown, table
+
+    found = catalogue() if plug_ins else table()
+    if as_json:
+        typer.echo(json.dumps(found))
+    elif plug_ins:
+        _print_plug_ins(found)
+    elif as_markdown:
+        typer.echo(markdown(found), nl=False)
+    else:
+        _print_methods(found)
+
+
+def _print_methods(found: list[dict[str, str]]) -> None:
+    """Cards, since a dozen columns do not fit a terminal."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False)
+    for row in found:
+        console.print(f"[bold]{row['method']}[/]  {escape(row['paper'])}")
+        for name in list(row)[2:]:
+            console.print(f"    {name:22}{escape(row[name])}", soft_wrap=True)
+
+
+def _print_plug_ins(found: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("station", "name", "what it does", "options", "from", box=None, pad_edge=False)
+    for plug_in in found:
+        options = ", ".join(f"{key}={value}" for key, value in plug_in["options"].items())
+        table.add_row(
+            plug_in["kind"], plug_in["name"], plug_in["summary"], options, plug_in["paper"]
+        )
+    Console().print(table)
+
+
+for about_a_run in (explain, audit):
+    app.command(rich_help_panel=TRAIN)(about_a_run)
+
+
+def main() -> None:
+    """What is wrong with a recipe, a run or the command itself is one sentence, and exit code 2."""
+    try:
+        sys.exit(app(standalone_mode=False, prog_name="dpfed"))
+    except click.UsageError as error:
+        if error.format_message():
+            _fail(_usage(error))
+        sys.exit(2)  # a group without a command: its help was shown
+    except click.Abort:  # Ctrl-C
+        sys.exit(130)
+    except DpfedError as error:
+        _fail(str(error))
+    except OSError as error:  # a full disk, a folder that may not be written
+        where = f" ({str(error.filename)!r})" if error.filename else ""
+        _fail(f"the system refused{where}: {error.strerror or error}; mend that, and run again")
+
+
+def _usage(error: click.UsageError) -> str:
+    """Click's words about a wrong option or command, with the way out."""
+    said = error.format_message().replace(". (", " (").rstrip(".")
+    first, *more = re.split(r"[.?] (?=[A-Z])", said)
+    hints = [each.rstrip("?") for each in more if each.startswith("Did you mean")]
+    where = error.ctx.command_path if error.ctx else "dpfed"
+    way_out = f"d{hints[0][1:]}?" if hints else f"'{where} --help' lists what there is"
+    return f"{first[0].lower()}{first[1:]}; {way_out}"
+
+
+def _fail(sentence: str) -> None:
+    typer.secho(f"error: {sentence}", err=True, fg=typer.colors.RED)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

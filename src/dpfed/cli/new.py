@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``dpfed new``: a Flower app of one's own, from the templates beside this file.
+
+    templates/app       a PyTorch model and data of one's own, client and server file
+    templates/recipe    no code: a recipe, and dpfed's own apps
+
+Guarantee: an app is written whole, into a folder that is new; {{words}} of the templates are filled
+in, and a name that would hide another module is refused.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterator
+from importlib import resources
+from importlib.resources.abc import Traversable
+from importlib.util import find_spec
+from pathlib import Path
+
+from dpfed.core.errors import RecipeError
+
+KINDS = ("app", "recipe")
+ENDING = ".template"
+
+
+def write(folder: Path, kind: str = "app") -> list[Path]:
+    """Write the app; returns its files, in order."""
+    if kind not in KINDS:
+        raise RecipeError(f"kind is {kind!r}; use one of {', '.join(KINDS)}")
+    folder = folder.expanduser()
+    if folder.exists():
+        raise RecipeError(
+            f"{str(folder)!r} exists, and is left as it is; give a folder that is new"
+        )
+    package = package_name(folder.resolve().name)
+    words = {"package": package, "project": package.replace("_", "-"),
+             "folder": folder.resolve().as_posix()}  # fmt: skip
+    source = resources.files("dpfed.cli") / "templates" / kind
+    made = {_place(folder, name, package): text for name, text in templates(source)}
+    for path, text in made.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(fill(text, words), encoding="utf-8")
+    return sorted(made)
+
+
+def package_name(name: str) -> str:
+    """A folder's name as the name of a Python package."""
+    package = re.sub(r"[^0-9a-z]+", "_", name.lower()).strip("_")
+    if not package.isidentifier() or keyword.iskeyword(package):
+        raise RecipeError(
+            f"{name!r} makes no name of a package; use letters, digits and -, with a letter first"
+        )
+    if find_spec(package) is not None:
+        raise RecipeError(
+            f"an app called {package!r} would hide the module of that name; give it another one"
+        )
+    return package
+
+
+def templates(folder: Traversable, inside: str = "") -> Iterator[tuple[str, str]]:
+    """(path, text) of all templates under a folder."""
+    for each in folder.iterdir():
+        if each.is_dir():
+            yield from templates(each, f"{inside}{each.name}/")
+        elif each.name.endswith(ENDING):
+            name = each.name.removesuffix(ENDING)
+            yield f"{inside}{name}", each.read_text(encoding="utf-8")
+
+
+def fill(text: str, words: dict[str, str]) -> str:
+    """The template with its {{words}} filled in."""
+    for name, value in words.items():
+        text = text.replace(f"{{{{{name}}}}}", value)
+    return text
+
+
+def _place(folder: Path, name: str, package: str) -> Path:
+    return folder / name.replace("PACKAGE", package)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of the first hour: ``dpfed demo``, ``new``, ``doctor`` and ``explain``.
+
+Guarantee: nothing is downloaded or sent, and no folder that exists is written into by ``new``.
+
+| edge case                                 | what happens                              |
+|-------------------------------------------|-------------------------------------------|
+| ``new`` with a folder that exists         | an error: nothing is overwritten          |
+| ``new --recipe --app``                    | an error: one of them                     |
+| ``doctor`` finds a problem                | exit code 1; warnings alone are 0         |
+| ``explain`` of a folder that is no run    | an error that says what to give           |
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for runs, picture and table.")] = Path(
+        "dpfed-demo"
+    ),
+    epsilon: Annotated[float, typer.Option(help="The promise of the private runs.")] = 1.0,
+    quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
+) -> None:
+    """See it work: one model, three ways, in seconds, on generated data.
+
+    Without privacy; with it, where the server reads every message; and with the secure sum, where
+    the server sees only the total, so that far less noise keeps the same promise.
+
+    Example: dpfed demo --epsilon 0.5
+    """
+    from rich.console import Console
+
+    from dpfed.cli import demo as first
+    from dpfed.recipes.bar import advance, bar
+
+    with bar(quiet) as shown:
+        tasks = {
+            each.name: shown.add_task(each.title, total=None, figures="") for each in first.RUNS
+        }
+        results = first.play(
+            out,
+            epsilon,
+            lambda each, row, rounds: advance(shown, tasks[each.name], row, rounds, each.title),
+        )
+    console = Console(highlight=False)
+    console.print(first.table(results))
+    for line in first.words(results, out):
+        console.print(line, soft_wrap=True)
+
+
+def new(
+    folder: Annotated[Path, typer.Argument(help="The app's folder, which must not exist yet.")],
+    recipe: Annotated[
+        bool, typer.Option("--recipe", help="No code: a recipe in TOML says it all.")
+    ] = False,
+    app: Annotated[
+        bool, typer.Option("--app", help="Your own PyTorch model and data. The default.")
+    ] = False,
+) -> None:
+    """Write a private Flower app that runs with 'flwr run .', for you to change.
+
+    Example: dpfed new my-app
+    """
+    from dpfed.cli.new import write
+    from dpfed.core.errors import RecipeError
+
+    if recipe and app:
+        raise RecipeError("--recipe and --app are two kinds of app; give one of them")
+    for path in write(folder, "recipe" if recipe else "app"):
+        typer.echo(path)
+    typer.echo(f"next: cd {folder}, then read README.md")
+
+
+def doctor() -> None:
+    """Is this machine ready? One line for each thing that is checked, with the way out.
+
+    Exits with 1 if there is a problem; a warning alone is none.
+
+    Example: dpfed doctor
+    """
+    from dpfed.cli.doctor import Verdict, check_all
+
+    colours = {
+        Verdict.OK: typer.colors.GREEN,
+        Verdict.WARNING: typer.colors.YELLOW,
+        Verdict.PROBLEM: typer.colors.RED,
+    }
+    problems = 0
+    for verdict, what, said in check_all():
+        typer.secho(f"{verdict:8}", fg=colours[verdict], nl=False)
+        typer.echo(f" {what:14} {said}")
+        problems += verdict is Verdict.PROBLEM
+    if problems:
+        typer.echo(f"{problems} problem{'' if problems == 1 else 's'}: see above for the way out")
+        raise typer.Exit(1)
+
+
+def explain(
+    run: Annotated[Path, typer.Argument(help="A folder that 'dpfed run --out' wrote.")],
+    out: Annotated[Path | None, typer.Option(help="Another folder for the statement.")] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            help="Sum up all of this ledger. Default: the data set that the recipe names."
+        ),
+    ] = None,
+) -> None:
+    """What a run promises, on one page for people who decide: statement.md and statement.html.
+
+    Who is protected, against whom, how strongly (in guesses that an attacker gets right), what
+    that rests on and what it does not cover.
+
+    Example: dpfed explain runs/quickstart
+    """
+    from dpfed.cli.explain_page import write
+
+    for path in write(run, out or run, ledger):
+        typer.echo(path)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Server optimizers in a row: ``chain(sofim(), scale(0.1))`` runs from left to right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.types import Aggregate, ServerOptimizer, State, Vector
+
+
+def stateless(update: object) -> State:
+    """The state of an optimizer that has none."""
+    del update
+    return ()
+
+
+def _pass_on(direction: Vector, state: State, _: Aggregate) -> tuple[Vector, State]:
+    return direction, state
+
+
+def identity() -> ServerOptimizer:
+    """Leaves the direction as it is."""
+    return ServerOptimizer(init=stateless, update=_pass_on, update_=_pass_on, gain=1.0)
+
+
+def chain(*links: ServerOptimizer) -> ServerOptimizer:
+    """Each optimizer takes the direction that the one before it gave."""
+
+    def init(params: Vector) -> State:
+        return tuple(link.init(params) for link in links)
+
+    def walk(direction: Vector, state: State, seen: Aggregate, reuse: bool) -> tuple[Vector, State]:
+        after = []
+        for link, inner in zip(links, state, strict=True):
+            step = link.update_ if reuse and link.update_ else link.update
+            direction, inner_after = step(direction, inner, seen)
+            after.append(inner_after)
+            seen = replace(seen, std=seen.std * link.gain)
+        return direction, tuple(after)
+
+    def update(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:
+        return walk(direction, state, seen, reuse=False)
+
+    def update_(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:
+        return walk(direction, state, seen, reuse=True)
+
+    def share(state: State) -> Mapping[str, Vector]:
+        shared: dict[str, Vector] = {}
+        for link, inner in zip(links, state, strict=True):
+            _merge(shared, link.share(inner))
+        return shared
+
+    gain = math.prod(link.gain for link in links)
+    return ServerOptimizer(init=init, update=update, share=share, update_=update_, gain=gain)
+
+
+def _merge(shared: dict[str, Vector], more: Mapping[str, Vector]) -> None:
+    twice = sorted(shared.keys() & more.keys())
+    if twice:
+        raise UnsoundPlan(f"two optimizers of one chain share {twice}; keep one of them")
+    shared.update(more)
+
+
+def check_adaptive(
+    name: str, rate: float, beta1: float, beta2: float, eps: float, usual_eps: str
+) -> None:
+    """Refuse what no optimizer with two moments can work with."""
+    if not (math.isfinite(rate) and rate > 0):
+        raise RecipeError(f"{name}'s rate is {rate}, and must be finite and above 0: try 0.1")
+    for option, value, usual in (("beta1", beta1, 0.9), ("beta2", beta2, 0.999)):
+        if not 0 <= value < 1:
+            raise RecipeError(f"{name}'s {option} is {value}, and must be in [0, 1): try {usual}")
+    if not 1e-30 <= eps < math.inf:  # as float32, less may be 0, and 0 / 0 is not a direction
+        raise RecipeError(
+            f"{name}'s eps is {eps}, and must be finite and from 1e-30 up: try {usual_eps}"
+        )
+
+
+def rescale(rate: float) -> ServerOptimizer:
+    """Multiply the direction: the server half of an algorithm that sends sums of gradients."""
+
+    def update(direction: Vector, state: State, _: Aggregate) -> tuple[Vector, State]:
+        return direction * rate, state
+
+    def update_(direction: Vector, state: State, _: Aggregate) -> tuple[Vector, State]:
+        return direction.mul_(rate), state
+
+    return ServerOptimizer(init=stateless, update=update, update_=update_, gain=rate)

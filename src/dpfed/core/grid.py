@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public grid of releases: integers, so that a total is the same in whatever order it is added.
+
+The step is a power of two made from public numbers (clip and noise level) only: multiplying by it
+is exact, and it tells nothing about data.
+
+Guarantee of ``truncated_sum``: each row adds integers whose norm is at most clip / step, to the
+letter; whatever happened to it before, in floats, the integers are checked. They are added up
+exactly, so removing a row moves the sum by at most clip / step.
+
+| edge case                                     | what happens                                  |
+|-----------------------------------------------|-----------------------------------------------|
+| a row with a NaN or an infinity               | counts for nothing                            |
+| a row longer than the clip, once truncated    | counts for nothing                            |
+| no rows at all                                | zeros                                         |
+| rows of another size                          | BadRelease                                    |
+| clip / step above 2^30, or neither's in range | BadRelease: squares would not be exact        |
+| a value beyond 2^62 steps (``to_grid``)       | BadRelease                                    |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from typing import TYPE_CHECKING, TypeAlias
+
+from dpfed.core.errors import BadRelease
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from dpfed.core.types import Release, Vector
+
+    Integers: TypeAlias = NDArray[np.int32] | NDArray[np.int64]
+    Floats: TypeAlias = NDArray[np.float64]
+
+_BLOCK = 1 << 14
+
+NOISY_BITS = 20
+"""Where noise is added before rounding: the step is about noise / 2^20, lost in the noise."""
+
+EXACT_BITS = 36
+"""Where it is not: about clip / 2^36, far below the rounding of a float32 sum."""
+
+
+MOST_STEPS = 2**30
+"""Of a clip on a grid of exact sums: squared norms, even of a row that fails, then fit int64."""
+
+_ROWS = 1 << 21  # of at most 2^30 each: their sum is below 2^53, so floats add them up exactly
+
+
+def step_below(scale: float, bits: int) -> float:
+    """The largest power of two that is at most scale / 2^bits."""
+    return math.ldexp(1.0, math.frexp(scale)[1] - 1 - bits)  # a logarithm may round up
+
+
+def to_grid(values: NDArray[np.float64], step: float) -> Vector:
+    """Values as integers on the grid, rounded to the nearest; overwrites ``values``."""
+    import numpy as np
+    import torch
+
+    values *= 1.0 / step  # a power of two: exact
+    np.rint(values, out=values)
+    largest = max(-float(values.min(initial=0.0)), float(values.max(initial=0.0)))
+    if not largest < 2.0**62:  # also catches a NaN
+        raise BadRelease(
+            f"a release of size {largest * step:.3g} does not fit a grid of step {step:.3g}; "
+            f"look for values that are not finite, or lower mechanism.clip"
+        )
+    # int32 where it fits: a release then weighs no more than float32
+    return torch.from_numpy(values.astype(np.int32 if largest < 2.0**31 else np.int64))
+
+
+def pack(values: torch.Tensor, step: float, noise: Callable[[int], Floats] | None = None) -> Vector:
+    """Values, with noise added to each block, as integers on the grid; blocks bound the memory."""
+    import torch
+
+    vector = torch.empty(values.numel(), dtype=torch.int32)
+    for start in range(0, values.numel(), _BLOCK):
+        part = slice(start, min(start + _BLOCK, values.numel()))
+        block = values[part].numpy().astype("float64")
+        if noise is not None:
+            block += noise(block.size)
+        integers = to_grid(block, step)
+        if integers.dtype != vector.dtype:
+            vector = vector.to(torch.int64)  # rare: a value beyond 2^31 steps
+        vector[part] = integers
+    return vector
+
+
+def truncated_sum(
+    blocks: Iterable[torch.Tensor], size: int, clip: float, step: float
+) -> torch.Tensor:
+    """The sum of clipped rows on the grid: each truncated toward zero, checked, added exactly."""
+    import torch
+
+    limit = squared_limit(clip, step)
+    total = torch.zeros(size, dtype=torch.int64)
+    for block in blocks:
+        if block.shape[1:] != total.shape:  # or it would be broadcast
+            raise BadRelease(f"rows of shape {tuple(block.shape)}, but a release has size {size}")
+        for rows in torch.split(block, _ROWS):
+            total += truncated(rows, limit, step).sum(dim=0).long()
+    return total
+
+
+def squared_limit(clip: float, step: float) -> int:
+    """The largest squared norm, in steps, that a row of norm ``clip`` may have."""
+    plain = all(2.0**-300 <= value <= 2.0**300 for value in (clip, step))  # False for a NaN
+    if not plain or Fraction(clip) > MOST_STEPS * Fraction(step):
+        raise BadRelease(
+            f"a clip of {clip:.3g} on a grid of step {step:.3g} is not summed exactly: at most "
+            f"2^30 steps are; lower the mechanism's bits, or use mechanism 'gaussian'"
+        )
+    return math.floor((Fraction(clip) / Fraction(step)) ** 2)
+
+
+def truncated(rows: torch.Tensor, limit: int, step: float) -> torch.Tensor:
+    """Rows in steps, as whole numbers in floats; zero where a squared norm exceeds ``limit``.
+
+    Below 2^53 sums of squares are exact in floats, and one that is larger never comes out below:
+    rounding is monotone. Above, floats only tell which rows int64 can hold.
+    """
+    import torch
+
+    whole = (rows * (1.0 / step)).trunc_()  # a power of two: exact
+    squares = (whole * whole).sum(dim=1)
+    if limit < 2**53:
+        fits = squares <= limit  # False for a NaN
+    else:
+        fits = squares <= 2.0 * limit
+        integers = torch.where(fits[:, None], whole, 0.0).long()
+        fits &= (integers * integers).sum(dim=1) <= limit
+    return torch.where(fits[:, None], whole, 0.0)
+
+
+def narrow(integers: torch.Tensor) -> Vector:
+    """int32 where it fits: a release then weighs no more than float32."""
+    import torch
+
+    if integers.numel():
+        least, most = torch.aminmax(integers)
+        if not -(2**31) < int(least) <= int(most) < 2**31:
+            return integers
+    return integers.to(torch.int32)
+
+
+def repack(values: torch.Tensor, step: float) -> Release:
+    """A function of releases, on the grid of one of them: post-processing, so it may leave."""
+    from dpfed.core.types import Release
+
+    return Release(pack(values, step), math.nan, step)
+
+
+def add_values(total: torch.Tensor, release: Release, divisor: float) -> None:
+    """``total += what was released / divisor``, block by block: no vector is made for it."""
+    factor = release.step / divisor
+    for start in range(0, total.numel(), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        total[part].add_(to_values(release.vector[part], factor, like=total))
+
+
+def values_of(release: Release, divisor: float, like: torch.Tensor) -> Vector:
+    """What was released, over a public number."""
+    return to_values(release.vector, release.step / divisor, like)
+
+
+def add_weighted(total: NDArray[np.int64], integers: Integers, weight: float) -> None:
+    """``total += round(weight * integers)`` in place; temporaries are a block long."""
+    import numpy as np
+
+    if weight == 1.0:
+        np.add(total, integers, out=total)
+        return
+    for start in range(0, total.size, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        scaled = integers[part] * weight
+        total[part] += np.rint(scaled, out=scaled).astype(np.int64)
+
+
+def to_values(integers: torch.Tensor, factor: float, like: torch.Tensor) -> Vector:
+    """``integers * factor`` in the type of ``like``: one new vector, no other temporaries."""
+    import torch
+
+    values = torch.empty(integers.numel(), dtype=like.dtype)
+    values.copy_(integers)
+    return values.mul_(factor)

@@ -1,0 +1,540 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-unit vectors that clip and sum themselves.
+
+Guarantee: ``clipped_sum(clip)`` is a sum over units of vectors of norm at most ``clip``, so that
+removing one unit moves it by at most ``bound`` and exchanging one by at most ``swap`` (in
+idealized arithmetic: the float sum itself rounds). ``clipped_rows(clip)`` are the same vectors one
+by one in double precision, some at a time, for sums in exact integers (grid.truncated_sum). There
+the factor is short by 2^-40, so that truncated rows keep within the clip, and each row depends on
+its own unit to the last bit: not on its place, nor on who else is there.
+
+| edge case                                     | what happens                           |
+|-----------------------------------------------|----------------------------------------|
+| a row with a NaN or an infinity               | the unit counts for nothing            |
+| a finite row whose square overflows (1e300)   | scaled first, then clipped to ``clip`` |
+| a row whose square underflows (1e-300)        | scaled first, kept as it is            |
+| a zero row                                    | adds zero, no division by zero         |
+| rounding pushes a scaled row above ``clip``   | cannot: the factor is a few ulps short |
+| no rows at all                                | a zero vector                          |
+| ``clip`` is zero, negative, NaN or infinite   | refused                                |
+| groups: one record of a person is not finite  | the whole person counts for nothing    |
+| exact: a product of factors overflows (1e308) | the unit counts for nothing            |
+| exact: Outer factors beyond 2^-250 .. 2^250   | the unit may count for nothing         |
+
+`Dense` is the oracle. `Outer` never builds a per-record gradient: the gradient of a linear layer
+is residual x feature, its norm |residual| |feature|. `Chunks` takes any model, a bounded number of
+records at a time. `groups` makes all records of one person one row. `Scaled` multiplies each
+coordinate by a public number before the clip. Rows that are matrices are in matrices.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from dpfed.core.errors import BadRelease
+from dpfed.core.types import SLACK, BoundedSum, Vector
+
+_TINY = {torch.float32: 1e-15, torch.float64: 1e-140}  # below, squares lose digits
+_HUGE = {torch.float32: 1e15, torch.float64: 1e140}  # above, squares may overflow
+_SAFE = {torch.float32: 1e30, torch.float64: 1e300}  # above, clip / norm may be denormal
+
+_SHORTFALL = 2.0**-40  # of the clip, given up in the exact path: more than any norm is off by
+_ELEMENTS = 1 << 21  # of a block of rows: 16 MiB in double precision
+_PLAIN = 2.0**250  # factors within it, and above its inverse, cannot overflow or lose digits
+_EXTREME = 2.0**300  # a clip or a step beyond it is not proven to be safe
+
+
+def _checked(clip: float) -> float:
+    if not (math.isfinite(clip) and clip > 0):
+        raise BadRelease(f"clip is {clip}, and must be a finite number above 0; set mechanism.clip")
+    return clip
+
+
+def _bounded(vector: Vector, clip: float) -> BoundedSum:
+    return BoundedSum(vector=vector, bound=clip, swap=2 * clip)
+
+
+def _within(values: torch.Tensor, low: float, high: float) -> bool:
+    """Whether all values lie between: False for a NaN, in one pass."""
+    if values.numel() == 0:
+        return True
+    least, most = torch.aminmax(values)
+    return low <= float(least) and float(most) <= high
+
+
+def row_norms(matrix: torch.Tensor) -> torch.Tensor:
+    """Euclidean norms of the rows, without overflow or underflow of the squares."""
+    norms: torch.Tensor
+    if matrix.is_contiguous():
+        norms = torch.linalg.vector_norm(matrix, dim=1)
+    else:  # columns lie together in memory: vector_norm would be 30 times slower
+        norms = (matrix * matrix).sum(dim=1).sqrt_()
+    tiny, huge = _TINY[matrix.dtype], _HUGE[matrix.dtype]
+    if not _within(norms, tiny, huge):
+        doubtful = ~((norms > tiny) & (norms < huge))
+        norms[doubtful] = _scaled_norms(matrix[doubtful])
+    return norms
+
+
+def _scaled_norms(matrix: torch.Tensor) -> torch.Tensor:
+    largest = matrix.abs().amax(dim=1, keepdim=True)
+    scaled = matrix / largest.clamp(min=torch.finfo(matrix.dtype).tiny)
+    norms: torch.Tensor = torch.linalg.vector_norm(scaled, dim=1)
+    return norms * largest.squeeze(1)
+
+
+def _factors(norms: torch.Tensor, clip: float, shortfall: float = 0.0) -> torch.Tensor:
+    """min(1, clip / norm), a few ulps short where it clips; a norm of 0 gives inf, then 1."""
+    short = clip * (1 - max(shortfall, 8 * torch.finfo(norms.dtype).eps))
+    return (short / norms).clamp_(max=1.0)
+
+
+def _clip_rows(matrix: torch.Tensor, clip: float) -> torch.Tensor:
+    """Each row scaled to norm at most ``clip``; rows that are not finite are zero."""
+    norms = row_norms(matrix)
+    if not _within(norms, 0.0, _SAFE[norms.dtype]):
+        usable = torch.isfinite(matrix).all(dim=1, keepdim=True)
+        matrix, norms = _tamed(torch.where(usable, matrix, 0.0))
+    return matrix * _factors(norms, clip)[:, None]
+
+
+def _tamed(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Finite rows and their norms; rows near the largest float are shrunk, their direction kept."""
+    norms = row_norms(matrix)
+    beyond = norms > _SAFE[matrix.dtype]
+    matrix = torch.where(beyond[:, None], matrix * 2.0**-32, matrix)
+    return matrix, torch.where(beyond, row_norms(matrix), norms)
+
+
+def _clip_alone(matrix: torch.Tensor, clip: float) -> torch.Tensor:
+    """Rows scaled to norm at most ``clip``, each by operations that no other row can change.
+
+    A library's reduction may add up in another order at another place in a matrix, and a row that
+    differs in its last bit may differ by a step once it is truncated. Here every operation is on
+    single numbers or a maximum, and powers of two keep squares from overflow: bit by bit the same.
+    """
+    largest = matrix.abs().amax(dim=1) if matrix.numel() else matrix.new_zeros(len(matrix))
+    usable = torch.isfinite(largest)
+    if not bool(usable.all()):
+        matrix = torch.where(usable[:, None], matrix, 0.0)
+        largest = torch.where(usable, largest, 0.0)
+    _, exponents = np.frexp(largest.numpy())
+    exponents = np.maximum(exponents, -1000)  # below, a row is shorter than any clip
+    scaled = matrix * torch.from_numpy(np.ldexp(1.0, -exponents))[:, None]
+    norms = _tree_sums(scaled * scaled).sqrt_().numpy()
+    short = clip * (1 - _SHORTFALL)
+    with np.errstate(over="ignore", divide="ignore"):  # an infinite norm is longer than any clip
+        fits = np.ldexp(norms, exponents) <= short
+        factors = np.where(fits, np.ldexp(1.0, exponents), short / norms)
+    return scaled.mul_(torch.from_numpy(factors)[:, None])
+
+
+def _tree_sums(matrix: torch.Tensor) -> torch.Tensor:
+    """The sum of each row, by halves: always in the same order. Overwrites the matrix."""
+    width = matrix.shape[1]
+    while width > 1:
+        half = (width + 1) // 2
+        matrix[:, : width - half] += matrix[:, half:width]
+        width = half
+    return matrix[:, :1].sum(dim=1)
+
+
+def _rows_in_block(size: int) -> int:
+    return max(1, _ELEMENTS // max(1, size))
+
+
+def _stacked(rows: Iterator[Vector], size: int) -> Iterator[torch.Tensor]:
+    """Vectors as the rows of blocks, as many in each as memory allows."""
+    while held := list(itertools.islice(rows, _rows_in_block(size))):
+        yield torch.stack(held)
+
+
+class _ByUnit:
+    """What the exact path shares: each unit's row is made, in double precision, and clipped."""
+
+    def unit_rows(self) -> Iterator[torch.Tensor]:
+        """Blocks of rows before the clip, one row per unit. Sensitive."""
+        raise NotImplementedError
+
+    def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
+        """Blocks of clipped rows, one row per unit, at most 2^21 numbers (or one row) each."""
+        bound = _checked(clip)
+        return (_clip_alone(block, bound) for block in self.unit_rows())
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(_ByUnit):
+    """One row per record in a matrix [records, d]: the oracle of all other kinds."""
+
+    matrix: torch.Tensor
+    groups: torch.Tensor | None = None
+
+    @property
+    def units(self) -> int:
+        """Records, or groups where there are any."""
+        return count_units(len(self.matrix), self.groups)
+
+    def select(self, kept: torch.Tensor) -> Dense:
+        """The rows of the units in ``kept``."""
+        index = records_of(kept, self.groups)
+        return Dense(self.matrix[index], _part(self.groups, index))
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        """Clip each row (or each group's sum of rows), then add them up."""
+        matrix = self.matrix if self.groups is None else group_sums(self.matrix, self.groups)
+        return _bounded(_clip_rows(matrix, _checked(clip)).sum(dim=0), clip)
+
+    def unit_rows(self) -> Iterator[torch.Tensor]:
+        """Rows as they are, or summed person by person."""
+        size = self.matrix.shape[1]
+        if self.groups is None:
+            return (part.double() for part in torch.split(self.matrix, _rows_in_block(size)))
+        return _stacked(self._people(_rows_in_block(size)), size)
+
+    def _people(self, chunk: int) -> Iterator[Vector]:
+        for members in members_of(self.groups):
+            parts = torch.split(members, chunk)
+            yield sum_of(self.matrix[index].double().sum(dim=0) for index in parts)
+
+
+def sum_of(terms: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The sum of one or more tensors, one after the other."""
+    return functools.reduce(torch.Tensor.add, terms)
+
+
+def group_sums(matrix: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """The sum of each group's rows, in the order of the groups' numbers."""
+    _, index = torch.unique(groups, return_inverse=True)
+    count = int(index.max()) + 1 if index.numel() else 0
+    return matrix.new_zeros(count, matrix.shape[1]).index_add_(0, index, matrix)
+
+
+def count_units(records: int, groups: torch.Tensor | None) -> int:
+    """How many units so many records are."""
+    return records if groups is None else len(torch.unique(groups))
+
+
+def records_of(kept: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:
+    """The indices of the records of the units in ``kept``; groups in the order of their numbers."""
+    if groups is not None:
+        _, unit = torch.unique(groups, return_inverse=True)
+        kept = kept[unit]
+    return torch.nonzero(kept).squeeze(1)
+
+
+def _part(values: torch.Tensor | None, index: torch.Tensor) -> torch.Tensor | None:
+    return None if values is None else values[index]
+
+
+@dataclass(frozen=True, eq=False)
+class Outer(_ByUnit):
+    """Gradients of one linear layer: row i is residual_i x feature_i, never materialised.
+
+    ``residual`` [records, c] is the loss's gradient by the scores, ``feature`` [records, f] the
+    layer's input; with a bias, its last column is 1. ``feature_norms`` may be given, since features
+    stay the same from round to round. The sum lies in a vector as nn.Linear's weight, then bias.
+    ``scratch`` says that the residual may be overwritten.
+    """
+
+    residual: torch.Tensor
+    feature: torch.Tensor
+    bias: bool = True
+    groups: torch.Tensor | None = None
+    feature_norms: torch.Tensor | None = None
+    scratch: bool = False
+
+    @property
+    def units(self) -> int:
+        """Records, or groups where there are any."""
+        return count_units(len(self.residual), self.groups)
+
+    def select(self, kept: torch.Tensor) -> Outer:
+        """The rows of the units in ``kept``."""
+        index = records_of(kept, self.groups)
+        groups, norms = _part(self.groups, index), _part(self.feature_norms, index)
+        return Outer(
+            self.residual[index], self.feature[index], self.bias, groups, norms, scratch=True
+        )
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        """Scale each residual by its row's factor; one matrix product then makes the sum."""
+        _checked(clip)
+        if self.groups is not None:
+            return _bounded(self._by_group(clip), clip)
+        residual, feature, norms = self._finite()
+        factors = _factors(norms, clip)[:, None]
+        scaled = residual.mul_(factors) if self.scratch else residual * factors
+        return _bounded(linear_vector(scaled.T @ feature, self.bias), clip)
+
+    def _finite(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Residual, feature and row norms, without the rows that are not finite."""
+        features = row_norms(self.feature) if self.feature_norms is None else self.feature_norms
+        norms = row_norms(self.residual) * features
+        if _within(norms, 0.0, _SAFE[norms.dtype]):
+            return self.residual, self.feature, norms
+        return self._tame()
+
+    def _tame(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The rare case: drop what is not finite, shrink what would overflow."""
+        usable = torch.isfinite(self.residual).all(dim=1) & torch.isfinite(self.feature).all(dim=1)
+        residual, residual_norms = _tamed(self.residual[usable])
+        feature, feature_norms = _tamed(self.feature[usable])
+        norms = residual_norms * feature_norms
+        beyond = norms > _SAFE[norms.dtype]
+        shrink = torch.where(beyond, 1.0 / residual_norms, 1.0)  # |residual| = 1: norm = |feature|
+        return residual * shrink[:, None], feature, torch.where(beyond, feature_norms, norms)
+
+    def _by_group(self, clip: float) -> Vector:
+        """One group's sum at a time: [c, f], whatever the number of its records."""
+        total = self.residual.new_zeros(self.residual.shape[1], self.feature.shape[1])
+        for index in members_of(self.groups):
+            person = self.residual[index].T @ self.feature[index]
+            total += _clip_rows(person.reshape(1, -1), clip).view_as(total)
+        return linear_vector(total, self.bias)
+
+    def unit_rows(self) -> Iterator[torch.Tensor]:
+        """Materialised, some at a time: the oracle of ``rounded_sum``, and what groups need."""
+        size = self.residual.shape[1] * self.feature.shape[1]
+        if self.groups is not None:
+            return _stacked(self._people(), size)
+        parts = torch.split(torch.arange(len(self.residual)), _rows_in_block(size))
+        return (self._products(part) for part in parts)
+
+    def _products(self, index: torch.Tensor) -> torch.Tensor:
+        residual, feature = self.residual[index].double(), self.feature[index].double()
+        wide = residual[:, :, None] * feature[:, None, :]
+        if not self.bias:
+            return wide.flatten(1)
+        return torch.cat([wide[:, :, :-1].flatten(1), wide[:, :, -1]], dim=1)
+
+    def _people(self) -> Iterator[Vector]:
+        for members in members_of(self.groups):
+            parts = torch.split(members, _rows_in_block(sum(self._widths)))
+            person = sum_of(self.residual[i].double().T @ self.feature[i].double() for i in parts)
+            yield linear_vector(person, self.bias)
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        return self.residual.shape[1], self.feature.shape[1]
+
+    def rounded_sum(self, clip: float, step: float) -> Vector | None:
+        """The clipped sum in steps of a grid, no row made; None where that is not accurate enough.
+
+        In double precision, then rounded: within SLACK clip / 2 of a sum of vectors of norm at most
+        ``clip`` (docs/exact-noise.md). Whether that holds is told by public numbers and by the
+        number of rows, so the caller must know that number to be public.
+        """
+        bound = _checked(clip)
+        if self.groups is not None or not covered(len(self.residual), self._widths, bound, step):
+            return None
+        residual, feature = self._shortened(bound)
+        total = linear_vector(residual.T @ feature, self.bias)
+        return total.mul_(1 / step).round_().long()
+
+    def _shortened(self, clip: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Factors of rows that, taken as real numbers, have norm at most ``clip``.
+
+        Computed norms are off by half their length in roundings, and a few more come with the
+        factor: it is short by twice all of them. Rows too large or too small for that to hold are
+        left out; ``feature_norms`` may be in single precision, and are not used.
+        """
+        plain = _plain(self.residual) & _plain(self.feature)
+        residual, feature = self.residual.double(), self.feature.double()
+        if not bool(plain.all()):  # a zero times a NaN is a NaN: these rows must go
+            residual, feature = residual[plain], feature[plain]
+        norms = row_norms(residual) * row_norms(feature)
+        return residual * _factors(norms, clip, _lost(self._widths))[:, None], feature
+
+
+def _plain(matrix: torch.Tensor) -> torch.Tensor:
+    """Which rows have a largest entry of ordinary size: told exactly, whoever else is there."""
+    largest = matrix.abs().amax(dim=1) if matrix.numel() else matrix.new_zeros(len(matrix))
+    # a zero is no trouble, and any other float32 that is finite is of ordinary size; not so a NaN
+    return (largest == 0) | ((largest.double() >= 1 / _PLAIN) & (largest.double() <= _PLAIN))
+
+
+def _lost(widths: tuple[int, int]) -> float:
+    """What roundings may change a clipped product of two factors by, of its length, and more."""
+    return (sum(widths) + 16) * 2.0**-52
+
+
+def covered(rows: int, widths: tuple[int, int], clip: float, step: float) -> bool:
+    """Whether a float64 sum of products, rounded to a grid, is within SLACK clip / 2 of the truth.
+
+    Twice the error is what two neighbouring sums may differ by beyond what their rows allow. A
+    sum of m products is off by at most gamma_m sum |terms| in any order (Higham 2002, section 3.1),
+    so in norm by gamma_m m clip; m times what a row may be off by, where its last bits depend on
+    its place; rounding adds step sqrt(size) / 2. Underflow drowns in the last factor.
+    """
+    if not all(1 / _EXTREME <= value <= _EXTREME for value in (clip, step)):
+        return False
+    if not (rows < 2**32 and rows * clip < 2.0**62 * step):  # as integers, it must fit int64
+        return False
+    lost = rows * 2.0**-53
+    error = rows * clip * (lost / (1 - lost) + _lost(widths))
+    error += step * math.sqrt(widths[0] * widths[1]) / 2
+    return 2 * error * (1 + 2.0**-20) <= SLACK * clip
+
+
+def linear_vector(matrix: torch.Tensor, bias: bool) -> Vector:
+    """[outputs, inputs (+ 1)] as nn.Linear's weight, then bias."""
+    if not bias:
+        return matrix.reshape(-1)
+    return torch.cat([matrix[:, :-1].reshape(-1), matrix[:, -1]])
+
+
+def members_of(groups: torch.Tensor | None) -> Iterator[torch.Tensor]:
+    """The record indices of each group."""
+    if groups is None or groups.numel() == 0:
+        return iter(())
+    order = torch.argsort(groups, stable=True)
+    _, counts = torch.unique_consecutive(groups[order], return_counts=True)
+    return iter(torch.split(order, counts.tolist()))
+
+
+@dataclass(frozen=True, eq=False)
+class Chunks(_ByUnit):
+    """Per-record gradients of any model, at most ``chunk`` records at a time.
+
+    ``gradients(index)`` gives the rows [len(index), size] of the records at ``index``. Memory is
+    ``chunk + 2`` vectors, whatever the number of records or the size of a group.
+    """
+
+    gradients: Callable[[torch.Tensor], torch.Tensor]
+    records: int
+    size: int
+    chunk: int = 64
+    groups: torch.Tensor | None = None
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def units(self) -> int:
+        """Records, or groups where there are any."""
+        return count_units(self.records, self.groups)
+
+    def select(self, kept: torch.Tensor) -> Chunks:
+        """The rows of the units in ``kept``: only their gradients are ever computed."""
+        index = records_of(kept, self.groups)
+        groups = _part(self.groups, index)
+        return replace(
+            self,
+            gradients=lambda part: self.gradients(index[part]),
+            records=len(index),
+            groups=groups,
+        )
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        """Clip and add chunk by chunk; with groups, person by person."""
+        _checked(clip)
+        total = torch.zeros(self.size, dtype=self.dtype)
+        for rows in self._records() if self.groups is None else self._people():
+            total += _clip_rows(rows, clip).sum(dim=0)
+        return _bounded(total, clip)
+
+    def _records(self) -> Iterator[torch.Tensor]:
+        for index in torch.split(torch.arange(self.records), self.chunk):
+            if index.numel():
+                yield self.gradients(index)
+
+    def _people(self) -> Iterator[torch.Tensor]:
+        for members in members_of(self.groups):
+            person = torch.zeros(1, self.size, dtype=self.dtype)
+            for index in torch.split(members, self.chunk):
+                person += self.gradients(index).sum(dim=0)
+            yield person
+
+    def unit_rows(self) -> Iterator[torch.Tensor]:
+        """Gradients chunk by chunk, or summed person by person."""
+        if self.groups is not None:
+            return _stacked(self._sums(), self.size)
+        parts = (torch.split(rows, _rows_in_block(self.size)) for rows in self._records())
+        return (part.double() for part in itertools.chain.from_iterable(parts))
+
+    def _sums(self) -> Iterator[Vector]:
+        for members in members_of(self.groups):
+            parts = torch.split(members, self.chunk)
+            yield sum_of(self.gradients(i).sum(dim=0, dtype=torch.float64) for i in parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled(_ByUnit):
+    """Rows whose coordinates are multiplied by public numbers before they are clipped.
+
+    Per-record gradients of a linear layer stay factored: the squared norm of a scaled row is
+    sum_ab (residual_a feature_b scale_ab)^2, one matrix product for all records.
+    """
+
+    rows: Dense | Outer | Chunks
+    scale: Vector
+
+    @property
+    def units(self) -> int:
+        """As many as before."""
+        return self.rows.units
+
+    def select(self, kept: torch.Tensor) -> Scaled:
+        """The rows of the units in ``kept``."""
+        return Scaled(self.rows.select(kept), self.scale)
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        """Scale, clip, add up."""
+        rows = self.rows
+        if isinstance(rows, Outer):
+            return self._outer(rows, _checked(clip))
+        if isinstance(rows, Chunks):
+            return self._chunks(rows).clipped_sum(clip)
+        return Dense(rows.matrix * self.scale, rows.groups).clipped_sum(clip)
+
+    def unit_rows(self) -> Iterator[torch.Tensor]:
+        """Each row times the scale, all of it made."""
+        scale = self.scale.double()
+        return (block * scale for block in self.rows.unit_rows())
+
+    def _chunks(self, rows: Chunks) -> Chunks:
+        return replace(rows, gradients=lambda index: rows.gradients(index) * self.scale)
+
+    def _outer(self, rows: Outer, clip: float) -> BoundedSum:
+        if rows.groups is not None:
+            return self._people(rows, clip)
+        usable = torch.isfinite(rows.residual).all(dim=1) & torch.isfinite(rows.feature).all(dim=1)
+        residual, feature = rows.residual[usable], rows.feature[usable]
+        scale = linear_matrix(self.scale, feature.shape[1], rows.bias)
+        norms = _scaled_outer_norms(residual, feature, scale)
+        # what overflows even in double precision is beyond any use: the unit counts for nothing
+        factors = torch.where(torch.isfinite(norms), _factors(norms, clip), 0.0)
+        short = torch.where(factors < 1, factors * (1 - 8 * torch.finfo(residual.dtype).eps), 1.0)
+        weighted = (residual * short[:, None].to(residual.dtype)).nan_to_num()
+        return _bounded(linear_vector((weighted.T @ feature).mul_(scale), rows.bias), clip)
+
+    def _people(self, rows: Outer, clip: float) -> BoundedSum:
+        total = torch.zeros_like(self.scale)
+        for index in members_of(rows.groups):
+            person = linear_vector(rows.residual[index].T @ rows.feature[index], rows.bias)
+            total += _clip_rows((person * self.scale)[None], clip)[0]
+        return _bounded(total, clip)
+
+
+def _scaled_outer_norms(
+    residual: torch.Tensor, feature: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
+    """In double precision, some columns at a time: no other vector of the model's size is made."""
+    squared = residual.double() ** 2
+    parts = (slice(at, at + 1024) for at in range(0, feature.shape[1], 1024))
+    columns = ((scale[:, p].double() ** 2, feature[:, p].double() ** 2) for p in parts)
+    return sum((squared @ s * x).sum(dim=1) for s, x in columns).sqrt()  # type: ignore[union-attr]
+
+
+def linear_matrix(vector: Vector, inputs: int, bias: bool) -> torch.Tensor:
+    """The inverse of ``linear_vector``: [outputs, inputs], the bias in the last column."""
+    if not bias:
+        return vector.view(-1, inputs)
+    outputs = vector.numel() // inputs
+    weight, last = vector[: outputs * (inputs - 1)], vector[outputs * (inputs - 1) :]
+    return torch.cat([weight.view(outputs, inputs - 1), last[:, None]], dim=1)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which units take part in a release: the draw and its price live together.
+
+Guarantee: ``amplify`` prices exactly what ``draw`` drew; nothing is priced as what it is not.
+
+    Everyone   every unit                                     the event itself
+    Poisson    each unit on its own, with probability rate    PoissonSampledDpEvent
+    Fixed      ``size`` of the units, without replacement     refused by every accountant here
+
+| edge case                               | what happens                                      |
+|-----------------------------------------|---------------------------------------------------|
+| nobody is drawn                         | the sum is empty, and the release is pure noise   |
+| a batch divided by its realised size    | cannot be: the divisor is rate times a public one |
+| Fixed in a private plan                 | Unpriceable: it is not Poisson sampling           |
+| Poisson under replace-one               | Unpriceable: see accounting/guarantee.py          |
+| the draw is known to the adversary      | not amplified: the plan decides who cannot see it |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dpfed.core.errors import BadRelease, RecipeError
+
+if TYPE_CHECKING:
+    import torch
+    from dp_accounting import DpEvent
+
+    from dpfed.core.types import Rows, Sampling, Stream
+
+
+@dataclass(frozen=True)
+class Everyone:
+    """Every unit takes part in every release: nothing is amplified."""
+
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.rate != 1.0:
+            raise RecipeError(f"everyone's rate is 1, not {self.rate}; use Poisson({self.rate})")
+
+    def draw(self, units: int, rng: Stream) -> torch.Tensor | None:
+        """All, without a draw."""
+        del units, rng
+        return None
+
+    def amplify(self, event: DpEvent) -> DpEvent:
+        """The event, unchanged."""
+        return event
+
+
+EVERYONE = Everyone()
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each unit takes part with probability ``rate``, independently of all others."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise RecipeError(f"the sampling rate is {self.rate}; it lies above 0 and up to 1")
+
+    def draw(self, units: int, rng: Stream) -> torch.Tensor:
+        """One Bernoulli draw per unit, from 53 bits each: exact to a part in 10^16."""
+        import torch
+
+        uniform = (rng.words(units) >> 11) * 2.0**-53
+        return torch.from_numpy(uniform < self.rate)
+
+    def amplify(self, event: DpEvent) -> DpEvent:
+        """The event on a Poisson sample."""
+        from dp_accounting import PoissonSampledDpEvent
+
+        return event if self.rate == 1 else PoissonSampledDpEvent(self.rate, event)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Exactly ``size`` of ``of`` units, without replacement: for runs without a promise only."""
+
+    size: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.size <= self.of:
+            raise RecipeError(f"a batch of {self.size} out of {self.of} units cannot be drawn")
+
+    @property
+    def rate(self) -> float:
+        """The part that is drawn."""
+        return self.size / self.of
+
+    def draw(self, units: int, rng: Stream) -> torch.Tensor:
+        """The units with the smallest of independent random words."""
+        import numpy as np
+        import torch
+
+        order = np.argsort(rng.words(units), kind="stable")
+        kept = np.zeros(units, dtype=bool)
+        kept[order[: self.size]] = True
+        return torch.from_numpy(kept)
+
+    def amplify(self, event: DpEvent) -> DpEvent:
+        """Named for what it is, so that no accountant takes it for a Poisson sample."""
+        from dp_accounting import SampledWithoutReplacementDpEvent
+
+        return SampledWithoutReplacementDpEvent(self.of, self.size, event)
+
+
+def drawn(rows: Rows, sampling: Sampling, rng: Stream) -> Rows:
+    """The rows that take part in one release: drawn here, so that no algorithm can forget to."""
+    from dpfed.core.types import Selectable
+
+    if isinstance(sampling, Everyone):
+        return rows
+    if not isinstance(rows, Selectable):
+        raise BadRelease(
+            f"{type(rows).__name__} rows cannot be drawn from; turn sampling off for this method"
+        )
+    kept = sampling.draw(rows.units, rng)
+    return rows if kept is None else rows.select(kept)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Laws of server optimizers, for plug-ins of this package and of others.
+
+A law takes the name under which a recipe knows the optimizer, and raises AssertionError with one
+sentence where the optimizer breaks it. In a test of your own package:
+
+    @pytest.mark.parametrize("law", SERVER_LAWS)
+    def test_law(law):
+        law("yours")
+
+What they hold: an optimizer builds with no arguments, keeps shape and dtype, writes to nothing that
+it was given, is finite at zero, gives equal updates for equal aggregates (so it is post-processing
+and costs no privacy), fits into a chain, and its buffer-reusing path gives the same bits.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from dpfed.core import registry
+from dpfed.core.chain import chain
+from dpfed.core.types import Aggregate, ServerOptimizer, Vector
+from dpfed.core.vector import BLOCK
+
+Law = Callable[[str], None]
+DTYPES = (torch.float32, torch.float64)
+
+
+def builds_with_no_arguments(name: str) -> None:
+    """Every option has a default."""
+    _build(name)
+
+
+def keeps_shape_and_dtype(name: str) -> None:
+    """What comes out has the shape and dtype of what went in, and is finite."""
+    for dtype in DTYPES:
+        for given, got in _walk(_build(name), 7, 3, dtype):
+            _hold(got.shape == given.shape, name, f"made {tuple(got.shape)} of 7 numbers")
+            _hold(got.dtype == dtype, name, f"made {got.dtype} of {dtype}")
+            _hold(bool(torch.isfinite(got).all()), name, "gave a direction that is not finite")
+
+
+def is_pure(name: str) -> None:
+    """``update`` writes neither to the direction nor to the state, and has no memory of its own."""
+    optimizer, params = _build(name), torch.zeros(9)
+    state = optimizer.init(params)
+    for t, G in enumerate(_directions(9, 3)):
+        before = copy.deepcopy((G, state))
+        first, after = optimizer.update(G, state, _seen(t, params, G))
+        again, _ = optimizer.update(G, state, _seen(t, params, G))
+        _hold(torch.equal(first, again), name, "answered the same question in two ways")
+        _hold(_same((G, state), before), name, "wrote to its direction or state in update")
+        state = after
+
+
+def is_finite_at_zero(name: str) -> None:
+    """A round without any signal gives a finite direction."""
+    optimizer, params = _build(name), torch.zeros(5)
+    state = optimizer.init(params)
+    for t in range(3):
+        G = torch.zeros(5)
+        direction, state = optimizer.update(G, state, _seen(t, params, G))
+        _hold(bool(torch.isfinite(direction).all()), name, "is not finite where the mean is zero")
+
+
+def is_post_processing(name: str) -> None:
+    """Equal aggregates give equal updates: nothing else enters."""
+    runs = [[got for _, got in _walk(_build(name), 6, 5)] for _ in range(2)]
+    _hold(_same(*runs), name, "gave two answers to equal aggregates")
+
+
+def fits_into_a_chain(name: str) -> None:
+    """A chain is its links one after the other."""
+    half = registry.build("server", "scale", {"rate": 0.5})
+    alone, chained = _walk(_build(name), 6, 3), _walk(chain(_build(name), half), 6, 3)
+    for (_, one), (_, both) in zip(alone, chained, strict=True):
+        _hold(torch.equal(both, one * 0.5), name, "is another one in a chain")
+
+
+def reuses_buffers_to_the_bit(name: str) -> None:
+    """``update_``, where there is one, gives the bits of ``update``, at sizes around a block."""
+    optimizer = _build(name)
+    if optimizer.update_ is None:
+        return
+    for size in (1, 13, BLOCK, 2 * BLOCK + 17):
+        for dtype in DTYPES:
+            _compare_paths(name, optimizer, size, dtype)
+
+
+def _compare_paths(name: str, optimizer: ServerOptimizer, size: int, dtype: torch.dtype) -> None:
+    params = torch.zeros(size, dtype=dtype)
+    pure, reusing = optimizer.init(params), optimizer.init(params)
+    reuse = optimizer.update_ or optimizer.update
+    for t, G in enumerate(_directions(size, 4, dtype)):
+        seen = _seen(t, params, G)
+        expected, pure = optimizer.update(G, pure, seen)
+        got, reusing = reuse(G.clone(), reusing, seen)
+        same = torch.equal(expected, got) and _same(pure, reusing)
+        _hold(same, name, f"differs between update and update_ at {size} numbers of {dtype}")
+
+
+SERVER_LAWS: tuple[Law, ...] = (
+    builds_with_no_arguments,
+    keeps_shape_and_dtype,
+    is_pure,
+    is_finite_at_zero,
+    is_post_processing,
+    fits_into_a_chain,
+    reuses_buffers_to_the_bit,
+)
+
+
+def _build(name: str) -> ServerOptimizer:
+    built = registry.build("server", name, {})
+    _hold(isinstance(built, ServerOptimizer), name, f"is a {type(built).__name__}")
+    return built  # type: ignore[no-any-return]
+
+
+def _hold(lawful: bool, name: str, breach: str) -> None:
+    if not lawful:
+        raise AssertionError(f"the server optimizer {name!r} {breach}")
+
+
+def _walk(
+    optimizer: ServerOptimizer, size: int, rounds: int, dtype: torch.dtype = torch.float32
+) -> Iterator[tuple[Vector, Vector]]:
+    """The mean and the direction of each round."""
+    params = torch.zeros(size, dtype=dtype)
+    state = optimizer.init(params)
+    for t, G in enumerate(_directions(size, rounds, dtype)):
+        direction, state = optimizer.update(G, state, _seen(t, params, G))
+        yield G, direction
+
+
+def _seen(round: int, params: Vector, mean: Vector) -> Aggregate:
+    return Aggregate(round, params, mean, std=0.1, clients=5)
+
+
+def _directions(
+    size: int, rounds: int, dtype: torch.dtype = torch.float32
+) -> Iterator[torch.Tensor]:
+    """Public test vectors, without a generator: irregular, of both signs, never zero."""
+    for t in range(rounds):
+        at = torch.arange(1, size + 1, dtype=torch.float64)
+        yield (torch.sin(at * (t + 1) * 12.9898) * 1.7 + 0.01).to(dtype)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether all tensors of two states are equal, bit for bit."""
+    pairs = zip(_tensors(one), _tensors(other), strict=True)
+    return all(torch.equal(here, there) for here, there in pairs)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, tuple | list):
+        return [found for part in tree for found in _tensors(part)]
+    return []

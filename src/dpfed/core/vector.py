@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flat vectors: to and from named tensors, and arithmetic in blocks that stay in cache.
+
+A server step reads and writes each long vector a few times. Done block by block, the repeats hit
+the cache, and the temporaries are a block long whatever the model's size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from dpfed.core.errors import DataError, RecipeError
+from dpfed.core.types import Vector
+
+BLOCK = 1 << 16
+"""Elements in a block: 256 KiB of float32, so a few vectors' blocks fit in a core's cache."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The names and shapes of a model's parameters, in the order in which they lie in a vector."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def size(self) -> int:
+        """The length of the flat vector."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def flatten(self, tensors: Mapping[str, torch.Tensor]) -> Vector:
+        """Named tensors as one flat vector."""
+        wrong = [n for n, s in self.shapes.items() if n not in tensors or tensors[n].shape != s]
+        if wrong or len(tensors) != len(self.shapes):
+            raise DataError(
+                f"tensors {sorted(tensors)} do not fit the layout {dict(self.shapes)}; "
+                f"check the names and shapes of {wrong or 'the extra tensors'}"
+            )
+        return torch.cat([tensors[name].reshape(-1) for name in self.shapes])
+
+    def unflatten(self, vector: Vector) -> dict[str, torch.Tensor]:
+        """The flat vector as named views of itself."""
+        if vector.shape != (self.size,):
+            raise DataError(f"a vector of shape {tuple(vector.shape)} where ({self.size},) is due")
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        parts = torch.split(vector, sizes)
+        return {n: p.view(s) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
+
+
+@dataclass(frozen=True)
+class Head:
+    """The shape of a model that is one linear layer; a bias is one more input, equal to 1."""
+
+    outputs: int
+    inputs: int
+    bias: bool
+
+
+def head_of(layout: Layout | None, method: str) -> Head:
+    """The linear layer that a layout is, for a method that needs one."""
+    shapes = {} if layout is None else dict(layout.shapes)
+    weight = shapes.pop("weight", ())
+    bias = shapes.pop("bias", None)
+    if len(weight) != 2 or shapes or bias not in (None, weight[:1]):
+        raise RecipeError(
+            f"{method} needs a model of one linear layer with a known layout (weight, bias), not "
+            f"{None if layout is None else dict(layout.shapes)}; use softmax, logistic or poisson"
+        )
+    return Head(weight[0], weight[1] + (bias is not None), bias is not None)
+
+
+def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
+    """The layout of named tensors."""
+    return Layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+
+
+def blocks(size: int) -> Iterator[slice]:
+    """Slices that cover ``size`` elements, each at most ``BLOCK`` long."""
+    for start in range(0, size, BLOCK):
+        yield slice(start, min(start + BLOCK, size))
+
+
+def dot(left: Vector, right: Vector) -> float:
+    """The inner product, block by block, the blocks summed in double precision."""
+    return math.fsum(float(torch.dot(left[part], right[part])) for part in blocks(left.numel()))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread in client work: sums then round the same way on every run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

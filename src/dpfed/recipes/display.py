@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run while it goes on: rounds, time left, accuracy, epsilon spent, who answered.
+
+On a terminal a panel that is drawn anew after each round; in a log file a line now and then. It is
+shown from the rows of ``history.py`` alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from dpfed.recipes.bar import bar, percent, spent
+from dpfed.recipes.history import Row
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+BARS = " ▁▂▃▄▅▆▇█"
+WIDEST = 40  # characters of a curve, if the terminal has room
+EVERY = 5.0  # seconds between two lines of a log file
+
+
+class View:
+    """Give it to ``dpfed.run(watch=...)``, inside of ``with``."""
+
+    def __init__(self, name: str, epsilon: float | None = None, quiet: bool = False) -> None:
+        """``epsilon`` is what the run may spend; none: it promises nothing."""
+        from rich.console import Console
+
+        self.name, self.epsilon, self.quiet = name, epsilon, quiet
+        self.console = Console(stderr=True)
+        self.rows: list[Row] = []
+        self.bar = bar(quiet=True)
+        self.task = self.bar.add_task("loading data", total=None, figures="")
+        self._live: Any = None
+        self._said = 0.0
+
+    def __enter__(self) -> Self:
+        from rich.live import Live
+
+        if not self.quiet and self.console.is_terminal:
+            self._live = Live(self, console=self.console, refresh_per_second=8)
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._live.__exit__(kind, error, where)
+
+    def __call__(self, row: Row, rounds: int) -> None:
+        """One more round."""
+        self.rows.append(row)
+        self.bar.update(self.task, description="round", total=rounds, completed=row["round"])
+        if not self.quiet and self._live is None:
+            self._line(row, rounds)
+
+    def _line(self, row: Row, rounds: int) -> None:
+        """For log files: at the start, at the end, and every few seconds."""
+        now = time.monotonic()
+        if row["round"] < rounds and now - self._said < EVERY and self._said:
+            return
+        self._said = now
+        left = self.bar.tasks[0].time_remaining
+        eta = "" if left is None or row["round"] >= rounds else f", about {left:.0f} s left"
+        print(f"round {row['round']}/{rounds}: accuracy {percent(row['accuracy'])}, "
+              f"{spent(row['epsilon'])}{eta}", file=self.console.file, flush=True)  # fmt: skip
+
+    def __rich__(self) -> RenderableType:
+        """The panel."""
+        from rich.console import Group
+        from rich.panel import Panel
+
+        figures = [self.figures()] if self.rows else []
+        shown = self.bar.make_tasks_table(self.bar.tasks)
+        return Panel(Group(shown, *figures), title=self.name, title_align="left", expand=False)
+
+    @property
+    def width(self) -> int:
+        """Room for a curve beside its name and its figure."""
+        return max(8, min(WIDEST, self.console.width - 34))
+
+    def figures(self) -> Table:
+        """One line per thing that a user asks about, newest figure first, then how it came."""
+        from rich.table import Table
+
+        row = self.rows[-1]
+        grid = Table.grid(padding=(0, 2))
+        for name in ("accuracy", "loss"):
+            values = [each[name] for each in self.rows if each[name] is not None]
+            if values:
+                last = percent(values[-1]) if name == "accuracy" else f"{values[-1]:.4g}"
+                grid.add_row(name, last, f"[cyan]{curve(values, self.width)}")
+        grid.add_row("epsilon", *self._epsilon(row))
+        grid.add_row("clients", f"{row['clients']}", _answered(row))
+        return grid
+
+    def _epsilon(self, row: Row) -> tuple[str, str]:
+        from dpfed.accounting.guarantee import round_up
+
+        if self.epsilon is None:
+            return "none", "nothing is promised"
+        part = min(1.0, row["epsilon"] / self.epsilon)
+        filled = round(self.width * part)
+        gauge = f"[yellow]{'█' * filled}{'░' * (self.width - filled)}[/]"
+        return round_up(row["epsilon"], 3), f"{gauge} of {self.epsilon:g}"
+
+
+def curve(values: Sequence[float], width: int = WIDEST) -> str:
+    """A line of small bars, from the least to the greatest; long histories are thinned."""
+    if len(values) > width:
+        last = len(values) - 1
+        values = [values[round(i * last / (width - 1))] for i in range(width)]
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(BARS[1 + round((value - low) / span * (len(BARS) - 2))] for value in values)
+
+
+def _answered(row: Row) -> str:
+    missing = f", missing: {row['absent']}" if row["missing"] else ""
+    snr = row["snr"]
+    signal = "" if snr is None or snr != snr else f", signal to noise {snr:.2g}"
+    return f"answered{missing}; {1000 * row['seconds']:.0f} ms a round{signal}"

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a recipe to its clients: records loaded, prepared one by one, divided; model and judges.
+
+What is held out, and when, so that a search never sees a test record:
+
+    data.holdout            the test set, cut off first, the same one for every seed
+    evaluation "exact"      each client's own test records, the same ones for every seed
+    data.validation         a part of what is left, by the run's seed, judged in their place
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpfed.core.errors import RecipeError
+from dpfed.core.randomness import derive
+from dpfed.core.types import Problem, Vector
+from dpfed.data import datasets, partitions
+from dpfed.data.convolutions import convolve
+from dpfed.data.datasets import Dataset, Records
+from dpfed.data.estimate import estimate
+from dpfed.data.featurize import featurize
+from dpfed.data.models import Linear, Model, Network, seeded
+from dpfed.data.partitions import Parts
+from dpfed.recipes.schema import DataRecipe, ModelRecipe, Recipe
+
+EVALUATIONS = {
+    "test": "on test records that the server holds",
+    "federated": "on the clients' records, through the priced metrics channel",
+    "exact": "on records held out at the clients, in clear: not covered by the guarantee",
+    "estimate": "squared distance to the estimate from all records, in clear: not covered by the "
+    "guarantee",
+    "truth": "squared distance to the parameters that the records were made from",
+    "off": "not measured",
+}
+
+IN_CLEAR = ("exact", "estimate", "truth")
+"""Kinds of evaluation that only a simulation has: no server holds what they read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """All clients of a simulated run, with the model and the records that judge it."""
+
+    model: Model
+    clients: Sequence[Records]
+    problems: Sequence[Problem]
+    test: Records | None
+    held: Sequence[Records]
+    source: str
+    goal: Vector | None = None
+    """What an estimate is compared with: the non-private one, or the truth of generated records."""
+
+
+def evaluation_words(recipe: Recipe, silos: Federation) -> str:
+    """How the report says that accuracy was measured."""
+    kind = recipe.evaluation.kind
+    return EVALUATIONS["off" if kind == "test" and silos.test is None else kind]
+
+
+def federation(recipe: Recipe, root: Path | None = None) -> Federation:
+    """Load, divide, and give each client its problem."""
+    dataset = load_dataset(recipe, root)
+    parts, apart = divide(recipe, dataset), list[torch.Tensor]()
+    if recipe.evaluation.kind == "exact":
+        parts, apart = _held(recipe, dataset.train, parts)
+    clients = [dataset.train.take(index) for index in parts]
+    held = [dataset.train.take(index) for index in apart]
+    model = build_model(recipe.model, dataset, recipe.seed)
+    problems = [model.problem(records) for records in clients]
+    goal = _goal(recipe.evaluation.kind, model, dataset)
+    return Federation(model, clients, problems, dataset.test, held, dataset.source, goal)
+
+
+def _goal(kind: str, model: Model, dataset: Dataset) -> Vector | None:
+    if kind == "estimate":
+        return estimate(model, dataset.train)
+    if kind == "truth" and dataset.truth is None:
+        raise RecipeError(
+            "evaluation.kind is 'truth', and these records were not made from known parameters; "
+            "use 'estimate', or data.options.kind = 'glm'"
+        )
+    return dataset.truth if kind == "truth" else None
+
+
+def _held(whole: Recipe, records: Records, parts: Parts) -> tuple[Parts, Parts]:
+    """Each client without its own test records, and these: the same ones for every seed.
+
+    With ``data.validation``, a part of what is left is judged instead: no search sees the others.
+    """
+    by_group = whole.data.by_group
+    # seeds of their own: with the partition's, the very records of one client would be drawn
+    seed = public_seed(0, "holdout")
+    away = datasets.held_out(records, whole.evaluation.holdout, seed, by_group)
+    kept, held = _apart(parts, away)
+    if whole.data.validation:
+        seed = public_seed(whole.seed, "validation")
+        away = datasets.held_out(records, whole.data.validation, seed, by_group)
+        kept, held = _apart(kept, away)
+    if not all(len(part) for part in kept):
+        empty = next(i for i, part in enumerate(kept) if not len(part))
+        raise RecipeError(
+            f"client {empty} has no record left to train on; hold out less than "
+            f"{whole.evaluation.holdout:g}, or records instead of whole groups"
+        )
+    return kept, held
+
+
+def _apart(parts: Parts, away: torch.Tensor) -> tuple[Parts, Parts]:
+    return [part[~away[part]] for part in parts], [part[away[part]] for part in parts]
+
+
+def load_dataset(whole: Recipe, root: Path | None) -> Dataset:
+    """The data set, with every per-record step that the recipe asks for."""
+    recipe, at_clients = whole.data, whole.evaluation.kind == "exact"
+    dataset = datasets.load(recipe.source, root=root, **recipe.options)
+    if recipe.backbone:
+        dataset = _featurize(recipe, dataset, root)
+    if recipe.convolutions:
+        dataset = dataset.map(lambda r: replace(r, x=convolve(r.x, recipe.convolutions)))
+    if recipe.center:
+        dataset = datasets.center(dataset, recipe.center, root=root)
+    if recipe.shift or recipe.scale:
+        dataset = dataset.map(partial(_standardised, recipe))
+    if recipe.positive_above is not None:
+        dataset = datasets.binary(dataset, recipe.positive_above)
+    if recipe.holdout:  # before the seed's own split: no search may ever see these records
+        dataset = _split(dataset, recipe.holdout, 0, recipe.by_group)
+    if recipe.validation and not at_clients:
+        dataset = _split(dataset, recipe.validation, whole.seed, recipe.by_group)
+    return dataset.map(partial(_clean, recipe))
+
+
+def _split(dataset: Dataset, fraction: float, seed: int, by_group: bool) -> Dataset:
+    """A part of the training records takes the place of the test set."""
+    train, held = datasets.holdout(dataset.train, fraction, seed, by_group)
+    return replace(dataset, train=train, test=held)
+
+
+def _clean(recipe: DataRecipe, records: Records) -> Records:
+    if recipe.fill_missing is not None:
+        records = datasets.fill_missing(records, recipe.fill_missing)
+    return records if recipe.radius is None else datasets.scale_rows(records, recipe.radius)
+
+
+def _standardised(recipe: DataRecipe, records: Records) -> Records:
+    """(x - shift) / scale, by constants that were fixed in advance."""
+    x = records.x
+    for name in ("shift", "scale"):
+        values = getattr(recipe, name)
+        if values and len(values) != x.shape[-1]:
+            raise RecipeError(
+                f"data.{name} has {len(values)} numbers for {x.shape[-1]} features; give one each"
+            )
+    if 0 in recipe.scale:
+        raise RecipeError("data.scale has a 0; use 1 to leave a feature as it is")
+    shifted = x - torch.tensor(recipe.shift) if recipe.shift else x
+    scaled = shifted / torch.tensor(recipe.scale) if recipe.scale else shifted
+    return replace(records, x=scaled)
+
+
+def _featurize(recipe: DataRecipe, dataset: Dataset, root: Path | None) -> Dataset:
+    """Images become features of a public backbone: a map of each record on its own."""
+    weights = recipe.backbone_weights
+    where = None if weights is None else datasets.find(weights, root)
+    cache = None if recipe.backbone_cache is None else Path(recipe.backbone_cache)
+    return featurize(
+        dataset,
+        str(recipe.backbone),
+        size=recipe.backbone_size,
+        fit=recipe.backbone_fit,
+        weights=where,
+        cache=cache,
+    )
+
+
+def divide(recipe: Recipe, dataset: Dataset) -> Parts:
+    """The indices of each client's part of the training records."""
+    how = recipe.data.partition
+    clients = 20 if how.clients is None and how.name != "natural" else how.clients
+    return partitions.partition(how.name, dataset.train, clients, recipe.seed, **how.options)
+
+
+def build_model(recipe: ModelRecipe, dataset: Dataset, seed: int = 0) -> Model:
+    """The model that the recipe names, sized for the data set."""
+    features = math.prod(dataset.train.x.shape[1:])
+    if recipe.name == "network":
+        return Network(_module(recipe, seed), chunk=recipe.chunk, sampler=recipe.sampler)
+    if recipe.name == "softmax":
+        if dataset.classes is None:
+            raise RecipeError(
+                "model 'softmax' needs class labels, and these are numbers; use model 'logistic', "
+                "'poisson' or 'network'"
+            )
+        return Linear("softmax", features, dataset.classes, recipe.bias)
+    if recipe.name in {"logistic", "poisson"}:
+        return Linear(recipe.name, features, 1, recipe.bias)
+    raise RecipeError(f"model is {recipe.name!r}; use softmax, logistic, poisson or network")
+
+
+def _module(recipe: ModelRecipe, seed: int) -> torch.nn.Module:
+    where, colon, name = (recipe.factory or "").partition(":")
+    if not colon:
+        raise RecipeError(
+            f"model 'network' needs factory = 'package.module:function', not {recipe.factory!r}"
+        )
+    try:
+        factory: Any = getattr(import_module(where), name)
+    except (ImportError, AttributeError) as error:
+        raise RecipeError(
+            f"model factory {recipe.factory!r} cannot be imported: {error}"
+        ) from error
+    return seeded(lambda: factory(**recipe.options), public_seed(seed, "module"))
+
+
+def public_seed(seed: int, purpose: str) -> int:
+    """A seed for what is public (model start, partitions), apart from the noise's keys."""
+    return int.from_bytes(derive(seed, purpose)[:4], "big")

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The papers' methods by name: which plug-ins each one is made of, and what it costs.
+
+``method = "dp-fedadam"`` in a recipe stands for the tables below; tables that the recipe gives
+itself come before them. ``table`` builds each method for each unit and reads off what it releases:
+nothing in it is written by hand but the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from dpfed.core import registry
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import UPDATE, ClientAlgorithm, Trust, Unit
+from dpfed.core.vector import Layout
+
+PlugIn = dict[str, Any]
+
+
+class Method(NamedTuple):
+    """A method: its client, its server, its mechanism."""
+
+    client: PlugIn
+    server: tuple[PlugIn, ...] = ({"name": "scale"},)
+    mechanism: str = "gaussian"
+
+
+def _plain(name: str, **options: Any) -> PlugIn:
+    return {"name": name, **options}
+
+
+GRADIENT = _plain("gradient")
+
+METHODS: dict[str, Method] = {
+    "dp-fedgd": Method(GRADIENT),
+    "dp-fedsofim": Method(GRADIENT, (_plain("sofim"), _plain("scale"))),
+    "ema-only": Method(GRADIENT, (_plain("ema"), _plain("scale"))),
+    "dp-fedavg": Method(_plain("fedavg")),
+    "dp-fedadam": Method(GRADIENT, (_plain("adam"),)),
+    "dp-fedyogi": Method(GRADIENT, (_plain("yogi"),)),
+    "dp-ftrl": Method(GRADIENT, (_plain("ftrl"),), "tree"),
+    "dp-mf": Method(GRADIENT, (_plain("ftrl"),), "banded"),
+    "dp-adafedprox": Method(_plain("adafedprox")),
+    "dp-scaffold": Method(_plain("scaffold")),
+    "dp-fedfc": Method(_plain("fedfc")),
+    "dp-fednew": Method(_plain("fednew")),
+    "dp-fednew-fc": Method(_plain("fednew", curvature="covariance")),
+    "fednewton": Method(_plain("fednewton")),
+    "fedhybrid": Method(_plain("fedhybrid")),
+    "dp-localadamw": Method(_plain("localadamw")),
+    "dp-fedadamw": Method(_plain("fedadamw")),
+    "dp-fedavg-ls": Method(_plain("fedavg"), (_plain("laplacian"),)),
+    "dp-fedsam": Method(_plain("fedsam")),
+    "adadps": Method(_plain("adadps")),
+    "sofim-local": Method(_plain("fedavg"), (_plain("sofim"),)),
+}
+
+
+def tables(name: str) -> dict[str, Any]:
+    """The recipe's tables that a method's name stands for."""
+    if name not in METHODS:
+        raise RecipeError(
+            f"there is no method {name!r}, and 'dpfed methods' lists those that are; "
+            f"{registry.suggest(name, list(METHODS))}"
+        )
+    method = METHODS[name]
+    server = [dict(link) for link in method.server]
+    return {"client": dict(method.client), "server": server, "mechanism": method.mechanism}
+
+
+# --------------------------------------------------------------------------------------- the table
+
+_SHAPE = Layout({"weight": (10, 64), "bias": (10,)})
+"""A head of 10 classes on 64 features: what the sizes in the table are measured on."""
+
+
+def table() -> list[dict[str, str]]:
+    """One row per method: what it protects, releases, sends and keeps."""
+    return [_row(name, method) for name, method in METHODS.items()]
+
+
+def markdown(rows: list[dict[str, str]]) -> str:
+    """The table as Markdown: docs/methods.md has it, and a test holds it there."""
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in rows)]) + "\n"
+
+
+def _row(name: str, method: Method) -> dict[str, str]:
+    built = {unit: _build(method, unit) for unit in Unit}
+    found = {unit: algorithm for unit, algorithm in built.items() if algorithm is not None}
+    first = next(iter(found.values()))
+    return {
+        "method": name,
+        "paper": _paper(method),
+        "made of": _made_of(method),
+        "protects": _by_unit(dict.fromkeys(found, "")),
+        "trust": _by_unit({unit: _trust(method, a) for unit, a in found.items()}),
+        "releases": _by_unit({unit: _releases(a) for unit, a in found.items()}),
+        "upload": f"{_upload(first):.3g}",
+        "keeps": f"{_kept(method, first):.3g}",
+        "client memory": first.memory,
+        "model": "one linear layer" if first.linear else "any",
+        "post-processing only": "yes" if method.client == GRADIENT and _fresh(method) else "no",
+    }
+
+
+def _build(method: Method, unit: Unit) -> ClientAlgorithm | None:
+    options = {key: value for key, value in method.client.items() if key != "name"}
+    try:
+        algorithm: ClientAlgorithm = registry.build(
+            "client", method.client["name"], options, unit=unit, layout=_SHAPE
+        )
+    except RecipeError:  # it says that it cannot protect this unit
+        return None
+    return algorithm if unit in algorithm.units else None
+
+
+def _fresh(method: Method) -> bool:
+    return bool(registry.build("mechanisms", method.mechanism, {}).independent)
+
+
+def _paper(method: Method) -> str:
+    """What its files say, those that any method may have left out."""
+    links = [link["name"] for link in method.server if link["name"] != "scale"]
+    found = [registry.paper("server", name) for name in links]
+    if method.client != GRADIENT or not found:
+        found.insert(0, registry.paper("client", method.client["name"]))
+    if method.mechanism != "gaussian":
+        found = [registry.paper("mechanisms", method.mechanism)]
+    return "; ".join(found)
+
+
+def _made_of(method: Method) -> str:
+    parts = [method.client["name"], *(link["name"] for link in method.server)]
+    return " + ".join([*parts, *([method.mechanism] if method.mechanism != "gaussian" else [])])
+
+
+def _by_unit(words: Mapping[Unit, str]) -> str:
+    """Units with the same words together."""
+    groups: dict[str, list[str]] = {}
+    for unit, word in words.items():
+        groups.setdefault(word, []).append(str(unit))
+    if len(groups) == 1 and "" not in groups and len(words) > 1:
+        return next(iter(groups))
+    return "; ".join(f"{', '.join(u)}: {w}" if w else ", ".join(u) for w, u in groups.items())
+
+
+def _trust(method: Method, algorithm: ClientAlgorithm) -> str:
+    if not algorithm.unchanged or algorithm.keeps:
+        return str(Trust.LOCAL)
+    return ", ".join(t for t in Trust if _accepts(method.mechanism, t))
+
+
+def _accepts(mechanism: str, trust: Trust) -> bool:
+    try:
+        registry.build("mechanisms", mechanism, {"trust": trust})
+    except RecipeError:
+        return False
+    return True
+
+
+def _releases(algorithm: ClientAlgorithm) -> str:
+    parts = []
+    for name, channel in algorithm.channels.items():
+        counts = [_phase(rounds, count) for rounds, count in channel.phases if count]
+        kept = "" if channel.sent else " (kept)"
+        parts.append(f"{name} {', then '.join(counts) or 'derived'}{kept}")
+    return " + ".join(parts)
+
+
+def _phase(rounds: int | None, count: int) -> str:
+    if rounds is None:
+        return f"x{count}"
+    return "once" if rounds == count == 1 else f"x{count} for {rounds} rounds"
+
+
+def _upload(algorithm: ClientAlgorithm) -> float:
+    """Vectors of the model's size in the largest round."""
+    rounds = range(1 + sum(rounds or 0 for rounds, _ in algorithm.channels[UPDATE].phases))
+    sizes = {name: channel.size or _SHAPE.size for name, channel in algorithm.channels.items()}
+    return max(sum(sizes[name] for name in algorithm.due(at)) for at in rounds) / _SHAPE.size
+
+
+def _kept(method: Method, algorithm: ClientAlgorithm) -> float:
+    """Vectors of the model's size that a client keeps between rounds."""
+    import torch
+
+    mechanism = registry.build("mechanisms", method.mechanism, {}, horizon=70, rounds=70)
+    state = (algorithm.init(torch.zeros(_SHAPE.size)), mechanism.init(_SHAPE.size))
+    return _numbers(state) / _SHAPE.size
+
+
+def _numbers(tree: Any) -> int:
+    if isinstance(tree, tuple):
+        return sum(_numbers(part) for part in tree)
+    return int(tree.numel()) if hasattr(tree, "numel") and tree.numel() > 1 else 0

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answer of ``dpfed calibrate``: noise for a promise, in the main paper's terms and in ours.
+
+The paper's sigma_g (Nair et al. 2026, eq. (2)): each of n clients adds N(0, (C sigma_g)^2 / n) to
+its clipped sum, so std = C sigma_g / sqrt(n). Under replace-one, LOCAL trust then has
+mu = 2 sqrt(n T) / sigma_g and DISTRIBUTED mu = 2 sqrt(T) / sigma_g: sqrt(n) less noise for the same
+promise. Under CENTRAL trust the server itself adds C sigma_g.
+
+Neither torch nor dp_accounting is imported: it answers at once.
+
+| edge case                                     | what happens                             |
+|-----------------------------------------------|------------------------------------------|
+| unit, adjacency or trust as a plain word      | taken as the choice of that name         |
+| a word that is no choice                      | RecipeError, which lists those that are  |
+| rounds, clients or survivors below 1, or half | RecipeError                              |
+| more survivors than clients, colluders < 0    | RecipeError                              |
+| no honest noise in an opened sum              | RecipeError                              |
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from numbers import Integral
+from typing import Any, TypeVar
+
+from dpfed.accounting import gdp
+from dpfed.accounting.calibrate import calibrate
+from dpfed.accounting.guarantee import Spent, delta_warning, guarantee
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
+from dpfed.mechanisms.gaussian import Gaussian, gaussian
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def noise_for(
+    *,
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    clients: int,
+    unit: Unit | str = Unit.RECORD,
+    adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
+    trust: Trust | str = Trust.LOCAL,
+    survivors: int | None = None,
+    colluders: int | None = None,
+    units: int | None = None,
+) -> dict[str, Any]:
+    """The least noise that keeps the promise, and the sentence that states it."""
+    unit, adjacency = _choice(Unit, unit), _choice(Adjacency, adjacency)
+    trust = _choice(Trust, trust)
+    _check_whole(rounds=rounds, clients=clients, survivors=survivors)
+    shares = _honest(trust, clients, survivors, colluders)
+    start = gaussian(1.0, 1.0, unit, adjacency, trust, shares if trust is Trust.DISTRIBUTED else 1)
+    mechanism = calibrate(start, epsilon=epsilon, delta=delta, releases=rounds)
+    spent = Spent(mechanism, rounds, {shares: rounds} if trust is Trust.LOCAL else {})
+    promise = guarantee([spent], delta, NoiseSource.OPERATING_SYSTEM, rounds)
+    count = clients if unit is Unit.CLIENT and units is None else units
+    warning = None if count is None else delta_warning(delta, count)
+    return {
+        "sigma_g": mechanism.std * (1 if trust is Trust.CENTRAL else math.sqrt(clients)),
+        "mu": _mu(mechanism, rounds),
+        "std_over_clip": mechanism.std,
+        "guarantee": promise.sentence,
+        "claims": [{"adversary": c.adversary, "epsilon": c.epsilon} for c in promise.claims],
+        "warnings": [] if warning is None else [warning],
+    }
+
+
+def _choice(kind: type[Choice], word: str) -> Choice:
+    """The choice itself: a plain word equals it, but is not it, and would pass for another."""
+    try:
+        return kind(word)
+    except ValueError:
+        names = ", ".join(kind)
+        raise RecipeError(f"{kind.__name__.lower()} is {word!r}; use one of {names}") from None
+
+
+def _check_whole(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and (not isinstance(count, Integral) or count < 1):
+            raise RecipeError(f"{name} is {count!r}; give a whole number, at least 1")
+
+
+def _mu(mechanism: Gaussian, rounds: int) -> float:
+    return math.sqrt(gdp.mu_squared(mechanism.noise_multiplier(), rounds, mechanism.adjacency))
+
+
+def _honest(trust: Trust, clients: int, survivors: int | None, colluders: int | None) -> int:
+    """The shares of noise in an opened sum that no adversary can subtract."""
+    present = clients if survivors is None else survivors
+    apart = (1 if trust is Trust.LOCAL else 0) if colluders is None else colluders
+    if present > clients:
+        raise RecipeError(f"survivors is {present}; give at most {clients}, the number of clients")
+    if apart < 0:
+        raise RecipeError(f"colluders is {apart}; give a whole number, at least 0")
+    if trust is Trust.LOCAL:
+        return max(1, present - apart)
+    if present - apart < 1:
+        raise RecipeError(
+            f"{present} survivors less {apart} colluders leave no honest noise; "
+            f"lower --colluders or raise --survivors"
+        )
+    return present - apart

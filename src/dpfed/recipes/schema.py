@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe: the whole configuration of a run as one value, read from TOML or keywords.
+
+Every field has a default, an unknown one is refused, and ``dump`` writes back what was resolved, so
+that a run can be repeated from its own output. Plug-ins are tables with a ``name`` (the file's
+name) and the plug-in's own options.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from dpfed.core.errors import RecipeError
+from dpfed.core.registry import suggest
+from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit, Weights
+from dpfed.recipes.methods import tables
+
+PlugIn = dict[str, Any]
+
+
+class _Section(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    pass
+
+
+class PartitionRecipe(_Section, frozen=True):
+    """How records are divided into clients."""
+
+    name: str = "iid"
+    clients: int | None = None
+    """How many; if left out, one per group for natural, 20 for the others."""
+    options: dict[str, Any] = {}
+    """Such as alpha of dirichlet."""
+
+
+class DataRecipe(_Section, frozen=True):
+    """Where records come from, and what is done to each on its own."""
+
+    source: str = "synthetic"
+    center: str | None = None
+    """Public data whose mean is subtracted from all features."""
+    fill_missing: float | None = None
+    """A public constant in the place of missing values."""
+    shift: list[float] = []
+    """Public constants, one per feature, that are subtracted ..."""
+    scale: list[float] = []
+    """... and those that features are then divided by: typical values, never the data's own."""
+    convolutions: int = 0
+    """So many random convolutions of each record [channels, time] become its features."""
+    radius: float | None = None
+    """Feature rows longer than this are scaled to it."""
+    positive_above: float | None = None
+    """Labels above this become class 1, all others class 0."""
+    backbone: str | None = None
+    """A public, frozen network that turns images into features."""
+    backbone_size: int = 32
+    """Images get this height and width first."""
+    backbone_fit: str = "pad"
+    """How they get it: pad, in black, or resize."""
+    backbone_weights: str | None = None
+    backbone_cache: str | None = None
+    holdout: float = 0.0
+    """Part of the records that becomes the test set; the same one for every seed."""
+    validation: float = 0.0
+    """Part of the training records that takes the place of the test set, for tuning."""
+    by_group: bool = False
+    """Hold out whole groups (patients, sites), never a part of one."""
+    options: dict[str, Any] = {}
+    """Passed to dpfed.data.datasets.load: x, y, groups, classes, and so on."""
+    partition: PartitionRecipe = PartitionRecipe()
+
+
+class ModelRecipe(_Section, frozen=True):
+    """What is trained: softmax, logistic, poisson, or network (a factory 'package.module:name')."""
+
+    name: str = "softmax"
+    bias: bool = True
+    factory: str | None = None
+    chunk: int = 64
+    sampler: str = "func"
+    options: dict[str, Any] = {}
+
+
+class PrivacyRecipe(_Section, frozen=True):
+    """What is promised. Give epsilon, or std_over_clip, or the mechanism 'clear'."""
+
+    mechanism: str = "gaussian"
+    epsilon: float | None = None
+    delta: float = 1e-5
+    clip: float = 1.0
+    std_over_clip: float | None = None
+    unit: Unit = Unit.RECORD
+    adjacency: Adjacency = Adjacency.REPLACE_ONE
+    trust: Trust = Trust.LOCAL
+    weights: Weights = Weights.SUM
+    noise: NoiseSource = NoiseSource.OPERATING_SYSTEM
+    colluders: int = 1
+    nominal: float | None = None
+    """The public size of every client; must be declared under add-remove."""
+    record_rate: float = 1.0
+    """Each unit is drawn with this probability for each release of its client (Poisson)."""
+    batch_size: int | None = None
+    """A fixed number of records instead: no accountant prices it, so only without a promise."""
+    client_rate: float = 1.0
+    """Each client is asked with this probability in each round (Poisson)."""
+    options: dict[str, Any] = {}
+    """The mechanism's own options, such as restart of tree."""
+
+
+class EvaluationRecipe(_Section, frozen=True):
+    """How accuracy is known: test, federated, exact, estimate, truth or off."""
+
+    kind: str = "test"
+    every: int = 1
+    share: float = 0.05
+    """federated: the part of the squared mu that the metrics channel may use."""
+    loss_bound: float = 5.0
+    holdout: float = 0.2
+    """exact: the part of each client's records that is kept for evaluation."""
+
+
+class LedgerRecipe(_Section, frozen=True):
+    """Where what is spent on the data is kept, and how much may be: see docs/ledger.md."""
+
+    dataset: str
+    """The owner's name for the data: clients of a simulation divide it."""
+    epsilon: float | None = None
+    """The budget of each client's data over all runs; None only records."""
+    delta: float = 1e-5
+    path: str | None = None
+    """The file; None is $DPFED_LEDGER, or ledger.sqlite beside the clients' state."""
+
+
+class Recipe(_Section, frozen=True):
+    """A run."""
+
+    name: str = "run"
+    method: str | None = None
+    """A method's name from 'dpfed methods': stands for client, server and mechanism tables."""
+    seed: int = 0
+    rounds: int = 70
+    data: DataRecipe = DataRecipe()
+    model: ModelRecipe = ModelRecipe()
+    privacy: PrivacyRecipe = PrivacyRecipe()
+    client: PlugIn = msgspec.field(default_factory=lambda: {"name": "gradient"})
+    sum: PlugIn = msgspec.field(default_factory=lambda: {"name": "plain"})
+    server: list[PlugIn] = msgspec.field(default_factory=lambda: [{"name": "scale"}])
+    evaluation: EvaluationRecipe = EvaluationRecipe()
+    ledger: LedgerRecipe | msgspec.UnsetType = msgspec.UNSET
+    """Unset is left out where a recipe is written, so keys of runs without it stay the same."""
+
+
+def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
+    """A recipe from a TOML file or a mapping, with ``key=value`` overrides on top."""
+    tree = dict(source) if isinstance(source, Mapping) else read(Path(source))
+    # the method first: other overrides may set options of the tables that it stands for
+    for override in sorted(overrides, key=lambda text: not text.startswith("method=")):
+        tree = assign(_with_method(tree), override)
+    return parse(tree)
+
+
+def parse(tree: Mapping[str, Any]) -> Recipe:
+    """A checked recipe from plain tables."""
+    try:
+        return msgspec.convert(_with_method(tree), Recipe)
+    except msgspec.ValidationError as error:
+        raise RecipeError(f"the recipe is wrong: {_explain(str(error), tree)}") from error
+
+
+def _with_method(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The method's tables, under those that the recipe gives itself."""
+    if not isinstance(tree.get("method"), str):
+        return dict(tree)
+    filled = {**tables(tree["method"]), **tree}
+    mechanism = filled.pop("mechanism")
+    privacy = filled.get("privacy", {})
+    if isinstance(privacy, Mapping):
+        filled["privacy"] = {"mechanism": mechanism, **privacy}
+    return filled
+
+
+def dump(recipe: Recipe) -> str:
+    """The recipe as TOML, with every field that is set."""
+    return to_toml(recipe)
+
+
+def settings(recipe: Recipe) -> dict[str, Any]:
+    """Every value by its dotted key, as ``--set`` takes it."""
+    return dict(_leaves(msgspec.to_builtins(recipe)))
+
+
+def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict) and node:
+        for name, value in node.items():
+            yield from _leaves(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list) and node and isinstance(node[0], dict):
+        for i, value in enumerate(node):
+            yield from _leaves(value, f"{key}.{i}")
+    elif node is not None:
+        yield key, node
+
+
+def to_toml(value: Any) -> str:
+    """A structure of this kind as TOML, which knows no None: such fields are left out."""
+    import tomli_w
+
+    return tomli_w.dumps(_without_none(msgspec.to_builtins(value)))
+
+
+def _without_none(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _without_none(value) for key, value in tree.items() if value is not None}
+    return [_without_none(each) for each in tree] if isinstance(tree, list | tuple) else tree
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file; a run is named after it unless it says otherwise."""
+    try:
+        return {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
+    except OSError as error:
+        raise RecipeError(
+            f"recipe {str(path)!r} cannot be read ({error.strerror}); give the path of a TOML "
+            f"file, such as 'dpfed new NAME --recipe' writes"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"recipe {str(path)!r} is not TOML: {error}") from error
+
+
+def assign(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
+    """The tables with one ``dotted.key=value`` set; list items are numbered, as server.0.rho."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set takes key=value, not {override!r}; e.g. privacy.epsilon=1")
+    result = msgspec.json.decode(msgspec.json.encode(tree))
+    _set(result, key.strip().split("."), _value(text.strip()), key)
+    return dict(result)
+
+
+def _set(node: Any, keys: list[str], value: Any, label: str) -> None:
+    first, *rest = keys
+    at: Any = int(first) if isinstance(node, list) and first.isdecimal() else first
+    try:
+        if not rest:
+            node[at] = value
+            return
+        if isinstance(node, dict):
+            node.setdefault(at, {})
+        _set(node[at], rest, value, label)
+    except (IndexError, TypeError) as error:
+        raise RecipeError(f"--set {label}: there is nothing at {first!r} to set") from error
+
+
+def _value(text: str) -> Any:
+    """A TOML value; bare words are strings."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):  # not TOML, or a number too long to be read
+        return text
+
+
+_TYPES = {
+    "float": "a number", "int": "a whole number", "str": "a text in quotes",
+    "bool": "true or false", "array": "a list", "object": "a table",
+}  # fmt: skip
+
+
+def _explain(message: str, tree: Mapping[str, Any]) -> str:
+    """The parser's message as a sentence: the value, what it must be, and the way out."""
+    what, _, where = message.partition(" - at `")
+    field = where.rstrip("`").removeprefix("$").lstrip(".")
+    quoted = what.split("`")[1:2] or [""]
+    if what.startswith("Object contains unknown field"):
+        return f"{field or 'a recipe'} has no field {quoted[0]!r}; {_nearest(field, quoted[0])}"
+    if what.startswith("Object missing required field"):
+        return f"{field} has no {quoted[0]!r}, and needs one; set {field}.{quoted[0]}"
+    if what.startswith("Invalid enum value"):
+        choices = get_type_hints(PrivacyRecipe)[field.rpartition(".")[2]]
+        return f"{field} is {_at(tree, field)!r}; use one of {', '.join(choices)}"
+    if not what.startswith("Expected `"):
+        return message
+    wanted = [_TYPES.get(kind, kind) for kind in quoted[0].split(" | ") if kind != "null"]
+    return (
+        f"{field} is {_at(tree, field)!r}, and must be {' or '.join(wanted)}; correct it, or leave "
+        f"it out for the default"
+    )
+
+
+_TABLES = {
+    "": Recipe, "ledger": LedgerRecipe, "evaluation": EvaluationRecipe, "model": ModelRecipe,
+    "data": DataRecipe, "data.partition": PartitionRecipe, "privacy": PrivacyRecipe,
+}  # fmt: skip
+"""Of two tables that have a field, the later one is the likelier to be meant."""
+
+
+def _nearest(table: str, word: str) -> str:
+    """What may be meant by a field that a table does not have: one of its own, or another's."""
+    own = sorted(_TABLES[table].__struct_fields__)
+    others = {name: f"{place}.{name}" for place, kind in _TABLES.items() if place
+              for name in kind.__struct_fields__}  # fmt: skip
+    near = [word] if word in others else get_close_matches(word, [*own, *others], n=1)
+    if near and near[0] not in own:
+        return f"did you mean {others[near[0]]!r}?"
+    return suggest(word, own)
+
+
+def _at(tree: Any, field: str) -> Any:
+    """The value at a path as the parser writes it, a.b[0].c; what is around it, where none is."""
+    for key in field.replace("[", ".").replace("]", "").split("."):
+        inside = tree.get(key) if isinstance(tree, Mapping) else None
+        listed = isinstance(tree, list) and key.isdigit() and int(key) < len(tree)
+        found = tree[int(key)] if listed else inside
+        if found is None:
+            break
+        tree = found
+    return tree

@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe through Flower's Simulation Runtime: a SuperLink of its own, then ``flwr run``.
+
+    run -+- flower-superlink       state in memory, one loopback port
+         +- flower-superexec       starts flwr-simulation, which runs the ServerApp and Ray
+         |   +- flwr-simulation - Ray: one process per CPU, each plays clients one after the other
+         +- flwr run --stream      hands the app over, ends when the run has ended
+
+Each is started here, in a process group of its own, and ended here in the reverse order, so nothing
+is left behind. (Flower would start the SuperLink and the SuperExec by itself, but as daemons that
+outlive the command; and a SuperLink that is asked to stop waits for whoever still reads its log.)
+
+| edge case                                | what happens                                          |
+|------------------------------------------|-------------------------------------------------------|
+| the ServerApp fails                      | its error is raised here, with the path of the log    |
+| the run ends without a result            | DpfedError with the path of the log (``flwr run``     |
+|                                          | returns 0 then, too)                                  |
+| it takes longer than ``timeout``         | all processes are ended, DpfedError                   |
+| a SuperLink or a Ray cluster runs here   | not touched: own port, own Ray folder, no RAY_ADDRESS |
+| others on the machine or the network     | Ray asks for this run's token; the SuperLink listens  |
+|                                          | on loopback only, but asks local users for nothing    |
+| no network                               | none is used: no telemetry, update check or install   |
+| the ``flwr`` command is missing          | the deprecated ``flwr.simulation.run_simulation``     |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpfed.core.errors import DpfedError, RecipeError, RoundAborted
+from dpfed.sums.secagg.identity import SIMULATED
+
+if TYPE_CHECKING:
+    import torch
+
+    from dpfed.accounting.guarantee import Guarantee
+
+Row = dict[str, Any]
+Watch = Callable[[Row], None]
+"""Called with each round's row."""
+Launch = Callable[..., "subprocess.Popen[bytes]"]
+"""Starts a command of Flower's by its name and arguments; it is ended with the run."""
+
+LOG_FILE = "flower.log"
+_POLL = 0.2  # seconds between two looks at the history
+_TRIES = 3  # SuperLinks that may fail to start
+_STARTUP = 60.0  # seconds that a SuperLink may take to answer
+_WIND_DOWN = 30.0  # seconds that Flower and Ray may take to end after the result
+_GRACE = 3.0  # seconds between asking a process group to end and ending it
+
+
+@dataclass(frozen=True, eq=False)
+class SimulationOutput:
+    """What the run left, and where its log is."""
+
+    params: Mapping[str, torch.Tensor]
+    history: list[Row]
+    guarantee: Guarantee
+    stopped: str | None
+    log: Path
+
+
+def run(
+    recipe_path: Path,
+    out: Path,
+    *,
+    clients: int,
+    root: Path | None = None,
+    cpus: int | None = None,
+    timeout: float = 24 * 3600.0,
+    watch: Watch | None = None,
+) -> SimulationOutput:
+    """Train as a recipe says, each client a simulated SuperNode.
+
+    Args:
+        recipe_path: the recipe, overrides and all: every process reads it.
+        out: a folder for model, history, guarantee and log.
+        clients: how many SuperNodes to simulate; one per client of the recipe.
+        root: the folder that relative data paths of the recipe refer to.
+        cpus: how many clients work at the same time, one CPU each; all CPUs by default.
+        timeout: seconds until the run is ended.
+        watch: called with each round's row as soon as it is known.
+    """
+    app = _app()
+    app.load_recipe(recipe_path)
+    out.mkdir(parents=True, exist_ok=True)
+    app.clear(out)
+    log = out.resolve() / LOG_FILE
+    log.unlink(missing_ok=True)
+    where = "" if root is None else str(root.resolve())
+    config = {"recipe": str(recipe_path.resolve()), "root": where, "out": str(out.resolve())}
+    follow = _Follow(out, log, watch, time.monotonic() + timeout, timeout)
+    with _tidy(), _scratch() as folder:
+        job = _Job(Path(folder), log, config, clients, cpus or os.cpu_count() or 1)
+        (_with_flwr if _find("flwr") else _without_flwr)(job, follow)
+    return _collect(out, log)
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """A private folder with a short name: Ray's sockets lie in it, with up to 103 bytes of path."""
+    usual, short = tempfile.gettempdir(), "/tmp"  # noqa: S108 (the folder in it is made by mkdtemp)
+    where = short if len(usual) > 20 and Path(short).is_dir() else usual
+    return tempfile.TemporaryDirectory(prefix="dpfed-", dir=where, ignore_cleanup_errors=True)
+
+
+def _app() -> Any:
+    try:
+        from dpfed.recipes import flower_app as app
+    except ImportError as error:
+        raise RecipeError(
+            f"engine 'flower-simulation' needs Flower ({error}); "
+            "install it with: pip install 'flwr[simulation]>=1.41'"
+        ) from error
+    return app
+
+
+def _collect(out: Path, log: Path) -> SimulationOutput:
+    try:
+        left = _app().collect(out)
+    except DpfedError as error:
+        raise type(error)(f"{error} (log: {log})") from error
+    if left is None:
+        raise DpfedError(f"the simulation ended without a result; see its log: {log}")
+    if not left.history:
+        raise RoundAborted(f"no round was played: {left.stopped} (log: {log})")
+    return SimulationOutput(left.params, left.history, left.guarantee, left.stopped, log)
+
+
+# ------------------------------------------------------------------------------------- flwr run
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """One run: where its files are, and what it may use."""
+
+    folder: Path
+    log: Path
+    config: Mapping[str, str]
+    clients: int
+    cpus: int
+
+
+def _with_flwr(job: _Job, follow: _Follow) -> None:
+    """A SuperLink, a SuperExec and ``flwr run``, until the run has ended."""
+    env = _environment(job.folder)
+    with ExitStack() as stack:
+
+        def launch(name: str, *arguments: str) -> subprocess.Popen[bytes]:
+            return stack.enter_context(_process([_find(name) or name, *arguments], env, job.log))
+
+        superlink, address = _superlink(launch, job.log)
+        _write_app(job, address)
+        # only now: while it cannot reach the SuperLink it backs off for seconds
+        superexec = launch(
+            "flower-superexec", "--insecure", "--runtime-api-address", address,
+            "--parent-pid", str(os.getpid()),
+        )  # fmt: skip
+        federation = f"num-supernodes={job.clients} init-args-num-cpus={job.cpus}"
+        flwr = launch(
+            "flwr", "run", str(job.folder / "app"), "--stream",
+            "--federation-config", f"{federation} client-resources-num-cpus=1",
+        )  # fmt: skip
+        follow(flwr, [superlink, superexec])
+
+
+def _superlink(launch: Launch, log: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """A SuperLink that answers, and its address; a port that was free may be taken by now."""
+    for _ in range(_TRIES):
+        port = _free_port()
+        process = launch(
+            "flower-superlink", "--insecure", "--simulation", "--isolation", "process",
+            "--host", "127.0.0.1", "--port", str(port),
+        )  # fmt: skip
+        if _answers(f"127.0.0.1:{port}", process):
+            return process, f"127.0.0.1:{port}"
+    raise DpfedError(f"no SuperLink started in {_TRIES} tries; see the log: {log}")
+
+
+def _write_app(job: _Job, address: str) -> None:
+    """The Flower app, which is all configuration, and the connection to the SuperLink."""
+    import tomli_w
+
+    where = "dpfed.recipes.flower_app"
+    parts = {"serverapp": f"{where}:server_app", "clientapp": f"{where}:client_app"}
+    project = {
+        "name": "dpfed-simulation",
+        "version": "1.0.0",
+        "description": "A dpfed recipe",
+        "license": "Apache-2.0",
+    }
+    app = {"publisher": "dpfed", "components": parts, "config": dict(job.config)}
+    connection = {"default": "own", "own": {"address": address, "insecure": True}}
+    files: dict[Path, dict[str, Any]] = {
+        job.folder / "app" / "pyproject.toml": {"project": project, "tool": {"flwr": {"app": app}}},
+        job.folder / "flwr" / "config.toml": {"superlink": connection},
+    }
+    for path, tree in files.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(tomli_w.dumps(tree), encoding="utf-8")
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """This process's, but nothing of Flower's, Ray's or dpfed's is shared with another run."""
+    others = {"RAY_ADDRESS", "DPFED_LEDGER", "DPFED_DATASET"}  # a simulated node has no owner
+    env = {name: value for name, value in os.environ.items() if name not in others}
+    return {
+        **env,
+        "PATH": _path(),
+        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        "NO_PROXY": "127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
+        "DPFED_STATE": str(folder / "state"),
+        "DPFED_IDENTITY": SIMULATED,  # one machine is everyone
+        "FLWR_HOME": str(folder / "flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_TMPDIR": str(folder),
+        # Ray listens on all interfaces, and without a token runs whatever it is sent
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+def _path() -> str:
+    """Commands of this Python's own environment first, whether or not it is activated."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def _find(command: str) -> str | None:
+    return shutil.which(command, path=_path())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(address: str, superlink: subprocess.Popen[bytes]) -> bool:
+    """Whether the SuperLink comes up; proxies are for others than loopback."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + _STARTUP
+    while superlink.poll() is None and time.monotonic() < deadline:
+        try:
+            opener.open(f"http://{address}/health", timeout=1).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return True
+    return False
+
+
+# ---------------------------------------------------------------------------------- processes
+
+
+@contextmanager
+def _tidy() -> Iterator[None]:
+    """A signal that ends this process at once ends it by an exception: what it started goes, too.
+
+    Only in the main thread, where Python takes signals, and only where nobody else handles them.
+    """
+    ours = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if threading.current_thread() is threading.main_thread()
+        and signal.getsignal(number) is signal.SIG_DFL
+    ]
+    for number in ours:
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def _process(
+    command: Sequence[str], env: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own, which is ended, children and all, on the way out."""
+    with log.open("ab") as sink:
+        process = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask the group to end, then end it; the leader's id is the group's."""
+    deadline = time.monotonic() + _GRACE
+    alive = _signal(process.pid, signal.SIGTERM)
+    while alive and time.monotonic() < deadline:
+        process.poll()
+        time.sleep(0.05)
+        alive = _signal(process.pid, 0)
+    _signal(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _signal(group: int, number: int) -> bool:
+    """Whether there was someone in the group to signal."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, eq=False)
+class _Follow:
+    """Waits for a process, shows new rows of the history, and gives up at the deadline."""
+
+    out: Path
+    log: Path
+    watch: Watch | None
+    deadline: float
+    timeout: float
+
+    def __call__(
+        self, process: subprocess.Popen[bytes], needed: Sequence[subprocess.Popen[bytes]] = ()
+    ) -> None:
+        shown, deadline = 0, self.deadline
+        while process.poll() is None and time.monotonic() < deadline:
+            shown = self._show(shown)
+            if any(each.poll() is not None for each in needed):
+                raise DpfedError(f"a Flower process ended before the run; see the log: {self.log}")
+            if self._settled():
+                deadline = min(deadline, time.monotonic() + _WIND_DOWN)
+            time.sleep(_POLL)
+        self._show(shown)
+        if process.poll() is None and not self._settled():
+            raise DpfedError(
+                f"the simulation took longer than {self.timeout:g} s and was ended; "
+                f"see its log: {self.log}"
+            )
+
+    def _settled(self) -> bool:
+        """Whether the ServerApp has left its result or its error: only the winding down is left."""
+        app = _app()
+        return any((self.out / name).exists() for name in (app.GUARANTEE_FILE, app.ERROR_FILE))
+
+    def _show(self, shown: int) -> int:
+        if self.watch is None:
+            return 0
+        rows = _app().read_history(self.out)
+        for row in rows[shown:]:
+            self.watch(row)
+        return max(shown, len(rows))
+
+
+# ------------------------------------------------------------------------- without the command
+
+_SCRIPT = "import sys; from dpfed.recipes.simulation import deprecated as d; d(sys.argv[1])"
+
+
+def _without_flwr(job: _Job, follow: _Follow) -> None:
+    order = json.dumps({"config": job.config, "clients": job.clients, "cpus": job.cpus})
+    command = [sys.executable, "-c", _SCRIPT, order]
+    with _process(command, _environment(job.folder), job.log) as process:
+        follow(process)
+
+
+def deprecated(order: str) -> None:
+    """The run in this process, by the function that Flower is going to remove."""
+    from flwr.simulation import run_simulation
+
+    job = json.loads(order)
+    server, clients = _app().with_config(job["config"])
+    resources = {"num_cpus": 1, "num_gpus": 0.0}
+    backend = {"client_resources": resources, "init_args": {"num_cpus": job["cpus"]}}
+    run_simulation(server, clients, job["clients"], backend_config=backend)

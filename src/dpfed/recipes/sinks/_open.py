@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sinks: where a run's rows go while it goes on, beside the files that it leaves at its end.
+
+    with open_sinks(("csv", "tensorboard"), About("ward", Path("out"))) as add:
+        DPStrategy(plan, watch=add).start(grid, arrays)
+
+A sink is one file of ``sinks/`` (or an entry point of the group ``dpfed.sinks``): a context manager
+that is given ``About`` and yields ``add``.
+
+| edge case                         | what happens                                              |
+|-----------------------------------|-----------------------------------------------------------|
+| an unknown sink, a missing extra  | an error before the first round: nothing is spent         |
+| a sink fails while the run goes on| it is left out from there on, with one warning: a round   |
+|                                   | that is spent must not be lost to a dashboard that is down|
+| a sink fails at its close         | a warning                                                 |
+| a row with columns of its own     | only ``history.COLUMNS`` get through                      |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+from dpfed.core.errors import RecipeError
+from dpfed.core.registry import find
+from dpfed.recipes.history import About, Add, Row, plain
+
+log = logging.getLogger("dpfed")
+
+
+@contextmanager
+def open_sinks(names: Sequence[str], about: About) -> Iterator[Add]:
+    """All of these sinks as one."""
+    factories = {name: find("sinks", name) for name in names}
+    about.folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        sinks = [
+            stack.enter_context(_forgiving(name, make(about))) for name, make in factories.items()
+        ]
+
+        def add(row: Mapping[str, Any]) -> None:
+            for sink in sinks:
+                sink(plain(row))
+
+        yield add
+
+
+@contextmanager
+def _forgiving(name: str, sink: AbstractContextManager[Add]) -> Iterator[Add]:
+    """The sink, unless it fails: then nothing more goes there, and training goes on."""
+    add, broken = _open(name, sink), False
+
+    def careful(row: Row) -> None:
+        nonlocal broken
+        if not broken:
+            try:
+                add(row)
+            except Exception as error:
+                broken = True
+                log.warning("sink %r gets no more rounds, since it failed: %s", name, error)
+
+    failure: BaseException | None = None
+    try:
+        yield careful
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        _close(name, sink, failure)
+
+
+def _open(name: str, sink: AbstractContextManager[Add]) -> Add:
+    try:
+        return sink.__enter__()
+    except RecipeError:
+        raise
+    except Exception as error:
+        raise RecipeError(
+            f"sink {name!r} cannot be opened: {error}; mend that, or run without --sink {name}"
+        ) from error
+
+
+def _close(name: str, sink: AbstractContextManager[Add], failure: BaseException | None) -> None:
+    try:
+        sink.__exit__(type(failure) if failure else None, failure, None)
+    except Exception as error:
+        if error is not failure:
+            log.warning("sink %r did not close: %s", name, error)

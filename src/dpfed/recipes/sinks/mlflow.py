@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MLflow: the server that MLFLOW_TRACKING_URI names, or mlflow.db in the run's folder.
+
+One MLflow run per run; a resumed one is a new MLflow run with all of its rounds. MLflow's own
+telemetry is turned off: a library that promises privacy calls nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dpfed.recipes.history import About, Add, Row, needs, numbers
+
+EXPERIMENT = "dpfed"
+LONGEST, MOST = 500, 100  # characters of a parameter's value, parameters at once: MLflow's limits
+CALM = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # 7 of 120 s would hold a round up for minutes
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+"""What is set unless the user has: MLflow's own choices."""
+
+
+@contextmanager
+def mlflow(about: About) -> Iterator[Add]:
+    """Metrics by round, the recipe as parameters, the promise as a tag."""
+    client, run = _begin(about)
+    from mlflow.entities import Metric
+
+    def add(row: Row) -> None:
+        now, at = round(1000 * time.time()), row["round"]
+        client.log_batch(
+            run, [Metric(name, value, now, at) for name, value in numbers(row).items()]
+        )
+
+    status = "FAILED"
+    try:
+        yield add
+        status = "FINISHED"
+    finally:
+        client.set_terminated(run, status)
+
+
+def _begin(about: About) -> tuple[Any, str]:
+    for name, value in CALM.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("mlflow.store").setLevel(logging.WARNING)  # it tells of its own tables
+    with needs("mlflow"):
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+    own = f"sqlite:///{(about.folder / 'mlflow.db').resolve()}"
+    client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or own)
+    run = client.create_run(
+        _experiment(client), run_name=about.name, tags={"promise": about.promise}
+    )
+    params = [Param(key, str(value)[:LONGEST]) for key, value in about.settings.items()]
+    for start in range(0, len(params), MOST):
+        client.log_batch(run.info.run_id, params=params[start : start + MOST])
+    return client, run.info.run_id
+
+
+def _experiment(client: Any) -> str:
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+    known = client.get_experiment_by_name(name)
+    return str(known.experiment_id if known else client.create_experiment(name))

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorBoard: ``tensorboard --logdir runs`` shows the curves while the run goes on.
+
+A run that is resumed writes its earlier rounds anew, and hides what the dead process had written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dpfed.recipes.history import About, Add, Row, needs, numbers
+
+
+@contextmanager
+def tensorboard(about: About) -> Iterator[Add]:
+    """Curves of all columns that are numbers, and the promise as a text."""
+    with needs("tensorboard"):
+        from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(about.folder / "tensorboard"), purge_step=0)
+
+    def add(row: Row) -> None:
+        for name, value in numbers(row).items():
+            writer.add_scalar(name, value, row["round"])
+        writer.flush()
+
+    try:
+        writer.add_text("promise", about.promise)
+        yield add
+    finally:
+        writer.close()

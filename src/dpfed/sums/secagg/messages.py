@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The secure sum's messages, in the order in which they are sent.
+
+    stage     server -> client                      client -> server
+    keys      -                                     Key: a signed X25519 key, once per run
+    input     Cohort: who takes part, new keys      Masked: sealed shares, commitments; the vector
+    repair    Dropped: who did not                  Seeds: the round's seed with each of those
+    unmask    Alive: who did, their sealed shares   Shares: of the own masks of those
+
+Everything is msgpack by msgspec, which refuses what does not fit the type; a Masked is followed by
+the masked words as they lie in memory.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from dpfed.core.errors import BadReply
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Positions instead of names, after the message's kind: one is not taken for another."""
+
+
+class Key(_Message, frozen=True):
+    """A client's public key of this run, signed by its identity."""
+
+    key: bytes
+    signature: bytes
+
+
+class Keys(_Message, frozen=True):
+    """The keys of all: what the server's own checkpoint keeps."""
+
+    keys: dict[int, Key]
+
+
+class Cohort(_Message, frozen=True):
+    """Who takes part in a round, and keys that the client has not seen."""
+
+    clients: list[int]
+    keys: dict[int, Key]
+
+
+class Masked(_Message, frozen=True):
+    """What goes with a masked vector: all by neighbour."""
+
+    sealed: dict[int, bytes]
+    """A share of the sender's own seed for each neighbour, which only that one can read."""
+    shares: dict[int, bytes]
+    """Commitments to these shares: a forged one is told from the true one."""
+    pairs: dict[int, bytes]
+    """Commitments to the round's seeds with the neighbours."""
+    own: bytes
+    """The commitment to the seed that was shared."""
+
+
+class Dropped(_Message, frozen=True):
+    """Those of the cohort who are out of the round, for good."""
+
+    clients: list[int]
+
+
+class Seeds(_Message, frozen=True):
+    """The round's seeds that the sender shares with those who are out."""
+
+    seeds: dict[int, bytes]
+
+
+class Alive(_Message, frozen=True):
+    """Those whose vectors are in the total, their letters to the receiver, and what is in them."""
+
+    clients: list[int]
+    sealed: dict[int, bytes]
+    marks: dict[int, bytes]
+    """The commitments to the shares in the letters: one that does not fit is not handed over."""
+
+
+class Shares(_Message, frozen=True):
+    """Shares of the own seeds of those who are in the total, but for unreadable ones."""
+
+    shares: dict[int, bytes]
+
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+_HEAD = 4  # bytes that say how long the message before the words is
+
+
+def pack(message: msgspec.Struct) -> bytes:
+    """A message as bytes."""
+    return msgspec.msgpack.encode(message)
+
+
+def unpack(data: bytes | memoryview, kind: type[M]) -> M:
+    """A message of this kind, or a refusal that quotes nothing of it."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise BadReply(f"a message of {len(data)} bytes is not a {kind.__name__}") from error
+
+
+def pack_masked(message: Masked, words: memoryview) -> bytes:
+    """The message, then the words."""
+    head = pack(message)
+    return b"".join((len(head).to_bytes(_HEAD, "little"), head, words))
+
+
+def unpack_masked(data: bytes) -> tuple[Masked, memoryview]:
+    """The message, and a view of the words."""
+    view = memoryview(data)
+    end = _HEAD + int.from_bytes(view[:_HEAD], "little")
+    if end > len(view):
+        raise BadReply(f"a masked vector of {len(view)} bytes is cut off")
+    return unpack(view[_HEAD:end], Masked), view[end:]

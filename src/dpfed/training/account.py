@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a plan to the ledger: what a client is about to release in a round, under its data's name.
+
+    account = booking.account("adult", epsilon=8.0, delta=1e-5)      # from a recipe's [ledger]
+    Member(client, problem, ledger=account)
+
+Guarantee: ``begin`` books every release that the plan makes in the round, on all channels, before
+any noise is drawn; what an algorithm then leaves out stays booked. Simulated clients divide one
+name, each with a budget of its own ("adult/3"): a record is at one client. That holds while records
+stay where they are, so runs on one name must divide the data the same way. A node's owner can give
+the node's data a name of its own: $DPFED_DATASET.
+
+| edge case                                      | what happens                                    |
+|------------------------------------------------|-------------------------------------------------|
+| neither a name nor a ledger is given           | no account: nothing is written anywhere         |
+| $DPFED_LEDGER without any name                 | DataError: the owner wants a ledger, so name it |
+| a name with a '/', or an empty one             | DataError                                       |
+| $DPFED_DATASET and a recipe's name             | the owner's stands                              |
+| one of many clients cannot pay                 | it alone is refused, the others are booked      |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+from dpfed.accounting.ledger.balance import Budget, Key, adversary_for
+from dpfed.accounting.ledger.ledger import ENVIRONMENT, Ledger, Part, Request, default_path
+from dpfed.core.errors import DataError, DpfedError
+from dpfed.core.types import Broadcast
+from dpfed.training.plan import Plan
+
+DATASET = "DPFED_DATASET"
+"""The environment variable with the name that a node's owner gives to its data."""
+
+
+class Bookable(Protocol):
+    """Of a client: who it is, and whether correlated noise would go on from a state."""
+
+    @property
+    def client(self) -> int:
+        """Its index in the plan."""
+
+    @property
+    def mechanisms(self) -> object:
+        """States of its noise; none where all of it is new."""
+
+
+@dataclass(frozen=True, eq=False)
+class Account:
+    """A ledger, the name of the data, and the budget that a recipe states, if it does."""
+
+    ledger: Ledger
+    dataset: str
+    divided: bool = True
+    """Whether clients divide the name, or it is one client's own."""
+    budget: Budget | None = None
+
+    def key(self, plan: Plan, client: int) -> Key:
+        """Under which key a client's releases are booked."""
+        mechanism = plan.update
+        name = f"{self.dataset}/{client}" if self.divided else self.dataset
+        adversary = adversary_for(mechanism.trust)
+        return Key(name, mechanism.unit, mechanism.adjacency, adversary)
+
+    def request(self, plan: Plan, broadcast: Broadcast, member: Bookable) -> Request:
+        """What a client is about to release."""
+        at, drawn = broadcast.round, plan.amplified
+        parts = {
+            name: Part(mechanism, plan.releases(name, at), plan.planned(name), drawn)
+            for name, mechanism in plan.channels.items()
+        }
+        run = broadcast.training, member.client, at, broadcast.attempt
+        key = self.key(plan, member.client)
+        return Request(key, *run, parts, fresh=not member.mechanisms, lost=plan.lost)
+
+    def begin_all(
+        self, plan: Plan, broadcast: Broadcast, members: Sequence[Bookable]
+    ) -> dict[int, tuple[int, ...] | DpfedError]:
+        """Book the round of several clients in one commit: rows, or why not, by client."""
+        if self.budget and members:
+            key = self.key(plan, members[0].client)
+            self.ledger.agree(key._replace(dataset=self.dataset), self.budget)
+        asked = [self.request(plan, broadcast, member) for member in members]
+        found = self.ledger.begin_all(asked)
+        return {member.client: rows for member, rows in zip(members, found, strict=True)}
+
+    def begin(self, plan: Plan, broadcast: Broadcast, member: Bookable) -> tuple[int, ...]:
+        """Book the round of one client, or refuse it."""
+        found = self.begin_all(plan, broadcast, [member])[member.client]
+        if isinstance(found, DpfedError):
+            raise found
+        return found
+
+    def confirm(self, rows: Iterable[int]) -> None:
+        """The releases of these rows were made."""
+        self.ledger.confirm(rows)
+
+
+def account(
+    dataset: str | None,
+    *,
+    path: str | Path | None = None,
+    epsilon: float | None = None,
+    delta: float = 1e-5,
+    environment: bool = False,
+) -> Account | None:
+    """The account of a recipe's name; on a node (``environment``) its owner's name stands first."""
+    own = os.environ.get(DATASET) if environment else None
+    name = own or dataset
+    if name is None:
+        if environment and os.environ.get(ENVIRONMENT):
+            raise DataError(f"${ENVIRONMENT} is set, but the data has no name; set ${DATASET}")
+        return None
+    if not name or "/" in name:
+        raise DataError(f"the data set's name is {name!r}; use one without a '/', such as 'adult'")
+    where = default_path() if path is None else Path(path).expanduser()
+    budget = None if epsilon is None else Budget(epsilon, delta)
+    return Account(_opened(where.resolve(), os.getpid()), name, own is None, budget)
+
+
+@lru_cache(maxsize=8)
+def _opened(path: Path, process: int) -> Ledger:
+    """One ledger per process and file: it has read all rows already."""
+    del process
+    return Ledger(path)

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that outlives its server: after each round all that it knows is one file on the disk.
+
+    training.txt           the name of the training, by which clients and ledgers know it
+    asked.json             the round and attempt that clients are being asked for: written before
+    progress.safetensors   model, optimizer, mechanisms and client states as tensors; round,
+                           attempt, books, keys and history as JSON: replaced after each round
+
+Guarantee: whatever moment the process dies at, ``load`` finds the last committed round, and no
+round that was committed is asked for again. An attempt that was asked for and not committed counts
+as spent, and the round goes on as a new attempt: its noise is new. Files are replaced as a whole
+and synced, never pickled.
+
+| edge case                                        | what happens                              |
+|--------------------------------------------------|-------------------------------------------|
+| the process dies before, in or after a round     | the round is asked again as a new attempt |
+| it dies while a file is written                  | the file of before is still there         |
+| another plan, model or training under the folder | refused: DataError                        |
+| a file that is cut off or is not ours            | refused: DataError                        |
+| another process goes on in the folder            | refused: DataError                        |
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from operator import index
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from dpfed.accounting.guarantee import jsonable
+from dpfed.core.errors import DataError
+from dpfed.core.files import replace_file
+from dpfed.core.types import State
+from dpfed.training.plan import Plan
+from dpfed.training.round import Outcome, Progress, spent_attempt
+from dpfed.training.state_tree import leaves, rebuilt
+
+VERSION = 1
+_MOST_ATTEMPTS = 100_000  # at one round: a larger number was never written here
+_ASKED, _PROGRESS, _TRAINING = "asked.json", "progress.safetensors", "training.txt"
+_LOCK = "lock"
+
+
+@dataclass(frozen=True)
+class Played:
+    """A committed round: with these it can be played again, bit for bit, if noise is keyed."""
+
+    round: int
+    attempt: int
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """What was found on the disk."""
+
+    progress: Progress
+    played: tuple[Played, ...]
+    history: list[dict[str, Any]]
+    clients: State
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The folder of one run."""
+
+    folder: Path
+
+    @property
+    def begun(self) -> bool:
+        """Whether clients have been asked for anything."""
+        return (self.folder / _ASKED).exists()
+
+    def training(self, name: str) -> str:
+        """The name that the run was begun under; a new one for a new run."""
+        path = self.folder / _TRAINING
+        if not path.exists():
+            self._write(_TRAINING, f"{name}-{secrets.token_hex(4)}".encode())
+        return path.read_text(encoding="utf-8")
+
+    def _write(self, name: str, content: bytes) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_file(self.folder / name, content, 0o666)  # less what the umask takes away
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """One process at a time: two would ask for the same attempts. A dead one holds nothing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / _LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise DataError(
+                    f"another process goes on with the run in {self.folder}; end it first"
+                ) from error
+            yield
+
+    def ask(self, progress: Progress) -> None:
+        """Before clients are asked: from now on the attempt counts as spent."""
+        content = {"round": progress.round, "attempt": progress.attempt}
+        self._write(_ASKED, json.dumps(content).encode())
+
+    def commit(
+        self,
+        plan: Plan,
+        progress: Progress,
+        played: Sequence[Played],
+        history: Sequence[Mapping[str, Any]],
+        clients: State = (),
+    ) -> None:
+        """After a round: all of it, or nothing."""
+        facts = {
+            "version": VERSION,
+            "plan": plan.fingerprint(),
+            "training": progress.training,
+            "round": progress.round,
+            "attempt": progress.attempt,
+            "books": {name: list(book.items()) for name, book in progress.books.items()},
+            "directory": plan.sum.pack_directory(progress.directory).hex(),
+            "played": [[each.round, each.attempt, list(each.clients)] for each in played],
+            "history": jsonable(list(history)),
+        }
+        found = leaves(self._tree(progress, clients))
+        tensors = {str(i): x for i, x in enumerate(found) if isinstance(x, torch.Tensor)}
+        facts["numbers"] = {i: x for i, x in enumerate(found) if not isinstance(x, torch.Tensor)}
+        kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        self._write(_PROGRESS, save(kept, {"facts": json.dumps(facts)}))
+
+    @staticmethod
+    def _tree(progress: Progress, clients: State) -> State:
+        mechanisms = dict(progress.mechanisms)
+        return (progress.params, progress.optimizer, mechanisms, clients)
+
+    def load(self, plan: Plan, fresh: Progress, clients: State = ()) -> Saved | None:
+        """The last committed round, ready to go on; None where there is none yet.
+
+        ``fresh`` and ``clients`` are what a new run would begin with: they give the form.
+        """
+        facts, tensors = self._read()
+        if facts is None:
+            begun = self._spend_asked(plan, fresh)
+            return None if begun is fresh else Saved(begun, (), [], clients)
+        self._check(plan, fresh, facts)
+        try:
+            return self._saved(plan, fresh, clients, facts, tensors)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(
+                f"{self.folder} lacks a part ({error}); was the method changed?"
+            ) from error
+
+    def _saved(
+        self,
+        plan: Plan,
+        fresh: Progress,
+        clients: State,
+        facts: dict[str, Any],
+        tensors: dict[str, torch.Tensor],
+    ) -> Saved:
+        template, numbers = self._tree(fresh, clients), facts["numbers"]
+        flat = [
+            tensors[str(i)] if str(i) in tensors else numbers[str(i)]
+            for i in range(len(leaves(template)))
+        ]
+        params, optimizer, mechanisms, kept = rebuilt(template, flat)
+        at, attempt = index(facts["round"]), index(facts["attempt"])
+        progress = replace(
+            fresh,
+            round=at,
+            attempt=attempt,
+            params=params,
+            optimizer=optimizer,
+            mechanisms=mechanisms,
+            books={n: {float(h): int(k) for h, k in book} for n, book in facts["books"].items()},
+            directory=plan.sum.unpack_directory(bytes.fromhex(facts["directory"])),
+            cohort=plan.draw(at, attempt),
+        )
+        played = tuple(Played(r, a, tuple(clients)) for r, a, clients in facts["played"])
+        return Saved(self._spend_asked(plan, progress), played, _rows(facts), kept)
+
+    def history(self) -> list[dict[str, Any]]:
+        """The rows that were written with the last committed round."""
+        facts, _ = self._read()
+        return [] if facts is None else _rows(facts)
+
+    def _read(self) -> tuple[dict[str, Any] | None, dict[str, torch.Tensor]]:
+        path = self.folder / _PROGRESS
+        if not path.exists():
+            return None, {}
+        try:
+            with safe_open(path, framework="pt") as file:
+                facts = dict(json.loads(file.metadata()["facts"]))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{path} cannot be read; restore it, or begin in a new folder"
+            ) from error
+        return facts, tensors
+
+    def _check(self, plan: Plan, fresh: Progress, facts: dict[str, Any]) -> None:
+        ours = {"version": VERSION, "plan": plan.fingerprint(), "training": fresh.training}
+        for name, value in ours.items():
+            if facts.get(name) != value:
+                raise DataError(
+                    f"{self.folder} holds a run of another {name}; resume with the recipe that it "
+                    f"was begun with, or choose another folder"
+                )
+
+    def _spend_asked(self, plan: Plan, progress: Progress) -> Progress:
+        """Attempts that were asked for and never committed: spent, and never asked for again."""
+        path = self.folder / _ASKED
+        if not path.exists():
+            return progress
+        try:
+            asked = json.loads(path.read_bytes())
+            at, attempt = index(asked["round"]), index(asked["attempt"])
+            if attempt > _MOST_ATTEMPTS:
+                raise ValueError(attempt)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{path} cannot be read; restore it, or begin in a new folder"
+            ) from error
+        while at == progress.round and progress.attempt <= attempt:
+            progress = spent_attempt(plan, progress)
+        return progress
+
+
+def _rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The history in a checkpoint."""
+    found = facts.get("history")
+    if not isinstance(found, list):
+        raise DataError("the checkpoint has no history; restore it, or begin in a new folder")
+    return found
+
+
+def played(progress: Progress, outcome: Outcome) -> Played:
+    """The record of a committed round, from what it began with and how it ended."""
+    return Played(progress.round, progress.attempt, outcome.clients)

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What crosses Flower's wire, as Flower records.
+
+    to a client    arrays   the public parameters, by name: what any Flower app sends
+                   shared   what the optimizer publishes, if anything
+                   config   the user's train_config
+                   dpfed    round, attempt, stage, training, fingerprint, channels, since
+    to the server  reply    channel -> integers on the public grid
+                   dpfed    round, attempt, stage, client; or the name of an error
+
+A reply that does not fit is a BadReply, with a reason that quotes no value of it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from dpfed.core.errors import WIRE_NAMES, BadReply, ClientRefused
+from dpfed.core.types import Broadcast, Messages, Vector
+from dpfed.core.vector import Layout
+from dpfed.training.round import Answer
+
+ARRAYS, SHARED, CONFIG, CONTROL, REPLY = "arrays", "shared", "config", "dpfed", "reply"
+At = tuple[int, int]
+_GRID = "dpfed.grid"  # the serialisation of a release: little-endian integers, no header
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """What a client is asked to do in one stage of a round."""
+
+    broadcast: Broadcast
+    stage: str
+    requests: Messages
+    fingerprint: str
+    since: At | None
+    """The round and attempt whose total has this client's last reply, if any has."""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What a reply must say about itself, so that a late or forged one is told apart."""
+
+    round: int
+    attempt: int
+    stage: str
+    client: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sender:
+    """Makes a broadcast's messages; its arrays are encoded once, whatever the number of clients."""
+
+    layout: Layout
+    fingerprint: str
+    config: ConfigRecord
+    broadcast: Broadcast
+
+    def order(
+        self, stage: str, requests: Messages, bare: bool = False, since: At | None = None
+    ) -> RecordDict:
+        """The content of one client's message; a bare one, without arrays, asks for no release."""
+        names = list(requests)
+        arrays = {ARRAYS: ArrayRecord()} if bare else self._arrays
+        control = ConfigRecord(
+            {
+                "round": self.broadcast.round,
+                "attempt": self.broadcast.attempt,
+                "stage": stage,
+                "training": self.broadcast.training,
+                "fingerprint": self.fingerprint,
+                "names": [] if bare else list(self.layout.shapes),
+                "channels": names,
+                "requests": [requests[name] for name in names],
+                "since": list(since or ()),
+            }
+        )
+        return RecordDict({**arrays, CONFIG: self.config, CONTROL: control})
+
+    def forget(self) -> None:
+        """Drop the arrays: a record refers to itself, and would keep them until a collection."""
+        for arrays in self.__dict__.get("_arrays", {}).values():  # made only if they were sent
+            arrays.clear()
+
+    @cached_property
+    def _arrays(self) -> dict[str, ArrayRecord]:
+        arrays = {ARRAYS: named_arrays(self.layout, self.broadcast.params)}
+        if self.broadcast.shared:
+            arrays[SHARED] = ArrayRecord(OrderedDict(self.broadcast.shared))
+        return arrays
+
+
+def named_arrays(layout: Layout, params: Vector) -> ArrayRecord:
+    """Flat parameters as Flower's named arrays."""
+    return ArrayRecord(OrderedDict(layout.unflatten(params)))
+
+
+def read_order(content: RecordDict) -> Order:
+    """A client's message, read. Whatever is missing or wrong is a BadReply of the server's."""
+    try:
+        control = content.config_records[CONTROL]
+        arrays = content.array_records[ARRAYS]
+        flat = [arrays[name].numpy().reshape(-1) for name in _texts(control["names"])]
+        params = np.concatenate(flat) if flat else np.empty(0, np.float32)
+        shared = content.array_records.get(SHARED, ArrayRecord())
+        broadcast = Broadcast(
+            _number(control["round"]),
+            torch.from_numpy(params),
+            {name: torch.from_numpy(array.numpy().copy()) for name, array in shared.items()},
+            _number(control["attempt"]),
+            str(control["training"]),
+        )
+        channels, requests = _texts(control["channels"]), control["requests"]
+        return Order(
+            broadcast,
+            str(control["stage"]),
+            dict(zip(channels, requests, strict=True)),  # type: ignore[arg-type]
+            str(control["fingerprint"]),
+            _since(control["since"]),
+        )
+    except Exception as error:  # numpy's reader of arrays alone raises many kinds
+        raise BadReply(
+            f"the server's message has no valid {error}; is it a DPStrategy's?"
+        ) from error
+
+
+def write_answer(envelope: Envelope, reply: Answer) -> RecordDict:
+    """A client's answer as records; an error as a name from the fixed list."""
+    control = ConfigRecord(
+        {
+            "round": envelope.round,
+            "attempt": envelope.attempt,
+            "stage": envelope.stage,
+            "client": envelope.client,
+        }
+    )
+    if isinstance(reply, ClientRefused):
+        name = str(reply)
+        control["error"] = name if name in WIRE_NAMES else "ClientError"
+        return RecordDict({CONTROL: control})
+    arrays = ArrayRecord(OrderedDict((name, _grid(message)) for name, message in reply.items()))
+    return RecordDict({REPLY: arrays, CONTROL: control})
+
+
+def _grid(message: bytes) -> Array:
+    """A sum's message; the sum decides by its length what it holds."""
+    return Array("uint8", (len(message),), _GRID, message)
+
+
+def read_answer(content: RecordDict, due: Envelope) -> Answer:
+    """A reply, checked against what is due; its integers are not looked at here."""
+    control = content.config_records.get(CONTROL)
+    if control is None:
+        raise BadReply("a reply without dpfed's own record; is the ClientApp a dpfed one?")
+    for name in ("round", "attempt", "stage", "client"):
+        if control.get(name) != getattr(due, name):
+            raise BadReply(f"a reply for another {name} than {getattr(due, name)!r}")
+    if "error" in control:
+        word = str(control["error"])
+        return ClientRefused(word if word in WIRE_NAMES else "ClientError")
+    if set(content.array_records) != {REPLY}:
+        raise BadReply(f"a reply with other arrays than {REPLY!r}")
+    arrays = content.array_records[REPLY]
+    taken = {str(name): _bytes(str(name), array) for name, array in arrays.items()}
+    arrays.clear()  # a record refers to itself, and would keep its arrays until a collection
+    return taken
+
+
+def _bytes(channel: str, array: Array) -> bytes:
+    fits = array.stype == _GRID and array.dtype == "uint8" and array.shape == (len(array.data),)
+    if not fits:
+        raise BadReply(f"a reply on {channel!r} that is not a vector of integers on the grid")
+    return array.data
+
+
+def _texts(value: object) -> list[str]:
+    if not isinstance(value, list):
+        raise TypeError("list")
+    return [str(each) for each in value]
+
+
+def _since(value: object) -> At | None:
+    if not isinstance(value, list) or len(value) not in (0, 2):
+        raise TypeError("since")
+    return (_number(value[0]), _number(value[1])) if value else None
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError("number")
+    return value

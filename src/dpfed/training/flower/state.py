@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's own state between rounds, on the client's disk: safetensors, never pickle.
+
+Keyed by (training, client, round, attempt). The server says which total had this client's last
+reply, and its state goes on from there: an attempt that was not committed, or whose reply came too
+late, leaves no trace. That one is kept, and the last two that were written.
+What must never go back (the noise that a mechanism still owes) is kept under one number.
+Flower's ``context.state`` would be empty in a new run; the training's name is ours and is not.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from dpfed.core.errors import DataError
+from dpfed.core.files import replace_file
+from dpfed.core.types import State
+from dpfed.training.state_tree import leaves, rebuilt
+
+log = logging.getLogger("dpfed")
+
+At = tuple[int, int]
+"""A round and its attempt."""
+
+ENVIRONMENT = "DPFED_STATE"
+_KEPT = 2
+_SECRET = "sum.vault"  # noqa: S105 (a file name)
+
+
+def folder_for(training: str, client: int, root: Path | None = None) -> Path:
+    """Where a client keeps its state: $DPFED_STATE, or .dpfed in the home folder."""
+    if not re.fullmatch(r"[\w.-]{1,100}", training) or training.startswith("."):
+        raise DataError(f"training is {training!r}; use up to 100 letters, digits, '-', '_', '.'")
+    base = root or Path(os.environ.get(ENVIRONMENT, Path.home() / ".dpfed"))
+    return base / training / f"client-{client}"
+
+
+def load(folder: Path, round: int, template: State) -> State:
+    """The newest state of a round before ``round``, in the template's form; else the template."""
+    earlier = [at for at in _kept(folder) if at[0] < round]
+    if not earlier:
+        return template
+    return load_at(folder, max(earlier), template)
+
+
+def load_at(folder: Path, at: At, template: State) -> State:
+    """The state after one attempt of a round; if it is lost, the template: as a new client."""
+    path = folder / _name(at)
+    if not leaves(template):
+        return template
+    if not path.exists():
+        log.warning("%s is lost: this client goes on as a new one", path)
+        return template
+    try:
+        with safe_open(path, framework="pt") as file:
+            numbers = dict(json.loads(file.metadata()["numbers"]))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} cannot be read; restore it, or begin a new training") from error
+    return rebuilt(template, _in_order(len(leaves(template)), tensors, numbers))
+
+
+def save(folder: Path, round: int, state: State, attempt: int = 0, since: At | None = None) -> None:
+    """Write the state after ``round`` atomically; forget all but the last two, and ``since``."""
+    found = leaves(state)
+    if not found:
+        return
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    tensors = {str(i): leaf for i, leaf in enumerate(found) if isinstance(leaf, torch.Tensor)}
+    numbers = {i: leaf for i, leaf in enumerate(found) if not isinstance(leaf, torch.Tensor)}
+    path = folder / _name((round, attempt))
+    draft = path.with_suffix(".draft")
+    written = _kept(folder)
+    save_file(tensors, draft, metadata={"numbers": json.dumps(numbers)})
+    with draft.open("rb") as file:
+        os.fsync(file.fileno())  # noise that went back to an earlier state would cost more
+    now = max(time.time_ns(), 1 + max(written.values(), default=0))
+    os.utime(draft, ns=(now, now))  # by which the last two are told, whatever rounds they are of
+    draft.replace(path)
+    newest = sorted(written, key=lambda at: written[at])
+    others = [at for at in newest if at != (round, attempt)]
+    for at in others[: len(others) + 1 - _KEPT]:
+        if at != since:
+            (folder / _name(at)).unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One message of a client at a time: two at once would both find the state of before."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def read_secret(folder: Path) -> bytes:
+    """What the sum keeps on this client, if anything."""
+    path = folder / _SECRET
+    return path.read_bytes() if path.exists() else b""
+
+
+def write_secret(folder: Path, secret: bytes) -> None:
+    """Replace it, so that a crash leaves the old one or the new one; only the owner may read it.
+
+    It is on the disk before the answer leaves: a mask that was sent is never made again.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    replace_file(folder / _SECRET, secret)
+
+
+def _name(at: At) -> str:
+    return f"{at[0]}-{at[1]}.safetensors" if at[1] else f"{at[0]}.safetensors"
+
+
+def _kept(folder: Path) -> dict[At, int]:
+    """The states that are there, and when each was written."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        if match := re.fullmatch(r"(\d+)(?:-(\d+))?", path.stem):
+            found[int(match[1]), int(match[2] or 0)] = path.stat().st_mtime_ns
+    return found
+
+
+def _in_order(count: int, tensors: dict[str, Any], numbers: dict[str, Any]) -> list[Any]:
+    try:
+        return [tensors[str(i)] if str(i) in tensors else numbers[str(i)] for i in range(count)]
+    except KeyError as error:
+        raise DataError(
+            f"the stored client state has no leaf {error}; was the method changed?"
+        ) from error

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger as a person meets it: commands, recipes with a [ledger], and Flower clients."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from flwr.app import ArrayRecord
+from typer.testing import CliRunner
+
+import dpfed
+from dpfed.accounting import gdp
+from dpfed.accounting.guarantee import price
+from dpfed.accounting.ledger.balance import Budget, Key
+from dpfed.accounting.ledger.events import from_json
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.cli.main import app
+from dpfed.core.errors import BudgetSpent, RecipeError
+from dpfed.core.types import UPDATE, Adjacency
+from dpfed.experiments.jobs import make_job
+from dpfed.flower import DPStrategy, client_app
+from dpfed.recipes.schema import dump, load, parse
+from tests.laws.leaks import MODEL
+from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
+from tests.training.test_round import SIZES, make_plan, members
+
+RECIPE: dict[str, Any] = {
+    "rounds": 4,
+    "data": {
+        "source": "synthetic",
+        "options": {"records": 200, "features": 4, "classes": 3},
+        "partition": {"clients": 2},
+    },
+    "privacy": {"epsilon": 2.0},
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DPFED_LEDGER", str(tmp_path / "ledger.sqlite"))
+    monkeypatch.setenv("DPFED_STATE", str(tmp_path / "state"))
+    monkeypatch.delenv("DPFED_DATASET", raising=False)
+    return tmp_path / "ledger.sqlite"
+
+
+def call(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["ledger", *arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        return 2, str(done.exception)
+    return done.exit_code, done.output
+
+
+def train(**ledger: Any) -> Any:
+    return dpfed.run({**RECIPE, "ledger": {"dataset": "toy", **ledger}})
+
+
+# ---------------------------------------------------------------------------------- commands
+
+
+def test_a_run_is_shown_with_its_budget_and_what_is_left(path: Path) -> None:
+    train(epsilon=3.0)
+    code, text = call("show")
+    assert code == 0
+    for word in ("toy", "record, replace-one, server, delta 1e-05", "update", "all"):
+        assert word in text
+    code, text = call("show", "--json")
+    run, total = json.loads(text)
+    assert run["epsilon"] == pytest.approx(2.0, rel=1e-6)
+    assert (run["clients"], run["releases"], run["unconfirmed"]) == (2, 4, 0)
+    assert (total["budget"], total["epsilon"]) == (3.0, run["epsilon"])
+    left = gdp.mu_for(3.0, 1e-5) ** 2 - gdp.mu_for(2.0, 1e-5) ** 2
+    assert total["left"] == pytest.approx(gdp.epsilon_for(1e-5, math.sqrt(left)), rel=1e-6)
+    code, text = call("show", "--json", "--all")
+    assert {row["dataset"] for row in json.loads(text)} == {"toy/0", "toy/1", "toy"}
+
+
+def test_a_second_run_on_the_same_data_starts_from_what_the_first_spent(path: Path) -> None:
+    train(epsilon=2.6)
+    short = train(epsilon=2.6)  # 2.27 after one more round, 2.52 after two
+    assert len(short.history) == 2
+    with pytest.raises(BudgetSpent, match="budget suffices"):
+        train(epsilon=2.6)
+    assert json.loads(call("show", "--json")[1])[-1]["epsilon"] <= 2.6
+
+
+def test_the_model_is_kept_when_the_budget_ends(path: Path) -> None:
+    half = gdp.epsilon_for(1e-5, gdp.mu_for(2.0, 1e-5) * math.sqrt(0.6))
+    result = train(epsilon=half)
+    assert len(result.history) == 2
+    assert result.warnings[-1] == "stopped after 2 of 4 rounds: the budget is spent"
+    assert result.params.abs().sum() > 0
+
+
+def test_budget_declares_changes_and_logs(path: Path) -> None:
+    assert call("budget", "toy", "--epsilon", "3")[1].strip().endswith("budget (3, 1e-05)")
+    with pytest.raises(RecipeError, match="the recipe states"):
+        train(epsilon=5.0)
+    code, text = call("budget", "toy", "--epsilon", "5")
+    assert "budget (5, 1e-05), before (3, 1e-05)" in text
+    train(epsilon=5.0)
+    code, text = call("budget", "toy", "--epsilon", "5", "--adversary", "nobody")
+    assert (code, "use 'server' or 'outsiders'" in text) == (2, True)
+    code, text = call("budget", "toy", "--epsilon", "-1")
+    assert (code, "epsilon is -1.0" in text) == (2, True)
+
+
+def test_rename_shares_what_was_spent(path: Path) -> None:
+    train(epsilon=2.0)
+    assert call("rename", "toy", "toys")[0] == 0
+    with pytest.raises(BudgetSpent):
+        train(dataset="toys")
+    code, text = call("rename", "nothing", "x")
+    assert (code, "no data set 'nothing'" in text) == (2, True)
+
+
+def test_export_can_be_priced_by_others(path: Path, tmp_path: Path) -> None:
+    train()
+    assert call("export", "--out", str(tmp_path / "out.json"))[0] == 0
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    from dp_accounting import ComposedDpEvent
+
+    first = [r for r in rows if r["kind"] == "book" and r["dataset"] == "toy/0"]
+    event = ComposedDpEvent([from_json(row["event"]) for row in first])
+    assert price(event, 1e-5, Adjacency.REPLACE_ONE)[0] == pytest.approx(2.0, rel=1e-6)
+    assert json.loads(call("export")[1])["rows"] == rows
+
+
+def test_verify_says_which_row_is_wrong_and_exits_with_1(path: Path) -> None:
+    train()
+    code, text = call("verify")
+    assert code == 0
+    assert "12 rows, all in order" in text
+    noted = text.splitlines()[-1]
+    assert call("verify", "--expect", noted[:10])[0] == 0
+    code, text = call("verify", "--expect", "99:ab")
+    assert (code, "the ledger is an older one" in text) == (1, True)
+    assert call("verify", "--expect", "nonsense")[0] == 1
+    db = sqlite3.connect(path)
+    db.execute("DROP TRIGGER no_delete")
+    db.execute("DELETE FROM rows WHERE number = 4")
+    db.commit()
+    db.close()
+    code, text = call("verify")
+    assert code == 1
+    assert "row 4 of" in text
+    assert "is missing" in text
+
+
+@pytest.mark.parametrize("command", ["show", "export", "verify"])
+def test_reading_makes_no_ledger(path: Path, command: str) -> None:
+    code, text = call(command)
+    assert code in {1, 2}
+    assert "there is no ledger at" in text
+    assert not path.exists()
+
+
+# ------------------------------------------------------------------------------------- recipes
+
+
+def test_a_recipe_without_a_ledger_writes_nothing_and_keeps_its_key(path: Path) -> None:
+    dpfed.run(RECIPE)
+    assert not path.exists()
+    assert "ledger" not in dump(parse(RECIPE))
+    assert b"ledger" not in msgspec.json.encode(parse(RECIPE))
+    assert make_job(RECIPE, {}, {}).key == make_job(RECIPE, {}, {}).key
+
+
+def test_a_recipe_with_one_is_written_back(path: Path) -> None:
+    recipe = load(RECIPE, ["ledger.dataset=adult", "ledger.epsilon=8.0"])
+    assert 'dataset = "adult"' in dump(recipe)
+    with pytest.raises(RecipeError, match="did you mean 'epsilon'"):
+        parse({**RECIPE, "ledger": {"dataset": "x", "epsilonn": 1.0}})
+
+
+# ------------------------------------------------------------------------------ Flower clients
+
+
+def grid(plan: Any, ledger: str | None) -> LocalGrid:
+    people = members(SIZES)
+    made = client_app(lambda c: people[c.node_config["partition-id"]].problem, plan, ledger)
+    return LocalGrid(made, nodes(len(SIZES)))
+
+
+INITIAL = ArrayRecord(MODEL.layout.unflatten(torch.zeros(MODEL.layout.size)))
+
+
+def test_a_flower_client_books_under_its_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    become_a_server(monkeypatch)
+    plan = make_plan()
+    result = DPStrategy(plan, training="t").start(grid(plan, "ward"), INITIAL)
+    assert result.stopped is None
+    promised = plan.promise().claims[0].epsilon
+    for client in range(3):
+        spent = Ledger(path).spent(Key(f"ward/{client}"))
+        assert spent.epsilon(plan.delta, plan.update.adjacency) == pytest.approx(promised)
+    again = DPStrategy(plan, training="t").start(grid(plan, "ward"), INITIAL)
+    assert all(row["clients"] == 0 for row in again.history)  # the same rounds again are refused
+    assert set(again.history[0]["refused"].values()) == {"UnsoundPlan"}
+
+
+def test_training_stops_and_keeps_the_model_when_nobody_can_pay(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PRIVACY section 6, 'budget exhausted, and the model is lost'."""
+    become_a_server(monkeypatch)
+    plan = make_plan(rounds=6)
+    one = gdp.mu_squared(2.0, 1, Adjacency.REPLACE_ONE)
+    Ledger(path).declare(Key("ward"), Budget(gdp.epsilon_for(1e-5, math.sqrt(2.5 * one)), 1e-5))
+    result = DPStrategy(plan, training="t").start(grid(plan, "ward"), INITIAL)
+    assert result.stopped == "no client's budget suffices for a further round"
+    assert [row["clients"] for row in result.history] == [3, 3, 0]  # asked once, not again
+    assert set(result.history[-1]["refused"].values()) == {"BudgetSpent"}
+    short = make_plan(rounds=2)
+    expected = DPStrategy(short, training="u").start(grid(short, "other"), INITIAL)
+    assert str(MODEL.layout.flatten(result.arrays.to_torch_state_dict())) == str(
+        MODEL.layout.flatten(expected.arrays.to_torch_state_dict())
+    )
+
+
+def test_correlated_noise_on_flower_is_booked_as_the_tree_prices_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dpfed.core.registry import build
+
+    become_a_server(monkeypatch)
+    tree = build("mechanisms", "tree", {"std": 2.0, "horizon": 9})
+    plan = make_plan(channels={UPDATE: tree}, rounds=4)
+    DPStrategy(plan, training="t").start(grid(plan, "ward"), INITIAL)
+    spent = Ledger(path).spent(Key("ward/1")).epsilon(plan.delta, plan.update.adjacency)
+    assert spent == pytest.approx(plan.promise().claims[0].epsilon)

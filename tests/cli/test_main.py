@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line as a person meets it; ``calibrate`` has a file of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RECIPE = """
+rounds = 3
+[data]
+source = "synthetic"
+options = { records = 300, features = 4, classes = 3 }
+[data.partition]
+clients = 3
+[privacy]
+epsilon = 2.0
+"""
+
+
+def dpfed(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dpfed.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def test_run_trains_reports_and_writes(recipe: Path, tmp_path: Path) -> None:
+    done = dpfed("run", str(recipe), "--seed", "4", "--set", "privacy.epsilon=3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "(3, 1e-05)-DP for each record (replace-one)" in done.stdout
+    assert "on test records that the server holds" in done.stdout
+    assert "epsilon spent" in done.stderr
+    folder = tmp_path / "runs" / "small"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "convergence.png", "guarantee.json", "metrics.csv", "metrics.jsonl", "model.safetensors",
+        "recipe.toml",
+    ]  # fmt: skip
+    assert "seed = 4" in (folder / "recipe.toml").read_text()
+
+
+def test_a_delta_that_gives_a_unit_away_is_warned_about(recipe: Path, tmp_path: Path) -> None:
+    done = dpfed("run", str(recipe), "--quiet", "--set", "privacy.delta=0.01", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "warning: delta = 0.01 is at least 1 / 300" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "privacy.epsilonn=1"], "did you mean 'epsilon'"),
+        (["--set", "privacy.epsilon=-1"], "epsilon is -1"),
+        (["--set", "privacy.clip=0"], "clip is 0"),
+        (["--set", "data.source=absent.npz"], "absent.npz"),
+        (["--set", "server=[{name='adamm'}]"], "no plug-in 'adamm'"),
+        (["--set", "privacy.trust=distributed"], "must see only the sum"),
+        (["--set", "data.partition.clients=5000"], "5000"),
+    ],
+)
+def test_errors_are_one_sentence_and_exit_two(
+    recipe: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    done = dpfed("run", str(recipe), "--quiet", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_methods_lists_every_plug_in() -> None:
+    found = json.loads(dpfed("methods", "--plug-ins", "--json").stdout)
+    assert {"sofim", "scale", "schedule", "ema", "gradient", "gaussian", "clear", "plain"} <= {
+        each["name"] for each in found
+    }
+    assert "sofim" in dpfed("methods").stdout
+
+
+def test_help_teaches_by_example_and_version_prints() -> None:
+    assert "dpfed run examples/recipes/quickstart.toml" in dpfed("run", "--help").stdout
+    assert dpfed("--version").stdout.strip() == "0.1.0"
+
+
+def test_a_study_from_sweep_to_report(tmp_path: Path) -> None:
+    from tests.experiments.studies import write
+
+    study, out = write(tmp_path), tmp_path / "out"
+    done = dpfed("sweep", str(study), "--out", str(out), "--workers", "1")
+    assert "report in" in done.stdout
+    assert {"report.html", "final.csv", "settings.json"} <= {path.name for path in out.iterdir()}
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "tuning" in page.lower()
+    (out / "report.html").unlink()
+    assert "report in" in dpfed("report", str(out)).stdout
+    assert (out / "report.html").exists()
+
+
+def test_reproduce_lists_the_studies() -> None:
+    assert "sofim-cifar10" in dpfed("reproduce").stdout

@@ -1,0 +1,525 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first hour: demo, new, doctor, explain, completion, and how fast the command answers."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import pytest
+import tomli_w
+from flwr.app import Context, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import dpfed
+from dpfed.accounting import attack_odds as reading
+from dpfed.accounting import gdp
+from dpfed.accounting.guarantee import EXACT, PLD, Claim
+from dpfed.cli import doctor
+from dpfed.cli import explain as statement
+from dpfed.cli import explain_page as page
+from dpfed.cli.main import app
+from dpfed.cli.new import package_name, write
+from dpfed.core.errors import DataError, RecipeError
+from dpfed.core.types import Trust
+from tests.training.flower.local_grid import LocalGrid, become_a_server
+
+DATA = {
+    "source": "synthetic",
+    "options": {"records": 300, "features": 4, "classes": 3},
+    "partition": {"clients": 5},
+}
+
+
+def call(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, list(arguments), prog_name="dpfed", catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return str(done.output)
+
+
+# ------------------------------------------------------------------------------------- the reading
+
+
+@given(st.floats(0.01, 20.0), st.floats(1e-9, 0.1))
+def test_the_bound_of_epsilon_and_delta_is_the_best_test_there_is(
+    epsilon: float, delta: float
+) -> None:
+    """Against the mechanism that has all of (epsilon, delta): four outcomes, best guess of each."""
+    high = (1 - delta) / (1 + math.exp(-epsilon))
+    here = (delta, high, 1 - delta - high, 0.0)
+    there = tuple(reversed(here))
+    best = sum(max(pair) for pair in zip(here, there, strict=True)) / 2
+    assert reading.any_right(epsilon, delta) == pytest.approx(best, rel=1e-9)
+    assert reading.read(Claim("x", epsilon, delta, PLD)).right >= best * (1 - 1e-12)
+
+
+@given(st.floats(0.01, 6.0), st.sampled_from([1e-9, 1e-5, 1e-3]), st.sampled_from(list(Trust)))
+def test_a_gaussian_reading_is_never_below_phi_of_half_mu(
+    mu: float, delta: float, trust: Trust
+) -> None:
+    claim = Claim("x", gdp.epsilon_for(delta, mu), delta, EXACT)
+    found = reading.read(claim, trust)
+    with mpmath.workdps(40):
+        right = mpmath.ncdf(mpmath.mpf(mu) / 2)
+        threshold = -mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * mpmath.mpf(reading.ALARMS))
+        power = mpmath.ncdf(threshold + mu)
+    slack = 1e-2 * delta + 1e-6 if claim.epsilon else 1.0
+    assert right <= found.right <= right + slack
+    assert power <= found.found <= power + slack
+    assert found.right <= reading.any_right(claim.epsilon, delta) * (1 + 1e-9)
+    assert reading.of_100(found.right) >= 100 * right
+
+
+@pytest.mark.parametrize(
+    ("part", "shown"), [(0.5, 51), (0.611, 62), (0.62000001, 63), (1.0, 100), (0.9999, 100)]
+)
+def test_whole_guesses_are_rounded_up(part: float, shown: int) -> None:
+    assert reading.of_100(part) == shown
+
+
+def test_without_a_promise_every_guess_may_be_right() -> None:
+    assert reading.read(Claim("x", math.inf, 1e-5, EXACT)) == (1.0, 1.0)
+    assert reading.read(Claim("x", 0.0, 1e-5, EXACT)).right == pytest.approx(0.500005)
+    assert reading.read(Claim("x", 900.0, 1e-5, PLD)).right == 1.0
+
+
+# ----------------------------------------------------------------------------------------- explain
+
+
+def trained(out: Path, privacy: dict[str, Any], **sections: Any) -> Path:
+    dpfed.run(out=out, name="trial", rounds=3, data=DATA, privacy=privacy, **sections)
+    return out
+
+
+def explained(out: Path, *more: str) -> tuple[str, str]:
+    assert "statement.html" in call("explain", str(out), *more)
+    return tuple((out / f"statement.{end}").read_text(encoding="utf-8") for end in ("md", "html"))  # type: ignore[return-value]
+
+
+def test_a_local_run_is_explained_against_both_adversaries(tmp_path: Path) -> None:
+    text, page = explained(trained(tmp_path, {"epsilon": 2.0}))
+    for each in (text, page):
+        for words in (
+            "The presence and content of one record",
+            "replace-one",
+            "The server",
+            "All other clients and whoever gets the model",
+            "where 50 is chance",
+            "noise from the operating system",
+            "Tuning: trying several settings",
+            "must be public or the server",
+            "the lowest bits of floating-point noise are not covered",
+            "This run kept no ledger",
+            "synthetic Gaussian clusters",
+        ):
+            assert words in each, words
+    mu = gdp.mu_for(2.0, 1e-5)
+    least = 100 * float(mpmath.ncdf(mu / 2))
+    said = int(text.partition("On average at most ")[2].partition(" of 100")[0])
+    assert least <= said < least + 2
+    assert "<script" not in page
+    assert "http" not in page
+
+
+def test_a_secure_sum_is_explained_with_its_assumptions(tmp_path: Path) -> None:
+    privacy = {"epsilon": 1.0, "trust": "distributed", "mechanism": "discrete_gaussian"}
+    text, _ = explained(trained(tmp_path, privacy, sum={"name": "secure"}))
+    assert "which keeps to the protocol and has up to 1 client on its side" in text
+    assert "At most 1 participant may side with the server" in text
+    assert "does not break the secure sum's cryptography" in text
+    assert "sums and noise are exact integers" in text
+    assert "lowest bits" not in text
+
+
+def test_central_keyed_and_drawn_runs_say_what_they_rest_on(tmp_path: Path) -> None:
+    privacy = {"epsilon": 1.0, "trust": "central", "noise": "keyed", "record_rate": 0.5,
+               "adjacency": "zero-out"}  # fmt: skip
+    text, _ = explained(trained(tmp_path, privacy))
+    for words in ("it must be honest", "for research only", "drawn for a release with probability",
+                  "PLD accounting", "or blanked out"):  # fmt: skip
+        assert words in text, words
+    said = int(text.partition("On average at most ")[2].partition(" of 100")[0])
+    assert said == 74  # e / (1 + e) is 0.7311
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("federated", "through the priced metrics channel: it is inside the budget"),
+        ("exact", "Evaluation, on records held out at the clients, in clear: not covered"),
+        ("off", "Accuracy was not measured."),
+    ],
+)
+def test_how_accuracy_is_known_is_said(kind: str, words: str, tmp_path: Path) -> None:
+    text, _ = explained(trained(tmp_path, {"epsilon": 1.0}, evaluation={"kind": kind}))
+    assert words in text
+
+
+def test_a_run_in_clear_promises_nothing_and_says_so(tmp_path: Path) -> None:
+    text, page = explained(trained(tmp_path, {"mechanism": "clear"}))
+    assert "No privacy is promised" in text
+    assert "Nothing bounds what can be learned" in page
+    assert "right guesses" not in text
+
+
+def test_the_ledgers_total_of_all_runs_is_stated_and_rounded_up(tmp_path: Path) -> None:
+    ledger = {"dataset": "adult", "epsilon": 8.0, "path": str(tmp_path / "ledger.sqlite")}
+    for name in ("one", "two"):
+        out = trained(tmp_path / name, {"epsilon": 2.0}, ledger=ledger)
+    text, _ = explained(out)
+    both = gdp.epsilon_for(1e-5, math.sqrt(2) * gdp.mu_for(2.0, 1e-5))
+    (line,) = [line for line in text.splitlines() if line.startswith("| adult |")]
+    *_, runs, epsilon, delta, budget = line.strip("| ").split(" | ")
+    assert (runs, delta, budget) == ("2", "1e-05", "8")
+    assert both * (1 - 1e-8) <= float(epsilon) < both * 1.001
+    whole, _ = explained(out, "--ledger", ledger["path"])
+    assert line in whole
+
+
+def test_a_ledger_that_is_elsewhere_or_tampered_with_gives_no_total(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    out = trained(tmp_path / "out", {"epsilon": 2.0},
+                  ledger={"dataset": "adult", "path": str(path)})  # fmt: skip
+    with sqlite3.connect(path) as db:
+        found = db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for (name,) in found:
+            db.execute(f"DROP TRIGGER {name}")
+        db.execute("DELETE FROM rows WHERE number = 2")
+    db.close()
+    with pytest.raises(DataError):
+        page.write(out, out)
+    for file in tmp_path.glob("ledger.sqlite*"):
+        file.unlink()
+    text, _ = explained(out)
+    assert "is not on this machine" in text
+
+
+def test_a_ledger_that_does_not_have_the_run_gives_no_total(tmp_path: Path) -> None:
+    small = {"dataset": "adult", "path": str(tmp_path / "small.sqlite")}
+    trained(tmp_path / "one", {"epsilon": 0.5}, ledger=small)
+    own = {"dataset": "adult", "path": str(tmp_path / "own.sqlite")}
+    out = trained(tmp_path / "two", {"epsilon": 2.0}, ledger=own)
+    text, _ = explained(out, "--ledger", small["path"])
+    assert "small.sqlite does not have this run" in text
+    assert "epsilon so far" not in text
+    assert "epsilon so far" in explained(out)[0]
+
+
+def test_a_folder_without_a_recipe_does_not_deny_the_participants_ledgers(tmp_path: Path) -> None:
+    out = trained(tmp_path / "out", {"epsilon": 1.0})
+    assert "This run kept no ledger" in explained(out)[0]
+    (out / "recipe.toml").unlink()
+    text, _ = explained(out)
+    assert "kept no ledger" not in text
+    assert "each of them knows its own data's total" in text
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"cannot be read .*'dpfed run --out FOLDER' wrote"):
+        statement.gather(tmp_path)
+    (tmp_path / "guarantee.json").write_text('{"claims": 3}')
+    with pytest.raises(RecipeError, match="is no guarantee of dpfed's"):
+        statement.gather(tmp_path)
+
+
+def test_the_page_is_sound_in_a_browser(tmp_path: Path, repository: Path) -> None:
+    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        pytest.skip("no Chromium")
+    ledger = {"dataset": "adult", "path": str(tmp_path / "ledger.sqlite")}
+    out = trained(tmp_path / "out", {"epsilon": 2.0}, ledger=ledger)
+    explained(out)
+    command = [sys.executable, str(repository / "scripts/check-page"), str(out / "statement.html")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -------------------------------------------------------------------------------------------- demo
+
+
+def test_the_demo_ends_with_a_table_a_picture_and_what_next(tmp_path: Path) -> None:
+    began = time.process_time()
+    said = call("demo", "--quiet", "--out", str(tmp_path / "demo"))
+    assert time.process_time() - began < 60
+    for words in ("no privacy", "local noise", "secure sum", "synthetic Gaussian clusters",
+                  "at most 56 times of 100 (chance: 50)", "what next", "dpfed new my-app",
+                  "(1, 1e-05)-DP for each record"):  # fmt: skip
+        assert words in said, words
+    picture = (tmp_path / "demo/demo.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    figures = {
+        name: json.loads((tmp_path / f"demo/{name}/guarantee.json").read_text())
+        for name in ("no-privacy", "local", "secure-sum")
+    }
+    assert figures["no-privacy"]["epsilon"] == "inf"
+    assert figures["local"]["epsilon"] <= 1.0
+    assert figures["secure-sum"]["epsilon"] <= 1.0
+    assert not figures["secure-sum"]["idealized"]
+
+
+# --------------------------------------------------------------------------------------------- new
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DPFED_STATE", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    return dict(project["tool"]["flwr"]["app"]["config"])
+
+
+def test_a_new_app_trains_over_a_grid(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "next: cd my-first-app" in call("new", "my-first-app")
+    folder, package = home / "my-first-app", "my_first_app"
+    monkeypatch.syspath_prepend(str(folder))
+    become_a_server(monkeypatch)
+    server = importlib.import_module(f"{package}.server_app")
+    clients = importlib.import_module(f"{package}.client_app")
+    config = config_of(folder)
+    grid = LocalGrid(clients.app, {100 + i: i for i in range(config["num-clients"])})
+    for context in grid.contexts.values():
+        context.run_config.update(config)
+    server.main(grid, Context(1, 1, {}, RecordDict(), config))
+    left = json.loads((folder / "out/guarantee.json").read_text())
+    assert left["accuracy"] > 0.7
+    text, _ = explained(folder / "out")
+    assert "(1, 1e-05)-DP for each record" in text
+    assert "recipe.toml" not in text
+
+
+def test_a_new_recipe_is_an_app_and_a_recipe(home: Path) -> None:
+    call("new", "plain-words", "--recipe")
+    config = config_of(home / "plain-words")
+    assert config["recipe"] == str(home / "plain-words/recipe.toml")
+    from dpfed.recipes.flower_app import load_recipe
+
+    assert load_recipe(config["recipe"]).name == "plain-words"
+    result = dpfed.run(config["recipe"])
+    assert result.accuracy > 0.7
+
+
+@pytest.mark.parametrize("kind", ["app", "recipe"])
+def test_all_words_of_a_template_are_filled_in(kind: str, home: Path) -> None:
+    for path in write(home / "filled", kind):
+        text = path.read_text(encoding="utf-8")
+        assert "{{" not in text
+        assert "}}" not in text
+        if path.suffix == ".py":
+            compile(text, str(path), "exec")
+            assert max(map(len, text.splitlines())) <= 100
+    commands = [line for line in (home / "filled/README.md").read_text().splitlines()
+                if line.startswith("    ")]  # fmt: skip
+    assert len(commands) == 3
+
+
+def test_new_refuses_what_exists_or_would_hide_a_module(home: Path) -> None:
+    (home / "there").mkdir()
+    with pytest.raises(RecipeError, match="'there' exists, and is left as it is; give a folder"):
+        write(Path("there"))
+    with pytest.raises(RecipeError, match="would hide the module of that name"):
+        package_name("torch")
+    for name in ("1st", "class", "...", "_"):
+        with pytest.raises(RecipeError, match="makes no name of a package; use letters"):
+            package_name(name)
+    with pytest.raises(RecipeError, match="give one of them"):
+        call("new", "both", "--recipe", "--app")
+    with pytest.raises(RecipeError, match="kind is 'other'"):
+        write(Path("x"), "other")
+    assert list(home.iterdir()) == [home / "there"]
+
+
+def test_the_templates_are_in_the_wheel(tmp_path: Path, repository: Path) -> None:
+    from zipfile import ZipFile
+
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=repository, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    ours = {path.relative_to(repository / "src").as_posix()
+            for path in (repository / "src/dpfed/cli/templates").rglob("*.template")}  # fmt: skip
+    assert len(ours) == 9
+    assert ours <= set(ZipFile(wheel).namelist())
+
+
+@pytest.mark.long  # scripts/newcomer does it for the app, in CI
+@pytest.mark.xdist_group("flower")
+@pytest.mark.parametrize("kind", ["app", "recipe"])
+def test_flwr_run_trains_a_new_app(kind: str, home: Path) -> None:
+    """With a SuperLink of its own: the one that Flower starts by itself would stay."""
+    from dpfed.recipes import simulation
+
+    for path in write(home / "fresh", kind):
+        text = path.read_text(encoding="utf-8").replace("rounds = 20", "rounds = 2")
+        path.write_text(text, encoding="utf-8")
+    log = home / "flower.log"
+    with simulation._scratch() as scratch, ExitStack() as stack:
+        env = simulation._environment(Path(scratch))
+
+        def launch(name: str, *arguments: str) -> subprocess.Popen[bytes]:
+            command = [simulation._find(name) or name, *arguments]
+            return stack.enter_context(simulation._process(command, env, log))
+
+        _, address = simulation._superlink(launch, log)
+        connection = {"default": "own", "own": {"address": address, "insecure": True}}
+        config = Path(env["FLWR_HOME"]) / "config.toml"
+        config.parent.mkdir(exist_ok=True)
+        config.write_text(tomli_w.dumps({"superlink": connection}))
+        launch("flower-superexec", "--insecure", "--runtime-api-address", address,
+               "--parent-pid", str(os.getpid()))  # fmt: skip
+        done = launch("flwr", "run", str(home / "fresh"), "--stream").wait(150)
+    assert done == 0
+    promise = json.loads((home / "fresh/out/guarantee.json").read_text())
+    assert promise["sentence"].startswith("(1, 1e-05)-DP for each record (replace-one)")
+    assert (home / "fresh/out/model.safetensors").exists()
+
+
+# ------------------------------------------------------------------------------------------ doctor
+
+
+@pytest.fixture
+def healthy(home: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("DPFED_DATA", "DPFED_IDENTITY", "DPFED_LEDGER", "OMP_NUM_THREADS", *doctor.PORTS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    monkeypatch.setattr(doctor, "is_free", lambda port: True)
+    monkeypatch.setattr(doctor, "answers", lambda port: False)
+    monkeypatch.setattr(doctor, "free_memory", lambda: 8 * 2**30)
+    return monkeypatch
+
+
+def lines(check: Any) -> list[tuple[str, str]]:
+    return [(verdict.value, said) for verdict, _, said in check()]
+
+
+def test_a_healthy_machine_has_no_problem(healthy: pytest.MonkeyPatch) -> None:
+    said = call("doctor")
+    assert "problem" not in said
+    for what in ("python", "torch", "flwr", "dp-accounting", "opacus", "ray", "threads", "cores",
+                 "memory", "ports", "entropy", "clock", "state", "folder", "data", "identity",
+                 "ledger", "telemetry"):  # fmt: skip
+        assert any(line.split()[1] == what for line in said.splitlines()), what
+
+
+def test_a_package_that_is_missing_or_old(healthy: pytest.MonkeyPatch, repository: Path) -> None:
+    project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = project["project"]["dependencies"]
+    healthy.setattr(doctor.metadata, "requires", lambda name: needed)
+    assert set(doctor.NEEDED) <= set(doctor.requirements())
+    versions = {"flwr": "1.20.0", "opacus": None, "torch": None}
+    real = doctor._version
+    healthy.setattr(doctor, "_version", lambda name: versions.get(name, real(name)))
+    found = {what: (verdict.value, said) for verdict, what, said in doctor.packages()}
+    assert found["flwr"] == (
+        "problem",
+        "1.20.0, and must be <1.42,>=1.41; pip install 'flwr<1.42,>=1.41'",
+    )
+    assert found["torch"] == ("problem", "missing; pip install 'torch>=2.4'")
+    assert found["opacus"][0] == "warning"
+    assert "pip install 'dpfed[opacus]'" in found["opacus"][1]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "check", "verdict", "words"),
+    [
+        ("OMP_NUM_THREADS", "999", doctor.threads, "warning", "use at most"),
+        ("OMP_NUM_THREADS", "many", doctor.threads, "warning", "'many', and must be a whole"),
+        ("OMP_NUM_THREADS", "1", doctor.threads, "ok", "is 1 on"),
+        ("DPFED_DATA", "/no/such", doctor.data, "problem", "names '/no/such', which is no folder"),
+        ("DPFED_IDENTITY", "simulated", doctor.identity, "warning", "for one machine only"),
+        ("DPFED_IDENTITY", "/no/such", doctor.identity, "problem", "restore this silo's folder"),
+        ("DPFED_STATE", "/proc/no/such", doctor.folders, "problem", "export DPFED_STATE=FOLDER"),
+        ("FLWR_TELEMETRY_ENABLED", "1", doctor.telemetry, "warning", "FLWR_TELEMETRY_ENABLED=0"),
+        ("FLWR_LOCAL_CONTROL_API_PORT", "99999", doctor.ports, "problem", "between 1 and 65535"),
+    ],
+)
+def test_a_setting_is_judged_with_the_way_out(
+    variable: str, value: str, check: Any, verdict: str, words: str, healthy: pytest.MonkeyPatch
+) -> None:
+    healthy.setenv(variable, value)
+    assert any(each == verdict and words in said for each, said in lines(check))
+    assert (verdict == "problem") == bool(CliRunner().invoke(app, ["doctor"]).exit_code)
+
+
+def test_little_memory_a_stopped_clock_and_no_entropy(healthy: pytest.MonkeyPatch) -> None:
+    healthy.setattr(doctor, "free_memory", lambda: 2**29)
+    assert lines(doctor.machine)[1] == (
+        "warning", "0.5 GiB free, and a simulation takes about 2; close something, or use the "
+        "in-process engine",
+    )  # fmt: skip
+    healthy.setattr(doctor, "free_memory", lambda: None)
+    assert lines(doctor.machine)[1][0] == "warning"
+    healthy.setattr(doctor.os, "urandom", bytes)
+    assert lines(doctor.entropy) == [
+        ("problem", "os.urandom gives nothing new, so that no noise is private; do not train here")
+    ]
+    healthy.setattr(doctor.time, "time", lambda: 1e9)
+    assert "before this package was made; set it" in lines(doctor.clock)[0][1]
+
+
+def test_a_superlink_of_flowers_own_is_welcome(healthy: pytest.MonkeyPatch) -> None:
+    healthy.setattr(doctor, "is_free", lambda port: False)
+    assert [each for each, _ in lines(doctor.ports)] == ["problem", "problem"]
+    healthy.setattr(doctor, "answers", lambda port: True)
+    assert lines(doctor.ports) == [
+        ("ok", "a local SuperLink of Flower's answers: 'flwr run' will use it")
+    ]
+
+
+def test_a_ledger_and_an_open_state_folder(home: Path, healthy: pytest.MonkeyPatch) -> None:
+    ledger = {"dataset": "adult", "path": str(home / "state/ledger.sqlite")}
+    (home / "state").mkdir(mode=0o755)
+    trained(home / "out", {"epsilon": 2.0}, ledger=ledger)
+    assert [each for each, _ in lines(doctor.ledger)] == ["ok"]
+    assert lines(doctor.folders)[0][0] == "warning"
+    (home / "state").chmod(0o700)
+    assert lines(doctor.folders)[0][0] == "ok"
+    (home / "other").write_bytes(b"no ledger at all")
+    healthy.setenv("DPFED_LEDGER", str(home / "other"))
+    ((verdict, said),) = lines(doctor.ledger)
+    assert verdict == "problem"
+    assert "restore it from a backup" in said
+
+
+def test_a_check_that_breaks_is_a_problem_and_no_traceback(healthy: pytest.MonkeyPatch) -> None:
+    def broken() -> Iterator[doctor.Line]:
+        raise KeyError("x")
+        yield
+
+    healthy.setitem(doctor.CHECKS, "clock", broken)
+    said = call("doctor", code=1)
+    assert "could not be checked (KeyError: 'x'); please report this" in said
+    assert said.splitlines()[-1] == "1 problem: see above for the way out"
+
+
+# ---------------------------------------------------------------------- completion, and how fast
+
+
+def test_shells_complete_commands() -> None:
+    assert "--install-completion" in call("--help")
+    asked = {"_DPFED_COMPLETE": "complete_bash", "COMP_WORDS": "dpfed ex", "COMP_CWORD": "1"}
+    done = CliRunner().invoke(app, [], prog_name="dpfed", env=asked)
+    assert done.output.split() == ["explain"]
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = "{'torch', 'numpy', 'scipy', 'dp_accounting', 'flwr', 'matplotlib', 'packaging'}"
+    code = f"import dpfed.cli.main, sys; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from dpfed.core import registry
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Trust
+
+
+@pytest.mark.parametrize("kind", registry.KINDS)
+def test_the_file_name_is_the_plug_ins_name(kind: str) -> None:
+    package = importlib.import_module(f"dpfed.{kind}")
+    found = pkgutil.iter_modules(package.__path__)
+    files = sorted(m.name for m in found if not m.ispkg and not m.name.startswith("_"))
+    assert list(registry.names(kind)) == files
+    for name in files:
+        factory = registry.find(kind, name)
+        assert factory.__name__ == name
+        assert factory.__doc__
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(RecipeError, match="no plug-in 'sofin'; did you mean 'sofim'"):
+        registry.find("server", "sofin")
+    with pytest.raises(RecipeError, match="it has adam, ema"):
+        registry.find("server", "zzz")
+
+
+def test_options_are_checked_against_the_signature() -> None:
+    with pytest.raises(RecipeError, match="no option 'roh'; did you mean 'rho'"):
+        registry.build("server", "sofim", {"roh": 1.0})
+    with pytest.raises(RecipeError, match=r"sofim.rho is 'much': Expected `float`"):
+        registry.build("server", "sofim", {"rho": "much"})
+    with pytest.raises(RecipeError, match=r"gaussian.trust is 'lokal'"):
+        registry.build("mechanisms", "gaussian", {"trust": "lokal"})
+    assert registry.build("mechanisms", "gaussian", {"trust": "central"}).trust is Trust.CENTRAL
+    assert registry.build("mechanisms", "gaussian", {"clip": 3}).clip == 3  # an integer is a number
+
+
+def clear_caches() -> None:
+    registry.names.cache_clear()
+    registry._foreign.cache_clear()
+
+
+def test_other_packages_plug_in_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("mine", "dpfed.core.chain:identity", "dpfed.server")
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: [point] if group == "dpfed.server" else []
+    )
+    clear_caches()
+    assert "mine" in registry.names("server")
+    assert registry.find("server", "mine").__name__ == "identity"
+    monkeypatch.undo()
+    clear_caches()
+    assert "mine" not in registry.names("server")
+
+
+def test_the_catalogue_describes_every_plug_in() -> None:
+    found = {(each["kind"], each["name"]): each for each in registry.catalogue()}
+    assert set(found) == {(k, n) for k in registry.KINDS for n in registry.names(k)}
+    sofim = found["server", "sofim"]
+    assert sofim["options"]["rho"] == 1.0
+    assert "DP-FedSOFIM" in sofim["paper"]
+    assert all(each["summary"] for each in found.values())

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients and judgements of every model against autograd and plain formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dpfed.core.errors import DataError, RecipeError
+from dpfed.core.types import Unit
+from dpfed.data.datasets import Records
+from dpfed.data.models import Linear, Network, evaluate
+from tests.conftest import make_records
+
+
+def records_for(link: str) -> Records:
+    records = make_records(20)
+    if link == "softmax":
+        return records
+    targets = {"logistic": records.y % 2, "poisson": records.y.float()}[link]
+    return Records(records.x * 0.3, targets, records.groups)
+
+
+def losses(link: str, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if link == "softmax":
+        return functional.cross_entropy(scores, y, reduction="none")
+    target = y.to(scores.dtype)
+    if link == "logistic":
+        return torch.log1p(torch.exp(scores[:, 0])) - target * scores[:, 0]
+    return torch.exp(scores[:, 0]) - target * scores[:, 0]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("link", ["softmax", "logistic", "poisson"])
+def test_linear_gradients_are_those_of_autograd(link: str, bias: bool) -> None:
+    records = records_for(link)
+    model = Linear(link, 5, 3 if link == "softmax" else 1, bias)
+    params = torch.randn(model.layout.size) * 0.3
+    rows = []
+    for i in range(len(records)):
+        here = params.clone().requires_grad_()
+        parts = model.layout.unflatten(here)
+        scores = records.x[i : i + 1] @ parts["weight"].T + parts.get("bias", 0.0)
+        loss = losses(link, scores, records.y[i : i + 1]).sum()
+        rows.append(torch.autograd.grad(loss, here)[0])
+    problem = model.problem(records)
+    huge = problem.rows(params, Unit.RECORD).clipped_sum(1e6).vector
+    assert torch.allclose(huge, torch.stack(rows).sum(0), atol=1e-5)
+    mean = problem.rows(params, Unit.CLIENT).clipped_sum(1e6).vector
+    assert torch.allclose(mean, torch.stack(rows).mean(0), atol=1e-5)
+    _, judged = model.judge(params, records)
+    parts = model.layout.unflatten(params)
+    scores = records.x @ parts["weight"].T + parts.get("bias", 0.0)
+    assert torch.allclose(judged, losses(link, scores, records.y), atol=1e-5)
+
+
+def test_accuracy_is_counted_for_classes_and_absent_for_numbers() -> None:
+    records = records_for("softmax")
+    model = Linear("softmax", 5, 3)
+    params = model.initial(0)
+    judged = evaluate(model, params, records)
+    assert judged.accuracy == pytest.approx(float((records.y == 0).float().mean()))
+    assert judged.loss == pytest.approx(math.log(3), rel=1e-5)
+    counts = evaluate(Linear("poisson", 5), torch.zeros(6), records_for("poisson"))
+    assert math.isnan(counts.accuracy)
+
+
+@pytest.mark.parametrize("unit", list(Unit))
+def test_metric_rows_lie_in_the_unit_square_and_mean_per_unit(unit: Unit) -> None:
+    records = make_records(20)
+    for model in (Linear("softmax", 5, 3), Network(nn.Linear(5, 3))):
+        params = torch.randn(18) * 5
+        correct, loss = model.judge(params, records)
+        rows = model.problem(records).metric_rows(params, unit, loss_bound=2.0)
+        got = rows.clipped_sum(math.sqrt(2)).vector
+        table = torch.stack([correct, loss.clamp(0, 2) / 2], 1)
+        groups = {
+            Unit.RECORD: torch.arange(20), Unit.GROUP: records.groups, Unit.CLIENT: torch.zeros(20),
+        }[unit]  # fmt: skip
+        assert groups is not None
+        means = [table[groups == g].mean(0) for g in groups.unique()]
+        assert torch.allclose(got, torch.stack(means).sum(0), atol=1e-4)
+
+
+def test_group_level_without_groups_is_refused_with_the_way_out() -> None:
+    records = Records(torch.randn(4, 5), torch.zeros(4).long())
+    for model in (Linear("softmax", 5, 3), Network(nn.Linear(5, 3))):
+        with pytest.raises(DataError, match="name the group column"):
+            model.problem(records).rows(torch.zeros(18), Unit.GROUP)
+
+
+def test_an_empty_client_gives_zero_rows_at_every_unit() -> None:
+    empty = Records(torch.zeros(0, 5), torch.zeros(0).long(), torch.zeros(0).long())
+    for model in (Linear("softmax", 5, 3), Network(nn.Linear(5, 3))):
+        for unit in Unit:
+            got = model.problem(empty).rows(torch.ones(18), unit).clipped_sum(1.0)
+            assert torch.equal(got.vector, torch.zeros(18))
+
+
+def test_a_model_of_another_width_is_refused() -> None:
+    with pytest.raises(DataError, match="5 features, the model 4"):
+        Linear("softmax", 4, 3).problem(make_records(3))
+
+
+def test_frozen_layers_are_not_trained() -> None:
+    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    module[0].requires_grad_(False)
+    network = Network(module)
+    assert list(network.layout.shapes) == ["2.weight", "2.bias"]
+    rows = network.problem(make_records(6)).rows(network.initial(0), Unit.RECORD)
+    assert rows.clipped_sum(1.0).vector.shape == (15,)
+
+
+def test_opacus_is_refused_for_tied_parameters() -> None:
+    module = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5))
+    module[2].weight = module[0].weight
+    problem = Network(module, sampler="opacus").problem(make_records(4))
+    with pytest.raises(RecipeError, match="use sampler 'func'"):
+        problem.rows(problem.model.initial(0), Unit.RECORD)

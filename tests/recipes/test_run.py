@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run as a value: its result, its files, and its three kinds of evaluation."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import dpfed
+from dpfed.core.errors import DataError, RecipeError
+
+TINY: dict[str, Any] = {
+    "rounds": 6,
+    "data": {
+        "source": "synthetic",
+        "options": {"records": 600, "features": 5, "classes": 3},
+        "partition": {"clients": 4},
+    },
+    "privacy": {"epsilon": 5.0, "noise": "keyed"},
+    "server": [{"name": "sofim"}, {"name": "scale", "rate": 1.0}],
+}
+
+
+def run(**changes: Any) -> dpfed.Result:
+    return dpfed.run(TINY, **changes)
+
+
+def test_a_result_has_model_history_and_promise() -> None:
+    result = run()
+    assert [row["round"] for row in result.history] == [1, 2, 3, 4, 5, 6]
+    assert result.guarantee.epsilon == pytest.approx(5.0, rel=1e-8)
+    assert result.params.shape == (18,)
+    assert result.accuracy == result.history[-1]["accuracy"] > 0.5
+    spent = [row["epsilon"] for row in result.history]
+    assert spent == sorted(spent)
+    assert "noise keyed by a seed (research only)" in str(result.guarantee)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_one_others() -> None:
+    assert torch.equal(run().params, run().params)
+    assert not torch.equal(run().params, run(seed=1).params)
+
+
+def test_noise_of_the_operating_system_differs_from_run_to_run() -> None:
+    privacy = {"epsilon": 5.0}
+    one, other = run(privacy=privacy), run(privacy=privacy)
+    assert not torch.equal(one.params, other.params)
+    assert "noise from the operating system" in str(one.guarantee)
+
+
+def test_files_are_written_and_agree_with_the_result(tmp_path: Path) -> None:
+    result = run(out=tmp_path / "out")
+    folder = tmp_path / "out"
+    rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == len(lines) == 6
+    assert float(rows[-1]["accuracy"]) == lines[-1]["accuracy"] == result.accuracy
+    saved = load_file(folder / "model.safetensors")
+    assert torch.equal(result.model.layout.flatten(saved), result.params)
+    promise = json.loads((folder / "guarantee.json").read_text())
+    assert promise["sentence"] == result.guarantee.sentence
+    assert promise["evaluation"] == "on test records that the server holds"
+    assert (folder / "convergence.png").read_bytes().startswith(b"\x89PNG")
+    again = dpfed.run(folder / "recipe.toml")
+    assert torch.equal(again.params, result.params)
+
+
+def test_federated_evaluation_is_noisy_near_the_truth_and_inside_the_budget() -> None:
+    loud = run(evaluation={"kind": "federated", "every": 2, "share": 0.5})
+    assert loud.guarantee.epsilon == pytest.approx(5.0, rel=1e-8)
+    measured = [row["accuracy"] is not None for row in loud.history]
+    assert measured == [False, True, False, True, False, True]
+    assert all(0 <= row["accuracy"] <= 1 for row in loud.history if row["accuracy"] is not None)
+    assert "priced metrics channel" in loud.evaluation
+    clear = {"kind": "federated"}
+    exact = run(evaluation=clear, privacy={"mechanism": "clear", "clip": 2.0})
+    assert exact.history[-1]["accuracy"] > 0.8
+
+
+def test_exact_evaluation_says_that_it_is_not_covered() -> None:
+    result = run(evaluation={"kind": "exact"})
+    assert "not covered by the guarantee" in result.evaluation
+    last = result.history[-1]
+    assert 0 <= last["worst_silo"] <= last["accuracy"] <= 1
+
+
+def test_evaluation_can_be_off() -> None:
+    result = run(evaluation={"kind": "off"})
+    assert all(row["accuracy"] is None for row in result.history)
+    assert math.isnan(result.accuracy)
+    assert result.evaluation == "not measured"
+    result.plot()
+
+
+def test_clear_runs_say_that_they_are_not_private(tmp_path: Path) -> None:
+    result = run(privacy={"mechanism": "clear"}, out=tmp_path)
+    assert str(result.guarantee) == "No privacy: 6 rounds in clear, for comparison only."
+    assert json.loads((tmp_path / "guarantee.json").read_text())["epsilon"] == "inf"
+
+
+@pytest.mark.parametrize("unit", ["record", "client"])
+@pytest.mark.parametrize("trust", ["local", "central"])
+def test_units_and_trusts_train(unit: str, trust: str) -> None:
+    privacy = {"epsilon": 50.0, "unit": unit, "trust": trust, "noise": "keyed"}
+    result = run(privacy=privacy)
+    assert result.guarantee.epsilon == pytest.approx(50.0, rel=1e-6)
+    assert result.accuracy > 0.5
+
+
+def test_a_recipe_can_be_given_as_sections_or_tables_or_a_file(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="did you mean 'privacy'"):
+        dpfed.run(privcay={"epsilon": 1.0})
+    short = {"rounds": 1, "data": TINY["data"], "privacy": {"epsilon": 1.0}}
+    assert len(dpfed.run(**short).history) == 1
+    assert len(dpfed.run(short, rounds=2).history) == 2
+    path = tmp_path / "r.toml"
+    path.write_text('rounds = 2\n[data]\nsource = "synthetic"\n[privacy]\nepsilon = 1.0\n')
+    assert len(dpfed.run(path, rounds=3).history) == 3
+    assert len(dpfed.run(path, overrides=("rounds=1",)).history) == 1
+
+
+def test_watch_sees_every_round() -> None:
+    seen: list[tuple[int, int]] = []
+    run(watch=lambda row, rounds: seen.append((row["round"], rounds)))
+    assert seen == [(t, 6) for t in range(1, 7)]
+
+
+def test_the_signal_to_noise_ratio_comes_from_the_known_noise() -> None:
+    quiet, loud = run(privacy={"epsilon": 500.0}), run(privacy={"epsilon": 0.01})
+    assert quiet.history[0]["snr"] > 10
+    assert loud.history[0]["snr"] < 1
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "fashion"])
+def test_the_papers_setting_trains_on_real_features(
+    dataset: str, shared_data: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipes of results/first-table, ten rounds of them."""
+    monkeypatch.setenv("DPFED_DATA", str(shared_data))
+    path = repository / "examples" / "recipes" / "first-table" / f"{dataset}.toml"
+    server = [{"name": "sofim", "rho": 10.0}, {"name": "scale", "rate": 1.0}]
+    result = dpfed.run(path, server=server, overrides=("rounds=10", "privacy.epsilon=10"))
+    assert result.accuracy > 0.4
+    assert [row["clients"] for row in result.history] == [20] * 10
+
+
+def test_a_run_without_test_records_says_so_before_it_spends(tmp_path: Path) -> None:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=rng.normal(size=(300, 4)).astype("f4"),
+             y=rng.integers(0, 3, 300))  # fmt: skip
+    data = {"source": str(tmp_path / "own.npz"), "partition": {"clients": 3}}
+    (warning,) = run(data=data, rounds=2).warnings
+    assert "no test records" in warning
+    assert "data.holdout = 0.2" in warning
+    held = run(data={**data, "holdout": 0.2}, rounds=2)
+    assert held.warnings == ()
+    assert held.accuracy >= 0
+
+
+def test_a_run_goes_on_with_the_recipe_that_it_began_with(tmp_path: Path) -> None:
+    def die(row: dict[str, Any], rounds: int) -> None:
+        raise KeyboardInterrupt
+
+    kept = tmp_path / "kept"
+    with pytest.raises(KeyboardInterrupt):
+        run(resume=kept, watch=die)
+    faster = [{"name": "sofim"}, {"name": "scale", "rate": 2.0}]  # the plan does not know it
+    with pytest.raises(DataError, match=r"holds a run with server\.1\.rate = 1\.0, and not 2\.0; "):
+        run(resume=kept, server=faster)
+    options = {**TINY["data"]["options"], "seed": 7}  # other records of the same shape
+    with pytest.raises(DataError, match=r"data\.options\.seed = None, and not 7; resume with"):
+        run(resume=kept, data={**TINY["data"], "options": options})
+    assert len(run(resume=kept).history) == 5  # the attempt that died is spent

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe as a Flower app: in this process over a LocalGrid, and for real through ``flwr run``."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+import dpfed
+from dpfed.core.errors import DataError, DpfedError, RecipeError, RoundAborted
+from dpfed.recipes import flower_app as app
+from dpfed.recipes import schema as recipes
+from dpfed.recipes import simulation
+from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
+
+SGD = [{"name": "scale", "rate": 1.0}]
+SOFIM = [{"name": "sofim"}, {"name": "scale", "rate": 0.5}]
+
+TINY: dict[str, Any] = {
+    "rounds": 4,
+    "data": {
+        "source": "synthetic",
+        "options": {"records": 300, "features": 4, "classes": 3},
+        "partition": {"clients": 3},
+    },
+    "privacy": {"epsilon": 5.0, "noise": "keyed"},
+    "server": SOFIM,
+}
+
+
+def write(folder: Path, name: str = "recipe.toml", **changes: Any) -> Path:
+    path = folder / name
+    path.write_text(recipes.dump(recipes.load({**TINY, **changes})), encoding="utf-8")
+    return path
+
+
+# --------------------------------------------------------------------------- the app, over a grid
+
+
+RUNS = count(1)  # a process keeps a client's problem for as long as the run is the same
+
+
+def context(recipe: Path, out: Path, **more: str) -> Context:
+    config = {"recipe": str(recipe), "root": "", "out": str(out), **more}
+    return Context(next(RUNS), 1, {}, RecordDict(), config)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a recipe's apps in this process and returns what they left."""
+    monkeypatch.setenv("DPFED_STATE", str(tmp_path / "state"))
+    become_a_server(monkeypatch)
+
+    def run(recipe: Path, out: Path = tmp_path / "out", **more: str) -> app.Left:
+        grid = LocalGrid(app.client_app, nodes(3))
+        ours = context(recipe, out, **more)
+        for each in grid.contexts.values():
+            each.run_id, each.run_config = ours.run_id, ours.run_config
+        app.main(grid, ours)
+        left = app.collect(out)
+        assert left is not None
+        return left
+
+    return run
+
+
+def untimed(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in history]
+
+
+@pytest.mark.parametrize("kind", ["test", "federated", "off"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_app_leaves_what_the_in_process_engine_gives(
+    kind: str, every: int, tmp_path: Path, play: Any
+) -> None:
+    recipe = write(tmp_path, evaluation={"kind": kind, "every": every})
+    left, result = play(recipe), dpfed.run(recipe)
+    assert torch.equal(result.model.layout.flatten(left.params), result.params)
+    assert untimed(left.history) == untimed(result.history)
+    assert list(left.history[0]) == list(result.history[0])
+    assert left.guarantee == result.guarantee
+    assert left.stopped is None
+
+
+def test_the_server_sends_its_rows_to_the_sinks_that_it_is_told(tmp_path: Path, play: Any) -> None:
+    left = play(write(tmp_path), sinks="csv tensorboard")
+    with (tmp_path / "out/metrics.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["accuracy"]) for row in rows] == [row["accuracy"] for row in left.history]
+    assert list(rows[0]) == list(left.history[0])
+    assert list((tmp_path / "out/tensorboard").iterdir())
+
+
+def test_an_unknown_sink_stops_the_server_before_a_client_is_asked(
+    tmp_path: Path, play: Any
+) -> None:
+    with pytest.raises(RecipeError, match="sinks has no plug-in 'cvs'"):
+        play(write(tmp_path), sinks="cvs")
+
+
+def test_a_run_in_clear_comes_back_with_its_infinities(tmp_path: Path, play: Any) -> None:
+    left = play(write(tmp_path, privacy={"mechanism": "clear"}))
+    assert left.guarantee.sentence.startswith("No privacy")
+    assert math.isinf(left.history[-1]["epsilon"])
+    for name in (app.METRICS_FILE, app.GUARANTEE_FILE):  # valid JSON all the same
+        assert "Infinity" not in (tmp_path / "out" / name).read_text()
+
+
+def test_exact_evaluation_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    recipe = write(tmp_path, evaluation={"kind": "exact"})
+    with pytest.raises(RecipeError, match=r"evaluation.kind is 'exact'.*over Flower use 'test'"):
+        simulation.run(recipe, tmp_path / "out", clients=3)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_stops_the_server_app_is_raised_where_the_run_was_asked_for(tmp_path: Path) -> None:
+    recipe = write(tmp_path, data={"source": "nowhere.npz"})
+    out = tmp_path / "out"
+    with pytest.raises(DataError):
+        app.main(LocalGrid(app.client_app, {}), context(recipe, out))
+    with pytest.raises(DataError, match=r"nowhere.npz"):
+        app.collect(out)
+    log = tmp_path / "flower.log"
+    with pytest.raises(DataError, match=rf"nowhere.npz.*\(log: {log}\)"):
+        simulation._collect(out, log)
+
+
+def test_an_error_that_is_not_ours_is_named(tmp_path: Path) -> None:
+    app._leave_error(tmp_path, ZeroDivisionError("division by zero"))
+    with pytest.raises(DpfedError, match="the ServerApp failed with ZeroDivisionError: division"):
+        app.collect(tmp_path)
+
+
+def test_a_run_config_without_a_recipe_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"run_config has \[\]; it needs recipe and out"):
+        app.prepared_for(Context(1, 1, {}, RecordDict(), {}))
+
+
+def test_half_a_result_is_none(tmp_path: Path, play: Any) -> None:
+    play(write(tmp_path))
+    out = tmp_path / "out"
+    with (out / app.METRICS_FILE).open("a") as file:
+        file.write('{"round": 5, "acc')  # a row that is being written
+    assert [row["round"] for row in app.read_history(out)] == [1, 2, 3, 4]
+    (out / app.GUARANTEE_FILE).unlink()
+    assert app.collect(out) is None
+    with pytest.raises(DpfedError, match="ended without a result; see its log: here"):
+        simulation._collect(out, Path("here"))
+
+
+def test_what_an_earlier_run_left_is_not_taken_for_this_ones(tmp_path: Path, play: Any) -> None:
+    play(write(tmp_path))
+    out = tmp_path / "out"
+    app._leave_error(out, ValueError("old"))
+    left = play(write(tmp_path, "other.toml", rounds=2))
+    assert [row["round"] for row in left.history] == [1, 2]
+    assert not list(out.glob("*.draft"))
+
+
+def test_a_recipe_that_was_changed_is_read_again(tmp_path: Path) -> None:
+    one = app.plan_for(context(write(tmp_path), tmp_path))
+    assert app.plan_for(context(write(tmp_path), tmp_path)) is one
+    assert app.plan_for(context(write(tmp_path, rounds=2), tmp_path)).rounds == 2
+
+
+def test_a_run_without_a_round_is_no_result(
+    tmp_path: Path, play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "WAIT", 0.1)
+    app.main(LocalGrid(app.client_app, {}), context(write(tmp_path), tmp_path / "out"))
+    with pytest.raises(RoundAborted, match=r"no round was played: no client .* \(log: here\)"):
+        simulation._collect(tmp_path / "out", Path("here"))
+
+
+# ------------------------------------------------------------------------------------- processes
+
+MARK = "DPFED_TEST_SIMULATION"
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Whatever a test starts inherits this from it, and must be gone afterwards."""
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, value)
+    return f"{MARK}={value}".encode()
+
+
+def gone(mark: bytes) -> bool:
+    """A process that was killed takes a moment to go."""
+    deadline = time.monotonic() + 5
+    while marked(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not marked(mark)
+
+
+def marked(mark: bytes) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if mark in environment and int(folder.name) != os.getpid():
+            found.append(int(folder.name))
+    return found
+
+
+def test_a_process_that_does_not_listen_is_ended_with_its_children(
+    tmp_path: Path, mark: bytes
+) -> None:
+    deaf = "trap '' TERM; sleep 60 & sleep 60"
+    log = tmp_path / "log"
+    with simulation._process(["bash", "-c", deaf], os.environ, log) as process:
+        time.sleep(0.3)
+        assert len(marked(mark)) == 3
+    assert process.returncode == -signal.SIGKILL
+    assert gone(mark)
+
+
+def test_a_signal_ends_what_was_started(tmp_path: Path, mark: bytes) -> None:
+    script = textwrap.dedent(f"""
+        import os, time
+        from pathlib import Path
+        from dpfed.recipes import simulation
+        log = Path({str(tmp_path / "log")!r})
+        with simulation._tidy(), simulation._process(["sleep", "60"], os.environ, log):
+            print("started", flush=True)
+            time.sleep(60)
+    """)
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"started\n"
+        assert len(marked(mark)) == 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 128 + signal.SIGTERM
+    assert gone(mark)
+
+
+def follow(tmp_path: Path, timeout: float = 30) -> simulation._Follow:
+    return simulation._Follow(tmp_path, tmp_path / "log", None, time.monotonic() + timeout, timeout)
+
+
+def test_a_run_whose_superlink_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    superlink = subprocess.Popen(["true"])
+    superlink.wait()
+    with (
+        simulation._process(["sleep", "60"], os.environ, tmp_path / "log") as flwr,
+        pytest.raises(DpfedError, match=r"a Flower process ended before the run; .*/log"),
+    ):
+        follow(tmp_path)(flwr, [superlink])
+
+
+def test_a_result_is_not_lost_to_a_slow_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulation, "_WIND_DOWN", 0.1)
+    (tmp_path / app.GUARANTEE_FILE).touch()
+    with simulation._process(["sleep", "60"], os.environ, tmp_path / "log") as flwr:
+        follow(tmp_path)(flwr)
+
+
+def test_a_superlink_that_does_not_start_is_said_so(tmp_path: Path) -> None:
+    ports = []
+
+    def launch(name: str, *arguments: str) -> Any:
+        ports.append(arguments[-1])
+        process = subprocess.Popen(["false"])
+        process.wait()
+        return process
+
+    with pytest.raises(DpfedError, match="no SuperLink started in 3 tries; see the log: here"):
+        simulation._superlink(launch, Path("here"))
+    assert len(ports) == 3
+
+
+def test_nothing_is_shared_with_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    one, other = (simulation._environment(tmp_path / name) for name in ("one", "other"))
+    assert "RAY_ADDRESS" not in one
+    for name in ("FLWR_HOME", "RAY_TMPDIR", "RAY_AUTH_TOKEN", "DPFED_STATE"):
+        assert one[name] != other[name]
+
+
+def test_a_simulation_that_takes_too_long_is_ended(tmp_path: Path, mark: bytes) -> None:
+    with pytest.raises(DpfedError, match=r"longer than 6 s and was ended; see its log: /.*log"):
+        simulation.run(write(tmp_path), tmp_path / "out", clients=3, timeout=6)
+    assert gone(mark)
+
+
+# ------------------------------------------------------------------------------------- for real
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param(SGD, marks=pytest.mark.long, id="DP-FedGD"),
+        pytest.param(SOFIM, id="DP-FedSOFIM"),
+    ],
+)
+def test_flwr_run_gives_the_same_bits_as_the_in_process_engine(
+    server: list[dict[str, Any]], tmp_path: Path, mark: bytes
+) -> None:
+    data = {
+        "source": "synthetic",
+        "options": {"records": 4000, "features": 20, "classes": 5},
+        "partition": {"name": "dirichlet", "clients": 20},
+    }
+    recipe = write(tmp_path, rounds=10, data=data, server=server)
+    seen: list[dict[str, Any]] = []
+    out = simulation.run(
+        recipe, tmp_path / "out", clients=20, timeout=300, watch=seen.append, root=tmp_path
+    )
+    result = dpfed.run(recipe)
+    assert torch.equal(result.model.layout.flatten(out.params), result.params)
+    assert untimed(out.history) == untimed(result.history) == untimed(seen)
+    assert out.guarantee == result.guarantee
+    assert out.stopped is None
+    assert "epsilon spent" in out.log.read_text()
+    assert gone(mark)
+
+
+@pytest.mark.long
+def test_without_the_flwr_command_the_deprecated_function_is_used(
+    tmp_path: Path, mark: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulation, "_find", lambda command: None)
+    recipe = write(tmp_path)
+    out = simulation.run(recipe, tmp_path / "out", clients=3, timeout=300)
+    result = dpfed.run(recipe)
+    assert torch.equal(result.model.layout.flatten(out.params), result.params)
+    assert gone(mark)
+    assert json.loads((tmp_path / "out" / app.GUARANTEE_FILE).read_text())["stopped"] is None

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real federations: Flower's own processes give the same bits as the in-process engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomli_w
+import torch
+from safetensors.torch import load_file
+
+import dpfed
+from dpfed.accounting.guarantee import Guarantee
+from dpfed.cli.deploy import deploy
+from dpfed.core.types import Broadcast
+from dpfed.core.vector import one_thread
+from dpfed.recipes import flower_app as app
+from dpfed.recipes import schema as recipes
+from dpfed.recipes.federation import public_seed
+from dpfed.recipes.run import Prepared, prepare
+from dpfed.training.round import Answer, Member, Outcome, Progress, answer, play, start
+from tests.training.flower.network import Net, Run
+
+SILOS = ["north", "south", "west", "east", "centre"]
+APP = "dpfed.recipes.flower_app"
+TIMEOUT = 40  # seconds for a round: on a busy machine five processes start slowly
+
+
+def write_recipe(folder: Path, clients: int, rounds: int) -> Path:
+    tables = {
+        "rounds": rounds,
+        "seed": 7,
+        "data": {
+            "source": "synthetic",
+            "options": {"records": 600, "features": 8, "classes": 4},
+            "partition": {"name": "dirichlet", "clients": clients, "options": {"alpha": 0.5}},
+        },
+        "privacy": {"epsilon": 4.0, "noise": "keyed"},
+        "server": [{"name": "sofim", "rho": 1.0, "beta": 0.9}, {"name": "scale", "rate": 0.3}],
+    }
+    path = folder / "recipe.toml"
+    path.write_text(recipes.dump(recipes.load(tables)), encoding="utf-8")
+    return path
+
+
+def write_app(
+    folder: Path,
+    server: str = f"{APP}:server_app",
+    client: str = f"{APP}:client_app",
+    config: Mapping[str, str] | None = None,
+) -> Path:
+    """A Flower app that is all configuration: both sides are dpfed's own, unless told otherwise."""
+    project = {
+        "name": "deployed",
+        "version": "1.0.0",
+        "description": "A dpfed recipe",
+        "license": "Apache-2.0",
+        "dependencies": [],
+    }
+    flwr = {
+        "publisher": "dpfed",
+        "components": {"serverapp": server, "clientapp": client},
+        "config": {"recipe": "", "root": "", "out": "", **(config or {})},
+    }
+    folder.mkdir()
+    text = tomli_w.dumps({"project": project, "tool": {"flwr": {"app": flwr}}})
+    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {
+        "OMP_NUM_THREADS": "1",
+        "DPFED_STATE": str(folder / "state"),
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    }
+
+
+# ----------------------------------------------------------------- TLS and node authentication
+
+
+def test_silos_behind_tls_train_the_same_model_as_one_process(tmp_path: Path) -> None:
+    """DP-FedSOFIM by the folder's own scripts; a node that nobody registered stays outside.
+
+    (test_deploy has the others who are refused: one that trusts another CA, one without a key.)
+    """
+    silos, out = SILOS[:3], tmp_path / "out"
+    fed, other = tmp_path / "fed", tmp_path / "other"
+    for folder in (fed, other):
+        deploy.init(folder, server_names=["127.0.0.1"], nodes=silos)
+    recipe = write_recipe(tmp_path, clients=3, rounds=3)
+    with Net(tmp_path, silos, folder=fed, env=environment(tmp_path)) as net:
+        net.start_node("stranger", key=other / "nodes/north/node.key", partition=0, wait=False)
+        config = {"recipe": str(recipe), "out": str(out)}
+        run = net.run(write_app(tmp_path / "app"), config, timeout=300)
+        assert run.completed, (run, net.tail("superlink"))
+        assert net.wait_exit("stranger") == 1
+    left, result = app.collect(out), dpfed.run(recipe)
+
+    assert left is not None
+    assert torch.equal(result.model.layout.flatten(left.params), result.params)
+    assert left.guarantee.sentence == result.guarantee.sentence
+    assert left.guarantee == result.guarantee
+    assert [(row["clients"], row["missing"]) for row in left.history] == [(3, 0)] * 3
+    assert left.stopped is None
+
+    assert "--enable-supernode-auth" in (fed / "server/start-superlink.sh").read_text()
+    assert "No SuperNode found with the given public key" in net.log("superlink")
+    assert net.log("superlink").count("Activated node_id") == 3
+
+
+# -------------------------------------------------------------------------------------- dropouts
+
+# As dpfed's own server_app, but it waits for less long, and notes who was missing, not how many.
+SERVER = f"""
+import json
+from pathlib import Path
+
+from dpfed.recipes.flower_app import prepared_for
+from dpfed.training.flower.codec import named_arrays
+from dpfed.training.flower.strategy import DPStrategy
+from dpfed.core.vector import one_thread
+from dpfed.recipes.federation import public_seed
+from flwr.serverapp import ServerApp
+from safetensors.torch import save_file
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    run, out = prepared_for(context), Path(context.run_config["out"])
+    model = run.federation.model
+
+    def note(row):
+        with (out / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\\n")
+
+    strategy = DPStrategy(run.plan, wait=120, watch=note)
+    first = named_arrays(model.layout, model.initial(public_seed(run.recipe.seed, "model")))
+    with one_thread():
+        result = strategy.start(grid, first, timeout={TIMEOUT})
+    save_file(result.arrays.to_torch_state_dict(), out / "model.safetensors")
+    (out / "guarantee.json").write_text(json.dumps(result.guarantee.to_json()))
+"""
+
+
+def test_a_silo_that_dies_costs_its_own_part_and_nothing_else(tmp_path: Path) -> None:
+    """Power is cut at one of five silos after its first round; all rounds are played.
+
+    On an overloaded machine another silo may be late: then it counts as missing, too.
+    """
+    gone, rounds, out = 2, 3, tmp_path / "out"
+    recipe = write_recipe(tmp_path, clients=5, rounds=rounds)
+    run, net = run_without(gone, recipe, out)
+    assert run.completed, (run, net.tail("superlink"))
+
+    history = rows(out)
+    missing = [set(row["missing"]) for row in history]
+    assert [row["round"] for row in history] == [1, 2, 3]
+    assert [row["aborted"] for row in history] == [None] * rounds
+    assert [row["clients"] for row in history] == [5 - len(who) for who in missing]
+    assert gone in missing[-1]
+
+    prepared = prepare(recipes.load(recipe))
+    progress, promise = replay(prepared, missing), prepared.plan.promise()
+    params = prepared.federation.model.layout.flatten(load_file(out / "model.safetensors"))
+    assert torch.equal(params, progress.params)
+    assert not torch.equal(params, dpfed.run(recipe).params)
+
+    left = json.loads((out / "guarantee.json").read_text())
+    guarantee = msgspec.convert(left, Guarantee, strict=False)
+    assert guarantee == prepared.plan.guarantee(progress.books, progress.round)
+    assert guarantee.claims[0] == promise.claims[0]  # against the server: as planned
+    assert guarantee.claims[1].epsilon > promise.claims[1].epsilon  # less noise hides from others
+
+
+def run_without(gone: int, recipe: Path, out: Path) -> tuple[Run, Net]:
+    """A run in which a silo is killed as soon as one round with it is finished."""
+    work = out.parent
+    folder = write_app(work / "app", "dropouts.server:app")
+    (folder / "dropouts").mkdir()
+    (folder / "dropouts/__init__.py").touch()
+    (folder / "dropouts/server.py").write_text(SERVER)
+    out.mkdir()
+    config = {"recipe": str(recipe), "out": str(out)}
+    with Net(work, SILOS, env=environment(work)) as net, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(net.run, folder, config, timeout=300)
+        while not any(gone not in row["missing"] for row in rows(out)):
+            assert not running.done(), running.result()
+            time.sleep(0.05)
+        net.kill(SILOS[gone])
+        return running.result(), net
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    """The rounds that are in the file by now."""
+    path = out / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def replay(prepared: Prepared, missing: list[set[int]]) -> Progress:
+    """The rounds in this process, without those who were missing in each."""
+    plan, silos = prepared.plan, prepared.federation
+    members = {client: Member(client, problem) for client, problem in enumerate(silos.problems)}
+
+    def carry(
+        broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
+    ) -> Iterable[tuple[int, Answer]]:
+        for client in sorted(set().union(*requests.values()) - missing[broadcast.round]):
+            asked = {name: to[client] for name, to in requests.items()}
+            reply, members[client] = answer(plan, broadcast, stage, asked, members[client])
+            yield client, reply
+
+    outcomes: list[Outcome] = []
+    progress = start(plan, silos.model.initial(public_seed(prepared.recipe.seed, "model")))
+    for _ in missing:
+        with one_thread():
+            progress, outcome = play(plan, progress, carry)
+        outcomes.append(outcome)
+    assert [set(outcome.missing) for outcome in outcomes] == missing
+    return progress

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The secure sum over Flower's Message API: the bits of ``plain``, whoever goes silent when."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Error, Message
+from flwr.serverapp.strategy import Strategy
+
+from dpfed.core.errors import UnsoundPlan
+from dpfed.core.types import METRICS, UPDATE
+from dpfed.mechanisms.gaussian import gaussian
+from dpfed.sums.plain import plain
+from dpfed.sums.secure import secure
+from dpfed.training.flower.strategy import DPStrategy
+from dpfed.training.round import Plan
+from tests.training.flower.local_grid import become_a_server
+from tests.training.flower.test_strategy import INITIAL, final, grid_for, params
+from tests.training.test_round import make_plan
+
+SIZES = [3, 4, 5, 6, 7]
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPFED_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("DPFED_IDENTITY", "simulated")
+    become_a_server(monkeypatch)
+
+
+def plan_with(sum: object, **changes: object) -> Plan:
+    return make_plan(sum=sum, nominal=SIZES, **changes)
+
+
+def test_the_same_bits_as_plain_in_process_and_over_messages() -> None:
+    hidden = plan_with(secure())
+    result = DPStrategy(hidden).start(grid_for(hidden, sizes=SIZES), INITIAL)
+    assert [row["clients"] for row in result.history] == [5] * 4
+    shown = final(plan_with(plain()), SIZES)
+    assert torch.equal(params(result), shown)
+    assert torch.equal(final(hidden, SIZES), shown)
+
+
+def test_metrics_are_summed_in_the_same_exchanges() -> None:
+    channels = {UPDATE: gaussian(1.0, 2.0), METRICS: gaussian(math.sqrt(2), 1e-6)}
+    plan = plan_with(secure(), channels=channels, metrics_every=3)
+    grid = grid_for(plan, sizes=SIZES)
+    result = DPStrategy(plan).start(grid, INITIAL)
+    judged = [row["round"] for row in result.history if "accuracy" in row]
+    assert judged == [3, 4]
+    assert torch.equal(params(result), final(plan, SIZES))
+
+
+@pytest.mark.parametrize(
+    ("stage", "inside"), [("keys", 4), ("input", 4), ("unmask", 5)], ids=lambda value: str(value)
+)
+def test_a_client_that_goes_silent_at_a_stage(stage: str, inside: int) -> None:
+    plan = plan_with(secure())
+
+    def tamper(node: int, message: Message, reply: Message) -> Message:
+        control = message.content.config_records["dpfed"]
+        late = control["stage"] == stage and node == 102 and control["round"] == 0
+        return Message(Error(3), reply_to=message) if late else reply
+
+    result = DPStrategy(plan).start(grid_for(plan, tamper, SIZES), INITIAL)
+    assert [row["clients"] for row in result.history] == [inside, 5, 5, 5]
+    assert result.history[0]["missing"] == ([2] if inside == 4 else [])
+
+
+def test_below_the_floor_the_round_is_not_opened_and_the_attempt_is_spent() -> None:
+    plan = plan_with(secure())
+
+    def tamper(node: int, message: Message, reply: Message) -> Message:
+        control = message.content.config_records["dpfed"]
+        gone = control["stage"] == "input" and control["attempt"] == 0 and control["round"] == 1
+        return Message(Error(3), reply_to=message) if gone and node in (101, 103) else reply
+
+    result = DPStrategy(plan).start(grid_for(plan, tamper, SIZES), INITIAL)
+    assert [row["round"] for row in result.history] == [1, 1, 2, 3]
+    assert result.history[1]["aborted"] == "3 clients are in the total, and 4 are agreed on"
+    assert result.stopped == "the next round would exceed what the plan promises"
+
+
+def test_a_client_without_an_identity_is_not_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_with(secure())
+    monkeypatch.delenv("DPFED_IDENTITY")
+    result = DPStrategy(plan).start(grid_for(plan, sizes=SIZES), INITIAL)
+    assert result.history[0]["aborted"] == "0 clients have sent keys, and 4 are agreed on"
+    assert set(result.history[0]["refused"].values()) == {"DataError"}
+    assert [row["epsilon"] for row in result.history] == [0.0] * 3
+    assert result.stopped == "3 rounds in a row failed before any release was asked for"
+
+
+def test_a_replayed_round_is_refused_even_after_a_restart(tmp_path: Path) -> None:
+    plan = plan_with(secure())
+    first = DPStrategy(plan).start(grid_for(plan, sizes=SIZES), INITIAL, num_rounds=2)
+    assert len(first.history) == 2
+    again = DPStrategy(plan).start(grid_for(plan, sizes=SIZES), INITIAL, num_rounds=1)
+    assert again.history[0]["aborted"] == "0 clients are in the total, and 4 are agreed on"
+    assert set(again.history[0]["refused"].values()) == {"Untrusted"}
+    vaults = list((tmp_path / "state").rglob("sum.vault"))
+    assert len(vaults) == 5
+    assert {path.stat().st_mode & 0o777 for path in vaults} == {0o600}
+
+
+def test_only_the_input_stage_carries_the_model() -> None:
+    plan = plan_with(secure())
+    carried: dict[str, set[int]] = {}
+
+    def tamper(node: int, message: Message, reply: Message) -> Message:
+        stage = str(message.content.config_records["dpfed"]["stage"])
+        arrays: ArrayRecord = message.content.array_records["arrays"]
+        carried.setdefault(stage, set()).add(len(arrays))
+        return reply
+
+    DPStrategy(plan).start(grid_for(plan, tamper, SIZES), INITIAL)
+    assert carried == {"keys": {0}, "input": {len(INITIAL)}, "unmask": {0}}
+
+
+def test_flowers_own_loop_has_too_few_exchanges() -> None:
+    plan = plan_with(secure())
+    with pytest.raises(UnsoundPlan, match="call DPStrategy"):
+        Strategy.start(DPStrategy(plan), grid_for(plan, sizes=SIZES), INITIAL, num_rounds=1)

@@ -1,0 +1,516 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DPStrategy and client_app over a Grid in this process: what a round does with what comes.
+
+Real simulation and real deployment are in recipes/test_simulation.py and cli/deploy/test_deploy.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import Strategy
+
+from dpfed.core.errors import DataError
+from dpfed.core.registry import build
+from dpfed.core.types import METRICS, UPDATE, Broadcast, ClientAlgorithm, Unit
+from dpfed.flower import DPStrategy, client_app, private
+from dpfed.mechanisms.gaussian import gaussian
+from dpfed.training.flower import state as states
+from dpfed.training.flower.codec import Sender
+from dpfed.training.inprocess import rounds
+from dpfed.training.round import Plan
+from tests.laws.leaks import MODEL
+from tests.training.flower.local_grid import LocalGrid, Tamper, become_a_server, nodes
+from tests.training.test_round import SIZES, make_plan, members
+
+INITIAL = ArrayRecord(MODEL.layout.unflatten(torch.zeros(MODEL.layout.size)))
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPFED_STATE", str(tmp_path / "state"))
+    become_a_server(monkeypatch)
+
+
+def app_for(plan: Plan, sizes: list[int] = SIZES) -> ClientApp:
+    people = members(sizes)
+    return client_app(lambda context: people[context.node_config["partition-id"]].problem, plan)
+
+
+def grid_for(plan: Plan, tamper: Tamper | None = None, sizes: list[int] = SIZES) -> LocalGrid:
+    return LocalGrid(app_for(plan, sizes), nodes(len(sizes)), tamper)
+
+
+def final(plan: Plan, sizes: list[int] = SIZES) -> torch.Tensor:
+    *_, (last, _) = rounds(plan, [m.problem for m in members(sizes).values()], MODEL.initial(0))
+    return last.params
+
+
+def params(result: Any) -> torch.Tensor:
+    return MODEL.layout.flatten(result.arrays.to_torch_state_dict())
+
+
+@pytest.mark.parametrize("server", ["scale", "sofim"])
+@pytest.mark.parametrize("weights", ["sum", "average"])
+def test_the_same_bits_as_in_process(server: str, weights: Any) -> None:
+    plan = make_plan(server=build("server", server, {}), weights=type(make_plan().weights)(weights))
+    result = DPStrategy(plan).start(grid_for(plan), INITIAL)
+    assert torch.equal(params(result), final(plan))
+    assert result.guarantee is not None
+    assert result.guarantee.sentence == plan.promise().sentence
+    assert [row["round"] for row in result.history] == [1, 2, 3, 4]
+
+
+def test_it_is_a_flower_strategy_and_drives_flowers_own_loop() -> None:
+    plan = make_plan()
+    strategy = DPStrategy(plan)
+    assert isinstance(strategy, Strategy)
+    result = Strategy.start(strategy, grid_for(plan), INITIAL, num_rounds=plan.rounds)
+    assert torch.equal(params(result), final(plan))
+    assert result.train_metrics_clientapp[4]["clients"] == 3
+
+
+def test_nodes_are_known_by_their_partition_not_their_order() -> None:
+    plan = make_plan()
+    grid = LocalGrid(app_for(plan), {7: 2, 900: 0, 33: 1})
+    assert torch.equal(params(DPStrategy(plan).start(grid, INITIAL)), final(plan))
+
+
+def test_evaluation_is_the_servers_own_or_priced() -> None:
+    channels = {UPDATE: gaussian(1.0, 2.0), METRICS: gaussian(math.sqrt(2), 1e-6)}
+    plan = make_plan(channels=channels, metrics_every=2)
+    seen = []
+
+    def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
+        seen.append(round)
+        return MetricRecord({"zero": 0.0})
+
+    result = DPStrategy(plan).start(grid_for(plan), INITIAL, evaluate_fn=evaluate)
+    assert seen == sorted(result.evaluate_metrics_serverapp) == [1, 2, 3, 4]
+    assert sorted(result.evaluate_metrics_clientapp) == [2, 4]
+    assert 0 <= result.evaluate_metrics_clientapp[2]["accuracy"] <= 1
+    assert DPStrategy(plan).configure_evaluate(1, INITIAL, ConfigRecord(), grid_for(plan)) == []
+
+
+# ----------------------------------------------------------------------------------- dropouts
+
+
+def test_a_node_that_dies_contributes_zero_and_is_reported() -> None:
+    plan = make_plan(nominal=[10] * 5, rounds=4)
+    grid = grid_for(plan, sizes=[10] * 5)
+
+    def kill(row: dict[str, Any]) -> None:
+        if row["round"] == 2:
+            grid.offline.add(103)
+
+    result = DPStrategy(plan, watch=kill).start(grid, INITIAL)
+    assert [row["missing"] for row in result.history] == [[], [], [3], [3]]
+    assert [row["clients"] for row in result.history] == [5, 5, 4, 4]
+    assert result.guarantee is not None
+    assert result.guarantee.claims[0].epsilon == plan.promise().claims[0].epsilon
+    assert result.guarantee.claims[1].epsilon > plan.promise().claims[1].epsilon
+
+
+def test_a_node_that_returns_is_enrolled_again_under_another_number() -> None:
+    plan = make_plan(rounds=3)
+    grid = grid_for(plan)
+
+    def swap(row: dict[str, Any]) -> None:
+        if row["round"] == 1:
+            grid.contexts[555] = Context(1, 555, {"partition-id": 1}, RecordDict(), {})
+            del grid.contexts[101]
+
+    result = DPStrategy(plan, watch=swap).start(grid, INITIAL)
+    assert [row["clients"] for row in result.history] == [3, 3, 3]
+    assert torch.equal(params(result), final(plan))
+
+
+def test_nobody_connected_spends_nothing() -> None:
+    plan = make_plan()
+    grid = LocalGrid(app_for(plan), {})
+    result = DPStrategy(plan, wait=0.1).start(grid, INITIAL)
+    assert result.stopped is not None
+    assert "no client was connected" in result.stopped
+    assert result.guarantee is not None
+    assert result.guarantee.epsilon == 0
+    assert torch.equal(params(result), torch.zeros(MODEL.layout.size))
+
+
+# ------------------------------------------------------------------------------------- budget
+
+
+def test_the_budget_ends_training_and_nothing_is_lost() -> None:
+    plan = make_plan(rounds=4)
+    result = DPStrategy(plan).start(grid_for(plan), INITIAL, num_rounds=100)
+    assert result.stopped == "the next round would exceed what the plan promises"
+    assert len(result.history) == 4
+    assert torch.equal(params(result), final(plan))
+    assert result.guarantee is not None
+    assert result.guarantee.sentence == plan.promise().sentence
+
+
+def test_flowers_own_loop_stops_spending_too() -> None:
+    plan = make_plan(rounds=2)
+    strategy = DPStrategy(plan)
+    result = Strategy.start(strategy, grid_for(plan), INITIAL, num_rounds=5)
+    assert torch.equal(params(result), final(plan))
+    assert strategy.progress is not None
+    spent = plan.guarantee(strategy.progress.books, 2)
+    assert spent.sentence == plan.promise().sentence
+
+
+def test_a_client_refuses_a_round_that_was_not_priced() -> None:
+    plan = make_plan(rounds=2)
+    app = app_for(plan)
+    for round, refused in ((1, False), (2, True), (-1, True)):
+        at = Broadcast(round, torch.zeros(SIZE))
+        sender = Sender(MODEL.layout, plan.fingerprint(), ConfigRecord(), at)
+        order = sender.order("reply", {UPDATE: b""})
+        message = Message(order, 100, "train")
+        message.metadata.__dict__["_message_id"] = "1"
+        reply = app(message, Context(1, 100, {"partition-id": 0}, RecordDict(), {}))
+        assert ("error" in reply.content.config_records["dpfed"]) is refused
+
+
+def test_attempts_that_nobody_answered_use_up_the_budget() -> None:
+    plan = make_plan(rounds=4)
+    silent = [True, False, True, False]
+
+    def tamper(node: int, _: Message, reply: Message) -> Message | None:
+        if node == 100:
+            tamper.quiet = silent.pop(0) if silent else False  # type: ignore[attr-defined]
+        return Message(Error(1), reply_to=_) if tamper.quiet else reply  # type: ignore[attr-defined]
+
+    result = DPStrategy(plan).start(grid_for(plan, tamper), INITIAL)
+    assert [row["aborted"] is not None for row in result.history] == [True, False, True, False]
+    assert result.stopped == "the next round would exceed what the plan promises"
+    assert result.history[-1]["round"] == 2
+    assert result.guarantee is not None
+    assert result.guarantee.claims[0].epsilon <= plan.promise().claims[0].epsilon * (1 + 1e-8)
+
+
+def test_too_few_clients_and_a_large_delta_are_said_before_the_first_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("dpfed.training.flower.strategy.log.warning",
+                        lambda text, *facts: said.append(text % facts))  # fmt: skip
+    plan = make_plan(rounds=1, delta=0.5)
+    DPStrategy(plan, wait=0.1).start(LocalGrid(app_for(plan), nodes(2)), INITIAL)
+    assert any("2 of the plan's 3 clients are connected" in line for line in said)
+    assert any("num-supernodes=3" in line for line in said)
+    assert any("delta = 0.5 is at least 1 / " in line for line in said)
+    said.clear()
+    fine = make_plan(rounds=1)
+    DPStrategy(fine).start(grid_for(fine), INITIAL)
+    assert not said
+
+
+def test_three_rounds_without_a_release_end_the_training_and_spare_the_rest() -> None:
+    plan = make_plan(rounds=10)
+
+    def tamper(node: int, order: Message, reply: Message) -> Message | None:
+        return Message(Error(2), reply_to=order)
+
+    result = DPStrategy(plan).start(grid_for(plan, tamper), INITIAL)
+    assert [row["aborted"] is not None for row in result.history] == [True] * 3
+    assert result.stopped == "3 rounds in a row got no release; the clients' logs say why"
+    assert result.guarantee is not None
+    assert 0 < result.guarantee.claims[0].epsilon < plan.promise().claims[0].epsilon
+
+
+# ------------------------------------------------------------------------------- bad replies
+
+
+def changed(**control: Any) -> Tamper:
+    def tamper(node: int, message: Message, reply: Message) -> Message:
+        if node == 101:
+            for name, value in control.items():
+                reply.content.config_records["dpfed"][name] = value
+        return reply
+
+    return tamper
+
+
+def array(made: Array) -> Tamper:
+    def tamper(node: int, message: Message, reply: Message) -> Message:
+        if node == 101:
+            reply.content.array_records["reply"][UPDATE] = made
+        return reply
+
+    return tamper
+
+
+def content(make: Any) -> Tamper:
+    return lambda node, message, reply: (
+        Message(make(reply), reply_to=message) if node == 101 else reply
+    )
+
+
+def replied(reply: Message, arrays: ArrayRecord) -> RecordDict:
+    return RecordDict({"reply": arrays, "dpfed": reply.content["dpfed"]})
+
+
+SIZE = MODEL.layout.size
+HUGE = b"\xff" * 7 + b"\x7f" + bytes(8 * SIZE - 8)  # near 2^63: a sum could wrap
+BAD: dict[str, Tamper] = {
+    "nan": array(Array(np.full(SIZE, np.nan, np.float32))),
+    "inf": array(Array(np.full(SIZE, np.inf))),
+    "floats": array(Array(np.zeros(SIZE, np.float32))),
+    "one": array(Array("uint8", (4,), "dpfed.grid", b"1234")),
+    "short": array(Array("uint8", (4 * SIZE - 4,), "dpfed.grid", bytes(4 * SIZE - 4))),
+    "shape": array(Array("uint8", (SIZE, 4), "dpfed.grid", bytes(4 * SIZE))),
+    "dtype": array(Array("float32", (4 * SIZE,), "dpfed.grid", bytes(4 * SIZE))),
+    "huge": array(Array("uint8", (8 * SIZE,), "dpfed.grid", HUGE)),
+    "late": changed(round=3),
+    "attempt": changed(attempt=9),
+    "stage": changed(stage="keys"),
+    "stranger": changed(client=0),
+    "error": changed(error="ClientError"),
+    "rude error": changed(error="patient 4711 has HIV"),
+    "no channel": content(lambda r: replied(r, ArrayRecord())),
+    "channel": content(lambda r: replied(r, ArrayRecord({"x": r.content["reply"][UPDATE]}))),
+    "arrays": content(lambda r: RecordDict({**r.content, "model": INITIAL})),
+    "nothing": content(lambda r: RecordDict()),
+    "flower error": lambda node, m, r: Message(Error(2, "x"), reply_to=m) if node == 101 else r,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_reply_is_refused_and_the_round_completes(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = make_plan(rounds=1)
+    result = DPStrategy(plan).start(grid_for(plan, BAD[kind]), INITIAL)
+    without = LocalGrid(app_for(plan), {100: 0, 102: 2})
+    expected = DPStrategy(plan, wait=0.1).start(without, INITIAL)
+    assert torch.equal(params(result), params(expected))
+    row = result.history[0]
+    assert (row["clients"], row["missing"], list(row["refused"])) == (2, [1], [1])
+    assert "4711" not in caplog.text
+
+
+def test_weights_that_a_client_sends_are_ignored() -> None:
+    plan = make_plan(rounds=1)
+    grid = grid_for(plan, changed(**{"num-examples": 10**9, "weight": 1e9}))
+    assert torch.equal(params(DPStrategy(plan).start(grid, INITIAL)), final(plan))
+
+
+def test_an_exception_on_a_client_crosses_as_a_class_name() -> None:
+    secret = "patient 4711 has HIV"
+
+    def broken(context: Context) -> Any:
+        raise ValueError(secret)
+
+    plan = make_plan(rounds=1)
+    people = members()
+    good = lambda c: people[c.node_config["partition-id"]].problem  # noqa: E731
+    app = client_app(lambda c: broken(c) if c.node_config["partition-id"] == 1 else good(c), plan)
+    wire: list[str] = []
+
+    def listen(node: int, message: Message, reply: Message) -> Message:
+        wire.append(repr(reply) + repr(reply.content))
+        return reply
+
+    result = DPStrategy(plan).start(LocalGrid(app, nodes(3), listen), INITIAL)
+    assert result.history[0]["refused"] == {1: "ClientError"}
+    assert not any(secret in each for each in wire)
+
+
+def test_a_client_refuses_a_server_with_another_plan() -> None:
+    """Less noise, more rounds, another clip: each is another fingerprint."""
+    agreed = make_plan(rounds=1)
+    for other in (
+        replace(agreed, channels={UPDATE: gaussian(1.0, 0.1)}),
+        replace(agreed, channels={UPDATE: gaussian(100.0, 2.0)}),
+        replace(agreed, rounds=1000),
+        replace(agreed, nominal=[1, 1, 1]),
+    ):
+        assert other.fingerprint() != agreed.fingerprint()
+        result = DPStrategy(other, wait=0.1).start(grid_for(agreed), INITIAL)
+        assert result.stopped is not None
+        assert result.history == []
+
+
+def test_a_server_that_skips_enrolment_is_refused_too() -> None:
+    agreed = make_plan(rounds=1)
+    other = replace(agreed, channels={UPDATE: gaussian(1.0, 0.1)})
+    strategy = DPStrategy(other, wait=0.1)
+    strategy._nodes, strategy._asked = {0: 100, 1: 101, 2: 102}, {100, 101, 102}
+    result = strategy.start(grid_for(agreed), INITIAL)
+    assert result.history[0]["refused"] == dict.fromkeys(range(3), "UnsoundPlan")
+
+
+@pytest.mark.parametrize("partition", [-1, 3, "x"])
+def test_a_node_that_the_plan_does_not_know_is_not_enrolled(partition: Any) -> None:
+    plan = make_plan(rounds=1)
+    grid = LocalGrid(app_for(plan), {**nodes(3), 999: partition})
+    assert torch.equal(params(DPStrategy(plan).start(grid, INITIAL)), final(plan))
+
+
+def test_two_nodes_cannot_be_one_client() -> None:
+    plan = make_plan(rounds=1)
+    grid = LocalGrid(app_for(plan), {**nodes(3), 999: 1})
+    result = DPStrategy(plan).start(grid, INITIAL)
+    assert result.history[0]["clients"] == 3
+
+
+# ------------------------------------------------------------------------------- streaming
+
+
+def test_replies_are_pulled_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpfed.training.flower import strategy
+
+    monkeypatch.setattr(strategy, "_IN_FLIGHT", 2 * 4 * SIZE)
+    plan = make_plan(nominal=[3] * 12, rounds=1)
+    grid = grid_for(plan, sizes=[3] * 12)
+    started = DPStrategy(plan)
+    started._enrol(grid, 0.0)
+    grid.most_at_once = 0
+    result = started.start(grid, INITIAL)
+    assert grid.most_at_once == 2
+    assert result.history[0]["clients"] == 12
+
+
+# ----------------------------------------------------------------------- a mod on one's own app
+
+
+def test_a_train_function_of_ones_own_becomes_private_at_client_level() -> None:
+    """One gradient step in plain torch; only the private update leaves."""
+    mechanism = gaussian(clip=1e6, std=1e-4, unit=Unit.CLIENT)
+    plan = make_plan(channels={UPDATE: mechanism}, nominal=[1, 1, 1], rounds=2,
+                     server=build("server", "scale", {}))  # fmt: skip
+    app = ClientApp()
+    seen: list[float] = []
+
+    @app.train(mods=[private(plan)])
+    def train(message: Message, context: Context) -> Message:
+        seen.append(float(message.content["config"]["lr"]))
+        arrays = message.content["arrays"].to_torch_state_dict()
+        shift = float(context.node_config["partition-id"]) + 1
+        moved = ArrayRecord({name: value - shift for name, value in arrays.items()})
+        metrics = MetricRecord({"num-examples": 5, "train_loss": 0.1})
+        return Message(RecordDict({"arrays": moved, "metrics": metrics}), reply_to=message)
+
+    grid = LocalGrid(app, nodes(3))
+    config = ConfigRecord({"lr": 0.5})
+    result = DPStrategy(plan).start(grid, INITIAL, train_config=config)
+    assert torch.allclose(
+        params(result), torch.full((SIZE,), -4.0), atol=1e-2
+    )  # mean of 1, 2, 3, twice
+    assert seen == [0.5] * 6
+    assert "for each client" in str(result.guarantee)
+
+
+def test_a_train_function_cannot_protect_records() -> None:
+    plan = make_plan(rounds=1)
+    app = ClientApp()
+
+    @app.train(mods=[private(plan)])
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+    result = DPStrategy(plan).start(LocalGrid(app, nodes(3)), INITIAL, num_rounds=1)
+    assert result.history[0]["refused"] == dict.fromkeys(range(3), "UnsoundPlan")
+
+
+# ------------------------------------------------------------------------------- client state
+
+
+class Kept(NamedTuple):
+    c: torch.Tensor
+    t: int
+
+
+def counting() -> ClientAlgorithm:
+    def work(broadcast: Broadcast, problem: Any, state: Kept, release: Any) -> Any:
+        made = release(problem.rows(broadcast.params, release.unit))
+        return {UPDATE: made}, Kept(state.c + made.vector.double() * made.step, state.t + 1)
+
+    def init(params: torch.Tensor) -> Kept:
+        return Kept(torch.zeros(params.numel(), dtype=torch.float64), 0)
+
+    return ClientAlgorithm(init, work, frozenset(Unit), unchanged=True)
+
+
+def test_client_state_is_on_the_clients_disk_and_outlives_a_run(tmp_path: Path) -> None:
+    plan = make_plan(client=counting())
+    DPStrategy(plan, training="t1").start(grid_for(plan), INITIAL)
+    folder = states.folder_for("t1", 1)
+    kept_files = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert kept_files == ["2.safetensors", "3.safetensors"]
+    kept = states.load(folder, 4, Kept(torch.zeros(SIZE), 0))
+    assert kept.t == 4
+    uncommitted = states.load(folder, 3, Kept(torch.zeros(SIZE), 0))
+    assert uncommitted.t == 3
+
+
+def test_correlated_noise_never_goes_back_to_an_earlier_state() -> None:
+    """Round 1 is asked twice: the algorithm's state is rolled back, the tree's is not."""
+    tree = build("mechanisms", "tree", {"std": 2.0, "horizon": 9})
+    plan = make_plan(client=counting(), channels={UPDATE: tree}, rounds=4)
+    asked = []
+
+    def lost(node: int, message: Message, reply: Message) -> Message:
+        control = message.content.config_records["dpfed"]
+        asked.append((control["round"], control["attempt"]))
+        if (control["round"], control["attempt"]) == (1, 0):
+            reply.content.array_records.clear()
+        return reply
+
+    DPStrategy(plan, training="t2").start(grid_for(plan, lost), INITIAL, num_rounds=3)
+    assert sorted(set(asked)) == [(0, 0), (1, 0), (1, 1), (2, 0)]
+    folder = states.folder_for("t2", 0)
+    assert states.load(folder, 9, Kept(torch.zeros(SIZE), 0)).t == 3
+    fresh = plan.mechanism_states(MODEL.layout.size)
+    assert states.load(folder / "mechanisms", 1, fresh)[UPDATE].t == 4
+
+
+def test_a_run_that_starts_again_forgets_the_later_rounds_of_the_one_before(tmp_path: Path) -> None:
+    for round in (68, 69, 0, 1):
+        states.save(tmp_path, round, (torch.ones(2), round))
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["0", "1"]
+    assert states.load(tmp_path, 2, (torch.zeros(2), 0))[1] == 1
+
+
+def test_state_of_another_form_or_a_strange_name_is_refused(tmp_path: Path) -> None:
+    states.save(tmp_path, 0, (torch.ones(2), 3))
+    with pytest.raises(DataError, match="was the method changed"):
+        states.load(tmp_path, 1, (torch.ones(2), 3, 4))
+    with pytest.raises(DataError, match="tensors and numbers"):
+        states.save(tmp_path, 1, {"a": object()})
+    for name in ("../x", "a/b", "", ".hidden", "x" * 101):
+        with pytest.raises(DataError, match="training is"):
+            states.folder_for(name, 0)
+
+
+def test_memory_does_not_grow_with_the_number_of_clients(repository: Path) -> None:
+    """A Grid that makes 200 replies of 10^6 parameters lazily: at most 6 float32 vectors."""
+    from benchmarks._measure import RETURN_FREED
+
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.flower_memory", "200"], cwd=repository,
+        env={**os.environ, **RETURN_FREED}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout.splitlines()[-1])["vectors"] <= 6

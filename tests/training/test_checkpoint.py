@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whenever a server dies, it goes on from the last committed round, and asks for none twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.core.errors import DataError
+from dpfed.core.registry import build
+from dpfed.core.types import UPDATE
+from dpfed.recipes.federation import public_seed
+from dpfed.recipes.run import prepare
+from dpfed.recipes.schema import load
+from dpfed.sums.secagg.identity import simulated
+from dpfed.sums.secure import secure
+from dpfed.training.checkpoint import Checkpoint, Played, played
+from dpfed.training.inprocess import replay, rounds
+from dpfed.training.plan import Plan
+from dpfed.training.round import Broadcast, Carry, Progress, answer, play, start
+from tests.laws.leaks import MODEL
+from tests.training.test_round import SIZES, make_plan, members
+
+
+class Died(Exception):
+    """The process is gone."""
+
+
+def carrier(plan: Plan) -> Carry:
+    people = {i: replace(m, signer=simulated(len(SIZES))[i]) for i, m in members(SIZES).items()}
+
+    def carry(broadcast: Broadcast, stage: str, requests):  # type: ignore[no-untyped-def]
+        for client in sorted(set().union(*requests.values())):
+            asked = {name: to[client] for name, to in requests.items()}
+            reply, people[client] = answer(plan, broadcast, stage, asked, people[client])
+            yield client, reply
+
+    return carry
+
+
+def run(
+    plan: Plan, folder: Path, carry: Carry, die: Callable[[int, str], bool] = lambda at, when: False
+) -> tuple[Progress, tuple[Played, ...]]:
+    """Rounds with a checkpoint; ``die(round, when)`` says where the process ends."""
+    book = Checkpoint(folder)
+    fresh = start(plan, MODEL.initial(0))
+    saved = book.load(plan, fresh)
+    now, done = (saved.progress, list(saved.played)) if saved else (fresh, [])
+    while now.round < plan.rounds:
+        at = now.round
+        if die(at, "before"):
+            raise Died
+        book.ask(now)
+        if die(at, "asked"):
+            raise Died
+        after, outcome = play(plan, now, carry)
+        if die(at, "played"):
+            raise Died
+        done += [] if outcome.aborted else [played(now, outcome)]
+        now = after
+        book.commit(plan, now, done, [{"round": each.round} for each in done])
+        if die(at, "committed"):
+            raise Died
+    return now, tuple(done)
+
+
+@pytest.mark.parametrize("server", ["scale", "sofim", "adam", "ftrl"])
+def test_a_run_that_stops_between_rounds_gives_the_same_bits(tmp_path: Path, server: str) -> None:
+    plan = make_plan(server=build("server", server, {}), rounds=5)
+    whole, _ = run(plan, tmp_path / "whole", carrier(plan))
+    for when in ("before", "committed"):
+        folder = tmp_path / when
+        with pytest.raises(Died):
+            run(plan, folder, carrier(plan), lambda at, now, when=when: (at, now) == (2, when))
+        after, done = run(plan, folder, carrier(plan))
+        assert torch.equal(after.params, whole.params)
+        assert after.books == whole.books
+        assert [each.round for each in done] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("when", ["asked", "played"])
+@pytest.mark.parametrize("at", [0, 2])
+def test_an_attempt_of_which_nobody_knows_the_end_is_spent(
+    tmp_path: Path, when: str, at: int
+) -> None:
+    plan = make_plan(rounds=4)
+    with pytest.raises(Died):
+        run(plan, tmp_path, carrier(plan), lambda now_at, now: (now_at, now) == (at, when))
+    after, done = run(plan, tmp_path, carrier(plan))
+    assert [each.attempt for each in done] == [int(each.round == at) for each in done]
+    assert sum(after.books[UPDATE].values()) == 5  # one more than the rounds
+
+
+def test_dying_again_and_again_never_asks_twice_for_the_same_attempt(tmp_path: Path) -> None:
+    plan = make_plan(rounds=4)
+    asked: list[tuple[int, int]] = []
+    inner = carrier(plan)
+
+    def carry(broadcast: Broadcast, stage: str, requests):  # type: ignore[no-untyped-def]
+        asked.append((broadcast.round, broadcast.attempt))
+        return inner(broadcast, stage, requests)
+
+    deaths = [(0, "asked"), (0, "played"), (1, "played"), (1, "committed"), (3, "played")]
+    for death in deaths:
+        with pytest.raises(Died):
+            run(plan, tmp_path, carry, lambda at, now, death=death: (at, now) == death)
+    run(plan, tmp_path, carry)
+    assert len(set(asked)) == len(asked)
+    assert asked == sorted(asked)
+
+
+def test_a_secure_sum_goes_on_with_the_keys_that_clients_have(tmp_path: Path) -> None:
+    plan = make_plan(rounds=4, sum=secure(survivors=1.0))
+    carry = carrier(plan)  # the clients live on
+    with pytest.raises(Died):
+        run(plan, tmp_path, carry, lambda at, now: (at, now) == (1, "committed"))
+    after, _ = run(plan, tmp_path, carry)
+    whole, _ = run(make_plan(rounds=4), tmp_path / "plain", carrier(make_plan(rounds=4)))
+    assert torch.equal(after.params, whole.params)
+
+
+def test_a_folder_of_another_run_or_a_broken_one_is_refused(tmp_path: Path) -> None:
+    plan = make_plan(rounds=2)
+    run(plan, tmp_path, carrier(plan))
+    with pytest.raises(DataError, match="another plan; resume with the recipe"):
+        run(make_plan(rounds=3), tmp_path, carrier(plan))
+    fresh = start(plan, MODEL.initial(0), "elsewhere")
+    with pytest.raises(DataError, match="another training"):
+        Checkpoint(tmp_path).load(plan, fresh)
+    path = tmp_path / "progress.safetensors"
+    whole = path.read_bytes()
+    for broken in (b"", whole[:100], whole[:-1], b"x" * 1000, b"\xff" + whole[1:]):
+        path.write_bytes(broken)
+        with pytest.raises(DataError, match="cannot be read"):
+            Checkpoint(tmp_path).load(plan, start(plan, MODEL.initial(0)))
+    path.write_bytes(whole)
+    (tmp_path / "asked.json").write_text("[]")
+    with pytest.raises(DataError, match="cannot be read"):
+        Checkpoint(tmp_path).load(plan, start(plan, MODEL.initial(0)))
+
+
+def test_a_file_that_is_being_written_leaves_the_one_of_before(tmp_path: Path) -> None:
+    plan = make_plan(rounds=2)
+    run(plan, tmp_path, carrier(plan))
+    (tmp_path / "progress.safetensors.draft").write_bytes(b"half a fi")
+    saved = Checkpoint(tmp_path).load(plan, start(plan, MODEL.initial(0)))
+    assert saved is not None
+    assert saved.progress.round == 2
+
+
+@pytest.mark.parametrize("client", ["gradient", "scaffold"])
+@pytest.mark.parametrize("sum", ["plain", "secure"])
+def test_the_reference_engine_goes_on_with_its_clients_states(
+    tmp_path: Path, client: str, sum: str
+) -> None:
+    """Stopped after each round in turn: the clients' control variates and vaults live on too."""
+    options = {"survivors": 1.0} if sum == "secure" else {}
+    plan = make_plan(
+        client=build("client", client, {}, unit="record"), sum=build("sums", sum, options), rounds=8
+    )
+    problems = [m.problem for m in members(SIZES).values()]
+    book = Checkpoint(tmp_path)
+    for _ in range(4):
+        running = rounds(plan, problems, MODEL.initial(0), checkpoint=book)
+        next(running)
+        next(running, None)  # the round is committed when the next one is asked for
+        running.close()
+    saved = book.load(plan, start(plan, MODEL.initial(0)), kept_form(plan, problems))
+    assert saved is not None
+    again = replay(plan, problems, MODEL.initial(0), saved.played)
+    assert torch.equal(again.params, saved.progress.params)
+    assert [(each.round, each.attempt) for each in saved.played] == [(0, 0), (1, 1), (2, 1), (3, 1)]
+
+
+def test_attempts_that_died_count_against_the_promise(tmp_path: Path) -> None:
+    """Four rounds are promised: two die, two are kept, and there is no fifth release."""
+    plan, book = make_plan(rounds=4), Checkpoint(tmp_path)
+    problems = [m.problem for m in members(SIZES).values()]
+    for _ in range(2):
+        running = rounds(plan, problems, MODEL.initial(0), checkpoint=book)
+        next(running)
+        running.close()
+    after = [now.round for now, _ in rounds(plan, problems, MODEL.initial(0), checkpoint=book)]
+    assert after == [1, 2]
+    assert not list(rounds(plan, problems, MODEL.initial(0), checkpoint=book))
+
+
+def test_two_processes_do_not_go_on_with_one_run(tmp_path: Path) -> None:
+    plan, book = make_plan(rounds=4), Checkpoint(tmp_path)
+    problems = [m.problem for m in members(SIZES).values()]
+    first = rounds(plan, problems, MODEL.initial(0), checkpoint=book)
+    next(first)
+    with pytest.raises(DataError, match="another process goes on"):
+        next(rounds(plan, problems, MODEL.initial(0), checkpoint=book))
+    first.close()
+    next(rounds(plan, problems, MODEL.initial(0), checkpoint=book))
+
+
+def kept_form(plan: Plan, problems: list[object]) -> object:
+    from dpfed.training.inprocess import _kept
+    from dpfed.training.round import Member
+
+    return _kept(plan, {i: Member(i) for i in range(len(problems))}, MODEL.initial(0))
+
+
+# ------------------------------------------------------------------------- dpfed run --resume
+
+RECIPE = """
+rounds = 30
+seed = 3
+
+[data]
+source = "synthetic"
+options = { records = 1200, features = 1500, classes = 8 }
+partition = { clients = 4 }
+
+[privacy]
+epsilon = 20.0
+noise = "keyed"
+
+[client]
+name = "scaffold"
+steps = 3
+warm = false
+
+[ledger]
+dataset = "toy"
+"""
+
+
+def test_a_run_that_is_killed_at_random_moments_goes_on_to_its_end(tmp_path: Path) -> None:
+    """SIGKILL, four times: each takes at most one attempt of the promise, and nothing else."""
+    (tmp_path / "recipe.toml").write_text(RECIPE, encoding="utf-8")
+    rng, folder = random.Random(5), tmp_path / "out/checkpoint"
+    code = "from dpfed.cli.main import app; app()"
+    command = [sys.executable, "-c", code, "run", "recipe.toml", "--out", "out", "--resume"]
+    env = os.environ | {"DPFED_LEDGER": str(tmp_path / "ledger.sqlite"), "OMP_NUM_THREADS": "1"}
+    committed = -1
+    for _ in range(4):
+        process = subprocess.Popen([*command, "--quiet"], cwd=tmp_path, env=env)
+        wait_for_round(folder, committed + 2, process)
+        time.sleep(rng.uniform(0.0, 0.1))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        committed = max(committed, json.loads((folder / "asked.json").read_bytes())["round"] - 1)
+    done = subprocess.run(
+        [*command, "--quiet"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+    run = prepare(load(tmp_path / "recipe.toml"))
+    initial, problems = run.federation.model.initial(public_seed(3, "model")), run.federation
+    fresh = start(run.plan, initial, (folder / "training.txt").read_text())
+    saved = Checkpoint(folder).load(run.plan, fresh)
+    assert saved is not None
+    again = replay(run.plan, problems.problems, initial, saved.played)
+    model = run.federation.model.layout.flatten(load_file(tmp_path / "out/model.safetensors"))
+    assert torch.equal(model, again.params)
+
+    rounds_played = [each.round for each in saved.played]
+    wasted = sum(each.attempt for each in saved.played)
+    assert rounds_played == list(range(30 - wasted))  # what died counts against the promise
+    assert wasted <= 4
+    rows = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["round"] for row in rows] == [at + 1 for at in rounds_played]
+    said = f"stopped after {30 - wasted} of 30 rounds" in done.stdout + done.stderr
+    assert said == (wasted > 0)
+
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    assert ledger.verify() == []
+    bodies = [row.body for row in ledger.rows() if row.body["kind"] == "book"]
+    booked = Counter((body["round"], body["attempt"], body["client"]) for body in bodies)
+    assert set(booked.values()) == {1}
+    counted = {(each.round, each.attempt, i) for each in saved.played for i in each.clients}
+    assert counted <= set(booked)
+    ledger.close()
+
+
+def wait_for_round(folder: Path, round: int, process: subprocess.Popen[bytes]) -> None:
+    """Until clients are being asked for this round, or a later one."""
+    path = folder / "asked.json"
+    while not path.exists() or json.loads(path.read_bytes())["round"] < round:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.002)

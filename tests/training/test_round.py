@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The path: what a plan refuses, what a round does with what comes, and what it books."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpfed.accounting.calibrate import calibrate
+from dpfed.accounting.gdp import epsilon_for
+from dpfed.core.chain import identity, stateless
+from dpfed.core.errors import ClientRefused, UnsoundPlan
+from dpfed.core.randomness import Noise
+from dpfed.core.registry import build
+from dpfed.core.types import (
+    METRICS,
+    UPDATE,
+    Adjacency,
+    Broadcast,
+    ClientAlgorithm,
+    ServerOptimizer,
+    Trust,
+    Unit,
+    Weights,
+)
+from dpfed.mechanisms.gaussian import gaussian
+from dpfed.sums.plain import plain
+from dpfed.sums.secure import secure
+from dpfed.training.round import Answer, Member, Outcome, Plan, Progress, answer, play, start
+from tests.conftest import make_records
+from tests.laws.leaks import MODEL
+
+SIZES = [12, 30, 21]
+
+
+def make_plan(**changes: Any) -> Plan:
+    options: dict[str, Any] = {
+        "client": build("client", "gradient", {}),
+        "channels": {UPDATE: gaussian(clip=1.0, std=2.0)},
+        "sum": plain(),
+        "server": build("server", "scale", {"rate": 0.5}),
+        "nominal": SIZES,
+        "rounds": 4,
+        "noise": Noise(0),
+    }
+    return Plan(**{**options, **changes})
+
+
+def members(sizes: list[int] = SIZES) -> dict[int, Member]:
+    return {i: Member(i, MODEL.problem(make_records(m, 4, 3, seed=i))) for i, m in enumerate(sizes)}
+
+
+class Wire:
+    """Carries messages; tests tamper with them on the way."""
+
+    def __init__(self, plan: Plan, people: dict[int, Member], order: int = 1) -> None:
+        self.plan, self.people, self.order = plan, people, order
+
+    def __call__(
+        self, broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
+    ) -> Iterable[tuple[int, Answer]]:
+        for client in sorted(self.people)[:: self.order]:
+            asked = dict.fromkeys(requests, b"")
+            reply, self.people[client] = answer(
+                self.plan, broadcast, stage, asked, self.people[client]
+            )
+            yield from self.tamper(client, reply)
+
+    def tamper(self, client: int, reply: Answer) -> Iterable[tuple[int, Answer]]:
+        yield client, reply
+
+
+def one_round(plan: Plan, wire: Wire | None = None) -> tuple[Progress, Outcome]:
+    progress = start(plan, torch.zeros(MODEL.layout.size))
+    return play(plan, progress, wire or Wire(plan, members()))
+
+
+# --------------------------------------------------------------------------------------- plans
+
+
+def test_unsound_plans_are_refused_with_the_way_out() -> None:
+    local = make_plan().client
+    nonlinear = local._replace(unchanged=False)
+    records_only = local._replace(units=frozenset({Unit.RECORD}))
+    distributed = {UPDATE: gaussian(trust=Trust.DISTRIBUTED)}
+    mixed = {UPDATE: gaussian(), METRICS: gaussian(adjacency=Adjacency.ADD_REMOVE)}
+    hiding = secure(survivors=1.0)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"channels": distributed}, "must see only the sum"),
+        ({"channels": distributed, "sum": hiding, "weights": Weights.AVERAGE}, "unequal size"),
+        ({"channels": distributed, "sum": hiding, "client": nonlinear}, "unchanged releases only"),
+        ({"channels": {UPDATE: gaussian(trust=Trust.CENTRAL)}, "client": nonlinear}, "unchanged"),
+        ({"channels": {UPDATE: gaussian(unit=Unit.CLIENT)}, "client": records_only}, "can protect"),
+        ({"channels": mixed}, "must share unit"),
+        ({"channels": {METRICS: gaussian()}}, "releases on"),
+        ({"channels": {UPDATE: gaussian(), "extra": gaussian()}}, "releases on"),
+        ({"nominal": []}, "needs one above 0"),
+        ({"nominal": [3, 0]}, "needs one above 0"),
+        ({"nominal": [3, math.nan]}, "needs one above 0"),
+        ({"rounds": 0}, "rounds is 0; give a whole number, at least 1"),
+        ({"colluders": 0}, "at least 1"),
+    ]
+    for changes, message in cases:
+        with pytest.raises(UnsoundPlan, match=message):
+            make_plan(**changes)
+
+
+def test_distributed_trust_takes_a_hiding_sum_with_equal_silos() -> None:
+    distributed = {UPDATE: gaussian(trust=Trust.DISTRIBUTED, shares=2)}
+    hiding = secure(survivors=1.0)
+    make_plan(channels=distributed, sum=hiding)
+    make_plan(channels=distributed, sum=hiding, weights=Weights.AVERAGE, nominal=[5, 5, 5])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kappa"),
+    [
+        ([1000] * 20, 1.0),
+        ([1000] * 19 + [900], 1.105),
+        ([1000] * 19 + [500], 1.865),
+        ([500] * 10 + [1500] * 10, 1.342),
+        ([1000] * 19 + [50], 4.370),
+    ],
+)
+def test_the_smallest_silo_of_an_average_is_priced(sizes: list[int], kappa: float) -> None:
+    """PRIVACY section 1: without colluders, shares = n / kappa^2 for the smallest silo."""
+    plan = make_plan(nominal=sizes, weights=Weights.AVERAGE)
+    weights = plan.cohort(UPDATE).values()
+    squares = [w * w for w in weights]
+    assert math.sqrt(20 / (sum(squares) / max(squares))) == pytest.approx(kappa, abs=1e-3)
+    reader = max(w * w for w in sorted(weights)[:-1])  # it subtracts the next heaviest
+    assert plan.hidden_by(weights) == pytest.approx((sum(squares) - reader) / max(squares))
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=7), st.integers(1, 3))
+def test_no_client_is_more_exposed_than_the_plan_says(weights: list[float], colluders: int) -> None:
+    """Against every victim and every set of colluders, by enumeration."""
+    from itertools import combinations
+
+    plan = make_plan(nominal=[1.0] * len(weights), colluders=colluders)
+    exact = []
+    for victim in range(len(weights)):
+        others = [i for i in range(len(weights)) if i != victim]
+        for gang in combinations(others, min(colluders, len(others))):
+            honest = sum(weights[i] ** 2 for i in range(len(weights)) if i not in gang)
+            exact.append(honest / weights[victim] ** 2)
+    assert plan.hidden_by(weights) == pytest.approx(max(1.0, min(exact)))
+
+
+# ----------------------------------------------------------------------------------- one round
+
+
+@pytest.mark.parametrize("weights", list(Weights))
+def test_the_mean_is_the_formula(weights: Weights) -> None:
+    """Without noise to speak of: clipped sums over public sizes, in both weightings."""
+    plan = make_plan(weights=weights, channels={UPDATE: gaussian(clip=1.0, std=1e-6)})
+    _, outcome = one_round(plan)
+    sums = [
+        m.problem.rows(torch.zeros(MODEL.layout.size), Unit.RECORD).clipped_sum(1.0).vector
+        for m in members().values()
+    ]
+    if weights is Weights.SUM:
+        expected = torch.stack(sums).sum(0) / sum(SIZES)
+    else:
+        expected = torch.stack([s / m for s, m in zip(sums, SIZES, strict=True)]).mean(0)
+    assert outcome.aggregate is not None
+    assert torch.allclose(outcome.aggregate.mean, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("weights", list(Weights))
+@pytest.mark.parametrize("trust", [Trust.LOCAL, Trust.CENTRAL])
+def test_the_aggregate_knows_its_noise_level(weights: Weights, trust: Trust) -> None:
+    plan = make_plan(weights=weights, channels={UPDATE: gaussian(1.0, 50.0, trust=trust)})
+    stated = one_round(plan)[1].aggregate
+    assert stated is not None
+    draws = []
+    for seed in range(300):
+        seen = one_round(replace(plan, noise=Noise(seed)))[1].aggregate
+        assert seen is not None
+        draws.append(seen.mean)
+    measured = float(torch.stack(draws).std(dim=0).mean())
+    assert measured == pytest.approx(stated.std, rel=0.05)
+
+
+def test_the_total_does_not_depend_on_the_order() -> None:
+    for weights in Weights:
+        plan = make_plan(weights=weights)
+        forward, _ = one_round(plan, Wire(plan, members()))
+        backward, _ = one_round(plan, Wire(plan, members(), order=-1))
+        assert torch.equal(forward.params, backward.params)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_one_others() -> None:
+    first, again = one_round(make_plan())[0], one_round(make_plan())[0]
+    other = one_round(make_plan(noise=Noise(1)))[0]
+    assert torch.equal(first.params, again.params)
+    assert not torch.equal(first.params, other.params)
+
+
+def test_noise_of_the_operating_system_is_never_the_same() -> None:
+    plan = make_plan(noise=Noise())
+    assert not torch.equal(one_round(plan)[0].params, one_round(plan)[0].params)
+
+
+def test_the_optimizer_sees_the_noisy_mean_and_its_step_is_applied() -> None:
+    """Noise first, optimizer second: it is handed an Aggregate, never replies."""
+    handed = []
+
+    def update(direction: torch.Tensor, state: tuple[()], seen: Any) -> Any:
+        handed.append((direction.clone(), seen))
+        return direction * 2, state
+
+    plan = make_plan(server=ServerOptimizer(stateless, update))
+    progress, outcome = one_round(plan)
+    (direction, seen) = handed[0]
+    assert torch.equal(direction, seen.mean)
+    assert torch.equal(progress.params, -2 * direction)
+    assert (seen.round, seen.clients, seen.std) == (0, 3, pytest.approx(math.sqrt(3) * 2 / 63))
+    assert outcome.aggregate is not None
+
+
+def test_an_optimizer_that_overwrites_its_input_leaves_the_mean_alone() -> None:
+    def update(direction: torch.Tensor, state: tuple[()], seen: Any) -> Any:
+        return direction.zero_(), state
+
+    plan = make_plan(server=ServerOptimizer(stateless, update, update_=update))
+    _, outcome = one_round(plan)
+    assert outcome.aggregate is not None
+    assert bool(outcome.aggregate.mean.any())
+
+
+def test_the_companion_of_a_two_sided_method_runs_first() -> None:
+    client = make_plan().client._replace(companion=build("server", "scale", {"rate": 10.0}))
+    twice = one_round(make_plan(client=client))[0].params
+    once = one_round(make_plan())[0].params
+    assert torch.allclose(twice, 10 * once)
+
+
+# ------------------------------------------------------------------------------- broken replies
+
+
+class Dropping(Wire):
+    def tamper(self, client: int, reply: Answer) -> Iterable[tuple[int, Answer]]:
+        if client != 1:
+            yield client, reply
+
+
+def test_a_missing_client_contributes_zero_and_the_divisor_stays() -> None:
+    plan = make_plan(channels={UPDATE: gaussian(1.0, 1e-6)})
+    _, whole = one_round(plan)
+    progress, outcome = one_round(plan, Dropping(plan, members()))
+    assert (outcome.clients, outcome.missing) == ((0, 2), (1,))
+    missing = members()[1].problem.rows(torch.zeros(MODEL.layout.size), Unit.RECORD)
+    assert whole.aggregate is not None
+    assert outcome.aggregate is not None
+    expected = whole.aggregate.mean - missing.clipped_sum(1.0).vector / sum(SIZES)
+    assert torch.allclose(outcome.aggregate.mean, expected, atol=1e-6)
+    assert progress.books[UPDATE] == {1.0: 1}  # two shares less the reader's own
+
+
+class Hostile(Wire):
+    """Client 1 sends what it likes; the others' round must go on."""
+
+    def __init__(self, plan: Plan, sent: list[tuple[int, Any]]) -> None:
+        super().__init__(plan, members())
+        self.sent = sent
+
+    def tamper(self, client: int, reply: Answer) -> Iterable[tuple[int, Answer]]:
+        yield from self.sent if client == 1 else [(client, reply)]
+
+
+FULL = 4 * MODEL.layout.size
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [(1, {UPDATE: b"\x01\x00\x00\x00"})],  # shape (1,): would broadcast
+        [(1, {UPDATE: b""})],
+        [(1, {UPDATE: bytes(FULL + 1)})],
+        [(1, {UPDATE: b"\xff" * 7 + b"\x7f" + bytes(2 * FULL - 8)})],  # near 2^63: could wrap
+        [(1, {})],
+        [(1, {"other": bytes(FULL)})],
+        [(1, {UPDATE: bytes(FULL), "weight": b"1"})],
+        [(7, {UPDATE: bytes(FULL)})],
+        [(1, ClientRefused("ClientError"))],
+        [],
+    ],
+    ids=["one", "empty", "long", "huge", "none", "channel", "extra", "stranger", "error", "silent"],
+)
+def test_a_bad_reply_is_dropped_and_the_round_completes(sent: list[tuple[int, Any]]) -> None:
+    plan = make_plan()
+    progress, outcome = one_round(plan, Hostile(plan, sent))
+    expected, _ = one_round(plan, Dropping(plan, members()))
+    assert outcome.clients == (0, 2)
+    assert outcome.missing == (1,)
+    assert torch.equal(progress.params, expected.params)
+    assert set(outcome.refused) == {client for client, _ in sent}
+
+
+def test_a_second_reply_of_one_client_is_dropped() -> None:
+    class Doubling(Wire):
+        def tamper(self, client: int, reply: Answer) -> Iterable[tuple[int, Answer]]:
+            yield client, reply
+            yield client, reply
+
+    plan = make_plan()
+    progress, outcome = one_round(plan, Doubling(plan, members()))
+    assert outcome.clients == (0, 1, 2)
+    assert torch.equal(progress.params, one_round(plan)[0].params)
+
+
+def test_a_round_that_nobody_answers_is_booked_and_leaves_the_model() -> None:
+    plan = make_plan()
+    before = start(plan, torch.ones(MODEL.layout.size))
+    after, outcome = play(plan, before, lambda *_: [])
+    assert outcome.aborted == "no client answered"
+    assert torch.equal(after.params, before.params)
+    assert (after.round, after.attempt) == (0, 1)
+    assert after.books[UPDATE] == {1.0: 1}
+
+
+def test_a_retry_draws_new_noise() -> None:
+    plan = make_plan()
+    before = start(plan, torch.zeros(MODEL.layout.size))
+    first, _ = play(plan, before, Wire(plan, members()))
+    retried, _ = play(plan, replace(before, attempt=1), Wire(plan, members()))
+    assert not torch.equal(first.params, retried.params)
+
+
+# --------------------------------------------------------------------------------------- books
+
+
+def test_the_books_price_the_run_to_both_adversaries() -> None:
+    sizes = [10] * 6
+    mechanism = calibrate(gaussian(), epsilon=1.0, delta=1e-5, releases=4)
+    plan = make_plan(nominal=sizes, channels={UPDATE: mechanism})
+    progress = start(plan, torch.zeros(MODEL.layout.size))
+    wire = Wire(plan, members(sizes))
+    for _ in range(4):
+        progress, _ = play(plan, progress, wire)
+    spent = plan.guarantee(progress.books, 4)
+    server, others = spent.claims
+    assert server.epsilon == pytest.approx(1.0, rel=1e-8)
+    mu = 2 * math.sqrt(4 / 5) / mechanism.std
+    assert others.epsilon == pytest.approx(epsilon_for(1e-5, mu), rel=1e-8)
+    assert plan.promise().sentence == spent.sentence
+
+
+def test_a_dropout_weakens_the_promise_to_others_in_that_round_only() -> None:
+    plan = make_plan(nominal=[10] * 6)
+    sizes = [10] * 6
+    progress = start(plan, torch.zeros(MODEL.layout.size))
+    progress, _ = play(plan, progress, Wire(plan, members(sizes)))
+    progress, _ = play(plan, progress, Dropping(plan, members(sizes)))
+    assert progress.books[UPDATE] == {5.0: 1, 4.0: 1}
+
+
+def test_releases_that_are_not_sent_unchanged_are_hidden_by_no_other_noise() -> None:
+    nonlinear = make_plan().client._replace(unchanged=False)
+    assert len(make_plan(client=nonlinear).promise().claims) == 1
+    assert len(make_plan(nominal=[10] * 6).promise().claims) == 2
+
+
+def test_the_metrics_channel_is_priced_and_used_when_due() -> None:
+    channels = {UPDATE: gaussian(1.0, 2.0), METRICS: gaussian(math.sqrt(2), 1e-6)}
+    plan = make_plan(channels=channels, metrics_every=3, rounds=5)
+    assert [METRICS in plan.due(t) for t in range(5)] == [False, False, True, False, True]
+    assert (plan.planned(UPDATE), plan.planned(METRICS)) == (5, 2)
+    progress = start(plan, torch.zeros(MODEL.layout.size))
+    wire = Wire(plan, members())
+    seen = []
+    for _ in range(5):
+        progress, outcome = play(plan, progress, wire)
+        assert outcome.aggregate is not None
+        seen.append(outcome.aggregate.public.get(METRICS))
+    assert [m is None for m in seen] == [True, True, False, True, False]
+    assert {name: sum(book.values()) for name, book in progress.books.items()} == {
+        UPDATE: 5,
+        METRICS: 2,
+    }
+    correct, loss = seen[2].tolist()  # type: ignore[union-attr]
+    assert 0 <= correct <= 1
+    assert 0 <= loss <= 1
+
+
+def test_client_state_stays_with_the_client_and_reaches_the_next_round() -> None:
+    def work(broadcast: Broadcast, problem: Any, state: int, release: Any) -> Any:
+        return {UPDATE: release(problem.rows(broadcast.params, release.unit))}, state + 1
+
+    counting = ClientAlgorithm(lambda _: 0, work, frozenset(Unit), unchanged=True)
+    plan = make_plan(client=counting, server=identity())
+    people = members()
+    progress = start(plan, torch.zeros(MODEL.layout.size))
+    for _ in range(3):
+        progress, _ = play(plan, progress, Wire(plan, people))
+    assert [person.state for person in people.values()] == [3, 3, 3]
