@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from dpfed.core.types import UPDATE, Aborted, Opened, Release, Requests, Seat
+from dpfed.core.sum_protocol import Aborted, Opened, Requests, SumContext
+from dpfed.core.types import UPDATE, Release
 from dpfed.sums.secagg import shamir
 from dpfed.sums.secagg.graph import Design, design
 from dpfed.sums.secagg.identity import simulated
@@ -66,6 +67,7 @@ class Table:
                 message = self._answer(client, following.stage, request)
                 session = self.sum.add(session, client, {SUM: message})
             following = self.sum.close(session)
+        self.directory = self.sum.directory_after(session)
         assert isinstance(following, Opened)
         return following.totals[UPDATE].vector
 
@@ -80,9 +82,9 @@ class Table:
         self.sent, self.got = self.sent + len(messages[SUM]), self.got + len(request)
         return messages[SUM]
 
-    def _seat(self, client: int) -> Seat:
+    def _seat(self, client: int) -> SumContext:
         signer = simulated(self.clients)[client] if client >= 0 else None
-        return Seat(client, self.clients, self.colluders, self.round, 0, "benchmark", signer)
+        return SumContext(client, self.clients, self.colluders, self.round, 0, "benchmark", signer)
 
 
 def primitives(clients: int, size: int, graph: Design) -> None:

@@ -13,21 +13,23 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from benchmarks import round_time
 from benchmarks._measure import RETURN_FREED, Result, peak_above
 from dpfed.core.types import UPDATE
+from dpfed.core.vector import layout_of
 from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
-from dpfed.training.flower.strategy import DPResult, DPStrategy
+from dpfed.training.flower.transport import GridTransport
+from dpfed.training.loop import Step, train
 
 SIZE = 10**6
 VECTOR = 4 * SIZE
@@ -124,22 +126,29 @@ def measure(clients: int) -> float:
 
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    _strategy(2, 1_000)
-    strategy, grid, result = _strategy(clients, SIZE)
-    peak, _ = peak_above(lambda: strategy._one_round(grid, 60, ConfigRecord(), result, None))
-    assert result.history[-1]["clients"] == clients
+    _begun(2, 1_000)
+    steps = _begun(clients, SIZE)
+    counted: list[int] = []
+    peak, _ = peak_above(lambda: counted.append(_next(steps)))
+    assert counted == [clients]
     return peak / VECTOR
 
 
-def _strategy(clients: int, size: int) -> tuple[DPStrategy, LazyGrid, DPResult]:
-    """A strategy after its first round."""
+def _begun(clients: int, size: int) -> Iterator[Step]:
+    """A training after its first round."""
     plan = round_time.plan_for(clients, size=1)
     grid = LazyGrid(clients, plan.fingerprint())
-    strategy, result = DPStrategy(plan), DPResult()
-    strategy._begin(ArrayRecord({"weight": torch.zeros(size)}))
-    strategy._reason_to_stop(grid)
-    strategy._one_round(grid, 60, ConfigRecord(), result, None)
-    return strategy, grid, result
+    layout = layout_of({"weight": torch.empty(size)})
+    transport = GridTransport(plan, grid, layout, timeout=60.0)
+    steps = train(plan, torch.zeros(size), transport)
+    next(steps)
+    _next(steps)
+    return steps
+
+
+def _next(steps: Iterator[Step]) -> int:
+    """One more round: how many clients are in it. The step itself is not kept."""
+    return int(next(steps).history[-1]["clients"])
 
 
 if __name__ == "__main__":

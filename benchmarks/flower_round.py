@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,10 +25,12 @@ from benchmarks._measure import Result, Task, Timing, compare, interleaved
 from dpfed.core.registry import build
 from dpfed.core.rows import Dense
 from dpfed.core.types import UPDATE, Rows, Unit, Vector
+from dpfed.core.vector import layout_of
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.flower.client import ENROL, client_app, client_index
 from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
-from dpfed.training.flower.strategy import DPStrategy
+from dpfed.training.flower.transport import GridTransport
+from dpfed.training.loop import Step, train
 from dpfed.training.plan import Plan
 
 CLIENTS = 20
@@ -120,14 +123,27 @@ def _tasks(grid: Grid, size: int) -> dict[str, Task]:
     arrays = ArrayRecord({"weight": torch.zeros(size)})
     bare = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=CLIENTS,
                   min_available_nodes=CLIENTS)  # fmt: skip
-    quiet, loud = DPStrategy(plan()), DPStrategy(plan(2.0))
-    quiet._enrol(grid, 60.0)
-    loud._nodes, loud._asked = dict(quiet._nodes), set(quiet._asked)
+    quiet, loud = (begun(each, grid, size) for each in (plan(), plan(2.0)))
     return {
         "bare": Task(lambda: bare.start(grid, arrays, num_rounds=1)),
-        "private": Task(lambda: quiet.start(grid, arrays, num_rounds=1)),
-        "with noise": Task(lambda: loud.start(grid, arrays, num_rounds=1)),
+        "private": Task(lambda: next(quiet)),
+        "with noise": Task(lambda: next(loud)),
     }
+
+
+def begun(plan: Plan, grid: Grid, size: int, training: str = "run") -> Iterator[Step]:
+    """A training whose nodes are enrolled: each ``next`` is one round.
+
+    Args:
+        plan: what is done.
+        grid: Flower's way to its nodes.
+        size: how many parameters the model has.
+        training: the name under which clients keep state.
+    """
+    transport = GridTransport(plan, grid, layout_of({"weight": torch.empty(size)}), timeout=600.0)
+    steps = train(plan, torch.zeros(size), transport, training=training)
+    transport.ready(next(steps))
+    return steps
 
 
 def _lines(size: int, timings: dict[str, Timing]) -> list[Result]:

@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 
 from benchmarks._measure import RETURN_FREED, Result, peak_above
+from dpfed.core.sum_protocol import Answer
 from dpfed.core.types import Broadcast
 from dpfed.core.vector import one_thread
 from dpfed.data.datasets import Records
@@ -32,9 +33,10 @@ from dpfed.data.models import Linear, LinearProblem
 from dpfed.recipes.build import plan_for
 from dpfed.recipes.methods import table
 from dpfed.recipes.schema import parse
+from dpfed.training.answer import ClientState, answer
 from dpfed.training.inprocess import rounds
 from dpfed.training.plan import Plan
-from dpfed.training.round import Answer, Member, answer, play, start
+from dpfed.training.round import run_round, start
 
 FEATURES, CLASSES = 10_000, 10
 VECTOR = 4 * FEATURES * CLASSES
@@ -104,9 +106,9 @@ def _problems(model: Linear, clients: int) -> list[LinearProblem]:
 
 def _alone(plan: Plan, problems: list[LinearProblem], model: Linear) -> tuple[float, float]:
     """The peak of a client's answer, the median over all rounds but the first; what it keeps."""
-    progress, desk = start(plan, model.initial(0)), _Desk(plan, Member(0, problems[0]))
+    progress, desk = start(plan, model.initial(0)), _Desk(plan, ClientState(0, problems[0]))
     for _ in range(plan.rounds):
-        progress, _ = play(plan, progress, desk.carry)
+        progress, _ = run_round(plan, progress, desk.transport)
     return statistics.median(desk.peaks[1:]) / VECTOR, _kept(desk.member) / VECTOR
 
 
@@ -115,10 +117,10 @@ class _Desk:
     """One client, measured while it answers."""
 
     plan: Plan
-    member: Member
+    member: ClientState
     peaks: list[int] = field(default_factory=list)
 
-    def carry(
+    def transport(
         self, broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
     ) -> Iterator[tuple[int, Answer]]:
         asked = {name: to[0] for name, to in requests.items()}
@@ -133,7 +135,7 @@ class _Desk:
         yield 0, made.pop()
 
 
-def _kept(member: Member) -> float:
+def _kept(member: ClientState) -> float:
     from dpfed.training.state_tree import leaves
 
     found = leaves((member.state, dict(member.mechanisms)))

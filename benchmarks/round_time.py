@@ -23,17 +23,17 @@ from benchmarks._measure import Result, Task, Timing, compare, interleaved, thre
 from dpfed.accounting.calibrate import calibrate
 from dpfed.client.gradient import gradient
 from dpfed.core.chain import chain
-from dpfed.core.randomness import Noise
-from dpfed.core.types import UPDATE, Broadcast, Stream, Unit, Vector, Weights
+from dpfed.core.randomness import Noise, Stream
+from dpfed.core.types import UPDATE, Broadcast, Unit, Vector, Weights
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, LinearProblem
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.server.scale import scale
 from dpfed.server.sofim import sofim
 from dpfed.sums.plain import plain
+from dpfed.training.answer import ClientState, answer
 from dpfed.training.inprocess import rounds
 from dpfed.training.plan import Plan
-from dpfed.training.round import Member, answer
 
 RECORDS, CLIENTS, FEATURES, CLASSES = 50_000, 20, 64, 10
 CLIP = 7.0  # about the median norm of these gradients, so that half of the records are clipped
@@ -81,11 +81,11 @@ def plan_for(clients: int, size: int) -> Plan:
     server = chain(sofim(), scale(0.1))
     nominal = [float(size)] * clients
     return Plan(
-        gradient(),
-        {UPDATE: mechanism},
-        plain(),
-        server,
-        nominal,
+        client=gradient(),
+        channels={UPDATE: mechanism},
+        sum=plain(),
+        server=server,
+        nominal=nominal,
         rounds=1_000_000,
         weights=Weights.AVERAGE,
         noise=Noise(0),
@@ -140,7 +140,7 @@ def _prefixes(problems: list[LinearProblem]) -> dict[str, Task]:
         "clipped": lambda _, p: clipped(p),
         "drawn": lambda c, p: stream(c).normal(clipped(p).numel()),
         "released": released,
-        "answered": lambda c, p: answer(plan, broadcast, "reply", {UPDATE: b""}, Member(c, p)),
+        "answered": lambda c, p: answer(plan, broadcast, "reply", {UPDATE: b""}, ClientState(c, p)),
     }
     return {name: Task(_for_all(step, problems)) for name, step in steps.items()}
 

@@ -13,22 +13,22 @@ import logging
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from benchmarks._measure import Result, Task, Timing, compare, interleaved
 from benchmarks._secure import Table, primitives
-from benchmarks.flower_round import CLIENTS, SIZES, Nothing
+from benchmarks.flower_round import CLIENTS, SIZES, Nothing, begun
 from dpfed.core.registry import build
 from dpfed.core.types import UPDATE
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.flower.client import ENROL, client_app
 from dpfed.training.flower.codec import CONTROL
-from dpfed.training.flower.strategy import DPResult, DPStrategy
+from dpfed.training.loop import Step
 from dpfed.training.plan import Plan
 
 TARGET = 3.0
@@ -132,22 +132,14 @@ def _simulated() -> dict[int, dict[str, Timing]]:
 
 
 def _tasks(grid: Grid, size: int) -> dict[str, Task]:
-    arrays = ArrayRecord({"weight": torch.zeros(size)})
-    strategies = {
-        name: DPStrategy(each, training=f"{name}-{size}") for name, each in _plans().items()
-    }
-    first = strategies["plain"]
-    first._enrol(grid, 60.0)
     tasks = {}
-    for name, strategy in strategies.items():
-        strategy._nodes, strategy._asked = dict(first._nodes), set(first._asked)
-        strategy._begin(arrays)
-        tasks[name] = Task(lambda strategy=strategy: _round(strategy, grid, arrays))  # type: ignore[misc]
+    for name, plan in _plans().items():
+        steps = begun(plan, grid, size, f"{name}-{size}")
+        tasks[name] = Task(lambda steps=steps: _round(steps))  # type: ignore[misc]
     return tasks
 
 
-def _round(strategy: DPStrategy, grid: Grid, arrays: ArrayRecord) -> None:
+def _round(steps: Iterator[Step]) -> None:
     """The next round: a client refuses one that it has answered."""
-    result = DPResult(arrays=arrays)
-    strategy._one_round(grid, 600.0, ConfigRecord(), result, None)
-    assert result.history[-1]["clients"] == CLIENTS, result.history[-1]
+    row = next(steps).history[-1]
+    assert row["clients"] == CLIENTS, row

@@ -38,7 +38,7 @@ from benchmarks._measure import (
 from dpfed.core.types import UPDATE, Broadcast, Trust
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.plan import Plan
-from dpfed.training.round import Carry, Progress, play, start
+from dpfed.training.round import Exchange, ServerState, run_round, start
 
 SIZE = 10**6
 VECTOR = 4 * SIZE
@@ -102,8 +102,8 @@ def measure(kind: str, clients: int) -> float:
     _rounds(_plan(kind, clients=2), size=1_000, count=2)
     plan = _plan(kind, clients)
     progress = _rounds(plan, SIZE, count=1)
-    carry = _carry(SIZE)
-    peak, _ = peak_above(lambda: play(plan, progress, carry))
+    exchange = _exchange(SIZE)
+    peak, _ = peak_above(lambda: run_round(plan, progress, exchange))
     return peak / VECTOR
 
 
@@ -118,25 +118,25 @@ def _plan(kind: str, clients: int) -> Plan:
     return plan
 
 
-def _rounds(plan: Plan, size: int, count: int) -> Progress:
+def _rounds(plan: Plan, size: int, count: int) -> ServerState:
     progress = start(plan, torch.zeros(size))
     for _ in range(count):
-        progress, _ = play(plan, progress, _carry(size))
+        progress, _ = run_round(plan, progress, _exchange(size))
     return progress
 
 
-def _carry(size: int) -> Carry:
+def _exchange(size: int) -> Exchange:
     """Brings a release of each client, made of one short block, when the server asks for it."""
     block = np.arange(-500, 500, dtype="<i4").tobytes()
 
-    def carry(
+    def exchange(
         broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
     ) -> Iterator[tuple[int, Mapping[str, bytes]]]:
         del broadcast, stage
         for client in requests[UPDATE]:
             yield client, {UPDATE: block * (size // 1_000)}
 
-    return carry
+    return exchange
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def test_the_diff_makes_the_quickstart_private(
     subprocess.run(
         ["patch", "-p1", "-s"], cwd=app, input=the_diff(repository), text=True, check=True
     )
-    with caplog.at_level("INFO", logger="flwr"):
+    with caplog.at_level("INFO", logger="dpfed"):
         after = run_app(capsys)
     assert "train_loss" not in after
     assert "(8, 0.001)-DP for each client (replace-one), against the server" in caplog.text

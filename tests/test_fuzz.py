@@ -37,7 +37,7 @@ from dpfed.sums.secagg import client as member
 from dpfed.sums.secagg import identity
 from dpfed.sums.secagg import messages as wire
 from dpfed.sums.secure import secure
-from dpfed.training.checkpoint import Checkpoint, Played
+from dpfed.training.checkpoint import Checkpoint, CommittedRound
 from dpfed.training.flower import state as states
 from dpfed.training.flower.codec import Envelope, read_answer, read_order
 from dpfed.training.round import start
@@ -291,7 +291,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, bytes]:
     plan = make_plan(sum=secure(survivors=1.0))
     progress = start(plan, torch.ones(MODEL.layout.size))
     folder = tmp_path_factory.mktemp("checkpoint")
-    Checkpoint(folder).commit(plan, progress, [Played(0, 0, (0, 1))], [{"round": 1}])
+    Checkpoint(folder).commit(plan, progress, [CommittedRound(0, 0, (0, 1))], [{"round": 1}])
     return plan, progress, (folder / "progress.safetensors").read_bytes()
 
 
@@ -382,16 +382,16 @@ def test_a_clients_state_of_another_form_is_refused(
 @FUZZ
 @given(data=st.data())
 def test_a_vault_is_read_or_refused(data: Any) -> None:
-    seat = _seat()
-    vault = member.open_vault(b"", seat)
-    member.offer_key(vault, seat)
-    refused_or_read(lambda: member.open_vault(data.draw(edits(vault.lock())), seat))
+    context = _seat()
+    vault = member.open_vault(b"", context)
+    member.offer_key(vault, context)
+    refused_or_read(lambda: member.open_vault(data.draw(edits(vault.lock())), context))
 
 
 def _seat() -> Any:
-    from dpfed.core.types import Seat
+    from dpfed.core.sum_protocol import SumContext
 
-    return Seat(0, 3, 1, 0, 0, "run/x", identity.simulated(3)[0])
+    return SumContext(0, 3, 1, 0, 0, "run/x", identity.simulated(3)[0])
 
 
 # ------------------------------------------------------------------------------- codec and wire

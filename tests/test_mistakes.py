@@ -107,7 +107,7 @@ MISTAKES = {
     ),
     "a field that is nowhere": (
         ["privacy.accountant=rdp"],
-        ["privacy has no field 'accountant'", "it has adjacency, batch_size", "unit, weights"],
+        ["privacy has no field 'accountant'", "it has adjacency, client_rate", "unit, weights"],
     ),
     "a table that lacks a field": (
         ["ledger.epsilon=1"],
@@ -326,9 +326,13 @@ def three(**sections: Any) -> Any:
 
 
 def played(problem: Any, **sections: Any) -> None:
-    from dpfed.training import inprocess
+    from dpfed.recipes.result import require_a_round
+    from dpfed.training.inprocess import InProcess
+    from dpfed.training.loop import train
 
-    list(inprocess.rounds(three(**sections), [problem] * 3, torch.zeros(2)))
+    plan = three(**sections)
+    *_, last = train(plan, torch.zeros(2), InProcess(plan, [problem] * 3))
+    require_a_round(last)
 
 
 def _unpriceable() -> None:
@@ -362,10 +366,10 @@ def _bad_reply() -> None:
 def _untrusted() -> None:
     """What a client makes of a server that asks for the same round once more."""
     from dpfed.sums.secagg.identity import simulated
-    from dpfed.training.round import Member, answer
+    from dpfed.training.answer import ClientState, answer
 
     plan, signers = three(**SECURELY), simulated(3)
-    members = {i: Member(i, Fine(), signer=signers[i]) for i in range(3)}
+    members = {i: ClientState(i, Fine(), signer=signers[i]) for i in range(3)}
 
     def twice(broadcast: Any, stage: str, requests: Any) -> Iterator[tuple[int, Any]]:
         for client in sorted(set().union(*requests.values())):
@@ -377,10 +381,10 @@ def _untrusted() -> None:
     a_round(plan, twice, signers[0])
 
 
-def a_round(plan: Any, carry: Any, roster: Any = None) -> None:
-    from dpfed.training.round import play, start
+def a_round(plan: Any, transport: Any, roster: Any = None) -> None:
+    from dpfed.training.round import run_round, start
 
-    play(plan, start(plan, torch.zeros(2), roster=roster), carry)
+    run_round(plan, start(plan, torch.zeros(2), roster=roster), transport)
 
 
 class Shown(NamedTuple):
@@ -422,7 +426,7 @@ SHOWN = {
     ),
     errors.RoundAborted: Shown(
         lambda: played(Broken(), **SECURELY),
-        "0 clients are in the total", "3 are agreed on", "the log says why",
+        "0 clients are in the total", "3 are agreed on", "logs say why",
     ),
     errors.ClientRefused: Shown(
         lambda: played(Broken()), "client 0", "ClientError", "its own log says why",

@@ -27,14 +27,14 @@ from dpfed.accounting.accountant import RELATIONS
 from dpfed.accounting.calibrate import calibrate, least_factor
 from dpfed.accounting.guarantee import price
 from dpfed.core.chain import stateless
-from dpfed.core.errors import BadRelease, BadReply, RecipeError, UnsoundPlan, Untrusted
-from dpfed.core.grid import to_grid, truncated_sum
+from dpfed.core.errors import BadRelease, BadReply, RecipeError, Unpriceable, UnsoundPlan, Untrusted
+from dpfed.core.grid import SLACK, to_grid, truncated_sum
 from dpfed.core.matrices import Gram
 from dpfed.core.randomness import Noise
 from dpfed.core.rows import Chunks, Dense, Outer
-from dpfed.core.sampling import Fixed, Poisson
-from dpfed.core.types import SLACK, UPDATE, Adjacency, Aggregate, ServerOptimizer, Trust, Unit
-from dpfed.data.models import Network
+from dpfed.core.sampling import Poisson
+from dpfed.core.types import UPDATE, Adjacency, Aggregate, ServerOptimizer, Trust, Unit
+from dpfed.data.modules import Network
 from dpfed.flower import DPStrategy, client_app
 from dpfed.mechanisms._rounded import rounded_normal
 from dpfed.mechanisms.discrete_gaussian import discrete_gaussian
@@ -43,10 +43,12 @@ from dpfed.recipes import schema as recipe
 from dpfed.recipes.build import plan_for
 from dpfed.sums.plain import plain
 from dpfed.sums.secagg import masks as pads
+from dpfed.training.answer import ClientState, answer
 from dpfed.training.flower.codec import Envelope, read_answer, write_answer
-from dpfed.training.round import Member, answer, play, publish, start
+from dpfed.training.round import publish, run_round, start
 from tests.conftest import make_records
 from tests.core.test_rows import Tied, one_by_one
+from tests.core.test_sampling import FixedBatch
 from tests.laws.leaks import MODEL
 from tests.sums import test_secure_attacks as attacks
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
@@ -126,8 +128,8 @@ def test_clip_bound_ignored() -> None:
     for clip in (0.1, 1.0, 7.0):
         made = row.clipped_sum(clip)
         assert float(made.vector.double().norm()) == pytest.approx(clip, rel=1e-5)
-        assert (made.bound, made.swap) == (clip, 2 * clip)
-    with pytest.raises(BadRelease, match="was priced"):
+        assert (made.bound, made.replace_bound) == (clip, 2 * clip)
+    with pytest.raises(BadRelease, match="rows must be bounded by"):
         gaussian(1.0, 2.0).bounded(_Claims(row.clipped_sum(7.0)))
 
 
@@ -171,7 +173,7 @@ def test_microbatch_doubles_sensitivity() -> None:
     sums = [
         Chunks(lambda i: matrix[i], 12, 5, chunk=chunk).clipped_sum(1.0) for chunk in (1, 4, 12)
     ]
-    assert {(made.bound, made.swap) for made in sums} == {(1.0, 2.0)}
+    assert {(made.bound, made.replace_bound) for made in sums} == {(1.0, 2.0)}
     assert all(torch.allclose(made.vector, sums[0].vector, atol=1e-5) for made in sums)
     less = Chunks(lambda i: matrix[1:][i], 11, 5, chunk=4).clipped_sum(1.0)
     assert float((sums[0].vector - less.vector).norm()) <= 1.0 + 1e-5
@@ -191,7 +193,7 @@ def test_covariance_of_unclipped_data() -> None:
     """smartnoise-sdk issue 622: a covariance is priced for rows that nobody bounded."""
     far = Gram(torch.full((1, 4), 1e6))
     assert float(far.clipped_matrix(1.0).norm()) <= 1.0
-    assert far.clipped_sum(1.0).swap == pytest.approx(math.sqrt(2))
+    assert far.clipped_sum(1.0).replace_bound == pytest.approx(math.sqrt(2))
 
 
 def test_nan_passes_a_clamp() -> None:
@@ -224,12 +226,14 @@ def test_norm_clamp_not_float_safe() -> None:
 def test_batch_size_leaks_at_small_n() -> None:
     """opacus issue 571: the mean is over the realised batch, whose size is data."""
     plan = make_plan(channels={UPDATE: _drawn(0.5)}, nominal=[20, 20, 20])
-    people = {i: Member(i, MODEL.problem(make_records(m, 4, 3))) for i, m in enumerate((1, 20, 90))}
+    people = {
+        i: ClientState(i, MODEL.problem(make_records(m, 4, 3))) for i, m in enumerate((1, 20, 90))
+    }
     at = publish(plan, start(plan, torch.zeros(SIZE)))
     lengths = {len(answer(plan, at, "reply", {UPDATE: b""}, m)[0][UPDATE]) for m in people.values()}  # type: ignore[index]
     assert lengths == {4 * SIZE}
     assert plan.denominator(UPDATE) == 0.5 * 60
-    _, outcome = play(plan, start(plan, torch.zeros(SIZE)), Wire(plan, people))
+    _, outcome = run_round(plan, start(plan, torch.zeros(SIZE)), Wire(plan, people))
     releases = [answer(plan, at, "reply", {UPDATE: b""}, m)[0][UPDATE] for m in people.values()]  # type: ignore[index]
     total = sum(np.frombuffer(data, "<i4").astype(np.int64) for data in releases)
     mean = torch.from_numpy(total * plan.step(UPDATE) / 30).float()
@@ -242,9 +246,10 @@ def _drawn(rate: float) -> Any:
 
 def test_fixed_batches_priced_as_poisson() -> None:
     """opacus issue 80: shuffled batches of one size are not Poisson draws."""
-    fixed = gaussian(1.0, 2.0, adjacency=Adjacency.ZERO_OUT).with_sampling(Fixed(3, 12))
-    with pytest.raises(UnsoundPlan, match="not a Poisson draw"):
-        make_plan(channels={UPDATE: fixed})
+    mechanism = gaussian(1.0, 2.0, adjacency=Adjacency.ZERO_OUT)
+    fixed = mechanism.with_sampling(FixedBatch(3, 12))  # type: ignore[arg-type]
+    with pytest.raises(Unpriceable, match="no accountant here"):
+        make_plan(channels={UPDATE: fixed}).guarantee()
 
 
 def test_empty_poisson_batch() -> None:
@@ -316,7 +321,7 @@ def _play_at(plan: Any, at: int) -> Aggregate:
     from dataclasses import replace
 
     progress = replace(start(plan, torch.zeros(SIZE)), round=at)
-    _, outcome = play(plan, progress, Wire(plan, members([2, 2, 2])))
+    _, outcome = run_round(plan, progress, Wire(plan, members([2, 2, 2])))
     assert outcome.aggregate is not None
     return outcome.aggregate
 
@@ -365,7 +370,7 @@ def test_optimizer_before_noise() -> None:
 
     channels = {UPDATE: gaussian(1e-6, 2.0, trust=Trust.CENTRAL)}
     plan = make_plan(channels=channels, server=ServerOptimizer(stateless, update))
-    play(plan, start(plan, torch.zeros(SIZE)), Wire(plan, members()))
+    run_round(plan, start(plan, torch.zeros(SIZE)), Wire(plan, members()))
     size = float(seen[0].double().norm()) * sum(SIZES) / math.sqrt(SIZE)
     assert 0.5 < size / 2.0 < 2.0  # the noise's; in clear it would be below 1e-4
     assert "replies" not in Aggregate.__dataclass_fields__
@@ -392,11 +397,11 @@ def test_budget_exhausted_and_the_model_is_lost(
     initial = ArrayRecord(MODEL.layout.unflatten(torch.zeros(SIZE)))
     result = DPStrategy(plan).start(LocalGrid(app, nodes(3)), initial, num_rounds=50)
     model = MODEL.layout.flatten(result.arrays.to_torch_state_dict())
-    assert result.stopped == "the next round would exceed what the plan promises"
+    assert result.stopped == "the next round would exceed the plan's guarantee"
     assert len(result.history) == 2
     assert bool((model != 0).all())
     assert result.guarantee is not None
-    assert result.guarantee.epsilon == plan.promise().epsilon
+    assert result.guarantee.epsilon == plan.guarantee().epsilon
 
 
 # -------------------------------------------------------------------------------- the list itself

@@ -8,11 +8,11 @@ from typing import Any
 
 from dpfed.core.vector import layout_of
 from dpfed.data.datasets import Records
-from dpfed.data.models import Linear, Network, evaluate
+from dpfed.data.models import Linear, evaluate
+from dpfed.data.modules import Network
 from dpfed.recipes.build import plan_for
-from dpfed.recipes.history import About
 from dpfed.recipes.schema import parse
-from dpfed.recipes.sinks._open import open_sinks
+from dpfed.recipes.sinks._open import About, open_sinks
 from dpfed.training.flower.client import client_app, private
 from dpfed.training.flower.strategy import DPResult, DPStrategy
 from dpfed.training.plan import Plan

@@ -244,7 +244,7 @@ def test_the_sentence_names_the_adjacency_that_was_priced(adjacency):
 
 
 def test_rows_that_share_a_cone_pay_their_swap_only():
-    ordinary, closer = Gaussian(1.0, STD), Gaussian(1.0, STD, swap=math.sqrt(2))
+    ordinary, closer = Gaussian(1.0, STD), Gaussian(1.0, STD, replace_bound=math.sqrt(2))
     mu = math.sqrt(2) * math.sqrt(ROUNDS) / STD
     found = promise(Spent(closer, ROUNDS)).epsilon
     assert found == pytest.approx(gdp.epsilon_for(DELTA, mu), rel=1e-12)

@@ -15,16 +15,8 @@ import msgspec
 from dpfed.audit.finding import QUICK, Effort, Subject, subject
 from dpfed.audit.statistics import Floats
 from dpfed.core.chain import stateless
-from dpfed.core.types import (
-    UPDATE,
-    Aggregate,
-    BoundedSum,
-    Rows,
-    ServerOptimizer,
-    State,
-    Stream,
-    Vector,
-)
+from dpfed.core.randomness import Stream
+from dpfed.core.types import UPDATE, Aggregate, BoundedSum, Rows, ServerOptimizer, State, Vector
 from dpfed.mechanisms.gaussian import Gaussian
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.schema import Recipe
@@ -85,7 +77,7 @@ class Unclipped(Gaussian):
 
     def bounded(self, rows: Rows) -> BoundedSum:
         made = rows.clipped_sum(1e6 * self.clip)
-        return BoundedSum(made.vector, self.clip, self.swap)
+        return BoundedSum(made.vector, self.clip, self.replace_bound)
 
 
 @dataclass(frozen=True)
@@ -97,7 +89,7 @@ class Preconditioned(Gaussian):
     def bounded(self, rows: Rows) -> BoundedSum:
         made = super().bounded(rows)
         vector = made.vector / (float(made.vector @ made.vector) + self.rho)
-        return BoundedSum(vector, made.bound, made.swap)
+        return BoundedSum(vector, made.bound, made.replace_bound)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from dpfed.experiments.jobs import make_job
 from dpfed.flower import DPStrategy, client_app
 from dpfed.recipes.schema import dump, load, parse
 from tests.laws.leaks import MODEL
-from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
+from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes, refused
 from tests.training.test_round import SIZES, make_plan, members
 
 RECIPE: dict[str, Any] = {
@@ -84,7 +84,7 @@ def test_a_run_is_shown_with_its_budget_and_what_is_left(path: Path) -> None:
 def test_a_second_run_on_the_same_data_starts_from_what_the_first_spent(path: Path) -> None:
     train(epsilon=2.6)
     short = train(epsilon=2.6)  # 2.27 after one more round, 2.52 after two
-    assert len(short.history) == 2
+    assert [row["clients"] for row in short.history] == [2, 2, 0]
     with pytest.raises(BudgetSpent, match="budget suffices"):
         train(epsilon=2.6)
     assert json.loads(call("show", "--json")[1])[-1]["epsilon"] <= 2.6
@@ -93,8 +93,11 @@ def test_a_second_run_on_the_same_data_starts_from_what_the_first_spent(path: Pa
 def test_the_model_is_kept_when_the_budget_ends(path: Path) -> None:
     half = gdp.epsilon_for(1e-5, gdp.mu_for(2.0, 1e-5) * math.sqrt(0.6))
     result = train(epsilon=half)
-    assert len(result.history) == 2
-    assert result.warnings[-1] == "stopped after 2 of 4 rounds: the budget is spent"
+    assert [row["round"] for row in result.history] == [1, 2, 2]
+    assert [bool(row["aborted"]) for row in result.history] == [False, False, True]
+    why = "no client's budget suffices for a further round"
+    assert result.stopped == why
+    assert result.warnings[-1] == f"stopped after 2 of 4 rounds: {why}"
     assert result.params.abs().sum() > 0
 
 
@@ -196,13 +199,13 @@ def test_a_flower_client_books_under_its_name(path: Path, monkeypatch: pytest.Mo
     plan = make_plan()
     result = DPStrategy(plan, training="t").start(grid(plan, "ward"), INITIAL)
     assert result.stopped is None
-    promised = plan.promise().claims[0].epsilon
+    promised = plan.guarantee().claims[0].epsilon
     for client in range(3):
         spent = Ledger(path).spent(Key(f"ward/{client}"))
         assert spent.epsilon(plan.delta, plan.update.adjacency) == pytest.approx(promised)
     again = DPStrategy(plan, training="t").start(grid(plan, "ward"), INITIAL)
     assert all(row["clients"] == 0 for row in again.history)  # the same rounds again are refused
-    assert set(again.history[0]["refused"].values()) == {"UnsoundPlan"}
+    assert set(refused(again.history[0]).values()) == {"UnsoundPlan"}
 
 
 def test_training_stops_and_keeps_the_model_when_nobody_can_pay(
@@ -216,7 +219,7 @@ def test_training_stops_and_keeps_the_model_when_nobody_can_pay(
     result = DPStrategy(plan, training="t").start(grid(plan, "ward"), INITIAL)
     assert result.stopped == "no client's budget suffices for a further round"
     assert [row["clients"] for row in result.history] == [3, 3, 0]  # asked once, not again
-    assert set(result.history[-1]["refused"].values()) == {"BudgetSpent"}
+    assert set(refused(result.history[-1]).values()) == {"BudgetSpent"}
     short = make_plan(rounds=2)
     expected = DPStrategy(short, training="u").start(grid(short, "other"), INITIAL)
     assert str(MODEL.layout.flatten(result.arrays.to_torch_state_dict())) == str(
@@ -234,4 +237,4 @@ def test_correlated_noise_on_flower_is_booked_as_the_tree_prices_it(
     plan = make_plan(channels={UPDATE: tree}, rounds=4)
     DPStrategy(plan, training="t").start(grid(plan, "ward"), INITIAL)
     spent = Ledger(path).spent(Key("ward/1")).epsilon(plan.delta, plan.update.adjacency)
-    assert spent == pytest.approx(plan.promise().claims[0].epsilon)
+    assert spent == pytest.approx(plan.guarantee().claims[0].epsilon)

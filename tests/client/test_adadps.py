@@ -19,7 +19,7 @@ from dpfed.core.rows import Chunks, Dense
 from dpfed.core.types import UPDATE, Aggregate, BoundedSum, Broadcast, Rows, Trust, Unit, Weights
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.training.round import Door, Member, make_reply
+from dpfed.training.answer import ClientState, PricedReleaser, make_reply
 from tests.oracles.test_scaffold import (
     HIDING,
     SIZE,
@@ -35,6 +35,7 @@ from tests.oracles.test_scaffold import (
     unit_rows,
     walk,
 )
+from tests.refusals import named
 
 EPS, BETA, RATE = 0.4, 0.8, 0.7
 
@@ -190,10 +191,10 @@ class Opaque:
 def reply(make: Callable[[], Rows] | None, data: Any) -> torch.Tensor:
     plan = make_plan(build("client", "adadps", {}), [data], 1, clear(0.5))
     problem: Any = problems([data])[0] if make is None else Held(make)
-    member = Member(0, problem)
+    member = ClientState(0, problem)
     scale = torch.tensor([0.1, 3.0, 1.0, 0.5, 2.0], dtype=torch.float64)
     broadcast = Broadcast(0, torch.zeros(SIZE, dtype=torch.float64), {"scale": scale})
-    made, _ = make_reply(plan, broadcast, member, Door(plan, broadcast, member))
+    made, _ = make_reply(plan, broadcast, member, PricedReleaser(plan, broadcast, member))
     return made[UPDATE].vector * made[UPDATE].step
 
 
@@ -219,8 +220,8 @@ def test_rows_that_cannot_be_scaled_are_refused() -> None:
 def test_one_release_a_round_for_every_unit_and_trust() -> None:
     client = build("client", "adadps", {})
     assert client.units == set(Unit)
-    assert client.unchanged
-    assert not client.keeps
+    assert client.sends_unmodified
+    assert not client.reuses_own_releases
     for unit in Unit:
         for trust in Trust:
             mechanism = gaussian(unit=unit, trust=trust)
@@ -230,5 +231,5 @@ def test_one_release_a_round_for_every_unit_and_trust() -> None:
 
 @pytest.mark.parametrize("options", [{"eps": 0.0}, {"eps": math.nan}, {"beta": 1.0}])
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError, match="adadps"):
+    with pytest.raises(RecipeError, match=named("adadps", options)):
         build("client", "adadps", options)

@@ -28,6 +28,7 @@ from tests.oracles.test_scaffold import (
     unit_rows,
     walk,
 )
+from tests.refusals import named
 
 K, RATE = 3, 0.3
 
@@ -99,14 +100,15 @@ def test_the_stated_noise_level_holds_whatever_mu_is() -> None:
     from dpfed.data.models import Linear, LinearProblem
     from dpfed.sums.plain import plain
     from dpfed.training.inprocess import rounds
-    from dpfed.training.round import Plan
+    from dpfed.training.plan import Plan
 
     size = 4000
     problem = LinearProblem(Linear("logistic", size, bias=False), torch.zeros(2, size),
                             torch.tensor([0, 1]))  # fmt: skip
     client = build("client", "adafedprox", {"steps": 4, "rate": 0.5, "mu": 1.2, "change": 0.0})
     server = build("server", "scale", {})
-    plan = Plan(client, {UPDATE: gaussian(1.0, 2.0)}, plain(), server, [2.0], 1, noise=Noise(1))
+    plan = Plan(client=client, channels={UPDATE: gaussian(1.0, 2.0)}, sum=plain(), server=server,
+                nominal=[2.0], rounds=1, noise=Noise(1))  # fmt: skip
     (_, outcome), *_ = rounds(plan, [problem], torch.zeros(size))
     seen = outcome.aggregate
     assert seen is not None
@@ -178,7 +180,7 @@ def test_releases_are_priced_per_step() -> None:
     for unit, expected in [(Unit.RECORD, 30), (Unit.GROUP, 30), (Unit.CLIENT, 10)]:
         client = build("client", "adafedprox", {"steps": 3}, unit=unit)
         assert client.units == {unit}
-        assert client.unchanged == (unit is Unit.CLIENT)
+        assert client.sends_unmodified == (unit is Unit.CLIENT)
         plan = make_plan(client, federation(2, 6), 10, gaussian(unit=unit))
         assert plan.planned(UPDATE) == expected
         check_pure(client)
@@ -197,5 +199,5 @@ def test_at_record_level_only_local_trust_covers_it(trust: Trust) -> None:
      {"mu": math.nan}],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError, match="patience from 1"):
+    with pytest.raises(RecipeError, match=named("adafedprox", options)):
         build("client", "adafedprox", options)

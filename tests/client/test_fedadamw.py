@@ -32,6 +32,7 @@ from tests.oracles.test_scaffold import (
     unit_rows,
     walk,
 )
+from tests.refusals import named
 
 OPTIONS: dict[str, Any] = {
     "steps": 3, "rate": 0.05, "beta1": 0.8, "beta2": 0.9, "eps": 1e-6, "decay": 0.2, "gamma": 0.6,
@@ -184,7 +185,7 @@ def test_a_model_of_fewer_than_sixteen_parameters_has_empty_blocks() -> None:
 def test_blocks_of_another_model_are_refused_before_the_first_round() -> None:
     for blocks in ([2, 2], [7, -2]):
         client = build("client", "fedadamw", {"blocks": blocks})
-        with pytest.raises(RecipeError, match="do not add up to the model's 5"):
+        with pytest.raises(RecipeError, match="add up to the model's 5"):
             client.companion.init(torch.zeros(5))
 
 
@@ -199,7 +200,7 @@ def test_a_round_without_clients_changes_nothing() -> None:
 
 
 def test_the_client_level_is_refused_for_its_unpriced_moments() -> None:
-    with pytest.raises(RecipeError, match="unpriced"):
+    with pytest.raises(RecipeError, match="without noise"):
         build("client", "fedadamw", {}, unit=Unit.CLIENT)
 
 
@@ -217,5 +218,5 @@ def test_only_local_trust_covers_it(trust: Trust) -> None:
      {"gamma": 1.1}, {"gamma": -0.1}, {"beta1": 1.0}, {"beta2": -0.1}],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError, match="steps from 1"):
+    with pytest.raises(RecipeError, match=named("fedadamw", options)):
         build("client", "fedadamw", options)

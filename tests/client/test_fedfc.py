@@ -20,12 +20,15 @@ from dpfed.core.registry import build
 from dpfed.core.types import UPDATE, Adjacency, Aggregate, Broadcast, Trust, Unit
 from dpfed.core.vector import Layout
 from dpfed.data.datasets import Records
-from dpfed.data.models import Linear, Network
+from dpfed.data.models import Linear
+from dpfed.data.modules import Network
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.secure import secure
+from dpfed.training.answer import ClientState, PricedReleaser, answer
 from dpfed.training.inprocess import rounds
-from dpfed.training.round import Door, Member, answer, publish, start
+from dpfed.training.round import publish, start
 from tests.client.test_fedhybrid import MODEL, clear_run, distance, minimiser, plan_of, silos
+from tests.refusals import named
 
 SOFTMAX = Linear("softmax", 5, 3)
 
@@ -53,7 +56,7 @@ def test_both_parts_are_priced_and_share_the_budget(
     assert 12 * (twice / update.std) ** 2 == pytest.approx((1 - share) * mu**2)
     total = mu_squared(covariance, 1) + mu_squared(update, 12)
     assert total == pytest.approx(mu**2)
-    assert plan.promise().claims[0].epsilon == pytest.approx(1.0)
+    assert plan.guarantee().claims[0].epsilon == pytest.approx(1.0)
 
 
 def test_the_covariance_goes_out_once_and_is_as_long_as_a_triangle() -> None:
@@ -65,13 +68,13 @@ def test_the_covariance_goes_out_once_and_is_as_long_as_a_triangle() -> None:
 
 def test_a_mechanism_that_was_priced_for_less_refuses_the_matrices() -> None:
     plan = plan_of({"name": "fedfc", "radius": 2.0}, epsilon=1.0)
-    channels = {**plan.channels, "covariance": gaussian(4.0, 1.0, swap=5.6)}
+    channels = {**plan.channels, "covariance": gaussian(4.0, 1.0, replace_bound=5.6)}
     short = replace(plan, channels=channels)
     x, y = silos()[0]
-    member = Member(0, MODEL.problem(Records(x, y)))
+    member = ClientState(0, MODEL.problem(Records(x, y)))
     broadcast = publish(short, start(short, MODEL.initial(0)))
-    with pytest.raises(BadRelease, match=r"swap 5\.6\) was priced"):
-        short.client.work(broadcast, member.problem, (), Door(short, broadcast, member))
+    with pytest.raises(BadRelease, match=r"replace_bound.*5\.6"):
+        short.client.work(broadcast, member.problem, (), PricedReleaser(short, broadcast, member))
 
 
 def test_records_are_preconditioned_on_the_server_in_round_0_too() -> None:
@@ -113,7 +116,7 @@ def test_all_trusts_are_sound(unit: Unit) -> None:
     local = plan_of({"name": "fedfc"}, **options)
     shares = {n: replace(m, trust=Trust.DISTRIBUTED) for n, m in local.channels.items()}  # type: ignore[type-var]
     replace(local, channels=shares, sum=secure(survivors=1.0))
-    assert len(local.promise().claims) == 2
+    assert len(local.guarantee().claims) == 2
 
 
 def test_records_may_be_drawn() -> None:
@@ -130,7 +133,7 @@ def test_records_may_be_drawn() -> None:
      {"share": 1.0}, {"share": math.nan}],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError, match="the first two are finite and above 0"):
+    with pytest.raises(RecipeError, match=named("fedfc", options)):
         build("client", "fedfc", options, layout=MODEL.layout)
 
 
@@ -142,7 +145,7 @@ def test_only_a_linear_layer_will_do() -> None:
     plan = plan_of({"name": "fedfc"}, epsilon=1.0)
     x, y = silos()[0]
     stranger = Network(torch.nn.Linear(3, 1)).problem(Records(x, y))
-    reply, _ = answer(plan, Broadcast(0, torch.zeros(4)), "reply", {}, Member(0, stranger))
+    reply, _ = answer(plan, Broadcast(0, torch.zeros(4)), "reply", {}, ClientState(0, stranger))
     assert isinstance(reply, ClientRefused)
     assert str(reply) == UnsoundPlan.__name__
 

@@ -15,21 +15,15 @@ import torch
 from dpfed.accounting.gdp import mu_for
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import build
+from dpfed.core.sum_protocol import Answer
 from dpfed.core.types import UPDATE, Adjacency, Aggregate, Broadcast, Trust, Unit
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
-from dpfed.training.round import (
-    Answer,
-    Door,
-    Member,
-    Plan,
-    answer,
-    make_reply,
-    play,
-    publish,
-    start,
-)
+from dpfed.training.answer import ClientState, PricedReleaser, answer, make_reply
+from dpfed.training.plan import Plan
+from dpfed.training.round import publish, run_round, start
 from tests.client.test_fedhybrid import MODEL, clear_run, distance, minimiser, plan_of, silos
+from tests.refusals import named
 
 OPTIONS = {"name": "fednew", "rho": 0.4, "alpha": 0.1, "c1": 0.5, "c2": 2.0, "hessian": 0.8}
 
@@ -49,7 +43,7 @@ def test_the_noise_is_sized_for_the_direction(
     plan = plan_of({**OPTIONS, "curvature": curvature}, epsilon=1.0, adjacency=adjacency)
     mu = mu_for(1.0, 1e-5)
     assert plan.update.std == pytest.approx(math.sqrt(12) * moved / mu)
-    assert plan.promise().epsilon == pytest.approx(1.0)
+    assert plan.guarantee().epsilon == pytest.approx(1.0)
     assert plan.client.memory == ("d^2" if curvature == "hessian" else "f^2")
 
 
@@ -59,19 +53,19 @@ def test_the_hessians_part_is_not_doubled_by_replace_one() -> None:
         UPDATE
     ]
     assert channel.clip == pytest.approx(7.4)
-    assert channel.swap == pytest.approx(8.4)
+    assert channel.replace_bound == pytest.approx(8.4)
 
 
 def _without_name(options: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key != "name"}
 
 
-def members() -> dict[int, Member]:
-    return {i: Member(i, MODEL.problem(Records(x, y))) for i, (x, y) in enumerate(silos())}
+def members() -> dict[int, ClientState]:
+    return {i: ClientState(i, MODEL.problem(Records(x, y))) for i, (x, y) in enumerate(silos())}
 
 
-def play_rounds(plan: Plan, people: dict[int, Member], count: int) -> list[Any]:
-    def carry(broadcast: Broadcast, stage: str, requests: Any) -> Any:
+def play_rounds(plan: Plan, people: dict[int, ClientState], count: int) -> list[Any]:
+    def transport(broadcast: Broadcast, stage: str, requests: Any) -> Any:
         for client in sorted(people):
             reply: Answer
             reply, people[client] = answer(plan, broadcast, stage, {UPDATE: b""}, people[client])
@@ -79,7 +73,7 @@ def play_rounds(plan: Plan, people: dict[int, Member], count: int) -> list[Any]:
 
     progress, seen = start(plan, MODEL.initial(0)), []
     for _ in range(count):
-        progress, outcome = play(plan, progress, carry)
+        progress, outcome = run_round(plan, progress, transport)
         seen.append((publish(plan, progress), outcome.aggregate))
     return seen
 
@@ -102,10 +96,10 @@ def test_the_mean_is_published_and_the_duals_cancel() -> None:
 def test_a_client_that_joins_late_starts_with_a_dual_of_zero() -> None:
     plan = plan_of(OPTIONS, std_over_clip=1e-9)
     x, y = silos()[0]
-    late = Member(0, MODEL.problem(Records(x, y)))
+    late = ClientState(0, MODEL.problem(Records(x, y)))
     primal = torch.tensor([0.3, -0.2, 0.1, 0.4])
     broadcast = Broadcast(5, torch.zeros(4), {"primal": primal})
-    reply, after = make_reply(plan, broadcast, late, Door(plan, broadcast, late))
+    reply, after = make_reply(plan, broadcast, late, PricedReleaser(plan, broadcast, late))
     own = reply[UPDATE].vector * reply[UPDATE].step / 40.0
     assert torch.allclose(after.state.vector, 0.4 * own.float(), atol=1e-6)
     assert after.state.begun == 1
@@ -115,7 +109,7 @@ def test_only_local_trust_is_sound() -> None:
     for unit in Unit:
         with pytest.raises(UnsoundPlan, match="builds its later replies on its own releases"):
             plan_of(OPTIONS, epsilon=1.0, unit=unit, trust=Trust.CENTRAL)
-        assert len(plan_of(OPTIONS, epsilon=1.0, unit=unit).promise().claims) == 1
+        assert len(plan_of(OPTIONS, epsilon=1.0, unit=unit).guarantee().claims) == 1
 
 
 def test_records_may_not_be_drawn() -> None:
@@ -126,7 +120,7 @@ def test_records_may_not_be_drawn() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize("name", ["rho", "alpha", "c1", "c2", "hessian"])
 def test_options_out_of_range_are_refused(name: str, value: float) -> None:
-    with pytest.raises(RecipeError, match="each is above 0"):
+    with pytest.raises(RecipeError, match=named("fednew", [name])):
         build("client", "fednew", {name: value}, layout=MODEL.layout)
 
 
@@ -146,9 +140,9 @@ def test_groups_are_clipped_as_one() -> None:
     plan = plan_of({**OPTIONS, "c1": 1e-3, "hessian": 1e-3}, std_over_clip=1e-9, unit="group")
     replies = []
     for problem in (alone, twice):
-        member = Member(0, problem)
+        member = ClientState(0, problem)
         broadcast = publish(plan, start(plan, MODEL.initial(0)))
-        reply, _ = make_reply(plan, broadcast, member, Door(plan, broadcast, member))
+        reply, _ = make_reply(plan, broadcast, member, PricedReleaser(plan, broadcast, member))
         replies.append(reply[UPDATE].vector * reply[UPDATE].step)
     assert torch.allclose(replies[0], replies[1], rtol=1e-4, atol=1e-7)
 

@@ -22,6 +22,7 @@ from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 from dpfed.training.inprocess import rounds
 from tests.client.test_fedhybrid import MODEL, clear_run, distance, minimiser, plan_of, silos
+from tests.refusals import named
 
 
 def test_three_channels_share_the_budget() -> None:
@@ -35,7 +36,7 @@ def test_three_channels_share_the_budget() -> None:
     assert parts == pytest.approx({UPDATE: 0.3, "hessian": 0.2, "start": 0.5})
     std = plan.channels["hessian"].std
     assert 10 * (math.sqrt(2) * 0.7 / std) ** 2 == pytest.approx(0.2 * mu**2)
-    assert plan.promise().epsilon == pytest.approx(1.0)
+    assert plan.guarantee().epsilon == pytest.approx(1.0)
 
 
 def test_the_hessian_stays_at_home() -> None:
@@ -75,7 +76,9 @@ def test_two_releases_in_one_reply_allow_local_trust_only() -> None:
      {"hessian_share": 0.5}, {"hessian_share": math.nan}],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError, match="both shares below 1"):
+    with pytest.raises(
+        RecipeError, match=named("fednewton", [*options, r"share \+ hessian_share"])
+    ):
         build("client", "fednewton", options, layout=MODEL.layout)
 
 

@@ -27,6 +27,7 @@ from tests.oracles.test_scaffold import (
     private,
     unit_rows,
 )
+from tests.refusals import named
 
 K, RATE, RADIUS = 3, 0.3, 0.4
 
@@ -91,7 +92,7 @@ def test_releases_are_two_a_step() -> None:
     for unit, expected in [(Unit.RECORD, 60), (Unit.GROUP, 60), (Unit.CLIENT, 10)]:
         client = build("client", "fedsam", {"steps": 3}, unit=unit)
         assert client.units == {unit}
-        assert client.unchanged == (unit is Unit.CLIENT)
+        assert client.sends_unmodified == (unit is Unit.CLIENT)
         plan = make_plan(client, federation(2, 6), 10, gaussian(unit=unit))
         assert plan.planned(UPDATE) == expected
     assert build("client", "fedsam", {"steps": 4}).channels[UPDATE].noise == 2.0
@@ -109,5 +110,5 @@ def test_at_record_level_only_local_trust_covers_it(trust: Trust) -> None:
     "options", [{"steps": 0}, {"rate": 0.0}, {"radius": -1.0}, {"radius": math.nan}]
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError, match="fedsam's steps"):
+    with pytest.raises(RecipeError, match=named("fedsam", options)):
         build("client", "fedsam", options)

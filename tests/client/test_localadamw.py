@@ -15,6 +15,7 @@ from dpfed.core.types import UPDATE, Trust, Unit
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
 from tests.oracles.test_scaffold import HIDING, end, federation, make_plan, minimiser
+from tests.refusals import named
 
 
 def test_releases_are_priced_per_step() -> None:
@@ -26,9 +27,9 @@ def test_releases_are_priced_per_step() -> None:
 
 
 def test_moments_are_kept_at_record_level_only() -> None:
-    assert build("client", "localadamw", {}).keeps
-    assert not build("client", "localadamw", {"reset": True}).keeps
-    assert not build("client", "localadamw", {}, unit=Unit.CLIENT).keeps
+    assert build("client", "localadamw", {}).reuses_own_releases
+    assert not build("client", "localadamw", {"reset": True}).reuses_own_releases
+    assert not build("client", "localadamw", {}, unit=Unit.CLIENT).reuses_own_releases
     with pytest.raises(RecipeError, match="data in clear"):
         build("client", "localadamw", {"reset": False}, unit=Unit.CLIENT)
 
@@ -69,5 +70,5 @@ def test_its_noise_level_is_not_stated() -> None:
      {"decay": math.nan}, {"beta1": 1.0}, {"beta2": -0.1}],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError):
+    with pytest.raises(RecipeError, match=named("localadamw", options)):
         build("client", "localadamw", options)

@@ -22,6 +22,7 @@ from tests.oracles.test_scaffold import (
     minimiser,
     walk,
 )
+from tests.refusals import named
 
 
 def test_it_reaches_the_pooled_minimiser_on_unlike_clients_where_fedavg_does_not() -> None:
@@ -90,5 +91,5 @@ def test_its_noise_level_is_not_stated_and_its_server_half_is_pure() -> None:
 
 @pytest.mark.parametrize("options", [{"steps": 0}, {"rate": 0.0}, {"rate": math.inf}])
 def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(RecipeError, match="scaffold's steps"):
+    with pytest.raises(RecipeError, match=named("scaffold", options)):
         build("client", "scaffold", options)

@@ -16,6 +16,7 @@ from dpfed.core.errors import BadRelease
 from dpfed.core.matrices import (
     Gram,
     Hessians,
+    SecondOrderProblem,
     from_triangle,
     positive,
     solve,
@@ -24,7 +25,7 @@ from dpfed.core.matrices import (
     triangle_side,
 )
 from dpfed.core.rows import linear_vector
-from dpfed.core.types import LinearProblem, Unit
+from dpfed.core.types import Unit
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 
@@ -130,14 +131,14 @@ def test_hessians_are_autograds(name: str, unit: Unit, clip: float) -> None:
     model, records = MODELS[name], some_records(9)
     params = draw(model.layout.size, seed=3) * 0.5
     problem = model.problem(records)
-    assert isinstance(problem, LinearProblem)
+    assert isinstance(problem, SecondOrderProblem)
     units = by_unit(by_autograd(model, records, params), records, unit)
     expected = torch.stack([clipped(matrix, clip) for matrix in units]).sum(0)
     rows = problem.hessian_rows(params.float(), unit)
     assert torch.allclose(rows.clipped_matrix(clip).double(), expected, rtol=1e-5, atol=1e-6)
     bounded = rows.clipped_sum(clip)
     assert torch.allclose(from_triangle(bounded.vector.double()), expected, rtol=1e-5, atol=1e-6)
-    assert (bounded.bound, bounded.swap) == (clip, math.sqrt(2) * clip)
+    assert (bounded.bound, bounded.replace_bound) == (clip, math.sqrt(2) * clip)
     assert rows.units == len(units)  # type: ignore[attr-defined]
 
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dpfed.core.errors import BadRelease
-from dpfed.core.rows import Chunks, Dense, Outer, Scaled
-from dpfed.core.types import Unit, UnitRows
+from dpfed.core.rows import Chunks, Dense, Outer, Scaled, UnitRows
+from dpfed.core.types import Unit
 from dpfed.data.datasets import Records
-from dpfed.data.models import Linear, Network
+from dpfed.data.models import Linear
+from dpfed.data.modules import Network
 from tests.conftest import make_records
 
 CLIP = 1.5
@@ -137,7 +138,7 @@ def test_removing_a_row_moves_the_sum_by_at_most_the_bound(
         rest = Dense(torch.cat([rows[:left_out], rows[left_out + 1 :]])).clipped_sum(clip)
         moved = float(torch.linalg.vector_norm(whole.vector - rest.vector))
         assert moved <= whole.bound * (1 + 1e-12) + 1e-12
-    assert (whole.bound, whole.swap) == (clip, 2 * clip)
+    assert (whole.bound, whole.replace_bound) == (clip, 2 * clip)
 
 
 @given(st.integers(0, 2**31), st.floats(1e-3, 1e3))
@@ -264,7 +265,7 @@ def test_blocks_of_rows_bound_the_memory(monkeypatch: pytest.MonkeyPatch, groupe
     kinds = every_kind(torch.float32, groups)
     whole = {name: torch.cat(list(rows.clipped_rows(CLIP))) for name, rows in kinds.items()}
     for elements in (1, 31):  # one row, two rows
-        monkeypatch.setattr("dpfed.core.rows._ELEMENTS", elements)
+        monkeypatch.setattr("dpfed.core.clipping._ELEMENTS", elements)
         for name, rows in kinds.items():
             blocks = list(rows.clipped_rows(CLIP))
             assert max(len(block) for block in blocks) <= 1 + elements // 31

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import dp_accounting as dp
@@ -19,14 +20,14 @@ from dpfed.accounting.guarantee import price
 from dpfed.core.errors import BadRelease, RecipeError, Unpriceable, UnsoundPlan
 from dpfed.core.randomness import Noise
 from dpfed.core.rows import Chunks, Dense, Outer, Scaled
-from dpfed.core.sampling import EVERYONE, Everyone, Fixed, Poisson
+from dpfed.core.sampling import EVERYONE, Everyone, Poisson
 from dpfed.core.types import Adjacency, BoundedSum, Rows
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes.build import plan_for
 from dpfed.recipes.schema import parse
 from dpfed.training.inprocess import rounds
-from dpfed.training.round import Plan
+from dpfed.training.plan import Plan
 
 RATE, UNITS, DRAWS = 0.13, 40, 20_000
 
@@ -57,6 +58,25 @@ def test_units_are_drawn_independently_of_each_other_and_of_the_last_draw() -> N
     assert min(stats.binomtest(int(k), DRAWS - 1, RATE**2).pvalue for k in again) > 1e-3 / UNITS
 
 
+@dataclass(frozen=True)
+class FixedBatch:
+    """What a plug-in of another package might bring: ``size`` of ``of`` units, each time."""
+
+    size: int
+    of: int
+
+    @property
+    def rate(self) -> float:
+        return self.size / self.of
+
+    def draw(self, units: int, rng: Any) -> torch.Tensor:
+        order = np.argsort(rng.words(units), kind="stable")
+        return torch.from_numpy(np.isin(np.arange(units), order[: self.size]))
+
+    def amplify(self, event: dp.DpEvent) -> dp.DpEvent:
+        return dp.SampledWithoutReplacementDpEvent(self.of, self.size, event)
+
+
 def test_the_size_of_a_batch_is_binomial_which_a_fixed_draw_is_not() -> None:
     sizes = draws(Poisson(RATE)).sum(axis=1)
     expected = stats.binom.pmf(np.arange(UNITS + 1), UNITS, RATE) * DRAWS
@@ -64,7 +84,7 @@ def test_the_size_of_a_batch_is_binomial_which_a_fixed_draw_is_not() -> None:
     usual = expected > 5
     table = np.append(counts[usual], counts[~usual].sum())
     assert stats.chisquare(table, np.append(expected[usual], expected[~usual].sum())).pvalue > 1e-3
-    fixed = draws(Fixed(5, UNITS), 4000)
+    fixed = draws(FixedBatch(5, UNITS), 4000)
     assert set(fixed.sum(axis=1)) == {5}
     assert stats.chisquare(fixed.sum(axis=0)).pvalue > 1e-3
 
@@ -82,11 +102,6 @@ def test_a_rate_outside_its_range_is_refused(rate: float) -> None:
         Poisson(rate)
     with pytest.raises(RecipeError, match="everyone's rate is 1"):
         Everyone(rate)
-
-
-def test_a_batch_larger_than_the_data_is_refused() -> None:
-    with pytest.raises(RecipeError, match="a batch of 9 out of 8"):
-        Fixed(9, 8)
 
 
 # ------------------------------------------------------------------------------ rows that are drawn
@@ -189,32 +204,21 @@ def test_the_price_is_dp_accountings_own(
     accountant = PLDAccountant(RELATIONS[adjacency])
     accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)), steps)
     expected = accountant.get_epsilon(1e-5)
-    assert plan.promise().epsilon == pytest.approx(expected, rel=1e-8)
-    assert plan.promise().epsilon >= expected
-    assert "PLD" in plan.promise().sentence
+    assert plan.guarantee().epsilon == pytest.approx(expected, rel=1e-8)
+    assert plan.guarantee().epsilon >= expected
+    assert "PLD" in plan.guarantee().sentence
     assert f"drawn for a release with probability {rate:g}, known to its client only" in str(
-        plan.promise()
+        plan.guarantee()
     )
 
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 def test_a_fixed_size_draw_is_not_priced_as_poisson(adjacency: Adjacency) -> None:
-    with pytest.raises(UnsoundPlan, match="not a Poisson draw"):
+    with pytest.raises(RecipeError, match="no field 'batch_size'; set record_rate"):
         sampled_plan(batch_size=10, adjacency=adjacency, epsilon=1.0, nominal=100.0)
-    event = Fixed(10, 100).amplify(dp.GaussianDpEvent(2.0))
-    assert isinstance(event, dp.SampledWithoutReplacementDpEvent)
+    event = FixedBatch(10, 100).amplify(dp.GaussianDpEvent(2.0))
     with pytest.raises(Unpriceable):
         price(event, 1e-5, adjacency)
-
-
-def test_a_fixed_size_draw_may_be_used_without_a_promise() -> None:
-    plan = sampled_plan(batch_size=10, mechanism="clear")
-    assert math.isinf(plan.promise().epsilon)
-
-
-def test_two_kinds_of_draw_at_once_are_refused() -> None:
-    with pytest.raises(RecipeError, match="give one of them"):
-        sampled_plan(batch_size=10, record_rate=0.5, mechanism="clear")
 
 
 def test_poisson_under_replace_one_is_refused_with_the_way_out() -> None:
@@ -226,11 +230,11 @@ def test_poisson_under_replace_one_is_refused_with_the_way_out() -> None:
 def test_calibrated_noise_keeps_the_promise_and_is_close_to_the_least(epsilon: float) -> None:
     given: dict[str, Any] = {"record_rate": 0.1, "adjacency": "zero-out", "rounds": 30}
     plan = sampled_plan(epsilon=epsilon, **given)
-    assert 0.999 * epsilon < plan.promise().epsilon <= epsilon
+    assert 0.999 * epsilon < plan.guarantee().epsilon <= epsilon
     everyone = sampled_plan(epsilon=epsilon, rounds=30, adjacency="zero-out")
     assert plan.update.std < everyone.update.std / 4
     quieter = sampled_plan(std_over_clip=0.999 * plan.update.std, **given)
-    assert quieter.promise().epsilon > epsilon
+    assert quieter.guarantee().epsilon > epsilon
 
 
 def test_metrics_are_priced_beside_drawn_records() -> None:
@@ -241,11 +245,11 @@ def test_metrics_are_priced_beside_drawn_records() -> None:
     }
     plan = plan_for(parse(tables), [100.0] * 5)
     assert isinstance(plan.channels["metrics"].sampling, Everyone)
-    assert 1.99 < plan.promise().epsilon <= 2.0
+    assert 1.99 < plan.guarantee().epsilon <= 2.0
     accountant = PLDAccountant(RELATIONS[Adjacency.ZERO_OUT])
     accountant.compose(plan.channels["update"].event(12))
     accountant.compose(plan.channels["metrics"].event(3))
-    assert accountant.get_epsilon(1e-5) == pytest.approx(plan.promise().epsilon, rel=1e-6)
+    assert accountant.get_epsilon(1e-5) == pytest.approx(plan.guarantee().epsilon, rel=1e-6)
 
 
 # -------------------------------------------------------------- whom a draw of clients hides from
@@ -257,9 +261,9 @@ def test_client_sampling_amplifies_where_the_server_is_trusted_and_a_client_is_t
     everyone = sampled_plan(std_over_clip=2.0, **given)
     accountant = PLDAccountant(RELATIONS[Adjacency.ZERO_OUT])
     accountant.compose(dp.PoissonSampledDpEvent(0.2, dp.GaussianDpEvent(2.0)), 10)
-    assert drawn.promise().epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-8)
-    assert drawn.promise().epsilon < everyone.promise().epsilon / 2
-    sentence = drawn.promise().sentence
+    assert drawn.guarantee().epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-8)
+    assert drawn.guarantee().epsilon < everyone.guarantee().epsilon / 2
+    sentence = drawn.guarantee().sentence
     assert "alone knows who takes part" in sentence
     assert "against the server" not in sentence
 
@@ -276,9 +280,9 @@ def test_client_sampling_amplifies_where_the_server_is_trusted_and_a_client_is_t
 def test_client_sampling_is_worth_nothing_elsewhere(privacy: dict[str, Any]) -> None:
     given = {**privacy, "adjacency": "zero-out", "std_over_clip": 2.0}
     drawn, everyone = sampled_plan(client_rate=0.2, **given), sampled_plan(**given)
-    assert drawn.promise().claims[0].epsilon == everyone.promise().claims[0].epsilon
-    assert drawn.promise().epsilon == everyone.promise().epsilon
-    assert len(drawn.promise().claims) == 1  # how many others' noise is there is not known yet
+    assert drawn.guarantee().claims[0].epsilon == everyone.guarantee().claims[0].epsilon
+    assert drawn.guarantee().epsilon == everyone.guarantee().epsilon
+    assert len(drawn.guarantee().claims) == 1  # how many others' noise is there is not known yet
 
 
 def test_a_client_has_no_records_to_draw() -> None:

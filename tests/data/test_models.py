@@ -13,7 +13,8 @@ from torch.nn import functional
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.core.types import Unit
 from dpfed.data.datasets import Records
-from dpfed.data.models import Linear, Network, evaluate
+from dpfed.data.models import Linear, evaluate
+from dpfed.data.modules import Network
 from tests.conftest import make_records
 
 

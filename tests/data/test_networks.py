@@ -7,7 +7,7 @@ import torch
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Unit
 from dpfed.data.datasets import Records
-from dpfed.data.models import Network, seeded
+from dpfed.data.modules import Network, seeded
 from dpfed.data.networks import groupnorm_cnn
 
 

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from dpfed.experiments import figures
+from dpfed.experiments import figures, heat_map
 from dpfed.experiments.figures import COLOURS, YELLOW, Picture, styles_of
 from dpfed.experiments.study import Contestant, Study
 from tests.experiments.made_up import (
@@ -38,7 +38,7 @@ ENTRY = "epsilon 0.5 | DP-FedSOFIM"
 
 
 def heat() -> Picture:
-    picture = figures.heat_map(TRIALS, ENTRY, ("server.1.rate", "server.0.rho"))
+    picture = heat_map.heat_map(TRIALS, ENTRY, ("server.1.rate", "server.0.rho"))
     assert picture is not None
     return picture
 
@@ -239,24 +239,24 @@ def test_a_map_shows_the_best_over_what_else_was_tuned() -> None:
 
 
 def test_a_map_takes_the_keys_with_the_most_values() -> None:
-    picture = figures.heat_map(TRIALS, ENTRY)
+    picture = heat_map.heat_map(TRIALS, ENTRY)
     assert picture is not None
     assert picture.figure.axes[0].get_xlabel() == "server.0.rho"
-    assert figures.heat_maps(STUDY, TRIALS, "DP-FedSOFIM")[0].name == picture.name
-    assert figures.heat_maps(STUDY, TRIALS, "DP-FedGD") == []
+    assert heat_map.heat_maps(STUDY, TRIALS, "DP-FedSOFIM")[0].name == picture.name
+    assert heat_map.heat_maps(STUDY, TRIALS, "DP-FedGD") == []
 
 
 def test_no_map_without_two_numbers() -> None:
     one = [trial("0.5", "A", n, rate=float(n), name="x", flag=bool(n)) for n in range(3)]
-    assert figures.heat_map(one, "epsilon 0.5 | A") is None
-    assert figures.heat_map([], ENTRY) is None
+    assert heat_map.heat_map(one, "epsilon 0.5 | A") is None
+    assert heat_map.heat_map([], ENTRY) is None
     lost = [{**row, "accuracy": math.nan} for row in TRIALS]
-    assert figures.heat_map(lost, ENTRY) is None
+    assert heat_map.heat_map(lost, ENTRY) is None
 
 
 def test_a_random_search_is_drawn_as_points() -> None:
     tried = [trial("0.5", "A", n, rate=10.0 ** (n / 5), rho=float(n % 7)) for n in range(20)]
-    picture = figures.heat_map(tried, "epsilon 0.5 | A")
+    picture = heat_map.heat_map(tried, "epsilon 0.5 | A")
     assert picture is not None
     axes = picture.figure.axes[0]
     assert not axes.images
@@ -267,7 +267,7 @@ def test_a_short_random_search_is_no_grid() -> None:
     """Ten points without a shared value would be a grid with ninety empty cells."""
     tried = [trial("0.5", "A", n, **{"server.1.rate": 10.0 ** -n, "privacy.clip": 1.5**n,
                                      "server.0.rho": float(n)}) for n in range(10)]  # fmt: skip
-    picture = figures.heat_map(tried, "epsilon 0.5 | A")
+    picture = heat_map.heat_map(tried, "epsilon 0.5 | A")
     assert picture is not None
     axes = picture.figure.axes[0]
     assert not axes.images

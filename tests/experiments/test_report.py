@@ -16,7 +16,8 @@ import pytest
 from dpfed.core.errors import RecipeError
 from dpfed.experiments import report
 from dpfed.experiments import study as studies
-from dpfed.experiments.report import findings, write_report
+from dpfed.experiments.findings import findings
+from dpfed.experiments.report import write_report
 from dpfed.experiments.reproduce import dump, reproduce
 from dpfed.experiments.scores import scores
 from dpfed.experiments.study import Study

@@ -13,7 +13,7 @@ from dpfed.core.errors import RecipeError
 from dpfed.experiments import measurements as runtime
 from dpfed.experiments import study as studies
 from dpfed.experiments.reproduce import reproduce
-from dpfed.experiments.settings import check, stored
+from dpfed.experiments.sweep import check_settings, stored_settings
 from tests.experiments.studies import STUDY, write
 
 
@@ -36,7 +36,7 @@ def test_lent_settings_come_from_the_nearest_cell(
         '[[axes]]\nlabel = "epsilon"\nkey = "privacy.epsilon"\nvalues = [1.0, 2.0]\n'
         '[[axes]]\nlabel = "length"\nkey = "rounds"\nvalues = [2, 3]\n'
     )
-    lent = stored("mine", studies.load(tmp_path / "mine.toml"))
+    lent = stored_settings("mine", studies.load(tmp_path / "mine.toml"))
     assert set(lent) == {f"epsilon {e} | length {r} | {label}" for e in (1, 2) for r in (2, 3)}
     assert all(each == {"set": {"server.0.rate": 0.5}, "lent": "lender"} for each in lent.values())
 
@@ -48,9 +48,11 @@ def test_a_study_is_not_run_at_settings_that_nobody_chose(tmp_path: Path) -> Non
 
 def test_a_folders_own_settings_come_before_those_that_come_along(tmp_path: Path) -> None:
     study = studies.load("sofim-cifar10")
-    assert stored("sofim-cifar10", study) == stored("sofim-cifar10", study, tmp_path)
+    assert stored_settings("sofim-cifar10", study) == stored_settings(
+        "sofim-cifar10", study, tmp_path
+    )
     (tmp_path / "settings.json").write_text('{"mine": {"set": {}}}')
-    assert stored("sofim-cifar10", study, tmp_path) == {"mine": {"set": {}}}
+    assert stored_settings("sofim-cifar10", study, tmp_path) == {"mine": {"set": {}}}
 
 
 # ------------------------------------------------------------------------------- what a round costs
@@ -58,7 +60,7 @@ def test_a_folders_own_settings_come_before_those_that_come_along(tmp_path: Path
 
 def test_what_a_round_costs_is_measured_at_settings_that_are_known() -> None:
     study = studies.load(runtime.STUDY)
-    check(study, stored(runtime.STUDY, study), runtime.STUDY)
+    check_settings(study, stored_settings(runtime.STUDY, study), runtime.STUDY)
 
 
 def test_what_a_round_costs_is_not_measured_at_settings_that_nobody_chose(
@@ -67,4 +69,4 @@ def test_what_a_round_costs_is_not_measured_at_settings_that_nobody_chose(
     shutil.copy(studies.path_of(runtime.STUDY), tmp_path)
     monkeypatch.setattr(studies, "STUDIES", tmp_path)
     with pytest.raises(RecipeError, match=rf"no settings are known for .*sweep {runtime.STUDY}"):
-        runtime.tables(quick=True)
+        runtime.runtime_tables(quick=True)

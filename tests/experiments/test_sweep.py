@@ -421,7 +421,9 @@ def test_a_setting_that_a_method_refuses_is_the_worst_and_stops_nothing(tmp_path
     refused = [row for row in desk.store().rows.values() if "refused" in row]
     assert [row["point"]["client.mu"] for row in refused] == [5.0]
     worse = small(methods=[{**method, "coarse": {"client.mu": [5.0]}}], axes=[])
-    with pytest.raises(RecipeError, match=r"no setting that was tried is valid; .*mu in"):
+    with pytest.raises(
+        RecipeError, match=r"no setting that was tried is valid; adafedprox\.mu must be"
+    ):
         search(Desk(worse, tmp_path, workers=1))
 
 

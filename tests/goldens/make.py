@@ -129,7 +129,7 @@ def spent(path: Path) -> dict[str, Any]:
 
 
 def _told(ledger: Ledger) -> dict[str, Any]:
-    costs = ledger.books().costs
+    costs = ledger.balance().costs
     found = {str(key): cost.epsilon(BUDGET["delta"], key.adjacency) for key, cost in costs.items()}
     return {"rows": len(ledger.rows()), "wrong": ledger.verify(), "epsilon": found}
 

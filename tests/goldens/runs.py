@@ -17,7 +17,8 @@ from flwr.app import ArrayRecord
 
 from dpfed.core.types import Problem, Vector
 from dpfed.data.datasets import Records
-from dpfed.data.models import Linear, Model, Network
+from dpfed.data.models import Linear, Model
+from dpfed.data.modules import Network
 from dpfed.flower import DPStrategy, client_app
 from dpfed.recipes.build import plan_for
 from dpfed.recipes.methods import METHODS
@@ -136,7 +137,7 @@ def in_process(golden: Golden) -> tuple[Vector, str]:
     """The final parameters and the guarantee's sentence."""
     plan = plan_of(golden)
     *_, (last, _) = rounds(plan, problems_of(golden), MODELS[golden.model].initial(0))
-    return last.params, plan.guarantee(last.books, last.round).sentence
+    return last.params, plan.guarantee(last.release_counts, last.round).sentence
 
 
 def over_flower(golden: Golden, checkpoint: Path | None = None) -> tuple[Vector, str]:

@@ -26,7 +26,9 @@ from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
-from dpfed.training.round import Member, Plan, make_reply, start
+from dpfed.training.answer import ClientState, make_reply
+from dpfed.training.plan import Plan
+from dpfed.training.round import start
 
 MODEL = Linear("softmax", features=4, outputs=3)
 NOMINAL = 30.0
@@ -60,13 +62,16 @@ def plan_for(algorithm: ClientAlgorithm, unit: Unit) -> Plan:
         name: replace(
             mechanism,
             clip=channel.clip or mechanism.clip,
-            swap=channel.swap or 2 * (channel.clip or mechanism.clip),
+            replace_bound=channel.replace_bound or 2 * (channel.clip or mechanism.clip),
         )
         for name, channel in algorithm.channels.items()
         if not channel.derived
     }
     server = registry.build("server", "scale", {})
-    return Plan(algorithm, channels, plain(), server, [NOMINAL], rounds=3, noise=Noise(0))
+    return Plan(
+        client=algorithm, channels=channels, sum=plain(), server=server, nominal=[NOMINAL],
+        rounds=3, noise=Noise(0),
+    )  # fmt: skip
 
 
 def build(name: str, unit: Unit) -> ClientAlgorithm | None:
@@ -96,7 +101,7 @@ def shared_at(plan: Plan, round: int) -> dict[str, torch.Tensor]:
 def watch(algorithm: ClientAlgorithm, unit: Unit, data: Records) -> list[tuple[Reply, Any]]:
     """Replies and kept states of three rounds behind a door that shows nothing of the data."""
     plan = plan_for(algorithm, unit)
-    member = Member(0, MODEL.problem(data))
+    member = ClientState(0, MODEL.problem(data))
     seen = []
     for round in range(3):
         params = torch.linspace(-1, 1, MODEL.layout.size) * (round + 1)

@@ -24,7 +24,7 @@ from dpfed.core.types import (
     State,
     Unit,
 )
-from dpfed.training.round import Door, Member, answer, make_reply
+from dpfed.training.answer import ClientState, PricedReleaser, answer, make_reply
 from tests.laws.leaks import MODEL, breaches, build, plan_for, records, shared_at
 
 ALGORITHMS = list(registry.names("client"))
@@ -49,11 +49,11 @@ def test_releases_are_as_many_as_declared(name: str) -> None:
         if algorithm is None:
             continue
         plan = plan_for(algorithm, unit)
-        member = Member(0, MODEL.problem(records(20, 1)))
+        member = ClientState(0, MODEL.problem(records(20, 1)))
         for round in range(plan.rounds):
             params = torch.zeros(MODEL.layout.size)
             broadcast = Broadcast(round, params, shared_at(plan, round))
-            door = Door(plan, broadcast, member)
+            door = PricedReleaser(plan, broadcast, member)
             reply, member = make_reply(plan, broadcast, member, door)
             made = {n: len(made) for n, made in door.made.items()}
             assert made == {n: k for n in plan.channels if (k := plan.releases(n, round))}
@@ -111,8 +111,8 @@ def test_planted_leaks_are_caught_by_the_law(work: object) -> None:
 @pytest.mark.parametrize("work", LEAKS[:3], ids=lambda work: work.__name__)
 def test_planted_leaks_are_stopped_by_the_round_too(work: object) -> None:
     """An algorithm that says that it sends releases unchanged cannot send anything else."""
-    plan = plan_for(planted(work)._replace(unchanged=True), Unit.RECORD)
-    member = Member(0, MODEL.problem(records(20, 1)))
+    plan = plan_for(planted(work)._replace(sends_unmodified=True), Unit.RECORD)
+    member = ClientState(0, MODEL.problem(records(20, 1)))
     broadcast = Broadcast(0, torch.zeros(MODEL.layout.size))
     reply, _ = answer(plan, broadcast, "reply", {UPDATE: b""}, member)
     assert isinstance(reply, ClientRefused)
@@ -128,10 +128,10 @@ def test_a_release_too_many_is_refused() -> None:
         return {UPDATE: release(rows)}, state
 
     plan = plan_for(planted(twice), Unit.RECORD)
-    member = Member(0, MODEL.problem(records(20, 1)))
+    member = ClientState(0, MODEL.problem(records(20, 1)))
     broadcast = Broadcast(0, torch.zeros(MODEL.layout.size))
     with pytest.raises(UnsoundPlan, match="number 2 on 'update' was not priced"):
-        make_reply(plan, broadcast, member, Door(plan, broadcast, member))
+        make_reply(plan, broadcast, member, PricedReleaser(plan, broadcast, member))
 
 
 # -------------------------------------------------------------------------- errors are a door too
@@ -149,7 +149,7 @@ def test_an_exception_that_quotes_a_record_reaches_no_reply(
         raise error(secret)
 
     plan = plan_for(planted(work), Unit.RECORD)
-    member = Member(0, MODEL.problem(records(20, 1)))
+    member = ClientState(0, MODEL.problem(records(20, 1)))
     broadcast = Broadcast(0, torch.zeros(MODEL.layout.size))
     with caplog.at_level(logging.ERROR, logger="dpfed"):
         reply, after = answer(plan, broadcast, "reply", {UPDATE: b""}, replace(member))
@@ -171,7 +171,7 @@ def test_an_error_class_named_after_a_record_crosses_as_a_plain_name() -> None:
         raise quoting
 
     plan = plan_for(planted(work), Unit.RECORD)
-    member = Member(0, MODEL.problem(records(20, 1)))
+    member = ClientState(0, MODEL.problem(records(20, 1)))
     broadcast = Broadcast(0, torch.zeros(MODEL.layout.size))
     reply, _ = answer(plan, broadcast, "reply", {UPDATE: b""}, member)
     assert str(reply) == "ClientError"

@@ -30,8 +30,10 @@ SIZE = 60_000
 class Fixed:
     """Rows that claim whatever bound they are told to."""
 
-    def __init__(self, vector: torch.Tensor, bound: float = 1.0, swap: float = 2.0) -> None:
-        self.sum = BoundedSum(vector, bound, swap)
+    def __init__(
+        self, vector: torch.Tensor, bound: float = 1.0, replace_bound: float = 2.0
+    ) -> None:
+        self.sum = BoundedSum(vector, bound, replace_bound)
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         return self.sum
@@ -152,7 +154,7 @@ def test_the_event_costs_what_the_releases_are_worth(
 
 
 def test_a_smaller_swap_costs_less() -> None:
-    mechanism = banded(clip=2.0, std=6.0, swap=math.sqrt(2) * 2)
+    mechanism = banded(clip=2.0, std=6.0, replace_bound=math.sqrt(2) * 2)
     assert mechanism.noise_multiplier() == pytest.approx(6.0 / math.sqrt(2))
     assert mechanism.noise_multiplier(4) == pytest.approx(12.0 / math.sqrt(2))
 
@@ -273,10 +275,10 @@ def test_the_schedule_ends() -> None:
     assert len([*play(banded(rounds=5, coefficients=[1.0, 0.5]), torch.zeros(9, 2))]) == 9
 
 
-@pytest.mark.parametrize(("bound", "swap"), [(1.1, 2.0), (1.0, 2.1), (math.nan, 2.0)])
-def test_rows_beyond_what_was_priced_are_refused(bound: float, swap: float) -> None:
-    rows = Fixed(torch.zeros(3), bound, swap)
-    with pytest.raises(BadRelease, match="was priced"):
+@pytest.mark.parametrize(("bound", "replace_bound"), [(1.1, 2.0), (1.0, 2.1), (math.nan, 2.0)])
+def test_rows_beyond_what_was_priced_are_refused(bound: float, replace_bound: float) -> None:
+    rows = Fixed(torch.zeros(3), bound, replace_bound)
+    with pytest.raises(BadRelease, match="rows must be bounded by"):
         banded().release(rows, banded().init(3), Noise(0).stream("release"))
 
 

@@ -13,20 +13,19 @@ import torch
 from scipy import stats
 
 from dpfed.accounting.guarantee import Spent, guarantee
+from dpfed.core.clipping import covered
 from dpfed.core.errors import BadRelease, RecipeError
-from dpfed.core.grid import squared_limit, truncated, truncated_sum
+from dpfed.core.grid import SLACK, squared_limit, truncated, truncated_sum
 from dpfed.core.matrices import Gram
-from dpfed.core.randomness import KeyStream, Noise
-from dpfed.core.rows import Dense, Outer, covered
+from dpfed.core.randomness import KeyStream, Noise, Stream
+from dpfed.core.rows import Dense, Outer
 from dpfed.core.sampling import Poisson
 from dpfed.core.types import (
-    SLACK,
     UPDATE,
     Adjacency,
     BoundedSum,
     NoiseSource,
     Rows,
-    Stream,
     Total,
     Trust,
     Weights,
@@ -69,8 +68,8 @@ def test_a_grid_too_coarse_or_too_fine_is_refused(bits: int) -> None:
 
 def test_a_swap_of_its_own_is_refused() -> None:
     with pytest.raises(RecipeError, match="use mechanism 'gaussian'"):
-        discrete_gaussian(clip=2.0, swap=2 * math.sqrt(2))
-    assert discrete_gaussian(clip=2.0, swap=4.0).swap == 4.0
+        discrete_gaussian(clip=2.0, replace_bound=2 * math.sqrt(2))
+    assert discrete_gaussian(clip=2.0, replace_bound=4.0).replace_bound == 4.0
 
 
 @pytest.mark.parametrize(("clip", "std"), [(1.0, 1e-3), (1e300, 1e300), (1e-300, 1e-300)])
@@ -446,8 +445,8 @@ def test_what_is_not_covered_is_called_idealized() -> None:
     assert discrete_gaussian().exact
     assert not discrete_gaussian(adjacency=Adjacency.ADD_REMOVE).exact
     plan = make_plan(channels={UPDATE: discrete_gaussian(1.0, 2.0)})
-    assert "exact integer arithmetic" in str(plan.promise())
+    assert "exact integer arithmetic" in str(plan.guarantee())
     averaged = replace(plan, weights=Weights.AVERAGE)
-    assert "idealized arithmetic" in str(averaged.promise())
+    assert "idealized arithmetic" in str(averaged.guarantee())
     alike = replace(averaged, nominal=[3.0] * 3)
-    assert "exact integer arithmetic" in str(alike.promise())
+    assert "exact integer arithmetic" in str(alike.guarantee())

@@ -18,8 +18,8 @@ from dpfed.mechanisms.gaussian import Gaussian, gaussian
 class Fixed:
     """Rows that claim whatever bound they are told to."""
 
-    def __init__(self, vector: torch.Tensor, bound: float, swap: float) -> None:
-        self.sum = BoundedSum(vector, bound, swap)
+    def __init__(self, vector: torch.Tensor, bound: float, replace_bound: float) -> None:
+        self.sum = BoundedSum(vector, bound, replace_bound)
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         return self.sum
@@ -40,10 +40,10 @@ def test_others_noise_is_not_counted_where_the_server_sees_one_share(trust: Trus
         gaussian(trust=trust, shares=20)
 
 
-@pytest.mark.parametrize(("bound", "swap"), [(1.1, 2.0), (1.0, 2.1), (math.nan, 2.0)])
-def test_rows_beyond_what_was_priced_are_refused(bound: float, swap: float) -> None:
-    rows = Fixed(torch.zeros(3), bound, swap)
-    with pytest.raises(BadRelease, match="was priced"):
+@pytest.mark.parametrize(("bound", "replace_bound"), [(1.1, 2.0), (1.0, 2.1), (math.nan, 2.0)])
+def test_rows_beyond_what_was_priced_are_refused(bound: float, replace_bound: float) -> None:
+    rows = Fixed(torch.zeros(3), bound, replace_bound)
+    with pytest.raises(BadRelease, match="rows must be bounded by"):
         gaussian(clip=1.0).release(rows, (), Noise(0).stream("release"))
 
 
@@ -74,7 +74,7 @@ def test_a_release_does_not_change_the_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("adjacency", "swap", "expected"),
+    ("adjacency", "replace_bound", "expected"),
     [
         (Adjacency.ADD_REMOVE, math.nan, 3.0),
         (Adjacency.ZERO_OUT, math.nan, 3.0),
@@ -82,8 +82,10 @@ def test_a_release_does_not_change_the_rows() -> None:
         (Adjacency.REPLACE_ONE, math.sqrt(2) * 2, 6.0 / math.sqrt(2)),  # rows xx^T
     ],
 )
-def test_the_swap_enters_the_price(adjacency: Adjacency, swap: float, expected: float) -> None:
-    mechanism = Gaussian(clip=2.0, std=6.0, adjacency=adjacency, swap=swap)
+def test_the_swap_enters_the_price(
+    adjacency: Adjacency, replace_bound: float, expected: float
+) -> None:
+    mechanism = Gaussian(clip=2.0, std=6.0, adjacency=adjacency, replace_bound=replace_bound)
     assert mechanism.event(5).event.noise_multiplier == pytest.approx(expected)
     assert mechanism.event(5, shares=4).event.noise_multiplier == pytest.approx(2 * expected)
 

@@ -20,7 +20,7 @@ from dpfed.mechanisms.gaussian import gaussian
 from dpfed.server.sofim import sofim
 from dpfed.sums.plain import plain
 from dpfed.training.inprocess import rounds
-from dpfed.training.round import Plan
+from dpfed.training.plan import Plan
 
 ROUNDS, WARMUP, RHO, BETA, RATE = 70, 20, 0.7, 0.9, 0.4
 

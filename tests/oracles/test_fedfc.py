@@ -21,7 +21,7 @@ from dpfed.data.models import Linear
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
 from dpfed.training.inprocess import rounds
-from dpfed.training.round import Plan
+from dpfed.training.plan import Plan
 
 CLASSES, FEATURES, SEED, ROUNDS = 3, 4, 9, 8
 INPUTS = FEATURES + 1
@@ -123,11 +123,12 @@ def run(data: Any, unit: Unit, s_c: float, s: float, weights: Weights = Weights.
     covariance = client.channels["covariance"]
     channels = {
         UPDATE: gaussian(CLIP, s, unit),
-        "covariance": gaussian(covariance.clip, s_c, unit, swap=covariance.swap),
+        "covariance": gaussian(covariance.clip, s_c, unit, replace_bound=covariance.replace_bound),
     }
     sizes = [len(X) for X, _ in data] if unit is Unit.RECORD else [1] * len(data)
     plan = Plan(
-        client, channels, plain(), build("server", "scale", {"rate": ETA}), sizes, ROUNDS,
+        client=client, channels=channels, sum=plain(),
+        server=build("server", "scale", {"rate": ETA}), nominal=sizes, rounds=ROUNDS,
         weights=weights, noise=Noise(SEED),
     )  # fmt: skip
     problems = [

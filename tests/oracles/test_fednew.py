@@ -25,7 +25,7 @@ from dpfed.data.models import Linear
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
 from dpfed.training.inprocess import rounds
-from dpfed.training.round import Plan
+from dpfed.training.plan import Plan
 
 CLASSES, FEATURES, SEED = 3, 4, 5
 SIZE = CLASSES * (FEATURES + 1)
@@ -115,8 +115,9 @@ def run(data: Any, unit: Unit, mechanism: Any, curvature: str, **changes: Any) -
     bounds = client.channels[UPDATE]
     sizes = [len(X) for X, _ in data] if unit is Unit.RECORD else [1] * len(data)
     plan = Plan(
-        client, {UPDATE: mechanism(bounds)}, plain(), build("server", "scale", {"rate": 0.7}),
-        sizes, 6, noise=Noise(SEED), **changes,
+        client=client, channels={UPDATE: mechanism(bounds)}, sum=plain(),
+        server=build("server", "scale", {"rate": 0.7}), nominal=sizes, rounds=6,
+        noise=Noise(SEED), **changes,
     )  # fmt: skip
     problems = [
         model.problem(Records(torch.from_numpy(X).float(), torch.from_numpy(y))) for X, y in data
@@ -133,7 +134,7 @@ def test_the_path_is_algorithm_2(curvature: str, weights: Weights, s: float) -> 
     data = clients_of([15, 30, 22, 9])
 
     def mechanism(bounds: Any) -> Any:
-        return gaussian(bounds.clip, s, swap=bounds.swap)
+        return gaussian(bounds.clip, s, replace_bound=bounds.replace_bound)
 
     found = run(data, Unit.RECORD, mechanism, curvature, weights=weights)
     shares = [len(X) for X, _ in data] if weights is Weights.SUM else [1] * 4
@@ -267,7 +268,7 @@ def test_no_search_finds_a_unit_that_moves_more_than_the_bounds(seed: int) -> No
             for index in (kept, [*kept, count - 1], [*kept, count])
         )
         added = float((more.vector - base.vector).norm()) / base.bound
-        swapped = float((more.vector - other.vector).norm()) / base.swap
+        swapped = float((more.vector - other.vector).norm()) / base.replace_bound
         worst = {"bound": max(worst["bound"], added), "swap": max(worst["swap"], swapped)}
     assert 0.1 < worst["bound"] <= 1 + 1e-9
     assert 0.1 < worst["swap"] <= 1 + 1e-9
@@ -288,4 +289,6 @@ def test_the_bounds_are_attained_in_the_limit() -> None:
     at = offset - 0.7 / m  # so that the first record brings b to c2
     before = released(options, client(0.7, 0.0), at, m)
     after = released(options, client(-0.7, 0.9), at, m)
-    assert float((before.vector - after.vector).abs()) == pytest.approx(base.swap, rel=1e-3)
+    assert float((before.vector - after.vector).abs()) == pytest.approx(
+        base.replace_bound, rel=1e-3
+    )

@@ -19,7 +19,7 @@ from dpfed.recipes.build import plan_for
 from dpfed.recipes.schema import parse
 from dpfed.sums.plain import plain
 from dpfed.training.inprocess import rounds
-from dpfed.training.round import Plan
+from dpfed.training.plan import Plan
 
 FEATURES, SEED = 4, 3
 
@@ -132,12 +132,15 @@ def test_the_path_is_both_stages_with_the_noise_of_three_channels() -> None:
     client = build("client", "fednewton", options, unit=Unit.RECORD, layout=model.layout)
     channels = {
         UPDATE: gaussian(C, S),
-        "hessian": gaussian(CH, SH, swap=np.sqrt(2) * CH),
+        "hessian": gaussian(CH, SH, replace_bound=np.sqrt(2) * CH),
         "start": gaussian(C, S0),
     }
     sizes = [len(X) for X, _ in data]
     server = build("server", "scale", {"rate": 1.0})
-    plan = Plan(client, channels, plain(), server, sizes, 5, noise=Noise(SEED))
+    plan = Plan(
+        client=client, channels=channels, sum=plain(), server=server, nominal=sizes, rounds=5,
+        noise=Noise(SEED),
+    )  # fmt: skip
     problems = [problem_of("logistic", X, y)[1] for X, y in data]
     *_, (last, _) = rounds(plan, problems, model.initial(0))
 

@@ -19,13 +19,16 @@ from scipy.optimize import minimize
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
 from dpfed.core.sampling import Poisson
+from dpfed.core.sum_protocol import Answer
 from dpfed.core.types import UPDATE, Aggregate, Broadcast, Mechanism, Problem, Unit, Weights
 from dpfed.data.models import Linear, LinearProblem
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
 from dpfed.sums.secure import secure
-from dpfed.training.round import Answer, Member, Plan, Progress, answer, play, start
+from dpfed.training.answer import ClientState, answer
+from dpfed.training.plan import Plan
+from dpfed.training.round import ServerState, run_round, start
 
 FEATURES, SIZE = 4, 5
 MODEL = Linear("logistic", FEATURES)
@@ -116,12 +119,12 @@ def walk(
     data: Data,
     absent: Callable[[int, int], bool] = lambda t, i: False,
     dtype: torch.dtype = torch.float64,
-) -> Iterator[tuple[Progress, Broadcast, dict[int, Member]]]:
+) -> Iterator[tuple[ServerState, Broadcast, dict[int, ClientState]]]:
     """Each round's progress, the broadcast it began with and the members after it."""
-    members = {i: Member(i, problem) for i, problem in enumerate(problems(data, dtype))}
+    members = {i: ClientState(i, problem) for i, problem in enumerate(problems(data, dtype))}
     heard: list[Broadcast] = []
 
-    def carry(
+    def transport(
         broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
     ) -> Iterable[tuple[int, Answer]]:
         heard.append(broadcast)
@@ -133,7 +136,7 @@ def walk(
 
     progress = start(plan, torch.zeros(SIZE, dtype=dtype))
     while progress.round < plan.rounds:
-        progress, outcome = play(plan, progress, carry)
+        progress, outcome = run_round(plan, progress, transport)
         assert outcome.aborted is None
         assert not outcome.refused
         yield progress, heard[-1] if heard else Broadcast(0, progress.params), members

@@ -14,13 +14,14 @@ from torch import nn
 
 from dpfed.core.errors import DataError, RecipeError, UnsoundPlan
 from dpfed.core.types import METRICS, UPDATE, Weights
-from dpfed.data.models import Linear, Network
+from dpfed.data.models import Linear
+from dpfed.data.modules import Network
 from dpfed.recipes.build import make_plan
 from dpfed.recipes.federation import federation
 from dpfed.recipes.run import run
 from dpfed.recipes.schema import parse
-from dpfed.training.plan import small_delta
-from dpfed.training.round import Plan
+from dpfed.training.plan import Plan
+from dpfed.training.soundness import small_delta
 from tests.conftest import make_records
 
 SYNTHETIC = {"source": "synthetic", "options": {"records": 300, "features": 4, "classes": 3}}
@@ -40,14 +41,14 @@ def test_the_plan_is_calibrated_to_its_promise() -> None:
         {"epsilon": 2.0, "trust": "central"},
         {"epsilon": 2.0, "adjacency": "add-remove", "nominal": 25.0},
     ):
-        promise = plan_of(privacy=privacy).promise()
+        promise = plan_of(privacy=privacy).guarantee()
         assert promise.epsilon <= privacy["epsilon"]
         assert promise.epsilon == pytest.approx(privacy["epsilon"], rel=1e-8)
 
 
 def test_federated_evaluation_shares_the_budget() -> None:
     plan = plan_of(evaluation={"kind": "federated", "every": 3, "share": 0.2})
-    assert plan.promise().epsilon == pytest.approx(1.0, rel=1e-8)
+    assert plan.guarantee().epsilon == pytest.approx(1.0, rel=1e-8)
     costs = {n: plan.planned(n) * (m.clip / m.std) ** 2 for n, m in plan.channels.items()}
     assert costs[METRICS] / sum(costs.values()) == pytest.approx(0.2)
     assert plan.planned(METRICS) == 3

@@ -20,13 +20,13 @@ from rich.console import Console
 
 from dpfed.recipes import display as module
 from dpfed.recipes.display import View, curve
-from dpfed.recipes.history import Row, plain
+from dpfed.training.history import Row, plain
 
 
 def row(round: int, **changes: Any) -> Row:
     seen = {"round": round, "accuracy": 0.1 * round, "loss": 2.0 / round, "epsilon": 0.2 * round,
-            "epsilon_others": 0.1, "surplus": 0.0, "snr": 0.5, "clients": 9, "missing": [],
-            "aborted": None, "seconds": 0.012}  # fmt: skip
+            "epsilon_others": 0.1, "surplus": 0.0, "snr": 0.5, "clients": 9, "missing": 0,
+            "absent": "", "aborted": "", "seconds": 0.012}  # fmt: skip
     return plain({**seen, **changes})
 
 
@@ -41,7 +41,7 @@ def terminal(view: View, width: int = 80) -> str:
 def test_the_panel_says_what_a_user_asks(width: int) -> None:
     view = View("ward", epsilon=2.0, quiet=True)
     for i in range(1, 6):
-        view(row(i, missing=[3, 7] if i == 5 else []), 10)
+        view(row(i, missing=2 * (i == 5), absent="3 7" if i == 5 else ""), 10)
     shown = terminal(view, width)
     words = " ".join(shown.replace("│", " ").split())
     for said in ("ward", "5/10", "ETA", "50.0 %", "of 2", "missing: 3 7", "12 ms"):

@@ -21,7 +21,8 @@ from dpfed.core import registry
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.types import METRICS, UPDATE, BoundedSum, Release, Trust, Unit
 from dpfed.data.datasets import Records
-from dpfed.data.models import Linear, Model, Network
+from dpfed.data.models import Linear, Model
+from dpfed.data.modules import Network
 from dpfed.flower import DPStrategy, client_app
 from dpfed.recipes import methods
 from dpfed.recipes.build import plan_for
@@ -29,6 +30,7 @@ from dpfed.recipes.methods import METHODS
 from dpfed.recipes.schema import load, parse
 from dpfed.sums.secure import secure
 from dpfed.training.inprocess import rounds
+from dpfed.training.metrics import measured
 from dpfed.training.plan import Plan
 from tests.client.test_fedhybrid import minimiser, silos
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
@@ -113,7 +115,7 @@ def test_a_method_runs_where_it_says_with_the_same_bits_over_flower(
     result = DPStrategy(plan).start(LocalGrid(app, nodes(3)), arrays)
     assert torch.equal(made.layout.flatten(result.arrays.to_torch_state_dict()), last.params)
     assert result.guarantee is not None
-    assert result.guarantee.sentence == plan.promise().sentence
+    assert result.guarantee.sentence == plan.guarantee().sentence
 
 
 # ------------------------------------------------------------------------------------ the price
@@ -169,12 +171,12 @@ def test_every_release_is_counted_and_its_noise_is_what_the_event_says(
         tolerance = 5 / math.sqrt(2 * drawn.size)  # five deviations of a measured deviation
         assert float(drawn.std()) == pytest.approx(mechanism.std, rel=tolerance)
         event = mechanism.event(plan.planned(name))
-        bound = mechanism.swap / 2
+        bound = mechanism.replace_bound / 2
         assert event.count == plan.planned(name)
         assert event.event.noise_multiplier == pytest.approx(mechanism.std / bound)
         spent += event.count * (2 / event.event.noise_multiplier) ** 2
     assert gdp.epsilon_for(plan.delta, math.sqrt(spent)) == pytest.approx(8.0, rel=1e-6)
-    assert plan.promise().claims[0].epsilon <= 8.0 * (1 + 1e-8)
+    assert plan.guarantee().claims[0].epsilon <= 8.0 * (1 + 1e-8)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +241,7 @@ def test_a_method_that_keeps_its_own_releases_says_why_only_local_trust_is_sound
     channels = {n: replace(m, trust=Trust.DISTRIBUTED) for n, m in local.channels.items()}  # type: ignore[type-var]
     with pytest.raises(UnsoundPlan, match="not private on their own; use local trust"):
         replace(local, channels=channels, sum=HIDING)
-    assert len(local.promise().claims) == 1  # and others' noise hides nothing from others
+    assert len(local.guarantee().claims) == 1  # and others' noise hides nothing from others
 
 
 def test_a_method_that_cannot_protect_a_unit_says_so() -> None:
@@ -301,7 +303,7 @@ def test_post_processing_only_methods_cost_what_fedgd_costs() -> None:
         if row["post-processing only"] == "yes":
             plan = plan_of(row["method"], "softmax", "record")
             assert plan.update == fedgd.update
-            assert plan.promise().sentence == fedgd.promise().sentence
+            assert plan.guarantee().sentence == fedgd.guarantee().sentence
 
 
 @pytest.mark.parametrize("name", ["dp-scaffold", "dp-fedadamw", "fednewton"])
@@ -314,12 +316,12 @@ def test_federated_metrics_go_with_every_method(name: str) -> None:
     }
     plan = plan_for(parse(tables), sizes("record"), MODELS["softmax"].layout)
     problems = [MODELS["softmax"].problem(records) for records in clients("softmax")]
-    measured = [
-        outcome.measured(plan.loss_bound)
+    figures = [
+        measured(outcome.aggregate, plan.loss_bound)
         for _, outcome in rounds(plan, problems, MODELS["softmax"].initial(0))
     ]
     assert [METRICS in plan.due(t) for t in range(ROUNDS)] == [False, True, False, True]
-    assert [bool(each) for each in measured] == [False, True, False, True]
+    assert [bool(each) for each in figures] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("method", ["dp-fedavg", "dp-scaffold"])

@@ -179,4 +179,4 @@ def test_a_run_goes_on_with_the_recipe_that_it_began_with(tmp_path: Path) -> Non
     options = {**TINY["data"]["options"], "seed": 7}  # other records of the same shape
     with pytest.raises(DataError, match=r"data\.options\.seed = None, and not 7; resume with"):
         run(resume=kept, data={**TINY["data"], "options": options})
-    assert len(run(resume=kept).history) == 5  # the attempt that died is spent
+    assert len(run(resume=kept).history) == 6  # the round that it died at the sight of is kept

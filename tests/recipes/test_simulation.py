@@ -24,6 +24,7 @@ from flwr.app import Context, RecordDict
 import dpfed
 from dpfed.core.errors import DataError, DpfedError, RecipeError, RoundAborted
 from dpfed.recipes import flower_app as app
+from dpfed.recipes import result as result_files
 from dpfed.recipes import schema as recipes
 from dpfed.recipes import simulation
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
@@ -66,13 +67,13 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("DPFED_STATE", str(tmp_path / "state"))
     become_a_server(monkeypatch)
 
-    def run(recipe: Path, out: Path = tmp_path / "out", **more: str) -> app.Left:
+    def run(recipe: Path, out: Path = tmp_path / "out", **more: str) -> result_files.ResultFiles:
         grid = LocalGrid(app.client_app, nodes(3))
         ours = context(recipe, out, **more)
         for each in grid.contexts.values():
             each.run_id, each.run_config = ours.run_id, ours.run_config
         app.main(grid, ours)
-        left = app.collect(out)
+        left = result_files.read_result(out)
         assert left is not None
         return left
 
@@ -117,7 +118,7 @@ def test_a_run_in_clear_comes_back_with_its_infinities(tmp_path: Path, play: Any
     left = play(write(tmp_path, privacy={"mechanism": "clear"}))
     assert left.guarantee.sentence.startswith("No privacy")
     assert math.isinf(left.history[-1]["epsilon"])
-    for name in (app.METRICS_FILE, app.GUARANTEE_FILE):  # valid JSON all the same
+    for name in (result_files.METRICS_FILE, result_files.GUARANTEE_FILE):  # valid JSON all the same
         assert "Infinity" not in (tmp_path / "out" / name).read_text()
 
 
@@ -134,16 +135,16 @@ def test_what_stops_the_server_app_is_raised_where_the_run_was_asked_for(tmp_pat
     with pytest.raises(DataError):
         app.main(LocalGrid(app.client_app, {}), context(recipe, out))
     with pytest.raises(DataError, match=r"nowhere.npz"):
-        app.collect(out)
+        result_files.read_result(out)
     log = tmp_path / "flower.log"
     with pytest.raises(DataError, match=rf"nowhere.npz.*\(log: {log}\)"):
         simulation._collect(out, log)
 
 
 def test_an_error_that_is_not_ours_is_named(tmp_path: Path) -> None:
-    app._leave_error(tmp_path, ZeroDivisionError("division by zero"))
+    result_files.write_error(tmp_path, ZeroDivisionError("division by zero"))
     with pytest.raises(DpfedError, match="the ServerApp failed with ZeroDivisionError: division"):
-        app.collect(tmp_path)
+        result_files.read_result(tmp_path)
 
 
 def test_a_run_config_without_a_recipe_is_refused() -> None:
@@ -154,11 +155,11 @@ def test_a_run_config_without_a_recipe_is_refused() -> None:
 def test_half_a_result_is_none(tmp_path: Path, play: Any) -> None:
     play(write(tmp_path))
     out = tmp_path / "out"
-    with (out / app.METRICS_FILE).open("a") as file:
+    with (out / result_files.METRICS_FILE).open("a") as file:
         file.write('{"round": 5, "acc')  # a row that is being written
-    assert [row["round"] for row in app.read_history(out)] == [1, 2, 3, 4]
-    (out / app.GUARANTEE_FILE).unlink()
-    assert app.collect(out) is None
+    assert [row["round"] for row in result_files.read_history(out)] == [1, 2, 3, 4]
+    (out / result_files.GUARANTEE_FILE).unlink()
+    assert result_files.read_result(out) is None
     with pytest.raises(DpfedError, match="ended without a result; see its log: here"):
         simulation._collect(out, Path("here"))
 
@@ -166,7 +167,7 @@ def test_half_a_result_is_none(tmp_path: Path, play: Any) -> None:
 def test_what_an_earlier_run_left_is_not_taken_for_this_ones(tmp_path: Path, play: Any) -> None:
     play(write(tmp_path))
     out = tmp_path / "out"
-    app._leave_error(out, ValueError("old"))
+    result_files.write_error(out, ValueError("old"))
     left = play(write(tmp_path, "other.toml", rounds=2))
     assert [row["round"] for row in left.history] == [1, 2]
     assert not list(out.glob("*.draft"))
@@ -182,8 +183,10 @@ def test_a_run_without_a_round_is_no_result(
     tmp_path: Path, play: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "WAIT", 0.1)
-    app.main(LocalGrid(app.client_app, {}), context(write(tmp_path), tmp_path / "out"))
-    with pytest.raises(RoundAborted, match=r"no round was played: no client .* \(log: here\)"):
+    grid, asked = LocalGrid(app.client_app, {}), context(write(tmp_path), tmp_path / "out")
+    with pytest.raises(RoundAborted, match="no round was completed: no client was connected"):
+        app.main(grid, asked)
+    with pytest.raises(RoundAborted, match=r"no round was completed: no client .* \(log: here\)"):
         simulation._collect(tmp_path / "out", Path("here"))
 
 
@@ -270,7 +273,7 @@ def test_a_result_is_not_lost_to_a_slow_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(simulation, "_WIND_DOWN", 0.1)
-    (tmp_path / app.GUARANTEE_FILE).touch()
+    (tmp_path / result_files.GUARANTEE_FILE).touch()
     with simulation._process(["sleep", "60"], os.environ, tmp_path / "log") as flwr:
         follow(tmp_path)(flwr)
 
@@ -347,4 +350,6 @@ def test_without_the_flwr_command_the_deprecated_function_is_used(
     result = dpfed.run(recipe)
     assert torch.equal(result.model.layout.flatten(out.params), result.params)
     assert gone(mark)
-    assert json.loads((tmp_path / "out" / app.GUARANTEE_FILE).read_text())["stopped"] is None
+    assert (
+        json.loads((tmp_path / "out" / result_files.GUARANTEE_FILE).read_text())["stopped"] is None
+    )

@@ -13,6 +13,7 @@ from dpfed.core.errors import RecipeError
 from dpfed.core.types import Aggregate, ServerOptimizer
 from dpfed.core.vector import BLOCK
 from dpfed.server.adam import adam
+from tests.refusals import named
 
 
 def seen(round: int, G: torch.Tensor, std: float = 0.0) -> Aggregate:
@@ -117,24 +118,24 @@ def test_debias_gives_the_same_bits_in_place(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"rate": 0.0}, r"adam's rate is 0\.0, and must be finite and above 0: try 0\.1"),
-        ({"rate": math.nan}, "adam's rate is nan"),
-        ({"rate": math.inf}, "adam's rate is inf"),
-        ({"beta1": 1.0}, r"adam's beta1 is 1\.0, and must be in \[0, 1\): try 0\.9"),
-        ({"beta1": math.nan}, "adam's beta1 is nan"),
-        ({"beta2": -0.1}, r"adam's beta2 is -0\.1"),
-        ({"beta2": 1.0}, r"adam's beta2 is 1\.0"),
-        ({"eps": 0.0}, r"adam's eps is 0\.0, and must be finite and from 1e-30 up: try 1e-8"),
-        ({"eps": math.nan}, "adam's eps is nan"),
-        ({"eps": math.inf}, "adam's eps is inf"),
-        ({"floor": 0.0}, r"adam's floor is 0\.0, and must be finite and above 0: try 0\.0001"),
-        ({"floor": math.nan}, "adam's floor is nan"),
+        {"rate": 0.0},
+        {"rate": math.nan},
+        {"rate": math.inf},
+        {"beta1": 1.0},
+        {"beta1": math.nan},
+        {"beta2": -0.1},
+        {"beta2": 1.0},
+        {"eps": 0.0},
+        {"eps": math.nan},
+        {"eps": math.inf},
+        {"floor": 0.0},
+        {"floor": math.nan},
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=named("adam", options)):
         adam(**options)
 
 

@@ -12,6 +12,7 @@ import torch
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Aggregate, ServerOptimizer
 from dpfed.server.ftrl import ftrl
+from tests.refusals import named
 
 ROUNDS = 40
 
@@ -75,17 +76,17 @@ def test_a_restart_gives_the_same_bits_in_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"rate": 0.0}, r"ftrl's rate is 0\.0, and must be finite and above 0: try 1\.0"),
-        ({"rate": math.nan}, "ftrl's rate is nan"),
-        ({"rate": math.inf}, "ftrl's rate is inf"),
-        ({"momentum": 1.0}, r"ftrl's momentum is 1\.0, and must be in \[0, 1\): try 0\.9"),
-        ({"momentum": -0.1}, r"ftrl's momentum is -0\.1"),
-        ({"momentum": math.nan}, "ftrl's momentum is nan"),
-        ({"restart": -1}, r"ftrl's restart is -1, and must be 0 \(never\) or a round count"),
+        {"rate": 0.0},
+        {"rate": math.nan},
+        {"rate": math.inf},
+        {"momentum": 1.0},
+        {"momentum": -0.1},
+        {"momentum": math.nan},
+        {"restart": -1},
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=named("ftrl", options)):
         ftrl(**options)

@@ -12,6 +12,7 @@ from dpfed.core.errors import RecipeError
 from dpfed.core.types import Aggregate
 from dpfed.core.vector import BLOCK
 from dpfed.server.laplacian import laplacian
+from tests.refusals import named
 
 SIZES = [1, 2, 3, 7, 64]
 
@@ -82,5 +83,5 @@ def test_more_smoothing_leaves_less_noise() -> None:
 
 @pytest.mark.parametrize("smoothing", [-0.1, math.nan, math.inf])
 def test_smoothing_out_of_range_is_refused(smoothing: float) -> None:
-    with pytest.raises(RecipeError, match=rf"is {smoothing}, and must be finite and 0 .* try 1"):
+    with pytest.raises(RecipeError, match=named("laplacian", ["smoothing"])):
         laplacian(smoothing)

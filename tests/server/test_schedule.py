@@ -7,6 +7,7 @@ import torch
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Aggregate
 from dpfed.server.schedule import schedule
+from tests.refusals import named
 
 
 def rate_at(t: int, **options: object) -> float:
@@ -36,7 +37,7 @@ def test_inverse_halves_after_one_period() -> None:
 
 
 def test_an_unknown_shape_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(RecipeError, match=r"'cosin'.*constant.*cosine.*inverse"):
+    with pytest.raises(RecipeError, match=r"constant, cosine, inverse, got 'cosin'"):
         schedule(shape="cosin")
-    with pytest.raises(RecipeError, match="rounds is 0"):
+    with pytest.raises(RecipeError, match=named("schedule", ["rounds"])):
         schedule(rounds=0)

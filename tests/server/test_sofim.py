@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Aggregate
 from dpfed.server.sofim import sofim
+from tests.refusals import named
 
 
 def seen(round: int, G: torch.Tensor) -> Aggregate:
@@ -98,5 +99,5 @@ def test_a_step_is_never_longer_than_g_over_rho() -> None:
      {"beta": math.nan}, {"ramp": -1}, {"warmup": -1}],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(RecipeError, match="sofim's"):
+    with pytest.raises(RecipeError, match=named("sofim", options)):
         sofim(**options)  # type: ignore[arg-type]

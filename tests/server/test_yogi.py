@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Aggregate
 from dpfed.server.yogi import yogi
+from tests.refusals import named
 
 
 def seen(round: int, G: torch.Tensor) -> Aggregate:
@@ -78,20 +79,20 @@ def test_the_first_corrected_step_does_not_depend_on_the_betas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"rate": 0.0}, r"yogi's rate is 0\.0, and must be finite and above 0: try 0\.1"),
-        ({"rate": math.nan}, "yogi's rate is nan"),
-        ({"rate": math.inf}, "yogi's rate is inf"),
-        ({"beta1": 1.0}, r"yogi's beta1 is 1\.0, and must be in \[0, 1\): try 0\.9"),
-        ({"beta1": math.nan}, "yogi's beta1 is nan"),
-        ({"beta2": 1.0}, r"yogi's beta2 is 1\.0"),
-        ({"beta2": -0.1}, r"yogi's beta2 is -0\.1"),
-        ({"eps": 0.0}, r"yogi's eps is 0\.0, and must be finite and from 1e-30 up: try 1e-3"),
-        ({"eps": math.nan}, "yogi's eps is nan"),
-        ({"eps": math.inf}, "yogi's eps is inf"),
+        {"rate": 0.0},
+        {"rate": math.nan},
+        {"rate": math.inf},
+        {"beta1": 1.0},
+        {"beta1": math.nan},
+        {"beta2": 1.0},
+        {"beta2": -0.1},
+        {"eps": 0.0},
+        {"eps": math.nan},
+        {"eps": math.inf},
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=named("yogi", options)):
         yogi(**options)

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from dpfed.core.errors import DpfedError
-from dpfed.core.types import UPDATE, Aborted, Opened, Release, Requests, Seat
+from dpfed.core.sum_protocol import Aborted, Opened, Requests, SumContext
+from dpfed.core.types import UPDATE, Release
 from dpfed.sums.secagg.identity import simulated
 from dpfed.sums.secagg.server import SUM, Directory, Session
 from dpfed.sums.secure import Secure
@@ -43,11 +44,14 @@ class Table:
     left_open: bool = False
     """Whether the server left its spool file open at the end; it is then closed here."""
 
-    def seat(self, client: int, round: int = 0, attempt: int = 0) -> Seat:
+    def context(self, client: int, round: int = 0, attempt: int = 0) -> SumContext:
         signer = simulated(self.clients)[client] if client >= 0 else None
-        return Seat(client, self.clients, self.colluders, round, attempt, self.run, signer)
+        return SumContext(
+            client=client, clients=self.clients, colluders=self.colluders, round=round,
+            attempt=attempt, run=self.run, signer=signer,
+        )  # fmt: skip
 
-    def ask(self, client: int, stage: str, request: bytes, vector: Any, at: Seat) -> bytes:
+    def ask(self, client: int, stage: str, request: bytes, vector: Any, at: SumContext) -> bytes:
         """One client's answer; its vault is kept."""
         reply = None
         if stage == self.sum.release_stage:
@@ -79,7 +83,7 @@ class Table:
         """
         sizes = self.sizes(next(iter(vectors.values())))
         cohorts = {name: dict.fromkeys(vectors, 1.0) for name in sizes}
-        server = replace(self.seat(-1, round, attempt), roster=simulated(self.clients)[0])
+        server = replace(self.context(-1, round, attempt), roster=simulated(self.clients)[0])
         session, following = self.sum.begin(self.directory, cohorts, sizes, server)
         self.session = session
         self.stages, self.refused, self.sent = [], {}, {}
@@ -92,6 +96,7 @@ class Table:
         finally:
             self.left_open = not session.spool.closed
             session.spool.close()
+            self.directory = self.sum.directory_after(session)
         return following
 
     def _exchange(
@@ -102,17 +107,17 @@ class Table:
         gone: set[int],
         to_client: Tamper,
         to_server: Tamper,
-        server: Seat,
+        server: SumContext,
     ) -> None:
         stage = requests.stage
         self.stages.append(stage)
         for client, request in requests.messages[SUM].items():
             if client in gone:
                 continue
-            seat = replace(self.seat(client), round=server.round, attempt=server.attempt)
+            context = replace(self.context(client), round=server.round, attempt=server.attempt)
             try:
                 asked = to_client(stage, client, request)
-                message = self.ask(client, stage, asked, vectors[client], seat)
+                message = self.ask(client, stage, asked, vectors[client], context)
                 self.sent[stage, client] = message
                 self.sum.add(session, client, {SUM: to_server(stage, client, message)})
             except DpfedError as error:

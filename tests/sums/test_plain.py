@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from dpfed.core.errors import BadReply
-from dpfed.core.types import METRICS, UPDATE, Aborted, Opened, Release, Seat, Total
+from dpfed.core.sum_protocol import Aborted, Opened, SumContext
+from dpfed.core.types import METRICS, UPDATE, Release, Total
 from dpfed.sums.plain import Adder, plain
 
-SEAT = Seat(0, 2, 0, 0, 0, "run")
+SEAT = SumContext(0, 2, 0, 0, 0, "run")
 
 
 def message(values: list[int], dtype: torch.dtype = torch.int32) -> bytes:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfed.core.errors import RecipeError, UnsoundPlan
-from dpfed.core.types import METRICS, UPDATE, Aborted, Opened
+from dpfed.core.sum_protocol import Aborted, Opened
+from dpfed.core.types import METRICS, UPDATE
 from dpfed.sums.secure import Against, Secure, secure
 from tests.sums.table import Table, total
 
@@ -241,7 +242,7 @@ def test_channels_of_different_sizes_are_opened_in_one_sum(bits: int) -> None:
 def test_terms_that_do_not_count_alike_are_refused(cohorts: dict[str, dict[int, float]]) -> None:
     sum = secure(survivors=1.0)
     with pytest.raises(UnsoundPlan, match="adds all clients alike"):
-        sum.begin(sum.directory(), cohorts, dict.fromkeys(cohorts, 3), Table(sum, 2).seat(-1))
+        sum.begin(sum.directory(), cohorts, dict.fromkeys(cohorts, 3), Table(sum, 2).context(-1))
 
 
 def test_a_client_masks_a_copy_of_its_release() -> None:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfed.core.errors import BadReply, DataError, Untrusted
-from dpfed.core.types import UPDATE, Aborted, Opened
+from dpfed.core.sum_protocol import Aborted, Opened
+from dpfed.core.types import UPDATE
 from dpfed.sums.secagg import keys as letters
 from dpfed.sums.secagg import messages as wire
 from dpfed.sums.secagg import shamir
@@ -55,8 +56,8 @@ def answered(sum: Secure = LOOSE, **at: int) -> Table:
 
 
 def ask(table: Table, client: int, stage: str, message: msgspec.Struct, **at: int) -> bytes:
-    seat = table.seat(client, **at)
-    return table.ask(client, stage, wire.pack(message), VECTORS[client], seat)
+    context = table.context(client, **at)
+    return table.ask(client, stage, wire.pack(message), VECTORS[client], context)
 
 
 def refused(
@@ -237,7 +238,7 @@ def test_a_signed_key_of_small_order_is_refused() -> None:
 
 def test_the_keys_that_are_asked_for_twice_are_the_same() -> None:
     table = answered()
-    again = table.ask(0, "keys", b"whatever", None, table.seat(0, 7))
+    again = table.ask(0, "keys", b"whatever", None, table.context(0, 7))
     assert wire.unpack(again, wire.Key) == table.directory.keys[0]
 
 
@@ -497,9 +498,9 @@ def test_replies_under_another_name_are_refused() -> None:
         with pytest.raises(BadReply, match="'sum' is due"):
             table.sum.add(table.session, 0, messages)
         with pytest.raises(BadReply, match="has no stage"):
-            table.sum.answer("input", messages, None, b"", table.seat(0))
+            table.sum.answer("input", messages, None, b"", table.context(0))
     with pytest.raises(BadReply, match="has no stage 'reveal the key'"):
-        table.sum.answer("reveal the key", {SUM: b""}, None, b"", table.seat(0))
+        table.sum.answer("reveal the key", {SUM: b""}, None, b"", table.context(0))
 
 
 # ------------------------------------------------------------------------------- malformed bytes

@@ -22,16 +22,17 @@ from safetensors.torch import load_file
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.errors import DataError
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE
+from dpfed.core.types import UPDATE, Broadcast, Problem
 from dpfed.recipes.federation import public_seed
 from dpfed.recipes.run import prepare
 from dpfed.recipes.schema import load
 from dpfed.sums.secagg.identity import simulated
 from dpfed.sums.secure import secure
-from dpfed.training.checkpoint import Checkpoint, Played, played
-from dpfed.training.inprocess import replay, rounds
+from dpfed.training.answer import answer
+from dpfed.training.checkpoint import Checkpoint, CommittedRound
+from dpfed.training.inprocess import InProcess, replay, rounds
 from dpfed.training.plan import Plan
-from dpfed.training.round import Broadcast, Carry, Progress, answer, play, start
+from dpfed.training.round import Exchange, ServerState, run_round, start
 from tests.laws.leaks import MODEL
 from tests.training.test_round import SIZES, make_plan, members
 
@@ -40,26 +41,29 @@ class Died(Exception):
     """The process is gone."""
 
 
-def carrier(plan: Plan) -> Carry:
+def carrier(plan: Plan) -> Exchange:
     people = {i: replace(m, signer=simulated(len(SIZES))[i]) for i, m in members(SIZES).items()}
 
-    def carry(broadcast: Broadcast, stage: str, requests):  # type: ignore[no-untyped-def]
+    def exchange(broadcast: Broadcast, stage: str, requests):  # type: ignore[no-untyped-def]
         for client in sorted(set().union(*requests.values())):
             asked = {name: to[client] for name, to in requests.items()}
             reply, people[client] = answer(plan, broadcast, stage, asked, people[client])
             yield client, reply
 
-    return carry
+    return exchange
 
 
 def run(
-    plan: Plan, folder: Path, carry: Carry, die: Callable[[int, str], bool] = lambda at, when: False
-) -> tuple[Progress, tuple[Played, ...]]:
+    plan: Plan,
+    folder: Path,
+    exchange: Exchange,
+    die: Callable[[int, str], bool] = lambda at, when: False,
+) -> tuple[ServerState, tuple[CommittedRound, ...]]:
     """Rounds with a checkpoint; ``die(round, when)`` says where the process ends."""
     book = Checkpoint(folder)
     fresh = start(plan, MODEL.initial(0))
     saved = book.load(plan, fresh)
-    now, done = (saved.progress, list(saved.played)) if saved else (fresh, [])
+    now, done = (saved.state, list(saved.committed)) if saved else (fresh, [])
     while now.round < plan.rounds:
         at = now.round
         if die(at, "before"):
@@ -67,10 +71,11 @@ def run(
         book.ask(now)
         if die(at, "asked"):
             raise Died
-        after, outcome = play(plan, now, carry)
+        after, outcome = run_round(plan, now, exchange)
         if die(at, "played"):
             raise Died
-        done += [] if outcome.aborted else [played(now, outcome)]
+        if not outcome.aborted:
+            done.append(CommittedRound(now.round, now.attempt, outcome.clients))
         now = after
         book.commit(plan, now, done, [{"round": each.round} for each in done])
         if die(at, "committed"):
@@ -88,7 +93,7 @@ def test_a_run_that_stops_between_rounds_gives_the_same_bits(tmp_path: Path, ser
             run(plan, folder, carrier(plan), lambda at, now, when=when: (at, now) == (2, when))
         after, done = run(plan, folder, carrier(plan))
         assert torch.equal(after.params, whole.params)
-        assert after.books == whole.books
+        assert after.release_counts == whole.release_counts
         assert [each.round for each in done] == [0, 1, 2, 3, 4]
 
 
@@ -102,7 +107,7 @@ def test_an_attempt_of_which_nobody_knows_the_end_is_spent(
         run(plan, tmp_path, carrier(plan), lambda now_at, now: (now_at, now) == (at, when))
     after, done = run(plan, tmp_path, carrier(plan))
     assert [each.attempt for each in done] == [int(each.round == at) for each in done]
-    assert sum(after.books[UPDATE].values()) == 5  # one more than the rounds
+    assert sum(after.release_counts[UPDATE].values()) == 5  # one more than the rounds
 
 
 def test_dying_again_and_again_never_asks_twice_for_the_same_attempt(tmp_path: Path) -> None:
@@ -110,25 +115,25 @@ def test_dying_again_and_again_never_asks_twice_for_the_same_attempt(tmp_path: P
     asked: list[tuple[int, int]] = []
     inner = carrier(plan)
 
-    def carry(broadcast: Broadcast, stage: str, requests):  # type: ignore[no-untyped-def]
+    def exchange(broadcast: Broadcast, stage: str, requests):  # type: ignore[no-untyped-def]
         asked.append((broadcast.round, broadcast.attempt))
         return inner(broadcast, stage, requests)
 
     deaths = [(0, "asked"), (0, "played"), (1, "played"), (1, "committed"), (3, "played")]
     for death in deaths:
         with pytest.raises(Died):
-            run(plan, tmp_path, carry, lambda at, now, death=death: (at, now) == death)
-    run(plan, tmp_path, carry)
+            run(plan, tmp_path, exchange, lambda at, now, death=death: (at, now) == death)
+    run(plan, tmp_path, exchange)
     assert len(set(asked)) == len(asked)
     assert asked == sorted(asked)
 
 
 def test_a_secure_sum_goes_on_with_the_keys_that_clients_have(tmp_path: Path) -> None:
     plan = make_plan(rounds=4, sum=secure(survivors=1.0))
-    carry = carrier(plan)  # the clients live on
+    exchange = carrier(plan)  # the clients live on
     with pytest.raises(Died):
-        run(plan, tmp_path, carry, lambda at, now: (at, now) == (1, "committed"))
-    after, _ = run(plan, tmp_path, carry)
+        run(plan, tmp_path, exchange, lambda at, now: (at, now) == (1, "committed"))
+    after, _ = run(plan, tmp_path, exchange)
     whole, _ = run(make_plan(rounds=4), tmp_path / "plain", carrier(make_plan(rounds=4)))
     assert torch.equal(after.params, whole.params)
 
@@ -159,7 +164,21 @@ def test_a_file_that_is_being_written_leaves_the_one_of_before(tmp_path: Path) -
     (tmp_path / "progress.safetensors.draft").write_bytes(b"half a fi")
     saved = Checkpoint(tmp_path).load(plan, start(plan, MODEL.initial(0)))
     assert saved is not None
-    assert saved.progress.round == 2
+    assert saved.state.round == 2
+
+
+def dies_in_its_second_round(plan: Plan, problems: list[Problem], book: Checkpoint) -> None:
+    """One round is committed; the next one is asked for and made, and never committed."""
+    running = rounds(plan, problems, MODEL.initial(0), checkpoint=book)
+    next(running)
+
+    def die(*_: object) -> None:
+        raise Died
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoint, "commit", die)
+        with pytest.raises(Died):
+            next(running)
 
 
 @pytest.mark.parametrize("client", ["gradient", "scaffold"])
@@ -175,27 +194,32 @@ def test_the_reference_engine_goes_on_with_its_clients_states(
     problems = [m.problem for m in members(SIZES).values()]
     book = Checkpoint(tmp_path)
     for _ in range(4):
-        running = rounds(plan, problems, MODEL.initial(0), checkpoint=book)
-        next(running)
-        next(running, None)  # the round is committed when the next one is asked for
-        running.close()
-    saved = book.load(plan, start(plan, MODEL.initial(0)), kept_form(plan, problems))
+        dies_in_its_second_round(plan, problems, book)
+    form = InProcess(plan, problems).client_states(MODEL.initial(0))
+    saved = book.load(plan, start(plan, MODEL.initial(0)), form)
     assert saved is not None
-    again = replay(plan, problems, MODEL.initial(0), saved.played)
-    assert torch.equal(again.params, saved.progress.params)
-    assert [(each.round, each.attempt) for each in saved.played] == [(0, 0), (1, 1), (2, 1), (3, 1)]
+    again = replay(plan, problems, MODEL.initial(0), saved.committed)
+    assert torch.equal(again.params, saved.state.params)
+    assert [(each.round, each.attempt) for each in saved.committed] == [
+        (0, 0),
+        (1, 1),
+        (2, 1),
+        (3, 1),
+    ]
 
 
 def test_attempts_that_died_count_against_the_promise(tmp_path: Path) -> None:
     """Four rounds are promised: two die, two are kept, and there is no fifth release."""
     plan, book = make_plan(rounds=4), Checkpoint(tmp_path)
     problems = [m.problem for m in members(SIZES).values()]
-    for _ in range(2):
-        running = rounds(plan, problems, MODEL.initial(0), checkpoint=book)
-        next(running)
-        running.close()
+    dies_in_its_second_round(plan, problems, book)
+    dies_in_its_second_round(plan, problems, book)
     after = [now.round for now, _ in rounds(plan, problems, MODEL.initial(0), checkpoint=book)]
-    assert after == [1, 2]
+    assert after == []
+    form = InProcess(plan, problems).client_states(MODEL.initial(0))
+    saved = book.load(plan, start(plan, MODEL.initial(0)), form)
+    assert saved is not None
+    assert (saved.state.round, sum(saved.state.release_counts[UPDATE].values())) == (2, 4)
     assert not list(rounds(plan, problems, MODEL.initial(0), checkpoint=book))
 
 
@@ -208,13 +232,6 @@ def test_two_processes_do_not_go_on_with_one_run(tmp_path: Path) -> None:
         next(rounds(plan, problems, MODEL.initial(0), checkpoint=book))
     first.close()
     next(rounds(plan, problems, MODEL.initial(0), checkpoint=book))
-
-
-def kept_form(plan: Plan, problems: list[object]) -> object:
-    from dpfed.training.inprocess import _kept
-    from dpfed.training.round import Member
-
-    return _kept(plan, {i: Member(i) for i in range(len(problems))}, MODEL.initial(0))
 
 
 # ------------------------------------------------------------------------- dpfed run --resume
@@ -267,12 +284,12 @@ def test_a_run_that_is_killed_at_random_moments_goes_on_to_its_end(tmp_path: Pat
     fresh = start(run.plan, initial, (folder / "training.txt").read_text())
     saved = Checkpoint(folder).load(run.plan, fresh)
     assert saved is not None
-    again = replay(run.plan, problems.problems, initial, saved.played)
+    again = replay(run.plan, problems.problems, initial, saved.committed)
     model = run.federation.model.layout.flatten(load_file(tmp_path / "out/model.safetensors"))
     assert torch.equal(model, again.params)
 
-    rounds_played = [each.round for each in saved.played]
-    wasted = sum(each.attempt for each in saved.played)
+    rounds_played = [each.round for each in saved.committed]
+    wasted = sum(each.attempt for each in saved.committed)
     assert rounds_played == list(range(30 - wasted))  # what died counts against the promise
     assert wasted <= 4
     rows = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
@@ -285,7 +302,7 @@ def test_a_run_that_is_killed_at_random_moments_goes_on_to_its_end(tmp_path: Pat
     bodies = [row.body for row in ledger.rows() if row.body["kind"] == "book"]
     booked = Counter((body["round"], body["attempt"], body["client"]) for body in bodies)
     assert set(booked.values()) == {1}
-    counted = {(each.round, each.attempt, i) for each in saved.played for i in each.clients}
+    counted = {(each.round, each.attempt, i) for each in saved.committed for i in each.clients}
     assert counted <= set(booked)
     ledger.close()
 

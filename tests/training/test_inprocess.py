@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference engine: determinism, threads, and what stops it."""
+"""The reference engine: determinism and threads. What stops it is in test_loop.py."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from dpfed.core.errors import RoundAborted
 from dpfed.core.types import UPDATE
 from dpfed.training.inprocess import rounds
-from dpfed.training.round import Plan
+from dpfed.training.plan import Plan
 from tests.laws.leaks import MODEL
 from tests.training.test_round import make_plan, members
 
@@ -36,29 +34,4 @@ def test_iteration_can_stop_early() -> None:
     run = rounds(make_plan(rounds=50), problems, MODEL.initial(0))
     progress, _ = next(run)
     assert progress.round == 1
-    assert sum(progress.books[UPDATE].values()) == 1
-
-
-def test_a_round_that_nobody_answers_stops_the_run() -> None:
-    class Broken:
-        dimension = MODEL.layout.size
-
-        def rows(self, *_: object) -> None:
-            raise RuntimeError("disk on fire")
-
-    with pytest.raises(RoundAborted, match="round 0 cannot be opened: no client answered"):
-        list(rounds(make_plan(nominal=[5]), [Broken()], MODEL.initial(0)))  # type: ignore[list-item]
-
-
-def test_one_broken_client_does_not_stop_the_others() -> None:
-    class Broken:
-        dimension = MODEL.layout.size
-
-        def rows(self, *_: object) -> None:
-            raise RuntimeError("disk on fire")
-
-    problems = [Broken(), *(m.problem for m in members().values())]
-    plan = make_plan(nominal=[5, 12, 30, 21])
-    *_, (_, outcome) = rounds(plan, problems, MODEL.initial(0))  # type: ignore[arg-type]
-    assert outcome.missing == (0,)
-    assert outcome.refused == {0: "ClientError"}
+    assert sum(progress.release_counts[UPDATE].values()) == 1

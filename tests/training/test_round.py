@@ -19,6 +19,7 @@ from dpfed.core.chain import identity, stateless
 from dpfed.core.errors import ClientRefused, UnsoundPlan
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
+from dpfed.core.sum_protocol import Answer
 from dpfed.core.types import (
     METRICS,
     UPDATE,
@@ -33,7 +34,9 @@ from dpfed.core.types import (
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
 from dpfed.sums.secure import secure
-from dpfed.training.round import Answer, Member, Outcome, Plan, Progress, answer, play, start
+from dpfed.training.answer import ClientState, answer
+from dpfed.training.plan import Plan
+from dpfed.training.round import RoundResult, ServerState, run_round, start
 from tests.conftest import make_records
 from tests.laws.leaks import MODEL
 
@@ -53,14 +56,16 @@ def make_plan(**changes: Any) -> Plan:
     return Plan(**{**options, **changes})
 
 
-def members(sizes: list[int] = SIZES) -> dict[int, Member]:
-    return {i: Member(i, MODEL.problem(make_records(m, 4, 3, seed=i))) for i, m in enumerate(sizes)}
+def members(sizes: list[int] = SIZES) -> dict[int, ClientState]:
+    return {
+        i: ClientState(i, MODEL.problem(make_records(m, 4, 3, seed=i))) for i, m in enumerate(sizes)
+    }
 
 
 class Wire:
     """Carries messages; tests tamper with them on the way."""
 
-    def __init__(self, plan: Plan, people: dict[int, Member], order: int = 1) -> None:
+    def __init__(self, plan: Plan, people: dict[int, ClientState], order: int = 1) -> None:
         self.plan, self.people, self.order = plan, people, order
 
     def __call__(
@@ -77,9 +82,9 @@ class Wire:
         yield client, reply
 
 
-def one_round(plan: Plan, wire: Wire | None = None) -> tuple[Progress, Outcome]:
+def one_round(plan: Plan, wire: Wire | None = None) -> tuple[ServerState, RoundResult]:
     progress = start(plan, torch.zeros(MODEL.layout.size))
-    return play(plan, progress, wire or Wire(plan, members()))
+    return run_round(plan, progress, wire or Wire(plan, members()))
 
 
 # --------------------------------------------------------------------------------------- plans
@@ -87,7 +92,7 @@ def one_round(plan: Plan, wire: Wire | None = None) -> tuple[Progress, Outcome]:
 
 def test_unsound_plans_are_refused_with_the_way_out() -> None:
     local = make_plan().client
-    nonlinear = local._replace(unchanged=False)
+    nonlinear = local._replace(sends_unmodified=False)
     records_only = local._replace(units=frozenset({Unit.RECORD}))
     distributed = {UPDATE: gaussian(trust=Trust.DISTRIBUTED)}
     mixed = {UPDATE: gaussian(), METRICS: gaussian(adjacency=Adjacency.ADD_REMOVE)}
@@ -262,7 +267,7 @@ def test_a_missing_client_contributes_zero_and_the_divisor_stays() -> None:
     assert outcome.aggregate is not None
     expected = whole.aggregate.mean - missing.clipped_sum(1.0).vector / sum(SIZES)
     assert torch.allclose(outcome.aggregate.mean, expected, atol=1e-6)
-    assert progress.books[UPDATE] == {1.0: 1}  # two shares less the reader's own
+    assert progress.release_counts[UPDATE] == {1.0: 1}  # two shares less the reader's own
 
 
 class Hostile(Wire):
@@ -320,18 +325,18 @@ def test_a_second_reply_of_one_client_is_dropped() -> None:
 def test_a_round_that_nobody_answers_is_booked_and_leaves_the_model() -> None:
     plan = make_plan()
     before = start(plan, torch.ones(MODEL.layout.size))
-    after, outcome = play(plan, before, lambda *_: [])
+    after, outcome = run_round(plan, before, lambda *_: [])
     assert outcome.aborted == "no client answered"
     assert torch.equal(after.params, before.params)
     assert (after.round, after.attempt) == (0, 1)
-    assert after.books[UPDATE] == {1.0: 1}
+    assert after.release_counts[UPDATE] == {1.0: 1}
 
 
 def test_a_retry_draws_new_noise() -> None:
     plan = make_plan()
     before = start(plan, torch.zeros(MODEL.layout.size))
-    first, _ = play(plan, before, Wire(plan, members()))
-    retried, _ = play(plan, replace(before, attempt=1), Wire(plan, members()))
+    first, _ = run_round(plan, before, Wire(plan, members()))
+    retried, _ = run_round(plan, replace(before, attempt=1), Wire(plan, members()))
     assert not torch.equal(first.params, retried.params)
 
 
@@ -345,28 +350,28 @@ def test_the_books_price_the_run_to_both_adversaries() -> None:
     progress = start(plan, torch.zeros(MODEL.layout.size))
     wire = Wire(plan, members(sizes))
     for _ in range(4):
-        progress, _ = play(plan, progress, wire)
-    spent = plan.guarantee(progress.books, 4)
+        progress, _ = run_round(plan, progress, wire)
+    spent = plan.guarantee(progress.release_counts, 4)
     server, others = spent.claims
     assert server.epsilon == pytest.approx(1.0, rel=1e-8)
     mu = 2 * math.sqrt(4 / 5) / mechanism.std
     assert others.epsilon == pytest.approx(epsilon_for(1e-5, mu), rel=1e-8)
-    assert plan.promise().sentence == spent.sentence
+    assert plan.guarantee().sentence == spent.sentence
 
 
 def test_a_dropout_weakens_the_promise_to_others_in_that_round_only() -> None:
     plan = make_plan(nominal=[10] * 6)
     sizes = [10] * 6
     progress = start(plan, torch.zeros(MODEL.layout.size))
-    progress, _ = play(plan, progress, Wire(plan, members(sizes)))
-    progress, _ = play(plan, progress, Dropping(plan, members(sizes)))
-    assert progress.books[UPDATE] == {5.0: 1, 4.0: 1}
+    progress, _ = run_round(plan, progress, Wire(plan, members(sizes)))
+    progress, _ = run_round(plan, progress, Dropping(plan, members(sizes)))
+    assert progress.release_counts[UPDATE] == {5.0: 1, 4.0: 1}
 
 
 def test_releases_that_are_not_sent_unchanged_are_hidden_by_no_other_noise() -> None:
-    nonlinear = make_plan().client._replace(unchanged=False)
-    assert len(make_plan(client=nonlinear).promise().claims) == 1
-    assert len(make_plan(nominal=[10] * 6).promise().claims) == 2
+    nonlinear = make_plan().client._replace(sends_unmodified=False)
+    assert len(make_plan(client=nonlinear).guarantee().claims) == 1
+    assert len(make_plan(nominal=[10] * 6).guarantee().claims) == 2
 
 
 def test_the_metrics_channel_is_priced_and_used_when_due() -> None:
@@ -378,11 +383,11 @@ def test_the_metrics_channel_is_priced_and_used_when_due() -> None:
     wire = Wire(plan, members())
     seen = []
     for _ in range(5):
-        progress, outcome = play(plan, progress, wire)
+        progress, outcome = run_round(plan, progress, wire)
         assert outcome.aggregate is not None
         seen.append(outcome.aggregate.public.get(METRICS))
     assert [m is None for m in seen] == [True, True, False, True, False]
-    assert {name: sum(book.values()) for name, book in progress.books.items()} == {
+    assert {name: sum(book.values()) for name, book in progress.release_counts.items()} == {
         UPDATE: 5,
         METRICS: 2,
     }
@@ -395,10 +400,10 @@ def test_client_state_stays_with_the_client_and_reaches_the_next_round() -> None
     def work(broadcast: Broadcast, problem: Any, state: int, release: Any) -> Any:
         return {UPDATE: release(problem.rows(broadcast.params, release.unit))}, state + 1
 
-    counting = ClientAlgorithm(lambda _: 0, work, frozenset(Unit), unchanged=True)
+    counting = ClientAlgorithm(lambda _: 0, work, frozenset(Unit), sends_unmodified=True)
     plan = make_plan(client=counting, server=identity())
     people = members()
     progress = start(plan, torch.zeros(MODEL.layout.size))
     for _ in range(3):
-        progress, _ = play(plan, progress, Wire(plan, people))
+        progress, _ = run_round(plan, progress, Wire(plan, people))
     assert [person.state for person in people.values()] == [3, 3, 3]

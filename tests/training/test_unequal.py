@@ -14,12 +14,13 @@ import torch
 
 from dpfed.core.errors import UnsoundPlan
 from dpfed.core.rows import Dense
-from dpfed.core.types import UPDATE, Rows, Trust, Unit, Vector, Weights
+from dpfed.core.types import UPDATE, Broadcast, Rows, Trust, Unit, Vector, Weights
 from dpfed.mechanisms.discrete_gaussian import discrete_gaussian
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.secure import secure
+from dpfed.training.answer import ClientState, answer
 from dpfed.training.plan import Plan
-from dpfed.training.round import Broadcast, Member, answer, play, start
+from dpfed.training.round import run_round, start
 from tests.training.test_round import make_plan
 
 SIZE = 40_000  # coordinates: the standard error of a standard deviation is 0.35 %
@@ -55,15 +56,15 @@ class Silent:
 
 def measured_noise(plan: Plan) -> float:
     """The standard deviation of the mean that a round opens, over its coordinates."""
-    people = {i: Member(i, Silent()) for i in range(len(plan.nominal))}
+    people = {i: ClientState(i, Silent()) for i in range(len(plan.nominal))}
 
-    def carry(broadcast: Broadcast, stage: str, requests):  # type: ignore[no-untyped-def]
+    def transport(broadcast: Broadcast, stage: str, requests):  # type: ignore[no-untyped-def]
         for client in sorted(set().union(*requests.values())):
             asked = {name: to[client] for name, to in requests.items()}
             reply, people[client] = answer(plan, broadcast, stage, asked, people[client])
             yield client, reply
 
-    _, outcome = play(plan, start(plan, torch.zeros(SIZE, dtype=torch.float64)), carry)
+    _, outcome = run_round(plan, start(plan, torch.zeros(SIZE, dtype=torch.float64)), transport)
     assert outcome.aggregate is not None
     measured = float(outcome.aggregate.mean.std())
     assert measured == pytest.approx(outcome.aggregate.std, rel=0.015)

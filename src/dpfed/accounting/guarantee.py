@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dpfed.accounting import gdp
 from dpfed.core.errors import Unpriceable
-from dpfed.core.sampling import EVERYONE, Everyone
-from dpfed.core.types import Adjacency, Mechanism, NoiseSource, Sampling, Trust, Unit
+from dpfed.core.files import jsonable
+from dpfed.core.sampling import EVERYONE, Everyone, Sampling
+from dpfed.core.types import Adjacency, Mechanism, NoiseSource, Trust, Unit
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -159,7 +160,7 @@ def guarantee(
     delta: float,
     noise: NoiseSource,
     rounds: int,
-    lost: float = 0.0,
+    delta_reserved: float = 0.0,
     server: str = SERVER,
 ) -> Guarantee:
     """What these releases promise, to each adversary that the trust model names.
@@ -172,7 +173,7 @@ def guarantee(
         raise Unpriceable(f"one sentence cannot state {sorted(kinds)}; price them one by one")
     first = spent[0].mechanism
     local = first.trust is Trust.LOCAL
-    found = _local(spent, delta) if local else _pooled(spent, delta - lost, server)
+    found = _local(spent, delta) if local else _pooled(spent, delta - delta_reserved, server)
     claims = tuple(replace(claim, delta=delta) for claim in found)
     return Guarantee(
         claims=claims,
@@ -352,15 +353,6 @@ def _accountants(adjacency: Adjacency) -> list[tuple[Any, str]]:
     if adjacency is Adjacency.ADD_REMOVE:
         found.append((RdpAccountant(neighboring_relation=relation), RDP))
     return found
-
-
-def jsonable(tree: Any) -> Any:
-    """JSON knows no infinity: it is written as a word."""
-    if isinstance(tree, dict):
-        return {key: jsonable(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [jsonable(value) for value in tree]
-    return str(tree) if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def delta_warning(delta: float, units: float) -> str | None:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from dpfed.core.types import UPDATE, BoundedSum, Broadcast, Release, Rows, Total, Trust
+from dpfed.training.answer import ClientState, PricedReleaser
 from dpfed.training.plan import Plan
-from dpfed.training.round import Door, Member
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,7 +101,7 @@ def stated(plan: Plan, size: int, channel: str = UPDATE) -> float:
 
 def _release(plan: Plan, rows: Rows, size: int, call: Call, channel: str) -> Release:
     broadcast = Broadcast(call.round, torch.zeros(size), attempt=call.attempt)
-    return Door(plan, broadcast, Member(call.client))(rows, channel)
+    return PricedReleaser(plan, broadcast, ClientState(call.client))(rows, channel)
 
 
 def _values(release: Release) -> Floats:

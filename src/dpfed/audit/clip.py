@@ -51,7 +51,7 @@ _WIDEST = 64  # coordinates: rows need not be as long as the model to be clipped
 def clip(target: Subject) -> Finding:
     """The largest movement by any of the hostile rows, priced against the noise that is stated."""
     plan = _keyed(target)
-    if plan.client.channels[UPDATE].swap is not None:
+    if plan.client.channels[UPDATE].replace_bound is not None:
         return skipped(NAME, target.claimed, "this method bounds its rows itself, by other means")
     size = plan.client.channels[UPDATE].size or min(_WIDEST, target.dimension)
     moved, norm = max((_moved(plan, size, norm, base), norm) for norm in NORMS for base in (0, 8))

@@ -98,18 +98,18 @@ class Subject:
     def claimed(self) -> float:
         """The epsilon held against it: the promise to the strongest adversary, or the recipe's."""
         asked = self.recipe.privacy.epsilon
-        promised = self.plan.promise().claims[0].epsilon
+        promised = self.plan.guarantee().claims[0].epsilon
         return promised if asked is None else min(asked, promised)
 
     @property
     def others(self) -> float:
         """The epsilon against whoever gets the model."""
-        return min(self.claimed, self.plan.promise().claims[-1].epsilon)
+        return min(self.claimed, self.plan.guarantee().claims[-1].epsilon)
 
     @property
     def delta(self) -> float:
         """What is left of delta after a secure sum's own chance of failure."""
-        return self.plan.delta - self.plan.lost
+        return self.plan.delta - self.plan.delta_reserved
 
     @property
     def dimension(self) -> int:
@@ -123,7 +123,7 @@ def subject(
     """Load the data and calibrate the plan, as a run would; a seed makes the noise repeatable."""
     silos = federation(recipe, root)
     plan = make_plan(recipe, silos.clients, silos.model)
-    if math.isinf(plan.promise().epsilon):
+    if math.isinf(plan.guarantee().epsilon):
         raise RecipeError("this recipe promises nothing, so there is nothing to audit; add noise")
     if seed is not None:
         plan = replace(plan, noise=Noise(seed))

@@ -39,23 +39,11 @@ from dpfed.audit.finding import Finding, Subject, judged, skipped
 from dpfed.audit.repriced import claimed_mu, drawn
 from dpfed.audit.statistics import Bits, Floats, chance_of, one_run_epsilon
 from dpfed.core.errors import RoundAborted
+from dpfed.core.matrices import MatrixRows, SecondOrderProblem
 from dpfed.core.randomness import Noise
-from dpfed.core.rows import Dense
-from dpfed.core.types import (
-    UPDATE,
-    Adjacency,
-    BoundedSum,
-    LinearProblem,
-    MatrixRows,
-    Messages,
-    Problem,
-    Rows,
-    Session,
-    Trust,
-    Unit,
-    UnitRows,
-    Vector,
-)
+from dpfed.core.rows import Dense, UnitRows
+from dpfed.core.sum_protocol import Messages, Session
+from dpfed.core.types import UPDATE, Adjacency, BoundedSum, Problem, Rows, Trust, Unit, Vector
 from dpfed.recipes.federation import public_seed
 from dpfed.training import inprocess
 from dpfed.training.plan import Plan
@@ -102,8 +90,11 @@ class Joined:
     def clipped_sum(self, clip: float) -> BoundedSum:
         """Both sums."""
         first, second = self.inner.clipped_sum(clip), Dense(self.canaries).clipped_sum(clip)
-        bound, swap = max(first.bound, second.bound), max(first.swap, second.swap)
-        return BoundedSum(first.vector + second.vector, bound, swap)
+        bound, replace_bound = (
+            max(first.bound, second.bound),
+            max(first.replace_bound, second.replace_bound),
+        )
+        return BoundedSum(first.vector + second.vector, bound, replace_bound)
 
     def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
         """The client's blocks, then the canaries'."""
@@ -164,8 +155,8 @@ class PlantedLinear(Planted):
         return self._linear.hessian_rows(params, unit)
 
     @property
-    def _linear(self) -> LinearProblem:
-        assert isinstance(self.inner, LinearProblem)  # noqa: S101 (it was built from one)
+    def _linear(self) -> SecondOrderProblem:
+        assert isinstance(self.inner, SecondOrderProblem)  # noqa: S101 (it was built from one)
         return self.inner
 
 
@@ -258,7 +249,7 @@ def _planted(
     other = -1.0 if plan.update.adjacency is Adjacency.REPLACE_ONE else 0.0
     signs = torch.where(coins, 1.0, other)[:, None]
     rows = (directions * signs * (_LONG * plan.update.clip)).float()
-    kind = PlantedLinear if isinstance(problem, LinearProblem) else Planted
+    kind = PlantedLinear if isinstance(problem, SecondOrderProblem) else Planted
     return kind(problem, rows, plan.update.clip, torch.zeros(size))
 
 

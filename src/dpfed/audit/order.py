@@ -33,7 +33,7 @@ import torch
 
 from dpfed.audit.finding import Finding, Subject, judged
 from dpfed.core.grid import add_weighted, to_values
-from dpfed.core.randomness import Noise
+from dpfed.core.randomness import Noise, Stream
 from dpfed.core.rows import Dense
 from dpfed.core.types import (
     Aggregate,
@@ -42,7 +42,6 @@ from dpfed.core.types import (
     Release,
     Rows,
     State,
-    Stream,
     Total,
     Trust,
     Unit,
@@ -51,7 +50,7 @@ from dpfed.core.types import (
 from dpfed.recipes.federation import public_seed
 from dpfed.training import inprocess
 from dpfed.training.plan import Plan
-from dpfed.training.round import Outcome, Progress
+from dpfed.training.round import RoundResult, ServerState
 
 NAME = "order"
 
@@ -136,7 +135,7 @@ def order(target: Subject) -> Finding:
 
 def _played(
     plan: Plan, problems: Sequence[Problem], start: Vector, tapes: Tapes, playing: Tapes | None
-) -> tuple[Progress, Outcome]:
+) -> tuple[ServerState, RoundResult]:
     channels: Mapping[str, Any] = {
         name: Recorded(mechanism, tapes[name], None if playing is None else playing[name])
         for name, mechanism in plan.channels.items()
@@ -145,14 +144,14 @@ def _played(
 
 
 def _flaws(
-    plan: Plan, start: Vector, progress: Progress, outcome: Outcome, tapes: Tapes
+    plan: Plan, start: Vector, progress: ServerState, outcome: RoundResult, tapes: Tapes
 ) -> list[str]:
     """What does not hold bit for bit in the first round."""
     seen = outcome.aggregate
     if seen is None or not tapes[seen.lead].finished:
         return ["the round has no aggregate"]
     tape, flaws = tapes[seen.lead], list[str]()
-    if plan.client.unchanged and not torch.equal(
+    if plan.client.sends_unmodified and not torch.equal(
         _sum(plan, tape, seen.lead, outcome.clients), tape.totals[0].vector
     ):
         flaws.append("the total is not the sum of the releases")

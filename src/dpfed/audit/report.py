@@ -21,8 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfed.accounting.guarantee import jsonable
 from dpfed.audit.finding import Finding, Subject, Verdict
+from dpfed.core.files import jsonable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +62,7 @@ def to_json(target: Subject, findings: Sequence[Finding]) -> dict[str, Any]:
     plain: dict[str, Any] = jsonable(
         {
             "recipe": target.recipe.name,
-            "guarantee": target.plan.promise().sentence,
+            "guarantee": target.plan.guarantee().sentence,
             "seed": target.seed,
             "effort": asdict(target.effort),
             "flagged": any(each.verdict is Verdict.FLAGGED for each in findings),
@@ -97,7 +97,7 @@ def figure(target: Subject, findings: Sequence[Finding]) -> Figure:
     flagged = sum(each.verdict is Verdict.FLAGGED for each in findings)
     words = f"{flagged} of {len(findings)} audits flag it" if flagged else "no audit flags it"
     made.suptitle(f"Audit of {target.recipe.name}: {words}", fontsize=12)
-    caption = textwrap.fill(f"Claimed: {target.plan.promise().sentence}", 135)
+    caption = textwrap.fill(f"Claimed: {target.plan.guarantee().sentence}", 135)
     made.supxlabel(caption, fontsize=8, color="#333333")
     return made
 

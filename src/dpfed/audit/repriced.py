@@ -24,14 +24,14 @@ from dpfed.accounting import gdp
 from dpfed.accounting.guarantee import GaussianRelease, price
 from dpfed.audit.finding import Subject
 from dpfed.core.sampling import Everyone
-from dpfed.core.types import METRICS, Adjacency
+from dpfed.core.types import Adjacency
 from dpfed.training.plan import Plan
 
 
 def movement(plan: Plan, channel: str) -> float:
     """How far one unit may move a channel's sum: what the noise must hide."""
     clip, replaced = plan.channels[channel].clip, plan.update.adjacency is Adjacency.REPLACE_ONE
-    declared = None if channel == METRICS else plan.client.channels[channel].swap
+    declared = plan.declared[channel].replace_bound
     if replaced and declared is not None:
         return declared
     return 2 * clip if replaced else clip

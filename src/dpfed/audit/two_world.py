@@ -61,7 +61,7 @@ class Worlds:
 def two_world(target: Subject) -> Finding:
     """Run both worlds, and compare what tells them apart with what is claimed."""
     plan = target.plan
-    if plan.client.channels[UPDATE].swap is not None:
+    if plan.client.channels[UPDATE].replace_bound is not None:
         return skipped(NAME, target.claimed, "this method bounds its rows itself, by other means")
     releases = plan.planned(UPDATE) if plan.update.independent else 1
     seen = worlds(target, releases, target.effort.pairs)

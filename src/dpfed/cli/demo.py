@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpfed.accounting.attack_odds import of_100, read
 from dpfed.accounting.gdp import check_epsilon
 from dpfed.accounting.guarantee import round_up
-from dpfed.recipes.bar import percent
+from dpfed.recipes.display import percent
+from dpfed.recipes.prepared import prepare
 from dpfed.recipes.result import BLUE, VERMILION, Result
-from dpfed.recipes.run import prepare, run_prepared
+from dpfed.recipes.run import run_prepared
 from dpfed.recipes.schema import parse
 
 if TYPE_CHECKING:

@@ -6,11 +6,8 @@ removed. A check that fails in an unforeseen way is a problem that says so, neve
 
 | looked at                         | problem                        | warning                     |
 |-----------------------------------|--------------------------------|-----------------------------|
-| python, packages                  | missing, or another version    | an optional one is missing  |
-| threads, cores, memory            |                                | too many threads; too small |
+| packages                          | missing, or another version    | an optional one is missing  |
 | ports of Flower's local SuperLink | taken by another program       |                             |
-| entropy                           | none                           |                             |
-| clock                             | before this package was made   | off from the disk's clock   |
 | folders, data, identity, ledger   | not writable, missing, unsound | readable by others          |
 | telemetry                         |                                | on                          |
 """
@@ -18,11 +15,8 @@ removed. A check that fails in an unforeseen way is a problem that says so, neve
 from __future__ import annotations
 
 import os
-import platform
 import socket
-import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from enum import StrEnum
@@ -71,17 +65,6 @@ OPTIONAL = {
 }
 
 
-def python() -> Iterator[Line]:
-    """Python itself."""
-    from packaging.specifiers import SpecifierSet
-
-    version, bounds = platform.python_version(), metadata.metadata("dpfed")["Requires-Python"]
-    if not SpecifierSet(bounds).contains(version, prereleases=True):
-        yield Line(PROBLEM, "python", f"{version}, and must be {bounds}; install another one")
-    else:
-        yield Line(OK, "python", f"{version} ({sys.executable})")
-
-
 def packages() -> Iterator[Line]:
     """What dpfed is built on, held against its own requirements."""
     bounds = requirements()
@@ -125,57 +108,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-# ----------------------------------------------------------------------------------------- machine
-
-LEAST_MEMORY = 2 * 2**30
-"""Bytes: a SuperLink, a server and two simulated clients, each with torch."""
-
-
-def threads() -> Iterator[Line]:
-    """OMP_NUM_THREADS against the cores."""
-    cores, text = usable_cores(), os.environ.get("OMP_NUM_THREADS", "")
-    if not text:
-        yield Line(OK, "threads", "OMP_NUM_THREADS is not set: torch takes one per core")
-    elif not text.isdigit() or not int(text):
-        said = f"OMP_NUM_THREADS is {text!r}, and must be a whole number from 1 on; unset it"
-        yield Line(WARNING, "threads", said)
-    elif int(text) > cores:
-        said = f"OMP_NUM_THREADS is {text} on {cores} cores, which slows down; use at most {cores}"
-        yield Line(WARNING, "threads", said)
-    else:
-        yield Line(OK, "threads", f"OMP_NUM_THREADS is {text} on {cores} cores")
-
-
-def machine() -> Iterator[Line]:
-    """Cores and memory."""
-    yield Line(OK, "cores", f"{usable_cores()}")
-    free = free_memory()
-    if free is None:
-        yield Line(WARNING, "memory", "not known here; a simulation takes about 2 GiB")
-    elif free < LEAST_MEMORY:
-        said = f"{free / 2**30:.1f} GiB free, and a simulation takes about 2; close something, or "
-        yield Line(WARNING, "memory", said + "use the in-process engine")
-    else:
-        yield Line(OK, "memory", f"{free / 2**30:.1f} GiB free")
-
-
-def usable_cores() -> int:
-    """Those that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        return os.cpu_count() or 1
-
-
-def free_memory() -> int | None:
-    """Bytes that a new process can have, where Linux tells."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
-
+# ------------------------------------------------------------------------------------------- ports
 
 PORTS = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": "39091", "FLWR_LOCAL_CONTROL_API_PORT": "39093"}
 """Flower's own: the environment variable of each port of the local SuperLink, and its default."""
@@ -221,39 +154,6 @@ def answers(port: str) -> bool:
             return bool(reply.status == 200)
     except (OSError, ValueError):
         return False
-
-
-def entropy() -> Iterator[Line]:
-    """The operating system's generator: all noise and all keys come from it."""
-    try:
-        drawn = {os.urandom(32) for _ in range(8)}
-    except NotImplementedError:
-        drawn = set()
-    if len(drawn) < 8:
-        said = "os.urandom gives nothing new, so that no noise is private; do not train here"
-        yield Line(PROBLEM, "entropy", said)
-    else:
-        yield Line(OK, "entropy", "the operating system's generator answers")
-
-
-SKEW = 5.0
-"""Seconds between this machine's clock and its disk's."""
-
-
-def clock() -> Iterator[Line]:
-    """Certificates and the ledger's rows are dated by it."""
-    made = Path(__file__).stat().st_mtime
-    with tempfile.NamedTemporaryFile() as file:
-        skew = abs(time.time() - Path(file.name).stat().st_mtime)
-    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    if time.time() < made - 24 * 3600:
-        said = f"{now}, before this package was made; set it, or certificates will be refused"
-        yield Line(PROBLEM, "clock", said)
-    elif skew > SKEW:
-        said = f"{now}, {skew:.0f} s off from the disk's clock; synchronise both (NTP)"
-        yield Line(WARNING, "clock", said)
-    else:
-        yield Line(OK, "clock", now)
 
 
 # ------------------------------------------------------------------------------------------- files
@@ -353,13 +253,8 @@ def telemetry() -> Iterator[Line]:
 
 
 CHECKS: dict[str, Callable[[], Iterator[Line]]] = {
-    "python": python,
     "packages": packages,
-    "threads": threads,
-    "machine": machine,
     "ports": ports,
-    "entropy": entropy,
-    "clock": clock,
     "folders": folders,
     "data": data,
     "identity": identity,

@@ -301,18 +301,18 @@ def totals(path: Path, dataset: str | None, delta: float) -> list[tuple[str, ...
 
     ledger = Ledger(path, create=False)
     ledger.rows()  # refuses a file that was tampered with
-    books = ledger.books()
-    name = None if dataset is None else books.resolve(Key(dataset)).dataset
+    balance = ledger.balance()
+    name = None if dataset is None else balance.resolve(Key(dataset)).dataset
     groups: dict[Key, list[Key]] = {}
-    for key in books.costs:
+    for key in balance.costs:
         if name in {None, key.base}:
             groups.setdefault(key._replace(dataset=key.base), []).append(key)
     rows: list[tuple[str, ...]] = []
     for shared, keys in sorted(groups.items()):
-        budget = books.budget(keys[0])
+        budget = balance.budget(keys[0])
         at = budget.delta if budget else delta
-        spent = max(books.spent(key).epsilon(at, key.adjacency) for key in keys)
-        runs = {training for key, training, *_ in books.usage if key in keys}
+        spent = max(balance.spent(key).epsilon(at, key.adjacency) for key in keys)
+        runs = {training for key, training, *_ in balance.usage if key in keys}
         promise = f"{shared.unit}, {shared.adjacency}, against {shared.adversary}"
         most = f"{budget.epsilon:g}" if budget else "none declared"
         rows.append((shared.base, promise, str(len(runs)), round_up(spent), round_up(at), most))

@@ -25,7 +25,7 @@ import typer
 from dpfed.core.types import Adjacency, Unit
 
 if TYPE_CHECKING:
-    from dpfed.accounting.ledger.balance import Books, Key, Usage
+    from dpfed.accounting.ledger.balance import Balance, Key, Usage
     from dpfed.accounting.ledger.ledger import Ledger
 
 ledger_app = typer.Typer(
@@ -62,31 +62,31 @@ def show(
 
     Where clients of a simulation divide a name, the line is the most exposed client's.
     """
-    from dpfed.accounting.guarantee import jsonable
+    from dpfed.core.files import jsonable
 
-    found = list(_figures(_open(ledger).books(), delta, every=every))
+    found = list(_figures(_open(ledger).balance(), delta, every=every))
     if as_json:
         typer.echo(json.dumps(jsonable(found)))
     else:
         _print(found)
 
 
-def _figures(books: Books, delta: float, *, every: bool) -> Iterator[Figures]:
+def _figures(balance: Balance, delta: float, *, every: bool) -> Iterator[Figures]:
     groups: dict[Key, list[Key]] = {}
-    for key in (*books.costs, *(key for key in books.budgets if key not in books.costs)):
+    for key in (*balance.costs, *(key for key in balance.budgets if key not in balance.costs)):
         shared = key if every else key._replace(dataset=key.base)
         groups.setdefault(shared, []).append(key)
     for shared, keys in sorted(groups.items()):
-        budget = books.budget(keys[0])
+        budget = balance.budget(keys[0])
         at = budget.delta if budget else delta
-        yield from _runs(books, shared, keys, at)
-        yield _total(books, shared, keys, at)
+        yield from _runs(balance, shared, keys, at)
+        yield _total(balance, shared, keys, at)
 
 
-def _runs(books: Books, shared: Key, keys: list[Key], delta: float) -> Iterator[Figures]:
+def _runs(balance: Balance, shared: Key, keys: list[Key], delta: float) -> Iterator[Figures]:
     """A line per run and channel."""
     lines: dict[tuple[str, str], list[Usage]] = {}
-    for (key, training, _, channel), usage in books.usage.items():
+    for (key, training, _, channel), usage in balance.usage.items():
         if key in keys:
             lines.setdefault((training, channel), []).append(usage)
     for (training, channel), used in lines.items():
@@ -99,14 +99,14 @@ def _runs(books: Books, shared: Key, keys: list[Key], delta: float) -> Iterator[
         }  # fmt: skip
 
 
-def _total(books: Books, shared: Key, keys: list[Key], delta: float) -> Figures:
-    budget = books.budget(keys[0])
-    costs = [books.spent(key) for key in keys]
+def _total(balance: Balance, shared: Key, keys: list[Key], delta: float) -> Figures:
+    budget = balance.budget(keys[0])
+    costs = [balance.spent(key) for key in keys]
     spent = max(cost.epsilon(delta, shared.adjacency) for cost in costs)
     return {
         **_names(shared), "run": "all", "channel": "all", "clients": len(keys),
-        "releases": sum(u.releases for k, u in books.usage.items() if k[0] == keys[0]),
-        "unconfirmed": sum(u.open for k, u in books.usage.items() if k[0] in keys),
+        "releases": sum(u.releases for k, u in balance.usage.items() if k[0] == keys[0]),
+        "unconfirmed": sum(u.open for k, u in balance.usage.items() if k[0] in keys),
         "epsilon": spent, "delta": delta,
         "budget": budget.epsilon if budget else None,
         "left": min(cost.left(budget) for cost in costs) if budget else None,

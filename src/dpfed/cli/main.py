@@ -22,7 +22,7 @@ from dpfed.cli.ledger import ledger_app
 from dpfed.cli.start import demo, doctor, explain, new
 from dpfed.core.errors import DpfedError
 from dpfed.core.types import Adjacency, Trust, Unit
-from dpfed.recipes.bar import bar, percent
+from dpfed.recipes.display import bar, percent
 
 if TYPE_CHECKING:
     from dpfed.recipes.result import Result
@@ -162,7 +162,7 @@ def reproduce(
     Example: DPFED_DATA=data dpfed reproduce sofim-cifar10
     """
     from dpfed.experiments import study as studies
-    from dpfed.experiments.measure import MEASUREMENTS, measure
+    from dpfed.experiments.measurements import MEASUREMENTS, measure
 
     if not name:
         titles = {each: studies.load(each).title for each in studies.names()}

@@ -36,7 +36,7 @@ def demo(
     from rich.console import Console
 
     from dpfed.cli import demo as first
-    from dpfed.recipes.bar import advance, bar
+    from dpfed.recipes.display import advance, bar
 
     with bar(quiet) as shown:
         tasks = {

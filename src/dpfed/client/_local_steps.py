@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local gradient steps on a client, and what leaves after them.
+"""What several client algorithms share: local gradient steps, and what leaves after them.
 
     records, groups   theta_{k+1} = theta_k - rate g_k, each g_k a release; the reply is their sum
     clients           the same along the mean gradient, in clear; then theta_0 - theta_K is released
@@ -11,11 +11,32 @@ is added.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
+from dpfed.core import (
+    UPDATE,
+    Aggregate,
+    Channel,
+    ClientAlgorithm,
+    Phase,
+    Problem,
+    Release,
+    Releaser,
+    ServerOptimizer,
+    State,
+    Unit,
+    Vector,
+    checks,
+    stateless,
+)
 from dpfed.core.grid import add_values, repack
 from dpfed.core.rows import Dense
-from dpfed.core.types import UPDATE, Problem, Release, Releaser, Unit, Vector
+from dpfed.core.types import Work
+
+START = "start"
+"""The channel of methods that begin with rounds of local steps."""
 
 
 def local_steps(
@@ -26,7 +47,16 @@ def local_steps(
     release: Releaser,
     channel: str = UPDATE,
 ) -> Release:
-    """So many local steps; at record level the sum of their gradients, to be scaled by the rate."""
+    """So many local steps; at record level the sum of their gradients, to be scaled by the rate.
+
+    Args:
+        params: where the steps begin.
+        steps: how many.
+        rate: the size of a step.
+        problem: the client's data and model.
+        release: the door that a step goes through at record level, the sum at client level.
+        channel: the channel that it is released on.
+    """
     if release.unit is Unit.CLIENT:
         moved = steps_in_clear(params, steps, rate, problem)
         return release(Dense(moved[None]), channel)
@@ -47,14 +77,82 @@ def gradient_at(
     release: Releaser,
     channel: str = UPDATE,
 ) -> Release:
-    """The release of the gradients at params - rate moved; the point itself is dropped."""
+    """The release of the gradients at params - rate moved; the point itself is dropped.
+
+    Args:
+        params: where the round began.
+        moved: the sum of the directions so far.
+        rate: the size of a step.
+        problem: the client's data and model.
+        release: the door.
+        channel: the channel that it is released on.
+    """
     rows = problem.rows(torch.sub(params, moved, alpha=rate), release.unit)
     return release(rows, channel)
 
 
 def steps_in_clear(params: Vector, steps: int, rate: float, problem: Problem) -> Vector:
-    """theta_0 - theta_K after steps along the mean gradient. Sensitive: one row, to be released."""
+    """theta_0 - theta_K after steps along the mean gradient. Sensitive: one row, to be released.
+
+    Args:
+        params: where the steps begin.
+        steps: how many.
+        rate: the size of a step.
+        problem: the client's data and model.
+    """
     theta = params.clone()
     for _ in range(steps):
         theta.sub_(problem.gradient(theta), alpha=rate)
     return params - theta
+
+
+def one_release(work: Work) -> ClientAlgorithm:
+    """An algorithm at client level: one row leaves, as it was released."""
+    return ClientAlgorithm(
+        init=stateless, work=work, units=frozenset({Unit.CLIENT}), sends_unmodified=True
+    )
+
+
+def start_channel(rounds: int, releases: int, share: float) -> Channel:
+    """The channel of the rounds that a method begins with; its noise is sized apart.
+
+    Args:
+        rounds: how many rounds there are.
+        releases: how many releases a client makes in each.
+        share: their part of the squared mu.
+    """
+    phases = (Phase(rounds, releases), Phase(None, 0))
+    return Channel(phases, share=share, noise=math.sqrt(releases))
+
+
+def by_stage(start: float, later: float) -> ServerOptimizer:
+    """Multiply by the rate of the stage, which is read off the channel that leads the round."""
+
+    def update(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:
+        return direction * (start if seen.lead == START else later), state
+
+    def update_(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:
+        return direction.mul_(start if seen.lead == START else later), state
+
+    return ServerOptimizer(stateless, update, update_=update_)
+
+
+def check_adamw(
+    owner: str, steps: int, rate: float, *, beta1: float, beta2: float, eps: float, decay: float
+) -> None:
+    """Refuse what local steps of AdamW cannot work with.
+
+    Args:
+        owner: the algorithm's name, for the error.
+        steps: local steps, at least 1.
+        rate: the size of a step, above 0.
+        beta1: how much of the first moment is kept, in [0, 1).
+        beta2: how much of the second moment is kept, in [0, 1).
+        eps: added to the root of the second moment.
+        decay: weight decay, at least 0.
+    """
+    checks.at_least(1, owner, steps=steps)
+    checks.positive(owner, rate=rate)
+    checks.decay(owner, beta1=beta1, beta2=beta2)
+    checks.stabilizer(owner, eps=eps)
+    checks.not_negative(owner, decay=decay)

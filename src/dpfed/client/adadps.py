@@ -32,22 +32,24 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.core.chain import stateless
-from dpfed.core.errors import DataError, RecipeError, UnsoundPlan
-from dpfed.core.rows import Chunks, Dense, Outer, Scaled
-from dpfed.core.types import (
+from dpfed.core import (
     UPDATE,
     Aggregate,
     Broadcast,
     ClientAlgorithm,
+    DataError,
     Problem,
     Releaser,
     Reply,
     ServerOptimizer,
     State,
     Unit,
+    UnsoundPlan,
     Vector,
+    stateless,
 )
+from dpfed.core.checks import decay, positive
+from dpfed.core.rows import Chunks, Dense, Outer, Scaled
 
 PAPER = "Li et al. 2022 (AdaDPS)"
 
@@ -59,9 +61,16 @@ class Preconditioner(NamedTuple):
 
 
 def adadps(eps: float = 1.0, beta: float = 0.9, side: str | None = None) -> ClientAlgorithm:
-    """One clipped, noised sum of preconditioned gradients, sent as it is."""
-    if not (0 < eps < math.inf and 0 <= beta < 1):
-        raise RecipeError(f"adadps' eps is {eps}, and above 0; its beta is {beta}, and in [0, 1)")
+    """One clipped, noised sum of preconditioned gradients, sent as it is.
+
+    Args:
+        eps: keeps the preconditioner near 1, above 0: it is at most (1 + eps) / eps.
+        beta: how much of the second moments is kept per round, in [0, 1).
+        side: a .safetensors file on the server with second moments of non-sensitive data; None
+            takes them from the private aggregates.
+    """
+    positive("adadps", eps=eps)
+    decay("adadps", beta=beta)
 
     def work(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
@@ -84,7 +93,9 @@ def adadps(eps: float = 1.0, beta: float = 0.9, side: str | None = None) -> Clie
         return mean, Preconditioner(torch.lerp(state.v, square, 1 - beta))
 
     server = ServerOptimizer(init, update, lambda state: {"scale": _scale(state.v, eps)})
-    return ClientAlgorithm(stateless, work, frozenset(Unit), unchanged=True, companion=server)
+    return ClientAlgorithm(
+        init=stateless, work=work, units=frozenset(Unit), sends_unmodified=True, companion=server,
+    )  # fmt: skip
 
 
 def _scale(v: Vector, eps: float) -> Vector:

@@ -25,12 +25,8 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.client._local_steps import gradient_at
-from dpfed.core.chain import stateless
-from dpfed.core.errors import RecipeError
-from dpfed.core.grid import add_values, repack
-from dpfed.core.rows import Dense
-from dpfed.core.types import (
+from dpfed.client._local_steps import gradient_at, one_release
+from dpfed.core import (
     UPDATE,
     Aggregate,
     Broadcast,
@@ -44,7 +40,11 @@ from dpfed.core.types import (
     State,
     Unit,
     Vector,
+    stateless,
 )
+from dpfed.core.checks import at_least, not_negative, positive, refuse
+from dpfed.core.grid import add_values, repack
+from dpfed.core.rows import Dense
 from dpfed.core.vector import dot
 
 PAPER = "Sahoo et al. 2024 (AdaFedProx); Li et al. 2020 (FedProx)"
@@ -62,11 +62,21 @@ def adafedprox(
     steps: int = 3, rate: float = 0.1, mu: float = 0.1, change: float = 0.1, patience: int = 5,
     unit: Unit = Unit.RECORD,
 ) -> ClientAlgorithm:  # fmt: skip
-    """Local steps with a proximal term whose weight follows the released mean."""
-    sane = steps >= 1 and patience >= 1 and 0 < rate < math.inf
-    if not (sane and 0 <= mu * rate <= 1 and 0 <= change < math.inf):
-        given = f"{steps=}, {patience=}, {rate=}, {change=}, {mu=}"
-        raise RecipeError(f"steps, patience from 1; rate > 0; mu in [0, 1 / rate]; not {given}")
+    """Local steps with a proximal term whose weight follows the released mean.
+
+    Args:
+        steps: local steps per round, at least 1; at record level each is a release.
+        rate: the size of a local step, above 0.
+        mu: the proximal weight to begin with, in [0, 1 / rate].
+        change: by how much the weight moves at a time, at least 0.
+        patience: after how many falls of the signal in a row the weight goes down, at least 1.
+        unit: what one row stands for; the plan fills it in.
+    """
+    at_least(1, "adafedprox", steps=steps, patience=patience)
+    positive("adafedprox", rate=rate)
+    not_negative("adafedprox", change=change)
+    if not 0 <= mu * rate <= 1:
+        raise refuse("adafedprox.mu", f"from 0 to 1 / rate = {1 / rate:g}", mu)
 
     def by_record(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
@@ -93,12 +103,15 @@ def adafedprox(
         factor = rate * _weights(state.mu, rate, steps)[1] if unit is not Unit.CLIENT else 1.0
         return mean * factor, _adapted(state, seen, change, patience, 1 / rate)
 
-    units, start = frozenset({unit}), Proximal(torch.tensor([mu], dtype=torch.float64), math.nan, 0)
+    start = Proximal(torch.tensor([mu], dtype=torch.float64), math.nan, 0)
     server = ServerOptimizer(lambda _: start, update, lambda state: {"proximal": state.mu})
     if unit is Unit.CLIENT:
-        return ClientAlgorithm(stateless, by_client, units, unchanged=True, companion=server)
-    channels = {UPDATE: Channel((Phase(None, steps),), noise=math.sqrt(steps))}
-    return ClientAlgorithm(stateless, by_record, units, channels, companion=server)
+        return one_release(by_client)._replace(companion=server)
+    return ClientAlgorithm(
+        init=stateless, work=by_record, units=frozenset({unit}),
+        channels={UPDATE: Channel((Phase(None, steps),), noise=math.sqrt(steps))},
+        companion=server,
+    )  # fmt: skip
 
 
 def _weights(mu: Vector, rate: float, steps: int) -> tuple[float, float]:

@@ -26,11 +26,8 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.client._local_steps import gradient_at
-from dpfed.core.chain import stateless
-from dpfed.core.errors import RecipeError
-from dpfed.core.grid import repack, values_of
-from dpfed.core.types import (
+from dpfed.client._local_steps import check_adamw, gradient_at
+from dpfed.core import (
     UPDATE,
     Aggregate,
     Broadcast,
@@ -38,13 +35,17 @@ from dpfed.core.types import (
     ClientAlgorithm,
     Phase,
     Problem,
+    RecipeError,
     Releaser,
     Reply,
     ServerOptimizer,
     State,
     Unit,
     Vector,
+    stateless,
 )
+from dpfed.core.checks import not_negative, refuse
+from dpfed.core.grid import repack, values_of
 from dpfed.core.vector import Layout
 
 PAPER = "DP-FedAdamW supplement, 2026"
@@ -62,13 +63,30 @@ def fedadamw(
     eps: float = 1e-8, decay: float = 0.01, gamma: float = 0.5, floor: float = 0.1,
     blocks: list[int] | None = None, unit: Unit = Unit.RECORD, layout: Layout | None = None,
 ) -> ClientAlgorithm:  # fmt: skip
-    """Local AdamW from common block-wise second moments, aligned to the global direction."""
+    """Local AdamW from common block-wise second moments, aligned to the global direction.
+
+    Args:
+        steps: local steps per round, at least 1; at record level each is a release.
+        rate: the size of a local step, above 0.
+        beta1: how much of the first moment is kept per step, in [0, 1).
+        beta2: how much of the second moment is kept per step, in [0, 1).
+        eps: added to the root of the second moment, in units of the gradient.
+        decay: weight decay per unit of rate, at least 0.
+        gamma: the part of a step that is the client's own; the rest is the global direction.
+        floor: the least second moment, in units of the noise's variance, at least 0.
+        blocks: sizes of the blocks that share a second moment; None is one per tensor.
+        unit: what one row stands for; the plan fills it in.
+        layout: the model's names and shapes; the plan fills it in.
+    """
     if unit is Unit.CLIENT:
-        raise RecipeError("at client level fedadamw's moments would leave unpriced; use localadamw")
-    sane = steps >= 1 and 0 < rate < math.inf and 1e-30 <= eps < math.inf and 0 <= gamma <= 1
-    if not (sane and decay >= 0 and floor >= 0 and 0 <= beta1 < 1 and 0 <= beta2 < 1):
-        given = f"{steps=}, {rate=}, {eps=}, {gamma=}, {decay=}, {floor=}, {beta1=}, {beta2=}"
-        raise RecipeError(f"steps from 1; rate, eps above 0; gamma, betas in [0, 1]; not {given}")
+        raise RecipeError(
+            "fedadamw.unit must be record or group, got client: its moments would leave without "
+            "noise; use localadamw"
+        )
+    check_adamw("fedadamw", steps, rate, beta1=beta1, beta2=beta2, eps=eps, decay=decay)
+    not_negative("fedadamw", floor=floor)
+    if not 0 <= gamma <= 1:
+        raise refuse("fedadamw.gamma", "from 0 to 1", gamma)
     known = blocks or ([math.prod(s) for s in layout.shapes.values()] if layout else [])
 
     def work(
@@ -92,14 +110,22 @@ def fedadamw(
         roots = means.div_(w).clamp_(min=floor * noise).sqrt_().mul_(size)
         return {UPDATE: repack(total.mul_(size), grid), "moments": repack(roots, grid)}, state
 
-    several, server = Channel((Phase(None, steps),), noise=math.nan), _server(steps, rate, known)
-    channels = {UPDATE: several, "moments": Channel((Phase(None, 0),), size=len(known) or 16)}
-    return ClientAlgorithm(stateless, work, frozenset({unit}), channels, companion=server)
+    return ClientAlgorithm(
+        init=stateless,
+        work=work,
+        units=frozenset({unit}),
+        channels={
+            UPDATE: Channel((Phase(None, steps),), noise=math.nan),
+            "moments": Channel((Phase(None, 0),), size=len(known) or 16),
+        },
+        companion=_server(steps, rate, known),
+    )
 
 
 def _sizes(known: list[int], params: Vector) -> list[int]:
     if known and (min(known) < 0 or sum(known) != params.numel()):
-        raise RecipeError(f"blocks {known} do not add up to the model's {params.numel()}")
+        bound = f"sizes that add up to the model's {params.numel()}"
+        raise refuse("fedadamw.blocks", bound, known)
     return known or [len(block) for block in torch.tensor_split(params, 16)]
 
 

@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import math
 
-from dpfed.client._local_steps import local_steps
-from dpfed.core.chain import rescale, stateless
-from dpfed.core.errors import RecipeError
-from dpfed.core.types import (
+from dpfed.client._local_steps import local_steps, one_release
+from dpfed.core import (
     UPDATE,
     Broadcast,
     Channel,
@@ -30,15 +28,24 @@ from dpfed.core.types import (
     Reply,
     State,
     Unit,
+    rescale,
+    stateless,
 )
+from dpfed.core.checks import at_least, positive
 
 PAPER = "McMahan et al. 2018 (DP-FedAvg)"
 
 
 def fedavg(steps: int = 5, rate: float = 0.1, unit: Unit = Unit.RECORD) -> ClientAlgorithm:
-    """Several local gradient steps; at record level each is a release."""
-    if steps < 1 or not (math.isfinite(rate) and rate > 0):
-        raise RecipeError(f"fedavg's steps are {steps} and its rate {rate}; 1 or more, above 0")
+    """Several local gradient steps; at record level each is a release.
+
+    Args:
+        steps: local steps per round, at least 1; at record level each is a release.
+        rate: the size of a local step, above 0.
+        unit: what one row stands for; the plan fills it in.
+    """
+    at_least(1, "fedavg", steps=steps)
+    positive("fedavg", rate=rate)
 
     def work(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
@@ -46,11 +53,9 @@ def fedavg(steps: int = 5, rate: float = 0.1, unit: Unit = Unit.RECORD) -> Clien
         return {UPDATE: local_steps(broadcast.params, steps, rate, problem, release)}, state
 
     if unit is Unit.CLIENT:
-        return ClientAlgorithm(stateless, work, frozenset({unit}), unchanged=True)
+        return one_release(work)
     return ClientAlgorithm(
-        stateless,
-        work,
-        frozenset({unit}),
+        init=stateless, work=work, units=frozenset({unit}),
         channels={UPDATE: Channel((Phase(None, steps),), noise=math.sqrt(steps))},
         companion=rescale(rate),
-    )
+    )  # fmt: skip

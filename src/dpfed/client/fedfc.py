@@ -28,17 +28,12 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.core.chain import stateless
-from dpfed.core.errors import RecipeError, UnsoundPlan
-from dpfed.core.matrices import from_triangle, positive, to_triangle, triangle
-from dpfed.core.rows import Dense, linear_matrix, linear_vector
-from dpfed.core.types import (
+from dpfed.core import (
     UPDATE,
     Aggregate,
     Broadcast,
     Channel,
     ClientAlgorithm,
-    LinearProblem,
     Phase,
     Problem,
     Releaser,
@@ -47,7 +42,11 @@ from dpfed.core.types import (
     State,
     Unit,
     Vector,
+    checks,
+    stateless,
 )
+from dpfed.core.matrices import from_triangle, positive, second_order, to_triangle, triangle
+from dpfed.core.rows import Dense, linear_matrix, linear_vector
 from dpfed.core.vector import Head, Layout, head_of
 
 PAPER = "Krouka et al. 2025 (DP-FedFC); Mehta et al. 2023 (DP-FC)"
@@ -68,20 +67,23 @@ def fedfc(
     unit: Unit = Unit.RECORD,
     layout: Layout | None = None,
 ) -> ClientAlgorithm:
-    """Gradients, preconditioned by one private release of the features' covariance."""
-    if not all(math.isfinite(v) and v > 0 for v in (gamma, radius)) or not 0 < share < 1:
-        raise RecipeError(
-            f"fedfc's gamma is {gamma}, its radius {radius}, its share {share}; "
-            f"the first two are finite and above 0, the share lies between 0 and 1"
-        )
+    """Gradients, preconditioned by one private release of the features' covariance.
+
+    Args:
+        gamma: added to the covariance's diagonal before it is inverted, above 0.
+        radius: the bound of a row of features, the bias included, above 0.
+        share: the covariance's part of the squared mu, between 0 and 1.
+        unit: what one row stands for; the plan fills it in.
+        layout: the model's names and shapes; the plan fills it in.
+    """
+    checks.positive("fedfc", gamma=gamma, radius=radius)
+    checks.part("fedfc", share=share)
     head = head_of(layout, "fedfc")
 
     def work(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
     ) -> tuple[Reply, State]:
-        if not isinstance(problem, LinearProblem):
-            raise UnsoundPlan("fedfc needs a model of one linear layer; use softmax or logistic")
-        params = broadcast.params
+        problem, params = second_order(problem, "fedfc"), broadcast.params
         if unit is Unit.CLIENT:
             P = from_triangle(broadcast.shared[PRECONDITIONER])
             reply = {UPDATE: release(Dense(_times(P, problem.gradient(params), head)[None]))}
@@ -91,11 +93,14 @@ def fedfc(
             reply[COVARIANCE] = release(problem.gram_rows(unit), COVARIANCE)
         return reply, state
 
-    once, bound = (Phase(1, 1), Phase(None, 0)), radius**2
-    covariance = Channel(once, triangle(head.inputs), bound, math.sqrt(2) * bound, share)
+    covariance = Channel(
+        phases=(Phase(1, 1), Phase(None, 0)), size=triangle(head.inputs), clip=radius**2,
+        replace_bound=math.sqrt(2) * radius**2, share=share,
+    )  # fmt: skip
     return ClientAlgorithm(
-        stateless, work, frozenset({unit}), {UPDATE: Channel(), COVARIANCE: covariance},
-        unchanged=True, linear=True, memory="f^2", companion=_preconditioned(gamma, head, unit),
+        init=stateless, work=work, units=frozenset({unit}),
+        channels={UPDATE: Channel(), COVARIANCE: covariance}, sends_unmodified=True, linear=True,
+        memory="f^2", companion=_preconditioned(gamma, head, unit),
     )  # fmt: skip
 
 

@@ -20,31 +20,23 @@ start = 0 this is DP-FedGD, to the bit.
 
 from __future__ import annotations
 
-import math
-
-from dpfed.client._local_steps import local_steps
-from dpfed.core.chain import stateless
-from dpfed.core.errors import RecipeError
-from dpfed.core.types import (
+from dpfed.client._local_steps import START, by_stage, local_steps, start_channel
+from dpfed.core import (
     UPDATE,
-    Aggregate,
     Broadcast,
     Channel,
     ClientAlgorithm,
     Phase,
     Problem,
-    Release,
     Releaser,
     Reply,
-    ServerOptimizer,
     State,
     Unit,
-    Vector,
+    stateless,
 )
+from dpfed.core.checks import at_least, part, positive
 
 PAPER = "Auddy et al. 2026 (FedHybrid)"
-
-START = "start"
 
 
 def fedhybrid(
@@ -55,44 +47,34 @@ def fedhybrid(
     share: float = 0.5,
     unit: Unit = Unit.RECORD,
 ) -> ClientAlgorithm:
-    """Rounds of local steps first, then one gradient per round."""
-    if start < 0 or steps < 1 or not all(math.isfinite(v) and v > 0 for v in (rate, step)):
-        raise RecipeError(
-            f"fedhybrid's start is {start}, its steps {steps}, its rate {rate} and its step {step};"
-            f" they are at least 0 and 1, and finite and above 0"
-        )
-    if not 0 < share < 1:
-        raise RecipeError(f"fedhybrid's share is {share}; it lies between 0 and 1: try 0.5")
+    """Rounds of local steps first, then one gradient per round.
 
-    def start_at(params: Vector, problem: Problem, release: Releaser) -> Release:
-        return local_steps(params, steps, rate, problem, release, START)
+    Args:
+        start: rounds of local steps at the beginning, at least 0; 0 is DP-FedGD.
+        steps: local steps per such round, at least 1; at record level each is a release.
+        rate: the size of a local step, above 0.
+        step: the size of a step in the later rounds, above 0.
+        share: the start's part of the squared mu, between 0 and 1.
+        unit: what one row stands for; the plan fills it in.
+    """
+    at_least(0, "fedhybrid", start=start)
+    at_least(1, "fedhybrid", steps=steps)
+    positive("fedhybrid", rate=rate, step=step)
+    part("fedhybrid", share=share)
 
     def work(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
     ) -> tuple[Reply, State]:
         if broadcast.round < start:
-            return {START: start_at(broadcast.params, problem, release)}, state
+            made = local_steps(broadcast.params, steps, rate, problem, release, START)
+            return {START: made}, state
         return {UPDATE: release(problem.rows(broadcast.params, release.unit))}, state
 
+    alone = unit is Unit.CLIENT
     channels = {UPDATE: Channel((Phase(start, 0), Phase(None, 1)))}
     if start:
-        count = 1 if unit is Unit.CLIENT else steps
-        once = (Phase(start, count), Phase(None, 0))
-        channels[START] = Channel(once, share=share, noise=math.sqrt(count))
+        channels[START] = start_channel(start, 1 if alone else steps, share)
     return ClientAlgorithm(
-        stateless, work, frozenset({unit}), channels,
-        unchanged=unit is Unit.CLIENT or not start,
-        companion=_by_stage(1.0 if unit is Unit.CLIENT else rate, step),
+        init=stateless, work=work, units=frozenset({unit}), channels=channels,
+        sends_unmodified=alone or not start, companion=by_stage(1.0 if alone else rate, step),
     )  # fmt: skip
-
-
-def _by_stage(rate: float, step: float) -> ServerOptimizer:
-    """The stage is read off the channel that leads the round."""
-
-    def update(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:
-        return direction * (rate if seen.lead == START else step), state
-
-    def update_(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:
-        return direction.mul_(rate if seen.lead == START else step), state
-
-    return ServerOptimizer(stateless, update, update_=update_)

@@ -25,24 +25,17 @@ Inferred: y is broadcast; who missed rounds takes the newest. ``curvature = "cov
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
 
-from dpfed.core.errors import RecipeError, UnsoundPlan
-from dpfed.core.grid import values_of
-from dpfed.core.matrices import solve
-from dpfed.core.rows import Dense
-from dpfed.core.types import (
+from dpfed.core import (
     UPDATE,
     Aggregate,
-    BoundedSum,
     Broadcast,
     Channel,
     ClientAlgorithm,
-    LinearProblem,
     Problem,
     Releaser,
     Reply,
@@ -50,6 +43,11 @@ from dpfed.core.types import (
     Unit,
     Vector,
 )
+from dpfed.core.checks import positive
+from dpfed.core.grid import values_of
+from dpfed.core.matrices import second_order, solve
+from dpfed.core.rows import Dense
+from dpfed.core.types import BoundedSum
 from dpfed.core.vector import Layout, head_of
 
 PAPER = "Krouka et al. 2025 (DP-FedNew, DP-FedNew-FC)"
@@ -67,12 +65,12 @@ class Direction(NamedTuple):
 
     make: Callable[[], Vector]
     bound: float
-    swap: float
+    replace_bound: float
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """The clips are the options'; a mechanism that was built for less refuses the bound."""
         del clip
-        return BoundedSum(self.make(), self.bound, self.swap)
+        return BoundedSum(self.make(), self.bound, self.replace_bound)
 
 
 def fednew(
@@ -85,22 +83,30 @@ def fednew(
     unit: Unit = Unit.RECORD,
     layout: Layout | None = None,
 ) -> ClientAlgorithm:
-    """ADMM on damped Newton directions; at record level the direction itself is released."""
-    given = (rho, alpha, c1, c2, hessian)
-    if not all(0 < value < math.inf for value in given):
-        raise RecipeError(f"fednew's rho, alpha, c1, c2, hessian are {given}; each is above 0")
+    """ADMM on damped Newton directions; at record level the direction itself is released.
+
+    Args:
+        rho: the weight of the agreement between clients, above 0.
+        alpha: the damping of the Newton step, above 0; gamma = alpha + rho.
+        c1: the clip of a record's gradient, above 0; at client level nothing but the direction is.
+        c2: the radius onto which the right-hand side is projected, above 0.
+        hessian: the clip of a record's matrix in Frobenius norm, above 0.
+        curvature: "hessian", or "covariance" of the inputs: one small matrix for all outputs.
+        unit: what one row stands for; the plan fills it in.
+        layout: the model's names and shapes; the plan fills it in.
+    """
+    positive("fednew", rho=rho, alpha=alpha, c1=c1, c2=c2, hessian=hessian)
     bias, dense = head_of(layout, "fednew").bias, curvature == "hessian"
     gamma, alone = alpha + rho, unit is Unit.CLIENT
-    bound, swap = (k * c1 / gamma + hessian * c2 / gamma**2 for k in (1, 2))
+    bound, replace_bound = (k * c1 / gamma + hessian * c2 / gamma**2 for k in (1, 2))
     if alone:
         c1 = c2 = hessian = 1e30  # the direction is clipped, and nothing before
 
     def work(
         broadcast: Broadcast, problem: Problem, state: FedNewState, release: Releaser
     ) -> tuple[Reply, FedNewState]:
-        if not isinstance(problem, LinearProblem):
-            raise UnsoundPlan("fednew needs a model of one linear layer; use softmax or logistic")
-        params, y, m = broadcast.params, broadcast.shared["primal"], release.nominal
+        problem, params = second_order(problem, "fednew"), broadcast.params
+        y, m = broadcast.shared["primal"], release.nominal
         dual = state.vector - rho * state.begun * y
         matrices = problem.hessian_rows(params, unit) if dense else problem.gram_rows(unit)
         gradients, size = problem.rows(params, unit), 1.0 if alone else m
@@ -110,13 +116,14 @@ def fednew(
             b = b * (c2 / max(c2, float(torch.linalg.vector_norm(b))))
             return size * solve(matrices.clipped_matrix(hessian) / size, b, gamma, bias)
 
-        made = release(Dense(make()[None]) if alone else Direction(make, bound, swap))
+        made = release(Dense(make()[None]) if alone else Direction(make, bound, replace_bound))
         return {UPDATE: made}, FedNewState(dual.add(values_of(made, m, params), alpha=rho), 1)
 
-    channel = Channel() if alone else Channel(clip=bound, swap=swap)
+    channel = Channel() if alone else Channel(clip=bound, replace_bound=replace_bound)
     return ClientAlgorithm(
-        _start, work, frozenset({unit}), {UPDATE: channel}, unchanged=True, keeps=True,
-        linear=True, samples=False, memory="d^2" if dense else "f^2",
+        init=_start, work=work, units=frozenset({unit}), channels={UPDATE: channel},
+        sends_unmodified=True, reuses_own_releases=True, linear=True, samples=False,
+        memory="d^2" if dense else "f^2",
         companion=ServerOptimizer(_start, _keep, lambda state: {"primal": state.vector}),
     )  # fmt: skip
 

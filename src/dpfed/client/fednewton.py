@@ -24,34 +24,31 @@ import math
 
 import torch
 
-from dpfed.client._local_steps import local_steps
-from dpfed.core.chain import stateless
-from dpfed.core.errors import RecipeError, UnsoundPlan
-from dpfed.core.grid import repack, values_of
-from dpfed.core.matrices import from_triangle, positive, solve, triangle
-from dpfed.core.rows import Dense
-from dpfed.core.types import (
+from dpfed.client._local_steps import START, by_stage, local_steps, start_channel
+from dpfed.core import (
     UPDATE,
-    Aggregate,
     Broadcast,
     Channel,
     ClientAlgorithm,
-    LinearProblem,
     Phase,
     Problem,
     Release,
     Releaser,
     Reply,
-    ServerOptimizer,
     State,
     Unit,
     Vector,
+    checks,
+    stateless,
 )
+from dpfed.core.grid import repack, values_of
+from dpfed.core.matrices import from_triangle, positive, second_order, solve, triangle
+from dpfed.core.rows import Dense
 from dpfed.core.vector import Layout, head_of
 
 PAPER = "Auddy et al. 2026 (FedNewton)"
 
-START, HESSIAN = "start", "hessian"
+HESSIAN = "hessian"
 
 
 def fednewton(
@@ -65,47 +62,54 @@ def fednewton(
     unit: Unit = Unit.RECORD,
     layout: Layout | None = None,
 ) -> ClientAlgorithm:
-    """A start by local gradient steps, then the mean of the clients' own Newton steps."""
-    numbers = (steps, rate, hessian, share, hessian_share)
-    fine = all(0 < v < math.inf for v in numbers) and share + hessian_share < 1
-    if not fine or start < 0 or not 0 <= damping < math.inf:
-        raise RecipeError(
-            f"fednewton's steps, rate, hessian and shares are {numbers}, its start {start} and "
-            f"damping {damping}; the first are above 0, both shares below 1, the last from 0 on"
-        )
-    head, alone = head_of(layout, "fednewton"), unit is Unit.CLIENT
+    """A start by local gradient steps, then the mean of the clients' own Newton steps.
 
-    def start_at(params: Vector, problem: Problem, release: Releaser) -> Release:
-        return local_steps(params, steps, rate, problem, release, START)
+    Args:
+        start: rounds of local gradient steps at the beginning, at least 0.
+        steps: local steps per such round, at least 1; at record level each is a release.
+        rate: the size of such a step, above 0.
+        share: the start's part of the squared mu, between 0 and 1.
+        hessian: the clip of a record's Hessian in Frobenius norm, above 0.
+        hessian_share: the Hessians' part of the squared mu; with ``share`` below 1.
+        damping: added to the Hessian's diagonal, at least 0.
+        unit: what one row stands for; the plan fills it in.
+        layout: the model's names and shapes; the plan fills it in.
+    """
+    checks.at_least(1, "fednewton", steps=steps)
+    checks.at_least(0, "fednewton", start=start)
+    checks.positive("fednewton", rate=rate, hessian=hessian)
+    checks.part("fednewton", share=share, hessian_share=hessian_share)
+    if share + hessian_share >= 1:
+        raise checks.refuse("fednewton.share + hessian_share", "below 1", share + hessian_share)
+    checks.not_negative("fednewton", damping=damping)
+    head, alone = head_of(layout, "fednewton"), unit is Unit.CLIENT
 
     def work(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
     ) -> tuple[Reply, State]:
         if broadcast.round < start:
-            return {START: start_at(broadcast.params, problem, release)}, state
+            made = local_steps(broadcast.params, steps, rate, problem, release, START)
+            return {START: made}, state
         return {UPDATE: _newton(damping, broadcast.params, problem, release)}, state
 
-    later, size = (Phase(start, 0), Phase(None, 1)), triangle(head.inputs * head.outputs)
+    later = (Phase(start, 0), Phase(None, 1))
     channels = {UPDATE: Channel(later, noise=1.0 if alone else math.nan)}
     if not alone:
-        swap = math.sqrt(2) * hessian
-        channels[HESSIAN] = Channel(later, size, hessian, swap, hessian_share, sent=False)
+        channels[HESSIAN] = Channel(
+            phases=later, size=triangle(head.inputs * head.outputs), clip=hessian,
+            replace_bound=math.sqrt(2) * hessian, share=hessian_share, sent=False,
+        )  # fmt: skip
     if start:
-        phases = (Phase(start, 1 if alone else steps), Phase(None, 0))
-        channels[START] = Channel(phases, share=share, noise=math.sqrt(phases[0].releases))
-
-    def by_stage(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:
-        return direction * (rate if seen.lead == START and not alone else 1.0), state
-
+        channels[START] = start_channel(start, 1 if alone else steps, share)
     return ClientAlgorithm(
-        stateless, work, frozenset({unit}), channels, unchanged=alone, linear=True, memory="d^2",
-        companion=ServerOptimizer(stateless, by_stage),
+        init=stateless, work=work, units=frozenset({unit}), channels=channels,
+        sends_unmodified=alone, linear=True, memory="d^2",
+        companion=by_stage(1.0 if alone else rate, 1.0),
     )  # fmt: skip
 
 
 def _newton(damping: float, params: Vector, problem: Problem, release: Releaser) -> Release:
-    if not isinstance(problem, LinearProblem):
-        raise UnsoundPlan("fednewton needs a model of one linear layer; use logistic or poisson")
+    problem = second_order(problem, "fednewton")
     matrices, m = problem.hessian_rows(params, release.unit), release.nominal
     if release.unit is Unit.CLIENT:
         step = _solve(matrices.clipped_matrix(1e30), problem.gradient(params), damping)

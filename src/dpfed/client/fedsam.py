@@ -25,12 +25,8 @@ import math
 
 import torch
 
-from dpfed.client._local_steps import gradient_at
-from dpfed.core.chain import rescale, stateless
-from dpfed.core.errors import RecipeError
-from dpfed.core.grid import add_values, repack, values_of
-from dpfed.core.rows import Dense
-from dpfed.core.types import (
+from dpfed.client._local_steps import gradient_at, one_release
+from dpfed.core import (
     UPDATE,
     Broadcast,
     Channel,
@@ -42,7 +38,12 @@ from dpfed.core.types import (
     State,
     Unit,
     Vector,
+    rescale,
+    stateless,
 )
+from dpfed.core.checks import at_least, not_negative, positive
+from dpfed.core.grid import add_values, repack, values_of
+from dpfed.core.rows import Dense
 from dpfed.core.vector import dot
 
 PAPER = "Qu et al. 2022 (FedSAM); Foret et al. 2021 (SAM)"
@@ -51,12 +52,17 @@ PAPER = "Qu et al. 2022 (FedSAM); Foret et al. 2021 (SAM)"
 def fedsam(
     steps: int = 3, rate: float = 0.1, radius: float = 0.05, unit: Unit = Unit.RECORD
 ) -> ClientAlgorithm:
-    """Local steps by the gradient at a point uphill: two releases a step at record level."""
-    if steps < 1 or not (math.isfinite(rate) and rate > 0 and 0 <= radius < math.inf):
-        raise RecipeError(
-            f"fedsam's steps are {steps}, its rate {rate} and its radius {radius}; "
-            f"1 or more, above 0, and not below 0"
-        )
+    """Local steps by the gradient at a point uphill: two releases a step at record level.
+
+    Args:
+        steps: local steps per round, at least 1; at record level each is two releases.
+        rate: the size of a local step, above 0.
+        radius: how far uphill the gradient is taken, in the parameters' norm; 0 is DP-FedAvg.
+        unit: what one row stands for; the plan fills it in.
+    """
+    at_least(1, "fedsam", steps=steps)
+    positive("fedsam", rate=rate)
+    not_negative("fedsam", radius=radius)
 
     def by_record(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
@@ -84,14 +90,12 @@ def fedsam(
         return {UPDATE: release(Dense((broadcast.params - theta)[None]))}, state
 
     if unit is Unit.CLIENT:
-        return ClientAlgorithm(stateless, by_client, frozenset({unit}), unchanged=True)
+        return one_release(by_client)
     return ClientAlgorithm(
-        stateless,
-        by_record,
-        frozenset({unit}),
+        init=stateless, work=by_record, units=frozenset({unit}),
         channels={UPDATE: Channel((Phase(None, 2 * steps),), noise=math.sqrt(steps))},
         companion=rescale(rate),
-    )
+    )  # fmt: skip
 
 
 def _climb(gradient: Vector, radius: float) -> Vector:

@@ -12,8 +12,7 @@ At group level a row is the sum of one person's gradients, at client level the c
 
 from __future__ import annotations
 
-from dpfed.core.chain import stateless
-from dpfed.core.types import (
+from dpfed.core import (
     UPDATE,
     Broadcast,
     ClientAlgorithm,
@@ -22,6 +21,7 @@ from dpfed.core.types import (
     Reply,
     State,
     Unit,
+    stateless,
 )
 
 PAPER = "McMahan et al. 2017; Nair et al. 2026 (DP-FedGD)"
@@ -36,4 +36,4 @@ def gradient() -> ClientAlgorithm:
         rows = problem.rows(broadcast.params, release.unit)
         return {UPDATE: release(rows)}, state
 
-    return ClientAlgorithm(init=stateless, work=work, units=frozenset(Unit), unchanged=True)
+    return ClientAlgorithm(init=stateless, work=work, units=frozenset(Unit), sends_unmodified=True)

@@ -30,24 +30,25 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.client._local_steps import gradient_at
-from dpfed.core.chain import rescale, stateless
-from dpfed.core.errors import RecipeError
-from dpfed.core.grid import repack, values_of
-from dpfed.core.rows import Dense
-from dpfed.core.types import (
+from dpfed.client._local_steps import check_adamw, gradient_at, one_release
+from dpfed.core import (
     UPDATE,
     Broadcast,
     Channel,
     ClientAlgorithm,
     Phase,
     Problem,
+    RecipeError,
     Releaser,
     Reply,
     State,
     Unit,
     Vector,
+    rescale,
+    stateless,
 )
+from dpfed.core.grid import repack, values_of
+from dpfed.core.rows import Dense
 
 PAPER = "DP-FedAdamW supplement, 2026, Algorithm 2; Loshchilov and Hutter 2019 (AdamW)"
 
@@ -64,10 +65,24 @@ def localadamw(
     steps: int = 5, rate: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999,
     eps: float = 1e-8, decay: float = 0.01, reset: bool | None = None, unit: Unit = Unit.RECORD,
 ) -> ClientAlgorithm:  # fmt: skip
-    """Local steps of AdamW; the moments go on from round to round, but at client level."""
-    _check(steps, rate, (beta1, beta2), eps, decay)
+    """Local steps of AdamW; the moments go on from round to round, but at client level.
+
+    Args:
+        steps: local steps per round, at least 1; at record level each is a release.
+        rate: the size of a local step, above 0.
+        beta1: how much of the first moment is kept per step, in [0, 1).
+        beta2: how much of the second moment is kept per step, in [0, 1).
+        eps: added to the root of the second moment, in units of the gradient.
+        decay: weight decay per unit of rate, at least 0.
+        reset: begin each round with zero moments; None is only where they would be data in clear.
+        unit: what one row stands for; the plan fills it in.
+    """
+    check_adamw("localadamw", steps, rate, beta1=beta1, beta2=beta2, eps=eps, decay=decay)
     if unit is Unit.CLIENT and reset is False:
-        raise RecipeError("at client level kept moments would be data in clear; leave out reset")
+        raise RecipeError(
+            "localadamw.reset must be true at client level, got False: kept moments would be data "
+            "in clear; leave it out"
+        )
     keeps = unit is not Unit.CLIENT and not reset
 
     def adam(g: Vector, m: Vector, v: Vector, k: int) -> Vector:
@@ -101,20 +116,13 @@ def localadamw(
         return {UPDATE: release(Dense((broadcast.params - theta)[None]))}, state
 
     if unit is Unit.CLIENT:
-        return ClientAlgorithm(stateless, by_client, frozenset({unit}), unchanged=True)
+        return one_release(by_client)
     return ClientAlgorithm(
-        _zero if keeps else stateless, by_record, frozenset({unit}), keeps=keeps,
+        init=_zero if keeps else stateless, work=by_record, units=frozenset({unit}),
         channels={UPDATE: Channel((Phase(None, steps),), noise=math.nan)},
-        companion=rescale(rate),
+        reuses_own_releases=keeps, companion=rescale(rate),
     )  # fmt: skip
 
 
 def _zero(params: Vector) -> Moments:
     return Moments(torch.zeros_like(params), torch.zeros_like(params), 0)
-
-
-def _check(steps: int, rate: float, betas: tuple[float, float], eps: float, decay: float) -> None:
-    if not (steps >= 1 and 0 < rate < math.inf and 1e-30 <= eps < math.inf and decay >= 0):
-        raise RecipeError(f"{steps=} >= 1; {rate=}, {eps=} > 0; {decay=} >= 0: one does not hold")
-    if not all(0 <= beta < 1 for beta in betas):
-        raise RecipeError(f"the betas are {betas}, and must be in [0, 1): try 0.9 and 0.999")

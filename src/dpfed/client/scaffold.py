@@ -30,10 +30,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from dpfed.client._local_steps import gradient_at
-from dpfed.core.errors import RecipeError
-from dpfed.core.grid import add_values, repack, values_of
-from dpfed.core.rows import Dense
-from dpfed.core.types import (
+from dpfed.core import (
     UPDATE,
     Aggregate,
     Broadcast,
@@ -47,6 +44,9 @@ from dpfed.core.types import (
     Unit,
     Vector,
 )
+from dpfed.core.checks import at_least, positive
+from dpfed.core.grid import add_values, repack, values_of
+from dpfed.core.rows import Dense
 
 PAPER = "Noble et al. 2022 (DP-SCAFFOLD); Karimireddy et al. 2020"
 
@@ -63,9 +63,16 @@ Answer: TypeAlias = tuple[Reply, Control]
 def scaffold(
     steps: int = 5, rate: float = 0.1, warm: bool = True, unit: Unit = Unit.RECORD
 ) -> ClientAlgorithm:
-    """Several local steps, with control variates against the clients' drift."""
-    if steps < 1 or not (math.isfinite(rate) and rate > 0):
-        raise RecipeError(f"scaffold's steps are {steps} and its rate {rate}; 1 or more, above 0")
+    """Several local steps, with control variates against the clients' drift.
+
+    Args:
+        steps: local steps per round, at least 1; at record level each is a release.
+        rate: the size of a local step, above 0.
+        warm: spend round 0 on one gradient, from which the control variates begin.
+        unit: what one row stands for; the plan fills it in.
+    """
+    at_least(1, "scaffold", steps=steps)
+    positive("scaffold", rate=rate)
     client = unit is Unit.CLIENT
 
     def work(broadcast: Broadcast, problem: Problem, state: Control, release: Releaser) -> Answer:
@@ -97,8 +104,9 @@ def scaffold(
 
     phases = (Phase(1, 1), Phase(None, steps)) if warm else (Phase(None, steps),)
     return ClientAlgorithm(
-        _zero, work, frozenset({unit}), unchanged=client, keeps=True,
+        init=_zero, work=work, units=frozenset({unit}),
         channels={UPDATE: Channel() if client else Channel(phases, noise=math.nan)},
+        sends_unmodified=client, reuses_own_releases=True,
         companion=_server(steps, rate, warm, factor=rate if client else 1.0),
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.errors import UnsoundPlan
 from dpfed.core.types import Aggregate, ServerOptimizer, State, Vector
 
 
@@ -62,21 +62,6 @@ def _merge(shared: dict[str, Vector], more: Mapping[str, Vector]) -> None:
     if twice:
         raise UnsoundPlan(f"two optimizers of one chain share {twice}; keep one of them")
     shared.update(more)
-
-
-def check_adaptive(
-    name: str, rate: float, beta1: float, beta2: float, eps: float, usual_eps: str
-) -> None:
-    """Refuse what no optimizer with two moments can work with."""
-    if not (math.isfinite(rate) and rate > 0):
-        raise RecipeError(f"{name}'s rate is {rate}, and must be finite and above 0: try 0.1")
-    for option, value, usual in (("beta1", beta1, 0.9), ("beta2", beta2, 0.999)):
-        if not 0 <= value < 1:
-            raise RecipeError(f"{name}'s {option} is {value}, and must be in [0, 1): try {usual}")
-    if not 1e-30 <= eps < math.inf:  # as float32, less may be 0, and 0 / 0 is not a direction
-        raise RecipeError(
-            f"{name}'s eps is {eps}, and must be finite and from 1e-30 up: try {usual_eps}"
-        )
 
 
 def rescale(rate: float) -> ServerOptimizer:

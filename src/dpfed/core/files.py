@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a crash leaves whole: the old one or the new one."""
+"""Files that a crash leaves whole, and JSON that knows infinity: it is written as a word."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from pathlib import Path
+from typing import Any
+
+_WORDS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
@@ -21,3 +26,29 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def jsonable(tree: Any) -> Any:
+    """The tree as strict JSON takes it: floats that are not finite become words."""
+    if isinstance(tree, dict):
+        return {key: jsonable(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [jsonable(value) for value in tree]
+    return str(tree) if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def from_word(value: Any) -> Any:
+    """What ``jsonable`` wrote: the float again where it is the word of one."""
+    return _WORDS.get(value, value) if isinstance(value, str) else value
+
+
+def json_line(row: dict[str, Any]) -> str:
+    """A row as one line of a .jsonl file."""
+    return json.dumps(jsonable(row), allow_nan=False) + "\n"
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a .jsonl file that may still grow: a line without an end is left out."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [{key: from_word(value) for key, value in row.items()} for row in rows]

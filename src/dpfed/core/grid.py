@@ -42,6 +42,9 @@ _BLOCK = 1 << 14
 NOISY_BITS = 20
 """Where noise is added before rounding: the step is about noise / 2^20, lost in the noise."""
 
+SLACK = 2.0**-12
+"""By how much of a clip it may be exceeded where a float sum is rounded to a grid: it is priced."""
+
 EXACT_BITS = 36
 """Where it is not: about clip / 2^36, far below the rounding of a float32 sum."""
 

@@ -26,12 +26,42 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 
-from dpfed.core.errors import BadRelease
+from dpfed.core.errors import BadRelease, UnsoundPlan
 from dpfed.core.rows import count_units, linear_matrix, linear_vector, members_of, records_of
-from dpfed.core.types import BoundedSum, Vector
+from dpfed.core.types import BoundedSum, Problem, Rows, Unit, Vector
+
+
+class MatrixRows(Rows, Protocol):
+    """Rows that are positive semidefinite matrices; their vectors are upper triangles."""
+
+    def clipped_matrix(self, clip: float) -> torch.Tensor:
+        """The sum of the matrices, each scaled to Frobenius norm at most ``clip``. Sensitive."""
+
+
+@runtime_checkable
+class SecondOrderProblem(Problem, Protocol):
+    """A problem of one linear layer, whose second derivatives have a form of their own."""
+
+    def gram_rows(self, unit: Unit) -> MatrixRows:
+        """Per-unit x x^T of the layer's inputs (a bias is one more input, equal to 1)."""
+
+    def hessian_rows(self, params: Vector, unit: Unit) -> MatrixRows:
+        """Per-unit Hessians of the loss at ``params``, in the order of the flat vector."""
+
+
+def second_order(problem: Problem, method: str) -> SecondOrderProblem:
+    """The problem, if its model is one linear layer."""
+    if isinstance(problem, SecondOrderProblem):
+        return problem
+    kind = type(problem).__name__
+    raise UnsoundPlan(
+        f"{method} needs a model of one linear layer, got {kind}; use softmax, logistic or poisson"
+    )
+
 
 _LEAST = 1e-30  # a factor near the smallest float32 loses digits, and a row could grow
 
@@ -213,7 +243,7 @@ def _pairs(count: int) -> Iterator[tuple[int, int]]:
 
 
 def _bounded(matrix: torch.Tensor, clip: float) -> BoundedSum:
-    return BoundedSum(to_triangle(matrix), bound=clip, swap=math.sqrt(2) * clip)
+    return BoundedSum(to_triangle(matrix), bound=clip, replace_bound=math.sqrt(2) * clip)
 
 
 def _check(clip: float) -> None:

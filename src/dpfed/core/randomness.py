@@ -24,7 +24,7 @@ import hashlib
 import math
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -37,6 +37,16 @@ if TYPE_CHECKING:
 
 _NONCE = bytes(16)  # a key is used for one stream only, so the nonce need not vary
 _BLOCK = 1 << 13  # pairs of normals made at a time: the temporaries stay small, and in cache
+
+
+class Stream(Protocol):
+    """Random bits, and what is made of them."""
+
+    def normal(self, size: int) -> NDArray[np.float64]:
+        """So many independent standard normals."""
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """So many 64-bit words."""
 
 
 class KeyStream:

@@ -31,129 +31,49 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
 
-from dpfed.core.errors import BadRelease
-from dpfed.core.types import SLACK, BoundedSum, Vector
-
-_TINY = {torch.float32: 1e-15, torch.float64: 1e-140}  # below, squares lose digits
-_HUGE = {torch.float32: 1e15, torch.float64: 1e140}  # above, squares may overflow
-_SAFE = {torch.float32: 1e30, torch.float64: 1e300}  # above, clip / norm may be denormal
-
-_SHORTFALL = 2.0**-40  # of the clip, given up in the exact path: more than any norm is off by
-_ELEMENTS = 1 << 21  # of a block of rows: 16 MiB in double precision
-_PLAIN = 2.0**250  # factors within it, and above its inverse, cannot overflow or lose digits
-_EXTREME = 2.0**300  # a clip or a step beyond it is not proven to be safe
-
-
-def _checked(clip: float) -> float:
-    if not (math.isfinite(clip) and clip > 0):
-        raise BadRelease(f"clip is {clip}, and must be a finite number above 0; set mechanism.clip")
-    return clip
-
-
-def _bounded(vector: Vector, clip: float) -> BoundedSum:
-    return BoundedSum(vector=vector, bound=clip, swap=2 * clip)
+from dpfed.core.clipping import (
+    SAFE,
+    bounded,
+    checked_clip,
+    clip_alone,
+    clip_factors,
+    clip_rows,
+    covered,
+    ordinary,
+    product_error,
+    row_norms,
+    rows_in_block,
+    stacked,
+    tamed,
+    within,
+)
+from dpfed.core.types import BoundedSum, Rows, Vector
 
 
-def _within(values: torch.Tensor, low: float, high: float) -> bool:
-    """Whether all values lie between: False for a NaN, in one pass."""
-    if values.numel() == 0:
-        return True
-    least, most = torch.aminmax(values)
-    return low <= float(least) and float(most) <= high
+@runtime_checkable
+class UnitRows(Rows, Protocol):
+    """Rows that can be made one by one, for sums in exact integers. Sensitive."""
+
+    def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
+        """Blocks [rows, size] in double precision, one row per unit; memory is bounded."""
 
 
-def row_norms(matrix: torch.Tensor) -> torch.Tensor:
-    """Euclidean norms of the rows, without overflow or underflow of the squares."""
-    norms: torch.Tensor
-    if matrix.is_contiguous():
-        norms = torch.linalg.vector_norm(matrix, dim=1)
-    else:  # columns lie together in memory: vector_norm would be 30 times slower
-        norms = (matrix * matrix).sum(dim=1).sqrt_()
-    tiny, huge = _TINY[matrix.dtype], _HUGE[matrix.dtype]
-    if not _within(norms, tiny, huge):
-        doubtful = ~((norms > tiny) & (norms < huge))
-        norms[doubtful] = _scaled_norms(matrix[doubtful])
-    return norms
+@runtime_checkable
+class Selectable(Protocol):
+    """Rows of which a part can be drawn."""
 
+    @property
+    def units(self) -> int:
+        """How many there are."""
 
-def _scaled_norms(matrix: torch.Tensor) -> torch.Tensor:
-    largest = matrix.abs().amax(dim=1, keepdim=True)
-    scaled = matrix / largest.clamp(min=torch.finfo(matrix.dtype).tiny)
-    norms: torch.Tensor = torch.linalg.vector_norm(scaled, dim=1)
-    return norms * largest.squeeze(1)
-
-
-def _factors(norms: torch.Tensor, clip: float, shortfall: float = 0.0) -> torch.Tensor:
-    """min(1, clip / norm), a few ulps short where it clips; a norm of 0 gives inf, then 1."""
-    short = clip * (1 - max(shortfall, 8 * torch.finfo(norms.dtype).eps))
-    return (short / norms).clamp_(max=1.0)
-
-
-def _clip_rows(matrix: torch.Tensor, clip: float) -> torch.Tensor:
-    """Each row scaled to norm at most ``clip``; rows that are not finite are zero."""
-    norms = row_norms(matrix)
-    if not _within(norms, 0.0, _SAFE[norms.dtype]):
-        usable = torch.isfinite(matrix).all(dim=1, keepdim=True)
-        matrix, norms = _tamed(torch.where(usable, matrix, 0.0))
-    return matrix * _factors(norms, clip)[:, None]
-
-
-def _tamed(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Finite rows and their norms; rows near the largest float are shrunk, their direction kept."""
-    norms = row_norms(matrix)
-    beyond = norms > _SAFE[matrix.dtype]
-    matrix = torch.where(beyond[:, None], matrix * 2.0**-32, matrix)
-    return matrix, torch.where(beyond, row_norms(matrix), norms)
-
-
-def _clip_alone(matrix: torch.Tensor, clip: float) -> torch.Tensor:
-    """Rows scaled to norm at most ``clip``, each by operations that no other row can change.
-
-    A library's reduction may add up in another order at another place in a matrix, and a row that
-    differs in its last bit may differ by a step once it is truncated. Here every operation is on
-    single numbers or a maximum, and powers of two keep squares from overflow: bit by bit the same.
-    """
-    largest = matrix.abs().amax(dim=1) if matrix.numel() else matrix.new_zeros(len(matrix))
-    usable = torch.isfinite(largest)
-    if not bool(usable.all()):
-        matrix = torch.where(usable[:, None], matrix, 0.0)
-        largest = torch.where(usable, largest, 0.0)
-    _, exponents = np.frexp(largest.numpy())
-    exponents = np.maximum(exponents, -1000)  # below, a row is shorter than any clip
-    scaled = matrix * torch.from_numpy(np.ldexp(1.0, -exponents))[:, None]
-    norms = _tree_sums(scaled * scaled).sqrt_().numpy()
-    short = clip * (1 - _SHORTFALL)
-    with np.errstate(over="ignore", divide="ignore"):  # an infinite norm is longer than any clip
-        fits = np.ldexp(norms, exponents) <= short
-        factors = np.where(fits, np.ldexp(1.0, exponents), short / norms)
-    return scaled.mul_(torch.from_numpy(factors)[:, None])
-
-
-def _tree_sums(matrix: torch.Tensor) -> torch.Tensor:
-    """The sum of each row, by halves: always in the same order. Overwrites the matrix."""
-    width = matrix.shape[1]
-    while width > 1:
-        half = (width + 1) // 2
-        matrix[:, : width - half] += matrix[:, half:width]
-        width = half
-    return matrix[:, :1].sum(dim=1)
-
-
-def _rows_in_block(size: int) -> int:
-    return max(1, _ELEMENTS // max(1, size))
-
-
-def _stacked(rows: Iterator[Vector], size: int) -> Iterator[torch.Tensor]:
-    """Vectors as the rows of blocks, as many in each as memory allows."""
-    while held := list(itertools.islice(rows, _rows_in_block(size))):
-        yield torch.stack(held)
+    def select(self, kept: torch.Tensor) -> Rows:
+        """The rows of the units that are True in ``kept``."""
 
 
 class _ByUnit:
@@ -165,8 +85,8 @@ class _ByUnit:
 
     def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
         """Blocks of clipped rows, one row per unit, at most 2^21 numbers (or one row) each."""
-        bound = _checked(clip)
-        return (_clip_alone(block, bound) for block in self.unit_rows())
+        bound = checked_clip(clip)
+        return (clip_alone(block, bound) for block in self.unit_rows())
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,14 +109,14 @@ class Dense(_ByUnit):
     def clipped_sum(self, clip: float) -> BoundedSum:
         """Clip each row (or each group's sum of rows), then add them up."""
         matrix = self.matrix if self.groups is None else group_sums(self.matrix, self.groups)
-        return _bounded(_clip_rows(matrix, _checked(clip)).sum(dim=0), clip)
+        return bounded(clip_rows(matrix, checked_clip(clip)).sum(dim=0), clip)
 
     def unit_rows(self) -> Iterator[torch.Tensor]:
         """Rows as they are, or summed person by person."""
         size = self.matrix.shape[1]
         if self.groups is None:
-            return (part.double() for part in torch.split(self.matrix, _rows_in_block(size)))
-        return _stacked(self._people(_rows_in_block(size)), size)
+            return (part.double() for part in torch.split(self.matrix, rows_in_block(size)))
+        return stacked(self._people(rows_in_block(size)), size)
 
     def _people(self, chunk: int) -> Iterator[Vector]:
         for members in members_of(self.groups):
@@ -265,29 +185,29 @@ class Outer(_ByUnit):
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """Scale each residual by its row's factor; one matrix product then makes the sum."""
-        _checked(clip)
+        checked_clip(clip)
         if self.groups is not None:
-            return _bounded(self._by_group(clip), clip)
+            return bounded(self._by_group(clip), clip)
         residual, feature, norms = self._finite()
-        factors = _factors(norms, clip)[:, None]
+        factors = clip_factors(norms, clip)[:, None]
         scaled = residual.mul_(factors) if self.scratch else residual * factors
-        return _bounded(linear_vector(scaled.T @ feature, self.bias), clip)
+        return bounded(linear_vector(scaled.T @ feature, self.bias), clip)
 
     def _finite(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Residual, feature and row norms, without the rows that are not finite."""
         features = row_norms(self.feature) if self.feature_norms is None else self.feature_norms
         norms = row_norms(self.residual) * features
-        if _within(norms, 0.0, _SAFE[norms.dtype]):
+        if within(norms, 0.0, SAFE[norms.dtype]):
             return self.residual, self.feature, norms
         return self._tame()
 
     def _tame(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The rare case: drop what is not finite, shrink what would overflow."""
         usable = torch.isfinite(self.residual).all(dim=1) & torch.isfinite(self.feature).all(dim=1)
-        residual, residual_norms = _tamed(self.residual[usable])
-        feature, feature_norms = _tamed(self.feature[usable])
+        residual, residual_norms = tamed(self.residual[usable])
+        feature, feature_norms = tamed(self.feature[usable])
         norms = residual_norms * feature_norms
-        beyond = norms > _SAFE[norms.dtype]
+        beyond = norms > SAFE[norms.dtype]
         shrink = torch.where(beyond, 1.0 / residual_norms, 1.0)  # |residual| = 1: norm = |feature|
         return residual * shrink[:, None], feature, torch.where(beyond, feature_norms, norms)
 
@@ -296,15 +216,15 @@ class Outer(_ByUnit):
         total = self.residual.new_zeros(self.residual.shape[1], self.feature.shape[1])
         for index in members_of(self.groups):
             person = self.residual[index].T @ self.feature[index]
-            total += _clip_rows(person.reshape(1, -1), clip).view_as(total)
+            total += clip_rows(person.reshape(1, -1), clip).view_as(total)
         return linear_vector(total, self.bias)
 
     def unit_rows(self) -> Iterator[torch.Tensor]:
         """Materialised, some at a time: the oracle of ``rounded_sum``, and what groups need."""
         size = self.residual.shape[1] * self.feature.shape[1]
         if self.groups is not None:
-            return _stacked(self._people(), size)
-        parts = torch.split(torch.arange(len(self.residual)), _rows_in_block(size))
+            return stacked(self._people(), size)
+        parts = torch.split(torch.arange(len(self.residual)), rows_in_block(size))
         return (self._products(part) for part in parts)
 
     def _products(self, index: torch.Tensor) -> torch.Tensor:
@@ -316,7 +236,7 @@ class Outer(_ByUnit):
 
     def _people(self) -> Iterator[Vector]:
         for members in members_of(self.groups):
-            parts = torch.split(members, _rows_in_block(sum(self._widths)))
+            parts = torch.split(members, rows_in_block(sum(self._widths)))
             person = sum_of(self.residual[i].double().T @ self.feature[i].double() for i in parts)
             yield linear_vector(person, self.bias)
 
@@ -331,7 +251,7 @@ class Outer(_ByUnit):
         ``clip`` (docs/exact-noise.md). Whether that holds is told by public numbers and by the
         number of rows, so the caller must know that number to be public.
         """
-        bound = _checked(clip)
+        bound = checked_clip(clip)
         if self.groups is not None or not covered(len(self.residual), self._widths, bound, step):
             return None
         residual, feature = self._shortened(bound)
@@ -345,42 +265,12 @@ class Outer(_ByUnit):
         factor: it is short by twice all of them. Rows too large or too small for that to hold are
         left out; ``feature_norms`` may be in single precision, and are not used.
         """
-        plain = _plain(self.residual) & _plain(self.feature)
+        plain = ordinary(self.residual) & ordinary(self.feature)
         residual, feature = self.residual.double(), self.feature.double()
         if not bool(plain.all()):  # a zero times a NaN is a NaN: these rows must go
             residual, feature = residual[plain], feature[plain]
         norms = row_norms(residual) * row_norms(feature)
-        return residual * _factors(norms, clip, _lost(self._widths))[:, None], feature
-
-
-def _plain(matrix: torch.Tensor) -> torch.Tensor:
-    """Which rows have a largest entry of ordinary size: told exactly, whoever else is there."""
-    largest = matrix.abs().amax(dim=1) if matrix.numel() else matrix.new_zeros(len(matrix))
-    # a zero is no trouble, and any other float32 that is finite is of ordinary size; not so a NaN
-    return (largest == 0) | ((largest.double() >= 1 / _PLAIN) & (largest.double() <= _PLAIN))
-
-
-def _lost(widths: tuple[int, int]) -> float:
-    """What roundings may change a clipped product of two factors by, of its length, and more."""
-    return (sum(widths) + 16) * 2.0**-52
-
-
-def covered(rows: int, widths: tuple[int, int], clip: float, step: float) -> bool:
-    """Whether a float64 sum of products, rounded to a grid, is within SLACK clip / 2 of the truth.
-
-    Twice the error is what two neighbouring sums may differ by beyond what their rows allow. A
-    sum of m products is off by at most gamma_m sum |terms| in any order (Higham 2002, section 3.1),
-    so in norm by gamma_m m clip; m times what a row may be off by, where its last bits depend on
-    its place; rounding adds step sqrt(size) / 2. Underflow drowns in the last factor.
-    """
-    if not all(1 / _EXTREME <= value <= _EXTREME for value in (clip, step)):
-        return False
-    if not (rows < 2**32 and rows * clip < 2.0**62 * step):  # as integers, it must fit int64
-        return False
-    lost = rows * 2.0**-53
-    error = rows * clip * (lost / (1 - lost) + _lost(widths))
-    error += step * math.sqrt(widths[0] * widths[1]) / 2
-    return 2 * error * (1 + 2.0**-20) <= SLACK * clip
+        return residual * clip_factors(norms, clip, product_error(self._widths))[:, None], feature
 
 
 def linear_vector(matrix: torch.Tensor, bias: bool) -> Vector:
@@ -432,11 +322,11 @@ class Chunks(_ByUnit):
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """Clip and add chunk by chunk; with groups, person by person."""
-        _checked(clip)
+        checked_clip(clip)
         total = torch.zeros(self.size, dtype=self.dtype)
         for rows in self._records() if self.groups is None else self._people():
-            total += _clip_rows(rows, clip).sum(dim=0)
-        return _bounded(total, clip)
+            total += clip_rows(rows, clip).sum(dim=0)
+        return bounded(total, clip)
 
     def _records(self) -> Iterator[torch.Tensor]:
         for index in torch.split(torch.arange(self.records), self.chunk):
@@ -453,8 +343,8 @@ class Chunks(_ByUnit):
     def unit_rows(self) -> Iterator[torch.Tensor]:
         """Gradients chunk by chunk, or summed person by person."""
         if self.groups is not None:
-            return _stacked(self._sums(), self.size)
-        parts = (torch.split(rows, _rows_in_block(self.size)) for rows in self._records())
+            return stacked(self._sums(), self.size)
+        parts = (torch.split(rows, rows_in_block(self.size)) for rows in self._records())
         return (part.double() for part in itertools.chain.from_iterable(parts))
 
     def _sums(self) -> Iterator[Vector]:
@@ -487,7 +377,7 @@ class Scaled(_ByUnit):
         """Scale, clip, add up."""
         rows = self.rows
         if isinstance(rows, Outer):
-            return self._outer(rows, _checked(clip))
+            return self._outer(rows, checked_clip(clip))
         if isinstance(rows, Chunks):
             return self._chunks(rows).clipped_sum(clip)
         return Dense(rows.matrix * self.scale, rows.groups).clipped_sum(clip)
@@ -508,17 +398,17 @@ class Scaled(_ByUnit):
         scale = linear_matrix(self.scale, feature.shape[1], rows.bias)
         norms = _scaled_outer_norms(residual, feature, scale)
         # what overflows even in double precision is beyond any use: the unit counts for nothing
-        factors = torch.where(torch.isfinite(norms), _factors(norms, clip), 0.0)
+        factors = torch.where(torch.isfinite(norms), clip_factors(norms, clip), 0.0)
         short = torch.where(factors < 1, factors * (1 - 8 * torch.finfo(residual.dtype).eps), 1.0)
         weighted = (residual * short[:, None].to(residual.dtype)).nan_to_num()
-        return _bounded(linear_vector((weighted.T @ feature).mul_(scale), rows.bias), clip)
+        return bounded(linear_vector((weighted.T @ feature).mul_(scale), rows.bias), clip)
 
     def _people(self, rows: Outer, clip: float) -> BoundedSum:
         total = torch.zeros_like(self.scale)
         for index in members_of(rows.groups):
             person = linear_vector(rows.residual[index].T @ rows.feature[index], rows.bias)
-            total += _clip_rows((person * self.scale)[None], clip)[0]
-        return _bounded(total, clip)
+            total += clip_rows((person * self.scale)[None], clip)[0]
+        return bounded(total, clip)
 
 
 def _scaled_outer_norms(

@@ -5,13 +5,12 @@ Guarantee: ``amplify`` prices exactly what ``draw`` drew; nothing is priced as w
 
     Everyone   every unit                                     the event itself
     Poisson    each unit on its own, with probability rate    PoissonSampledDpEvent
-    Fixed      ``size`` of the units, without replacement     refused by every accountant here
 
 | edge case                               | what happens                                      |
 |-----------------------------------------|---------------------------------------------------|
 | nobody is drawn                         | the sum is empty, and the release is pure noise   |
 | a batch divided by its realised size    | cannot be: the divisor is rate times a public one |
-| Fixed in a private plan                 | Unpriceable: it is not Poisson sampling           |
+| a batch of a fixed size                 | cannot be: it is not a Poisson draw               |
 | Poisson under replace-one               | Unpriceable: see accounting/guarantee.py          |
 | the draw is known to the adversary      | not amplified: the plan decides who cannot see it |
 """
@@ -19,7 +18,7 @@ Guarantee: ``amplify`` prices exactly what ``draw`` drew; nothing is priced as w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dpfed.core.errors import BadRelease, RecipeError
 
@@ -27,7 +26,22 @@ if TYPE_CHECKING:
     import torch
     from dp_accounting import DpEvent
 
-    from dpfed.core.types import Rows, Sampling, Stream
+    from dpfed.core.randomness import Stream
+    from dpfed.core.types import Rows
+
+
+class Sampling(Protocol):
+    """Which units take part in a release, and what that is worth."""
+
+    @property
+    def rate(self) -> float:
+        """The part of all units that is expected."""
+
+    def draw(self, units: int, rng: Stream) -> torch.Tensor | None:
+        """Who takes part: a boolean per unit; None is everyone."""
+
+    def amplify(self, event: DpEvent) -> DpEvent:
+        """What the event costs under this draw."""
 
 
 @dataclass(frozen=True)
@@ -77,42 +91,9 @@ class Poisson:
         return event if self.rate == 1 else PoissonSampledDpEvent(self.rate, event)
 
 
-@dataclass(frozen=True)
-class Fixed:
-    """Exactly ``size`` of ``of`` units, without replacement: for runs without a promise only."""
-
-    size: int
-    of: int
-
-    def __post_init__(self) -> None:
-        if not 0 < self.size <= self.of:
-            raise RecipeError(f"a batch of {self.size} out of {self.of} units cannot be drawn")
-
-    @property
-    def rate(self) -> float:
-        """The part that is drawn."""
-        return self.size / self.of
-
-    def draw(self, units: int, rng: Stream) -> torch.Tensor:
-        """The units with the smallest of independent random words."""
-        import numpy as np
-        import torch
-
-        order = np.argsort(rng.words(units), kind="stable")
-        kept = np.zeros(units, dtype=bool)
-        kept[order[: self.size]] = True
-        return torch.from_numpy(kept)
-
-    def amplify(self, event: DpEvent) -> DpEvent:
-        """Named for what it is, so that no accountant takes it for a Poisson sample."""
-        from dp_accounting import SampledWithoutReplacementDpEvent
-
-        return SampledWithoutReplacementDpEvent(self.of, self.size, event)
-
-
 def drawn(rows: Rows, sampling: Sampling, rng: Stream) -> Rows:
     """The rows that take part in one release: drawn here, so that no algorithm can forget to."""
-    from dpfed.core.types import Selectable
+    from dpfed.core.rows import Selectable
 
     if isinstance(sampling, Everyone):
         return rows

@@ -11,16 +11,17 @@ No logic lives here, and neither torch nor dp_accounting is imported at run time
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from dp_accounting import DpEvent
-    from numpy.typing import NDArray
+
+    from dpfed.core.randomness import Stream
+    from dpfed.core.sampling import Sampling
 
     Vector: TypeAlias = torch.Tensor
     """The model's flat parameters, or anything of their shape (1-D)."""
@@ -34,7 +35,7 @@ UPDATE = "update"
 """The channel that every client algorithm answers on: a (pseudo-)gradient."""
 
 METRICS = "metrics"
-"""The channel of federated evaluation: (correct, clipped loss) sums, priced like any other."""
+"""The channel of federated evaluation: (correct, clipped loss) sums, a channel like any other."""
 
 
 # ------------------------------------------------------------------------------ what is promised
@@ -109,7 +110,7 @@ class BoundedSum:
 
     vector: Vector
     bound: float
-    swap: float
+    replace_bound: float
 
 
 @runtime_checkable
@@ -117,30 +118,6 @@ class Rows(Protocol):
     """Per-unit vectors that know how to clip and sum themselves. Sensitive."""
 
     def clipped_sum(self, clip: float) -> BoundedSum: ...
-
-
-@runtime_checkable
-class UnitRows(Rows, Protocol):
-    """Rows that can be made one by one, for sums in exact integers. Sensitive."""
-
-    def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
-        """Blocks [rows, size] in double precision, one row per unit; memory is bounded."""
-
-
-SLACK = 2.0**-12
-"""By how much of a clip it may be exceeded where a float sum is rounded to a grid: it is priced."""
-
-
-@runtime_checkable
-class Selectable(Protocol):
-    """Rows of which a part can be drawn."""
-
-    @property
-    def units(self) -> int:
-        """How many there are."""
-
-    def select(self, kept: torch.Tensor) -> Rows:
-        """The rows of the units that are True in ``kept``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +135,9 @@ class Release:
 
 Reply: TypeAlias = Mapping[str, Release]
 """Channel -> release."""
+
+Nominal: TypeAlias = Sequence[float]
+"""The clients' public sizes, by client index."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,13 +173,6 @@ class Aggregate:
 # ------------------------------------------------------------------------------------- plug-ins
 
 
-class Stream(Protocol):
-    """Random bits and what is made of them (see randomness.py)."""
-
-    def normal(self, size: int) -> NDArray[np.float64]: ...
-    def words(self, count: int) -> NDArray[np.uint64]: ...
-
-
 class Problem(Protocol):
     """One client's data with the model to be fitted. Sensitive, but for ``dimension``."""
 
@@ -214,24 +187,6 @@ class Problem(Protocol):
 
     def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
         """Per-unit (correct, loss clipped to [0, loss_bound] over loss_bound)."""
-
-
-@runtime_checkable
-class LinearProblem(Problem, Protocol):
-    """A problem of one linear layer, whose second derivatives have a form of their own."""
-
-    def gram_rows(self, unit: Unit) -> MatrixRows:
-        """Per-unit x x^T of the layer's inputs (a bias is one more input, equal to 1)."""
-
-    def hessian_rows(self, params: Vector, unit: Unit) -> MatrixRows:
-        """Per-unit Hessians of the loss at ``params``, in the order of the flat vector."""
-
-
-class MatrixRows(Rows, Protocol):
-    """Rows that are positive semidefinite matrices; their vectors are upper triangles."""
-
-    def clipped_matrix(self, clip: float) -> torch.Tensor:
-        """The sum of the matrices, each scaled to Frobenius norm at most ``clip``. Sensitive."""
 
 
 class Releaser(Protocol):
@@ -275,14 +230,14 @@ class Phase(NamedTuple):
 
 
 class Channel(NamedTuple):
-    """What an algorithm releases under one name: what the accountant prices."""
+    """What leaves a client under one name: what the accountant has to account for."""
 
     phases: tuple[Phase, ...] = (Phase(None, 1),)
     size: int | None = None
     """The length of its vectors; None is the model's."""
     clip: float | None = None
     """The bound of a row, where it follows from the algorithm; None is the recipe's clip."""
-    swap: float | None = None
+    replace_bound: float | None = None
     """How far exchanging two units moves the sum; None is twice the clip."""
     share: float | None = None
     """The part of the squared mu that it may use; None is what the others leave."""
@@ -290,6 +245,8 @@ class Channel(NamedTuple):
     """Whether a reply goes out on it; if not, the releases are used by the client alone."""
     noise: float = 1.0
     """The reply's noise level over that of one release; NaN where it is not known."""
+    census: bool = False
+    """Every unit counts once: none is left out by a draw, and no client is weighted."""
 
     @property
     def derived(self) -> bool:
@@ -310,6 +267,23 @@ class Channel(NamedTuple):
         return 0
 
 
+Channels: TypeAlias = Mapping[str, Channel]
+
+
+def channels_due(channels: Channels, round: int) -> list[str]:
+    """The channels with a reply in a round, the update first; derived ones follow it."""
+    found = [
+        name
+        for name, channel in channels.items()
+        if channel.sent and (channels[UPDATE] if channel.derived else channel).releases(round)
+    ]
+    return sorted(found, key=lambda name: name != UPDATE)
+
+
+Work: TypeAlias = Callable[[Broadcast, Problem, State, Releaser], tuple[Reply, State]]
+"""What an algorithm does with the broadcast, its data and its state; it sends what was released."""
+
+
 class ClientAlgorithm(NamedTuple):
     """What a client does in a round.
 
@@ -318,13 +292,13 @@ class ClientAlgorithm(NamedTuple):
     """
 
     init: Callable[[Vector], State]
-    work: Callable[[Broadcast, Problem, State, Releaser], tuple[Reply, State]]
+    work: Work
     units: frozenset[Unit]
     """What it can protect: declared here, proved by a law test."""
-    channels: Mapping[str, Channel] = {UPDATE: Channel()}
-    unchanged: bool = False
+    channels: Channels = {UPDATE: Channel()}  # noqa: RUF012 (nobody writes to it)
+    sends_unmodified: bool = False
     """Each release is sent as it is, once: only then does other clients' noise hide it too."""
-    keeps: bool = False
+    reuses_own_releases: bool = False
     """Later replies depend on its own earlier releases: sound only where each is private alone."""
     linear: bool = False
     """It needs a model that is one linear layer."""
@@ -334,30 +308,6 @@ class ClientAlgorithm(NamedTuple):
     """What a client must hold while it works, in terms of the model's size d and its inputs f."""
     companion: ServerOptimizer | None = None
     """The server half of two-sided methods; it runs before the plan's own optimizer."""
-
-    def due(self, round: int) -> list[str]:
-        """The channels on which it replies in a round, the update first; derived ones follow it."""
-        found = [
-            name
-            for name, channel in self.channels.items()
-            if channel.sent
-            and (self.channels[UPDATE] if channel.derived else channel).releases(round)
-        ]
-        return sorted(found, key=lambda name: name != UPDATE)
-
-
-class Sampling(Protocol):
-    """Which units take part in a release, and what that is worth."""
-
-    @property
-    def rate(self) -> float:
-        """The part of all units that is expected."""
-
-    def draw(self, units: int, rng: Stream) -> torch.Tensor | None:
-        """Who takes part: a boolean per unit; None is everyone."""
-
-    def amplify(self, event: DpEvent) -> DpEvent:
-        """What the event costs under this draw."""
 
 
 class Mechanism(Protocol):
@@ -407,130 +357,3 @@ class Mechanism(Protocol):
 
     def with_sampling(self, sampling: Sampling) -> Mechanism:
         """The same mechanism on a draw of the units; refuses one that it cannot price."""
-
-
-# ----------------------------------------------------------------------------------------- sums
-
-
-Messages: TypeAlias = Mapping[str, bytes]
-"""What one client sends or gets in a stage: by channel, or under a name of the sum's own."""
-
-
-@dataclass(frozen=True)
-class Requests:
-    """A stage is over: what to ask each client for in the next one, by name and client."""
-
-    stage: str
-    messages: Mapping[str, Mapping[int, bytes]]
-
-
-@dataclass(frozen=True, eq=False)
-class Opened:
-    """All stages are over: the total of each channel."""
-
-    totals: Mapping[str, Total]
-
-
-@dataclass(frozen=True)
-class Aborted:
-    """The round cannot be opened."""
-
-    reason: str
-
-
-class Verifier(Protocol):
-    """Who the clients are: a roster of their public keys (see identity.py)."""
-
-    def verify(self, client: int, signature: bytes, message: bytes) -> bool: ...
-
-
-class Signer(Verifier, Protocol):
-    """Who a client is towards the others, and who they are."""
-
-    def sign(self, message: bytes) -> bytes: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Seat:
-    """A client's place in a sum, by its own knowledge: what all its messages are bound to."""
-
-    client: int
-    clients: int
-    """How many the plan has."""
-    colluders: int
-    round: int
-    attempt: int
-    run: str
-    """The training's name and the plan's fingerprint."""
-    signer: Signer | None = None
-    roster: Verifier | None = None
-    """The server's own knowledge of who the clients are, if it has any."""
-
-
-Session: TypeAlias = Any
-"""What a Sum keeps on the server between messages."""
-
-Directory: TypeAlias = Any
-"""What a Sum keeps on the server between rounds: public, such as clients' keys. Grows in place."""
-
-
-class Sum(Protocol):
-    """Turns replies into totals in one or more exchanges of bytes.
-
-    What a client keeps between stages and rounds is its ``secret``: bytes that never leave it.
-    """
-
-    @property
-    def hides_terms(self) -> bool:
-        """Whether the server learns nothing but the total."""
-
-    @property
-    def stages(self) -> tuple[str, ...]: ...
-
-    @property
-    def release_stage(self) -> str:
-        """The stage at which a client hands over its release."""
-
-    def honest(self, clients: int, colluders: int) -> int:
-        """The least number of honest terms in whatever the adversary can open."""
-
-    def adversary(self, colluders: int) -> str:
-        """The server that it stands against, in the words of the guarantee."""
-
-    def failure(self, clients: int, colluders: int) -> float:
-        """The chance, over a whole run, that it shows more than that: added to delta."""
-
-    def capacity(self) -> float:
-        """The largest value of a total that does not wrap."""
-
-    def answer(
-        self, stage: str, requests: Messages, reply: Reply | None, secret: bytes, seat: Seat
-    ) -> tuple[Messages, bytes]:
-        """On the client; may refuse."""
-
-    def directory(self) -> Directory:
-        """On the server, before the first round."""
-
-    def pack_directory(self, directory: Directory) -> bytes:
-        """What a checkpoint keeps of it."""
-
-    def unpack_directory(self, packed: bytes) -> Directory:
-        """The same again."""
-
-    def begin(
-        self, directory: Directory, cohorts: Cohorts, sizes: Mapping[str, int], seat: Seat
-    ) -> tuple[Session, Requests]:
-        """On the server: who may answer on each channel, how long vectors are, what to ask."""
-
-    def add(self, session: Session, client: int, messages: Messages) -> Session:
-        """One client at a time; O(size) memory in all. Refuses what does not fit the schema."""
-
-    def close(self, session: Session) -> Requests | Opened | Aborted:
-        """At the stage's deadline."""
-
-
-Cohorts: TypeAlias = Mapping[str, Mapping[int, float]]
-"""Channel -> client -> the public weight of its release in the total."""
-
-Nominal: TypeAlias = Sequence[float]
-"""The clients' public sizes, by client index."""

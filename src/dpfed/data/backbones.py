@@ -38,25 +38,22 @@ import hashlib
 import os
 import pickle
 import tempfile
-import zipfile
-import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own convention)
 
 from dpfed.core.errors import DataError
+from dpfed.data.architectures import EfficientNetLite0, load_npz_weights, load_state, resnet
 from dpfed.data.datasets import find
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
 _VERSION = b"dpfed features 2"
 """Part of each cache key: to be changed with anything that changes features."""
@@ -156,156 +153,6 @@ def _check_images(images: torch.Tensor, shape: _Shape) -> None:
         raise DataError(f"Pixels run from {low} to {high}, but must lie in [0, 1]: divide by 255.")
 
 
-# ------------------------------------------------------------------------------------- CIFAR ResNet
-
-
-class _Block(nn.Module):
-    def __init__(self, before: int, after: int) -> None:
-        super().__init__()
-        # The stage changes where the width does: then, and only then, the map is halved.
-        stride = 1 if before == after else 2
-        self.c1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
-        self.b1 = nn.BatchNorm2d(after)
-        self.c2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.b2 = nn.BatchNorm2d(after)
-        self.sc = nn.Sequential()
-        if stride == 2:
-            short = nn.Conv2d(before, after, 1, stride, bias=False)
-            self.sc = nn.Sequential(short, nn.BatchNorm2d(after))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = F.relu(self.b1(self.c1(x)))
-        return F.relu(self.b2(self.c2(out)) + self.sc(x))
-
-
-class ResNet(nn.Module):
-    """The CIFAR ResNet of He et al. (2016), section 4.2, with 1x1-convolution shortcuts.
-
-    ``forward`` gives the 64 features: the mean over the last map. ``fc`` is there for the logits.
-    """
-
-    def __init__(self, depth: int) -> None:
-        super().__init__()
-        widths = [16] + [width for width in (16, 32, 64) for _ in range((depth - 2) // 6)]
-        self.c0 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        self.b0 = nn.BatchNorm2d(16)
-        self.L = nn.Sequential(*(_Block(*pair) for pair in pairwise(widths)))
-        self.fc = nn.Linear(64, 100)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalised images [m, 3, H, W] to features [m, 64]."""
-        out: torch.Tensor = self.L(F.relu(self.b0(self.c0(x))))
-        return out.mean(dim=(2, 3))
-
-
-def resnet(depth: int) -> ResNet:
-    """A CIFAR ResNet of 14 or 32 layers, with random weights."""
-    if depth not in (14, 32):
-        raise DataError(f"There is no ResNet of depth {depth}: choose 14 or 32.")
-    return ResNet(depth)
-
-
-def load_npz_weights(model: nn.Module, path: Path) -> nn.Module:
-    """``model`` with the weights of an .npz whose array names are its parameters' names."""
-    try:
-        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            state = {key: torch.from_numpy(archive[key]) for key in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{Path(path).name!r} holds no .npz weights: {error}.") from error
-    return _load_state(model, state, Path(path).name)
-
-
-def _load_state(model: nn.Module, state: Mapping[str, Any], file: str) -> nn.Module:
-    # Exported weights often lack this counter, which evaluation never reads.
-    counters = {k: v for k, v in model.state_dict().items() if k.endswith("num_batches_tracked")}
-    try:
-        model.load_state_dict({**counters, **state})
-    except (RuntimeError, TypeError, AttributeError) as error:
-        name = type(model).__name__
-        raise DataError(f"The weights in {file!r} do not fit {name}: {error}.") from error
-    return model
-
-
-# ------------------------------------------------------------------------------ EfficientNet-Lite0
-
-
-class _SameConv(nn.Conv2d):
-    """A convolution padded as in TensorFlow: the odd pixel goes to the right and the bottom."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        vertical, horizontal = (self._margin(x.shape[axis], axis - 2) for axis in (2, 3))
-        return super().forward(F.pad(x, (*horizontal, *vertical)))
-
-    def _margin(self, length: int, axis: int) -> tuple[int, int]:
-        stride, kernel = self.stride[axis], self.kernel_size[axis]
-        total = max((-(-length // stride) - 1) * stride + kernel - length, 0)
-        return total // 2, total - total // 2
-
-
-def _norm(width: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(width, eps=1e-3)
-
-
-class _Inverted(nn.Module):
-    """Expand (1x1), filter each channel (k x k), project (1x1); a skip where shapes agree."""
-
-    def __init__(self, before: int, after: int, kernel: int, stride: int, expand: int) -> None:
-        super().__init__()
-        wide = before * expand
-        self.skip = stride == 1 and before == after
-        self.expands = expand != 1
-        if self.expands:
-            self._expand_conv = nn.Conv2d(before, wide, 1, bias=False)
-            self._bn0 = _norm(wide)
-        self._depthwise_conv = _SameConv(wide, wide, kernel, stride, groups=wide, bias=False)
-        self._bn1 = _norm(wide)
-        self._project_conv = nn.Conv2d(wide, after, 1, bias=False)
-        self._bn2 = _norm(after)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = F.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
-        wide = F.relu6(self._bn1(self._depthwise_conv(wide)))
-        out: torch.Tensor = self._bn2(self._project_conv(wide))
-        return out + x if self.skip else out
-
-
-_LITE0 = (  # repeats, kernel, stride, expansion, width
-    (1, 3, 1, 1, 16),
-    (2, 3, 2, 6, 24),
-    (2, 5, 2, 6, 40),
-    (3, 3, 2, 6, 80),
-    (3, 5, 1, 6, 112),
-    (4, 5, 2, 6, 192),
-    (1, 3, 1, 6, 320),
-)
-
-
-class EfficientNetLite0(nn.Module):
-    """EfficientNet-B0 (Tan and Le, 2019) without squeeze-and-excitation and with ReLU6.
-
-    Parameters are named as in the published state dict. ``forward`` gives the 1280 features.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._conv_stem = _SameConv(3, 32, 3, 2, bias=False)
-        self._bn0 = _norm(32)
-        blocks, before = [], 32
-        for repeats, kernel, stride, expand, after in _LITE0:
-            for i in range(repeats):
-                blocks.append(_Inverted(before, after, kernel, 1 if i else stride, expand))
-                before = after
-        self._blocks = nn.Sequential(*blocks)
-        self._conv_head = nn.Conv2d(320, 1280, 1, bias=False)
-        self._bn1 = _norm(1280)
-        self._fc = nn.Linear(1280, 1000)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalised images [m, 3, H, W] to features [m, 1280]."""
-        out = self._blocks(F.relu6(self._bn0(self._conv_stem(x))))
-        return F.relu6(self._bn1(self._conv_head(out))).mean(dim=(2, 3))
-
-
 # -------------------------------------------------------------------------------- names to models
 
 
@@ -325,7 +172,7 @@ def _ready_resnet(depth: int, path: Path) -> _Ready:
 
 def _ready_lite0(path: Path) -> _Ready:
     # The Lite models were trained on (pixel - 127) / 128, not with ImageNet's mean and std.
-    model = _load_state(EfficientNetLite0(), _read_state(path), path.name)
+    model = load_state(EfficientNetLite0(), _read_state(path), path.name)
     return _Ready(model, (127 / 255,) * 3, (128 / 255,) * 3)
 
 
@@ -357,7 +204,7 @@ def _ready_timm(name: str, weights: Path | None) -> _Ready:
         ) from error
     model = timm.create_model(name, pretrained=weights is None, num_classes=0)
     if weights is not None:
-        _load_state(model, _read_state(weights), weights.name)
+        load_state(model, _read_state(weights), weights.name)
     settings = timm.data.resolve_model_data_config(model)
     return _Ready(model, tuple(settings["mean"]), tuple(settings["std"]))
 

@@ -10,7 +10,6 @@ without pyplot: no window, no state between them.
 from __future__ import annotations
 
 import io
-import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from dpfed.experiments.jobs import Row
 from dpfed.experiments.scores import Measure, Scores, cell_words, scores
 from dpfed.experiments.significance import mark, mark_note
 from dpfed.experiments.study import Cell, Study, cells
-from dpfed.experiments.sweep import label_of, score
 from dpfed.experiments.table import Number, Value
 
 if TYPE_CHECKING:
@@ -101,7 +99,8 @@ class Picture:
 
 
 @contextmanager
-def _sheet(height: float) -> Iterator[tuple[Figure, Axes]]:
+def sheet(height: float) -> Iterator[tuple[Figure, Axes]]:
+    """An empty figure of one column's width."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -144,7 +143,7 @@ def convergence(study: Study, rows: Iterable[Row], cell: Cell) -> Picture:
 
     found, styles = scores(study, rows), styles_of(study)
     drawn = [m.label for m in study.methods if found.at(cell, m.label)]
-    with _sheet(2.6 + 0.17 * ((len(drawn) + 1) // 2)) as (figure, axes):
+    with sheet(2.6 + 0.17 * ((len(drawn) + 1) // 2)) as (figure, axes):
         for label in drawn:
             line = {r: found.number(cell, label, r) for r in found.rounds(cell)}
             points = {float(r): n for r, n in line.items()}
@@ -190,7 +189,7 @@ def _finish_lines(figure: Figure, axes: Axes, measure: Measure) -> None:
     means = [y for line in axes.get_lines() for y in np.asarray(line.get_ydata(), float).tolist()]
     if measure.wide(means):
         axes.set_yscale("log", nonpositive="clip")
-        _set_decades(axes.yaxis, min(means), max(means))
+        set_decades(axes.yaxis, min(means), max(means))
         room = (max(means) / min(means)) ** 0.06
         axes.set_ylim(min(means) / room, max(means) * room)  # a band may reach below 0
     axes.set_ylabel(measure.label + (" (log scale)" if measure.wide(means) else ""))
@@ -200,7 +199,7 @@ def _finish_lines(figure: Figure, axes: Axes, measure: Measure) -> None:
                       columnspacing=1.0, labelspacing=0.25, borderpad=0.2)  # fmt: skip
 
 
-def _set_decades(axis: Axis, low: float, high: float, ticks: int = 8) -> None:
+def set_decades(axis: Axis, low: float, high: float, ticks: int = 8) -> None:
     """Ticks of a logarithmic axis in plain words, between decades too where there are few."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -236,7 +235,7 @@ def final_bars(study: Study, rows: Iterable[Row], cell: Cell) -> Picture:
     pairs = {m.label: found.number(cell, m.label) for m in study.methods}
     bars = {label: value for label, value in pairs.items() if isinstance(value, Number)}
     wide = found.measure.wide([value.mean for value in bars.values()])
-    with _sheet(0.6 + 0.24 * max(2, len(bars))) as (figure, axes):
+    with sheet(0.6 + 0.24 * max(2, len(bars))) as (figure, axes):
         for place, (label, value) in enumerate(bars.items()):
             (_draw_dot if wide else _draw_bar)(axes, place, styles[label], value)
             _write_figure(axes, place, value, mark(found, cell, label))
@@ -260,7 +259,7 @@ def _set_reach(axes: Axes, values: list[Number], *, wide: bool) -> None:
         axes.set_xscale("log", nonpositive="clip")
         low, high = min(value.mean for value in values), max(ends)
         axes.set_xlim(low / (high / low) ** 0.06, high * (high / low) ** 0.5)
-        _set_decades(axes.xaxis, low, high, ticks=5)
+        set_decades(axes.xaxis, low, high, ticks=5)
     else:
         room = 1.16 + 0.025 * max((len(_written(value)) for value in values), default=0)
         axes.set_xlim(1.2 * min([0.0, *ends]), room * max([0.0, *ends]) or 1.0)
@@ -325,7 +324,7 @@ def _frontier(found: Scores, values: list[str], words: str, rest: Cell) -> Pictu
     study, axis, styles = found.study, found.study.axes[0].label, styles_of(found.study)
     places = {value: _in_order(study, {**rest, axis: value}) for value in values}
     drawn = [m.label for m in study.methods if any(found.at(c, m.label) for c in places.values())]
-    with _sheet(2.6 + 0.17 * ((len(drawn) + 1) // 2)) as (figure, axes):
+    with sheet(2.6 + 0.17 * ((len(drawn) + 1) // 2)) as (figure, axes):
         for label in drawn:
             line = {float(value): found.number(cell, label) for value, cell in places.items()}
             _draw_line(axes, label, styles[label], dict(sorted(line.items())), band=False)
@@ -354,125 +353,3 @@ def _set_ticks(axes: Axes, label: str, values: list[str]) -> None:
 def _in_order(study: Study, cell: Cell) -> Cell:
     """With the axes in the study's order, which a cell's name follows."""
     return {axis.label: cell[axis.label] for axis in study.axes}
-
-
-# ------------------------------------------------------------------------------------- the heat map
-
-Point = tuple[float, float]
-
-
-def heat_map(
-    rows: Iterable[Row], entry: str, keys: tuple[str, str] | None = None
-) -> Picture | None:
-    """Validation accuracy over two tuned parameters; None if there are not two numbers tuned.
-
-    Without ``keys``, rho and the clip where they were tuned, or else the two that were tried at
-    the most values. Where others were tuned as well, the best over them is shown.
-    """
-    tried = [row for row in rows if row.get("stage") == "tuning" and row.get("entry") == entry]
-    keys = keys or _widest(tried)
-    best = {} if keys is None else _best_at(tried, keys)
-    if keys is None or not best:
-        return None
-    classes = any(row["accuracy"] is not None for row in tried)
-    label = "validation accuracy (%)" if classes else "minus the validation loss"
-    with _sheet(2.7) as (figure, axes):
-        _draw_map(figure, axes, best, label)
-        axes.set_xlabel(keys[0])
-        axes.set_ylabel(keys[1])
-    others = sorted({key for row in tried for key in row["point"]} - set(keys))
-    rest = f" The best over {', '.join(others)} at each point." if others else ""
-    top = max(best, key=lambda point: best[point])
-    caption = (
-        f"{label.capitalize()} of the settings tried, {entry}.{rest} The frame marks the best."
-    )
-    alt = (f"Map of {label} over {keys[0]} and {keys[1]}, {entry}: the best is "
-           f"{best[top]:.4g} at {top[0]:g} and {top[1]:g}.")  # fmt: skip
-    return Picture(slug(f"tuning-{entry}"), figure, caption, alt)
-
-
-def heat_maps(study: Study, rows: Iterable[Row], method: str) -> list[Picture]:
-    """One for each cell in which the method was tuned."""
-    rows = list(rows)
-    entries = (label_of(cell, method) for cell, _ in cells(study, tuned_only=True))
-    pictures = (heat_map(rows, entry) for entry in entries)
-    return [picture for picture in pictures if picture is not None]
-
-
-def _widest(tried: list[Row]) -> tuple[str, str] | None:
-    values: dict[str, set[float]] = {}
-    for row in tried:
-        for key, value in row["point"].items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                values.setdefault(key, set()).add(float(value))
-    several = [key for key in values if len(values[key]) > 1]
-    ranked = sorted(several, key=lambda key: (_rank(key), -len(values[key])))
-    return (ranked[0], ranked[1]) if len(ranked) > 1 else None
-
-
-def _rank(key: str) -> int:
-    name = key.rpartition(".")[2]
-    return FIRST.index(name) if name in FIRST else len(FIRST)
-
-
-def _best_at(tried: list[Row], keys: tuple[str, str]) -> dict[Point, float]:
-    best: dict[Point, float] = {}
-    for row in tried:
-        value = score(row) * (100 if row["accuracy"] is not None else 1)
-        if value == float("-inf") or not all(key in row["point"] for key in keys):
-            continue
-        point = (float(row["point"][keys[0]]), float(row["point"][keys[1]]))
-        best[point] = max(value, best.get(point, value))
-    return best
-
-
-FIRST = ("rho", "clip")
-"""What a map is about, where it was tuned."""
-
-GRID = 12
-"""More values than this on a side have no room as cells, and are drawn as points."""
-
-
-def _draw_map(figure: Figure, axes: Axes, best: Mapping[Point, float], label: str) -> None:
-    xs, ys = sorted({x for x, _ in best}), sorted({y for _, y in best})
-    side = max(len(xs), len(ys))
-    # points of a random search share no row: a grid has more of them than rows or columns
-    draw = _draw_grid if side <= GRID and side < len(best) else _draw_points
-    bar = figure.colorbar(draw(axes, best, xs, ys), ax=axes, fraction=0.05, pad=0.02)
-    bar.set_label(label)
-    bar.outline.set_visible(False)
-
-
-def _draw_grid(axes: Axes, best: Mapping[Point, float], xs: list[float], ys: list[float]) -> Any:
-    from matplotlib.patches import Rectangle
-
-    table = [[best.get((x, y), float("nan")) for x in xs] for y in ys]
-    image = axes.imshow(table, cmap="cividis", origin="lower", aspect="auto")
-    axes.set_facecolor("#dddddd")  # not tried
-    axes.set_xticks(range(len(xs)), [f"{x:g}" for x in xs], rotation=90 if len(xs) > 6 else 0)
-    axes.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])
-    middle = statistics.fmean((min(best.values()), max(best.values())))
-    for (x, y), value in best.items() if len(xs) <= 6 else ():
-        axes.text(xs.index(x), ys.index(y), f"{value:.3g}", ha="center", va="center",
-                  color="black" if value > middle else "white")  # fmt: skip
-    x, y = max(best, key=lambda point: best[point])
-    corner = (xs.index(x) - 0.5, ys.index(y) - 0.5)
-    axes.add_patch(
-        Rectangle(corner, 1, 1, fill=False, edgecolor=VERMILION, linewidth=2, clip_on=False)
-    )
-    return image
-
-
-def _draw_points(axes: Axes, best: Mapping[Point, float], xs: list[float], ys: list[float]) -> Any:
-    for values, scale, axis in (
-        (xs, axes.set_xscale, axes.xaxis),
-        (ys, axes.set_yscale, axes.yaxis),
-    ):
-        if values[0] > 0 and values[-1] / values[0] > 30:
-            scale("log")
-            _set_decades(axis, values[0], values[-1])
-    drawn = axes.scatter([x for x, _ in best], [y for _, y in best], c=list(best.values()),
-                         cmap="cividis", s=24, edgecolors="#333333", linewidths=0.4)  # fmt: skip
-    x, y = max(best, key=lambda point: best[point])
-    axes.plot([x], [y], "s", markersize=9, fillstyle="none", color=VERMILION, markeredgewidth=1.6)
-    return drawn

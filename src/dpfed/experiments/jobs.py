@@ -210,7 +210,8 @@ def run_one(job: Job) -> Row:
     """Train, and say all that a table may need in one flat row."""
     import torch
 
-    from dpfed.recipes.run import prepare, run_prepared
+    from dpfed.recipes.prepared import prepare
+    from dpfed.recipes.run import run_prepared
 
     torch.set_num_threads(1)
     silos = _silos(_data_facts(job.recipe), job.root)

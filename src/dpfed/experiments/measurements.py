@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a round costs, method by method, in one process, interleaved (Nair et al. 2026, Table 7).
+"""Tables of Nair et al. 2026 that are measured, not trained; ``dpfed reproduce`` knows them.
 
-Two figures per method. Milliseconds per round as medians: they carry the machine's noise, which on
-a shared machine is above the 2 % in question. The server's step by itself, beside a whole round of
-DP-FedGD: both are measured within the same seconds, and their ratio is what the claim is about.
+    partition   who holds what: class counts per client, and how far they are from uniform (Tables
+                13 and 14). Read from the data in clear: a description of a simulated federation
+    runtime     what a round costs, method by method, in one process, interleaved (Table 7)
+
+Two figures per method for the runtime. Milliseconds per round as medians: they carry the machine's
+noise, which on a shared machine is above the 2 % in question. The server's step by itself, beside a
+whole round of DP-FedGD: both are measured within the same seconds, and their ratio is the claim.
 """
 
 from __future__ import annotations
@@ -12,19 +16,86 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from dpfed.core.types import UPDATE, Aggregate
 from dpfed.core.vector import one_thread
+from dpfed.data.partitions import Statistics
+from dpfed.data.partitions import statistics as class_statistics
 from dpfed.experiments import study as studies
 from dpfed.experiments.jobs import make_job
-from dpfed.experiments.settings import check, stored
-from dpfed.experiments.sweep import settings_for
-from dpfed.experiments.table import Number, Table
-from dpfed.recipes.federation import Federation, federation
-from dpfed.recipes.run import Prepared, prepare
+from dpfed.experiments.sweep import check_settings, settings_for, stored_settings
+from dpfed.experiments.table import Number, Table, Value, write_tables
+from dpfed.recipes.federation import Federation, divide, federation, load_dataset
+from dpfed.recipes.prepared import Prepared, prepare
+from dpfed.recipes.schema import Recipe, load
 from dpfed.training.inprocess import rounds
+
+# --------------------------------------------------------------------------------------- partition
+
+SOURCES = {
+    "cifar10": "features/cifar10.npz",
+    "fashion": "features/fashion-mnist.npz",
+    "malaria": "features/malaria.npz",
+    "x-rays": "features/covid-radiography.npz",
+}
+
+
+def partition_tables(quick: bool = False) -> dict[str, Table]:
+    """One table for all data sets, and one for each, divided as the study sofim-cifar10 divides."""
+    base = studies.load("sofim-cifar10").base
+    names = list(SOURCES)[: 1 if quick else None]
+    found = {name: _statistics(load(base, [f'data.source="{SOURCES[name]}"'])) for name in names}
+    counted = {f"clients-{name}": _class_counts(name, each) for name, each in found.items()}
+    return {"partition": _partition_summary(found), **counted}
+
+
+def _statistics(recipe: Recipe) -> Statistics:
+    dataset = load_dataset(recipe, None)
+    return class_statistics(dataset.train, divide(recipe, dataset), dataset.classes or 1)
+
+
+def _partition_summary(found: dict[str, Statistics]) -> Table:
+    columns = (
+        "data", "records", "clients", "classes", "smallest", "largest", "size std",
+        "mean KL", "max KL", "absent classes", "largest class (%)",
+    )  # fmt: skip
+    note = (
+        "Dirichlet 0.5 over 20 clients, seed 0. KL: of a client's class mixture from the uniform "
+        "one, in nats. Absent classes: mean per client. Largest class: mean over clients of its "
+        "share. Nair et al.'s CIFAR-10 partition: sizes 891 to 3,498 (std 780), mean KL 0.666, "
+        "maximum 1.039, 0.3 classes absent; PathMNIST: 1,045 to 9,986, mean KL 0.581, maximum "
+        "1.115."
+    )
+    rows = tuple((name, *_partition_figures(each)) for name, each in found.items())
+    return Table("Partitions", columns, rows, note)
+
+
+def _partition_figures(found: Statistics) -> list[Value]:
+    sizes = found.counts.sum(dim=1)
+    shares = found.counts.max(dim=1).values / sizes
+    whole = [int(sizes.sum()), *found.counts.shape, int(sizes.min()), int(sizes.max())]
+    spread, absent = float(sizes.double().std()), float((found.counts == 0).sum(1).double().mean())
+    counts: list[Value] = [Number(count, digits=0) for count in whole]
+    distances = [Number(kl, digits=3) for kl in (found.mean_kl, found.max_kl)]
+    largest = Number(100 * float(shares.mean()), digits=1)
+    return [*counts, Number(spread, digits=0), *distances, Number(absent), largest]
+
+
+def _class_counts(name: str, found: Statistics) -> Table:
+    classes = found.counts.shape[1]
+    columns = ("client", *(f"class {k}" for k in range(classes)), "total", "KL")
+    rows: list[tuple[Value, ...]] = []
+    for client, (counts, kl) in enumerate(zip(found.counts, found.kl, strict=True)):
+        figures = [Number(int(c), digits=0) for c in (*counts, counts.sum())]
+        rows.append((str(client), *figures, Number(float(kl), digits=3)))
+    return Table(f"Records by client and class: {name}", columns, tuple(rows), "Seed 0.")
+
+
+# ----------------------------------------------------------------------------------------- runtime
 
 STUDY, CELL, BASELINE = "sofim-cifar10", {"epsilon": "5"}, "DP-FedGD"
 REPEATS, BLOCK, STEPS = 9, 10, 200
@@ -40,7 +111,7 @@ class Timed:
     server: float
 
 
-def tables(quick: bool = False) -> dict[str, Table]:
+def runtime_tables(quick: bool = False) -> dict[str, Table]:
     """Every method of the study at the setting that was chosen for epsilon 5."""
     prepared = _prepared()
     repeats = 1 if quick else REPEATS
@@ -55,13 +126,13 @@ def tables(quick: bool = False) -> dict[str, Table]:
                      statistics.median(samples[label]), statistics.median(servers[label]))
         for label, each in prepared.items()
     }  # fmt: skip
-    return {"runtime": _table(timed, repeats)}
+    return {"runtime": _runtime_table(timed, repeats)}
 
 
 def _prepared() -> dict[str, Prepared]:
     study = studies.load(STUDY)
-    settings = stored(STUDY, study)
-    check(study, settings, STUDY)
+    settings = stored_settings(STUDY, study)
+    check_settings(study, settings, STUDY)
     found: dict[str, Prepared] = {}
     silos: Federation | None = None
     for method in study.methods:
@@ -100,7 +171,7 @@ def _server_step(prepared: Prepared) -> float:
         return (time.perf_counter() - began) / STEPS
 
 
-def _table(timed: dict[str, Timed], repeats: int) -> Table:
+def _runtime_table(timed: dict[str, Timed], repeats: int) -> Table:
     base = timed[BASELINE]
     rows = tuple(
         (
@@ -123,3 +194,25 @@ def _table(timed: dict[str, Timed], repeats: int) -> Table:
         "is Table 7's claim: what the optimizer's own step adds to a round."
     )
     return Table("What a round costs", columns, rows, note)
+
+
+# -------------------------------------------------------------------------------------- both
+
+
+class Measurement(NamedTuple):
+    """A title, and what makes the tables."""
+
+    title: str
+    tables: Callable[[bool], dict[str, Table]]
+
+
+MEASUREMENTS = {
+    "partition": Measurement("Class counts per client, KL from uniform", partition_tables),
+    "runtime": Measurement("Seconds per round and the server step's part", runtime_tables),
+}
+
+
+def measure(name: str, out: Path, *, quick: bool = False) -> Path:
+    """Make the tables of a measurement into a folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    return write_tables(MEASUREMENTS[name].tables(quick), out / "tables")

@@ -28,10 +28,12 @@ from dpfed.core.errors import RecipeError
 from dpfed.experiments import figures
 from dpfed.experiments import study as studies
 from dpfed.experiments.figures import Picture, slug
+from dpfed.experiments.findings import findings, listed
+from dpfed.experiments.heat_map import heat_maps
 from dpfed.experiments.jobs import Row, Store
 from dpfed.experiments.published import PAPER, Paper, read, side_by_side
 from dpfed.experiments.scores import ACCURACY, Scores, Settings, cell_words, final_rows, scores
-from dpfed.experiments.significance import Gap, gap, mcnemar_table, paired_table
+from dpfed.experiments.significance import mcnemar_table, paired_table
 from dpfed.experiments.study import Cell, Study, cells
 from dpfed.experiments.study_tables import (
     final_table,
@@ -43,6 +45,7 @@ from dpfed.experiments.study_tables import (
 )
 from dpfed.experiments.sweep import RUNS, SETTINGS
 from dpfed.experiments.table import BETTER, WORSE, Number, Table, Value, write_tables
+from dpfed.recipes.page import html_page, style_of
 
 REFERENCE = "DP-FedSOFIM"
 """Whom McNemar's test and the maps of tuned parameters are about, where a study has it."""
@@ -159,72 +162,8 @@ def all_pictures(material: Material) -> list[Picture]:
         *figures.frontiers(study, rows),
         *(figures.convergence(study, rows, cell) for cell in material.curves),
         *(figures.final_bars(study, rows, cell) for cell in material.cells),
-        *figures.heat_maps(study, material.tuning, material.reference),
+        *heat_maps(study, material.tuning, material.reference),
     ]
-
-
-# ----------------------------------------------------------------------------------- what was found
-
-
-def findings(found: Scores) -> dict[str, str]:
-    """For each cell: who has the best mean, and whether that is settled by the seeds at hand."""
-    there = [cell for cell, _ in cells(found.study) if found.rounds(cell)]
-    return {cell_words(cell): _finding(found, cell) for cell in there}
-
-
-def _finding(found: Scores, cell: Cell) -> str:
-    ranked = _ranked(found, cell)
-    if not ranked:
-        return "No method has all of its seeds, so none is compared."
-    top = [name for name in ranked if _shown(found, cell, name) == _shown(found, cell, ranked[0])]
-    best = "highest" if found.measure.sign > 0 else "lowest"
-    name, unit = f"{best} mean {found.measure.name}", " %" if found.measure is ACCURACY else ""
-    if len(top) > 1:
-        return f"{_listed(top)} share the {name}, {_shown(found, cell, top[0])}{unit}."
-    parts = [f"{top[0]} has the {name}, {found.number(cell, top[0])}{unit}."]
-    baseline = found.study.baseline
-    if top[0] == baseline:
-        parts.append("It is the baseline: no method is ahead of it.")
-    else:
-        parts.append(_versus(found, cell, top[0], baseline, "the baseline "))
-    rivals = [name for name in ranked[1:] if name != baseline]
-    parts += [_versus(found, cell, top[0], name, "the next, ") for name in rivals[:1]]
-    return " ".join(parts)
-
-
-def _ranked(found: Scores, cell: Cell) -> list[str]:
-    """Best first. A method that lost seeds is left out: the seeds that it has may be its best."""
-    wanted = len(found.study.final.seeds)
-    means = {m.label: found.mean(cell, m.label) for m in found.study.methods
-             if len(found.at(cell, m.label)) == wanted}  # fmt: skip
-    known = {name: mean for name, mean in means.items() if mean is not None}
-    return sorted(known, key=lambda name: -found.measure.sign * known[name])
-
-
-def _shown(found: Scores, cell: Cell, method: str) -> str:
-    mean = found.mean(cell, method) or 0.0
-    return str(Number(mean, digits=found.measure.digits(mean)))
-
-
-def _versus(found: Scores, cell: Cell, method: str, other: str, role: str) -> str:
-    pair = gap(found, cell, method, other)
-    if pair is None:
-        return f"There are no runs of {role}{other} to compare with."
-    side = "above" if found.measure.sign > 0 else "below"
-    size = f"{Number(abs(pair.mean), digits=pair.digits)} {found.measure.unit}".rstrip()
-    return f"It is {size} {side} {role}{other} ({_interval(pair)})."
-
-
-def _interval(pair: Gap) -> str:
-    if pair.low is None or pair.high is None:
-        return "one seed, so no interval: not settled"
-    low, high = (Number(end, digits=pair.digits) for end in (pair.low, pair.high))
-    ends = f"95 % interval over {pair.seeds} seeds {low} to {high}"
-    return f"{ends}, excludes 0" if pair.settled else f"{ends}, includes 0: not settled"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
 # ------------------------------------------------------------------------------------- what was run
@@ -344,56 +283,6 @@ def _epsilon(cost: float | None) -> str:
 
 # ----------------------------------------------------------------------------------------- the page
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1c1e21; --paper: #ffffff; --soft: #5a6068;
-  --line: #d5d9de; --shade: #f4f6f8; --mark: #0072b2; --warn: #b34a00;
-  --edge: #00000038; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --paper: #16181b; --soft: #a3abb4;
-  --line: #3a3f45; --shade: #202327; --mark: #6bb8ea; --warn: #f0a35e;
-  --edge: #ffffff40; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem clamp(1rem, 4vw, 2.5rem) 4rem; max-width: 76rem;
-  background: var(--paper); color: var(--ink); overflow-wrap: anywhere;
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
-h1 { font-size: clamp(1.4rem, 4vw, 2rem); line-height: 1.2; margin: .5rem 0 .75rem; }
-h2 { font-size: 1.3rem; margin: 2.75rem 0 .75rem; padding-top: .75rem;
-  border-top: 1px solid var(--line); }
-h3 { font-size: 1rem; margin: 1.75rem 0 .5rem; }
-p, li, dd { max-width: 80ch; }
-a { color: var(--mark); }
-nav { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: 1rem 0; }
-code { font-size: .92em; background: var(--shade); padding: .1em .35em; border-radius: 4px; }
-dl { display: grid; grid-template-columns: max-content minmax(0, 1fr);
-  gap: .35rem 1.25rem; margin: 0; }
-dt { color: var(--soft); } dd { margin: 0; }
-ul { padding-left: 1.2rem; } li { margin: .4rem 0; }
-.warn { border-left: 4px solid var(--warn); background: var(--shade); padding: .75rem 1rem;
-  border-radius: 0 6px 6px 0; margin: 1rem 0; } .warn p { margin: .35rem 0; }
-.soft { color: var(--soft); font-size: .875rem; } dd p { margin: 0 0 .5rem; }
-.box { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; background:
-  linear-gradient(to left, var(--paper) 30%, transparent) right / 3rem 100% no-repeat local,
-  linear-gradient(to left, var(--edge), transparent) right / 1.25rem 100% no-repeat scroll; }
-.box:focus-visible { outline: 2px solid var(--mark); }
-table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: .875rem;
-  font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .75rem; text-align: left; white-space: nowrap; }
-thead th { background: var(--shade); border-bottom: 1px solid var(--line); font-weight: 600; }
-tbody th { font-weight: 500; background: var(--paper); } tr > .method { position: sticky; left: 0; }
- tbody tr.new > * { border-top: 1px solid var(--line); }
-.mark { display: inline-block; width: 1em; text-align: center; font-weight: 400; }
-.better { color: var(--mark); } .worse { color: var(--warn); }
-.n { text-align: right; } .note { color: var(--soft); font-size: .875rem; margin: .4rem 0 0; }
-td.long { white-space: normal; min-width: 16rem; }
-.figures { display: grid; gap: 1.25rem;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }
-figure { margin: 0; border: 1px solid var(--line); border-radius: 6px; overflow: hidden; }
-figure img { display: block; width: 100%; height: auto; background: #ffffff; padding: .5rem; }
-figcaption { padding: .6rem .75rem; font-size: .875rem; color: var(--soft);
-  border-top: 1px solid var(--line); }
-@media (max-width: 40rem) { dl { grid-template-columns: minmax(0, 1fr); gap: 0; }
-  dd { margin-bottom: .6rem; } th, td { padding: .3rem .55rem; } }
-"""
-
 
 def _page(material: Material, tables: dict[str, Table], pictures: list[Picture]) -> str:
     study = material.study
@@ -412,13 +301,9 @@ def _page(material: Material, tables: dict[str, Table], pictures: list[Picture])
         for key, (title, text) in sections.items()
     )
     about = f"<p>{escape(study.about)}</p>" if study.about else ""
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(study.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f"<header><h1>{escape(study.title)}</h1>{about}<nav>{links}</nav></header>\n"
-        f"<main>\n{body}</main>\n</body>\n</html>\n"
-    )
+    header = f"<header><h1>{escape(study.title)}</h1>{about}<nav>{links}</nav></header>"
+    style = style_of("dpfed.experiments", "report.css")
+    return html_page(study.title, f"{header}\n<main>\n{body}</main>", style)
 
 
 def _facts_html(material: Material) -> str:
@@ -435,7 +320,7 @@ def _promise_html(material: Material) -> str:
     items = []
     for words, said in guarantees(material).items():
         lines = "".join(
-            f'<p>{escape(text)} <span class="soft">{escape(_listed(names))}.</span></p>'
+            f'<p>{escape(text)} <span class="soft">{escape(listed(names))}.</span></p>'
             for text, names in said.items()
         )
         items.append(f"<dt>{escape(words)}</dt><dd>{lines}</dd>")

@@ -24,9 +24,8 @@ import msgspec
 from dpfed.experiments import study as studies
 from dpfed.experiments.jobs import Progress, Row
 from dpfed.experiments.published import PAPER
-from dpfed.experiments.settings import check, stored
 from dpfed.experiments.study import Study
-from dpfed.experiments.sweep import SETTINGS, Desk, final, search
+from dpfed.experiments.sweep import SETTINGS, Desk, check_settings, final, search, stored_settings
 from dpfed.recipes.result import write_csv
 from dpfed.recipes.schema import to_toml
 
@@ -52,8 +51,8 @@ def reproduce(
     _copy_published(source, out)
     root = None if str(source) in studies.names() else Path(source).resolve().parent
     desk = Desk(study, out, root, workers, watch)
-    settings = search(desk) if tune else stored(str(source), study, out)
-    check(study, settings, str(source))
+    settings = search(desk) if tune else stored_settings(str(source), study, out)
+    check_settings(study, settings, str(source))
     (out / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
     rows = final(desk, settings)
     write_csv(flat_rows(study, rows), out / "final.csv")

@@ -19,7 +19,8 @@ from dpfed.core.types import Adjacency, Trust, Unit
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from dpfed.core.types import BoundedSum, Rows, Sampling, Total
+    from dpfed.core.sampling import Sampling
+    from dpfed.core.types import BoundedSum, Rows, Total
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class GaussianNoise:
     trust: Trust = Trust.LOCAL
     sampling: Sampling = EVERYONE
     shares: float = 1
-    swap: float = math.nan
+    replace_bound: float = math.nan
     """How far exchanging two units moves the sum; 2 clip unless rows are known to be closer."""
 
     def __post_init__(self) -> None:
@@ -43,8 +44,8 @@ class GaussianNoise:
                 raise RecipeError(
                     f"{name} is {value}, and must be a finite number above 0; {way_out}"
                 )
-        if math.isnan(self.swap):
-            object.__setattr__(self, "swap", 2 * self.clip)
+        if math.isnan(self.replace_bound):
+            object.__setattr__(self, "replace_bound", 2 * self.clip)
 
     @property
     def exact(self) -> bool:
@@ -60,17 +61,17 @@ class GaussianNoise:
     def bounded(self, rows: Rows) -> BoundedSum:
         """The clipped sum of the rows, if it is bounded as was priced."""
         made = rows.clipped_sum(self.clip)
-        if not (made.bound <= self.clip and made.swap <= self.swap):
+        if not (made.bound <= self.clip and made.replace_bound <= self.replace_bound):
             raise BadRelease(
-                f"rows are bounded by {made.bound} (swap {made.swap}), but {self.clip} "
-                f"(swap {self.swap}) was priced; give the mechanism these bounds"
+                f"rows must be bounded by {self.clip} (replace_bound {self.replace_bound}), got "
+                f"{made.bound} ({made.replace_bound}); give the mechanism these bounds"
             )
         return made
 
     def noise_multiplier(self, shares: float | None = None) -> float:
         """Noise over sensitivity, in dp_accounting's convention: it doubles for replace-one."""
         replaced = self.adjacency is Adjacency.REPLACE_ONE
-        bound = self.swap / 2 if replaced else self.clip
+        bound = self.replace_bound / 2 if replaced else self.clip
         return self.std * math.sqrt(self.shares if shares is None else shares) / bound
 
     def with_sampling(self, sampling: Sampling) -> Self:

@@ -45,7 +45,8 @@ from dpfed.mechanisms._noise import GaussianNoise
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from dpfed.core.types import Rows, Stream, Total, Vector
+    from dpfed.core.randomness import Stream
+    from dpfed.core.types import Rows, Total, Vector
 
 PAPER = "Denisov et al. 2022; Choquette-Choo et al. 2023"
 
@@ -181,9 +182,11 @@ def banded(
     trust: Trust = Trust.LOCAL,
     rounds: int = 70,
     coefficients: list[float] | None = None,
-    swap: float = math.nan,
+    replace_bound: float = math.nan,
 ) -> Banded:
     """Noise correlated by a Toeplitz C of these coefficients, or by the best C for ``rounds``."""
     column = None if coefficients is None else tuple(map(float, coefficients))
     kinds = Unit(unit), Adjacency(adjacency), Trust(trust)
-    return Banded(clip, std, *kinds, swap=swap, rounds=rounds, coefficients=column)
+    return Banded(
+        clip, std, *kinds, replace_bound=replace_bound, rounds=rounds, coefficients=column
+    )

@@ -18,7 +18,9 @@ from dpfed.core.types import Adjacency, Release, State, Trust, Unit
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from dpfed.core.types import Rows, Sampling, Stream, Total
+    from dpfed.core.randomness import Stream
+    from dpfed.core.sampling import Sampling
+    from dpfed.core.types import Rows, Total
 
 
 @dataclass(frozen=True)

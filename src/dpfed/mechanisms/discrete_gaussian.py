@@ -45,16 +45,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpfed.core.errors import BadRelease, RecipeError
-from dpfed.core.grid import narrow, squared_limit, step_below, truncated_sum
+from dpfed.core.grid import SLACK, narrow, squared_limit, step_below, truncated_sum
 from dpfed.core.sampling import EVERYONE, drawn
-from dpfed.core.types import SLACK, Adjacency, Release, Trust, Unit, UnitRows
+from dpfed.core.types import Adjacency, Release, Trust, Unit
 from dpfed.mechanisms._noise import FreshNoise
 from dpfed.mechanisms._rounded import rounded_normal
 
 if TYPE_CHECKING:
     import torch
 
-    from dpfed.core.types import Rows, Stream, Total
+    from dpfed.core.randomness import Stream
+    from dpfed.core.types import Rows, Total
 
 PAPER = "Mironov 2012; Kairouz et al. 2021 (distributed discrete Gaussian)"
 
@@ -69,10 +70,10 @@ class DiscreteGaussian(FreshNoise):
         super().__post_init__()
         if not 10 <= self.bits <= 30:
             raise RecipeError(f"bits is {self.bits}; use 10 to 30 (24 suits most)")
-        if self.swap != 2 * self.clip:
+        if self.replace_bound != 2 * self.clip:
             raise RecipeError(
-                f"swap is {self.swap}, but rows summed exactly move by 2 clip = {2 * self.clip}; "
-                f"use mechanism 'gaussian'"
+                f"discrete_gaussian.replace_bound must be 2 clip = {2 * self.clip}, got "
+                f"{self.replace_bound}: rows are summed one by one; use mechanism 'gaussian'"
             )
         try:
             squared_limit(self.clip, self.step)
@@ -134,7 +135,7 @@ class DiscreteGaussian(FreshNoise):
 
     def _sum(self, rows: Rows, size: int) -> torch.Tensor:
         """The clipped sum in steps: rounded as a whole where that is covered, else row by row."""
-        from dpfed.core.rows import Outer
+        from dpfed.core.rows import Outer, UnitRows
 
         if not isinstance(rows, UnitRows):
             raise BadRelease(
@@ -155,9 +156,9 @@ def discrete_gaussian(
     adjacency: Adjacency = Adjacency.REPLACE_ONE,
     trust: Trust = Trust.LOCAL,
     shares: float = 1,
-    swap: float = math.nan,
+    replace_bound: float = math.nan,
     bits: int = 24,
 ) -> DiscreteGaussian:
     """The Gaussian mechanism in exact integers, on a grid of 2^bits steps to the noise or more."""
     kinds = Unit(unit), Adjacency(adjacency), Trust(trust)
-    return DiscreteGaussian(clip, std, *kinds, EVERYONE, shares, swap, bits)
+    return DiscreteGaussian(clip, std, *kinds, EVERYONE, shares, replace_bound, bits)

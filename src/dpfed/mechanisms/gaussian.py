@@ -40,7 +40,8 @@ from dpfed.mechanisms._noise import FreshNoise
 
 if TYPE_CHECKING:
     from dpfed.core.grid import Floats
-    from dpfed.core.types import Rows, Stream, Total
+    from dpfed.core.randomness import Stream
+    from dpfed.core.types import Rows, Total
 
 _BLOCK = 1 << 14
 
@@ -93,9 +94,9 @@ def gaussian(
     adjacency: Adjacency = Adjacency.REPLACE_ONE,
     trust: Trust = Trust.LOCAL,
     shares: float = 1,
-    swap: float = math.nan,
+    replace_bound: float = math.nan,
 ) -> Gaussian:
     """The Gaussian mechanism with a clip and a noise level (or calibrate the latter)."""
     return Gaussian(
-        clip, std, Unit(unit), Adjacency(adjacency), Trust(trust), EVERYONE, shares, swap
+        clip, std, Unit(unit), Adjacency(adjacency), Trust(trust), EVERYONE, shares, replace_bound
     )

@@ -48,7 +48,8 @@ from dpfed.mechanisms._noise import GaussianNoise
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from dpfed.core.types import Rows, Stream, Total, Vector
+    from dpfed.core.randomness import Stream
+    from dpfed.core.types import Rows, Total, Vector
 
 PAPER = "Kairouz et al. 2021 (DP-FTRL)"
 
@@ -165,8 +166,8 @@ def tree(
     trust: Trust = Trust.LOCAL,
     horizon: int = 1024,
     restart: int = 0,
-    swap: float = math.nan,
+    replace_bound: float = math.nan,
 ) -> Tree:
     """Noise along a binary tree (DP-FTRL): ``horizon`` releases at most, or restarted."""
     kinds = Unit(unit), Adjacency(adjacency), Trust(trust)
-    return Tree(clip, std, *kinds, swap=swap, horizon=horizon, restart=restart)
+    return Tree(clip, std, *kinds, replace_bound=replace_bound, horizon=horizon, restart=restart)

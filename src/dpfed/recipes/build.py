@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,25 +17,24 @@ from dpfed.core.chain import chain
 from dpfed.core.errors import RecipeError
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
-from dpfed.core.sampling import EVERYONE, Everyone, Fixed, Poisson
+from dpfed.core.sampling import EVERYONE, Everyone, Poisson, Sampling
+from dpfed.core.sum_protocol import Sum
 from dpfed.core.types import (
     METRICS,
     Adjacency,
+    Channel,
+    Channels,
     ClientAlgorithm,
     Mechanism,
     NoiseSource,
-    Sampling,
-    Sum,
     Trust,
     Unit,
 )
 from dpfed.core.vector import Layout
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, Model
-from dpfed.recipes.federation import EVALUATIONS
-from dpfed.recipes.history import About
-from dpfed.recipes.schema import PrivacyRecipe, Recipe, settings
-from dpfed.training.account import Account, account
+from dpfed.recipes.schema import EvaluationKind, PrivacyRecipe, Recipe
+from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
 
 
@@ -52,11 +50,6 @@ def make_plan(recipe: Recipe, clients: Sequence[Records], model: Model | None = 
     return plan
 
 
-def about_run(recipe: Recipe, plan: Plan, out: Path) -> About:
-    """What sinks are told of a run."""
-    return About(recipe.name, out, plan.promise().sentence, settings(recipe))
-
-
 def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = None) -> Plan:
     """The Plan of a recipe for clients of these public sizes: calibrated, refused if unsound."""
     links = [_plug_in("server", table) for table in recipe.server]
@@ -66,7 +59,7 @@ def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = N
     total = _plug_in("sums", recipe.sum)
     draft = Plan(
         client=client,
-        channels=_channels(recipe, client, nominal, _honest_shares(recipe, total, nominal)),
+        channels=_channels(recipe, client, _honest_shares(recipe, total, nominal)),
         sum=total,
         server=links[0] if len(links) == 1 else chain(*links),
         nominal=[float(size) for size in nominal],
@@ -80,21 +73,10 @@ def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = N
         participation=EVERYONE if privacy.client_rate == 1 else Poisson(privacy.client_rate),
     )
     if privacy.epsilon is None:
-        draft.promise()  # what cannot be priced is refused before the first round
+        draft.guarantee()  # what cannot be accounted for is refused before the first round
         return draft
-    shares = _shares(recipe, draft)
+    shares = _shares(_declared(recipe, client))
     return replace(draft, channels=_calibrated(draft, privacy.epsilon, shares))
-
-
-def account_for(recipe: Recipe, *, environment: bool = False) -> Account | None:
-    """Where the recipe's releases are booked; on a node, what its owner says stands first."""
-    section = recipe.ledger
-    if isinstance(section, msgspec.UnsetType):
-        return account(None, environment=environment)
-    return account(
-        section.dataset, path=section.path, epsilon=section.epsilon, delta=section.delta,
-        environment=environment,
-    )  # fmt: skip
 
 
 def _plug_in(kind: str, table: dict[str, Any], **facts: Any) -> Any:
@@ -114,52 +96,50 @@ def _honest_shares(recipe: Recipe, total: Sum, nominal: Sequence[float]) -> dict
 
 
 def _channels(
-    recipe: Recipe, client: ClientAlgorithm, nominal: Sequence[float], shares: dict[str, int]
+    recipe: Recipe, client: ClientAlgorithm, shares: dict[str, int]
 ) -> dict[str, Mechanism]:
     """The mechanism of each channel, at the noise level given or to be calibrated."""
     privacy = recipe.privacy
-    if recipe.evaluation.kind not in EVALUATIONS:
-        raise RecipeError(
-            f"evaluation.kind is {recipe.evaluation.kind!r}; use one of {list(EVALUATIONS)}"
-        )
-    sampling = _sampling(privacy, nominal)
-    made = {
+    drawn = EVERYONE if privacy.record_rate == 1 else Poisson(privacy.record_rate)
+    return {
         name: _mechanism(
-            privacy,
-            channel.clip or privacy.clip,
-            channel.swap,
-            sampling,
-            channel.planned(recipe.rounds),
-            shares,
+            _uncorrelated(privacy) if channel.census else privacy,
+            channel,
+            sampling=EVERYONE if channel.census else drawn,
+            releases=channel.planned(recipe.rounds),
+            shares=shares,
         )
-        for name, channel in client.channels.items()
+        for name, channel in _declared(recipe, client).items()
         if not channel.derived
     }
-    if recipe.evaluation.kind == "federated":  # a point of the unit square, of every unit
-        if not all(mechanism.independent for mechanism in made.values()):
-            # correlated noise is for what is summed up over rounds, and metrics are not
-            privacy = msgspec.structs.replace(privacy, mechanism="gaussian", options={})
-        made[METRICS] = _mechanism(privacy, math.sqrt(2), None, EVERYONE, recipe.rounds, shares)
-    return made
 
 
-def _sampling(privacy: PrivacyRecipe, nominal: Sequence[float]) -> Sampling:
-    if privacy.batch_size is not None:
-        if privacy.record_rate != 1:
-            raise RecipeError("record_rate and batch_size are two draws; give one of them")
-        return Fixed(privacy.batch_size, math.floor(min(nominal)))
-    return EVERYONE if privacy.record_rate == 1 else Poisson(privacy.record_rate)
+def _declared(recipe: Recipe, client: ClientAlgorithm) -> Channels:
+    """The algorithm's channels, and metrics where the recipe asks for them."""
+    judged = recipe.evaluation
+    if judged.kind is not EvaluationKind.FEDERATED:
+        return client.channels
+    metrics = metrics_channel(recipe.rounds, max(1, judged.every), judged.share)
+    return {**client.channels, METRICS: metrics}
+
+
+def _uncorrelated(privacy: PrivacyRecipe) -> PrivacyRecipe:
+    """Correlated noise is for what is summed up over rounds, and metrics are not."""
+    if build("mechanisms", privacy.mechanism, {}).independent:
+        return privacy
+    return msgspec.structs.replace(privacy, mechanism="gaussian", options={})
 
 
 def _mechanism(
     privacy: PrivacyRecipe,
-    clip: float,
-    swap: float | None,
+    channel: Channel,
+    *,
     sampling: Sampling,
     releases: int,
     shares: dict[str, int],
 ) -> Mechanism:
     """Correlated noise is laid out for so many releases."""
+    clip = channel.clip or privacy.clip
     given = privacy.epsilon is not None, privacy.std_over_clip is not None
     options: dict[str, Any] = {
         "clip": clip, "unit": privacy.unit, "adjacency": privacy.adjacency, "trust": privacy.trust,
@@ -177,7 +157,8 @@ def _mechanism(
         )
     else:
         options["std"] = clip * (1.0 if privacy.std_over_clip is None else privacy.std_over_clip)
-        options["swap"] = 2 * clip if swap is None else swap
+        bound = channel.replace_bound
+        options["replace_bound"] = 2 * clip if bound is None else bound
     ahead = max(1, releases)
     mechanism: Mechanism = build(
         "mechanisms", privacy.mechanism, options, horizon=ahead, rounds=ahead, **shares
@@ -185,13 +166,11 @@ def _mechanism(
     return mechanism if sampling == EVERYONE else mechanism.with_sampling(sampling)
 
 
-def _shares(recipe: Recipe, draft: Plan) -> dict[str, float]:
+def _shares(channels: Channels) -> dict[str, float]:
     """The part of the squared mu that each channel may use."""
-    shares = {METRICS: recipe.evaluation.share} if METRICS in draft.channels else {}
-    for name, channel in draft.client.channels.items():
-        if name in draft.channels and channel.share is not None:
-            shares[name] = channel.share
-    rest = [name for name in draft.channels if name not in shares]
+    released = {name: channel for name, channel in channels.items() if not channel.derived}
+    shares = {name: c.share for name, c in released.items() if c.share is not None}
+    rest = [name for name in released if name not in shares]
     left = 1 - math.fsum(shares.values())
     if rest and left <= 0:
         raise RecipeError(f"the shares {shares} leave nothing for {rest}; lower one of them")
@@ -200,7 +179,7 @@ def _shares(recipe: Recipe, draft: Plan) -> dict[str, float]:
 
 def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[str, Mechanism]:
     """Noise by the closed form; where units are drawn, all of it is then scaled by a search."""
-    mu = gdp.mu_for(epsilon, draft.delta - draft.lost)
+    mu = gdp.mu_for(epsilon, draft.delta - draft.delta_reserved)
 
     made = {
         name: closed_form(mechanism, mu * math.sqrt(shares[name]), max(1, draft.planned(name)))
@@ -214,7 +193,7 @@ def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[s
         return {name: m.with_std(m.std * factor) for name, m in made.items()}
 
     def keeps(factor: float) -> bool:
-        return replace(draft, channels=scaled(factor)).promise().claims[0].epsilon <= epsilon
+        return replace(draft, channels=scaled(factor)).guarantee().claims[0].epsilon <= epsilon
 
     return scaled(least_factor(keeps))
 

@@ -1,27 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run while it goes on: rounds, time left, accuracy, epsilon spent, who answered.
+"""What a terminal shows while a run or a study goes on: rounds, time left, accuracy, epsilon.
 
 On a terminal a panel that is drawn anew after each round; in a log file a line now and then. It is
-shown from the rows of ``history.py`` alone.
+shown from the rows of ``training/history.py`` alone.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from dpfed.recipes.bar import bar, percent, spent
-from dpfed.recipes.history import Row
-
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.progress import Progress, TaskID
     from rich.table import Table
+
+    from dpfed.training.history import Row
 
 BARS = " ▁▂▃▄▅▆▇█"
 WIDEST = 40  # characters of a curve, if the terminal has room
 EVERY = 5.0  # seconds between two lines of a log file
+
+
+def bar(quiet: bool = False) -> Progress:
+    """A bar on the error stream; each task has a field ``figures``."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=quiet,
+    )
+
+
+def advance(
+    shown: Progress, task: TaskID, row: Mapping[str, Any], rounds: int, name: str = "round"
+) -> None:
+    """One more round of a run."""
+    figures = f"accuracy {percent(row['accuracy'])}  {spent(row['epsilon'])}"
+    shown.update(task, description=name, total=rounds, completed=row["round"], figures=figures)
+
+
+def spent(epsilon: float) -> str:
+    """What a run has cost so far, in three digits, never below what it is."""
+    from dpfed.accounting.guarantee import round_up
+
+    return "no privacy" if math.isinf(epsilon) else f"epsilon spent {round_up(epsilon, 3)}"
+
+
+def percent(value: float | None) -> str:
+    """A part of 1 in percent; two dashes where it is not known."""
+    return "--" if value is None else f"{100 * value:.1f} %"
 
 
 class View:

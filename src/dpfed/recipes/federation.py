@@ -28,22 +28,21 @@ from dpfed.data.convolutions import convolve
 from dpfed.data.datasets import Dataset, Records
 from dpfed.data.estimate import estimate
 from dpfed.data.featurize import featurize
-from dpfed.data.models import Linear, Model, Network, seeded
+from dpfed.data.models import Linear, Model
+from dpfed.data.modules import Network, seeded
 from dpfed.data.partitions import Parts
-from dpfed.recipes.schema import DataRecipe, ModelRecipe, Recipe
+from dpfed.recipes.schema import DataRecipe, EvaluationKind, ModelRecipe, Recipe
 
-EVALUATIONS = {
-    "test": "on test records that the server holds",
-    "federated": "on the clients' records, through the priced metrics channel",
-    "exact": "on records held out at the clients, in clear: not covered by the guarantee",
-    "estimate": "squared distance to the estimate from all records, in clear: not covered by the "
+_WORDS = {
+    EvaluationKind.TEST: "on test records that the server holds",
+    EvaluationKind.FEDERATED: "on the clients' records, through the priced metrics channel",
+    EvaluationKind.EXACT: "on records held out at the clients, in clear: not covered by the "
     "guarantee",
-    "truth": "squared distance to the parameters that the records were made from",
-    "off": "not measured",
+    EvaluationKind.ESTIMATE: "squared distance to the estimate from all records, in clear: not "
+    "covered by the guarantee",
+    EvaluationKind.TRUTH: "squared distance to the parameters that the records were made from",
+    EvaluationKind.OFF: "not measured",
 }
-
-IN_CLEAR = ("exact", "estimate", "truth")
-"""Kinds of evaluation that only a simulation has: no server holds what they read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,14 +62,15 @@ class Federation:
 def evaluation_words(recipe: Recipe, silos: Federation) -> str:
     """How the report says that accuracy was measured."""
     kind = recipe.evaluation.kind
-    return EVALUATIONS["off" if kind == "test" and silos.test is None else kind]
+    unjudged = kind is EvaluationKind.TEST and silos.test is None
+    return _WORDS[EvaluationKind.OFF if unjudged else kind]
 
 
 def federation(recipe: Recipe, root: Path | None = None) -> Federation:
     """Load, divide, and give each client its problem."""
     dataset = load_dataset(recipe, root)
     parts, apart = divide(recipe, dataset), list[torch.Tensor]()
-    if recipe.evaluation.kind == "exact":
+    if recipe.evaluation.kind is EvaluationKind.EXACT:
         parts, apart = _held(recipe, dataset.train, parts)
     clients = [dataset.train.take(index) for index in parts]
     held = [dataset.train.take(index) for index in apart]
@@ -80,15 +80,17 @@ def federation(recipe: Recipe, root: Path | None = None) -> Federation:
     return Federation(model, clients, problems, dataset.test, held, dataset.source, goal)
 
 
-def _goal(kind: str, model: Model, dataset: Dataset) -> Vector | None:
-    if kind == "estimate":
+def _goal(kind: EvaluationKind, model: Model, dataset: Dataset) -> Vector | None:
+    if kind is EvaluationKind.ESTIMATE:
         return estimate(model, dataset.train)
-    if kind == "truth" and dataset.truth is None:
+    if kind is not EvaluationKind.TRUTH:
+        return None
+    if dataset.truth is None:
         raise RecipeError(
             "evaluation.kind is 'truth', and these records were not made from known parameters; "
             "use 'estimate', or data.options.kind = 'glm'"
         )
-    return dataset.truth if kind == "truth" else None
+    return dataset.truth
 
 
 def _held(whole: Recipe, records: Records, parts: Parts) -> tuple[Parts, Parts]:
@@ -120,7 +122,7 @@ def _apart(parts: Parts, away: torch.Tensor) -> tuple[Parts, Parts]:
 
 def load_dataset(whole: Recipe, root: Path | None) -> Dataset:
     """The data set, with every per-record step that the recipe asks for."""
-    recipe, at_clients = whole.data, whole.evaluation.kind == "exact"
+    recipe, at_clients = whole.data, whole.evaluation.kind is EvaluationKind.EXACT
     dataset = datasets.load(recipe.source, root=root, **recipe.options)
     if recipe.backbone:
         dataset = _featurize(recipe, dataset, root)

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from dpfed.core import registry
 from dpfed.core.errors import RecipeError
-from dpfed.core.types import UPDATE, ClientAlgorithm, Trust, Unit
+from dpfed.core.types import UPDATE, ClientAlgorithm, Trust, Unit, channels_due
 from dpfed.core.vector import Layout
+from dpfed.recipes.page import markdown_table
 
 PlugIn = dict[str, Any]
 
@@ -83,8 +84,7 @@ def table() -> list[dict[str, str]]:
 
 def markdown(rows: list[dict[str, str]]) -> str:
     """The table as Markdown: docs/methods.md has it, and a test holds it there."""
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in rows)]) + "\n"
+    return "\n".join(markdown_table(list(rows[0]), [list(row.values()) for row in rows])) + "\n"
 
 
 def _row(name: str, method: Method) -> dict[str, str]:
@@ -148,7 +148,7 @@ def _by_unit(words: Mapping[Unit, str]) -> str:
 
 
 def _trust(method: Method, algorithm: ClientAlgorithm) -> str:
-    if not algorithm.unchanged or algorithm.keeps:
+    if not algorithm.sends_unmodified or algorithm.reuses_own_releases:
         return str(Trust.LOCAL)
     return ", ".join(t for t in Trust if _accepts(method.mechanism, t))
 
@@ -180,7 +180,10 @@ def _upload(algorithm: ClientAlgorithm) -> float:
     """Vectors of the model's size in the largest round."""
     rounds = range(1 + sum(rounds or 0 for rounds, _ in algorithm.channels[UPDATE].phases))
     sizes = {name: channel.size or _SHAPE.size for name, channel in algorithm.channels.items()}
-    return max(sum(sizes[name] for name in algorithm.due(at)) for at in rounds) / _SHAPE.size
+    return (
+        max(sum(sizes[name] for name in channels_due(algorithm.channels, at)) for at in rounds)
+        / _SHAPE.size
+    )
 
 
 def _kept(method: Method, algorithm: ClientAlgorithm) -> float:

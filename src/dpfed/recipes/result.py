@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A finished run as a value, and as files that people use.
+"""A finished run as a value, and as files that people use: the same ones from every engine.
 
-metrics.csv, metrics.jsonl   one row per round
+metrics.csv, metrics.jsonl   one row per round; over Flower the latter grows as the run goes on
 model.safetensors            the trained parameters, by name
 recipe.toml                  the resolved recipe: ``dpfed run recipe.toml`` repeats the run
-guarantee.json               the promise, as numbers and as a sentence
 convergence.png              accuracy and epsilon against rounds
+guarantee.json               the guarantee, as numbers and as a sentence; written last, so where it
+                             is, the others are complete
+error.json                   over Flower, instead: the class and sentence of what stopped the run
 """
 
 from __future__ import annotations
@@ -14,29 +16,42 @@ import csv
 import json
 import math
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO, StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from dpfed.accounting.guarantee import Guarantee, jsonable
+import msgspec
+
+from dpfed.accounting.guarantee import Guarantee
+from dpfed.core import errors
+from dpfed.core.files import json_line, jsonable, read_json_lines, replace_file
 from dpfed.core.types import Vector
 from dpfed.data.models import Model
 from dpfed.recipes import schema as recipes
-from dpfed.recipes.bar import percent
-from dpfed.recipes.history import Row
+from dpfed.recipes.display import percent
 from dpfed.recipes.schema import Recipe
+from dpfed.training.history import COLUMNS, Row, known
+from dpfed.training.loop import EXHAUSTED, Step
 
 if TYPE_CHECKING:
+    import torch
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from dpfed.recipes.prepared import Prepared
 
 # Okabe and Ito's colours: told apart by colour-blind readers
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 
+METRICS_FILE, MODEL_FILE = "metrics.jsonl", "model.safetensors"
+GUARANTEE_FILE, ERROR_FILE = "guarantee.json", "error.json"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Result:
-    """A finished run: the model, how it got there, and what it promises."""
+    """A finished run: the model, how it got there, and what it guarantees."""
 
     recipe: Recipe
     model: Model
@@ -46,6 +61,8 @@ class Result:
     evaluation: str
     source: str
     warnings: tuple[str, ...] = ()
+    stopped: str | None = None
+    """Why training ended before the plan's last round, if it did."""
 
     @property
     def accuracy(self) -> float:
@@ -68,53 +85,183 @@ class Result:
         return _save(self, Path(folder))
 
 
-def known(value: float) -> float | None:
-    """A figure as rows have it: None where it is not a number."""
-    return None if math.isnan(value) else value
+def require_a_round(step: Step, detail: str = "") -> None:
+    """Refuse to report a training that completed no round: its model is the one it began with.
+
+    ``detail`` is what a ledger said, where this process has seen it.
+    """
+    if step.state.round or not step.stopped:
+        return
+    if step.stopped == EXHAUSTED:
+        raise errors.BudgetSpent(
+            f"no round was completed: {step.stopped}; {detail or 'see its ledger'}"
+        )
+    tried = f" ({step.history[-1]['aborted']})" if step.history else ""
+    raise errors.RoundAborted(
+        f"no round was completed{tried}: {step.stopped}; the clients' logs say why they are missing"
+    )
+
+
+def result_of(
+    prepared: Prepared,
+    params: Vector,
+    guarantee: Guarantee,
+    history: Sequence[Row],
+    stopped: str | None,
+) -> Result:
+    """The value of a finished run.
+
+    Args:
+        prepared: what was run.
+        params: the trained parameters.
+        guarantee: what was spent.
+        history: one row per attempt at a round.
+        stopped: why training ended early, if it did.
+    """
+    warnings = prepared.warnings
+    if stopped:
+        done = max((row["round"] for row in history), default=0)
+        said = f"stopped after {done} of {prepared.plan.rounds} rounds: {stopped}"
+        warnings = (*warnings, said)
+    return Result(
+        recipe=prepared.recipe, model=prepared.federation.model, params=params,
+        history=list(history), guarantee=guarantee, evaluation=prepared.evaluation,
+        source=prepared.federation.source, warnings=warnings, stopped=stopped,
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------- files out
 
 
 def _save(result: Result, folder: Path) -> Path:
-    """Write all files into a folder, which is made if need be."""
+    """Write all files into a folder, which is made if need be; the guarantee last."""
+    from safetensors.torch import save
+
     folder.mkdir(parents=True, exist_ok=True)
-    write_csv(result.history, folder / "metrics.csv")
-    lines = [json.dumps(jsonable(row)) for row in result.history]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (folder / "recipe.toml").write_text(recipes.dump(result.recipe), encoding="utf-8")
-    (folder / "guarantee.json").write_text(json.dumps(_promise(result), indent=2) + "\n")
-    _write_model(result, folder / "model.safetensors")
+    named = result.model.layout.unflatten(result.params)
+    tensors = {name: tensor.contiguous() for name, tensor in named.items()}
+    write_csv(result.history, folder / "metrics.csv", COLUMNS)
+    _write(folder / METRICS_FILE, "".join(map(json_line, result.history)))
+    _write(folder / "recipe.toml", recipes.dump(result.recipe))
+    replace_file(
+        folder / MODEL_FILE, save(tensors, {"guarantee": result.guarantee.sentence}), 0o644
+    )
     result.plot(folder / "convergence.png")
-    return folder
-
-
-def write_csv(history: list[Row], path: Path) -> None:
-    """Rows that share their columns, one line each."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(history[0]))
-        writer.writeheader()
-        writer.writerows(history)
-
-
-def _write_model(result: Result, path: Path) -> None:
-    from safetensors.torch import save_file
-
-    tensors = {n: t.contiguous() for n, t in result.model.layout.unflatten(result.params).items()}
-    save_file(tensors, path, metadata={"guarantee": result.guarantee.sentence})
-
-
-def _promise(result: Result) -> dict[str, Any]:
-    return {
+    facts = {
         **result.guarantee.to_json(),
         "evaluation": result.evaluation,
         "data": result.source,
         "warnings": list(result.warnings),
+        "stopped": result.stopped,
     }
+    _write(folder / GUARANTEE_FILE, json.dumps(jsonable(facts), indent=2) + "\n")
+    return folder
+
+
+def write_csv(rows: Sequence[Row], path: Path, columns: Sequence[str] | None = None) -> None:
+    """Rows that share their columns, one line each.
+
+    Args:
+        rows: what is written.
+        path: the file.
+        columns: their names, where there may be no row to tell.
+    """
+    text = StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(columns or rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_file(path, text.getvalue().encode(), 0o644)
+
+
+def _write(path: Path, text: str) -> None:
+    replace_file(path, text.encode(), 0o644)
+
+
+def clear(out: Path, kept: Sequence[Row] = ()) -> None:
+    """Remove what an earlier run left but these rows: the rest would be taken for this one's."""
+    for name in (GUARANTEE_FILE, ERROR_FILE, MODEL_FILE):
+        (out / name).unlink(missing_ok=True)
+    if kept:  # in one go: a process that dies here loses none
+        _write(out / METRICS_FILE, "".join(map(json_line, kept)))
+    else:
+        (out / METRICS_FILE).unlink(missing_ok=True)
+
+
+def add_row(out: Path, row: Row) -> None:
+    """One more round, in the file that is watched while the run goes on."""
+    with (out / METRICS_FILE).open("a", encoding="utf-8") as file:
+        file.write(json_line(row))
+
+
+def write_error(out: Path, error: Exception) -> None:
+    """Why there is no result."""
+    _write(out / ERROR_FILE, json.dumps({"error": type(error).__name__, "sentence": str(error)}))
+
+
+# --------------------------------------------------------------------------------------- files in
+
+
+class ResultFiles(NamedTuple):
+    """What a finished run left in a folder."""
+
+    params: dict[str, torch.Tensor]
+    history: list[Row]
+    guarantee: Guarantee
+    stopped: str | None
+
+
+def is_finished(out: Path) -> bool:
+    """Whether a run has left its result or its error in a folder."""
+    return any((out / name).exists() for name in (GUARANTEE_FILE, ERROR_FILE))
+
+
+def read_history(out: Path) -> list[Row]:
+    """The rounds that are complete by now."""
+    return read_json_lines(out / METRICS_FILE)
+
+
+def read_result(out: Path) -> ResultFiles | None:
+    """What a run left in ``out``, or nothing; what stopped it is raised again."""
+    from safetensors.torch import load_file
+
+    if (out / ERROR_FILE).exists():
+        _raise(json.loads((out / ERROR_FILE).read_text(encoding="utf-8")))
+    if not (out / GUARANTEE_FILE).exists():
+        return None
+    told = json.loads((out / GUARANTEE_FILE).read_text(encoding="utf-8"))
+    guarantee = msgspec.convert(told, Guarantee, strict=False)
+    return ResultFiles(
+        load_file(out / MODEL_FILE), read_history(out), guarantee, told.get("stopped")
+    )
+
+
+def _raise(left: Mapping[str, str]) -> NoReturn:
+    """One of dpfed's own errors keeps its class; any other is named in the sentence."""
+    kind = getattr(errors, left["error"], None)
+    if isinstance(kind, type) and issubclass(kind, errors.DpfedError):
+        raise kind(left["sentence"])
+    raise errors.DpfedError(f"the ServerApp failed with {left['error']}: {left['sentence']}")
+
+
+# ---------------------------------------------------------------------------------- the picture
+
+
+def new_figure(**options: Any) -> Figure:
+    """A figure that a notebook shows by itself, without pyplot and its global state."""
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            made = BytesIO()
+            self.savefig(made, format="png", dpi=110)
+            return made.getvalue()
+
+    return Shown(**options)
 
 
 def _convergence_figure(result: Result) -> Figure:
     """Two panels over the same rounds: what was learned, and what it cost."""
-    from dpfed.recipes.picture import Picture
-
-    figure = Picture(figsize=(7.2, 5.6), layout="constrained")
+    figure = new_figure(figsize=(7.2, 5.6), layout="constrained")
     learned, cost = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1.4])
     _draw_accuracy(learned, result)
     _draw_epsilon(cost, result)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -104,18 +105,37 @@ class PrivacyRecipe(_Section, frozen=True):
     """The public size of every client; must be declared under add-remove."""
     record_rate: float = 1.0
     """Each unit is drawn with this probability for each release of its client (Poisson)."""
-    batch_size: int | None = None
-    """A fixed number of records instead: no accountant prices it, so only without a promise."""
     client_rate: float = 1.0
     """Each client is asked with this probability in each round (Poisson)."""
     options: dict[str, Any] = {}
     """The mechanism's own options, such as restart of tree."""
 
 
+class EvaluationKind(StrEnum):
+    """How accuracy is known."""
+
+    TEST = "test"
+    """On test records that the server holds."""
+    FEDERATED = "federated"
+    """On the clients' records, through the metrics channel, which has noise."""
+    EXACT = "exact"
+    """On records held out at the clients, in clear: not covered by the guarantee."""
+    ESTIMATE = "estimate"
+    """Squared distance to the estimate from all records, in clear: not covered either."""
+    TRUTH = "truth"
+    """Squared distance to the parameters that the records were made from."""
+    OFF = "off"
+
+    @property
+    def in_clear(self) -> bool:
+        """Whether only a simulation has it: no server holds what it reads."""
+        return self in {self.EXACT, self.ESTIMATE, self.TRUTH}
+
+
 class EvaluationRecipe(_Section, frozen=True):
     """How accuracy is known: test, federated, exact, estimate, truth or off."""
 
-    kind: str = "test"
+    kind: EvaluationKind = EvaluationKind.TEST
     every: int = 1
     share: float = 0.05
     """federated: the part of the squared mu that the metrics channel may use."""
@@ -279,7 +299,8 @@ def _explain(message: str, tree: Mapping[str, Any]) -> str:
     if what.startswith("Object missing required field"):
         return f"{field} has no {quoted[0]!r}, and needs one; set {field}.{quoted[0]}"
     if what.startswith("Invalid enum value"):
-        choices = get_type_hints(PrivacyRecipe)[field.rpartition(".")[2]]
+        table, _, name = field.rpartition(".")
+        choices = get_type_hints(_TABLES[table])[name]
         return f"{field} is {_at(tree, field)!r}; use one of {', '.join(choices)}"
     if not what.startswith("Expected `"):
         return message
@@ -297,8 +318,13 @@ _TABLES = {
 """Of two tables that have a field, the later one is the likelier to be meant."""
 
 
+_INSTEAD = {"batch_size": "set record_rate: no accountant here bounds a batch of a fixed size"}
+
+
 def _nearest(table: str, word: str) -> str:
     """What may be meant by a field that a table does not have: one of its own, or another's."""
+    if word in _INSTEAD:
+        return _INSTEAD[word]
     own = sorted(_TABLES[table].__struct_fields__)
     others = {name: f"{place}.{name}" for place, kind in _TABLES.items() if place
               for name in kind.__struct_fields__}  # fmt: skip

@@ -20,12 +20,11 @@ outlive the command; and a SuperLink that is asked to stop waits for whoever sti
 | others on the machine or the network     | Ray asks for this run's token; the SuperLink listens  |
 |                                          | on loopback only, but asks local users for nothing    |
 | no network                               | none is used: no telemetry, update check or install   |
-| the ``flwr`` command is missing          | the deprecated ``flwr.simulation.run_simulation``     |
+| the ``flwr`` command is missing          | RecipeError with the way to install it                |
 """
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -43,15 +42,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfed.core.errors import DpfedError, RecipeError, RoundAborted
+from dpfed.core.errors import DpfedError, RecipeError
+from dpfed.recipes.result import clear, is_finished, read_history, read_result
 from dpfed.sums.secagg.identity import SIMULATED
+from dpfed.training.history import Row
 
 if TYPE_CHECKING:
     import torch
 
     from dpfed.accounting.guarantee import Guarantee
 
-Row = dict[str, Any]
 Watch = Callable[[Row], None]
 """Called with each round's row."""
 Launch = Callable[..., "subprocess.Popen[bytes]"]
@@ -62,6 +62,7 @@ _POLL = 0.2  # seconds between two looks at the history
 _TRIES = 3  # SuperLinks that may fail to start
 _STARTUP = 60.0  # seconds that a SuperLink may take to answer
 _WIND_DOWN = 30.0  # seconds that Flower and Ray may take to end after the result
+_INSTALL = "install it with: pip install 'flwr[simulation]>=1.41'"
 _GRACE = 3.0  # seconds between asking a process group to end and ending it
 
 
@@ -97,10 +98,9 @@ def run(
         timeout: seconds until the run is ended.
         watch: called with each round's row as soon as it is known.
     """
-    app = _app()
-    app.load_recipe(recipe_path)
+    _check(recipe_path)
     out.mkdir(parents=True, exist_ok=True)
-    app.clear(out)
+    clear(out)
     log = out.resolve() / LOG_FILE
     log.unlink(missing_ok=True)
     where = "" if root is None else str(root.resolve())
@@ -108,7 +108,7 @@ def run(
     follow = _Follow(out, log, watch, time.monotonic() + timeout, timeout)
     with _tidy(), _scratch() as folder:
         job = _Job(Path(folder), log, config, clients, cpus or os.cpu_count() or 1)
-        (_with_flwr if _find("flwr") else _without_flwr)(job, follow)
+        _with_flwr(job, follow)
     return _collect(out, log)
 
 
@@ -119,27 +119,27 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="dpfed-", dir=where, ignore_cleanup_errors=True)
 
 
-def _app() -> Any:
+def _check(recipe_path: Path) -> None:
+    """Refuse what Flower cannot carry, or a machine without it, before anything is started."""
     try:
-        from dpfed.recipes import flower_app as app
+        from dpfed.recipes.flower_app import load_recipe
     except ImportError as error:
         raise RecipeError(
-            f"engine 'flower-simulation' needs Flower ({error}); "
-            "install it with: pip install 'flwr[simulation]>=1.41'"
+            f"engine 'flower-simulation' needs Flower ({error}); {_INSTALL}"
         ) from error
-    return app
+    if not _find("flwr"):
+        raise RecipeError(f"engine 'flower-simulation' needs the command 'flwr'; {_INSTALL}")
+    load_recipe(recipe_path)
 
 
 def _collect(out: Path, log: Path) -> SimulationOutput:
     try:
-        left = _app().collect(out)
+        left = read_result(out)
     except DpfedError as error:
         raise type(error)(f"{error} (log: {log})") from error
     if left is None:
         raise DpfedError(f"the simulation ended without a result; see its log: {log}")
-    if not left.history:
-        raise RoundAborted(f"no round was played: {left.stopped} (log: {log})")
-    return SimulationOutput(left.params, left.history, left.guarantee, left.stopped, log)
+    return SimulationOutput(*left, log=log)
 
 
 # ------------------------------------------------------------------------------------- flwr run
@@ -363,36 +363,12 @@ class _Follow:
 
     def _settled(self) -> bool:
         """Whether the ServerApp has left its result or its error: only the winding down is left."""
-        app = _app()
-        return any((self.out / name).exists() for name in (app.GUARANTEE_FILE, app.ERROR_FILE))
+        return is_finished(self.out)
 
     def _show(self, shown: int) -> int:
         if self.watch is None:
             return 0
-        rows = _app().read_history(self.out)
+        rows = read_history(self.out)
         for row in rows[shown:]:
             self.watch(row)
         return max(shown, len(rows))
-
-
-# ------------------------------------------------------------------------- without the command
-
-_SCRIPT = "import sys; from dpfed.recipes.simulation import deprecated as d; d(sys.argv[1])"
-
-
-def _without_flwr(job: _Job, follow: _Follow) -> None:
-    order = json.dumps({"config": job.config, "clients": job.clients, "cpus": job.cpus})
-    command = [sys.executable, "-c", _SCRIPT, order]
-    with _process(command, _environment(job.folder), job.log) as process:
-        follow(process)
-
-
-def deprecated(order: str) -> None:
-    """The run in this process, by the function that Flower is going to remove."""
-    from flwr.simulation import run_simulation
-
-    job = json.loads(order)
-    server, clients = _app().with_config(job["config"])
-    resources = {"num_cpus": 1, "num_gpus": 0.0}
-    backend = {"client_resources": resources, "init_args": {"num_cpus": job["cpus"]}}
-    run_simulation(server, clients, job["clients"], backend_config=backend)

@@ -28,24 +28,12 @@ All of it is a function of released quantities: post-processing, at no privacy c
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
-import torch
-
-from dpfed.core.chain import check_adaptive
-from dpfed.core.errors import RecipeError
-from dpfed.core.types import Aggregate, ServerOptimizer, Vector
-from dpfed.core.vector import blocks
+from dpfed.core import Aggregate, ServerOptimizer, Vector
+from dpfed.core.checks import positive
+from dpfed.server._moments import Moments
 
 PAPER = "Reddi et al. 2021 (FedAdam); Kingma and Ba 2015; Tang et al. 2023 (DP-AdamBC)"
-
-
-class AdamState(NamedTuple):
-    """The two moments and the number of updates so far."""
-
-    m: Vector
-    v: Vector
-    t: int
 
 
 def adam(
@@ -57,31 +45,26 @@ def adam(
     debias: bool = False,
     floor: float = 1e-4,
 ) -> ServerOptimizer:
-    """Adam on the private aggregate; ``debias`` takes the known noise out of its second moment."""
-    check_adaptive("adam", rate, beta1, beta2, eps, usual_eps="1e-8")
-    if not (math.isfinite(floor) and floor > 0):
-        raise RecipeError(f"adam's floor is {floor}, and must be finite and above 0: try 0.0001")
+    """Adam on the private aggregate; ``debias`` takes the known noise out of its second moment.
 
-    def init(params: Vector) -> AdamState:
-        return AdamState(torch.zeros_like(params), torch.zeros_like(params), 0)
+    Args:
+        rate: the length of a step, above 0.
+        beta1: how much of the first moment is kept per round, in [0, 1).
+        beta2: how much of the second moment is kept per round, in [0, 1).
+        eps: added to the root of the second moment, in units of the aggregate.
+        corrected: divide the moments by the weight that they have gathered so far.
+        debias: subtract the noise's known variance from the second moment.
+        floor: the least that debias leaves of it, in units of the squared aggregate, above 0.
+    """
+    moments = Moments("adam", rate, beta1=beta1, beta2=beta2, eps=eps, corrected=corrected)
+    positive("adam", floor=floor)
 
-    def update(G: Vector, state: AdamState, seen: Aggregate) -> tuple[Vector, AdamState]:
-        m, v, t = state
-        return update_(G.clone(), AdamState(m.clone(), v.clone(), t), seen)
+    def second(v: Vector, G: Vector) -> None:
+        v.mul_(beta2).addcmul_(G, G, value=1 - beta2)
 
-    def update_(G: Vector, state: AdamState, seen: Aggregate) -> tuple[Vector, AdamState]:
-        """In one pass over memory, without a temporary: G's block turns into the direction's."""
-        m, v, t = state
-        weight1, weight2 = 1 - beta1 ** (t + 1), 1 - beta2 ** (t + 1)
-        noise = weight2 * seen.std * seen.std if math.isfinite(seen.std) else 0.0
-        scale1, scale2 = (1 / weight1, 1 / weight2) if corrected else (1.0, 1.0)
-        for part in blocks(G.numel()):
-            m[part].lerp_(G[part], 1 - beta1)
-            v[part].mul_(beta2).addcmul_(G[part], G[part], value=1 - beta2)
-            root = torch.mul(v[part], scale2, out=G[part])
-            if debias:
-                root.sub_(noise * scale2).clamp_(min=floor)
-            torch.div(m[part], root.sqrt_().add_(eps), out=G[part]).mul_(rate * scale1)
-        return G, AdamState(m, v, t + 1)
+    def without_noise(root: Vector, t: int, seen: Aggregate) -> None:
+        weight = 1 - beta2 ** (t + 1)
+        noise = weight * seen.std * seen.std if math.isfinite(seen.std) else 0.0
+        root.sub_(noise * moments.scale(beta2, t)).clamp_(min=floor)
 
-    return ServerOptimizer(init=init, update=update, update_=update_)
+    return moments.optimizer(second, without_noise if debias else None)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.core.errors import RecipeError
-from dpfed.core.types import Aggregate, ServerOptimizer, Vector
+from dpfed.core import Aggregate, ServerOptimizer, Vector
+from dpfed.core.checks import decay
 
 PAPER = "Nair et al. 2026, H.1 (EMA-only)"
 
@@ -28,8 +28,7 @@ class EmaState(NamedTuple):
 
 def ema(beta: float = 0.9, corrected: bool = False) -> ServerOptimizer:
     """The moving average of the aggregates as the direction."""
-    if not 0 <= beta < 1:
-        raise RecipeError(f"ema's beta is {beta}, and must be at least 0 and below 1")
+    decay("ema", beta=beta)
 
     def init(params: Vector) -> EmaState:
         return EmaState(torch.zeros_like(params), 0)

@@ -24,13 +24,12 @@ All of it is a function of released quantities: post-processing, at no privacy c
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 
-from dpfed.core.errors import RecipeError
-from dpfed.core.types import Aggregate, ServerOptimizer, Vector
+from dpfed.core import Aggregate, ServerOptimizer, Vector
+from dpfed.core.checks import at_least, decay, positive
 
 PAPER = "Kairouz et al. 2021 (DP-FTRL)"
 
@@ -43,8 +42,16 @@ class FtrlState(NamedTuple):
 
 
 def ftrl(rate: float = 1.0, momentum: float = 0.9, restart: int = 0) -> ServerOptimizer:
-    """Follow the regularized leader, with momentum, over the noisy prefix sums."""
-    _check(rate, momentum, restart)
+    """Follow the regularized leader, with momentum, over the noisy prefix sums.
+
+    Args:
+        rate: the size of a step, above 0: 1 / lambda.
+        momentum: how much of the last change is kept, in [0, 1).
+        restart: begin anew every so many rounds; 0 is never.
+    """
+    positive("ftrl", rate=rate)
+    decay("ftrl", momentum=momentum)
+    at_least(0, "ftrl", restart=restart)
 
     def init(params: Vector) -> FtrlState:
         return FtrlState(torch.zeros_like(params), 0)
@@ -61,12 +68,3 @@ def ftrl(rate: float = 1.0, momentum: float = 0.9, restart: int = 0) -> ServerOp
         return torch.mul(u, rate, out=G), FtrlState(u, state.t + 1)
 
     return ServerOptimizer(init=init, update=update, update_=update_)
-
-
-def _check(rate: float, momentum: float, restart: int) -> None:
-    if not (math.isfinite(rate) and rate > 0):
-        raise RecipeError(f"ftrl's rate is {rate}, and must be finite and above 0: try 1.0")
-    if not 0 <= momentum < 1:
-        raise RecipeError(f"ftrl's momentum is {momentum}, and must be in [0, 1): try 0.9")
-    if restart < 0:
-        raise RecipeError(f"ftrl's restart is {restart}, and must be 0 (never) or a round count")

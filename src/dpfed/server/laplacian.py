@@ -26,19 +26,15 @@ import math
 
 import torch
 
-from dpfed.core.chain import stateless
-from dpfed.core.errors import RecipeError
-from dpfed.core.types import Aggregate, ServerOptimizer, State, Vector
+from dpfed.core import Aggregate, ServerOptimizer, State, Vector, stateless
+from dpfed.core.checks import not_negative
 
 PAPER = "Osher et al. 2018; Wang et al. 2020 (DP-LSSGD)"
 
 
 def laplacian(smoothing: float = 1.0) -> ServerOptimizer:
-    """Smooth the direction along its coordinates by the inverse of I + sigma L."""
-    if not 0 <= smoothing < math.inf:
-        raise RecipeError(
-            f"laplacian's smoothing is {smoothing}, and must be finite and 0 (none) or more: try 1"
-        )
+    """Smooth the direction along its coordinates by the inverse of I + sigma L; 0 is none."""
+    not_negative("laplacian", smoothing=smoothing)
 
     def update(direction: Vector, state: State, _: Aggregate) -> tuple[Vector, State]:
         return (_smoothed(direction, smoothing) if smoothing else direction), state

@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dpfed.core.chain import stateless
-from dpfed.core.errors import RecipeError
-from dpfed.core.types import Aggregate, ServerOptimizer, State, Vector
+from dpfed.core import Aggregate, ServerOptimizer, State, Vector, stateless
+from dpfed.core.checks import at_least, positive, refuse
 
 PAPER = "Loshchilov and Hutter 2017 (cosine); Robbins and Monro 1951 (1/t)"
 
@@ -21,7 +20,15 @@ PAPER = "Loshchilov and Hutter 2017 (cosine); Robbins and Monro 1951 (1/t)"
 def rates(
     rate: float, shape: str, rounds: int, period: float, floor: float
 ) -> Callable[[int], float]:
-    """The rate as a function of the round."""
+    """The rate as a function of the round.
+
+    Args:
+        rate: the rate of round 0.
+        shape: constant, cosine or inverse.
+        rounds: where cosine ends.
+        period: after how many rounds inverse has halved the rate.
+        floor: the least rate.
+    """
 
     def cosine(t: int) -> float:
         return floor + (rate - floor) * (1 + math.cos(math.pi * min(t, rounds) / rounds)) / 2
@@ -35,7 +42,7 @@ def rates(
         "inverse": inverse,
     }
     if shape not in shapes:
-        raise RecipeError(f"schedule shape is {shape!r}, and must be one of {sorted(shapes)}")
+        raise refuse("schedule.shape", f"one of {', '.join(shapes)}", shape)
     return shapes[shape]
 
 
@@ -46,9 +53,17 @@ def schedule(
     period: float = 10.0,
     floor: float = 0.0,
 ) -> ServerOptimizer:
-    """Multiply the direction by a rate that follows a schedule (constant, cosine, inverse)."""
-    if not (rounds > 0 and period > 0):
-        raise RecipeError(f"rounds is {rounds} and period {period}; both must be above 0")
+    """Multiply the direction by a rate that follows a schedule (constant, cosine, inverse).
+
+    Args:
+        rate: the rate of round 0.
+        shape: constant, cosine or inverse.
+        rounds: where cosine ends, at least 1: the run's rounds.
+        period: after how many rounds inverse has halved the rate, above 0.
+        floor: the least rate.
+    """
+    at_least(1, "schedule", rounds=rounds)
+    positive("schedule", period=period)
     at = rates(rate, shape, rounds, period, floor)
 
     def update(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:

@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.core.errors import RecipeError
-from dpfed.core.types import Aggregate, ServerOptimizer, Vector
+from dpfed.core import Aggregate, ServerOptimizer, Vector
+from dpfed.core.checks import at_least, decay, positive
 from dpfed.core.vector import blocks, dot
 
 PAPER = "Nair et al. 2026 (DP-FedSOFIM)"
@@ -57,8 +57,23 @@ def sofim(
     warmup: int = 0,
     warmup_by_rho: bool = True,
 ) -> ServerOptimizer:
-    """Rank-one natural-gradient preconditioning of the private aggregate."""
-    options = _checked(_Options(rho, beta, corrected, ramp, warmup, warmup_by_rho))
+    """Rank-one natural-gradient preconditioning of the private aggregate.
+
+    Args:
+        rho: added to the proxy's diagonal, above 0; the step is at most the aggregate over rho.
+        beta: how much of the momentum buffer is kept per round, in [0, 1).
+        corrected: divide the buffer by the weight that it has gathered so far.
+        ramp: rounds over which the preconditioner's strength rises from 0 to 1; 0 is at once.
+        warmup: rounds of EMA-only steps before the first preconditioned one.
+        warmup_by_rho: divide these steps by rho, so that no jump in scale follows.
+    """
+    positive("sofim", rho=rho)
+    decay("sofim", beta=beta)
+    at_least(0, "sofim", ramp=ramp, warmup=warmup)
+    options = _Options(
+        rho=rho, beta=beta, corrected=corrected, ramp=ramp, warmup=warmup,
+        warmup_by_rho=warmup_by_rho,
+    )  # fmt: skip
 
     def init(params: Vector) -> SofimState:
         return SofimState(torch.zeros_like(params), 0)
@@ -93,13 +108,3 @@ def _coefficients(o: _Options, t: int, MG: float, MM: float) -> tuple[float, flo
 def _accumulate(M: Vector, G: Vector, weight: float) -> tuple[float, float]:
     M.lerp_(G, weight)
     return float(torch.dot(M, G)), float(torch.dot(M, M))
-
-
-def _checked(options: _Options) -> _Options:
-    if not (math.isfinite(options.rho) and options.rho > 0):
-        raise RecipeError(f"sofim's rho is {options.rho}, and must be a finite number above 0")
-    if not 0 <= options.beta < 1:
-        raise RecipeError(f"sofim's beta is {options.beta}, and must be at least 0 and below 1")
-    if options.ramp < 0 or options.warmup < 0:
-        raise RecipeError(f"sofim's ramp {options.ramp} and warmup {options.warmup} start at 0")
-    return options

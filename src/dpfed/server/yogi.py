@@ -20,23 +20,12 @@ All of it is a function of released quantities: post-processing, at no privacy c
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
-from dpfed.core.chain import check_adaptive
-from dpfed.core.types import Aggregate, ServerOptimizer, Vector
-from dpfed.core.vector import blocks
+from dpfed.core import ServerOptimizer, Vector
+from dpfed.server._moments import Moments
 
 PAPER = "Reddi et al. 2021 (FedYogi); Zaheer et al. 2018"
-
-
-class YogiState(NamedTuple):
-    """The two moments and the number of updates so far."""
-
-    m: Vector
-    v: Vector
-    t: int
 
 
 def yogi(
@@ -46,28 +35,19 @@ def yogi(
     eps: float = 1e-3,
     corrected: bool = True,
 ) -> ServerOptimizer:
-    """Adam with an additive second moment, on the private aggregate."""
-    check_adaptive("yogi", rate, beta1, beta2, eps, usual_eps="1e-3")
+    """Adam with an additive second moment, on the private aggregate.
 
-    def init(params: Vector) -> YogiState:
-        return YogiState(torch.zeros_like(params), torch.zeros_like(params), 0)
+    Args:
+        rate: the length of a step, above 0.
+        beta1: how much of the first moment is kept per round, in [0, 1).
+        beta2: how slowly the second moment moves, in [0, 1).
+        eps: added to the root of the second moment, in units of the aggregate.
+        corrected: divide the moments by the weight that they have gathered so far.
+    """
+    moments = Moments("yogi", rate, beta1=beta1, beta2=beta2, eps=eps, corrected=corrected)
 
-    def factor(beta: float, t: int) -> float:
-        return 1 / (1 - beta ** (t + 1)) if corrected else 1.0
+    def second(v: Vector, G: Vector) -> None:
+        square = G.square()
+        v.addcmul_(torch.sign(v - square), square, value=beta2 - 1)
 
-    def update(G: Vector, state: YogiState, seen: Aggregate) -> tuple[Vector, YogiState]:
-        m, v, t = state
-        return update_(G.clone(), YogiState(m.clone(), v.clone(), t), seen)
-
-    def update_(G: Vector, state: YogiState, _: Aggregate) -> tuple[Vector, YogiState]:
-        """In one pass over memory: temporaries are a block long, G turns into the direction."""
-        m, v, t = state
-        for part in blocks(G.numel()):
-            m[part].lerp_(G[part], 1 - beta1)
-            square = G[part].square()
-            v[part].addcmul_(torch.sign(v[part] - square), square, value=beta2 - 1)
-            torch.mul(v[part], factor(beta2, t), out=G[part]).sqrt_().add_(eps)
-            torch.div(m[part], G[part], out=G[part]).mul_(rate * factor(beta1, t))
-        return G, YogiState(m, v, t + 1)
-
-    return ServerOptimizer(init=init, update=update, update_=update_)
+    return moments.optimizer(second)

@@ -25,13 +25,15 @@ import torch
 
 from dpfed.core.errors import BadReply
 from dpfed.core.grid import add_weighted
-from dpfed.core.types import Aborted, Opened, Requests, Total
+from dpfed.core.sum_protocol import Aborted, Opened, Requests
+from dpfed.core.types import Total
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpfed.core.grid import Integers
-    from dpfed.core.types import Cohorts, Messages, Reply, Seat
+    from dpfed.core.sum_protocol import Cohorts, Messages, SumContext
+    from dpfed.core.types import Reply
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,10 +89,15 @@ class Plain:
         return 2.0**62
 
     def answer(
-        self, stage: str, requests: Messages, reply: Reply | None, secret: bytes, seat: Seat
+        self,
+        stage: str,
+        requests: Messages,
+        reply: Reply | None,
+        secret: bytes,
+        context: SumContext,
     ) -> tuple[Messages, bytes]:
         """The releases' integers as bytes."""
-        del seat
+        del context
         if stage != "reply" or reply is None:
             raise BadReply(f"a plain sum has one stage, 'reply' with a release, not {stage!r}")
         return {name: reply[name].vector.numpy().tobytes() for name in requests}, secret
@@ -107,10 +114,10 @@ class Plain:
         """Nothing."""
 
     def begin(
-        self, directory: None, cohorts: Cohorts, sizes: Mapping[str, int], seat: Seat
+        self, directory: None, cohorts: Cohorts, sizes: Mapping[str, int], context: SumContext
     ) -> tuple[Adder, Requests]:
         """Empty totals, and how large one reply may be so that no sum of all can wrap."""
-        del directory, seat
+        del directory, context
         adding = {
             name: Adding(cohort, np.zeros(sizes[name], np.int64), 2.0**62 / max(1, len(cohort)))
             for name, cohort in cohorts.items()
@@ -147,6 +154,9 @@ class Plain:
                 for name, adding in session.channels.items()
             }
         )
+
+    def directory_after(self, session: Adder) -> None:
+        """Nothing."""
 
 
 def plain() -> Plain:

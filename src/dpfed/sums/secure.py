@@ -37,7 +37,8 @@ from dpfed.sums.secagg.graph import Design, design
 from dpfed.sums.secagg.server import INPUT, KEYS, REPAIR, SUM, UNMASK, Directory, Session
 
 if TYPE_CHECKING:
-    from dpfed.core.types import Aborted, Cohorts, Messages, Opened, Reply, Requests, Seat
+    from dpfed.core.sum_protocol import Aborted, Cohorts, Messages, Opened, Requests, SumContext
+    from dpfed.core.types import Reply
 
 PAPER = "Bonawitz et al. 2017; Bell et al. 2020"
 
@@ -103,27 +104,37 @@ class Secure:
     # ------------------------------------------------------------------------------- the client
 
     def answer(
-        self, stage: str, requests: Messages, reply: Reply | None, secret: bytes, seat: Seat
+        self,
+        stage: str,
+        requests: Messages,
+        reply: Reply | None,
+        secret: bytes,
+        context: SumContext,
     ) -> tuple[Messages, bytes]:
         """One message; the client's vault goes in and comes out."""
         if set(requests) != {SUM} or stage not in self.stages:
             raise BadReply(f"a secure sum has no stage {stage!r} with {sorted(requests)}")
-        vault = member.open_vault(secret, seat)
-        message = self._message(stage, requests[SUM], reply, vault, seat)
+        vault = member.open_vault(secret, context)
+        message = self._message(stage, requests[SUM], reply, vault, context)
         return {SUM: message}, vault.lock()
 
     def _message(
-        self, stage: str, request: bytes, reply: Reply | None, vault: member.Vault, seat: Seat
+        self,
+        stage: str,
+        request: bytes,
+        reply: Reply | None,
+        vault: member.Vault,
+        context: SumContext,
     ) -> bytes:
         if stage == KEYS:
-            return member.offer_key(vault, seat)
-        terms = self._graph(seat.clients, seat.colluders), self.least(seat.clients)
+            return member.offer_key(vault, context)
+        terms = self._graph(context.clients, context.colluders), self.least(context.clients)
         if stage == INPUT:
             cohort = wire.unpack(request, wire.Cohort)
-            return member.mask(vault, seat, cohort, self._vector(reply or {}), *terms)
+            return member.mask(vault, context, cohort, self._vector(reply or {}), *terms)
         if stage == REPAIR:
-            return member.reveal(vault, seat, wire.unpack(request, wire.Dropped), *terms)
-        return member.hand_over(vault, seat, wire.unpack(request, wire.Alive), *terms)
+            return member.reveal(vault, context, wire.unpack(request, wire.Dropped), *terms)
+        return member.hand_over(vault, context, wire.unpack(request, wire.Alive), *terms)
 
     def _vector(self, reply: Reply) -> member.Vector:
         """All channels' integers in one vector of words, modulo 2^bits, in order of their names.
@@ -145,28 +156,26 @@ class Secure:
 
     def pack_directory(self, directory: Directory) -> bytes:
         """The signed keys; who has seen which is found out again by sending them."""
-        return wire.pack(wire.Keys(directory.keys))
+        return wire.pack(wire.Keys(dict(directory.keys)))
 
     def unpack_directory(self, packed: bytes) -> Directory:
         """The keys, all of which are sent once more."""
         return Directory(dict(wire.unpack(packed, wire.Keys).keys))
 
     def begin(
-        self, directory: Directory, cohorts: Cohorts, sizes: Mapping[str, int], seat: Seat
+        self, directory: Directory, cohorts: Cohorts, sizes: Mapping[str, int], context: SumContext
     ) -> tuple[Session, Requests]:
         """An empty total, and the first thing to ask for."""
         asked = [dict(cohort) for cohort in cohorts.values()]
         if any(each != asked[0] for each in asked) or set(asked[0].values()) - {1.0}:
             raise UnsoundPlan("a secure sum adds all clients alike; use weights = 'sum'")
         session = Session(
-            directory=directory,
-            sizes={name: sizes[name] for name in sorted(sizes)},
-            cohort=set(asked[0]),
-            seat=seat,
-            graph=self._graph(seat.clients, seat.colluders),
-            least=self.least(seat.clients),
+            keys=dict(directory.keys), seen=dict(directory.seen),
+            sizes={name: sizes[name] for name in sorted(sizes)}, cohort=set(asked[0]),
+            context=context, graph=self._graph(context.clients, context.colluders),
+            least=self.least(context.clients),
             total=np.zeros(sum(sizes.values()), f"<u{self.bits // 8}"),
-        )
+        )  # fmt: skip
         return session, session.begin()
 
     def add(self, session: Session, client: int, messages: Messages) -> Session:
@@ -179,6 +188,10 @@ class Secure:
     def close(self, session: Session) -> Requests | Opened | Aborted:
         """The next stage, or the end."""
         return session.close()
+
+    def directory_after(self, session: Session) -> Directory:
+        """The keys that are known by now, and who has seen them."""
+        return Directory(session.keys, session.seen)
 
 
 def secure(

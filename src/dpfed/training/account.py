@@ -76,7 +76,9 @@ class Account:
         }
         run = broadcast.training, member.client, at, broadcast.attempt
         key = self.key(plan, member.client)
-        return Request(key, *run, parts, fresh=not member.mechanisms, lost=plan.lost)
+        return Request(
+            key, *run, parts, fresh=not member.mechanisms, delta_reserved=plan.delta_reserved
+        )
 
     def begin_all(
         self, plan: Plan, broadcast: Broadcast, members: Sequence[Bookable]

@@ -36,13 +36,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from dpfed.accounting.guarantee import jsonable
 from dpfed.core.errors import DataError
-from dpfed.core.files import replace_file
+from dpfed.core.files import jsonable, replace_file
 from dpfed.core.types import State
 from dpfed.training.plan import Plan
-from dpfed.training.round import Outcome, Progress, spent_attempt
-from dpfed.training.state_tree import leaves, rebuilt
+from dpfed.training.round import ServerState, spent_attempt
+from dpfed.training.state_tree import joined, split
 
 VERSION = 1
 _MOST_ATTEMPTS = 100_000  # at one round: a larger number was never written here
@@ -51,8 +50,8 @@ _LOCK = "lock"
 
 
 @dataclass(frozen=True)
-class Played:
-    """A committed round: with these it can be played again, bit for bit, if noise is keyed."""
+class CommittedRound:
+    """A committed round: with these it can be run again, bit for bit, if noise is keyed."""
 
     round: int
     attempt: int
@@ -63,8 +62,8 @@ class Played:
 class Saved:
     """What was found on the disk."""
 
-    progress: Progress
-    played: tuple[Played, ...]
+    state: ServerState
+    committed: tuple[CommittedRound, ...]
     history: list[dict[str, Any]]
     clients: State
 
@@ -104,46 +103,54 @@ class Checkpoint:
                 ) from error
             yield
 
-    def ask(self, progress: Progress) -> None:
+    def ask(self, state: ServerState) -> None:
         """Before clients are asked: from now on the attempt counts as spent."""
-        content = {"round": progress.round, "attempt": progress.attempt}
+        content = {"round": state.round, "attempt": state.attempt}
         self._write(_ASKED, json.dumps(content).encode())
 
     def commit(
         self,
         plan: Plan,
-        progress: Progress,
-        played: Sequence[Played],
+        state: ServerState,
+        committed: Sequence[CommittedRound],
         history: Sequence[Mapping[str, Any]],
         clients: State = (),
     ) -> None:
-        """After a round: all of it, or nothing."""
+        """After a round: all of it, or nothing.
+
+        Args:
+            plan: the run's plan.
+            state: the server after the round.
+            committed: all rounds that were completed so far.
+            history: their rows, and those of attempts that were aborted.
+            clients: what the engine keeps for its clients.
+        """
         facts = {
             "version": VERSION,
             "plan": plan.fingerprint(),
-            "training": progress.training,
-            "round": progress.round,
-            "attempt": progress.attempt,
-            "books": {name: list(book.items()) for name, book in progress.books.items()},
-            "directory": plan.sum.pack_directory(progress.directory).hex(),
-            "played": [[each.round, each.attempt, list(each.clients)] for each in played],
+            "training": state.training,
+            "round": state.round,
+            "attempt": state.attempt,
+            "books": {name: list(book.items()) for name, book in state.release_counts.items()},
+            "directory": plan.sum.pack_directory(state.directory).hex(),
+            "played": [[each.round, each.attempt, list(each.clients)] for each in committed],
             "history": jsonable(list(history)),
         }
-        found = leaves(self._tree(progress, clients))
-        tensors = {str(i): x for i, x in enumerate(found) if isinstance(x, torch.Tensor)}
-        facts["numbers"] = {i: x for i, x in enumerate(found) if not isinstance(x, torch.Tensor)}
-        kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        self._write(_PROGRESS, save(kept, {"facts": json.dumps(facts)}))
+        tensors, facts["numbers"] = split(self._tree(state, clients))
+        self._write(_PROGRESS, save(tensors, {"facts": json.dumps(facts)}))
 
     @staticmethod
-    def _tree(progress: Progress, clients: State) -> State:
-        mechanisms = dict(progress.mechanisms)
-        return (progress.params, progress.optimizer, mechanisms, clients)
+    def _tree(state: ServerState, clients: State) -> State:
+        mechanisms = dict(state.mechanisms)
+        return (state.params, state.optimizer, mechanisms, clients)
 
-    def load(self, plan: Plan, fresh: Progress, clients: State = ()) -> Saved | None:
+    def load(self, plan: Plan, fresh: ServerState, clients: State = ()) -> Saved | None:
         """The last committed round, ready to go on; None where there is none yet.
 
-        ``fresh`` and ``clients`` are what a new run would begin with: they give the form.
+        Args:
+            plan: the run's plan: a checkpoint of another one is refused.
+            fresh: the server as a new run would begin: it gives the form.
+            clients: what a new engine would keep for its clients: the form, too.
         """
         facts, tensors = self._read()
         if facts is None:
@@ -160,31 +167,29 @@ class Checkpoint:
     def _saved(
         self,
         plan: Plan,
-        fresh: Progress,
+        fresh: ServerState,
         clients: State,
         facts: dict[str, Any],
         tensors: dict[str, torch.Tensor],
     ) -> Saved:
-        template, numbers = self._tree(fresh, clients), facts["numbers"]
-        flat = [
-            tensors[str(i)] if str(i) in tensors else numbers[str(i)]
-            for i in range(len(leaves(template)))
-        ]
-        params, optimizer, mechanisms, kept = rebuilt(template, flat)
+        template = self._tree(fresh, clients)
+        params, optimizer, mechanisms, kept = joined(template, tensors, facts["numbers"])
         at, attempt = index(facts["round"]), index(facts["attempt"])
-        progress = replace(
+        state = replace(
             fresh,
             round=at,
             attempt=attempt,
             params=params,
             optimizer=optimizer,
             mechanisms=mechanisms,
-            books={n: {float(h): int(k) for h, k in book} for n, book in facts["books"].items()},
+            release_counts={
+                n: {float(h): int(k) for h, k in book} for n, book in facts["books"].items()
+            },
             directory=plan.sum.unpack_directory(bytes.fromhex(facts["directory"])),
             cohort=plan.draw(at, attempt),
         )
-        played = tuple(Played(r, a, tuple(clients)) for r, a, clients in facts["played"])
-        return Saved(self._spend_asked(plan, progress), played, _rows(facts), kept)
+        committed = tuple(CommittedRound(r, a, tuple(clients)) for r, a, clients in facts["played"])
+        return Saved(self._spend_asked(plan, state), committed, _rows(facts), kept)
 
     def history(self) -> list[dict[str, Any]]:
         """The rows that were written with the last committed round."""
@@ -205,7 +210,7 @@ class Checkpoint:
             ) from error
         return facts, tensors
 
-    def _check(self, plan: Plan, fresh: Progress, facts: dict[str, Any]) -> None:
+    def _check(self, plan: Plan, fresh: ServerState, facts: dict[str, Any]) -> None:
         ours = {"version": VERSION, "plan": plan.fingerprint(), "training": fresh.training}
         for name, value in ours.items():
             if facts.get(name) != value:
@@ -214,11 +219,11 @@ class Checkpoint:
                     f"was begun with, or choose another folder"
                 )
 
-    def _spend_asked(self, plan: Plan, progress: Progress) -> Progress:
+    def _spend_asked(self, plan: Plan, state: ServerState) -> ServerState:
         """Attempts that were asked for and never committed: spent, and never asked for again."""
         path = self.folder / _ASKED
         if not path.exists():
-            return progress
+            return state
         try:
             asked = json.loads(path.read_bytes())
             at, attempt = index(asked["round"]), index(asked["attempt"])
@@ -228,9 +233,9 @@ class Checkpoint:
             raise DataError(
                 f"{path} cannot be read; restore it, or begin in a new folder"
             ) from error
-        while at == progress.round and progress.attempt <= attempt:
-            progress = spent_attempt(plan, progress)
-        return progress
+        while at == state.round and state.attempt <= attempt:
+            state = spent_attempt(plan, state)
+        return state
 
 
 def _rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -239,8 +244,3 @@ def _rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(found, list):
         raise DataError("the checkpoint has no history; restore it, or begin in a new folder")
     return found
-
-
-def played(progress: Progress, outcome: Outcome) -> Played:
-    """The record of a committed round, from what it began with and how it ended."""
-    return Played(progress.round, progress.attempt, outcome.clients)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,10 +19,30 @@ def leaves(tree: State) -> list[Any]:
     return found
 
 
-def rebuilt(template: State, flat: Iterable[Any]) -> State:
-    """A state of the template's form with other leaves."""
-    found = iter(flat)
-    return mapped(template, lambda leaf: _alike(leaf, next(found)))
+def split(tree: State) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """The tensors and the numbers of a state, each by its place: what files hold."""
+    found = dict(enumerate(leaves(tree)))
+    tensors = {str(i): x.contiguous() for i, x in found.items() if isinstance(x, torch.Tensor)}
+    numbers = {str(i): x for i, x in found.items() if not isinstance(x, torch.Tensor)}
+    return tensors, numbers
+
+
+def joined(
+    template: State, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, float]
+) -> State:
+    """A state of the template's form from the two parts of ``split``.
+
+    Args:
+        template: a state of the same form: what a new run begins with.
+        tensors: the tensors, by place.
+        numbers: the numbers, by place.
+    """
+    places = (str(i) for i in range(len(leaves(template))))
+    found = (tensors[i] if i in tensors else numbers[i] for i in places)
+    try:
+        return mapped(template, lambda leaf: _alike(leaf, next(found)))
+    except KeyError as error:
+        raise DataError(f"a stored state has no leaf {error}; was the method changed?") from error
 
 
 def _alike(leaf: Any, found: Any) -> Any:

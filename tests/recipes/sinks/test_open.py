@@ -17,8 +17,12 @@ import pytest
 
 import dpfed
 from dpfed.core.errors import RecipeError
-from dpfed.recipes.history import COLUMNS, About, Add, Row, numbers, plain
 from dpfed.recipes.sinks import _open as watching
+from dpfed.recipes.sinks._open import About, Add
+from dpfed.training.history import COLUMNS, Row, make_row, numbers, plain
+from dpfed.training.round import RoundResult, start
+from tests.laws.leaks import MODEL
+from tests.training.test_round import make_plan
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -126,7 +130,7 @@ def test_a_run_in_clear_has_an_infinite_epsilon_and_no_curve_of_it(
 
 def test_a_resumed_run_has_all_of_its_rounds_in_each_sink(tmp_path: Path) -> None:
     def die(row: Row, rounds: int) -> None:
-        if row["round"] == 3:
+        if row["round"] == 2:
             raise KeyboardInterrupt
 
     kept, sinks = tmp_path / "kept", ["csv", "tensorboard"]
@@ -135,7 +139,7 @@ def test_a_resumed_run_has_all_of_its_rounds_in_each_sink(tmp_path: Path) -> Non
     rounds: list[int] = []
     seen = lambda row, _: rounds.append(row["round"])  # noqa: E731
     dpfed.run(TINY, out=tmp_path, sinks=sinks, resume=kept, watch=seen)
-    assert rounds == [1, 2, 3]  # the attempt that died counts against the promise
+    assert rounds == [1, 2, 3, 4]  # the round that it died at the sight of is not lost
     assert [int(row["round"]) for row in read_csv(tmp_path)] == rounds
     assert sorted(read_tensorboard(tmp_path)["accuracy"]) == rounds
 
@@ -222,24 +226,27 @@ def test_only_the_columns_get_through(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watching, "find", lambda kind, name: spy)
         with watching.open_sinks(["spy"], About("x", tmp_path)) as add:
-            add({"round": 1, "missing": [2, 5], "aborted": None, "client_loss": 0.3,
-                 "refused": {2: "why"}, "accuracy": 0.5})  # fmt: skip
+            add({"round": 1, "missing": 2, "absent": "2 5", "client_loss": 0.3, "accuracy": 0.5})
     (row,) = seen
     assert tuple(row) == COLUMNS
-    assert (row["missing"], row["absent"], row["aborted"]) == (2, "2 5", "")
+    assert (row["missing"], row["absent"], row["aborted"]) == (2, "2 5", None)
     assert row["accuracy"] == 0.5
 
 
 def test_plain_twice_is_plain_once() -> None:
-    row = plain({"round": 1, "missing": (4,), "aborted": None, "accuracy": 0.5, "loss": 1.0})
+    row = plain({"round": 1, "missing": 1, "accuracy": 0.5, "loss": math.nan})
     assert plain(row) == row
+    assert row["loss"] is None
 
 
 def test_an_aborted_round_has_no_accuracy() -> None:
-    row = plain({"round": 1, "missing": (), "aborted": "why", "accuracy": 0.5, "loss": 1.0})
-    assert row["accuracy"] is None
-    assert row["loss"] is None
-    assert row["aborted"] == "why"
+    aborted = RoundResult(round=0, clients=(), missing=(0, 2), refused={2: "why"}, aborted="few")
+    plan = make_plan()
+    row = make_row(plan, start(plan, MODEL.initial(0)), aborted, {}, 1.5)
+    assert tuple(row) == COLUMNS
+    assert (row["accuracy"], row["loss"], row["snr"]) == (None, None, None)
+    assert (row["missing"], row["absent"], row["refused"]) == (2, "0 2", "2: why")
+    assert (row["aborted"], row["seconds"]) == ("few", 1.5)
 
 
 def test_numbers_leave_out_texts_and_what_is_not_finite() -> None:

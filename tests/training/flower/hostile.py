@@ -34,7 +34,7 @@ from dpfed.sums.secagg import keys as letters
 from dpfed.sums.secagg import messages as wire
 from dpfed.sums.secagg.identity import simulated
 from dpfed.sums.secure import Secure
-from dpfed.training.round import Plan
+from dpfed.training.plan import Plan
 from tests.laws.leaks import MODEL
 from tests.training.flower.local_grid import LocalGrid, nodes
 from tests.training.test_round import make_plan, members
@@ -511,9 +511,9 @@ class _Watched:
         self.watch.ends.append(True)
         return session
 
-    def answer(self, stage: str, requests: Any, reply: Any, secret: bytes, seat: Any) -> Any:
-        self.watch.note(reply, seat.client, seat.round)
-        return super().answer(stage, requests, reply, secret, seat)  # type: ignore[misc]
+    def answer(self, stage: str, requests: Any, reply: Any, secret: bytes, context: Any) -> Any:
+        self.watch.note(reply, context.client, context.round)
+        return super().answer(stage, requests, reply, secret, context)  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -693,10 +693,10 @@ def _play(strategy: DPStrategy, grid: HostileGrid, watch: Watch, tally: Tally, e
 
     def look(row: dict[str, Any]) -> None:
         nonlocal params
-        inside[:] = sorted(set(range(CLIENTS)) - set(row["missing"]))
+        inside[:] = sorted(set(range(CLIENTS)) - set(map(int, row["absent"].split())))
         tally.rounds += 1
         tally.honest_missing += len(set(range(CLIENTS - LIARS)) - set(inside))
-        now = strategy.progress.params  # type: ignore[union-attr]
+        now = strategy.step.state.params  # type: ignore[union-attr]
         fits = not row["aborted"] and torch.equal(
             now, stepped(strategy.plan, watch, params, inside)
         )

@@ -86,3 +86,9 @@ def become_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def nodes(count: int) -> dict[int, int]:
     return {100 + i: i for i in range(count)}
+
+
+def refused(row: dict[str, Any]) -> dict[int, str]:
+    """Who is left out of a round, and why: the row's text, read."""
+    pairs = (part.partition(": ") for part in row["refused"].split(" | ") if part)
+    return {int(client): why for client, _, why in pairs}

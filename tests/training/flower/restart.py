@@ -30,11 +30,11 @@ import tomli_w
 import torch
 
 from dpfed.accounting.ledger.ledger import Ledger
-from dpfed.recipes import flower_app as app
+from dpfed.recipes import result as result_files
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.federation import public_seed
 from dpfed.recipes.run import prepare
-from dpfed.training.checkpoint import Checkpoint, Played
+from dpfed.training.checkpoint import Checkpoint, CommittedRound
 from dpfed.training.inprocess import replay
 from dpfed.training.round import start
 from tests.training.flower.network import CONNECTION, Net, _marked, miss_heartbeats
@@ -64,7 +64,7 @@ At = tuple[int, int]
 class Found:
     """What a training left."""
 
-    played: tuple[Played, ...]
+    committed: tuple[CommittedRound, ...]
     booked: dict[str, Counter[At]]
     """By silo: the attempts in its ledger."""
     history: list[dict[str, Any]]
@@ -75,7 +75,7 @@ class Found:
     @property
     def wasted(self) -> int:
         """Attempts that were asked for, by the server's own count, and not committed."""
-        return sum(each.attempt for each in self.played)
+        return sum(each.attempt for each in self.committed)
 
 
 class Training:
@@ -157,15 +157,18 @@ class Training:
 
     @property
     def ended(self) -> bool:
-        return any((self.out / name).exists() for name in (app.GUARANTEE_FILE, app.ERROR_FILE))
+        return any(
+            (self.out / name).exists()
+            for name in (result_files.GUARANTEE_FILE, result_files.ERROR_FILE)
+        )
 
-    def wait(self, patience: float = 180.0) -> app.Left:
+    def wait(self, patience: float = 180.0) -> result_files.ResultFiles:
         end = time.monotonic() + patience
         while not self.ended:
             if time.monotonic() > end:
                 raise AssertionError(f"no end:\n{self.net.tail('superlink', 80)}")
             time.sleep(0.1)
-        left = app.collect(self.out)
+        left = result_files.read_result(self.out)
         assert left is not None
         return left
 
@@ -176,29 +179,29 @@ class Training:
         run = prepare(recipes.load(self.recipe))
         initial = run.federation.model.initial(public_seed(run.recipe.seed, "model"))
         saved = Checkpoint(self.checkpoint).load(run.plan, start(run.plan, initial, NAME))
-        left = app.collect(self.out)
+        left = result_files.read_result(self.out)
         assert saved is not None
         assert left is not None
-        again = replay(run.plan, run.federation.problems, initial, saved.played)
+        again = replay(run.plan, run.federation.problems, initial, saved.committed)
         params = run.federation.model.layout.flatten(left.params)
-        same = torch.equal(params, again.params) and torch.equal(params, saved.progress.params)
+        same = torch.equal(params, again.params) and torch.equal(params, saved.state.params)
         wrong: list[str] = []
-        rounds = [each.round for each in saved.played]
+        rounds = [each.round for each in saved.committed]
         if rounds != list(range(len(rounds))):
             wrong.append(f"rounds {rounds} were committed")
-        if left.guarantee != run.plan.guarantee(saved.progress.books, saved.progress.round):
+        if left.guarantee != run.plan.guarantee(saved.state.release_counts, saved.state.round):
             wrong.append("the guarantee is not that of the books")
-        asked = {(each.round, n) for each in saved.played for n in range(each.attempt + 1)}
+        asked = {(each.round, n) for each in saved.committed for n in range(each.attempt + 1)}
         booked = {}
         for client, name in enumerate(self.net.nodes):
             booked[name] = self._ledger(name, wrong)
-            counted = {(p.round, p.attempt) for p in saved.played if client in p.clients}
+            counted = {(p.round, p.attempt) for p in saved.committed if client in p.clients}
             twice = [at for at, times in booked[name].items() if times > 1]
             wrong += [f"{name} booked {at} twice" for at in twice]
             entries = set(booked[name])
             wrong += [f"{name} did not book {at}, and is in it" for at in counted - entries]
             wrong += [f"{name} booked {at}, not asked for" for at in entries - asked]
-        return Found(saved.played, booked, left.history, same, wrong)
+        return Found(saved.committed, booked, left.history, same, wrong)
 
     def _ledger(self, name: str, wrong: list[str]) -> Counter[At]:
         assert self.net.folder is not None

@@ -18,13 +18,15 @@ from safetensors.torch import load_file
 import dpfed
 from dpfed.accounting.guarantee import Guarantee
 from dpfed.cli.deploy import deploy
+from dpfed.core.sum_protocol import Answer
 from dpfed.core.types import Broadcast
 from dpfed.core.vector import one_thread
-from dpfed.recipes import flower_app as app
+from dpfed.recipes import result as result_files
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.federation import public_seed
 from dpfed.recipes.run import Prepared, prepare
-from dpfed.training.round import Answer, Member, Outcome, Progress, answer, play, start
+from dpfed.training.answer import ClientState, answer
+from dpfed.training.round import RoundResult, ServerState, run_round, start
 from tests.training.flower.network import Net, Run
 
 SILOS = ["north", "south", "west", "east", "centre"]
@@ -101,7 +103,7 @@ def test_silos_behind_tls_train_the_same_model_as_one_process(tmp_path: Path) ->
         run = net.run(write_app(tmp_path / "app"), config, timeout=300)
         assert run.completed, (run, net.tail("superlink"))
         assert net.wait_exit("stranger") == 1
-    left, result = app.collect(out), dpfed.run(recipe)
+    left, result = result_files.read_result(out), dpfed.run(recipe)
 
     assert left is not None
     assert torch.equal(result.model.layout.flatten(left.params), result.params)
@@ -162,21 +164,21 @@ def test_a_silo_that_dies_costs_its_own_part_and_nothing_else(tmp_path: Path) ->
     assert run.completed, (run, net.tail("superlink"))
 
     history = rows(out)
-    missing = [set(row["missing"]) for row in history]
+    missing = [set(map(int, row["absent"].split())) for row in history]
     assert [row["round"] for row in history] == [1, 2, 3]
-    assert [row["aborted"] for row in history] == [None] * rounds
+    assert [row["aborted"] for row in history] == [""] * rounds
     assert [row["clients"] for row in history] == [5 - len(who) for who in missing]
     assert gone in missing[-1]
 
     prepared = prepare(recipes.load(recipe))
-    progress, promise = replay(prepared, missing), prepared.plan.promise()
+    progress, promise = replay(prepared, missing), prepared.plan.guarantee()
     params = prepared.federation.model.layout.flatten(load_file(out / "model.safetensors"))
     assert torch.equal(params, progress.params)
     assert not torch.equal(params, dpfed.run(recipe).params)
 
     left = json.loads((out / "guarantee.json").read_text())
     guarantee = msgspec.convert(left, Guarantee, strict=False)
-    assert guarantee == prepared.plan.guarantee(progress.books, progress.round)
+    assert guarantee == prepared.plan.guarantee(progress.release_counts, progress.round)
     assert guarantee.claims[0] == promise.claims[0]  # against the server: as planned
     assert guarantee.claims[1].epsilon > promise.claims[1].epsilon  # less noise hides from others
 
@@ -192,7 +194,7 @@ def run_without(gone: int, recipe: Path, out: Path) -> tuple[Run, Net]:
     config = {"recipe": str(recipe), "out": str(out)}
     with Net(work, SILOS, env=environment(work)) as net, ThreadPoolExecutor(1) as pool:
         running = pool.submit(net.run, folder, config, timeout=300)
-        while not any(gone not in row["missing"] for row in rows(out)):
+        while not any(str(gone) not in row["absent"].split() for row in rows(out)):
             assert not running.done(), running.result()
             time.sleep(0.05)
         net.kill(SILOS[gone])
@@ -206,12 +208,14 @@ def rows(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def replay(prepared: Prepared, missing: list[set[int]]) -> Progress:
+def replay(prepared: Prepared, missing: list[set[int]]) -> ServerState:
     """The rounds in this process, without those who were missing in each."""
     plan, silos = prepared.plan, prepared.federation
-    members = {client: Member(client, problem) for client, problem in enumerate(silos.problems)}
+    members = {
+        client: ClientState(client, problem) for client, problem in enumerate(silos.problems)
+    }
 
-    def carry(
+    def transport(
         broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
     ) -> Iterable[tuple[int, Answer]]:
         for client in sorted(set().union(*requests.values()) - missing[broadcast.round]):
@@ -219,11 +223,11 @@ def replay(prepared: Prepared, missing: list[set[int]]) -> Progress:
             reply, members[client] = answer(plan, broadcast, stage, asked, members[client])
             yield client, reply
 
-    outcomes: list[Outcome] = []
+    outcomes: list[RoundResult] = []
     progress = start(plan, silos.model.initial(public_seed(prepared.recipe.seed, "model")))
     for _ in missing:
         with one_thread():
-            progress, outcome = play(plan, progress, carry)
+            progress, outcome = run_round(plan, progress, transport)
         outcomes.append(outcome)
     assert [set(outcome.missing) for outcome in outcomes] == missing
     return progress

@@ -19,22 +19,21 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message
-from flwr.serverapp.strategy import Strategy
 
 from dpfed.core.types import UPDATE, Weights
 from dpfed.flower import DPStrategy, client_app
 from dpfed.sums.plain import plain
 from dpfed.sums.secagg import messages as wire
 from dpfed.sums.secure import secure
-from dpfed.training.round import Plan, answer, play, publish, start
+from dpfed.training.answer import answer
+from dpfed.training.plan import Plan
+from dpfed.training.round import publish, run_round, start
 from tests.laws.leaks import MODEL
 from tests.training.flower import hostile
 from tests.training.flower.hostile import (
-    CLIENTS,
     LIARS,
     RATE,
     SIZE,
-    HostileGrid,
     Rng,
     Tally,
     Truth,
@@ -106,17 +105,6 @@ def test_the_table_in_results_is_of_a_hundred_thousand_replies(repository: Path)
     assert found["rounds_not_exact"] == found["honest_clients_missing"] == 0
 
 
-def test_flowers_own_loop_refuses_them_too() -> None:
-    plan, watch = hostile.plan_for(secure=False, rounds=3)
-    grid = HostileGrid(app_for(plan, [5] * CLIENTS), plan, hostile.PLAIN, Rng(3), flood=10)
-    with hostile.listening(watch):
-        result = Strategy.start(DPStrategy(plan), grid, INITIAL, num_rounds=3)
-    honest = LocalGrid(app_for(plan, [5] * CLIENTS), nodes(CLIENTS - LIARS))
-    expected = DPStrategy(plan, wait=0.1).start(honest, INITIAL)
-    for name, tensor in expected.arrays.to_torch_state_dict().items():
-        assert torch.equal(result.arrays.to_torch_state_dict()[name], tensor)
-
-
 # ------------------------------------------------------------------ what is valid by form is a vote
 
 
@@ -125,7 +113,7 @@ def outcome_with(plan: Plan, client: int, data: bytes | None) -> Any:
     people = members(SIZES)
     progress = start(plan, torch.zeros(SIZE))
 
-    def carry(broadcast: Any, stage: str, requests: Any) -> Iterator[tuple[int, Any]]:
+    def transport(broadcast: Any, stage: str, requests: Any) -> Iterator[tuple[int, Any]]:
         for index, member in people.items():
             messages, _ = answer(plan, broadcast, stage, dict.fromkeys(requests, b""), member)
             if index != client:
@@ -133,7 +121,7 @@ def outcome_with(plan: Plan, client: int, data: bytes | None) -> Any:
             elif data is not None:
                 yield index, {UPDATE: data}
 
-    return play(plan, progress, carry)
+    return run_round(plan, progress, transport)
 
 
 def largest(plan: Plan) -> int:
@@ -181,7 +169,7 @@ def test_a_vote_far_beyond_the_clip_is_a_vote() -> None:
 class Facts:
     """All of a round that one client's vote must not touch."""
 
-    books: Any
+    release_counts: Any
     cohort: Any
     clients: Any
     mechanisms: Any
@@ -191,9 +179,9 @@ class Facts:
 
 def facts(plan: Plan, data: bytes | None) -> Facts:
     after, outcome = outcome_with(plan, 1, data)
-    spent = plan.guarantee(after.books, 1).claims[-1].epsilon
+    spent = plan.guarantee(after.release_counts, 1).claims[-1].epsilon
     seen = outcome.aggregate.std, spent
-    return Facts(after.books, after.cohort, outcome.clients, after.mechanisms, *seen)
+    return Facts(after.release_counts, after.cohort, outcome.clients, after.mechanisms, *seen)
 
 
 @pytest.mark.parametrize("vote", [0, 1, -(2**31), 2**31 - 1, 2**60, -(2**60)])
@@ -241,7 +229,7 @@ def test_what_is_valid_by_form_is_one_vote_and_no_more(kind: str) -> None:
     result = DPStrategy(plan).start(LocalGrid(app_for(plan, SIZES), nodes(3), tamper), INITIAL)
     expected = DPStrategy(plan).start(LocalGrid(app_for(plan, SIZES), nodes(3)), INITIAL)
     row, due = result.history[0], expected.history[0]
-    assert (row["clients"], row["epsilon"], row["missing"]) == (3, due["epsilon"], [])
+    assert (row["clients"], row["epsilon"], row["missing"]) == (3, due["epsilon"], 0)
     states = [r.arrays.to_torch_state_dict() for r in (result, expected)]
     same = all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert same is (kind in ("control numbers as equal floats", "extra config and metrics"))
@@ -283,7 +271,7 @@ def test_a_false_commitment_stops_the_round_names_its_sender_and_opens_nothing(
     plan = make_plan(sum=secure(), nominal=sizes, rounds=2)
     grid = LocalGrid(app_for(plan, sizes), nodes(5), lying(change))
     result = DPStrategy(plan).start(grid, INITIAL)
-    assert result.stopped == "the next round would exceed what the plan promises"
+    assert result.stopped == "the next round would exceed the plan's guarantee"
     for row in result.history:
         assert says in row["aborted"]
         assert "4" in row["aborted"]

@@ -18,12 +18,12 @@ from flwr.app import ArrayRecord, Message
 
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.deploy import deploy
-from dpfed.core.errors import DataError, UnsoundPlan
+from dpfed.core.errors import DataError
 from dpfed.core.registry import build
 from dpfed.flower import client_app
-from dpfed.recipes import flower_app as app
+from dpfed.recipes import result as result_files
 from dpfed.recipes import schema as recipes
-from dpfed.training.checkpoint import Checkpoint, Played
+from dpfed.training.checkpoint import Checkpoint, CommittedRound
 from dpfed.training.flower import state as states
 from dpfed.training.flower.strategy import DPResult, DPStrategy
 from dpfed.training.inprocess import replay
@@ -116,6 +116,7 @@ class Mortal(Checkpoint):
         self.clients.here(progress.round, "asked")
 
     def commit(self, plan: Any, progress: Any, *rest: Any) -> None:
+        self.clients.here(progress.round - 1, "played")
         super().commit(plan, progress, *rest)
         self.clients.here(progress.round - 1, "committed")
 
@@ -141,12 +142,7 @@ def plan_with(client: str, sum: str, rounds: int = 20) -> Plan:
 
 def serve(clients: Clients, folder: Path, wanted: int = WANTED) -> tuple[DPStrategy, DPResult]:
     """A new server in the folder, until the rounds are there, or it dies."""
-
-    def watch(row: dict[str, Any]) -> None:
-        if not row["aborted"]:
-            clients.here(row["round"] - 1, "played")
-
-    strategy = DPStrategy(clients.plan, training="t", watch=watch, checkpoint=folder)
+    strategy = DPStrategy(clients.plan, training="t", checkpoint=folder)
     strategy.checkpoint = Mortal(folder)
     object.__setattr__(strategy.checkpoint, "clients", clients)
     return strategy, strategy.start(clients, INITIAL, num_rounds=wanted)
@@ -165,10 +161,10 @@ def outlive(
 def check(clients: Clients, strategy: DPStrategy, result: DPResult, ledger: Path) -> None:
     """The model of the committed rounds, and each attempt on each client's books, once."""
     assert result.stopped is None
-    played = strategy.played
-    assert [each.round for each in played] == list(range(len(played)))
+    committed = strategy.step.committed
+    assert [each.round for each in committed] == list(range(len(committed)))
     problems = [member.problem for member in clients.people.values()]
-    again = replay(clients.plan, problems, START, played)
+    again = replay(clients.plan, problems, START, committed)
     assert torch.equal(MODEL.layout.flatten(result.arrays.to_torch_state_dict()), again.params)
     assert set(clients.asked.values()) == {1}
     book = Ledger(ledger)
@@ -177,8 +173,8 @@ def check(clients: Clients, strategy: DPStrategy, result: DPResult, ledger: Path
     booked = Counter((row["round"], row["attempt"], int(row["client"])) for row in rows)
     assert booked == clients.asked
     attempts = {(round, attempt) for round, attempt, _ in clients.asked}
-    assert {(each.round, each.attempt) for each in played} <= attempts
-    assert len([row for row in result.history if not row["aborted"]]) == len(played)
+    assert {(each.round, each.attempt) for each in committed} <= attempts
+    assert len([row for row in result.history if not row["aborted"]]) == len(committed)
 
 
 @pytest.mark.parametrize("client", ["gradient", "scaffold"])
@@ -188,7 +184,7 @@ def test_a_server_that_dies_at_every_moment_in_turn(tmp_path: Path, client: str,
     deaths = sorted((at % (WANTED - 1), moment) for at, moment in enumerate(MOMENTS))
     strategy, result = outlive(clients, tmp_path / "run", deaths)
     check(clients, strategy, result, tmp_path / "ledger.sqlite")
-    wasted = Counter({each.round: each.attempt for each in strategy.played})
+    wasted = Counter({each.round: each.attempt for each in strategy.step.committed})
     assert wasted.total() == len(deaths) - 1  # a round that was committed wastes nothing
 
 
@@ -197,7 +193,7 @@ def test_dying_in_the_first_round_again_and_again(tmp_path: Path, sum: str) -> N
     clients = Clients(plan_with("scaffold", sum))
     strategy, result = outlive(clients, tmp_path / "run", [(0, moment) for moment in MOMENTS], 3)
     check(clients, strategy, result, tmp_path / "ledger.sqlite")
-    assert strategy.played[0] == Played(0, 5, (0, 1, 2, 3, 4))
+    assert strategy.step.committed[0] == CommittedRound(0, 5, (0, 1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("sum", ["plain", "secure"])
@@ -209,7 +205,7 @@ def test_a_reply_that_was_made_and_not_counted_leaves_no_trace(tmp_path: Path, s
         serve(clients, tmp_path / "run")
     clients.lose = (2, 1)
     strategy, result = serve(clients, tmp_path / "run")
-    assert strategy.played[2] == Played(2, 1, (0, 2, 3, 4))
+    assert strategy.step.committed[2] == CommittedRound(2, 1, (0, 2, 3, 4))
     check(clients, strategy, result, tmp_path / "ledger.sqlite")
 
 
@@ -252,23 +248,20 @@ def test_the_promise_ends_a_training_that_died_too_often(tmp_path: Path) -> None
     clients = Clients(plan_with("gradient", "plain", rounds=4))
     deaths = [(0, "played"), (1, "last reply")]
     strategy, result = outlive(clients, tmp_path / "run", deaths, wanted=4)
-    assert len(strategy.played) == 2
-    assert result.stopped == "the next round would exceed what the plan promises"
+    assert len(strategy.step.committed) == 2
+    assert result.stopped == "the next round would exceed the plan's guarantee"
     assert result.guarantee is not None
-    promised = clients.plan.promise().claims[0].epsilon
+    promised = clients.plan.guarantee().claims[0].epsilon
     assert result.guarantee.claims[0].epsilon == pytest.approx(promised)
 
 
-def test_one_server_at_a_time_and_not_by_flowers_own_loop(tmp_path: Path) -> None:
+def test_one_server_at_a_time(tmp_path: Path) -> None:
     clients = Clients(plan_with("gradient", "plain"))
     with (
         Checkpoint(tmp_path / "run").held(),
         pytest.raises(DataError, match="another process goes on"),
     ):
         serve(clients, tmp_path / "run")
-    strategy = DPStrategy(clients.plan, checkpoint=tmp_path / "run", wait=0)
-    with pytest.raises(UnsoundPlan, match="keeps no checkpoint"):
-        strategy.configure_train(1, INITIAL, {}, clients)  # type: ignore[arg-type]
 
 
 def test_the_state_that_a_client_goes_on_from_is_kept(tmp_path: Path) -> None:
@@ -286,10 +279,10 @@ def test_the_state_that_a_client_goes_on_from_is_kept(tmp_path: Path) -> None:
 def test_the_rows_of_committed_rounds_are_never_away(tmp_path: Path) -> None:
     """A process that dies while it loads its data leaves the history of those before."""
     rows = [{"round": at, "accuracy": 0.5} for at in (1, 2, 3)]
-    app.clear(tmp_path, rows)
+    result_files.clear(tmp_path, rows)
     (tmp_path / "guarantee.json").touch()
-    app.clear(tmp_path, rows[:2])
-    assert app.read_history(tmp_path) == rows[:2]
+    result_files.clear(tmp_path, rows[:2])
+    assert result_files.read_history(tmp_path) == rows[:2]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from dpfed.cli.deploy import deploy
-from dpfed.recipes import flower_app as app
+from dpfed.recipes import result as result_files
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.run import Prepared, prepare
 from dpfed.sums.plain import Plain
@@ -63,10 +63,10 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Played:
+class CommittedRound:
     """What a run left, and what its clients were asked for: (round, stage) -> clients."""
 
-    left: app.Left
+    left: result_files.ResultFiles
     asked: dict[tuple[int, str], list[int]]
     recipe: Path
     said: str
@@ -109,7 +109,7 @@ def write_recipe(folder: Path, rounds: int) -> Path:
     return path
 
 
-def run(net: Net, folder: Path, rounds: int, cut: Cut | None = None) -> Played:
+def run(net: Net, folder: Path, rounds: int, cut: Cut | None = None) -> CommittedRound:
     """A run to its end; at the cut, the client's SuperNode is killed with all its children."""
     recipe, diary, out = write_recipe(folder, rounds), folder / "diary", folder / "out"
     place = write_app(folder / "app", client="cuts.client:app", config={"diary": "", "cut": ""})
@@ -127,9 +127,9 @@ def run(net: Net, folder: Path, rounds: int, cut: Cut | None = None) -> Played:
             miss_heartbeats(net, SILOS[cut.client])
         ended = running.result()
     assert ended.completed, (ended, net.tail("superlink"))
-    left = app.collect(out)
+    left = result_files.read_result(out)
     assert left is not None
-    return Played(left, asked_for(lines(diary)), recipe, ended.log)
+    return CommittedRound(left, asked_for(lines(diary)), recipe, ended.log)
 
 
 def lines(path: Path) -> list[str]:
@@ -163,22 +163,24 @@ def in_clear(prepared: Prepared) -> Prepared:
     return replace(prepared, plan=replace(prepared.plan, sum=InClear()))
 
 
-def check(played: Played, absent: list[set[int]]) -> None:
+def check(committed: CommittedRound, absent: list[set[int]]) -> None:
     """All rounds, the right sum of the right clients, and the promise that was planned."""
-    left = played.left
+    left = committed.left
     assert left.stopped is None
     assert [row["aborted"] for row in left.history] == [""] * len(absent)
-    assert played.absences == [(5 - len(who), who) for who in absent]
+    assert committed.absences == [(5 - len(who), who) for who in absent]
 
-    prepared = prepare(recipes.load(played.recipe))
+    prepared = prepare(recipes.load(committed.recipe))
     layout, progress = prepared.federation.model.layout, replay(in_clear(prepared), absent)
     assert torch.equal(layout.flatten(left.params), progress.params)
     everyone = replay(in_clear(prepared), [set()] * len(absent))
     assert not torch.equal(progress.params, everyone.params)
 
     plan = prepared.plan
-    assert left.guarantee == plan.guarantee(progress.books, progress.round)
-    assert left.guarantee.claims == plan.promise().claims  # a dropout costs nothing: it is planned
+    assert left.guarantee == plan.guarantee(progress.release_counts, progress.round)
+    assert (
+        left.guarantee.claims == plan.guarantee().claims
+    )  # a dropout costs nothing: it is planned
     assert "only sums with at least 3 honest shares of noise" in left.guarantee.sentence
 
 
@@ -187,10 +189,10 @@ def check(played: Played, absent: list[set[int]]) -> None:
 
 def test_a_silo_killed_after_the_key_stage_is_repaired(net: Net, tmp_path: Path) -> None:
     gone = 2
-    played = run(net, tmp_path, rounds=2, cut=Cut(gone, "input"))
-    check(played, [{gone}, {gone}])
+    committed = run(net, tmp_path, rounds=2, cut=Cut(gone, "input"))
+    check(committed, [{gone}, {gone}])
     others = [0, 1, 3, 4]
-    assert played.asked == {
+    assert committed.asked == {
         (0, "enrol"): [0, 1, 2, 3, 4],
         (0, "keys"): [0, 1, 2, 3, 4],
         (0, "input"): [0, 1, 2, 3, 4],
@@ -202,10 +204,10 @@ def test_a_silo_killed_after_the_key_stage_is_repaired(net: Net, tmp_path: Path)
 
 def test_a_silo_killed_after_its_masked_input_is_in_that_sum(net: Net, tmp_path: Path) -> None:
     gone = 4
-    played = run(net, tmp_path, rounds=2, cut=Cut(gone, "unmask"))
-    check(played, [set(), {gone}])
+    committed = run(net, tmp_path, rounds=2, cut=Cut(gone, "unmask"))
+    check(committed, [set(), {gone}])
     everyone, others = [0, 1, 2, 3, 4], [0, 1, 2, 3]
-    assert played.asked == {
+    assert committed.asked == {
         **{(0, stage): everyone for stage in ("enrol", "keys", "input", "unmask")},
         **{(1, stage): others for stage in ("input", "repair", "unmask")},
     }
@@ -224,16 +226,16 @@ def test_a_silo_with_the_identity_of_another_is_in_no_sum(net: Net, tmp_path: Pa
     own = key.rename(key.with_suffix(".own"))
     shutil.copy(net.folder / "nodes" / SILOS[other] / "identity.key", key)
     try:
-        played = run(net, tmp_path, rounds=1)
+        committed = run(net, tmp_path, rounds=1)
     finally:
         own.replace(key)
-    check(played, [{thief}])
+    check(committed, [{thief}])
     everyone, others = [0, 1, 2, 3, 4], [0, 2, 3, 4]
-    assert played.asked == {
+    assert committed.asked == {
         **{(0, stage): everyone for stage in ("enrol", "keys")},
         **{(0, stage): others for stage in ("input", "unmask")},
     }
     why = f"is the folder of client {other} ({SILOS[other]}), but this is client {thief}"
     assert why in net.log(SILOS[thief])  # in full where the silo's owner reads it
     out = f"client {thief} is left out of this round: DataError; its own log says why\n"
-    assert out in played.said  # and by its name elsewhere
+    assert out in committed.said  # and by its name elsewhere

@@ -7,6 +7,7 @@ Real simulation and real deployment are in recipes/test_simulation.py and cli/de
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import subprocess
@@ -31,17 +32,19 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
-from dpfed.core.errors import DataError
+from dpfed.core.errors import DataError, UnsoundPlan
 from dpfed.core.registry import build
 from dpfed.core.types import METRICS, UPDATE, Broadcast, ClientAlgorithm, Unit
 from dpfed.flower import DPStrategy, client_app, private
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.flower import state as states
 from dpfed.training.flower.codec import Sender
+from dpfed.training.flower.transport import GridTransport
 from dpfed.training.inprocess import rounds
-from dpfed.training.round import Plan
+from dpfed.training.loop import train
+from dpfed.training.plan import Plan
 from tests.laws.leaks import MODEL
-from tests.training.flower.local_grid import LocalGrid, Tamper, become_a_server, nodes
+from tests.training.flower.local_grid import LocalGrid, Tamper, become_a_server, nodes, refused
 from tests.training.test_round import SIZES, make_plan, members
 
 INITIAL = ArrayRecord(MODEL.layout.unflatten(torch.zeros(MODEL.layout.size)))
@@ -78,17 +81,22 @@ def test_the_same_bits_as_in_process(server: str, weights: Any) -> None:
     result = DPStrategy(plan).start(grid_for(plan), INITIAL)
     assert torch.equal(params(result), final(plan))
     assert result.guarantee is not None
-    assert result.guarantee.sentence == plan.promise().sentence
+    assert result.guarantee.sentence == plan.guarantee().sentence
     assert [row["round"] for row in result.history] == [1, 2, 3, 4]
 
 
-def test_it_is_a_flower_strategy_and_drives_flowers_own_loop() -> None:
+def test_it_is_a_flower_strategy_that_refuses_flowers_own_loop() -> None:
     plan = make_plan()
     strategy = DPStrategy(plan)
     assert isinstance(strategy, Strategy)
-    result = Strategy.start(strategy, grid_for(plan), INITIAL, num_rounds=plan.rounds)
-    assert torch.equal(params(result), final(plan))
+    result = strategy.start(grid_for(plan), INITIAL)
     assert result.train_metrics_clientapp[4]["clients"] == 3
+    grid = grid_for(plan)
+    with pytest.raises(UnsoundPlan, match=r"a loop of its own.*; call DPStrategy\.start"):
+        Strategy.start(strategy, grid, INITIAL, num_rounds=plan.rounds)
+    assert grid.sent == {}  # nobody was asked for anything
+    with pytest.raises(UnsoundPlan, match=r"call DPStrategy\.start"):
+        strategy.aggregate_train(1, [])
 
 
 def test_nodes_are_known_by_their_partition_not_their_order() -> None:
@@ -125,11 +133,11 @@ def test_a_node_that_dies_contributes_zero_and_is_reported() -> None:
             grid.offline.add(103)
 
     result = DPStrategy(plan, watch=kill).start(grid, INITIAL)
-    assert [row["missing"] for row in result.history] == [[], [], [3], [3]]
+    assert [row["absent"] for row in result.history] == ["", "", "3", "3"]
     assert [row["clients"] for row in result.history] == [5, 5, 4, 4]
     assert result.guarantee is not None
-    assert result.guarantee.claims[0].epsilon == plan.promise().claims[0].epsilon
-    assert result.guarantee.claims[1].epsilon > plan.promise().claims[1].epsilon
+    assert result.guarantee.claims[0].epsilon == plan.guarantee().claims[0].epsilon
+    assert result.guarantee.claims[1].epsilon > plan.guarantee().claims[1].epsilon
 
 
 def test_a_node_that_returns_is_enrolled_again_under_another_number() -> None:
@@ -163,34 +171,24 @@ def test_nobody_connected_spends_nothing() -> None:
 def test_the_budget_ends_training_and_nothing_is_lost() -> None:
     plan = make_plan(rounds=4)
     result = DPStrategy(plan).start(grid_for(plan), INITIAL, num_rounds=100)
-    assert result.stopped == "the next round would exceed what the plan promises"
+    assert result.stopped == "the next round would exceed the plan's guarantee"
     assert len(result.history) == 4
     assert torch.equal(params(result), final(plan))
     assert result.guarantee is not None
-    assert result.guarantee.sentence == plan.promise().sentence
-
-
-def test_flowers_own_loop_stops_spending_too() -> None:
-    plan = make_plan(rounds=2)
-    strategy = DPStrategy(plan)
-    result = Strategy.start(strategy, grid_for(plan), INITIAL, num_rounds=5)
-    assert torch.equal(params(result), final(plan))
-    assert strategy.progress is not None
-    spent = plan.guarantee(strategy.progress.books, 2)
-    assert spent.sentence == plan.promise().sentence
+    assert result.guarantee.sentence == plan.guarantee().sentence
 
 
 def test_a_client_refuses_a_round_that_was_not_priced() -> None:
     plan = make_plan(rounds=2)
     app = app_for(plan)
-    for round, refused in ((1, False), (2, True), (-1, True)):
+    for round, stopped in ((1, False), (2, True), (-1, True)):
         at = Broadcast(round, torch.zeros(SIZE))
         sender = Sender(MODEL.layout, plan.fingerprint(), ConfigRecord(), at)
         order = sender.order("reply", {UPDATE: b""})
         message = Message(order, 100, "train")
         message.metadata.__dict__["_message_id"] = "1"
         reply = app(message, Context(1, 100, {"partition-id": 0}, RecordDict(), {}))
-        assert ("error" in reply.content.config_records["dpfed"]) is refused
+        assert ("error" in reply.content.config_records["dpfed"]) is stopped
 
 
 def test_attempts_that_nobody_answered_use_up_the_budget() -> None:
@@ -203,18 +201,18 @@ def test_attempts_that_nobody_answered_use_up_the_budget() -> None:
         return Message(Error(1), reply_to=_) if tamper.quiet else reply  # type: ignore[attr-defined]
 
     result = DPStrategy(plan).start(grid_for(plan, tamper), INITIAL)
-    assert [row["aborted"] is not None for row in result.history] == [True, False, True, False]
-    assert result.stopped == "the next round would exceed what the plan promises"
+    assert [bool(row["aborted"]) for row in result.history] == [True, False, True, False]
+    assert result.stopped == "the next round would exceed the plan's guarantee"
     assert result.history[-1]["round"] == 2
     assert result.guarantee is not None
-    assert result.guarantee.claims[0].epsilon <= plan.promise().claims[0].epsilon * (1 + 1e-8)
+    assert result.guarantee.claims[0].epsilon <= plan.guarantee().claims[0].epsilon * (1 + 1e-8)
 
 
 def test_too_few_clients_and_a_large_delta_are_said_before_the_first_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("dpfed.training.flower.strategy.log.warning",
+    monkeypatch.setattr(logging.getLogger("dpfed"), "warning",
                         lambda text, *facts: said.append(text % facts))  # fmt: skip
     plan = make_plan(rounds=1, delta=0.5)
     DPStrategy(plan, wait=0.1).start(LocalGrid(app_for(plan), nodes(2)), INITIAL)
@@ -234,10 +232,11 @@ def test_three_rounds_without_a_release_end_the_training_and_spare_the_rest() ->
         return Message(Error(2), reply_to=order)
 
     result = DPStrategy(plan).start(grid_for(plan, tamper), INITIAL)
-    assert [row["aborted"] is not None for row in result.history] == [True] * 3
-    assert result.stopped == "3 rounds in a row got no release; the clients' logs say why"
+    assert [bool(row["aborted"]) for row in result.history] == [True] * 3
+    why = "the last one since no client answered"
+    assert result.stopped == f"3 attempts in a row got no total, {why}"
     assert result.guarantee is not None
-    assert 0 < result.guarantee.claims[0].epsilon < plan.promise().claims[0].epsilon
+    assert 0 < result.guarantee.claims[0].epsilon < plan.guarantee().claims[0].epsilon
 
 
 # ------------------------------------------------------------------------------- bad replies
@@ -307,7 +306,7 @@ def test_a_bad_reply_is_refused_and_the_round_completes(
     expected = DPStrategy(plan, wait=0.1).start(without, INITIAL)
     assert torch.equal(params(result), params(expected))
     row = result.history[0]
-    assert (row["clients"], row["missing"], list(row["refused"])) == (2, [1], [1])
+    assert (row["clients"], row["absent"], list(refused(row))) == (2, "1", [1])
     assert "4711" not in caplog.text
 
 
@@ -334,7 +333,7 @@ def test_an_exception_on_a_client_crosses_as_a_class_name() -> None:
         return reply
 
     result = DPStrategy(plan).start(LocalGrid(app, nodes(3), listen), INITIAL)
-    assert result.history[0]["refused"] == {1: "ClientError"}
+    assert refused(result.history[0]) == {1: "ClientError"}
     assert not any(secret in each for each in wire)
 
 
@@ -356,10 +355,10 @@ def test_a_client_refuses_a_server_with_another_plan() -> None:
 def test_a_server_that_skips_enrolment_is_refused_too() -> None:
     agreed = make_plan(rounds=1)
     other = replace(agreed, channels={UPDATE: gaussian(1.0, 0.1)})
-    strategy = DPStrategy(other, wait=0.1)
-    strategy._nodes, strategy._asked = {0: 100, 1: 101, 2: 102}, {100, 101, 102}
-    result = strategy.start(grid_for(agreed), INITIAL)
-    assert result.history[0]["refused"] == dict.fromkeys(range(3), "UnsoundPlan")
+    transport = GridTransport(other, grid_for(agreed), MODEL.layout, wait=0.1)
+    transport.nodes, transport._asked = {0: 100, 1: 101, 2: 102}, {100, 101, 102}
+    *_, last = train(other, torch.zeros(SIZE), transport)
+    assert refused(last.history[0]) == dict.fromkeys(range(3), "UnsoundPlan")
 
 
 @pytest.mark.parametrize("partition", [-1, 3, "x"])
@@ -380,17 +379,15 @@ def test_two_nodes_cannot_be_one_client() -> None:
 
 
 def test_replies_are_pulled_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpfed.training.flower import strategy
-
-    monkeypatch.setattr(strategy, "_IN_FLIGHT", 2 * 4 * SIZE)
+    monkeypatch.setattr("dpfed.training.flower.transport._IN_FLIGHT", 2 * 4 * SIZE)
     plan = make_plan(nominal=[3] * 12, rounds=1)
     grid = grid_for(plan, sizes=[3] * 12)
-    started = DPStrategy(plan)
-    started._enrol(grid, 0.0)
+    transport = GridTransport(plan, grid, MODEL.layout)
+    steps = train(plan, torch.zeros(SIZE), transport)
+    transport.ready(next(steps))  # enrolment pulls all at once: its replies are small
     grid.most_at_once = 0
-    result = started.start(grid, INITIAL)
+    assert next(steps).history[0]["clients"] == 12
     assert grid.most_at_once == 2
-    assert result.history[0]["clients"] == 12
 
 
 # ----------------------------------------------------------------------- a mod on one's own app
@@ -432,7 +429,7 @@ def test_a_train_function_cannot_protect_records() -> None:
         return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
 
     result = DPStrategy(plan).start(LocalGrid(app, nodes(3)), INITIAL, num_rounds=1)
-    assert result.history[0]["refused"] == dict.fromkeys(range(3), "UnsoundPlan")
+    assert refused(result.history[0]) == dict.fromkeys(range(3), "UnsoundPlan")
 
 
 # ------------------------------------------------------------------------------- client state
@@ -451,7 +448,7 @@ def counting() -> ClientAlgorithm:
     def init(params: torch.Tensor) -> Kept:
         return Kept(torch.zeros(params.numel(), dtype=torch.float64), 0)
 
-    return ClientAlgorithm(init, work, frozenset(Unit), unchanged=True)
+    return ClientAlgorithm(init, work, frozenset(Unit), sends_unmodified=True)
 
 
 def test_client_state_is_on_the_clients_disk_and_outlives_a_run(tmp_path: Path) -> None:

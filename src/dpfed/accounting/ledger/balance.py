@@ -29,6 +29,7 @@ from dpfed.accounting.ledger import events
 from dpfed.accounting.ledger.events import Json, canonical
 from dpfed.accounting.ledger.journal import Row
 from dpfed.core.errors import DataError, UnsoundPlan
+from dpfed.core.files import from_word
 from dpfed.core.types import Adjacency, Trust, Unit
 
 SERVER, OUTSIDERS = "server", "outsiders"
@@ -72,11 +73,11 @@ class Cost:
 
     mu_squared: float = 0.0
     events: Counter[str] = field(default_factory=Counter)
-    lost: dict[tuple[str, int], float] = field(default_factory=dict)
+    delta_reserved: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def __add__(self, other: Cost) -> Cost:
-        lost = {**self.lost, **other.lost}
-        return Cost(self.mu_squared + other.mu_squared, self.events + other.events, lost)
+        delta_reserved = {**self.delta_reserved, **other.delta_reserved}
+        return Cost(self.mu_squared + other.mu_squared, self.events + other.events, delta_reserved)
 
     def add(self, body: Mapping[str, Any], sign: int = 1) -> None:
         """A row's cost more, or less where it is given back."""
@@ -85,7 +86,7 @@ class Cost:
         else:
             self.mu_squared += sign * float(body["mu_squared"])
         if body["lost"]:
-            self.lost[body["training"], body["client"]] = float(body["lost"])
+            self.delta_reserved[body["training"], body["client"]] = float(body["lost"])
 
     def event(self, adjacency: Adjacency) -> Json:
         """All of it as one event."""
@@ -98,7 +99,7 @@ class Cost:
 
     def epsilon(self, delta: float, adjacency: Adjacency) -> float:
         """An upper bound at this delta, of which secure sums took their part."""
-        left = delta - math.fsum(self.lost.values())
+        left = delta - math.fsum(self.delta_reserved.values())
         if left <= 0:
             return math.inf
         if not +self.events:
@@ -107,7 +108,7 @@ class Cost:
 
     def within(self, budget: Budget, adjacency: Adjacency) -> bool:
         """Whether the budget suffices: B is a part in 10^9 below the true bound, so rounding is."""
-        left = budget.delta - math.fsum(self.lost.values())
+        left = budget.delta - math.fsum(self.delta_reserved.values())
         if left <= 0:
             return False
         if not +self.events:
@@ -116,7 +117,7 @@ class Cost:
 
     def left(self, budget: Budget) -> float:
         """The epsilon that a further Gaussian run may have; NaN where more is not added so."""
-        delta = budget.delta - math.fsum(self.lost.values())
+        delta = budget.delta - math.fsum(self.delta_reserved.values())
         if +self.events or delta <= 0:
             return math.nan if delta > 0 else 0.0
         mu = math.sqrt(max(0.0, _limit(budget.epsilon, delta) - self.mu_squared))
@@ -154,7 +155,7 @@ class Reserve:
 
 
 @dataclass
-class Books:
+class Balance:
     """All rows, added up one by one in their order."""
 
     budgets: dict[Key, Budget] = field(default_factory=dict)
@@ -216,59 +217,59 @@ def key_of(body: Mapping[str, Any]) -> Key:
     return Key(body["dataset"], unit, adjacency, body["adversary"])
 
 
-def _take_budget(books: Books, row: Row) -> None:
-    books.budgets[key_of(row.body)] = Budget(float(row.body["epsilon"]), float(row.body["delta"]))
+def _take_budget(balance: Balance, row: Row) -> None:
+    balance.budgets[key_of(row.body)] = Budget(float(row.body["epsilon"]), float(row.body["delta"]))
 
 
-def _take_name(books: Books, row: Row) -> None:
-    books.names[row.body["name"]] = row.body["dataset"]
+def _take_name(balance: Balance, row: Row) -> None:
+    balance.names[row.body["name"]] = row.body["dataset"]
 
 
-def _take_reserve(books: Books, row: Row) -> None:
+def _take_reserve(balance: Balance, row: Row) -> None:
     key, body = key_of(row.body), row.body
     run = (key, body["training"], body["client"])
-    books.costs.setdefault(key, Cost()).add(finite(body))
-    books.reserves[run] = Reserve(row.number, dict(body["releases"]), body)
+    balance.costs.setdefault(key, Cost()).add(finite(body))
+    balance.reserves[run] = Reserve(row.number, dict(body["releases"]), body)
 
 
-def _take_return(books: Books, row: Row) -> None:
-    for run, reserve in list(books.reserves.items()):
+def _take_return(balance: Balance, row: Row) -> None:
+    for run, reserve in list(balance.reserves.items()):
         if reserve.number == row.body["row"]:
-            books.costs[run[0]].add(finite(reserve.body), sign=-1)
-            del books.reserves[run]
+            balance.costs[run[0]].add(finite(reserve.body), sign=-1)
+            del balance.reserves[run]
 
 
-def _take_book(books: Books, row: Row) -> None:
+def _take_book(balance: Balance, row: Row) -> None:
     key, body = key_of(row.body), finite(row.body)
     training, client, channel = body["training"], body["client"], body["channel"]
-    books.seen.add((key.dataset, training, client, body["round"], body["attempt"], channel))
-    books.places[key.dataset, training, client, channel] = body["place"] + body["releases"]
-    usage = books.usage.setdefault((key, training, client, channel), Usage())
+    balance.seen.add((key.dataset, training, client, body["round"], body["attempt"], channel))
+    balance.places[key.dataset, training, client, channel] = body["place"] + body["releases"]
+    usage = balance.usage.setdefault((key, training, client, channel), Usage())
     usage.cost.add(body)
     usage.releases += body["releases"]
     usage.rows += 1
     usage.open += 1
-    books.open[row.number] = usage
+    balance.open[row.number] = usage
     if body["reserve"] is not None:
-        reserve = books.reserves[key, training, client]
+        reserve = balance.reserves[key, training, client]
         reserve.left[channel] -= body["releases"]
         reserve.used = True
         return
-    books.costs.setdefault(key, Cost()).add(body)
+    balance.costs.setdefault(key, Cost()).add(body)
     run = (key, training, client)
-    books.trainings[run] = books.trainings.get(run, 0.0) + (body["mu_squared"] or 0.0)
+    balance.trainings[run] = balance.trainings.get(run, 0.0) + (body["mu_squared"] or 0.0)
 
 
-def _take_confirm(books: Books, row: Row) -> None:
+def _take_confirm(balance: Balance, row: Row) -> None:
     for number in row.body["rows"]:
-        usage = books.open.pop(number, None)
+        usage = balance.open.pop(number, None)
         if usage is not None:
             usage.open -= 1
 
 
 def finite(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """JSON knows no infinity: it is kept as a word."""
-    return {**body, "mu_squared": math.inf} if body["mu_squared"] == "inf" else body
+    return {**body, "mu_squared": from_word(body["mu_squared"])}
 
 
 _TAKES = {
@@ -286,16 +287,16 @@ _TAKES = {
 
 def wrong_sums(rows: Iterable[Row]) -> Iterator[str]:
     """Rows whose price is not that of their event, or that do not fit those before."""
-    books, booked = Books(), set[int]()
+    balance, booked = Balance(), set[int]()
     for row in rows:
         try:
-            books.take(row)
+            balance.take(row)
             wrong = list(_wrong_row(row, booked))
         except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
             yield f"row {row.number} cannot be added up: {error}"
             return
         yield from wrong
-    for (key, training, client), reserve in books.reserves.items():
+    for (key, training, client), reserve in balance.reserves.items():
         if min(reserve.left.values(), default=0) < 0:
             yield f"training {training!r} of {key}, client {client}, booked more than reserved"
 

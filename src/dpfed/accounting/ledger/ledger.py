@@ -11,7 +11,7 @@ The key is a name that the owner declares, with (unit, adjacency, adversary): ch
 on under the same name and budget. Gaussian releases: sum mu^2 <= B^2, B = mu_for(epsilon, delta),
 which holds for adaptive choices and early stopping. Where any event of the data set is not
 Gaussian, a run's whole plan is reserved before its first release and priced with all else; the
-reservation is given back only if nothing was booked against it. books.py adds the rows up.
+reservation stays spent. balance.py adds the rows up.
 
 | edge case                                         | what happens                                 |
 |---------------------------------------------------|----------------------------------------------|
@@ -43,7 +43,7 @@ from dpfed.accounting.ledger import events
 from dpfed.accounting.ledger.balance import (
     OUTSIDERS,
     SERVER,
-    Books,
+    Balance,
     Budget,
     Cost,
     Key,
@@ -53,8 +53,9 @@ from dpfed.accounting.ledger.balance import (
 )
 from dpfed.accounting.ledger.journal import Journal, Row
 from dpfed.core.errors import BudgetSpent, DataError, DpfedError, RecipeError, UnsoundPlan
-from dpfed.core.sampling import EVERYONE
-from dpfed.core.types import Mechanism, Sampling
+from dpfed.core.files import jsonable
+from dpfed.core.sampling import EVERYONE, Sampling
+from dpfed.core.types import Mechanism
 
 ENVIRONMENT = "DPFED_LEDGER"
 
@@ -89,7 +90,7 @@ class Request:
     parts: Mapping[str, Part]
     fresh: bool = True
     """Whether correlated noise begins anew with this round: it is then priced from the start."""
-    lost: float = 0.0
+    delta_reserved: float = 0.0
     """The part of delta that the run's secure sum takes."""
 
     @property
@@ -114,8 +115,7 @@ def cost_of(part: Part, releases: int, place: int = 0) -> dict[str, Any]:
         return {"mu_squared": cost, "event": events.gaussian(multiplier, releases)}
     ahead = mu_squared(mechanism, place + releases)
     cost = math.inf if math.isinf(ahead) else max(0.0, ahead - mu_squared(mechanism, place))
-    shown: float | str = "inf" if math.isinf(cost) else cost
-    return {"mu_squared": shown, "event": events.worth_of(cost, adjacency)}
+    return {"mu_squared": jsonable(cost), "event": events.worth_of(cost, adjacency)}
 
 
 def _plan_cost(request: Request) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _plan_cost(request: Request) -> dict[str, Any]:
     known = [cost["mu_squared"] for cost in costs]
     total = None if None in known else math.fsum(map(float, known))
     event = events.composed([cost["event"] for cost in costs])
-    return {"mu_squared": "inf" if total == math.inf else total, "event": event}
+    return {"mu_squared": jsonable(total), "event": event}
 
 
 # -------------------------------------------------------------------------------------- the ledger
@@ -135,7 +135,7 @@ class Ledger:
 
     def __init__(self, path: Path | None = None, *, create: bool = True) -> None:
         self._journal = Journal(path or default_path(), create=create)
-        self._books, self._lock = Books(), threading.RLock()
+        self._balance, self._lock = Balance(), threading.RLock()
 
     @property
     def path(self) -> Path:
@@ -172,37 +172,20 @@ class Ledger:
             if rows := sorted(numbers):
                 self._append(kind="confirm", rows=rows)
 
-    def reserve(self, request: Request) -> int:
-        """Set a run's whole plan aside, before its first release."""
-        with self._turn():
-            key = self._books.resolve(request.key)
-            return self._reserved(key, request, self._books.limits(key)).number
-
-    def give_back(self, number: int) -> None:
-        """Return a reservation, if nothing was booked against it."""
-        with self._turn():
-            found = [r for r in self._books.reserves.values() if r.number == number]
-            if not found or found[0].used:
-                raise UnsoundPlan(
-                    f"reservation {number} is not open, or a release of it was booked; what is "
-                    f"reserved stays spent from the first release on"
-                )
-            self._append(kind="return", row=number)
-
     def _book(self, request: Request) -> tuple[int, ...]:
-        key = self._books.resolve(request.key)
+        key = self._balance.resolve(request.key)
         parts = {name: part for name, part in request.parts.items() if part.releases}
         self._refuse_repeats(key, request, parts)
-        limits = self._books.limits(key)
+        limits = self._balance.limits(key)
         where = {
             "kind": "book", **_plain(key), "training": request.training, "client": request.client,
-            "round": request.round, "attempt": request.attempt, "lost": request.lost,
+            "round": request.round, "attempt": request.attempt, "lost": request.delta_reserved,
         }  # fmt: skip
         places = {name: self._place(key, request, name) for name in parts}
         costs = {name: cost_of(part, part.releases, places[name]) for name, part in parts.items()}
         reserve = None
         if self._must_reserve(key, request):
-            _check_left(self._books.reserves.get((key, *request.run)), request, parts)
+            _check_left(self._balance.reserves.get((key, *request.run)), request, parts)
             reserve = self._reserved(key, request, limits)
         else:
             self._afford(key, request, costs, limits)
@@ -217,7 +200,7 @@ class Ledger:
     def _refuse_repeats(self, key: Key, request: Request, parts: Iterable[str]) -> None:
         for channel in parts:
             at = request.round, request.attempt
-            if (key.dataset, *request.run, *at, channel) in self._books.seen:
+            if (key.dataset, *request.run, *at, channel) in self._balance.seen:
                 raise UnsoundPlan(
                     f"round {at[0]}, attempt {at[1]} of training {request.training!r} was booked "
                     f"before on {channel!r}; a retry is a new attempt, at full cost"
@@ -227,7 +210,7 @@ class Ledger:
         """How many releases the noise of a channel has behind it."""
         if request.fresh:
             return 0
-        return self._books.places.get((key.dataset, *request.run, channel), 0)
+        return self._balance.places.get((key.dataset, *request.run, channel), 0)
 
     def _must_reserve(self, key: Key, request: Request) -> bool:
         """Whether the filter of Gaussian releases does not apply to this data set."""
@@ -235,15 +218,17 @@ class Ledger:
         if not all(is_gaussian(part.mechanism, part.participation) for part in parts):
             return True
         keys = (key, key._replace(adversary=SERVER), key._replace(adversary=OUTSIDERS))
-        return any(+self._books.costs[each].events for each in keys if each in self._books.costs)
+        return any(
+            +self._balance.costs[each].events for each in keys if each in self._balance.costs
+        )
 
     def _reserved(self, key: Key, request: Request, limits: Mapping[Key, Budget]) -> Reserve:
         """The run's reservation, made now if there is none."""
         run = (key, *request.run)
-        if run not in self._books.reserves:
+        if run not in self._balance.reserves:
             cost = _plan_cost(request)
             body = {**cost, "training": request.training, "client": request.client,
-                    "lost": request.lost}  # fmt: skip
+                    "lost": request.delta_reserved}  # fmt: skip
             more = Cost()
             more.add(finite(body))
             self._keep_within(request, more, limits)
@@ -251,7 +236,7 @@ class Ledger:
             self._append(kind="reserve", **_plain(key), **body, releases=planned)
         else:
             self._keep_within(request, Cost(), limits)  # it may have been lowered since
-        return self._books.reserves[run]
+        return self._balance.reserves[run]
 
     def _afford(
         self, key: Key, request: Request, costs: Mapping[str, Any], limits: Mapping[Key, Budget]
@@ -259,7 +244,7 @@ class Ledger:
         """Gaussian releases: within what the plan promised, and within every budget."""
         run = (key, *request.run)
         more = math.fsum(float(cost["mu_squared"]) for cost in costs.values())
-        before = self._books.trainings.get(run, 0.0)
+        before = self._balance.trainings.get(run, 0.0)
         promised = float(_plan_cost(request)["mu_squared"])
         if before + more > promised * (1 + gdp.CAUTION):
             raise BudgetSpent(
@@ -267,14 +252,14 @@ class Ledger:
                 f"{request.round} would take it to {before + more:.6g}, over the {promised:.6g} "
                 f"of its plan; start another training"
             )
-        lost = {request.run: request.lost} if request.lost else {}
-        self._keep_within(request, Cost(more, lost=lost), limits)
+        delta_reserved = {request.run: request.delta_reserved} if request.delta_reserved else {}
+        self._keep_within(request, Cost(more, delta_reserved=delta_reserved), limits)
 
     def _keep_within(self, request: Request, more: Cost, limits: Mapping[Key, Budget]) -> None:
         for key, budget in limits.items():
-            before = self._books.spent(key)
+            before = self._balance.spent(key)
             if not (before + more).within(budget, key.adjacency):
-                name = key.dataset if key in self._books.budgets else key.base
+                name = key.dataset if key in self._balance.budgets else key.base
                 spent, needed = (
                     round_up(cost.epsilon(budget.delta, key.adjacency))
                     for cost in (before, before + more)
@@ -293,7 +278,7 @@ class Ledger:
         gdp.check_epsilon(budget.epsilon)
         gdp.check_delta(budget.delta)
         with self._turn():
-            key = self._books.resolve(key)
+            key = self._balance.resolve(key)
             self._append(kind="budget", **_plain(key), **budget._asdict(), by="command")
 
     def agree(self, key: Key, budget: Budget) -> None:
@@ -303,8 +288,8 @@ class Ledger:
         known = self.budget(key)
         if known is None:
             with self._turn():
-                key = self._books.resolve(key)
-                if (known := self._books.budgets.get(key)) is None:
+                key = self._balance.resolve(key)
+                if (known := self._balance.budgets.get(key)) is None:
                     self._append(kind="budget", **_plain(key), **budget._asdict(), by="recipe")
         if known is not None and known != budget:
             raise RecipeError(
@@ -316,11 +301,11 @@ class Ledger:
     def rename(self, old: str, new: str) -> None:
         """Let a new name stand for the same data: both share one budget from now on."""
         with self._turn():
-            names = {each.base for each in (*self._books.costs, *self._books.budgets)}
-            old = self._books.names.get(old, old)
+            names = {each.base for each in (*self._balance.costs, *self._balance.budgets)}
+            old = self._balance.names.get(old, old)
             if old not in names:
                 raise DataError(f"the ledger has no data set {old!r}; it has {sorted(names)}")
-            if new in names or new in self._books.names or "/" in new or not new:
+            if new in names or new in self._balance.names or "/" in new or not new:
                 raise DataError(
                     f"the name {new!r} is taken, empty or has a '/'; use one that is new here"
                 )
@@ -329,24 +314,24 @@ class Ledger:
     def budget(self, key: Key) -> Budget | None:
         """What was declared for a key, if anything."""
         self._look()
-        return self._books.budget(self._books.resolve(key))
+        return self._balance.budget(self._balance.resolve(key))
 
     # ------------------------------------------------------------------------------ reading
 
     def spent(self, key: Key) -> Cost:
         """All that was booked under a key, confirmed or not."""
         self._look()
-        return self._books.spent(self._books.resolve(key))
+        return self._balance.spent(self._balance.resolve(key))
 
-    def books(self) -> Books:
+    def balance(self) -> Balance:
         """All rows added up."""
         self._look()
-        return self._books
+        return self._balance
 
     def rows(self) -> list[Row]:
         """All rows as they were written; refuses a file that was tampered with."""
         found, wrong = self._journal.verify()
-        self._books = Books()
+        self._balance = Balance()
         if wrong:
             raise DataError(wrong[0])
         return found
@@ -354,7 +339,7 @@ class Ledger:
     def verify(self) -> list[str]:
         """What is wrong, in sentences: chain, head, prices and sums. Empty if all is well."""
         found, wrong = self._journal.verify()
-        self._books = Books()
+        self._balance = Balance()
         if not wrong:
             wrong = list(wrong_sums(found))
         return wrong
@@ -370,7 +355,7 @@ class Ledger:
         with self._lock:
             try:
                 for row in self._journal.news():
-                    self._books.take(row)
+                    self._balance.take(row)
             except BaseException:
                 self._forget()
                 raise
@@ -381,7 +366,7 @@ class Ledger:
             try:
                 with self._journal.turn() as news:
                     for row in news:
-                        self._books.take(row)
+                        self._balance.take(row)
                     yield
             except BaseException:
                 self._forget()
@@ -389,11 +374,11 @@ class Ledger:
 
     def _forget(self) -> None:
         self._journal.forget()
-        self._books = Books()
+        self._balance = Balance()
 
     def _append(self, **body: Any) -> Row:
         row = self._journal.append(**body)
-        self._books.take(row)
+        self._balance.take(row)
         return row
 
 

@@ -13,21 +13,49 @@ that is given ``About`` and yields ``add``.
 | a sink fails while the run goes on| it is left out from there on, with one warning: a round   |
 |                                   | that is spent must not be lost to a dashboard that is down|
 | a sink fails at its close         | a warning                                                 |
-| a row with columns of its own     | only ``history.COLUMNS`` get through                      |
+| a row with columns of its own     | only ``training/history.py``'s columns get through        |
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dpfed.core.errors import RecipeError
 from dpfed.core.registry import find
-from dpfed.recipes.history import About, Add, Row, plain
+from dpfed.training.history import Row, plain
 
 log = logging.getLogger("dpfed")
+
+Add = Callable[[Row], None]
+"""Takes one round's row."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a sink is told of a run before its first round."""
+
+    name: str
+    folder: Path
+    guarantee: str = ""
+    """The sentence of the whole run, as planned."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def needs(package: str) -> Iterator[None]:
+    """The import of an optional package, or one sentence with the way out."""
+    try:
+        yield
+    except ImportError as error:
+        raise RecipeError(
+            f"sink {package!r} needs {error.name or package}, which is not installed; "
+            f"install it with: pip install 'dpfed[{package}]'"
+        ) from error
 
 
 @contextmanager

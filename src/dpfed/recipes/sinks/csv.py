@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from csv import DictWriter
 
-from dpfed.recipes.history import COLUMNS, About, Add, Row
+from dpfed.recipes.sinks._open import About, Add
+from dpfed.training.history import COLUMNS, Row
 
 
 @contextmanager

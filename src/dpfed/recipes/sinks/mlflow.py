@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dpfed.recipes.history import About, Add, Row, needs, numbers
+from dpfed.recipes.sinks._open import About, Add, needs
+from dpfed.training.history import Row, numbers
 
 EXPERIMENT = "dpfed"
 LONGEST, MOST = 500, 100  # characters of a parameter's value, parameters at once: MLflow's limits
@@ -56,7 +57,7 @@ def _begin(about: About) -> tuple[Any, str]:
     own = f"sqlite:///{(about.folder / 'mlflow.db').resolve()}"
     client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or own)
     run = client.create_run(
-        _experiment(client), run_name=about.name, tags={"promise": about.promise}
+        _experiment(client), run_name=about.name, tags={"promise": about.guarantee}
     )
     params = [Param(key, str(value)[:LONGEST]) for key, value in about.settings.items()]
     for start in range(0, len(params), MOST):

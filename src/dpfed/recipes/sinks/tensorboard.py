@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dpfed.recipes.history import About, Add, Row, needs, numbers
+from dpfed.recipes.sinks._open import About, Add, needs
+from dpfed.training.history import Row, numbers
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def tensorboard(about: About) -> Iterator[Add]:
         writer.flush()
 
     try:
-        writer.add_text("promise", about.promise)
+        writer.add_text("promise", about.guarantee)
         yield add
     finally:
         writer.close()

@@ -38,7 +38,7 @@ from dpfed.sums.secagg.graph import Design, neighbours
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dpfed.core.types import Seat, Signer
+    from dpfed.core.sum_protocol import Signer, SumContext
 
 
 VERSION = 1
@@ -72,13 +72,13 @@ class Vault(msgspec.Struct, array_like=True):
         return msgspec.msgpack.encode(self)
 
 
-def open_vault(secret: bytes, seat: Seat) -> Vault:
+def open_vault(secret: bytes, context: SumContext) -> Vault:
     """This run's vault; a new one where there is none."""
     if secret:
         vault = _unlocked(secret)
-        if vault.run == seat.run:
+        if vault.run == context.run:
             return vault
-    return Vault(seat.run, letters.new_key()[0])
+    return Vault(context.run, letters.new_key()[0])
 
 
 def _unlocked(secret: bytes) -> Vault:
@@ -94,17 +94,17 @@ def _unlocked(secret: bytes) -> Vault:
     return vault
 
 
-def offer_key(vault: Vault, seat: Seat) -> bytes:
+def offer_key(vault: Vault, context: SumContext) -> bytes:
     """The client's own key of this run, signed."""
     key = letters.public_half(vault.private)
-    signature = _signer(seat).sign(letters.signed_text(seat.run, seat.client, key))
+    signature = _signer(context).sign(letters.signed_text(context.run, context.client, key))
     return wire.pack(wire.Key(key, signature))
 
 
-def _signer(seat: Seat) -> Signer:
-    if seat.signer is None:
+def _signer(context: SumContext) -> Signer:
+    if context.signer is None:
         raise DataError("a secure sum needs this client's identity; see dpfed.sums.secagg.identity")
-    return seat.signer
+    return context.signer
 
 
 # ------------------------------------------------------------------------------------- the input
@@ -119,20 +119,27 @@ class Vector:
 
 
 def mask(
-    vault: Vault, seat: Seat, request: wire.Cohort, vector: Vector, graph: Design, least: int
+    vault: Vault,
+    context: SumContext,
+    request: wire.Cohort,
+    vector: Vector,
+    graph: Design,
+    least: int,
 ) -> bytes:
     """Mask the words in place, and say what goes with them."""
-    _enter(vault, seat, request.clients, least)
+    _enter(vault, context, request.clients, least)
     vault.layout = letters.layout_digest(vector.sizes)
-    near = _near(vault, seat, graph)
-    _learn(vault, seat, request.keys, near)
+    near = _near(vault, context, graph)
+    _learn(vault, context, request.keys, near)
     seeds = _seeds(vault, near)
     own = secrets.token_bytes(32)
     shares = shamir.split(own, near, graph.threshold)
-    plus = [own, *(seed for other, seed in seeds.items() if seat.client < other)]
-    pads.apply(vector.words, plus, [seed for other, seed in seeds.items() if seat.client > other])
+    plus = [own, *(seed for other, seed in seeds.items() if context.client < other)]
+    pads.apply(
+        vector.words, plus, [seed for other, seed in seeds.items() if context.client > other]
+    )
     message = wire.Masked(
-        sealed={n: _seal(vault, seat.client, n, share) for n, share in shares.items()},
+        sealed={n: _seal(vault, context.client, n, share) for n, share in shares.items()},
         shares={n: letters.digest(share) for n, share in shares.items()},
         pairs={n: letters.digest(seed) for n, seed in seeds.items()},
         own=letters.digest(own),
@@ -147,18 +154,18 @@ def _seeds(vault: Vault, others: list[int]) -> dict[int, bytes]:
     }
 
 
-def _enter(vault: Vault, seat: Seat, cohort: list[int], least: int) -> None:
+def _enter(vault: Vault, context: SumContext, cohort: list[int], least: int) -> None:
     """A new round: never one that was answered before."""
-    at = (seat.round, seat.attempt)
+    at = (context.round, context.attempt)
     if at <= vault.at:
         raise Untrusted(
             f"round {at} was asked for after {vault.at}, and a mask is used once; if the server "
             f"went back to an old checkpoint, let it go on from the newest"
         )
-    known = len(set(cohort)) == len(cohort) and set(cohort) <= set(range(seat.clients))
-    if not known or seat.client not in cohort:
+    known = len(set(cohort)) == len(cohort) and set(cohort) <= set(range(context.clients))
+    if not known or context.client not in cohort:
         raise Untrusted(
-            f"a cohort of {len(cohort)} is not one of the plan's {seat.clients}; {_ASK}"
+            f"a cohort of {len(cohort)} is not one of the plan's {context.clients}; {_ASK}"
         )
     _enough(cohort, least)
     vault.at, vault.cohort, vault.out, vault.opened = at, sorted(cohort), [], False
@@ -172,14 +179,14 @@ def _enough(clients: Collection[int], least: int) -> None:
         )
 
 
-def _near(vault: Vault, seat: Seat, graph: Design) -> list[int]:
+def _near(vault: Vault, context: SumContext, graph: Design) -> list[int]:
     """The neighbours who take part in the round."""
     cohort = set(vault.cohort)
-    near = neighbours(seat.client, seat.clients, graph.degree, seat.run)
+    near = neighbours(context.client, context.clients, graph.degree, context.run)
     return [other for other in near if other in cohort]
 
 
-def _learn(vault: Vault, seat: Seat, keys: dict[int, wire.Key], near: list[int]) -> None:
+def _learn(vault: Vault, context: SumContext, keys: dict[int, wire.Key], near: list[int]) -> None:
     """Verify the neighbours' keys, and agree on a key with each, once per run."""
     for other in near:
         offered = keys.get(other)
@@ -188,16 +195,16 @@ def _learn(vault: Vault, seat: Seat, keys: dict[int, wire.Key], near: list[int])
             raise Untrusted(f"the key of client {other} is another one than before; {_ASK}")
         if known is not None:
             continue
-        if offered is None or not _signed(seat, other, offered):
+        if offered is None or not _signed(context, other, offered):
             raise Untrusted(f"client {other} has no key that it has signed for this run; {_ASK}")
-        pair = (seat.client, other)
-        vault.pairs[other] = letters.pair_key(vault.private, offered.key, seat.run, pair)
+        pair = (context.client, other)
+        vault.pairs[other] = letters.pair_key(vault.private, offered.key, context.run, pair)
         vault.keys[other] = offered.key
 
 
-def _signed(seat: Seat, other: int, offered: wire.Key) -> bool:
-    text = letters.signed_text(seat.run, other, offered.key)
-    return len(offered.key) == 32 and _signer(seat).verify(other, offered.signature, text)
+def _signed(context: SumContext, other: int, offered: wire.Key) -> bool:
+    text = letters.signed_text(context.run, other, offered.key)
+    return len(offered.key) == 32 and _signer(context).verify(other, offered.signature, text)
 
 
 def _seal(vault: Vault, sender: int, receiver: int, share: bytes) -> bytes:
@@ -207,30 +214,34 @@ def _seal(vault: Vault, sender: int, receiver: int, share: bytes) -> bytes:
 # --------------------------------------------------------------------------- repair and unmask
 
 
-def reveal(vault: Vault, seat: Seat, request: wire.Dropped, graph: Design, least: int) -> bytes:
+def reveal(
+    vault: Vault, context: SumContext, request: wire.Dropped, graph: Design, least: int
+) -> bytes:
     """The round's seeds with those who are out: their masks can then be taken off the total."""
-    _same_round(vault, seat)
+    _same_round(vault, context)
     out = set(request.clients)
-    if seat.client in out or not set(vault.out) <= out <= set(vault.cohort):
+    if context.client in out or not set(vault.out) <= out <= set(vault.cohort):
         raise Untrusted(f"those who are out are not of this cohort, or some are back; {_ASK}")
     _enough(set(vault.cohort) - out, least)
     vault.out = sorted(out)
-    near = [other for other in _near(vault, seat, graph) if other in out]
+    near = [other for other in _near(vault, context, graph) if other in out]
     return wire.pack(wire.Seeds(_seeds(vault, near)))
 
 
-def hand_over(vault: Vault, seat: Seat, request: wire.Alive, graph: Design, least: int) -> bytes:
+def hand_over(
+    vault: Vault, context: SumContext, request: wire.Alive, graph: Design, least: int
+) -> bytes:
     """The shares of the own masks of those who are in. Nobody is both in and out."""
-    _same_round(vault, seat)
+    _same_round(vault, context)
     alive = set(request.clients)
     if alive != set(vault.cohort) - set(vault.out) or len(alive) != len(request.clients):
         raise Untrusted(f"those who are in, and those who are out, are not the cohort; {_ASK}")
     _enough(alive, least)
     vault.opened = True
-    near = [other for other in _near(vault, seat, graph) if other in alive]
+    near = [other for other in _near(vault, context, graph) if other in alive]
     if not set(near) == set(request.sealed) == set(request.marks):
         raise Untrusted(f"the letters are not those of the neighbours who are in; {_ASK}")
-    found = {other: _read(vault, seat.client, other, request) for other in near}
+    found = {other: _read(vault, context.client, other, request) for other in near}
     return wire.pack(wire.Shares({other: share for other, share in found.items() if share}))
 
 
@@ -251,8 +262,8 @@ def _read(vault: Vault, client: int, sender: int, request: wire.Alive) -> bytes:
     return share
 
 
-def _same_round(vault: Vault, seat: Seat) -> None:
-    if (seat.round, seat.attempt) != vault.at or seat.client not in vault.cohort:
-        raise Untrusted(f"nothing was sent in round {(seat.round, seat.attempt)}; {_ASK}")
+def _same_round(vault: Vault, context: SumContext) -> None:
+    if (context.round, context.attempt) != vault.at or context.client not in vault.cohort:
+        raise Untrusted(f"nothing was sent in round {(context.round, context.attempt)}; {_ASK}")
     if vault.opened:
         raise Untrusted(f"round {vault.at} was opened before; {_ASK}")

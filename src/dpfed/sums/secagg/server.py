@@ -30,7 +30,8 @@ import numpy as np
 import torch
 
 from dpfed.core.errors import BadReply
-from dpfed.core.types import Aborted, Opened, Requests, Total
+from dpfed.core.sum_protocol import Aborted, Opened, Requests
+from dpfed.core.types import Total
 from dpfed.sums.secagg import keys as letters
 from dpfed.sums.secagg import masks as pads
 from dpfed.sums.secagg import messages as wire
@@ -40,7 +41,7 @@ from dpfed.sums.secagg.graph import Design, neighbours
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dpfed.core.types import Seat
+    from dpfed.core.sum_protocol import SumContext
 
 KEYS, INPUT, REPAIR, UNMASK = "keys", "input", "repair", "unmask"
 SUM = "sum"
@@ -49,22 +50,23 @@ SUM = "sum"
 _IN_MEMORY = 256 << 20
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Directory:
     """The clients' signed keys, and who has seen whose: public, kept between rounds."""
 
-    keys: dict[int, wire.Key] = field(default_factory=dict)
-    seen: dict[int, set[int]] = field(default_factory=dict)
+    keys: Mapping[int, wire.Key] = field(default_factory=dict)
+    seen: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Session:
     """A round's sum under way."""
 
-    directory: Directory
+    keys: dict[int, wire.Key]
+    seen: dict[int, frozenset[int]]
     sizes: Mapping[str, int]
     cohort: set[int]
-    seat: Seat
+    context: SumContext
     graph: Design
     least: int
     total: NDArray[Any]
@@ -96,11 +98,11 @@ class Session:
 
     def _take_key(self, client: int, data: bytes) -> None:
         key = wire.unpack(data, wire.Key)
-        roster, text = self.seat.roster, letters.signed_text(self.seat.run, client, key.key)
+        roster, text = self.context.roster, letters.signed_text(self.context.run, client, key.key)
         signed = roster is None or roster.verify(client, key.signature, text)
         if not signed or not letters.is_key(key.key):
             raise BadReply(f"client {client} sent a key that nobody would accept")
-        self.directory.keys[client] = key
+        self.keys[client] = key
 
     def _take_input(self, client: int, data: bytes) -> None:
         message, raw = wire.unpack_masked(data)
@@ -113,7 +115,7 @@ class Session:
             raise BadReply(f"client {client} has not written to each of its neighbours")
         if {len(mark) for mark in marks} != {32} or lengths != {shamir.SHARE + 16}:
             raise BadReply(f"client {client} sent letters of the wrong length")
-        self.directory.seen.setdefault(client, set()).update(near)
+        self.seen[client] = self.seen.get(client, frozenset()) | near
         self.total += np.frombuffer(raw, self.total.dtype)
         self.masked[client] = message
         self.places[client] = self.spool.seek(0, 2)
@@ -139,14 +141,14 @@ class Session:
             self.shares.setdefault(other, {})[client] = share
 
     def _near(self, client: int, among: set[int]) -> list[int]:
-        found = neighbours(client, self.seat.clients, self.graph.degree, self.seat.run)
+        found = neighbours(client, self.context.clients, self.graph.degree, self.context.run)
         return [other for other in found if other in among]
 
     # ------------------------------------------------------------------------------- stages over
 
     def begin(self) -> Requests:
         """Ask for keys that are missing; if none are, for masked vectors at once."""
-        missing = self.cohort - set(self.directory.keys)
+        missing = self.cohort - set(self.keys)
         return self._ask(KEYS, dict.fromkeys(sorted(missing), b"")) if missing else self._inputs()
 
     def close(self) -> Requests | Opened | Aborted:
@@ -158,7 +160,7 @@ class Session:
 
     def _following(self) -> Requests | Opened | Aborted:
         if self.stage == KEYS:
-            self.cohort &= set(self.directory.keys)
+            self.cohort &= set(self.keys)
             return self._too_few(self.cohort, "have sent keys") or self._inputs()
         if self.stage == INPUT:
             self.alive = set(self.masked)
@@ -179,8 +181,8 @@ class Session:
 
     def _cohort(self, client: int) -> bytes:
         """A client's request, with the neighbours' keys that it has not seen."""
-        unseen = set(self._near(client, self.cohort)) - self.directory.seen.get(client, set())
-        keys = {other: self.directory.keys[other] for other in sorted(unseen)}
+        unseen = set(self._near(client, self.cohort)) - self.seen.get(client, frozenset())
+        keys = {other: self.keys[other] for other in sorted(unseen)}
         return wire.pack(wire.Cohort(sorted(self.cohort), keys))
 
     def _repair(self) -> Requests:

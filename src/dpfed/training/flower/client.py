@@ -24,14 +24,15 @@ from flwr.clientapp import ClientApp
 
 from dpfed.core.errors import ClientRefused, DataError, UnsoundPlan, wire_name
 from dpfed.core.rows import Dense
+from dpfed.core.sum_protocol import Answer
 from dpfed.core.types import Problem, Rows, State, Unit, Vector
 from dpfed.core.vector import one_thread
 from dpfed.sums.secagg.identity import from_environment
 from dpfed.training.account import Account, account
+from dpfed.training.answer import ClientState, answer
 from dpfed.training.flower import state as states
 from dpfed.training.flower.codec import CONTROL, Envelope, Order, read_order, write_answer
 from dpfed.training.plan import Plan
-from dpfed.training.round import Answer, Member, answer
 
 log = logging.getLogger("dpfed")
 
@@ -43,8 +44,8 @@ Train = Callable[[Message, Context], Message]
 ENROL = "enrol"
 _MECHANISMS = "mechanisms"
 
-_ROOM = 64  # things that a shelf keeps, since simulated clients share a process
-_SHELVES: dict[str, dict[Any, Any]] = {}
+_ROOM = 64  # things that a cache keeps, since simulated clients share a process
+_CACHES: dict[str, dict[Any, Any]] = {}
 
 
 def client_app(
@@ -56,11 +57,13 @@ def client_app(
     node's owner may give it another one: $DPFED_DATASET.
     """
     app = ClientApp()
-    desk = _Desk(plan, problem, ledger)
+    responder = _Responder(plan, problem, ledger)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return Message(desk.work(message, context, desk.problem_of(context)), reply_to=message)
+        return Message(
+            responder.work(message, context, responder.problem_of(context)), reply_to=message
+        )
 
     return app
 
@@ -73,17 +76,17 @@ def private(
     The update (parameters before minus after) is one row: the promise is for each client. Metrics
     and all else that the function returns stay here.
     """
-    desk = _Desk(plan, None, ledger)
+    responder = _Responder(plan, None, ledger)
 
     def mod(message: Message, context: Context, call_next: Train) -> Message:
         trained = _Trained(message, context, call_next)
-        return Message(desk.work(message, context, lambda: trained), reply_to=message)
+        return Message(responder.work(message, context, lambda: trained), reply_to=message)
 
     return mod
 
 
 @dataclass(frozen=True, eq=False)
-class _Desk:
+class _Responder:
     """Takes messages, gives answers; problems are built once per process and client."""
 
     plan: Plan | MakePlan
@@ -117,15 +120,15 @@ class _Desk:
     def _once(self, make: Any, key: tuple[Any, ...], context: Context) -> Any:
         """What ``make`` gives for a key, made once per process.
 
-        Simulation pickles the app for each message: a named function's shelf outlives it.
+        Simulation pickles the app for each message: a named function's cache outlives it.
         """
         name = f"{getattr(make, '__module__', '')}.{getattr(make, '__qualname__', '<unnamed>')}"
-        shelf = (self.own if "<" in name else _SHELVES).setdefault(name, {})
-        if key not in shelf:
-            while len(shelf) >= _ROOM:
-                shelf.pop(next(iter(shelf)))
-            shelf[key] = make(context)
-        return shelf[key]
+        cache = (self.own if "<" in name else _CACHES).setdefault(name, {})
+        if key not in cache:
+            while len(cache) >= _ROOM:
+                cache.pop(next(iter(cache)))
+            cache[key] = make(context)
+        return cache[key]
 
     def enrol(self, context: Context) -> RecordDict:
         """Who this node is, and which plan it has agreed to."""
@@ -172,7 +175,7 @@ class _Desk:
             )
         folder = states.folder_for(order.broadcast.training, client)
         with states.locked(folder):
-            member = Member(client, ledger=self.account_of(context))
+            member = ClientState(client, ledger=self.account_of(context))
             return self._answer_in(folder, plan, order, member, problem)
 
     def _answer_in(
@@ -180,7 +183,7 @@ class _Desk:
         folder: Path,
         plan: Plan,
         order: Order,
-        member: Member,
+        member: ClientState,
         problem: Callable[[], Problem],
     ) -> Answer:
         """What the client keeps goes in, and is on its disk again before the answer leaves."""
@@ -200,7 +203,7 @@ class _Desk:
         return reply
 
 
-def _remember(plan: Plan, order: Order, member: Member, folder: Path) -> Member:
+def _remember(plan: Plan, order: Order, member: ClientState, folder: Path) -> ClientState:
     """The member with the state that it kept after the last round whose total it is in.
 
     The algorithm's goes back with a round that was not committed. The mechanisms' never does: two

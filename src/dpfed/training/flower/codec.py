@@ -22,9 +22,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from dpfed.core.errors import WIRE_NAMES, BadReply, ClientRefused
-from dpfed.core.types import Broadcast, Messages, Vector
+from dpfed.core.sum_protocol import Answer, Messages
+from dpfed.core.types import Broadcast, Vector
 from dpfed.core.vector import Layout
-from dpfed.training.round import Answer
 
 ARRAYS, SHARED, CONFIG, CONTROL, REPLY = "arrays", "shared", "config", "dpfed", "reply"
 At = tuple[int, int]

@@ -19,16 +19,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dpfed.core.errors import DataError
 from dpfed.core.files import replace_file
 from dpfed.core.types import State
-from dpfed.training.state_tree import leaves, rebuilt
+from dpfed.training.state_tree import joined, leaves, split
 
 log = logging.getLogger("dpfed")
 
@@ -70,17 +68,15 @@ def load_at(folder: Path, at: At, template: State) -> State:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} cannot be read; restore it, or begin a new training") from error
-    return rebuilt(template, _in_order(len(leaves(template)), tensors, numbers))
+    return joined(template, tensors, numbers)
 
 
 def save(folder: Path, round: int, state: State, attempt: int = 0, since: At | None = None) -> None:
     """Write the state after ``round`` atomically; forget all but the last two, and ``since``."""
-    found = leaves(state)
-    if not found:
+    tensors, numbers = split(state)
+    if not tensors and not numbers:
         return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    tensors = {str(i): leaf for i, leaf in enumerate(found) if isinstance(leaf, torch.Tensor)}
-    numbers = {i: leaf for i, leaf in enumerate(found) if not isinstance(leaf, torch.Tensor)}
     path = folder / _name((round, attempt))
     draft = path.with_suffix(".draft")
     written = _kept(folder)
@@ -132,12 +128,3 @@ def _kept(folder: Path) -> dict[At, int]:
         if match := re.fullmatch(r"(\d+)(?:-(\d+))?", path.stem):
             found[int(match[1]), int(match[2] or 0)] = path.stat().st_mtime_ns
     return found
-
-
-def _in_order(count: int, tensors: dict[str, Any], numbers: dict[str, Any]) -> list[Any]:
-    try:
-        return [tensors[str(i)] if str(i) in tensors else numbers[str(i)] for i in range(count)]
-    except KeyError as error:
-        raise DataError(
-            f"the stored client state has no leaf {error}; was the method changed?"
-        ) from error

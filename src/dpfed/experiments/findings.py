@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a study found, in sentences that name no winner where the seeds at hand do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dpfed.experiments.scores import ACCURACY, Scores, cell_words
+from dpfed.experiments.significance import Gap, gap
+from dpfed.experiments.study import Cell, cells
+from dpfed.experiments.table import Number
+
+
+def findings(found: Scores) -> dict[str, str]:
+    """For each cell: who has the best mean, and whether that is settled by the seeds at hand."""
+    there = [cell for cell, _ in cells(found.study) if found.rounds(cell)]
+    return {cell_words(cell): _finding(found, cell) for cell in there}
+
+
+def _finding(found: Scores, cell: Cell) -> str:
+    ranked = _ranked(found, cell)
+    if not ranked:
+        return "No method has all of its seeds, so none is compared."
+    top = [name for name in ranked if _shown(found, cell, name) == _shown(found, cell, ranked[0])]
+    best = "highest" if found.measure.sign > 0 else "lowest"
+    name, unit = f"{best} mean {found.measure.name}", " %" if found.measure is ACCURACY else ""
+    if len(top) > 1:
+        return f"{listed(top)} share the {name}, {_shown(found, cell, top[0])}{unit}."
+    parts = [f"{top[0]} has the {name}, {found.number(cell, top[0])}{unit}."]
+    baseline = found.study.baseline
+    if top[0] == baseline:
+        parts.append("It is the baseline: no method is ahead of it.")
+    else:
+        parts.append(_versus(found, cell, top[0], baseline, "the baseline "))
+    rivals = [name for name in ranked[1:] if name != baseline]
+    parts += [_versus(found, cell, top[0], name, "the next, ") for name in rivals[:1]]
+    return " ".join(parts)
+
+
+def _ranked(found: Scores, cell: Cell) -> list[str]:
+    """Best first. A method that lost seeds is left out: the seeds that it has may be its best."""
+    wanted = len(found.study.final.seeds)
+    means = {m.label: found.mean(cell, m.label) for m in found.study.methods
+             if len(found.at(cell, m.label)) == wanted}  # fmt: skip
+    known = {name: mean for name, mean in means.items() if mean is not None}
+    return sorted(known, key=lambda name: -found.measure.sign * known[name])
+
+
+def _shown(found: Scores, cell: Cell, method: str) -> str:
+    mean = found.mean(cell, method) or 0.0
+    return str(Number(mean, digits=found.measure.digits(mean)))
+
+
+def _versus(found: Scores, cell: Cell, method: str, other: str, role: str) -> str:
+    pair = gap(found, cell, method, other)
+    if pair is None:
+        return f"There are no runs of {role}{other} to compare with."
+    side = "above" if found.measure.sign > 0 else "below"
+    size = f"{Number(abs(pair.mean), digits=pair.digits)} {found.measure.unit}".rstrip()
+    return f"It is {size} {side} {role}{other} ({_interval(pair)})."
+
+
+def _interval(pair: Gap) -> str:
+    if pair.low is None or pair.high is None:
+        return "one seed, so no interval: not settled"
+    low, high = (Number(end, digits=pair.digits) for end in (pair.low, pair.high))
+    ends = f"95 % interval over {pair.seeds} seeds {low} to {high}"
+    return f"{ends}, excludes 0" if pair.settled else f"{ends}, includes 0: not settled"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a sentence has them."""
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe's run before its first round: data loaded, noise calibrated, plan checked, judge ready.
+
+Every engine begins here, on the server and on clients, so that all of them run the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dpfed.core.types import Vector
+from dpfed.data.models import Evaluation, evaluate
+from dpfed.recipes.build import make_plan
+from dpfed.recipes.federation import Federation, evaluation_words, federation, public_seed
+from dpfed.recipes.schema import EvaluationKind, Recipe, settings
+from dpfed.recipes.sinks._open import About
+from dpfed.training.account import Account, account
+from dpfed.training.plan import Plan
+from dpfed.training.soundness import small_delta
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A run that is sound, calibrated, and able to state its guarantee."""
+
+    recipe: Recipe
+    federation: Federation
+    plan: Plan
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def initial(self) -> Vector:
+        """The parameters that training begins with: a public function of the seed."""
+        return self.federation.model.initial(public_seed(self.recipe.seed, "model"))
+
+    @property
+    def evaluation(self) -> str:
+        """How accuracy is measured, in words."""
+        return evaluation_words(self.recipe, self.federation)
+
+    def about(self, out: Path) -> About:
+        """What sinks are told of the run."""
+        sentence = self.plan.guarantee().sentence
+        return About(self.recipe.name, out, sentence, settings(self.recipe))
+
+    def account(self, *, environment: bool = False) -> Account | None:
+        """Where releases are entered; on a node (``environment``) its owner's name stands first."""
+        section = self.recipe.ledger
+        if isinstance(section, msgspec.UnsetType):
+            return account(None, environment=environment)
+        return account(
+            section.dataset, path=section.path, epsilon=section.epsilon, delta=section.delta,
+            environment=environment,
+        )  # fmt: skip
+
+    def judge(self, round: int, params: Vector) -> Mapping[str, float | None]:
+        """What the server measures of the model after a round, by the recipe's evaluation."""
+        kind, silos = self.recipe.evaluation.kind, self.federation
+        if not self.plan.evaluates(round - 1):
+            return {}
+        if silos.goal is not None:
+            return {"loss": float((params.double() - silos.goal).square().sum())}
+        if kind is EvaluationKind.EXACT:
+            return _per_silo([evaluate(silos.model, params, held) for held in silos.held])
+        if kind is not EvaluationKind.TEST or silos.test is None:
+            return {}
+        judged = evaluate(silos.model, params, silos.test)
+        return {"accuracy": judged.accuracy, "loss": judged.loss}
+
+
+def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None = None) -> Prepared:
+    """Load the data, calibrate the noise and check the plan.
+
+    Args:
+        recipe: the run's configuration.
+        root: the folder that relative data paths refer to; None is the working folder.
+        silos: data that was loaded before, for many runs on the same records.
+    """
+    silos = federation(recipe, root) if silos is None else silos
+    plan = make_plan(recipe, silos.clients, silos.model)
+    warnings = (small_delta(plan), _no_test(recipe, silos))
+    return Prepared(recipe, silos, plan, tuple(each for each in warnings if each))
+
+
+def _no_test(recipe: Recipe, silos: Federation) -> str | None:
+    """Accuracy that will be missing is said before the budget is spent."""
+    judged = silos.test is not None or silos.goal is not None
+    if recipe.evaluation.kind is not EvaluationKind.TEST or judged:
+        return None
+    return (
+        f"{silos.source} has no test records, so accuracy will not be measured; set "
+        f"data.holdout = 0.2 to keep a fifth of the records for that"
+    )
+
+
+def _per_silo(judged: list[Evaluation]) -> Mapping[str, float]:
+    full = [each for each in judged if each.records]
+    total = sum(each.records for each in full)
+    return {
+        "accuracy": sum(each.accuracy * each.records for each in full) / total,
+        "loss": sum(each.loss * each.records for each in full) / total,
+        "worst_silo": min(each.accuracy for each in full),
+    }

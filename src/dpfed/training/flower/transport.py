@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A transport over Flower's Grid: nodes enrol once, replies are pulled a few at a time.
+
+Replies are checked, handed on and dropped one by one, so that the server's memory is O(d) whatever
+the number of clients.
+
+| edge case                                     | what happens                               |
+|-----------------------------------------------|--------------------------------------------|
+| a node drops out                              | it contributes zero, the divisor is public |
+| a late, forged, doubled or malformed reply    | refused, logged; the round goes on         |
+| a node that the plan does not know, or twice  | not enrolled, with a logged reason         |
+| nobody is connected within ``wait`` seconds   | training ends, and nothing is spent        |
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from dpfed.core.errors import BadReply, ClientRefused
+from dpfed.core.sum_protocol import Answer, Verifier
+from dpfed.core.types import Broadcast, State, Vector
+from dpfed.core.vector import Layout
+from dpfed.sums.secagg.identity import roster_from_environment
+from dpfed.training.flower.client import ENROL
+from dpfed.training.flower.codec import CONTROL, At, Envelope, Sender, read_answer
+from dpfed.training.loop import Step
+from dpfed.training.plan import Plan
+
+log = logging.getLogger("dpfed")
+
+_IN_FLIGHT = 4 << 20  # bytes of replies that are pulled at once: keeps memory flat at large d
+_POLL, _SLOWEST = 0.01, 0.25  # seconds between two looks for replies: rarer, the longer it takes
+
+Requests = Mapping[str, Mapping[int, bytes]]
+
+
+class GridTransport:
+    """Flower's nodes as the clients of a plan.
+
+    Args:
+        plan: what is done, and what it costs.
+        grid: Flower's way to its nodes.
+        layout: the names and shapes of the model's parameters.
+        config: the user's train_config, which goes out with every order.
+        timeout: how many seconds a stage waits for replies.
+        wait: how many seconds to wait for all clients of the plan before the first round.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        grid: Grid,
+        layout: Layout,
+        *,
+        config: ConfigRecord | None = None,
+        timeout: float = 3600.0,
+        wait: float = 60.0,
+    ) -> None:
+        self.plan, self.grid, self.layout = plan, grid, layout
+        self.config, self.timeout, self.wait = config or ConfigRecord(), timeout, wait
+        hides = plan.sum.hides_terms
+        self.roster: Verifier | None = roster_from_environment(len(plan.nominal)) if hides else None
+        self.nodes: dict[int, int] = {}
+        """Client -> node."""
+        self._asked: set[int] = set()  # nodes that were asked to enrol
+        self._since: dict[int, At] = {}  # client -> the last total that it is in
+        self._seen = 0  # committed rounds that _since knows
+
+    # ------------------------------------------------------------------------------ the nodes
+
+    def ready(self, step: Step) -> str | None:
+        """Enrol those who are new; a reason to stop where nobody is connected."""
+        for each in step.committed[self._seen :]:
+            self._since.update(dict.fromkeys(each.clients, (each.round, each.attempt)))
+        self._seen = len(step.committed)
+        self._enrol(wait=0.0 if self.nodes else self.wait)
+        if not self.nodes:
+            return (
+                f"no client was connected within {self.wait:g} s; start {len(self.plan.nominal)} "
+                f"SuperNodes, and look at their logs"
+            )
+        if step.state.round == step.state.attempt == 0:
+            self._count_clients()
+        return None
+
+    def _count_clients(self) -> None:
+        """Say before the first round that the plan counts on more clients than there are."""
+        here, planned = len(self.nodes), len(self.plan.nominal)
+        if here < planned:
+            log.warning(
+                "%d of the plan's %d clients are connected, and the budget is spent all the same; "
+                "in a simulation give --federation-config 'num-supernodes=%d'",
+                here, planned, planned,
+            )  # fmt: skip
+
+    def _enrol(self, wait: float) -> None:
+        """Ask nodes not seen before who they are; wait for the plan's clients at the beginning."""
+        deadline = time.monotonic() + wait
+        while True:
+            online = set(self.grid.get_node_ids())
+            self.nodes = {client: node for client, node in self.nodes.items() if node in online}
+            self._asked &= online
+            fresh = sorted(online - self._asked)
+            if fresh:
+                self._ask_who(fresh)
+            if len(self.nodes) == len(self.plan.nominal) or time.monotonic() >= deadline:
+                return
+            time.sleep(0.5)
+
+    def _ask_who(self, nodes: list[int]) -> None:
+        content = RecordDict({CONTROL: ConfigRecord({"stage": ENROL})})
+        messages = [Message(content, node, "train", ttl=600) for node in nodes]
+        sent = dict(zip(self.grid.push_messages(messages), nodes, strict=True))
+        for reply in _replies(self.grid, sent, 60.0, batch=len(sent)):
+            node = sent[reply.metadata.reply_to_message_id]
+            self._asked.add(node)
+            self._admit(node, reply)
+
+    def _admit(self, node: int, reply: Message) -> None:
+        try:
+            client = _enrolled(reply, self.plan)
+            if client in self.nodes:
+                raise BadReply(
+                    f"client {client} is enrolled by another node; give each its own partition-id"
+                )
+            self.nodes[client] = node
+        except BadReply as error:
+            log.warning("node %d is not enrolled: %s", node, error)
+
+    # ----------------------------------------------------------------------------- the bytes
+
+    def exchange(
+        self, broadcast: Broadcast, stage: str, requests: Requests
+    ) -> Iterator[tuple[int, Answer]]:
+        """Orders out, answers back as they come."""
+        sender = Sender(self.layout, self.plan.fingerprint(), self.config, broadcast)
+        orders = self._orders(sender, stage, requests)
+        ids = self.grid.push_messages(list(orders.values()))
+        clients = {i: client for i, client in zip(ids, orders, strict=True) if i}
+        nodes = {i: orders[client].metadata.dst_node_id for i, client in clients.items()}
+        del orders
+        batch = max(1, _IN_FLIGHT // (4 * broadcast.params.numel()))
+        for reply in _replies(self.grid, nodes, self.timeout, batch):
+            client = clients[reply.metadata.reply_to_message_id]
+            answer = _answer(reply, Envelope(broadcast.round, broadcast.attempt, stage, client))
+            del reply  # so that one message is alive at a time
+            yield client, answer
+            del answer
+        sender.forget()
+
+    def _orders(self, sender: Sender, stage: str, requests: Requests) -> dict[int, Message]:
+        """A message for each enrolled client that the stage asks."""
+        orders: dict[int, Message] = {}
+        contents: dict[tuple[Any, ...], RecordDict] = {}
+        for client, node in sorted(self.nodes.items()):
+            asked = {name: to[client] for name, to in requests.items() if client in to}
+            if not asked:
+                continue
+            bare, since = stage != self.plan.sum.release_stage, self._since.get(client)
+            key = (since, *asked.items())
+            if key not in contents:
+                contents[key] = sender.order(stage, asked, bare, since)
+            group = str(sender.broadcast.round + 1)
+            orders[client] = Message(contents[key], node, "train", ttl=self.timeout, group_id=group)
+        return orders
+
+    # --------------------------------------------------------------- what clients keep themselves
+
+    def client_states(self, params: Vector) -> State:
+        """Nothing: each client keeps its own state on its own disk."""
+        del params
+        return ()
+
+    def restore(self, states: State) -> None:
+        """Nothing."""
+        del states
+
+
+def _replies(grid: Grid, sent: Mapping[str, int], timeout: float, batch: int) -> Iterator[Message]:
+    """Replies as they come, ``batch`` at a time, until all are here, gone, or too late."""
+    pending = list(sent)
+    began = time.monotonic()
+    deadline = began + timeout
+    look = time.monotonic() + 2.0
+    while pending and time.monotonic() < deadline:
+        found = False
+        for at in range(0, len(pending), batch):
+            pulled = list(grid.pull_messages(pending[at : at + batch]))
+            arrived = {reply.metadata.reply_to_message_id for reply in pulled}
+            pending = [i for i in pending if i not in arrived]
+            found = found or bool(pulled)
+            pulled.reverse()
+            while pulled:
+                yield pulled.pop()
+            if found:
+                break
+        if not found:
+            if time.monotonic() > look:  # those who went offline will not answer
+                online = set(grid.get_node_ids())
+                pending = [i for i in pending if sent[i] in online]
+                look = time.monotonic() + 2.0
+            waited = time.monotonic() - began
+            time.sleep(min(_SLOWEST, max(_POLL, waited / 20)))
+
+
+def _answer(reply: Message, due: Envelope) -> Answer:
+    """A reply's answer; what is wrong with it is a refusal of this one client."""
+    if reply.has_error():
+        return ClientRefused(_reason(reply))
+    try:
+        return read_answer(reply.content, due)
+    except BadReply as error:
+        return ClientRefused(str(error))
+
+
+def _reason(reply: Message) -> str:
+    """Flower's error by its code only: its text may quote what a client raised."""
+    words = {
+        1: "that the ClientApp did not load",
+        2: "that the ClientApp raised",
+        3: "no reply in time",
+        5: "that the node is offline",
+        8: "that the ClientApp crashed",
+    }
+    return f"Flower reports {words.get(reply.error.code, 'an error')} (code {reply.error.code})"
+
+
+def _enrolled(reply: Message, plan: Plan) -> int:
+    if reply.has_error():
+        raise BadReply(f"{_reason(reply)}; is the ClientApp a dpfed one?")
+    control = reply.content.config_records.get(CONTROL, ConfigRecord())
+    client = control.get("client")
+    if "error" in control or not isinstance(client, int):
+        raise BadReply(f"it could not say who it is ({control.get('error')!r}); its log says why")
+    if not 0 <= client < len(plan.nominal):
+        raise BadReply(
+            f"its client index {client} is not one of the plan's {len(plan.nominal)}; give it a "
+            f"partition-id from 0 to {len(plan.nominal) - 1}"
+        )
+    if control.get("fingerprint") != plan.fingerprint():
+        raise BadReply("it has agreed to another plan; give both sides the same run_config")
+    return client

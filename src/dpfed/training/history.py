@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run lets people watch: one row per round, with these columns and no others.
+
+| column                    | where it comes from                                                  |
+|---------------------------|----------------------------------------------------------------------|
+| round, seconds            | the server's own count and clock                                     |
+| accuracy, loss            | by ``evaluation.kind``: test records that the server holds (test),   |
+|                           | or the metrics channel, which has noise (federated)                  |
+| worst_silo                | ``evaluation.kind = "exact"`` only: in clear, and the report says so |
+| epsilon, epsilon_others   | spent so far: to the server, to everyone else                        |
+| surplus, snr              | of the private mean, its known noise and the public plan             |
+| clients, missing, absent, | who answered, who did not, and the error's name where there was one: |
+| refused, aborted          | the server sees that                                                 |
+
+Guarantee: whoever shows or stores a row adds nothing to what the server knows. A client's own
+losses, counts and times are no columns: they would be releases that nobody accounts for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from dpfed.core.types import Aggregate, Trust
+from dpfed.core.vector import dot
+from dpfed.training.metrics import measured
+from dpfed.training.plan import Plan
+from dpfed.training.round import RoundResult, ServerState
+
+Row: TypeAlias = dict[str, Any]
+"""One round: plain numbers and texts, ready for CSV and JSON; None where there is no figure."""
+
+COLUMNS = (
+    "round", "accuracy", "loss", "worst_silo", "epsilon", "epsilon_others", "surplus", "snr",
+    "clients", "missing", "absent", "refused", "aborted", "seconds",
+)  # fmt: skip
+
+
+def make_row(
+    plan: Plan,
+    state: ServerState,
+    result: RoundResult,
+    judged: Mapping[str, float | None],
+    seconds: float,
+) -> Row:
+    """The row of a round.
+
+    Args:
+        plan: what is done, and what it costs.
+        state: the server after the round.
+        result: how the round ended.
+        judged: what the server itself has measured; the metrics channel stands before it.
+        seconds: how long the round took.
+    """
+    spent = plan.guarantee(state.release_counts, state.round)
+    return plain({
+        "round": state.round,
+        **judged,
+        **measured(result.aggregate, plan.loss_bound),
+        "epsilon": spent.claims[0].epsilon,
+        "epsilon_others": spent.claims[-1].epsilon,
+        "surplus": surplus(plan, len(result.clients)),
+        "snr": signal_to_noise(result.aggregate),
+        "clients": len(result.clients),
+        "missing": len(result.missing),
+        "absent": " ".join(map(str, result.missing)),
+        "refused": " | ".join(f"{client}: {why}" for client, why in result.refused.items()),
+        "aborted": result.aborted or "",
+        "seconds": seconds,
+    })  # fmt: skip
+
+
+def plain(row: Mapping[str, Any]) -> Row:
+    """The columns of a row, in their order, and nothing else."""
+    return {name: known(row.get(name)) for name in COLUMNS}
+
+
+def known(value: Any) -> Any:
+    """A figure as rows have it: None where it is not a number."""
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """What of a row can be drawn against rounds."""
+    return {
+        name: float(row[name])
+        for name in COLUMNS
+        if name != "round" and isinstance(row.get(name), int | float) and math.isfinite(row[name])
+    }
+
+
+def signal_to_noise(seen: Aggregate | None) -> float | None:
+    """The aggregate's signal-to-noise ratio, from the release and its known noise level."""
+    if seen is None or math.isnan(seen.std):
+        return None
+    noise = seen.mean.numel() * seen.std**2
+    signal = max(0.0, dot(seen.mean, seen.mean) - noise)
+    return math.sqrt(signal / noise) if noise else math.inf
+
+
+def surplus(plan: Plan, clients: int) -> float:
+    """How much more noise a total of so many has than the guarantee needs: 0.1 is 10 %."""
+    mechanism = plan.update
+    if mechanism.trust is not Trust.DISTRIBUTED or not clients or not mechanism.std:
+        return 0.0
+    return math.sqrt(clients / mechanism.shares) - 1

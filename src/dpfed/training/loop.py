@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop: rounds until the plan's end, or until there is a reason to stop.
+
+    for step in train(plan, params, transport):     an engine gives the transport, and nothing else
+        step.history[-1], step.state, step.stopped
+
+One policy for every engine (tests/training/test_loop.py has a test per cell):
+
+| when                                     | in one process | simulation   | deployment   |
+|------------------------------------------|----------------|--------------|--------------|
+| a round aborts before releases are asked | again, free    | again, free  | again, free  |
+| nobody answers, or too few               | again, spent   | again, spent | again, spent |
+| the plan's guarantee affords no more     | ends           | ends         | ends         |
+| every client's own budget is spent       | ends           | ends         | ends         |
+| the code of some clients raises          | left out       | left out     | left out     |
+| the code of every client raises          | again, spent   | again, spent | again, spent |
+| nobody is connected                      | cannot happen  | ends         | ends         |
+| the process dies                         | goes on        | begins anew  | goes on      |
+
+again, free   a new attempt; nothing is spent. PATIENCE failed attempts in a row end the training
+again, spent  a new attempt at full cost; PATIENCE failed attempts in a row end the training
+ends          nothing more is asked for
+left out      the error's name is in the row, and the round goes on with the others
+goes on       from its checkpoint, if it has one; an attempt that died counts as spent
+
+Whenever training ends, the model, the history and the guarantee of what was spent are kept. A
+recipe's run that completed no round has nothing to keep: it raises BudgetSpent or RoundAborted, in
+a ServerApp too. ``DPStrategy.start`` returns the reason in ``stopped``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+from dpfed.accounting.gdp import CAUTION
+from dpfed.core.sum_protocol import Answer, Verifier
+from dpfed.core.types import Broadcast, State, Vector
+from dpfed.core.vector import one_thread
+from dpfed.training.checkpoint import Checkpoint, CommittedRound
+from dpfed.training.history import Row, make_row
+from dpfed.training.plan import Plan
+from dpfed.training.round import RoundResult, ServerState, run_round, start, with_next
+
+log = logging.getLogger("dpfed")
+
+PATIENCE = 3
+"""Attempts in a row that may fail: free ones would never end, others waste the budget."""
+
+EXHAUSTED = "no client's budget suffices for a further round"
+
+Judge: TypeAlias = Callable[[int, Vector], Mapping[str, float | None]]
+"""What the server itself measures after a round (accuracy, loss), from its number and the model."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Step:
+    """Where a training stands: as it was found, after an attempt at a round, or at its end."""
+
+    state: ServerState
+    result: RoundResult | None = None
+    """How the attempt ended; None where none was made."""
+    history: tuple[Row, ...] = ()
+    committed: tuple[CommittedRound, ...] = ()
+    stopped: str | None = None
+    """Why training ends before the rounds that were asked for."""
+
+
+class Transport(Protocol):
+    """How an engine reaches clients."""
+
+    @property
+    def roster(self) -> Verifier | None:
+        """Who the clients are, where the sum asks for signatures."""
+
+    def ready(self, step: Step) -> str | None:
+        """Before a round: look who is there. A reason to ask nobody, or None."""
+
+    def exchange(
+        self, broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
+    ) -> Iterable[tuple[int, Answer]]:
+        """Take a stage's requests to clients, bring their answers back one by one."""
+
+    def client_states(self, params: Vector) -> State:
+        """What a checkpoint keeps for clients that keep nothing themselves."""
+
+    def restore(self, states: State) -> None:
+        """The clients as a checkpoint had them."""
+
+
+def train(
+    plan: Plan,
+    params: Vector,
+    transport: Transport,
+    *,
+    training: str = "run",
+    checkpoint: Checkpoint | None = None,
+    judge: Judge | None = None,
+    until: int | None = None,
+) -> Iterator[Step]:
+    """Run the plan's rounds: where the training stands first, then one step per attempt.
+
+    With a checkpoint, a step is on the disk before it is yielded; a training that died goes on
+    after the last of them, and attempts that died with it are spent.
+
+    Args:
+        plan: what is done, and what it costs.
+        params: the model's flat parameters to begin with.
+        transport: how clients are reached.
+        training: the name of this training, stable when it is resumed.
+        checkpoint: where the training keeps itself.
+        judge: what the server measures of the model after each completed round.
+        until: end after so many rounds; None is all of the plan's.
+    """
+    last = plan.rounds if until is None else until
+    failures = 0
+    with checkpoint.held() if checkpoint else nullcontext():
+        step = _found(plan, start(plan, params, training, transport.roster), transport, checkpoint)
+        yield step
+        while step.state.round < last and not step.stopped:
+            step = replace(step, result=None)  # its vectors are not needed while a round runs
+            reason = _exceeds(plan, step.state) or transport.ready(step)
+            if reason is None:
+                step = _attempt(plan, step, transport, checkpoint, judge)
+                failures = failures + 1 if step.result and step.result.aborted else 0
+                reason = _reason_to_end(step, failures)
+            if reason:
+                log.warning("stopping after %d rounds: %s", step.state.round, reason)
+            step = replace(step, stopped=reason)
+            yield step
+
+
+def _found(
+    plan: Plan, fresh: ServerState, transport: Transport, checkpoint: Checkpoint | None
+) -> Step:
+    """Where the training stands: at its beginning, or where a checkpoint left it."""
+    saved = checkpoint and checkpoint.load(plan, fresh, transport.client_states(fresh.params))
+    if not saved:
+        return Step(state=fresh)
+    transport.restore(saved.clients)
+    log.info("going on after round %d", saved.state.round)
+    return Step(state=saved.state, history=tuple(saved.history), committed=saved.committed)
+
+
+def _attempt(
+    plan: Plan,
+    step: Step,
+    transport: Transport,
+    checkpoint: Checkpoint | None,
+    judge: Judge | None,
+) -> Step:
+    """One attempt at the coming round; on the disk when it returns."""
+    before, began = step.state, time.perf_counter()
+    if checkpoint:
+        checkpoint.ask(before)
+    with one_thread():
+        state, result = run_round(plan, before, transport.exchange)
+    seconds = time.perf_counter() - began
+    judged = judge(state.round, state.params) if judge and not result.aborted else {}
+    row = make_row(plan, state, result, judged, seconds)
+    done = () if result.aborted else (CommittedRound(before.round, before.attempt, result.clients),)
+    history, committed = (*step.history, row), (*step.committed, *done)
+    after = Step(state=state, result=result, history=history, committed=committed)
+    if checkpoint:
+        kept = transport.client_states(state.params)
+        checkpoint.commit(plan, state, committed, history, kept)
+    return after
+
+
+def affords(plan: Plan, state: ServerState) -> bool:
+    """Whether one more round stays within the plan's guarantee: aborted attempts count too."""
+    counts = with_next(plan, state, {})
+    planned = plan.guarantee().claims[0].epsilon
+    spent = plan.guarantee(counts, state.round + 1).claims[0].epsilon
+    return spent <= planned * (1 + 4 * CAUTION)
+
+
+def _exceeds(plan: Plan, state: ServerState) -> str | None:
+    return None if affords(plan, state) else "the next round would exceed the plan's guarantee"
+
+
+def _reason_to_end(step: Step, failures: int) -> str | None:
+    result = step.result
+    if result and result.exhausted:
+        return EXHAUSTED
+    if result is None or failures < PATIENCE:
+        return None
+    if result.spent:
+        return f"{PATIENCE} attempts in a row got no total, the last one since {result.aborted}"
+    return f"{PATIENCE} attempts in a row failed before any release was asked for"

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of training/loop.py, cell by cell: in one process, and over Flower's messages.
+
+Simulation and deployment share one transport, so its column is both; what they do otherwise (a
+simulation is not resumed) has a test of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpfed.accounting import gdp
+from dpfed.accounting.ledger.balance import Budget
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.core.errors import BudgetSpent, RecipeError, RoundAborted
+from dpfed.core.sum_protocol import Answer
+from dpfed.core.types import UPDATE, Adjacency, Broadcast
+from dpfed.flower import client_app
+from dpfed.recipes.result import require_a_round
+from dpfed.recipes.run import run as run_recipe
+from dpfed.sums.secure import secure
+from dpfed.training.account import Account
+from dpfed.training.checkpoint import Checkpoint
+from dpfed.training.flower.transport import GridTransport
+from dpfed.training.inprocess import InProcess
+from dpfed.training.loop import EXHAUSTED, PATIENCE, Step, Transport, train
+from dpfed.training.plan import Plan
+from tests.laws.leaks import MODEL
+from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
+from tests.training.test_round import SIZES, make_plan, members
+
+Silent = Callable[[Broadcast, str, int], bool]
+EXCEEDS = "the next round would exceed the plan's guarantee"
+
+
+class Died(Exception):
+    """The server's process is gone."""
+
+
+class Broken:
+    """A client whose code raises."""
+
+    dimension = MODEL.layout.size
+
+    def rows(self, *_: object) -> None:
+        raise RuntimeError("disk on fire")
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPFED_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("DPFED_IDENTITY", "simulated")
+    become_a_server(monkeypatch)
+
+
+def in_process(plan: Plan, problems: list[Any], ledger: Account | None) -> Transport:
+    return InProcess(plan, problems, ledger)
+
+
+def over_flower(plan: Plan, problems: list[Any], ledger: Account | None) -> Transport:
+    app = client_app(
+        lambda context: problems[context.node_config["partition-id"]], plan, lambda _: ledger
+    )
+    grid = LocalGrid(app, nodes(len(problems)))
+    return GridTransport(plan, grid, MODEL.layout, timeout=30.0, wait=0.0)
+
+
+ENGINES = {"in-process": in_process, "flower": over_flower}
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Any:
+    return ENGINES[request.param]
+
+
+class Quiet:
+    """A transport some of whose answers never arrive; ``die`` ends the process instead."""
+
+    def __init__(self, inner: Transport, silent: Silent, die: bool = False) -> None:
+        self.inner, self.silent, self.die = inner, silent, die
+        self.roster = inner.roster
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def exchange(
+        self, broadcast: Broadcast, stage: str, requests: Any
+    ) -> Iterator[tuple[int, Answer]]:
+        for client, answer in self.inner.exchange(broadcast, stage, requests):
+            if self.silent(broadcast, stage, client):
+                if self.die:
+                    raise Died
+                continue
+            yield client, answer
+
+
+def trained(
+    engine: Any,
+    plan: Plan | None = None,
+    *,
+    problems: Iterable[Any] | None = None,
+    silent: Silent = lambda *_: False,
+    ledger: Account | None = None,
+    **options: Any,
+) -> Step:
+    """The last step of a training."""
+    plan = plan or make_plan()
+    found = [m.problem for m in members().values()] if problems is None else list(problems)
+    transport = Quiet(engine(plan, found, ledger), silent)
+    *_, last = train(plan, torch.zeros(MODEL.layout.size), transport, **options)
+    return last
+
+
+def releases(step: Step) -> int:
+    return sum(step.state.release_counts[UPDATE].values())
+
+
+def whole(engine: Any) -> Step:
+    return trained(engine)
+
+
+# ------------------------------------------------------------ a round aborts before any release
+
+
+def test_an_attempt_without_keys_is_free_and_made_again(engine: Any) -> None:
+    plan = make_plan(sum=secure(survivors=1.0))
+    last = trained(engine, plan, silent=lambda b, stage, _: stage == "keys" and b.attempt < 2)
+    assert (last.state.round, last.stopped, releases(last)) == (4, None, 4)
+    assert [row["aborted"] != "" for row in last.history] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
+    assert [row["epsilon"] for row in last.history[:2]] == [0.0, 0.0]
+
+
+def test_keys_that_never_come_end_the_training_and_nothing_is_spent(engine: Any) -> None:
+    plan = make_plan(sum=secure(survivors=1.0))
+    last = trained(engine, plan, silent=lambda b, stage, _: stage == "keys")
+    assert last.stopped == f"{PATIENCE} attempts in a row failed before any release was asked for"
+    assert (last.state.round, releases(last), len(last.history)) == (0, 0, PATIENCE)
+
+
+# ------------------------------------------------------------------- nobody answers, or too few
+
+
+def test_an_attempt_that_nobody_answers_is_spent_and_made_again(engine: Any) -> None:
+    last = trained(engine, silent=lambda b, *_: b.round == 1 and b.attempt == 0)
+    rows = [(row["round"], row["aborted"], row["clients"]) for row in last.history]
+    assert rows == [(1, "", 3), (1, "no client answered", 0), (2, "", 3), (3, "", 3)]
+    assert (last.stopped, releases(last)) == (EXCEEDS, 4)  # what was planned, and no more
+    assert not torch.equal(last.state.params, torch.zeros(MODEL.layout.size))
+
+
+def test_attempts_that_nobody_answers_end_the_training(engine: Any) -> None:
+    last = trained(engine, make_plan(rounds=20), silent=lambda b, *_: b.round == 2)
+    assert last.stopped is not None
+    assert last.stopped.startswith(f"{PATIENCE} attempts in a row got no total")
+    assert "no client answered" in last.stopped
+    assert (last.state.round, releases(last)) == (2, 2 + PATIENCE)
+
+
+def test_too_few_for_a_secure_sum_is_the_same(engine: Any) -> None:
+    plan = make_plan(rounds=9, sum=secure(survivors=1.0))
+    last = trained(engine, plan, silent=lambda b, stage, i: stage == "input" and i == 1)
+    assert last.stopped is not None
+    assert "2 clients are in the total, and 3 are agreed on" in last.stopped
+    assert (last.state.round, releases(last)) == (0, PATIENCE)
+
+
+def test_failures_count_only_in_a_row(engine: Any) -> None:
+    odd = make_plan(rounds=12)
+    last = trained(engine, odd, silent=lambda b, *_: b.attempt < 2 and b.round in (0, 1, 2))
+    assert (last.state.round, last.stopped, releases(last)) == (6, EXCEEDS, 12)
+
+
+# ------------------------------------------------------------- the plan's guarantee affords no more
+
+
+def test_training_ends_before_the_guarantee_is_exceeded(engine: Any) -> None:
+    last = trained(engine, until=50)
+    assert (last.state.round, last.stopped, releases(last)) == (4, EXCEEDS, 4)
+    assert torch.equal(last.state.params, whole(engine).state.params)
+
+
+# ------------------------------------------------------------------ every client's own budget ends
+
+
+def account_for(rounds: float, tmp_path: Path) -> Account:
+    one = gdp.mu_squared(2.0, 1, Adjacency.REPLACE_ONE)
+    budget = Budget(gdp.epsilon_for(1e-5, math.sqrt(rounds * one)), 1e-5)
+    return Account(Ledger(tmp_path / "ledger.sqlite"), "adult", budget=budget)
+
+
+def test_training_ends_when_no_budget_suffices_and_the_model_is_kept(
+    engine: Any, tmp_path: Path
+) -> None:
+    last = trained(engine, ledger=account_for(2.5, tmp_path))
+    assert (last.state.round, last.stopped) == (2, EXHAUSTED)
+    assert len(last.history) == 3  # the attempt that all refused is a row, too
+    assert last.history[-1]["refused"] == "0: BudgetSpent | 1: BudgetSpent | 2: BudgetSpent"
+    two = trained(engine, training="two", until=2)
+    assert torch.equal(last.state.params, two.state.params)
+
+
+def test_a_budget_that_allows_no_round_is_refused_by_whoever_reports(
+    engine: Any, tmp_path: Path
+) -> None:
+    last = trained(engine, ledger=account_for(0.5, tmp_path))
+    assert (last.state.round, last.stopped) == (0, EXHAUSTED)
+    with pytest.raises(BudgetSpent, match="no round was completed: no client's budget suffices"):
+        require_a_round(last)
+
+
+# --------------------------------------------------------------------------- clients' code raises
+
+
+def test_clients_whose_code_raises_are_left_out(engine: Any) -> None:
+    plan = make_plan(nominal=[5, *SIZES])
+    last = trained(engine, plan, problems=[Broken(), *(m.problem for m in members().values())])
+    assert (last.state.round, last.stopped) == (4, None)
+    for row in last.history:
+        assert (row["clients"], row["absent"], row["refused"]) == (3, "0", "0: ClientError")
+
+
+def test_if_the_code_of_all_raises_it_is_as_if_nobody_answered(engine: Any) -> None:
+    last = trained(engine, make_plan(nominal=[5, 5]), problems=[Broken(), Broken()])
+    assert last.stopped is not None
+    assert last.stopped.startswith(f"{PATIENCE} attempts in a row got no total")
+    assert (last.state.round, releases(last)) == (0, PATIENCE)
+    with pytest.raises(
+        RoundAborted, match=r"no round was completed \(no client answered\).*logs say why"
+    ):
+        require_a_round(last)
+
+
+# ---------------------------------------------------------------------------- nobody is connected
+
+
+def test_nobody_is_connected() -> None:
+    """In one process everyone always is; over Flower training ends, and nothing is spent."""
+    plan = make_plan()
+    problems = [m.problem for m in members().values()]
+    assert InProcess(plan, problems).ready(Step(state=whole(in_process).state)) is None
+    transport: Any = over_flower(plan, problems, None)
+    transport.grid.offline = set(nodes(3))
+    *_, last = train(plan, torch.zeros(MODEL.layout.size), transport)
+    assert last.stopped is not None
+    assert last.stopped.startswith("no client was connected within 0 s; start 3 SuperNodes")
+    assert (releases(last), last.history) == (0, ())
+
+
+# --------------------------------------------------------------------------------- the process dies
+
+
+@pytest.mark.parametrize("round", [0, 2])
+def test_a_process_that_dies_goes_on_and_what_it_asked_for_is_spent(
+    engine: Any, round: int, tmp_path: Path
+) -> None:
+    plan, book = make_plan(), Checkpoint(tmp_path / "book")
+    problems = [m.problem for m in members().values()]
+    start = torch.zeros(MODEL.layout.size)
+    dying = Quiet(engine(plan, problems, None), lambda b, *_: b.round == round, die=True)
+    with pytest.raises(Died):
+        list(train(plan, start, dying, checkpoint=book))
+    first, *_, last = train(plan, start, engine(plan, problems, None), checkpoint=book)
+    assert (first.state.round, first.state.attempt) == (round, 1)
+    assert [row["round"] for row in first.history] == list(range(1, round + 1))
+    assert (last.state.round, last.stopped, releases(last)) == (3, EXCEEDS, 4)
+
+
+def test_a_step_is_on_the_disk_before_anyone_sees_it(engine: Any, tmp_path: Path) -> None:
+    """A caller that dies while it looks at a round has not lost it."""
+    plan, book = make_plan(), Checkpoint(tmp_path / "book")
+    problems = [m.problem for m in members().values()]
+    start = torch.zeros(MODEL.layout.size)
+    steps = train(plan, start, engine(plan, problems, None), checkpoint=book)
+    seen = [next(steps), next(steps), next(steps)][-1]
+    steps.close()  # type: ignore[attr-defined]
+    first, *_, last = train(plan, start, engine(plan, problems, None), checkpoint=book)
+    assert (first.state.round, first.state.attempt) == (2, 0)
+    assert first.history == seen.history
+    assert (last.state.round, last.stopped, releases(last)) == (4, None, 4)
+    assert torch.equal(last.state.params, whole(engine).state.params)
+
+
+def test_a_simulation_is_not_resumed(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="a simulation is not resumed"):
+        run_recipe(
+            {"rounds": 1, "privacy": {"epsilon": 1.0}},
+            engine="flower-simulation",
+            resume=tmp_path / "book",
+        )
+
+
+# ------------------------------------------------------------------------------------ the same bits
+
+
+def test_both_engines_end_with_the_same_bits_whatever_went_wrong() -> None:
+    def late(b: Broadcast, stage: str, client: int) -> bool:
+        return (b.round, client) in {(0, 1), (2, 0)} or (b.round == 1 and b.attempt == 0)
+
+    ends = [trained(each, make_plan(rounds=6), silent=late) for each in ENGINES.values()]
+    assert torch.equal(ends[0].state.params, ends[1].state.params)
+    timeless = [[{**row, "seconds": 0} for row in end.history] for end in ends]
+    assert timeless[0] == timeless[1]
+    assert ends[0].committed == ends[1].committed
