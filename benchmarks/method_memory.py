@@ -31,7 +31,7 @@ from dpfed.core.vector import one_thread
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, LinearProblem
 from dpfed.recipes.build import plan_for
-from dpfed.recipes.methods import table
+from dpfed.recipes.methods import methods_table
 from dpfed.recipes.schema import parse
 from dpfed.training.answer import ClientState, answer
 from dpfed.training.inprocess import rounds
@@ -46,7 +46,7 @@ ALLOWED = 4
 
 def first_order() -> list[str]:
     """The methods whose clients hold vectors only."""
-    return [row["method"] for row in table() if row["client memory"] == "d"]
+    return [row["method"] for row in methods_table() if row["client memory"] == "d"]
 
 
 def run() -> list[Result]:

@@ -108,3 +108,55 @@ def test_the_public_names_load() -> None:
         assert getattr(dpfed, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'runn'"):
         _ = dpfed.runn  # type: ignore[attr-defined]
+
+
+# ------------------------------------------------------------------------- one name, one home
+
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+
+def test_a_public_name_has_one_home() -> None:
+    homes: dict[str, set[str]] = {}
+    for path, tree in TREES.items():
+        for node in tree.body:
+            named = isinstance(node, ast.FunctionDef | ast.ClassDef)
+            if named and not node.name.startswith("_"):
+                homes.setdefault(node.name, set()).add(str(path.relative_to(SOURCE)))
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def fields_of() -> dict[str, int]:
+    """How many fields the dataclasses and named tuples have."""
+    found = {}
+    for tree in TREES.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                kinds = [ast.unparse(each) for each in (*node.decorator_list, *node.bases)]
+                if any("dataclass" in kind or kind == "NamedTuple" for kind in kinds):
+                    found[node.name] = sum(isinstance(each, ast.AnnAssign) for each in node.body)
+    return found
+
+
+def test_constructors_with_more_than_four_fields_are_called_by_keywords() -> None:
+    known, wrong = fields_of(), []
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                texts = all(isinstance(each, ast.Constant) for each in node.args)  # rich's Table
+                if known.get(node.func.id, 0) > 4 and len(node.args) > 4 and not texts:
+                    wrong.append(f"{path.name}:{node.lineno} {node.func.id}")
+    assert wrong == []
+
+
+def test_nothing_grows_inside_of_a_frozen_state() -> None:
+    """States of the round hold mappings and tuples; what grows while a sum goes on is no state."""
+    for name in ("training/round.py", "training/loop.py", "sums/secagg/server.py", "sums/plain.py"):
+        for node in ast.walk(TREES[SOURCE / name]):
+            frozen = isinstance(node, ast.ClassDef) and any(
+                "frozen=True" in ast.unparse(each) for each in node.decorator_list
+            )
+            public = frozen and not node.name.startswith("_")  # type: ignore[attr-defined]
+            for each in node.body if public else ():  # type: ignore[attr-defined]
+                if isinstance(each, ast.AnnAssign):
+                    kind = ast.unparse(each.annotation)
+                    assert not kind.startswith(("dict", "list", "set")), (name, kind)

@@ -27,7 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from dpfed.accounting.ledger.balance import Budget, Key
+from dpfed.accounting.ledger.balance import Budget, LedgerKey
 from dpfed.accounting.ledger.journal import Journal, _digest
 from dpfed.accounting.ledger.ledger import Ledger, Part, Request
 from dpfed.core.errors import BadReply, DataError, DpfedError
@@ -155,27 +155,27 @@ def test_a_recipe_file_is_read_or_refused(
 ) -> None:
     path = tmp_path / "a.toml"
     path.write_bytes(text)
-    refused_or_read(lambda: recipe.load(path, overrides))
+    refused_or_read(lambda: recipe.load_recipe(path, overrides))
 
 
 @FUZZ
 @given(tree=edited_tree(recipe.msgspec.to_builtins(recipe.Recipe())), overrides=OVERRIDES)
 def test_a_recipe_tree_is_read_or_refused(tree: Any, overrides: list[str]) -> None:
     if isinstance(tree, dict):
-        refused_or_read(lambda: recipe.load(tree, overrides))
+        refused_or_read(lambda: recipe.load_recipe(tree, overrides))
 
 
 @FUZZ
 @given(name=st.text(max_size=30))
 def test_a_recipe_of_any_name_is_read_or_refused(name: str) -> None:
-    refused_or_read(lambda: recipe.load("/nowhere/" + name))
+    refused_or_read(lambda: recipe.load_recipe("/nowhere/" + name))
 
 
 # --------------------------------------------------------------------------------------- ledgers
 
 
 def request(at: int) -> Request:
-    return Request(Key("d"), "t", 0, at, 0, {"update": Part(gaussian(1.0, 20.0), 1, 9)})
+    return Request(LedgerKey("d"), "t", 0, at, 0, {"update": Part(gaussian(1.0, 20.0), 1, 9)})
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ledger of a few rows, closed: one file and its head."""
     path = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
     book = Ledger(path)
-    book.declare(Key("d"), Budget(4.0, 1e-5))
+    book.declare(LedgerKey("d"), Budget(4.0, 1e-5))
     for at in range(3):
         book.confirm(book.begin(request(at)))
     book.close()
@@ -196,11 +196,11 @@ def use(path: Path) -> None:
     book = Ledger(path)
     try:
         for act in (
-            lambda: book.spent(Key("d")),
+            lambda: book.spent(LedgerKey("d")),
             lambda: book.begin(request(7)),
             book.verify,
             book.export,
-            lambda: book.declare(Key("e"), Budget(1.0, 1e-5)),
+            lambda: book.declare(LedgerKey("e"), Budget(1.0, 1e-5)),
         ):
             refused_or_read(act)
     finally:
@@ -251,7 +251,7 @@ def test_an_edited_row_is_refused_also_in_a_chain_made_anew(
         assert book is not None
         if changed and not rehash:
             with pytest.raises(DataError):
-                book.spent(Key("d"))
+                book.spent(LedgerKey("d"))
         book.close()
         refused_or_read(lambda: use(path))
     finally:
@@ -357,10 +357,12 @@ class Kept(NamedTuple):
 @settings(FUZZ, max_examples=150 * FACTOR)
 @given(data=st.data())
 def test_a_clients_state_is_read_or_refused(tmp_path: Path, data: Any) -> None:
-    states.save(tmp_path, 0, Kept(torch.ones(4), 3))
+    states.save_state(tmp_path, 0, Kept(torch.ones(4), 3))
     path = tmp_path / "0.safetensors"
     path.write_bytes(data.draw(edits(path.read_bytes())))
-    found = refused_or_read(lambda: states.load(tmp_path, 1, Kept(torch.zeros(4), 0)), DataError)
+    found = refused_or_read(
+        lambda: states.load_before(tmp_path, 1, Kept(torch.zeros(4), 0)), DataError
+    )
     if found is not None:
         assert found.c.shape == (4,)
         assert isinstance(found.t, int | float)
@@ -373,7 +375,9 @@ def test_a_clients_state_of_another_form_is_refused(
 ) -> None:
     content = save_tensors({"0": torch.zeros(shape)}, {"numbers": json.dumps(numbers)})
     (tmp_path / "0.safetensors").write_bytes(content)
-    found = refused_or_read(lambda: states.load(tmp_path, 1, Kept(torch.zeros(4), 0)), DataError)
+    found = refused_or_read(
+        lambda: states.load_before(tmp_path, 1, Kept(torch.zeros(4), 0)), DataError
+    )
     if found is not None:
         assert found.c.shape == (4,)
         assert isinstance(found.t, int | float)
@@ -439,7 +443,7 @@ def test_an_order_of_any_records_is_read_or_refused(
 
 
 KINDS = [wire.Key, wire.Keys, wire.Cohort, wire.Dropped, wire.Seeds, wire.Alive, wire.Shares]
-MESSAGE = wire.pack(wire.Alive([0, 1], {1: bytes(49)}, {1: bytes(32)}))
+MESSAGE = wire.pack_message(wire.Alive([0, 1], {1: bytes(49)}, {1: bytes(32)}))
 
 
 @settings(FUZZ, max_examples=300 * FACTOR)
@@ -464,7 +468,7 @@ def test_deep_or_vast_messages_are_refused(opener: bytes) -> None:
 @FUZZ
 @given(data=st.data())
 def test_a_roster_is_read_or_refused(data: Any) -> None:
-    content = identity.dump(["a", "b"], [bytes(32), bytes(31) + b"\1"])
+    content = identity.dump_roster(["a", "b"], [bytes(32), bytes(31) + b"\1"])
     tree = edited_tree(json.loads(content)).map(lambda t: json.dumps(t).encode())
     found = data.draw(edits(content) | tree)
     refused_or_read(lambda: identity._parse(Path("roster.json"), found), DataError)

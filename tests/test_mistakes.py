@@ -33,10 +33,10 @@ SECURE = ("privacy.trust=distributed", "sum.name=secure")
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    from dpfed.recipes.schema import dump, parse
+    from dpfed.recipes.schema import dump_recipe, parse
 
     path = tmp_path / "small.toml"
-    path.write_text(dump(parse({"rounds": 3, "data": DATA, "privacy": {"epsilon": 2.0}})))
+    path.write_text(dump_recipe(parse({"rounds": 3, "data": DATA, "privacy": {"epsilon": 2.0}})))
     return path
 
 

@@ -15,14 +15,16 @@ from dpfed.audit import statistics as s
 def test_limits_of_a_probability_by_hand() -> None:
     """0 of n: the upper limit is 1 - error^(1/n); n of n: the lower one is error^(1/n)."""
     assert s.at_most(0, 10, 0.05) == pytest.approx(1 - 0.05**0.1)
-    assert s.at_least(10, 10, 0.05) == pytest.approx(0.05**0.1)
-    assert s.at_least(0, 10, 0.05) == 0.0
+    assert s.chance_of_at_least(10, 10, 0.05) == pytest.approx(0.05**0.1)
+    assert s.chance_of_at_least(0, 10, 0.05) == 0.0
     assert s.at_most(10, 10, 0.05) == 1.0
 
 
 def test_limits_cover_as_often_as_they_say() -> None:
     rng = np.random.default_rng(0)
-    wrong = sum(s.at_least(int(rng.binomial(50, 0.3)), 50, 0.05) > 0.3 for _ in range(2000))
+    wrong = sum(
+        s.chance_of_at_least(int(rng.binomial(50, 0.3)), 50, 0.05) > 0.3 for _ in range(2000)
+    )
     assert wrong / 2000 < 0.06
 
 

@@ -24,7 +24,7 @@ ONLY = ["--only", "noise-scale", "--only", "clip"]
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "small.toml"
-    path.write_text(recipes.dump(small()), encoding="utf-8")
+    path.write_text(recipes.dump_recipe(small()), encoding="utf-8")
     return path
 
 
@@ -104,10 +104,10 @@ def test_a_table_and_a_figure_of_all_verdicts(tmp_path: Path) -> None:
         skipped("membership", 0.3, "no records"),
     ]
     assert [each.verdict.name for each in findings] == ["FLAGGED", "FLAGGED", "PASSED", "SKIPPED"]
-    assert report.table(findings).row_count == 4
-    report.write(sound, findings, tmp_path / "deep" / "er")
+    assert report.findings_table(findings).row_count == 4
+    report.write_findings(sound, findings, tmp_path / "deep" / "er")
     assert (tmp_path / "deep" / "er" / "audit.png").exists()
-    assert report.to_json(sound, findings)["flagged"]
+    assert report.findings_json(sound, findings)["flagged"]
 
 
 def test_a_bug_is_reported_with_what_it_is_worth() -> None:

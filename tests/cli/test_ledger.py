@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import dpfed
 from dpfed.accounting import gdp
 from dpfed.accounting.guarantee import price
-from dpfed.accounting.ledger.balance import Budget, Key
+from dpfed.accounting.ledger.balance import Budget, LedgerKey
 from dpfed.accounting.ledger.events import from_json
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.main import app
@@ -26,7 +26,7 @@ from dpfed.core.errors import BudgetSpent, RecipeError
 from dpfed.core.types import UPDATE, Adjacency
 from dpfed.experiments.jobs import make_job
 from dpfed.flower import DPStrategy, client_app
-from dpfed.recipes.schema import dump, load, parse
+from dpfed.recipes.schema import dump_recipe, load_recipe, parse
 from tests.laws.leaks import MODEL
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes, refused
 from tests.training.test_round import SIZES, make_plan, members
@@ -170,14 +170,14 @@ def test_reading_makes_no_ledger(path: Path, command: str) -> None:
 def test_a_recipe_without_a_ledger_writes_nothing_and_keeps_its_key(path: Path) -> None:
     dpfed.run(RECIPE)
     assert not path.exists()
-    assert "ledger" not in dump(parse(RECIPE))
+    assert "ledger" not in dump_recipe(parse(RECIPE))
     assert b"ledger" not in msgspec.json.encode(parse(RECIPE))
     assert make_job(RECIPE, {}, {}).key == make_job(RECIPE, {}, {}).key
 
 
 def test_a_recipe_with_one_is_written_back(path: Path) -> None:
-    recipe = load(RECIPE, ["ledger.dataset=adult", "ledger.epsilon=8.0"])
-    assert 'dataset = "adult"' in dump(recipe)
+    recipe = load_recipe(RECIPE, ["ledger.dataset=adult", "ledger.epsilon=8.0"])
+    assert 'dataset = "adult"' in dump_recipe(recipe)
     with pytest.raises(RecipeError, match="did you mean 'epsilon'"):
         parse({**RECIPE, "ledger": {"dataset": "x", "epsilonn": 1.0}})
 
@@ -201,7 +201,7 @@ def test_a_flower_client_books_under_its_name(path: Path, monkeypatch: pytest.Mo
     assert result.stopped is None
     promised = plan.guarantee().claims[0].epsilon
     for client in range(3):
-        spent = Ledger(path).spent(Key(f"ward/{client}"))
+        spent = Ledger(path).spent(LedgerKey(f"ward/{client}"))
         assert spent.epsilon(plan.delta, plan.update.adjacency) == pytest.approx(promised)
     again = DPStrategy(plan, training="t").start(grid(plan, "ward"), INITIAL)
     assert all(row["clients"] == 0 for row in again.history)  # the same rounds again are refused
@@ -215,7 +215,9 @@ def test_training_stops_and_keeps_the_model_when_nobody_can_pay(
     become_a_server(monkeypatch)
     plan = make_plan(rounds=6)
     one = gdp.mu_squared(2.0, 1, Adjacency.REPLACE_ONE)
-    Ledger(path).declare(Key("ward"), Budget(gdp.epsilon_for(1e-5, math.sqrt(2.5 * one)), 1e-5))
+    Ledger(path).declare(
+        LedgerKey("ward"), Budget(gdp.epsilon_for(1e-5, math.sqrt(2.5 * one)), 1e-5)
+    )
     result = DPStrategy(plan, training="t").start(grid(plan, "ward"), INITIAL)
     assert result.stopped == "no client's budget suffices for a further round"
     assert [row["clients"] for row in result.history] == [3, 3, 0]  # asked once, not again
@@ -236,5 +238,5 @@ def test_correlated_noise_on_flower_is_booked_as_the_tree_prices_it(
     tree = build("mechanisms", "tree", {"std": 2.0, "horizon": 9})
     plan = make_plan(channels={UPDATE: tree}, rounds=4)
     DPStrategy(plan, training="t").start(grid(plan, "ward"), INITIAL)
-    spent = Ledger(path).spent(Key("ward/1")).epsilon(plan.delta, plan.update.adjacency)
+    spent = Ledger(path).spent(LedgerKey("ward/1")).epsilon(plan.delta, plan.update.adjacency)
     assert spent == pytest.approx(plan.guarantee().claims[0].epsilon)

@@ -34,7 +34,7 @@ from dpfed.cli import doctor
 from dpfed.cli import explain as statement
 from dpfed.cli import explain_page as page
 from dpfed.cli.main import app
-from dpfed.cli.new import package_name, write
+from dpfed.cli.new import package_name, write_app
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.core.types import Trust
 from tests.training.flower.local_grid import LocalGrid, become_a_server
@@ -65,7 +65,7 @@ def test_the_bound_of_epsilon_and_delta_is_the_best_test_there_is(
     there = tuple(reversed(here))
     best = sum(max(pair) for pair in zip(here, there, strict=True)) / 2
     assert reading.any_right(epsilon, delta) == pytest.approx(best, rel=1e-9)
-    assert reading.read(Claim("x", epsilon, delta, PLD)).right >= best * (1 - 1e-12)
+    assert reading.read_odds(Claim("x", epsilon, delta, PLD)).right >= best * (1 - 1e-12)
 
 
 @given(st.floats(0.01, 6.0), st.sampled_from([1e-9, 1e-5, 1e-3]), st.sampled_from(list(Trust)))
@@ -73,7 +73,7 @@ def test_a_gaussian_reading_is_never_below_phi_of_half_mu(
     mu: float, delta: float, trust: Trust
 ) -> None:
     claim = Claim("x", gdp.epsilon_for(delta, mu), delta, EXACT)
-    found = reading.read(claim, trust)
+    found = reading.read_odds(claim, trust)
     with mpmath.workdps(40):
         right = mpmath.ncdf(mpmath.mpf(mu) / 2)
         threshold = -mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * mpmath.mpf(reading.ALARMS))
@@ -93,9 +93,9 @@ def test_whole_guesses_are_rounded_up(part: float, shown: int) -> None:
 
 
 def test_without_a_promise_every_guess_may_be_right() -> None:
-    assert reading.read(Claim("x", math.inf, 1e-5, EXACT)) == (1.0, 1.0)
-    assert reading.read(Claim("x", 0.0, 1e-5, EXACT)).right == pytest.approx(0.500005)
-    assert reading.read(Claim("x", 900.0, 1e-5, PLD)).right == 1.0
+    assert reading.read_odds(Claim("x", math.inf, 1e-5, EXACT)) == (1.0, 1.0)
+    assert reading.read_odds(Claim("x", 0.0, 1e-5, EXACT)).right == pytest.approx(0.500005)
+    assert reading.read_odds(Claim("x", 900.0, 1e-5, PLD)).right == 1.0
 
 
 # ----------------------------------------------------------------------------------------- explain
@@ -202,7 +202,7 @@ def test_a_ledger_that_is_elsewhere_or_tampered_with_gives_no_total(tmp_path: Pa
         db.execute("DELETE FROM rows WHERE number = 2")
     db.close()
     with pytest.raises(DataError):
-        page.write(out, out)
+        page.write_statement(out, out)
     for file in tmp_path.glob("ledger.sqlite*"):
         file.unlink()
     text, _ = explained(out)
@@ -231,10 +231,10 @@ def test_a_folder_without_a_recipe_does_not_deny_the_participants_ledgers(tmp_pa
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"cannot be read .*'dpfed run --out FOLDER' wrote"):
-        statement.gather(tmp_path)
+        statement.gather_statement(tmp_path)
     (tmp_path / "guarantee.json").write_text('{"claims": 3}')
     with pytest.raises(RecipeError, match="is no guarantee of dpfed's"):
-        statement.gather(tmp_path)
+        statement.gather_statement(tmp_path)
 
 
 def test_the_page_is_sound_in_a_browser(tmp_path: Path, repository: Path) -> None:
@@ -309,16 +309,16 @@ def test_a_new_recipe_is_an_app_and_a_recipe(home: Path) -> None:
     call("new", "plain-words", "--recipe")
     config = config_of(home / "plain-words")
     assert config["recipe"] == str(home / "plain-words/recipe.toml")
-    from dpfed.recipes.flower_app import load_recipe
+    from dpfed.recipes.flower_app import recipe_for_flower
 
-    assert load_recipe(config["recipe"]).name == "plain-words"
+    assert recipe_for_flower(config["recipe"]).name == "plain-words"
     result = dpfed.run(config["recipe"])
     assert result.accuracy > 0.7
 
 
 @pytest.mark.parametrize("kind", ["app", "recipe"])
 def test_all_words_of_a_template_are_filled_in(kind: str, home: Path) -> None:
-    for path in write(home / "filled", kind):
+    for path in write_app(home / "filled", kind):
         text = path.read_text(encoding="utf-8")
         assert "{{" not in text
         assert "}}" not in text
@@ -333,7 +333,7 @@ def test_all_words_of_a_template_are_filled_in(kind: str, home: Path) -> None:
 def test_new_refuses_what_exists_or_would_hide_a_module(home: Path) -> None:
     (home / "there").mkdir()
     with pytest.raises(RecipeError, match="'there' exists, and is left as it is; give a folder"):
-        write(Path("there"))
+        write_app(Path("there"))
     with pytest.raises(RecipeError, match="would hide the module of that name"):
         package_name("torch")
     for name in ("1st", "class", "...", "_"):
@@ -342,7 +342,7 @@ def test_new_refuses_what_exists_or_would_hide_a_module(home: Path) -> None:
     with pytest.raises(RecipeError, match="give one of them"):
         call("new", "both", "--recipe", "--app")
     with pytest.raises(RecipeError, match="kind is 'other'"):
-        write(Path("x"), "other")
+        write_app(Path("x"), "other")
     assert list(home.iterdir()) == [home / "there"]
 
 
@@ -366,7 +366,7 @@ def test_flwr_run_trains_a_new_app(kind: str, home: Path) -> None:
     """With a SuperLink of its own: the one that Flower starts by itself would stay."""
     from dpfed.recipes import simulation
 
-    for path in write(home / "fresh", kind):
+    for path in write_app(home / "fresh", kind):
         text = path.read_text(encoding="utf-8").replace("rounds = 20", "rounds = 2")
         path.write_text(text, encoding="utf-8")
     log = home / "flower.log"
@@ -438,8 +438,14 @@ def test_a_package_that_is_missing_or_old(healthy: pytest.MonkeyPatch, repositor
     ("variable", "value", "check", "verdict", "words"),
     [
         ("DPFED_DATA", "/no/such", doctor.data, "problem", "names '/no/such', which is no folder"),
-        ("DPFED_IDENTITY", "simulated", doctor.identity, "warning", "for one machine only"),
-        ("DPFED_IDENTITY", "/no/such", doctor.identity, "problem", "restore this silo's folder"),
+        ("DPFED_IDENTITY", "simulated", doctor.identity_key, "warning", "for one machine only"),
+        (
+            "DPFED_IDENTITY",
+            "/no/such",
+            doctor.identity_key,
+            "problem",
+            "restore this silo's folder",
+        ),
         ("DPFED_STATE", "/proc/no/such", doctor.folders, "problem", "export DPFED_STATE=FOLDER"),
         ("FLWR_TELEMETRY_ENABLED", "1", doctor.telemetry, "warning", "FLWR_TELEMETRY_ENABLED=0"),
         ("FLWR_LOCAL_CONTROL_API_PORT", "99999", doctor.ports, "problem", "between 1 and 65535"),

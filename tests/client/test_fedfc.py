@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dpfed.accounting.gdp import mu_for
-from dpfed.accounting.guarantee import mu_squared
+from dpfed.accounting.guarantee import mechanism_mu_squared
 from dpfed.core.errors import BadRelease, ClientRefused, RecipeError, UnsoundPlan
 from dpfed.core.registry import build
 from dpfed.core.types import UPDATE, Adjacency, Aggregate, Broadcast, Trust, Unit
@@ -54,7 +54,7 @@ def test_both_parts_are_priced_and_share_the_budget(
     assert (moved / covariance.std) ** 2 == pytest.approx(share * mu**2)
     twice = 2.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
     assert 12 * (twice / update.std) ** 2 == pytest.approx((1 - share) * mu**2)
-    total = mu_squared(covariance, 1) + mu_squared(update, 12)
+    total = mechanism_mu_squared(covariance, 1) + mechanism_mu_squared(update, 12)
     assert total == pytest.approx(mu**2)
     assert plan.guarantee().claims[0].epsilon == pytest.approx(1.0)
 

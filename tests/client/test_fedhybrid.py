@@ -14,7 +14,7 @@ import torch
 from scipy.optimize import minimize
 
 from dpfed.accounting.gdp import mu_for
-from dpfed.accounting.guarantee import mu_squared
+from dpfed.accounting.guarantee import mechanism_mu_squared
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
@@ -161,8 +161,8 @@ def test_each_stage_has_its_part_of_the_squared_mu(share: float) -> None:
     plan = plan_of({"name": "fedhybrid", "start": 2, "steps": 5, "share": share}, epsilon=1.0)
     mu = mu_for(1.0, 1e-5)
     start, rest = plan.channels["start"], plan.channels[UPDATE]
-    assert mu_squared(start, 10) == pytest.approx(share * mu**2)
-    assert mu_squared(rest, 10) == pytest.approx((1 - share) * mu**2)
+    assert mechanism_mu_squared(start, 10) == pytest.approx(share * mu**2)
+    assert mechanism_mu_squared(rest, 10) == pytest.approx((1 - share) * mu**2)
     assert start.std == pytest.approx(2 * math.sqrt(10 / share) / mu)
     assert plan.guarantee().epsilon == pytest.approx(1.0)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dpfed.accounting.gdp import mu_for
-from dpfed.accounting.guarantee import mu_squared
+from dpfed.accounting.guarantee import mechanism_mu_squared
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import build
 from dpfed.core.types import UPDATE, Trust, Unit
@@ -32,7 +32,9 @@ def test_three_channels_share_the_budget() -> None:
     mu = mu_for(1.0, 1e-5)
     planned = {name: plan.planned(name) for name in plan.channels}
     assert planned == {UPDATE: 10, "hessian": 10, "start": 6}
-    parts = {name: mu_squared(m, planned[name]) / mu**2 for name, m in plan.channels.items()}
+    parts = {
+        name: mechanism_mu_squared(m, planned[name]) / mu**2 for name, m in plan.channels.items()
+    }
     assert parts == pytest.approx({UPDATE: 0.3, "hessian": 0.2, "start": 0.5})
     std = plan.channels["hessian"].std
     assert 10 * (math.sqrt(2) * 0.7 / std) ** 2 == pytest.approx(0.2 * mu**2)

@@ -18,7 +18,7 @@ from dpfed.core.matrices import (
     Hessians,
     SecondOrderProblem,
     from_triangle,
-    positive,
+    positive_part,
     solve,
     to_triangle,
     triangle,
@@ -104,7 +104,7 @@ def test_numbers_that_are_no_triangle_are_refused() -> None:
 
 def test_positive_floors_the_eigenvalues() -> None:
     vectors = torch.linalg.qr(draw(4, 4))[0]
-    found = positive((vectors * torch.tensor([-3.0, -1e-9, 0.5, 2.0])) @ vectors.T)
+    found = positive_part((vectors * torch.tensor([-3.0, -1e-9, 0.5, 2.0])) @ vectors.T)
     expected = (vectors * torch.tensor([0.0, 0.0, 0.5, 2.0])) @ vectors.T
     assert torch.allclose(found, expected, atol=1e-12)
 

@@ -16,7 +16,7 @@ from dpfed.data.datasets import (
     binary,
     center,
     fill_missing,
-    find,
+    find_file,
     holdout,
     load,
     scale_rows,
@@ -78,11 +78,11 @@ def test_paths_are_looked_up_in_order(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("DPFED_DATA", str(tmp_path / "environment"))
     (tmp_path / "environment" / "a.npz").touch()
-    assert find("a.npz", tmp_path / "root") == tmp_path / "environment" / "a.npz"
+    assert find_file("a.npz", tmp_path / "root") == tmp_path / "environment" / "a.npz"
     (tmp_path / "root" / "a.npz").touch()
-    assert find("a.npz", tmp_path / "root") == tmp_path / "root" / "a.npz"
+    assert find_file("a.npz", tmp_path / "root") == tmp_path / "root" / "a.npz"
     (tmp_path / "here" / "a.npz").touch()
-    assert find("a.npz", tmp_path / "root").resolve() == tmp_path / "here" / "a.npz"
+    assert find_file("a.npz", tmp_path / "root").resolve() == tmp_path / "here" / "a.npz"
 
 
 def test_the_environment_names_several_places(tmp_path, monkeypatch) -> None:
@@ -91,15 +91,15 @@ def test_the_environment_names_several_places(tmp_path, monkeypatch) -> None:
     places = ["", str(tmp_path / "one"), str(tmp_path / "two"), ""]
     monkeypatch.setenv("DPFED_DATA", os.pathsep.join(places))
     (tmp_path / "two" / "a.npz").touch()
-    assert find("a.npz") == tmp_path / "two" / "a.npz"
+    assert find_file("a.npz") == tmp_path / "two" / "a.npz"
     (tmp_path / "one" / "a.npz").touch()
-    assert find("a.npz") == tmp_path / "one" / "a.npz", "the first one wins"
+    assert find_file("a.npz") == tmp_path / "one" / "a.npz", "the first one wins"
     with pytest.raises(DataError) as caught:
-        find("b.npz")
+        find_file("b.npz")
     assert all(str(tmp_path / folder / "b.npz") in str(caught.value) for folder in ("one", "two"))
     monkeypatch.setenv("DPFED_DATA", "")
     with pytest.raises(DataError, match=r"not found at b\.npz: set"):
-        find("b.npz")
+        find_file("b.npz")
 
 
 def test_the_error_names_all_places(tmp_path, monkeypatch) -> None:

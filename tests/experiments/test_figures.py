@@ -278,7 +278,7 @@ def test_a_short_random_search_is_no_grid() -> None:
 def test_files_are_written_and_do_not_change(tmp_path: Path) -> None:
     def written() -> dict[str, bytes]:
         for picture in pictures():
-            figures.save(picture, tmp_path)
+            figures.save_picture(picture, tmp_path)
         return {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     first = written()

@@ -19,7 +19,7 @@ from dpfed.experiments.reproduce import TIMING
 
 pytestmark = pytest.mark.xdist_group("miniature")  # one process makes the folders for all tests
 
-METHODS = [method.label for method in studies.load("sofim-cifar10").methods]
+METHODS = [method.label for method in studies.load_study("sofim-cifar10").methods]
 TABLES = {"final", "mcnemar", "paired", "progress-epsilon-1", "progress-epsilon-5", "settings",
           "speed"}  # fmt: skip
 FIGURES = {"convergence-epsilon-1", "convergence-epsilon-5", "final-epsilon-1", "final-epsilon-5",

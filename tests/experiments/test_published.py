@@ -10,7 +10,7 @@ import pytest
 
 from dpfed.core.errors import RecipeError
 from dpfed.experiments import study as studies
-from dpfed.experiments.published import PAPER, Paper, read, side_by_side
+from dpfed.experiments.published import PAPER, Paper, read_paper, side_by_side
 from dpfed.experiments.reproduce import reproduce
 from dpfed.experiments.study import STUDIES, Study
 from tests.experiments.made_up import ROWS, STUDY, texts, two_axes
@@ -30,7 +30,7 @@ PRINTED = """epsilon,method,round,accuracy,std
 def paper(folder: Path, text: str = PRINTED, study: Study = STUDY) -> Paper:
     path = folder / PAPER
     path.write_text(text, encoding="utf-8")
-    return read(path, study)
+    return read_paper(path, study)
 
 
 def test_theirs_ours_and_both_leads(tmp_path: Path) -> None:
@@ -94,13 +94,13 @@ def test_a_folder_gets_the_figures_of_its_study(tmp_path: Path) -> None:
     assert (tmp_path / "with" / PAPER).read_text() == (tmp_path / "small.paper.csv").read_text()
 
 
-KNOWN = [name for name in studies.names() if (STUDIES / f"{name}.{PAPER}").exists()]
+KNOWN = [name for name in studies.study_names() if (STUDIES / f"{name}.{PAPER}").exists()]
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_printed_figure_has_a_run_to_stand_beside(name: str) -> None:
-    study = studies.load(name)
-    found = read(STUDIES / f"{name}.{PAPER}", study)
+    study = studies.load_study(name)
+    found = read_paper(STUDIES / f"{name}.{PAPER}", study)
     cells = [cell for cell, _ in studies.cells(study)]
     labels = [method.label for method in study.methods]
     for each in found.figures:

@@ -18,7 +18,7 @@ from dpfed.experiments import report
 from dpfed.experiments import study as studies
 from dpfed.experiments.findings import findings
 from dpfed.experiments.report import write_report
-from dpfed.experiments.reproduce import dump, reproduce
+from dpfed.experiments.reproduce import dump_study, reproduce
 from dpfed.experiments.scores import scores
 from dpfed.experiments.study import Study
 from dpfed.experiments.sweep import tuning_cost
@@ -67,7 +67,7 @@ def folder(path: Path, rows: list[dict[str, Any]] | None = None, study: Study = 
     lines = [json.dumps(row) for row in ([*TRIALS, *ROWS] if rows is None else rows)]
     (path / "runs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (path / "settings.json").write_text(json.dumps(SETTINGS), encoding="utf-8")
-    (path / "study.toml").write_text(dump(study), encoding="utf-8")
+    (path / "study.toml").write_text(dump_study(study), encoding="utf-8")
     return path
 
 
@@ -304,7 +304,7 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_names_a_study_that_comes_along() -> None:
-    study = studies.load("sofim-cifar10")
+    study = studies.load_study("sofim-cifar10")
     assert report.command(study, searched=True) == "DPFED_DATA=data dpfed sweep sofim-cifar10"
     assert report.command(study, searched=False).endswith("dpfed reproduce sofim-cifar10")
     quick = msgspec.structs.replace(study, title=f"{study.title} (miniature)")

@@ -36,7 +36,7 @@ def test_lent_settings_come_from_the_nearest_cell(
         '[[axes]]\nlabel = "epsilon"\nkey = "privacy.epsilon"\nvalues = [1.0, 2.0]\n'
         '[[axes]]\nlabel = "length"\nkey = "rounds"\nvalues = [2, 3]\n'
     )
-    lent = stored_settings("mine", studies.load(tmp_path / "mine.toml"))
+    lent = stored_settings("mine", studies.load_study(tmp_path / "mine.toml"))
     assert set(lent) == {f"epsilon {e} | length {r} | {label}" for e in (1, 2) for r in (2, 3)}
     assert all(each == {"set": {"server.0.rate": 0.5}, "lent": "lender"} for each in lent.values())
 
@@ -47,7 +47,7 @@ def test_a_study_is_not_run_at_settings_that_nobody_chose(tmp_path: Path) -> Non
 
 
 def test_a_folders_own_settings_come_before_those_that_come_along(tmp_path: Path) -> None:
-    study = studies.load("sofim-cifar10")
+    study = studies.load_study("sofim-cifar10")
     assert stored_settings("sofim-cifar10", study) == stored_settings(
         "sofim-cifar10", study, tmp_path
     )
@@ -59,7 +59,7 @@ def test_a_folders_own_settings_come_before_those_that_come_along(tmp_path: Path
 
 
 def test_what_a_round_costs_is_measured_at_settings_that_are_known() -> None:
-    study = studies.load(runtime.STUDY)
+    study = studies.load_study(runtime.STUDY)
     check_settings(study, stored_settings(runtime.STUDY, study), runtime.STUDY)
 
 

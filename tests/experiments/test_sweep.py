@@ -20,7 +20,7 @@ from dpfed.accounting import gdp
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.experiments import study as studies
 from dpfed.experiments.jobs import Store, make_job, run_jobs, run_one
-from dpfed.experiments.reproduce import TIMING, dump, miniature, reproduce
+from dpfed.experiments.reproduce import TIMING, dump_study, miniature, reproduce
 from dpfed.experiments.sweep import (
     RUNS,
     Desk,
@@ -45,16 +45,16 @@ def small(**changes: Any) -> studies.Study:
 
 
 def test_a_study_goes_to_toml_and_back(tmp_path: Path) -> None:
-    study = studies.load(write(tmp_path))
+    study = studies.load_study(write(tmp_path))
     assert study == small()
-    (tmp_path / "again.toml").write_text(dump(study))
-    assert studies.load(tmp_path / "again.toml") == study
+    (tmp_path / "again.toml").write_text(dump_study(study))
+    assert studies.load_study(tmp_path / "again.toml") == study
 
 
 def test_the_packages_studies_are_sound() -> None:
-    assert "sofim-cifar10" in studies.names()
-    for name in studies.names():
-        study = studies.load(name)
+    assert "sofim-cifar10" in studies.study_names()
+    for name in studies.study_names():
+        study = studies.load_study(name)
         assert study.about
         assert study.source
         labels = [method.label for method in study.methods]
@@ -72,12 +72,12 @@ def test_the_packages_studies_are_sound() -> None:
 def test_a_wrong_study_is_answered_in_a_sentence(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(RecipeError, match=message):
-        studies.load(tmp_path / "bad.toml")
+        studies.load_study(tmp_path / "bad.toml")
 
 
 def test_an_unknown_study_is_answered_with_those_that_there_are() -> None:
     with pytest.raises(RecipeError, match=r"no study 'sofim-cifar11'; there are .*cifar10"):
-        studies.load("sofim-cifar11")
+        studies.load_study("sofim-cifar11")
 
 
 def test_cells_are_all_combinations_and_tuning_uses_the_first_of_what_is_not_tuned() -> None:
@@ -171,7 +171,7 @@ def test_trials_hold_records_out_and_never_touch_the_test_set(tmp_path: Path) ->
     from dpfed.recipes.federation import federation
 
     silos = federation(made)
-    whole = federation(msgspec.structs.replace(made, data=recipes.load(STUDY["base"]).data))
+    whole = federation(msgspec.structs.replace(made, data=recipes.load_recipe(STUDY["base"]).data))
     assert silos.test is not None
     assert whole.test is not None
     held = {tuple(row) for row in silos.test.x.tolist()}
@@ -221,7 +221,7 @@ def test_a_search_by_distance_keeps_the_nearest(kind: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["fednewton-mse", "fednewton-mnist"])
 def test_the_newton_studies_search_what_they_say(name: str) -> None:
-    study = studies.load(name)
+    study = studies.load_study(name)
     kind = study.base.get("evaluation", {}).get("kind", "test")
     for entry in entries_of(study):
         made = trial(Desk(study, Path()), entry, {}).recipe
@@ -325,7 +325,7 @@ def test_two_runs_give_the_same_table_but_for_timing(tmp_path: Path) -> None:
     assert (tmp_path / "one/settings.json").read_text() == (
         tmp_path / "two/settings.json"
     ).read_text()
-    assert studies.load(tmp_path / "one/study.toml") == small()
+    assert studies.load_study(tmp_path / "one/study.toml") == small()
 
 
 CHILD = """
@@ -372,7 +372,7 @@ def test_a_killed_sweep_goes_on_and_gives_the_same_table(tmp_path: Path) -> None
 
 
 def test_a_miniature_is_the_same_study_in_few_rounds() -> None:
-    mini = miniature(studies.load("sofim-cifar10"))
+    mini = miniature(studies.load_study("sofim-cifar10"))
     assert [axis.values for axis in mini.axes] == [[1.0, 5.0]]
     assert len(entries_of(mini)) == 2 * len(mini.methods)
     assert mini.final.seeds == (0,)
@@ -398,19 +398,19 @@ def test_a_miniature_keeps_the_ends_of_what_is_searched() -> None:
 
 
 def test_a_study_stands_on_the_one_that_it_is_like(tmp_path: Path) -> None:
-    below = studies.load("sofim-cifar10")
+    below = studies.load_study("sofim-cifar10")
     (tmp_path / "mine.toml").write_text(
         'like = "sofim-cifar10"\ntitle = "Mine"\n'
         '[base.data.partition]\nname = "iid"\noptions = {}\n'
     )
-    mine = studies.load(tmp_path / "mine.toml")
+    mine = studies.load_study(tmp_path / "mine.toml")
     assert mine.title == "Mine"
     assert mine.methods == below.methods
     partition = mine.base["data"]["partition"]
     assert partition == {"name": "iid", "clients": 20, "options": {}}
     assert mine.base["privacy"] == below.base["privacy"]
-    (tmp_path / "whole.toml").write_text(dump(mine))
-    assert studies.load(tmp_path / "whole.toml") == msgspec.structs.replace(mine, like="")
+    (tmp_path / "whole.toml").write_text(dump_study(mine))
+    assert studies.load_study(tmp_path / "whole.toml") == msgspec.structs.replace(mine, like="")
 
 
 def test_a_setting_that_a_method_refuses_is_the_worst_and_stops_nothing(tmp_path: Path) -> None:
@@ -430,6 +430,6 @@ def test_a_setting_that_a_method_refuses_is_the_worst_and_stops_nothing(tmp_path
 def test_an_axis_may_not_be_called_like_a_column_of_a_run(tmp_path: Path) -> None:
     axis = {"label": "data", "key": "privacy.epsilon", "values": [1.0]}
     with pytest.raises(RecipeError, match="an axis is called 'data'"):
-        studies.load(write(tmp_path, axes=[axis]))
+        studies.load_study(write(tmp_path, axes=[axis]))
     row = run_one(make_job(STUDY["base"], {}, {"method": "dp-fedgd", "privacy.epsilon": 1.0}))
     assert set(row) <= studies.TAKEN

@@ -87,7 +87,7 @@ def assert_same_result(params: torch.Tensor, sentence: str) -> None:
 def test_a_recipe_of_before_is_read_as_it_was_and_repeats_its_run(kept: Path) -> None:
     path = kept / "recipe" / "recipe.toml"
     text = path.read_text(encoding="utf-8")
-    assert recipes.dump(recipes.load(path)) == text
+    assert recipes.dump_recipe(recipes.load_recipe(path)) == text
     result = run(path)
     assert_same_result(result.params, result.guarantee.sentence)
     model = result.model.layout.flatten(load_file(kept / "recipe" / "model.safetensors"))
@@ -110,7 +110,7 @@ def test_a_checkpoint_and_a_ledger_of_before_go_on_to_the_same_end(kept: Path) -
 def test_a_ledger_of_before_says_what_it_said_and_holds_its_budget(kept: Path) -> None:
     assert spent(kept / "ledger.sqlite") == FACTS["spent"]
     assert Ledger(kept / "ledger.sqlite").verify() == []
-    recipe = recipes.load(kept / "checkpoint" / "recipe.toml", ["privacy.epsilon=30"])
+    recipe = recipes.load_recipe(kept / "checkpoint" / "recipe.toml", ["privacy.epsilon=30"])
     with pytest.raises(BudgetSpent, match="budget"):  # another training, beyond what is left
         run(recipe)
 

@@ -16,7 +16,7 @@ from dpfed.core.errors import DataError, RecipeError, UnsoundPlan
 from dpfed.core.types import METRICS, UPDATE, Weights
 from dpfed.data.models import Linear
 from dpfed.data.modules import Network
-from dpfed.recipes.build import make_plan
+from dpfed.recipes.build import plan_for_clients
 from dpfed.recipes.federation import federation
 from dpfed.recipes.run import run
 from dpfed.recipes.schema import parse
@@ -30,7 +30,7 @@ CLIENTS = [make_records(30, seed=i) for i in range(4)]
 
 def plan_of(**sections: Any) -> Plan:
     sections.setdefault("privacy", {"epsilon": 1.0})
-    return make_plan(parse({"rounds": 7, **sections}), CLIENTS)
+    return plan_for_clients(parse({"rounds": 7, **sections}), CLIENTS)
 
 
 def test_the_plan_is_calibrated_to_its_promise() -> None:

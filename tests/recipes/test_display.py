@@ -20,14 +20,14 @@ from rich.console import Console
 
 from dpfed.recipes import display as module
 from dpfed.recipes.display import View, curve
-from dpfed.training.history import Row, plain
+from dpfed.training.history import Row, only_columns
 
 
 def row(round: int, **changes: Any) -> Row:
     seen = {"round": round, "accuracy": 0.1 * round, "loss": 2.0 / round, "epsilon": 0.2 * round,
             "epsilon_others": 0.1, "surplus": 0.0, "snr": 0.5, "clients": 9, "missing": 0,
             "absent": "", "aborted": "", "seconds": 0.012}  # fmt: skip
-    return plain({**seen, **changes})
+    return only_columns({**seen, **changes})
 
 
 def terminal(view: View, width: int = 80) -> str:

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from dpfed.accounting import gdp
-from dpfed.accounting.guarantee import mu_squared
+from dpfed.accounting.guarantee import mechanism_mu_squared
 from dpfed.core import registry
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.types import METRICS, UPDATE, BoundedSum, Release, Trust, Unit
@@ -27,7 +27,7 @@ from dpfed.flower import DPStrategy, client_app
 from dpfed.recipes import methods
 from dpfed.recipes.build import plan_for
 from dpfed.recipes.methods import METHODS
-from dpfed.recipes.schema import load, parse
+from dpfed.recipes.schema import load_recipe, parse
 from dpfed.sums.secure import secure
 from dpfed.training.inprocess import rounds
 from dpfed.training.metrics import measured
@@ -82,7 +82,7 @@ def plan_of(method: str, model: str, unit: str, **privacy: Any) -> Plan:
 def supported() -> list[tuple[str, str, str]]:
     """Every method with every model and unit that it declares."""
     found = []
-    for row in methods.table():
+    for row in methods.methods_table():
         units = [unit for unit in ("record", "group", "client") if unit in row["protects"]]
         models = [model for model in MODELS if model != "network" or row["model"] == "any"]
         found.extend((row["method"], model, unit) for unit in units for model in models)
@@ -186,7 +186,7 @@ def test_k_local_steps_cost_k(method: str, per_step: int) -> None:
     stds = {}
     for steps in (1, 4):
         tables = {"rounds": 7, "method": method, "privacy": {"epsilon": 1.0}}
-        recipe = load(tables, [f"client.steps={steps}"])
+        recipe = load_recipe(tables, [f"client.steps={steps}"])
         plan = plan_for(recipe, [50.0] * 4, MODELS["softmax"].layout)
         assert plan.planned(UPDATE) == 7 * steps * per_step
         stds[steps] = plan.update.std
@@ -197,7 +197,7 @@ def test_channels_share_one_budget() -> None:
     """mu^2 = mu_cov^2 + T mu_g^2, and what is released once is priced once."""
     plan = plan_of("dp-fedfc", "softmax", "record")
     target = gdp.mu_for(8.0, plan.delta) ** 2
-    parts = {name: mu_squared(m, plan.planned(name)) for name, m in plan.channels.items()}
+    parts = {name: mechanism_mu_squared(m, plan.planned(name)) for name, m in plan.channels.items()}
     assert sum(parts.values()) == pytest.approx(target)
     assert parts["covariance"] == pytest.approx(0.1 * target)
     assert plan.planned("covariance") == 1
@@ -207,7 +207,9 @@ def test_channels_share_one_budget() -> None:
 def test_shares_that_leave_nothing_are_refused() -> None:
     tables = {"method": "dp-fedfc", "privacy": {"epsilon": 1.0}}
     with pytest.raises(RecipeError, match="leave nothing for"):
-        plan_for(load(tables, ["client.share=0.97", "evaluation.kind=federated"]), [9.0], HEAD)
+        plan_for(
+            load_recipe(tables, ["client.share=0.97", "evaluation.kind=federated"]), [9.0], HEAD
+        )
 
 
 # ------------------------------------------------------------------------------------ trust, units
@@ -219,7 +221,7 @@ HIDING = secure(survivors=1.0)
 @pytest.mark.parametrize("trust", [Trust.DISTRIBUTED, Trust.CENTRAL])
 @pytest.mark.parametrize(("method", "unit"), sorted({(m, u) for m, _, u in SUPPORTED}))
 def test_trust_is_what_the_table_says(method: str, unit: str, trust: Trust) -> None:
-    row = next(row for row in methods.table() if row["method"] == method)
+    row = next(row for row in methods.methods_table() if row["method"] == method)
     parts = [part for part in row["trust"].split("; ") if ":" not in part or unit in part]
     assert len(parts) == 1
     allowed = str(trust) in parts[0]
@@ -273,16 +275,16 @@ def test_every_client_and_server_file_is_in_a_method() -> None:
 
 
 def test_a_method_fills_the_tables_that_a_recipe_leaves_out() -> None:
-    recipe = load({"method": "dp-ftrl"}, ["server.0.momentum=0.5"])
+    recipe = load_recipe({"method": "dp-ftrl"}, ["server.0.momentum=0.5"])
     assert recipe.client == {"name": "gradient"}
     assert recipe.server == [{"name": "ftrl", "momentum": 0.5}]
     assert recipe.privacy.mechanism == "tree"
-    own = load({"method": "dp-fedadam", "server": [{"name": "scale", "rate": 2.0}]})
+    own = load_recipe({"method": "dp-fedadam", "server": [{"name": "scale", "rate": 2.0}]})
     assert own.server == [{"name": "scale", "rate": 2.0}]
 
 
 def test_the_method_is_set_before_its_options() -> None:
-    recipe = load({}, ["client.steps=2", "method=dp-fedavg"])
+    recipe = load_recipe({}, ["client.steps=2", "method=dp-fedavg"])
     assert recipe.client == {"name": "fedavg", "steps": 2}
 
 
@@ -293,13 +295,13 @@ def test_an_unknown_method_is_answered_with_the_nearest() -> None:
 
 def test_the_table_in_the_docs_is_the_codes(repository: Path) -> None:
     text = (repository / "docs" / "methods.md").read_text(encoding="utf-8")
-    made = methods.markdown(methods.table())
+    made = methods.methods_markdown(methods.methods_table())
     assert made in text, "run: dpfed methods --markdown, and put it there"
 
 
 def test_post_processing_only_methods_cost_what_fedgd_costs() -> None:
     fedgd = plan_of("dp-fedgd", "softmax", "record")
-    for row in methods.table():
+    for row in methods.methods_table():
         if row["post-processing only"] == "yes":
             plan = plan_of(row["method"], "softmax", "record")
             assert plan.update == fedgd.update
@@ -387,7 +389,7 @@ def test_without_noise_a_method_reaches_the_minimiser(method: str) -> None:
     changes, count, alike = LIMITS[method]
     data, model = silos(twins=alike), LOGISTIC
     tables = {"method": method, "rounds": count, "privacy": {"mechanism": "clear", "clip": 1e3}}
-    recipe = load(tables, [f"{key}={value}" for key, value in changes.items()])
+    recipe = load_recipe(tables, [f"{key}={value}" for key, value in changes.items()])
     plan = plan_for(recipe, [float(len(x)) for x, _ in data], model.layout)
     problems = [model.problem(Records(x, y)) for x, y in data]
     *_, (last, _) = rounds(plan, problems, model.initial(0))

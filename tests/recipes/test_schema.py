@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Adjacency, Trust, Unit
-from dpfed.recipes.schema import Recipe, assign, dump, load, parse
+from dpfed.recipes.schema import Recipe, assign, dump_recipe, load_recipe, parse
 
 
 def test_everything_has_a_default() -> None:
@@ -29,15 +29,15 @@ def test_what_is_dumped_is_read_back_as_the_same_recipe(tmp_path: Path) -> None:
     recipe = parse(tree)
     assert (recipe.privacy.unit, recipe.privacy.trust) == (Unit.GROUP, Trust.CENTRAL)
     path = tmp_path / "recipe.toml"
-    path.write_text(dump(recipe))
-    assert load(path) == recipe
+    path.write_text(dump_recipe(recipe))
+    assert load_recipe(path) == recipe
 
 
 def test_every_recipe_of_the_repository_parses(repository: Path) -> None:
     found = sorted((repository / "examples" / "recipes").rglob("*.toml"))
     assert found
     for path in found:
-        load(path)
+        load_recipe(path)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_mistakes_are_answered_in_one_sentence(tree: dict[str, object], message:
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="cannot be read"):
-        load(tmp_path / "absent.toml")
+        load_recipe(tmp_path / "absent.toml")
     broken = tmp_path / "broken.toml"
     broken.write_text("rounds = = 3")
     with pytest.raises(RecipeError, match="is not TOML"):
-        load(broken)
+        load_recipe(broken)
     broken.write_bytes(b"\xff\xfe")
     with pytest.raises(RecipeError, match="is not TOML"):
-        load(broken)
+        load_recipe(broken)
 
 
 def test_overrides_reach_every_depth() -> None:
@@ -81,7 +81,7 @@ def test_overrides_reach_every_depth() -> None:
         "name=my run",
         "server.0.corrected=true",
     ]
-    recipe = load(base, overrides)
+    recipe = load_recipe(base, overrides)
     assert recipe.privacy.epsilon == 5
     assert recipe.privacy.adjacency is Adjacency.ZERO_OUT
     assert recipe.server == [{"name": "sofim", "corrected": True}, {"name": "scale", "rate": 0.25}]
@@ -93,7 +93,7 @@ def test_overrides_reach_every_depth() -> None:
 @pytest.mark.parametrize("override", ["epsilon", "=3", "server.5.rate=1", "rounds.x=1"])
 def test_overrides_that_set_nothing_are_refused(override: str) -> None:
     with pytest.raises(RecipeError, match="--set"):
-        load({"rounds": 3, "server": [{"name": "scale"}]}, [override])
+        load_recipe({"rounds": 3, "server": [{"name": "scale"}]}, [override])
 
 
 @given(st.text(max_size=30))

@@ -46,7 +46,7 @@ TINY: dict[str, Any] = {
 
 def write(folder: Path, name: str = "recipe.toml", **changes: Any) -> Path:
     path = folder / name
-    path.write_text(recipes.dump(recipes.load({**TINY, **changes})), encoding="utf-8")
+    path.write_text(recipes.dump_recipe(recipes.load_recipe({**TINY, **changes})), encoding="utf-8")
     return path
 
 
@@ -72,7 +72,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ours = context(recipe, out, **more)
         for each in grid.contexts.values():
             each.run_id, each.run_config = ours.run_id, ours.run_config
-        app.main(grid, ours)
+        app.run_server(grid, ours)
         left = result_files.read_result(out)
         assert left is not None
         return left
@@ -125,7 +125,7 @@ def test_a_run_in_clear_comes_back_with_its_infinities(tmp_path: Path, play: Any
 def test_exact_evaluation_is_refused_before_anything_starts(tmp_path: Path) -> None:
     recipe = write(tmp_path, evaluation={"kind": "exact"})
     with pytest.raises(RecipeError, match=r"evaluation.kind is 'exact'.*over Flower use 'test'"):
-        simulation.run(recipe, tmp_path / "out", clients=3)
+        simulation.run_simulation(recipe, tmp_path / "out", clients=3)
     assert not (tmp_path / "out").exists()
 
 
@@ -133,7 +133,7 @@ def test_what_stops_the_server_app_is_raised_where_the_run_was_asked_for(tmp_pat
     recipe = write(tmp_path, data={"source": "nowhere.npz"})
     out = tmp_path / "out"
     with pytest.raises(DataError):
-        app.main(LocalGrid(app.client_app, {}), context(recipe, out))
+        app.run_server(LocalGrid(app.client_app, {}), context(recipe, out))
     with pytest.raises(DataError, match=r"nowhere.npz"):
         result_files.read_result(out)
     log = tmp_path / "flower.log"
@@ -174,9 +174,9 @@ def test_what_an_earlier_run_left_is_not_taken_for_this_ones(tmp_path: Path, pla
 
 
 def test_a_recipe_that_was_changed_is_read_again(tmp_path: Path) -> None:
-    one = app.plan_for(context(write(tmp_path), tmp_path))
-    assert app.plan_for(context(write(tmp_path), tmp_path)) is one
-    assert app.plan_for(context(write(tmp_path, rounds=2), tmp_path)).rounds == 2
+    one = app.plan_for_context(context(write(tmp_path), tmp_path))
+    assert app.plan_for_context(context(write(tmp_path), tmp_path)) is one
+    assert app.plan_for_context(context(write(tmp_path, rounds=2), tmp_path)).rounds == 2
 
 
 def test_a_run_without_a_round_is_no_result(
@@ -185,7 +185,7 @@ def test_a_run_without_a_round_is_no_result(
     monkeypatch.setattr(app, "WAIT", 0.1)
     grid, asked = LocalGrid(app.client_app, {}), context(write(tmp_path), tmp_path / "out")
     with pytest.raises(RoundAborted, match="no round was completed: no client was connected"):
-        app.main(grid, asked)
+        app.run_server(grid, asked)
     with pytest.raises(RoundAborted, match=r"no round was completed: no client .* \(log: here\)"):
         simulation._collect(tmp_path / "out", Path("here"))
 
@@ -304,7 +304,7 @@ def test_nothing_is_shared_with_another_run(
 
 def test_a_simulation_that_takes_too_long_is_ended(tmp_path: Path, mark: bytes) -> None:
     with pytest.raises(DpfedError, match=r"longer than 6 s and was ended; see its log: /.*log"):
-        simulation.run(write(tmp_path), tmp_path / "out", clients=3, timeout=6)
+        simulation.run_simulation(write(tmp_path), tmp_path / "out", clients=3, timeout=6)
     assert gone(mark)
 
 
@@ -328,7 +328,7 @@ def test_flwr_run_gives_the_same_bits_as_the_in_process_engine(
     }
     recipe = write(tmp_path, rounds=10, data=data, server=server)
     seen: list[dict[str, Any]] = []
-    out = simulation.run(
+    out = simulation.run_simulation(
         recipe, tmp_path / "out", clients=20, timeout=300, watch=seen.append, root=tmp_path
     )
     result = dpfed.run(recipe)
@@ -346,7 +346,7 @@ def test_without_the_flwr_command_the_deprecated_function_is_used(
 ) -> None:
     monkeypatch.setattr(simulation, "_find", lambda command: None)
     recipe = write(tmp_path)
-    out = simulation.run(recipe, tmp_path / "out", clients=3, timeout=300)
+    out = simulation.run_simulation(recipe, tmp_path / "out", clients=3, timeout=300)
     result = dpfed.run(recipe)
     assert torch.equal(result.model.layout.flatten(out.params), result.params)
     assert gone(mark)

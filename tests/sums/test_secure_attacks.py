@@ -57,7 +57,7 @@ def answered(sum: Secure = LOOSE, **at: int) -> Table:
 
 def ask(table: Table, client: int, stage: str, message: msgspec.Struct, **at: int) -> bytes:
     context = table.context(client, **at)
-    return table.ask(client, stage, wire.pack(message), VECTORS[client], context)
+    return table.ask(client, stage, wire.pack_message(message), VECTORS[client], context)
 
 
 def refused(
@@ -119,7 +119,7 @@ def rewritten(kind: type[msgspec.Struct], field: str, change: Callable) -> Calla
             return wire.pack_masked(msgspec.structs.replace(message, **{field: new}), words)
         message = wire.unpack(data, kind)
         new = change(getattr(message, field))
-        return wire.pack(msgspec.structs.replace(message, **{field: new}))
+        return wire.pack_message(msgspec.structs.replace(message, **{field: new}))
 
     return edit
 
@@ -514,11 +514,11 @@ REQUESTS = st.one_of(
     st.builds(wire.Cohort, CLIENTS, KEYS),
     st.builds(wire.Dropped, CLIENTS),
     st.builds(wire.Alive, CLIENTS, BY_CLIENT, BY_CLIENT),
-).map(wire.pack)
+).map(wire.pack_message)
 REPLIES = st.one_of(
-    st.builds(wire.Key, TEXTS, TEXTS).map(wire.pack),
-    st.builds(wire.Seeds, BY_CLIENT).map(wire.pack),
-    st.builds(wire.Shares, BY_CLIENT).map(wire.pack),
+    st.builds(wire.Key, TEXTS, TEXTS).map(wire.pack_message),
+    st.builds(wire.Seeds, BY_CLIENT).map(wire.pack_message),
+    st.builds(wire.Shares, BY_CLIENT).map(wire.pack_message),
     st.builds(
         wire.pack_masked,
         st.builds(wire.Masked, BY_CLIENT, BY_CLIENT, BY_CLIENT, TEXTS),
@@ -536,7 +536,9 @@ def test_a_malformed_reply_puts_its_sender_out_and_nobody_else(stage: str, data:
         VECTORS, silent={"input": [4]}, to_server=at_stage(stage, 2, lambda _: data)
     )
     assert opened(result, {0, 1, 3} | ({2} if stage == "unmask" else set()))
-    silent = stage == "unmask" and data == wire.pack(wire.Shares({}))  # it could read no letter
+    silent = stage == "unmask" and data == wire.pack_message(
+        wire.Shares({})
+    )  # it could read no letter
     assert silent or table.refused[2].startswith("BadReply")
 
 
@@ -592,7 +594,7 @@ def test_a_client_that_lays_out_its_vector_otherwise_shares_no_mask() -> None:
 
 def test_a_client_with_an_unsigned_key_is_named_and_does_not_stop_the_others() -> None:
     table = Table(LOOSE, N)
-    unsigned = wire.pack(wire.Key(letters.new_key()[1], bytes(64)))
+    unsigned = wire.pack_message(wire.Key(letters.new_key()[1], bytes(64)))
     result = table.play(VECTORS, to_server=at_stage("keys", 2, lambda _: unsigned))
     assert opened(result, [0, 1, 3, 4])
     assert set(table.refused) == {2}
@@ -605,7 +607,7 @@ def test_a_key_from_a_client_that_was_not_asked_for_one_is_refused() -> None:
 
     def meddle(stage: str, client: int, message: bytes) -> bytes:
         if (stage, client) == ("keys", 4):
-            another = wire.pack(signed_by(1, 1, letters.new_key()[1]))
+            another = wire.pack_message(signed_by(1, 1, letters.new_key()[1]))
             with pytest.raises(BadReply, match="client 1 is not expected"):
                 table.sum.add(table.session, 1, {SUM: another})
         return message
@@ -669,7 +671,7 @@ def test_a_dealer_of_unreadable_letters_cannot_stop_the_round_unnamed() -> None:
 
 def test_a_message_of_another_kind_is_refused() -> None:
     with pytest.raises(BadReply):
-        wire.unpack(wire.pack(wire.Alive([4], {}, {})), wire.Dropped)
+        wire.unpack(wire.pack_message(wire.Alive([4], {}, {})), wire.Dropped)
 
 
 def test_a_vault_of_another_version_is_refused_before_anything_is_spent() -> None:

@@ -201,12 +201,12 @@ def test_lies_to_seven_real_clients_open_the_sum_of_three_as_the_formula_says() 
     heads = {i: wire.unpack_masked(table.sent["input", i]) for i in range(7)}
     seeds, shares = {}, {}
     for i, lie in lies.items():
-        reply = table.ask(i, "repair", wire.pack(wire.Dropped(lie)), None, table.context(i))
+        reply = table.ask(i, "repair", wire.pack_message(wire.Dropped(lie)), None, table.context(i))
         seeds |= {(i, j): seed for j, seed in wire.unpack(reply, wire.Seeds).seeds.items()}
         alive = [j for j in range(7) if j not in lie]
         sealed = {j: heads[j][0].sealed[i] for j in alive if j != i}
         marks = {j: heads[j][0].shares[i] for j in alive if j != i}
-        request = wire.pack(wire.Alive(alive, sealed, marks))
+        request = wire.pack_message(wire.Alive(alive, sealed, marks))
         reply = table.ask(i, "unmask", request, None, table.context(i))
         for j, share in wire.unpack(reply, wire.Shares).shares.items():
             shares.setdefault(j, {})[i] = share
@@ -229,7 +229,7 @@ def test_two_views_without_a_common_client_are_refused_by_whoever_is_in_the_smal
     table.play({i: np.zeros(2, np.int64) for i in range(n)}, silent={"input": range(n)})
     for size in range(1, n):
         for group in (range(size), range(size, n)):
-            request = wire.pack(wire.Cohort(list(group), table.directory.keys))
+            request = wire.pack_message(wire.Cohort(list(group), table.directory.keys))
             if len(group) < least:
                 with pytest.raises(Untrusted, match="would be in the total"):
                     table.ask(group[0], "input", request, [0, 0], table.context(group[0]))

@@ -25,7 +25,7 @@ from dpfed.core.registry import build
 from dpfed.core.types import UPDATE, Broadcast, Problem
 from dpfed.recipes.federation import public_seed
 from dpfed.recipes.run import prepare
-from dpfed.recipes.schema import load
+from dpfed.recipes.schema import load_recipe
 from dpfed.sums.secagg.identity import simulated
 from dpfed.sums.secure import secure
 from dpfed.training.answer import answer
@@ -279,7 +279,7 @@ def test_a_run_that_is_killed_at_random_moments_goes_on_to_its_end(tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
 
-    run = prepare(load(tmp_path / "recipe.toml"))
+    run = prepare(load_recipe(tmp_path / "recipe.toml"))
     initial, problems = run.federation.model.initial(public_seed(3, "model")), run.federation
     fresh = start(run.plan, initial, (folder / "training.txt").read_text())
     saved = Checkpoint(folder).load(run.plan, fresh)

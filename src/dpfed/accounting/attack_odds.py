@@ -48,7 +48,7 @@ class Reading(NamedTuple):
     """Units found, where ALARMS is chance."""
 
 
-def read(claim: Claim, trust: Trust = Trust.LOCAL) -> Reading:
+def read_odds(claim: Claim, trust: Trust = Trust.LOCAL) -> Reading:
     """The bounds that a claim gives."""
     epsilon, delta = claim.epsilon, claim.delta
     if math.isinf(epsilon):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dpfed.accounting import gdp
-from dpfed.accounting.guarantee import is_gaussian, mu_squared, price
+from dpfed.accounting.guarantee import is_gaussian, mechanism_mu_squared, price
 from dpfed.core.errors import RecipeError, Unpriceable
 from dpfed.core.types import Mechanism
 
@@ -49,7 +49,7 @@ def calibrate(
 
 def closed_form(mechanism: M, mu: float, releases: int) -> M:
     """The level for a mu, as if every unit took part: noise is inversely proportional to it."""
-    now = math.sqrt(mu_squared(mechanism, releases))
+    now = math.sqrt(mechanism_mu_squared(mechanism, releases))
     return mechanism.with_std(mechanism.std * now / mu)  # type: ignore[return-value]
 
 

@@ -237,7 +237,7 @@ def _epsilon(
 ) -> tuple[float, str]:
     terms = [(s, n, h) for s in spent for h, n in facing(s).items()]
     if all(is_gaussian(s.mechanism, s.participation) for s, _, _ in terms):
-        mu = math.sqrt(math.fsum(mu_squared(s.mechanism, n, h) for s, n, h in terms))
+        mu = math.sqrt(math.fsum(mechanism_mu_squared(s.mechanism, n, h) for s, n, h in terms))
         return gdp.epsilon_for(delta, mu), EXACT
     from dp_accounting import ComposedDpEvent
 
@@ -268,7 +268,7 @@ def is_gaussian(mechanism: Mechanism, participation: Sampling = EVERYONE) -> boo
     return everyone and isinstance(mechanism, GaussianRelease)
 
 
-def mu_squared(mechanism: Mechanism, releases: int, shares: float | None = None) -> float:
+def mechanism_mu_squared(mechanism: Mechanism, releases: int, shares: float | None = None) -> float:
     """The squared mu of a Gaussian mechanism's first releases."""
     assert isinstance(mechanism, GaussianRelease)  # noqa: S101 (tells mypy what is_gaussian saw)
     multiplier = mechanism.noise_multiplier(shares)

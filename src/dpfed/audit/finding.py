@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dpfed.core.errors import RecipeError
 from dpfed.core.randomness import Noise
-from dpfed.recipes.build import make_plan
+from dpfed.recipes.build import plan_for_clients
 from dpfed.recipes.federation import Federation, federation
 from dpfed.recipes.schema import Recipe
 from dpfed.training.plan import Plan
@@ -61,12 +61,27 @@ def judged(
     """Flagged where the lower bound is above the claim, by more than prices are rounded."""
     flagged = found > claimed * (1 + 1e-6)
     verdict = Verdict.FLAGGED if flagged else Verdict.PASSED
-    return Finding(audit, claimed, found, power, verdict, detail, sees)
+    return Finding(
+        audit=audit,
+        claimed=claimed,
+        found=found,
+        power=power,
+        verdict=verdict,
+        detail=detail,
+        sees=sees,
+    )
 
 
 def skipped(audit: str, claimed: float, why: str) -> Finding:
     """An audit that has nothing to say here."""
-    return Finding(audit, claimed, math.nan, "none", Verdict.SKIPPED, why)
+    return Finding(
+        audit=audit,
+        claimed=claimed,
+        found=math.nan,
+        power="none",
+        verdict=Verdict.SKIPPED,
+        detail=why,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,9 +137,11 @@ def subject(
 ) -> Subject:
     """Load the data and calibrate the plan, as a run would; a seed makes the noise repeatable."""
     silos = federation(recipe, root)
-    plan = make_plan(recipe, silos.clients, silos.model)
+    plan = plan_for_clients(recipe, silos.clients, silos.model)
     if math.isinf(plan.guarantee().epsilon):
         raise RecipeError("this recipe promises nothing, so there is nothing to audit; add noise")
     if seed is not None:
         plan = replace(plan, noise=Noise(seed))
-    return Subject(recipe, plan, silos, seed or 0, effort or Effort())
+    return Subject(
+        recipe=recipe, plan=plan, federation=silos, seed=seed or 0, effort=effort or Effort()
+    )

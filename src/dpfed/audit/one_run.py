@@ -26,7 +26,6 @@ of the scores, only fair coins. How many guesses are made is settled before the 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,9 +35,10 @@ import numpy as np
 import torch
 
 from dpfed.audit.finding import Finding, Subject, judged, skipped
-from dpfed.audit.repriced import claimed_mu, drawn
+from dpfed.audit.repriced import claimed_mu, is_drawn
 from dpfed.audit.statistics import Bits, Floats, chance_of, one_run_epsilon
 from dpfed.core.errors import RoundAborted
+from dpfed.core.log import log
 from dpfed.core.matrices import MatrixRows, SecondOrderProblem
 from dpfed.core.randomness import Noise
 from dpfed.core.rows import Dense, UnitRows
@@ -216,7 +216,7 @@ def plant(target: Subject) -> Canaries:
     return Canaries(tuple(directions), tuple(coins))
 
 
-def scores(target: Subject, canaries: Canaries, *, made: bool = False) -> Floats:
+def guess_scores(target: Subject, canaries: Canaries, *, made: bool = False) -> Floats:
     """What was seen along each canary's direction over the whole run, less what is known."""
     plan, silos = target.plan, target.federation
     size = plan.size(UPDATE, target.dimension)
@@ -267,7 +267,7 @@ def _known(plan: Plan, planted: Sequence[Planted]) -> list[torch.Tensor]:
 def one_run(target: Subject) -> Finding:
     """Plant canaries, run, guess, and bound epsilon by the number of right guesses."""
     canaries = plant(target)
-    mu = math.nan if drawn(target.plan) else claimed_mu(target)
+    mu = math.nan if is_drawn(target.plan) else claimed_mu(target)
     guesses, sees = plan_guesses(mu, canaries.count, target.claimed, target.delta)
     try:
         seen = _taken(target, canaries)
@@ -286,12 +286,11 @@ def one_run(target: Subject) -> Finding:
 
 def _taken(target: Subject, canaries: Canaries) -> Floats:
     """The scores; all rows are made only for methods that refuse to take the others."""
-    log = logging.getLogger("dpfed")
     before, log.disabled = log.disabled, True
     try:
-        return scores(target, canaries)
+        return guess_scores(target, canaries)
     except RoundAborted:
-        return scores(target, canaries, made=True)
+        return guess_scores(target, canaries, made=True)
     finally:
         log.disabled = before
 

@@ -35,14 +35,14 @@ _FAR = 8  # claims: a bar for more than that ends at the edge
 _COLOURS = {Verdict.PASSED: BLUE, Verdict.FLAGGED: VERMILION, Verdict.SKIPPED: GREY}
 
 
-def number(value: float) -> str:
+def shown_number(value: float) -> str:
     """A figure, a dash where there is none."""
     if math.isnan(value) or math.isinf(value):
         return "--" if math.isnan(value) else "infinite"
     return f"{value:.3f}" if value < 1000 else f"{value:.1e}"
 
 
-def table(findings: Sequence[Finding]) -> Table:
+def findings_table(findings: Sequence[Finding]) -> Table:
     """What was claimed, what was found, what would have been seen, and the verdict."""
     from rich.table import Table
 
@@ -53,11 +53,13 @@ def table(findings: Sequence[Finding]) -> Table:
     for each in findings:
         colour = {Verdict.FLAGGED: "bold red", Verdict.PASSED: "green"}.get(each.verdict, "dim")
         verdict = f"[{colour}]{each.verdict}[/]"
-        made.add_row(each.audit, number(each.claimed), number(each.found), each.power, verdict)
+        made.add_row(
+            each.audit, shown_number(each.claimed), shown_number(each.found), each.power, verdict
+        )
     return made
 
 
-def to_json(target: Subject, findings: Sequence[Finding]) -> dict[str, Any]:
+def findings_json(target: Subject, findings: Sequence[Finding]) -> dict[str, Any]:
     """All findings as plain numbers and strings, with what was audited."""
     plain: dict[str, Any] = jsonable(
         {
@@ -72,10 +74,10 @@ def to_json(target: Subject, findings: Sequence[Finding]) -> dict[str, Any]:
     return plain
 
 
-def write(target: Subject, findings: Sequence[Finding], folder: Path) -> Path:
+def write_findings(target: Subject, findings: Sequence[Finding], folder: Path) -> Path:
     """audit.json and audit.png, in a folder that is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(to_json(target, findings), indent=2)
+    text = json.dumps(findings_json(target, findings), indent=2)
     (folder / "audit.json").write_text(text + "\n", encoding="utf-8")
     figure(target, findings).savefig(folder / "audit.png", dpi=150)
     return folder
@@ -128,7 +130,7 @@ def _bound_words(each: Finding) -> str:
         return "skipped"
     if math.isnan(each.found):
         return "bit for bit as it must be"
-    return number(each.found)
+    return shown_number(each.found)
 
 
 def _draw_power(axes: Axes, findings: Sequence[Finding]) -> None:

@@ -43,7 +43,7 @@ def level(plan: Plan, channel: str) -> float:
     return mechanism.std * math.sqrt(mechanism.shares)
 
 
-def drawn(plan: Plan) -> bool:
+def is_drawn(plan: Plan) -> bool:
     """Whether units are drawn at random, so that no closed form holds."""
     draws = (*(m.sampling for m in plan.channels.values()), plan.amplified)
     return not all(isinstance(draw, Everyone) for draw in draws)
@@ -74,7 +74,7 @@ def epsilon_with(
     plan = target.plan
     levels = {name: level(plan, name) for name in plan.channels} | dict(noise or {})
     moved = {name: movement(plan, name) for name in plan.channels} | dict(moves or {})
-    if drawn(plan):
+    if is_drawn(plan):
         return _by_events(target, levels, moved)
     return gdp.epsilon_for(target.delta, mu_with(plan, levels, moved))
 

@@ -38,7 +38,7 @@ Bits: TypeAlias = NDArray[np.bool_]
 _MOST = 60.0  # no audit tells apart larger epsilons
 
 
-def at_least(right: int, trials: int, error: float) -> float:
+def chance_of_at_least(right: int, trials: int, error: float) -> float:
     """The lower limit of a probability."""
     return 0.0 if right == 0 else float(stats.beta.ppf(error, right, trials - right + 1))
 
@@ -67,17 +67,24 @@ def mu_of(true_rate: float, false_rate: float) -> float:
     return max(0.0, float(special.ndtri(true_rate) - special.ndtri(false_rate)))
 
 
-def rates(inside: Floats, outside: Floats, threshold: float, error: float) -> tuple[float, float]:
+def error_rates(
+    inside: Floats, outside: Floats, threshold: float, error: float
+) -> tuple[float, float]:
     """The lower limit of the true positive rate and the upper one of the false, by a threshold."""
     right, wrong = int((inside > threshold).sum()), int((outside > threshold).sum())
-    return at_least(right, len(inside), error / 2), at_most(wrong, len(outside), error / 2)
+    return chance_of_at_least(right, len(inside), error / 2), at_most(
+        wrong, len(outside), error / 2
+    )
 
 
 def best_threshold(inside: Floats, outside: Floats, delta: float, error: float) -> float:
     """Where a bound of epsilon would be largest: to be used on other samples than these."""
     candidates = np.quantile(np.concatenate([inside, outside]), np.linspace(0.005, 0.9995, 60))
     return float(
-        max(candidates, key=lambda t: epsilon_of(*rates(inside, outside, float(t), error), delta))
+        max(
+            candidates,
+            key=lambda t: epsilon_of(*error_rates(inside, outside, float(t), error), delta),
+        )
     )
 
 
@@ -85,12 +92,12 @@ def worlds_epsilon(inside: Floats, outside: Floats, delta: float, error: float) 
     """A lower bound of epsilon: half of the samples pick the threshold, the others are tested."""
     a, b = len(inside) // 2, len(outside) // 2
     threshold = best_threshold(inside[:a], outside[:b], delta, error)
-    return epsilon_of(*rates(inside[a:], outside[b:], threshold, error), delta)
+    return epsilon_of(*error_rates(inside[a:], outside[b:], threshold, error), delta)
 
 
 def worlds_mu(inside: Floats, outside: Floats, middle: float, error: float) -> float:
     """A lower bound of mu, by one threshold that was fixed in advance."""
-    return mu_of(*rates(inside, outside, middle, error))
+    return mu_of(*error_rates(inside, outside, middle, error))
 
 
 def chance_of(right: int, guesses: int, coins: int, epsilon: float, delta: float) -> float:

@@ -37,7 +37,7 @@ from scipy import special
 from dpfed.accounting import gdp
 from dpfed.audit.adversary_view import Call, calls, see
 from dpfed.audit.finding import ERROR, Finding, Subject, judged, skipped
-from dpfed.audit.repriced import claimed_mu, drawn, level, movement, mu_with, worth
+from dpfed.audit.repriced import claimed_mu, is_drawn, level, movement, mu_with, worth
 from dpfed.audit.statistics import Bits, Floats, epsilon_of, worlds_epsilon, worlds_mu
 from dpfed.core.randomness import Noise
 from dpfed.core.rows import Dense
@@ -69,7 +69,7 @@ def two_world(target: Subject) -> Finding:
     plain = worlds_epsilon(seen.inside, seen.outside, target.delta, ERROR / 2)
     runs = min(len(seen.inside), len(seen.outside))
     detail = f"{runs:,} runs of {releases} releases in each world; by counts alone {plain:.3f}"
-    if drawn(plan):
+    if is_drawn(plan):
         return judged(NAME, claimed, plain, "depends on the draw", detail)
     curve = worlds_mu(seen.inside, seen.outside, seen.middle, ERROR / 2)
     found = max(plain, gdp.epsilon_for(target.delta, curve))
@@ -84,7 +84,7 @@ def two_world(target: Subject) -> Finding:
 def _claim(target: Subject, releases: int) -> tuple[float, float]:
     """What is claimed for so many releases of the update alone: (epsilon, mu)."""
     plan = target.plan
-    if drawn(plan):
+    if is_drawn(plan):
         return target.claimed, math.nan
     noise = {name: level(plan, name) for name in plan.channels}
     moves = {name: movement(plan, name) for name in plan.channels}

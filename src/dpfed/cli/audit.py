@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 
-def audit(
+def audit_command(
     recipe: Annotated[Path, typer.Argument(help="A recipe in TOML; see examples/recipes/.")],
     overrides: Annotated[
         list[str] | None,
@@ -48,14 +48,14 @@ def audit(
     from dpfed.recipes import schema as recipes
 
     names, console = suite.chosen(only or ()), Console()
-    loaded = recipes.load(recipe, tuple(overrides or ()))
+    loaded = recipes.load_recipe(recipe, tuple(overrides or ()))
     target = subject(loaded, recipe.resolve().parent, seed, QUICK if quick else Effort())
     with console.status("auditing"):
         findings = list(suite.audit(target, names))
-    console.print(report.table(findings))
+    console.print(report.findings_table(findings))
     for each in findings:
         console.print(f"{each.audit}: {each.detail}", style="dim", highlight=False, soft_wrap=True)
-    folder = report.write(target, findings, out or Path("runs") / f"{recipe.stem}-audit")
+    folder = report.write_findings(target, findings, out or Path("runs") / f"{recipe.stem}-audit")
     typer.echo(f"findings in {folder}/")
     if any(each.verdict is Verdict.FLAGGED for each in findings):
         raise typer.Exit(1)

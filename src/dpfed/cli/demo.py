@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpfed.accounting.attack_odds import of_100, read
+from dpfed.accounting.attack_odds import of_100, read_odds
 from dpfed.accounting.gdp import check_epsilon
 from dpfed.accounting.guarantee import round_up
 from dpfed.recipes.display import percent
@@ -47,13 +47,13 @@ class Run(NamedTuple):
 
 
 RUNS = (
-    Run("no-privacy", "no privacy", "every gradient", "#555555", {"mechanism": "clear"},
-        {"name": "plain"}),
-    Run("local", "local noise", "noisy messages", VERMILION, {"trust": "local"},
-        {"name": "plain"}),
-    Run("secure-sum", "secure sum", "the total alone", BLUE,
-        {"trust": "distributed", "mechanism": "discrete_gaussian", "colluders": 1},
-        {"name": "secure", "survivors": 0.8}),
+    Run(name="no-privacy", title="no privacy", seen="every gradient", colour="#555555",
+        privacy={"mechanism": "clear"}, sum={"name": "plain"}),
+    Run(name="local", title="local noise", seen="noisy messages", colour=VERMILION,
+        privacy={"trust": "local"}, sum={"name": "plain"}),
+    Run(name="secure-sum", title="secure sum", seen="the total alone", colour=BLUE,
+        privacy={"trust": "distributed", "mechanism": "discrete_gaussian", "colluders": 1},
+        sum={"name": "secure", "survivors": 0.8}),
 )  # fmt: skip
 
 Watch = Callable[[Run, dict[str, Any], int], None]
@@ -105,7 +105,7 @@ def _play(run: Run, out: Path, epsilon: float, watch: Watch | None) -> Played:
 # ---------------------------------------------------------------------------------- what is said
 
 
-def table(played: Sequence[Played]) -> Table:
+def demo_table(played: Sequence[Played]) -> Table:
     """One line per run."""
     from rich.table import Table
 
@@ -140,7 +140,7 @@ def plainly(result: Result) -> str:
     promised = result.guarantee
     if math.isinf(promised.epsilon):
         return "whoever sees a message or the model may recognise a single record in it."
-    right = max(of_100(read(claim, promised.trust).right) for claim in promised.claims)
+    right = max(of_100(read_odds(claim, promised.trust).right) for claim in promised.claims)
     return (
         f"whoever knows all other records, sees all that the server sees, and guesses which of two "
         f"records was used, is right at most {right} times of 100 (chance: 50)."

@@ -24,10 +24,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from dpfed.core.environment import (
+    IDENTITY,
+    STATE,
+    data_folders,
+    ledger_path,
+    state_folder,
+    variable,
+)
 from dpfed.core.errors import DpfedError
 
 
-class Verdict(StrEnum):
+class Health(StrEnum):
     """How a check went."""
 
     OK = "ok"
@@ -38,12 +46,12 @@ class Verdict(StrEnum):
 class Line(NamedTuple):
     """What was checked, how it went, and the way out."""
 
-    verdict: Verdict
+    verdict: Health
     what: str
     said: str
 
 
-OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM
+OK, WARNING, PROBLEM = Health.OK, Health.WARNING, Health.PROBLEM
 
 
 def check_all() -> Iterator[Line]:
@@ -120,15 +128,15 @@ def ports() -> Iterator[Line]:
     if answers(os.environ.get(first, PORTS[first])):
         yield Line(OK, "ports", "a local SuperLink of Flower's answers: 'flwr run' will use it")
         return
-    for variable, usual in PORTS.items():
-        text = os.environ.get(variable, usual)
+    for name, usual in PORTS.items():
+        text = os.environ.get(name, usual)
         if not text.isdigit() or not 0 < int(text) < 65536:
-            said = f"{variable} is {text!r}, and must be between 1 and 65535; unset it"
+            said = f"{name} is {text!r}, and must be between 1 and 65535; unset it"
             yield Line(PROBLEM, "ports", said)
         elif not is_free(int(text)):
             said = (
                 f"127.0.0.1:{text} is in use, and 'flwr run .' needs it; end what holds it, or "
-                f"export {variable}=PORT with a free one between 1024 and 65535"
+                f"export {name}=PORT with a free one between 1024 and 65535"
             )
             yield Line(PROBLEM, "ports", said)
         else:
@@ -161,9 +169,7 @@ def answers(port: str) -> bool:
 
 def folders() -> Iterator[Line]:
     """Where a client keeps its state, and where results go."""
-    named = os.environ.get("DPFED_STATE")
-    state = Path(named).expanduser() if named else Path.home() / ".dpfed"
-    yield _writable("state", state, "DPFED_STATE")
+    yield _writable("state", state_folder(), STATE)
     yield _writable("folder", Path.cwd(), "")
 
 
@@ -185,30 +191,31 @@ def _writable(what: str, folder: Path, variable: str) -> Line:
 
 def data() -> Iterator[Line]:
     """The folders of $DPFED_DATA."""
-    named = [each for each in os.environ.get("DPFED_DATA", "").split(os.pathsep) if each]
-    if not named:
+    if not data_folders():
         yield Line(OK, "data", "DPFED_DATA is not set: recipes name their data by path")
-    for each in named:
-        if Path(each).expanduser().is_dir():
-            yield Line(OK, "data", each)
+    for each in data_folders():
+        if each.is_dir():
+            yield Line(OK, "data", str(each))
         else:
-            said = f"DPFED_DATA names {each!r}, which is no folder; correct it, or leave it out"
+            said = (
+                f"DPFED_DATA names {str(each)!r}, which is no folder; correct it, or leave it out"
+            )
             yield Line(PROBLEM, "data", said)
 
 
-def identity() -> Iterator[Line]:
+def identity_key() -> Iterator[Line]:
     """The folder of $DPFED_IDENTITY, which a silo of a secure sum signs with."""
     from dpfed.sums.secagg import identity as identities
 
-    value = os.environ.get(identities.ENVIRONMENT, "")
+    value = variable(IDENTITY) or ""
     if not value:
-        yield Line(OK, "identity", f"{identities.ENVIRONMENT} is not set: only silos need it")
+        yield Line(OK, "identity", f"{IDENTITY} is not set: only silos need it")
     elif value == identities.SIMULATED:
         said = "simulated: keys that anyone can make, for one machine only; unset it on a silo"
         yield Line(WARNING, "identity", said)
     else:
         try:
-            found = identities.load(Path(value))
+            found = identities.load_identity(Path(value))
         except DpfedError as error:
             yield Line(PROBLEM, "identity", str(error))
             return
@@ -218,7 +225,7 @@ def identity() -> Iterator[Line]:
 
 def ledger() -> Iterator[Line]:
     """Does the ledger verify, if there is one?"""
-    path = _ledger_path()
+    path = ledger_path()
     if not path.exists():
         yield Line(OK, "ledger", f"none at {path}")
         return
@@ -237,12 +244,6 @@ def ledger() -> Iterator[Line]:
         yield Line(OK, "ledger", f"{path}: all rows in order")
 
 
-def _ledger_path() -> Path:
-    from dpfed.accounting.ledger.ledger import default_path
-
-    return default_path().expanduser()
-
-
 def telemetry() -> Iterator[Line]:
     """Does Flower report its use?"""
     if os.environ.get("FLWR_TELEMETRY_ENABLED", "1") == "1":
@@ -257,7 +258,7 @@ CHECKS: dict[str, Callable[[], Iterator[Line]]] = {
     "ports": ports,
     "folders": folders,
     "data": data,
-    "identity": identity,
+    "identity": identity_key,
     "ledger": ledger,
     "telemetry": telemetry,
 }

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dpfed.accounting.attack_odds import ALARMS, Reading, of_100, read
+from dpfed.accounting.attack_odds import ALARMS, Reading, of_100, read_odds
 from dpfed.accounting.guarantee import Guarantee, round_up
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
@@ -33,14 +33,14 @@ from dpfed.recipes import schema as recipes
 from dpfed.recipes.schema import Recipe
 
 
-class Table(NamedTuple):
+class TextTable(NamedTuple):
     """A head and rows of texts."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
-Block = str | list[str] | Table
+Block = str | list[str] | TextTable
 """A paragraph, a list, or a table."""
 
 
@@ -52,7 +52,7 @@ class Section(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Material:
+class StatementMaterial:
     """All that a statement is made of."""
 
     name: str
@@ -68,7 +68,7 @@ class Material:
         return math.isfinite(self.guarantee.epsilon)
 
 
-def gather(folder: Path, ledger: Path | None = None) -> Material:
+def gather_statement(folder: Path, ledger: Path | None = None) -> StatementMaterial:
     """What a run left in its folder."""
     path = folder / "guarantee.json"
     try:
@@ -84,12 +84,14 @@ def gather(folder: Path, ledger: Path | None = None) -> Material:
             f"{str(path)!r} is no guarantee of dpfed's ({error}); run again"
         ) from error
     known = folder / "recipe.toml"
-    recipe = recipes.load(known) if known.exists() else None
+    recipe = recipes.load_recipe(known) if known.exists() else None
     name = folder.resolve().name if recipe is None else recipe.name
-    return Material(name, guarantee, promise, recipe, ledger)
+    return StatementMaterial(
+        name=name, guarantee=guarantee, promise=promise, recipe=recipe, ledger=ledger
+    )
 
 
-def sections(material: Material) -> list[Section]:
+def sections(material: StatementMaterial) -> list[Section]:
     """The page, in order."""
     if not material.private:
         return [_nothing(material), _about(material)]
@@ -118,14 +120,14 @@ NEIGHBOURS = {
 }
 
 
-def _nothing(material: Material) -> Section:
+def _nothing(material: StatementMaterial) -> Section:
     return Section("No privacy is promised", (
         f"{material.guarantee.sentence} Nothing bounds what can be learned about a record from "
         "this run or its model. Treat both as you treat the records themselves.",
     ))  # fmt: skip
 
 
-def _protected(material: Material) -> Section:
+def _protected(material: StatementMaterial) -> Section:
     promised = material.guarantee
     unit = UNITS[promised.unit]
     differ = NEIGHBOURS[promised.adjacency].format(unit=unit)
@@ -137,11 +139,11 @@ def _protected(material: Material) -> Section:
     ))  # fmt: skip
 
 
-def _against(material: Material) -> Section:
+def _against(material: StatementMaterial) -> Section:
     found = material.guarantee
     rows = []
     for claim in found.claims:
-        reading = read(claim, found.trust)
+        reading = read_odds(claim, found.trust)
         rows.append((
             _capital(claim.adversary), round_up(claim.epsilon), round_up(claim.delta),
             f"at most {of_100(reading.right)}", f"at most {of_100(reading.found)}",
@@ -150,14 +152,14 @@ def _against(material: Material) -> Section:
         "against", "epsilon", "delta", "right guesses of 100 (chance: 50)",
         f"found of 100, at {ALARMS:.0%} false alarms (chance: {100 * ALARMS:g})",
     )  # fmt: skip
-    return Section("Against whom, and how strongly", (Table(head, tuple(rows)),))
+    return Section("Against whom, and how strongly", (TextTable(head, tuple(rows)),))
 
 
-def _meaning(material: Material) -> Section:
+def _meaning(material: StatementMaterial) -> Section:
     found = material.guarantee
     strongest = max(found.claims, key=lambda claim: claim.epsilon)
     return Section("What epsilon means here", (
-        game(read(strongest, found.trust), found.adjacency, UNITS[found.unit]),
+        game(read_odds(strongest, found.trust), found.adjacency, UNITS[found.unit]),
         f"This holds for every attack, also future ones, with any computing power"
         f"{_computing(found.trust)} and any side knowledge. Figures are rounded up. Epsilon "
         f"{round_up(strongest.epsilon)} itself says: whatever is seen is at most "
@@ -194,7 +196,7 @@ def _factor(epsilon: float) -> str:
 # ------------------------------------------------------------------------------- what it rests on
 
 
-def _rests_on(material: Material) -> Section:
+def _rests_on(material: StatementMaterial) -> Section:
     found = material.guarantee
     lines = [*_trust(material), f"Accounting: {found.claims[0].accounting}; {found.rounds} rounds."]
     if found.draws:
@@ -216,7 +218,7 @@ def _rests_on(material: Material) -> Section:
     return Section("What it rests on", (lines,))
 
 
-def _trust(material: Material) -> Iterable[str]:
+def _trust(material: StatementMaterial) -> Iterable[str]:
     found = material.guarantee
     privacy = None if material.recipe is None else material.recipe.privacy
     if found.trust is Trust.LOCAL:
@@ -245,7 +247,7 @@ def _clients(count: int) -> str:
 # ------------------------------------------------------------------------------------- all runs
 
 
-def _all_runs(material: Material) -> Section:
+def _all_runs(material: StatementMaterial) -> Section:
     title = "All runs on the same data"
     path, dataset = _where(material)
     if path is None and material.recipe is None:
@@ -271,7 +273,7 @@ def _all_runs(material: Material) -> Section:
     return Section(title, (
         f"The ledger {path.name} was verified row by row. Where participants divide a data set, "
         "the line is the most exposed one's.",
-        Table(head, tuple(rows)),
+        TextTable(head, tuple(rows)),
     ))  # fmt: skip
 
 
@@ -281,9 +283,9 @@ def _lacks(rows: list[tuple[str, ...]], promised: Guarantee) -> bool:
     return all(float(row[3]) < own and float(row[4]) <= at for row in rows)
 
 
-def _where(material: Material) -> tuple[Path | None, str | None]:
+def _where(material: StatementMaterial) -> tuple[Path | None, str | None]:
     """The ledger's file, and the one name in it that is asked for."""
-    from dpfed.accounting.ledger.ledger import default_path
+    from dpfed.core.environment import ledger_path
 
     if material.ledger is not None:
         return material.ledger, None
@@ -291,19 +293,19 @@ def _where(material: Material) -> tuple[Path | None, str | None]:
     if recipe is None or isinstance(recipe.ledger, msgspec.UnsetType):
         return None, None
     named = recipe.ledger.path
-    return default_path() if named is None else Path(named).expanduser(), recipe.ledger.dataset
+    return ledger_path() if named is None else Path(named).expanduser(), recipe.ledger.dataset
 
 
 def totals(path: Path, dataset: str | None, delta: float) -> list[tuple[str, ...]]:
     """Per data set and promise: runs, epsilon in all, and the budget; of a sound ledger only."""
-    from dpfed.accounting.ledger.balance import Key
+    from dpfed.accounting.ledger.balance import LedgerKey
     from dpfed.accounting.ledger.ledger import Ledger
 
     ledger = Ledger(path, create=False)
     ledger.rows()  # refuses a file that was tampered with
     balance = ledger.balance()
-    name = None if dataset is None else balance.resolve(Key(dataset)).dataset
-    groups: dict[Key, list[Key]] = {}
+    name = None if dataset is None else balance.resolve(LedgerKey(dataset)).dataset
+    groups: dict[LedgerKey, list[LedgerKey]] = {}
     for key in balance.costs:
         if name in {None, key.base}:
             groups.setdefault(key._replace(dataset=key.base), []).append(key)
@@ -322,7 +324,7 @@ def totals(path: Path, dataset: str | None, delta: float) -> list[tuple[str, ...
 # ---------------------------------------------------------------------- what is not covered, facts
 
 
-def _not_covered(material: Material) -> Section:
+def _not_covered(material: StatementMaterial) -> Section:
     found = material.guarantee
     lines = [
         "Tuning: trying several settings on the same records, and choosing by the outcome, "
@@ -347,7 +349,7 @@ def _not_covered(material: Material) -> Section:
     return Section("What is not covered", (lines,))
 
 
-def _evaluation(material: Material) -> str:
+def _evaluation(material: StatementMaterial) -> str:
     words = str(material.promise.get("evaluation", "in a way that was not noted"))
     kind = "" if material.recipe is None else material.recipe.evaluation.kind
     if kind == "federated":
@@ -362,7 +364,7 @@ def _evaluation(material: Material) -> str:
     return f"Evaluation, {words}."
 
 
-def _about(material: Material) -> Section:
+def _about(material: StatementMaterial) -> Section:
     from dpfed import __version__
 
     recipe, promise = material.recipe, material.promise

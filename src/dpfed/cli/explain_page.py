@@ -9,11 +9,18 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from dpfed.cli.explain import Block, Material, Section, Table, gather, sections
+from dpfed.cli.explain import (
+    Block,
+    Section,
+    StatementMaterial,
+    TextTable,
+    gather_statement,
+    sections,
+)
 from dpfed.recipes.page import html_page, markdown_table, style_of
 
 
-def html(material: Material) -> str:
+def html(material: StatementMaterial) -> str:
     """The whole page."""
     title = f"Privacy statement: {material.name}"
     body = "".join(map(_section, sections(material)))
@@ -30,12 +37,12 @@ def _section(section: Section) -> str:
 def _block(block: Block) -> str:
     if isinstance(block, str):
         return f"<p>{escape(block)}</p>"
-    if isinstance(block, Table):
+    if isinstance(block, TextTable):
         return _table(block)
     return f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in block)}</ul>"
 
 
-def _table(table: Table) -> str:
+def _table(table: TextTable) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.head)
     rows = "".join(f"<tr>{_cells(table.head, row)}</tr>" for row in table.rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -57,7 +64,7 @@ def _short(text: str) -> str:
 # -------------------------------------------------------------------------------------- Markdown
 
 
-def markdown(material: Material) -> str:
+def markdown(material: StatementMaterial) -> str:
     """The page as Markdown."""
     lines = [f"# Privacy statement: {material.name}", "", f"> {material.guarantee.sentence}", ""]
     for section in sections(material):
@@ -70,14 +77,14 @@ def markdown(material: Material) -> str:
 def _markdown_block(block: Block) -> list[str]:
     if isinstance(block, str):
         return [block]
-    if isinstance(block, Table):
+    if isinstance(block, TextTable):
         return markdown_table(block.head, block.rows)
     return [f"- {each}" for each in block]
 
 
-def write(folder: Path, out: Path, ledger: Path | None = None) -> tuple[Path, Path]:
+def write_statement(folder: Path, out: Path, ledger: Path | None = None) -> tuple[Path, Path]:
     """Write statement.md and statement.html; returns their paths."""
-    material = gather(folder, ledger)
+    material = gather_statement(folder, ledger)
     out.mkdir(parents=True, exist_ok=True)
     text, page = out / "statement.md", out / "statement.html"
     text.write_text(markdown(material), encoding="utf-8")

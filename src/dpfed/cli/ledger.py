@@ -25,7 +25,7 @@ import typer
 from dpfed.core.types import Adjacency, Unit
 
 if TYPE_CHECKING:
-    from dpfed.accounting.ledger.balance import Balance, Key, Usage
+    from dpfed.accounting.ledger.balance import Balance, LedgerKey, Usage
     from dpfed.accounting.ledger.ledger import Ledger
 
 ledger_app = typer.Typer(
@@ -72,7 +72,7 @@ def show(
 
 
 def _figures(balance: Balance, delta: float, *, every: bool) -> Iterator[Figures]:
-    groups: dict[Key, list[Key]] = {}
+    groups: dict[LedgerKey, list[LedgerKey]] = {}
     for key in (*balance.costs, *(key for key in balance.budgets if key not in balance.costs)):
         shared = key if every else key._replace(dataset=key.base)
         groups.setdefault(shared, []).append(key)
@@ -83,7 +83,9 @@ def _figures(balance: Balance, delta: float, *, every: bool) -> Iterator[Figures
         yield _total(balance, shared, keys, at)
 
 
-def _runs(balance: Balance, shared: Key, keys: list[Key], delta: float) -> Iterator[Figures]:
+def _runs(
+    balance: Balance, shared: LedgerKey, keys: list[LedgerKey], delta: float
+) -> Iterator[Figures]:
     """A line per run and channel."""
     lines: dict[tuple[str, str], list[Usage]] = {}
     for (key, training, _, channel), usage in balance.usage.items():
@@ -99,7 +101,7 @@ def _runs(balance: Balance, shared: Key, keys: list[Key], delta: float) -> Itera
         }  # fmt: skip
 
 
-def _total(balance: Balance, shared: Key, keys: list[Key], delta: float) -> Figures:
+def _total(balance: Balance, shared: LedgerKey, keys: list[LedgerKey], delta: float) -> Figures:
     budget = balance.budget(keys[0])
     costs = [balance.spent(key) for key in keys]
     spent = max(cost.epsilon(delta, shared.adjacency) for cost in costs)
@@ -113,7 +115,7 @@ def _total(balance: Balance, shared: Key, keys: list[Key], delta: float) -> Figu
     }  # fmt: skip
 
 
-def _names(key: Key) -> Figures:
+def _names(key: LedgerKey) -> Figures:
     return {name: str(value) for name, value in key._asdict().items()}
 
 
@@ -224,12 +226,12 @@ def budget(
 
     Example: dpfed ledger budget adult --epsilon 8 --delta 1e-5
     """
-    from dpfed.accounting.ledger.balance import OUTSIDERS, SERVER, Budget, Key
+    from dpfed.accounting.ledger.balance import OUTSIDERS, SERVER, Budget, LedgerKey
     from dpfed.core.errors import RecipeError
 
     if adversary not in {SERVER, OUTSIDERS}:
         raise RecipeError(f"the adversary is {adversary!r}; use {SERVER!r} or {OUTSIDERS!r}")
-    key, asked = Key(name, unit, adjacency, adversary), Budget(epsilon, delta)
+    key, asked = LedgerKey(name, unit, adjacency, adversary), Budget(epsilon, delta)
     opened = _open(ledger, create=True)
     before = opened.budget(key)
     opened.declare(key, asked)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
-from dpfed.cli.audit import audit
+from dpfed.cli.audit import audit_command
 from dpfed.cli.deploy.command import deploy_app
 from dpfed.cli.ledger import ledger_app
 from dpfed.cli.start import demo, doctor, explain, new
@@ -56,8 +56,8 @@ def root(
 # ------------------------------------------------------------------------------------------ run
 
 
-@app.command(rich_help_panel=TRAIN)
-def run(
+@app.command("run", rich_help_panel=TRAIN)
+def run_command(
     recipe: Annotated[Path, typer.Argument(help="A recipe in TOML; see examples/recipes/.")],
     overrides: Annotated[
         list[str] | None,
@@ -147,8 +147,8 @@ def sweep(
     _study(study, out, tune=True, quick=False, workers=workers)
 
 
-@app.command(rich_help_panel=COMPARE)
-def reproduce(
+@app.command("reproduce", rich_help_panel=COMPARE)
+def reproduce_command(
     name: Annotated[
         str, typer.Argument(help="A study by name; without one, they are listed.")
     ] = "",
@@ -165,7 +165,7 @@ def reproduce(
     from dpfed.experiments.measurements import MEASUREMENTS, measure
 
     if not name:
-        titles = {each: studies.load(each).title for each in studies.names()}
+        titles = {each: studies.load_study(each).title for each in studies.study_names()}
         titles |= {each: measurement.title for each, measurement in MEASUREMENTS.items()}
         for each, title in sorted(titles.items()):
             typer.echo(f"{each:20} {title}")
@@ -206,8 +206,8 @@ def report(
 # ------------------------------------------------------------------------------------- features
 
 
-@app.command(rich_help_panel=COMPARE)
-def features(
+@app.command("features", rich_help_panel=COMPARE)
+def features_command(
     images: Annotated[str, typer.Argument(help="A data set of images, as data.source takes it.")],
     out: Annotated[Path, typer.Option(help="The .npz to write.")],
     backbone: Annotated[str, typer.Option(help="resnet32-cifar100, efficientnet-lite0, ...")],
@@ -240,8 +240,8 @@ def features(
 # ------------------------------------------------------------------------------------ calibrate
 
 
-@app.command(rich_help_panel=TRAIN)
-def calibrate(
+@app.command("calibrate", rich_help_panel=TRAIN)
+def calibrate_command(
     epsilon: Annotated[float, typer.Option(help="The promise's epsilon.")],
     rounds: Annotated[int, typer.Option(help="Rounds; each client releases once a round.", min=1)],
     clients: Annotated[int, typer.Option(help="How many clients take part.", min=1)],
@@ -320,15 +320,15 @@ def methods(
     it costs exactly what DP-FedGD costs.
     """
     from dpfed.core.registry import catalogue
-    from dpfed.recipes.methods import markdown, table
+    from dpfed.recipes.methods import methods_markdown, methods_table
 
-    found = catalogue() if plug_ins else table()
+    found = catalogue() if plug_ins else methods_table()
     if as_json:
         typer.echo(json.dumps(found))
     elif plug_ins:
         _print_plug_ins(found)
     elif as_markdown:
-        typer.echo(markdown(found), nl=False)
+        typer.echo(methods_markdown(found), nl=False)
     else:
         _print_methods(found)
 
@@ -349,7 +349,7 @@ def _print_plug_ins(found: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("station", "name", "what it does", "options", "from", box=None, pad_edge=False)
+    table = Table("kind", "name", "what it does", "options", "from", box=None, pad_edge=False)
     for plug_in in found:
         options = ", ".join(f"{key}={value}" for key, value in plug_in["options"].items())
         table.add_row(
@@ -358,8 +358,8 @@ def _print_plug_ins(found: list[dict[str, Any]]) -> None:
     Console().print(table)
 
 
-for about_a_run in (explain, audit):
-    app.command(rich_help_panel=TRAIN)(about_a_run)
+app.command("explain", rich_help_panel=TRAIN)(explain)
+app.command("audit", rich_help_panel=TRAIN)(audit_command)
 
 
 def main() -> None:

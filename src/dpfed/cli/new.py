@@ -24,7 +24,7 @@ KINDS = ("app", "recipe")
 ENDING = ".template"
 
 
-def write(folder: Path, kind: str = "app") -> list[Path]:
+def write_app(folder: Path, kind: str = "app") -> list[Path]:
     """Write the app; returns its files, in order."""
     if kind not in KINDS:
         raise RecipeError(f"kind is {kind!r}; use one of {', '.join(KINDS)}")

@@ -48,7 +48,7 @@ def demo(
             lambda each, row, rounds: advance(shown, tasks[each.name], row, rounds, each.title),
         )
     console = Console(highlight=False)
-    console.print(first.table(results))
+    console.print(first.demo_table(results))
     for line in first.words(results, out):
         console.print(line, soft_wrap=True)
 
@@ -66,12 +66,12 @@ def new(
 
     Example: dpfed new my-app
     """
-    from dpfed.cli.new import write
+    from dpfed.cli.new import write_app
     from dpfed.core.errors import RecipeError
 
     if recipe and app:
         raise RecipeError("--recipe and --app are two kinds of app; give one of them")
-    for path in write(folder, "recipe" if recipe else "app"):
+    for path in write_app(folder, "recipe" if recipe else "app"):
         typer.echo(path)
     typer.echo(f"next: cd {folder}, then read README.md")
 
@@ -83,18 +83,18 @@ def doctor() -> None:
 
     Example: dpfed doctor
     """
-    from dpfed.cli.doctor import Verdict, check_all
+    from dpfed.cli.doctor import Health, check_all
 
     colours = {
-        Verdict.OK: typer.colors.GREEN,
-        Verdict.WARNING: typer.colors.YELLOW,
-        Verdict.PROBLEM: typer.colors.RED,
+        Health.OK: typer.colors.GREEN,
+        Health.WARNING: typer.colors.YELLOW,
+        Health.PROBLEM: typer.colors.RED,
     }
     problems = 0
     for verdict, what, said in check_all():
         typer.secho(f"{verdict:8}", fg=colours[verdict], nl=False)
         typer.echo(f" {what:14} {said}")
-        problems += verdict is Verdict.PROBLEM
+        problems += verdict is Health.PROBLEM
     if problems:
         typer.echo(f"{problems} problem{'' if problems == 1 else 's'}: see above for the way out")
         raise typer.Exit(1)
@@ -117,7 +117,7 @@ def explain(
 
     Example: dpfed explain runs/quickstart
     """
-    from dpfed.cli.explain_page import write
+    from dpfed.cli.explain_page import write_statement
 
-    for path in write(run, out or run, ledger):
+    for path in write_statement(run, out or run, ledger):
         typer.echo(path)

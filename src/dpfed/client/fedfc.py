@@ -45,7 +45,7 @@ from dpfed.core import (
     checks,
     stateless,
 )
-from dpfed.core.matrices import from_triangle, positive, second_order, to_triangle, triangle
+from dpfed.core.matrices import from_triangle, positive_part, second_order, to_triangle, triangle
 from dpfed.core.rows import Dense, linear_matrix, linear_vector
 from dpfed.core.vector import Head, Layout, head_of
 
@@ -122,7 +122,7 @@ def _preconditioned(gamma: float, head: Head, unit: Unit) -> ServerOptimizer:
 
 
 def _inverse(covariance: Vector, gamma: float) -> torch.Tensor:
-    C = positive(from_triangle(covariance))
+    C = positive_part(from_triangle(covariance))
     P: torch.Tensor = torch.linalg.inv(C + gamma * torch.eye(len(C), dtype=C.dtype))
     return P.to(covariance.dtype)
 

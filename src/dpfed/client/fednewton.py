@@ -42,7 +42,7 @@ from dpfed.core import (
     stateless,
 )
 from dpfed.core.grid import repack, values_of
-from dpfed.core.matrices import from_triangle, positive, second_order, solve, triangle
+from dpfed.core.matrices import from_triangle, positive_part, second_order, solve, triangle
 from dpfed.core.rows import Dense
 from dpfed.core.vector import Layout, head_of
 
@@ -116,7 +116,7 @@ def _newton(damping: float, params: Vector, problem: Problem, release: Releaser)
         return release(Dense(step[None]))
     made, noisy = release(problem.rows(params, release.unit)), release(matrices, HESSIAN)
     H, g = (values_of(each, m, params.double()) for each in (noisy, made))
-    return repack(_solve(positive(from_triangle(H)), g, damping) * m, made.step)
+    return repack(_solve(positive_part(from_triangle(H)), g, damping) * m, made.step)
 
 
 def _solve(H: torch.Tensor, g: Vector, damping: float) -> Vector:

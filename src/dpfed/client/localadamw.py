@@ -53,7 +53,7 @@ from dpfed.core.rows import Dense
 PAPER = "DP-FedAdamW supplement, 2026, Algorithm 2; Loshchilov and Hutter 2019 (AdamW)"
 
 
-class Moments(NamedTuple):
+class LocalMoments(NamedTuple):
     """The moments after k steps."""
 
     m: Vector
@@ -103,7 +103,7 @@ def localadamw(
             del made  # or two releases are alive while the next one is made
             total.mul_(1 - rate * decay).add_(params, alpha=decay).add_(adam(g, m, v, k))
             del g
-        after = Moments(m, v, before.k + steps) if keeps else state
+        after = LocalMoments(m, v, before.k + steps) if keeps else state
         return {UPDATE: repack(total.mul_(release.nominal), grid)}, after
 
     def by_client(
@@ -124,5 +124,5 @@ def localadamw(
     )  # fmt: skip
 
 
-def _zero(params: Vector) -> Moments:
-    return Moments(torch.zeros_like(params), torch.zeros_like(params), 0)
+def _zero(params: Vector) -> LocalMoments:
+    return LocalMoments(torch.zeros_like(params), torch.zeros_like(params), 0)

@@ -97,7 +97,7 @@ def triangle_side(numbers: int) -> int:
     return size
 
 
-def positive(matrix: torch.Tensor) -> torch.Tensor:
+def positive_part(matrix: torch.Tensor) -> torch.Tensor:
     """The nearest positive semidefinite matrix: noise may have made eigenvalues negative."""
     values, vectors = torch.linalg.eigh(matrix.double())
     nearest: torch.Tensor = (vectors * values.clamp(min=0.0)) @ vectors.T
@@ -204,7 +204,10 @@ class Hessians:
 
     def _at(self, index: torch.Tensor) -> Hessians:
         groups = None if self.groups is None else self.groups[index]
-        return Hessians(self.curvature[index], self.feature[index], self.bias, groups, self.mean)
+        return Hessians(
+            curvature=self.curvature[index], feature=self.feature[index], bias=self.bias,
+            groups=groups, mean=self.mean,
+        )  # fmt: skip
 
     def _finite(self) -> Hessians:
         whole = torch.isfinite(self.feature).all(dim=1)

@@ -180,8 +180,9 @@ class Outer(_ByUnit):
         index = records_of(kept, self.groups)
         groups, norms = _part(self.groups, index), _part(self.feature_norms, index)
         return Outer(
-            self.residual[index], self.feature[index], self.bias, groups, norms, scratch=True
-        )
+            residual=self.residual[index], feature=self.feature[index], bias=self.bias,
+            groups=groups, feature_norms=norms, scratch=True,
+        )  # fmt: skip
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """Scale each residual by its row's factor; one matrix product then makes the sum."""

@@ -50,7 +50,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own convention)
 
 from dpfed.core.errors import DataError
 from dpfed.data.architectures import EfficientNetLite0, load_npz_weights, load_state, resnet
-from dpfed.data.datasets import find
+from dpfed.data.datasets import find_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -214,16 +214,16 @@ def _find_weights(backbone: str, weights: Path | None) -> Path | None:
         known = ", ".join(BACKBONES)
         raise DataError(f"There is no backbone {backbone!r}: choose one of {known}, or timm:NAME.")
     if weights is not None:
-        return find(weights)
+        return find_file(weights)
     if backbone == "efficientnet-lite0":
         return _lite0_weights()
-    return find(f"weights/{backbone}.npz") if backbone in _BUILDERS else None
+    return find_file(f"weights/{backbone}.npz") if backbone in _BUILDERS else None
 
 
 def _lite0_weights() -> Path:
     """As for the others, or inside the package, found without running the package's code."""
     with suppress(DataError):
-        return find("weights/efficientnet-lite0.pth")
+        return find_file("weights/efficientnet-lite0.pth")
     spec = find_spec(_LITE0_PACKAGE)
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
     found = [path for folder in folders for path in Path(folder).glob("models/*.pth")]

@@ -33,7 +33,6 @@ time, or reads public data only, so that none of it has to be paid for.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from dpfed.core.environment import DATA, data_folders
 from dpfed.core.errors import DataError
 from dpfed.data import readers
 from dpfed.data import synthetic as generators
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-ENVIRONMENT = "DPFED_DATA"
 """The environment variable that names directories with data sets and weights, as $PATH does."""
 
 
@@ -145,7 +144,7 @@ def load(
         made = synthetic(**given, **synthetic_options)
         return made if name is None else replace(made, source=name)
     hub = text.startswith("hf:")
-    path = None if hub else find(source, root)
+    path = None if hub else find_file(source, root)
     if synthetic_options:
         unknown = ", ".join(sorted(synthetic_options))
         raise DataError(
@@ -160,19 +159,18 @@ def load(
     return _dataset(readers.read_path(path, columns, size), classes, label)
 
 
-def find(source: str | Path, root: Path | None = None) -> Path:
+def find_file(source: str | Path, root: Path | None = None) -> Path:
     """The first of: ``source`` as given, under ``root``, under a directory of $DPFED_DATA."""
     path = Path(source).expanduser()
     places = [path]
     if not path.is_absolute():
-        named = os.environ.get(ENVIRONMENT, "").split(os.pathsep)
-        parents = [p for p in (root, *named) if p]
-        places += [Path(parent).expanduser() / path for parent in parents]
+        parents = [p for p in (root, *data_folders()) if p]
+        places += [parent.expanduser() / path for parent in parents]
     for place in places:
         if place.exists():
             return place
     tried = ", ".join(str(place) for place in places)
-    raise DataError(f"{str(source)!r} was not found at {tried}: set {ENVIRONMENT} or give a path.")
+    raise DataError(f"{str(source)!r} was not found at {tried}: set {DATA} or give a path.")
 
 
 def synthetic(kind: str = "clusters", **options: Any) -> Dataset:
@@ -185,7 +183,7 @@ def synthetic(kind: str = "clusters", **options: Any) -> Dataset:
 # ------------------------------------------------------------------------- from arrays to records
 
 
-def _dataset(parts: dict[str, readers.Part], classes: int | None, source: str) -> Dataset:
+def _dataset(parts: dict[str, readers.TablePart], classes: int | None, source: str) -> Dataset:
     if not parts or not any(len(p.y) for p in parts.values()):
         raise DataError(f"{source!r} has no training records: check what it holds.")
     ordered = list(parts.values())

@@ -228,7 +228,10 @@ class LinearProblem:
         if unit is Unit.CLIENT:
             return Dense(self._mean(residual)[None])
         groups = self._groups(unit)
-        return Outer(residual, self.x, self.model.bias, groups, self.feature_norms, scratch=True)
+        return Outer(
+            residual=residual, feature=self.x, bias=self.model.bias, groups=groups,
+            feature_norms=self.feature_norms, scratch=True,
+        )  # fmt: skip
 
     def doubled(self) -> LinearProblem:
         """The same in double precision."""

@@ -125,7 +125,10 @@ class NetworkProblem:
         groups = self.records.groups
         ids = None if unit is Unit.RECORD else unit_ids(groups, unit, len(self.records))
         gradients = _SAMPLERS[self.model.sampler](self.model, params, self.records)
-        return Chunks(gradients, len(self.records), self.dimension, self.model.chunk, ids)
+        return Chunks(
+            gradients=gradients, records=len(self.records), size=self.dimension,
+            chunk=self.model.chunk, groups=ids,
+        )  # fmt: skip
 
     def gradient(self, params: Vector) -> Vector:
         """The mean gradient over all records, in clear."""

@@ -30,7 +30,7 @@ Array = Any
 """A numpy array of any type."""
 
 
-class Part(NamedTuple):
+class TablePart(NamedTuple):
     """Arrays as they were read: before labels are mapped and features converted."""
 
     x: Array
@@ -47,7 +47,7 @@ class Columns(NamedTuple):
     split: str | None
 
 
-def read_path(path: Path, columns: Columns, size: int | None) -> dict[str, Part]:
+def read_path(path: Path, columns: Columns, size: int | None) -> dict[str, TablePart]:
     """The parts of a file or a directory; ``size`` is for images in a directory."""
     if path.is_dir():
         is_idx = any("-images" in p.name and "ubyte" in p.name for p in path.iterdir())
@@ -62,7 +62,7 @@ def read_path(path: Path, columns: Columns, size: int | None) -> dict[str, Part]
 # -------------------------------------------------------------------------------------------- .npz
 
 
-def _read_npz(path: Path, columns: Columns) -> dict[str, Part]:
+def _read_npz(path: Path, columns: Columns) -> dict[str, TablePart]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
@@ -72,7 +72,7 @@ def _read_npz(path: Path, columns: Columns) -> dict[str, Part]:
     return parts or _split_whole(arrays, columns, path.name)
 
 
-def _split_parts(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Part]:
+def _split_parts(arrays: Mapping[str, Array], columns: Columns) -> dict[str, TablePart]:
     """x_train, y_train, ...; or train_images, train_labels, ... as in MedMNIST."""
     x, y, group = columns.x or "x", columns.y or "y", columns.groups or "group"
     parts = {}
@@ -80,21 +80,21 @@ def _split_parts(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Par
         features = arrays.get(f"{x}_{part}", arrays.get(f"{part}_images"))
         labels = arrays.get(f"{y}_{part}", arrays.get(f"{part}_labels"))
         if features is not None and labels is not None:
-            parts[part] = Part(features, labels, arrays.get(f"{group}_{part}"))
+            parts[part] = TablePart(features, labels, arrays.get(f"{group}_{part}"))
     return parts
 
 
-def _split_whole(arrays: Mapping[str, Array], columns: Columns, file: str) -> dict[str, Part]:
+def _split_whole(arrays: Mapping[str, Array], columns: Columns, file: str) -> dict[str, TablePart]:
     if not (columns.x is None or isinstance(columns.x, str)):
         raise DataError(f"x is {columns.x!r}, but an .npz has one feature array: give its name.")
     features = arrays[_choose(columns.x, ("x",), arrays, file)]
     labels = arrays[_choose(columns.y, ("y", "label"), arrays, file)]
     group = _choose_group(columns.groups, arrays, file)
-    whole = Part(features, labels, None if group is None else arrays[group])
+    whole = TablePart(features, labels, None if group is None else arrays[group])
     return _by_split(whole, None if columns.split is None else arrays.get(columns.split))
 
 
-def _by_split(whole: Part, split: Array | None) -> dict[str, Part]:
+def _by_split(whole: TablePart, split: Array | None) -> dict[str, TablePart]:
     if split is None:
         return {"train": whole}
     if len(split) != len(whole.y):
@@ -108,9 +108,9 @@ def _by_split(whole: Part, split: Array | None) -> dict[str, Part]:
     return {part: _rows_of(whole, mask) for part, mask in chosen.items() if mask.any()}
 
 
-def _rows_of(part: Part, mask: Array) -> Part:
+def _rows_of(part: TablePart, mask: Array) -> TablePart:
     groups = None if part.groups is None else part.groups[mask]
-    return Part(part.x[mask], part.y[mask], groups)
+    return TablePart(part.x[mask], part.y[mask], groups)
 
 
 def _choose(asked: str | None, usual: Sequence[str], present: Iterable[str], where: str) -> str:
@@ -133,7 +133,7 @@ def _choose_group(asked: str | None, present: Iterable[str], where: str) -> str 
 # ------------------------------------------------------------------------------------------ tables
 
 
-def _read_table(path: Path, columns: Columns) -> dict[str, Part]:
+def _read_table(path: Path, columns: Columns) -> dict[str, TablePart]:
     import pyarrow as pa
 
     try:
@@ -146,7 +146,7 @@ def _read_table(path: Path, columns: Columns) -> dict[str, Part]:
     kept = _feature_columns(table, columns.x, {label, group, columns.split}, path.name)
     features = np.stack([_numbers(table.column(name)) for name in kept], axis=1)
     labels = _complete(table, label)
-    whole = Part(features, labels, None if group is None else _complete(table, group))
+    whole = TablePart(features, labels, None if group is None else _complete(table, group))
     if columns.split is None or columns.split not in present:
         return {"train": whole}
     return _by_split(whole, _complete(table, columns.split))
@@ -207,13 +207,13 @@ def _complete(table: Any, name: str) -> Array:
 # ------------------------------------------------------------------------------------------ images
 
 
-def _read_idx(path: Path) -> dict[str, Part]:
+def _read_idx(path: Path) -> dict[str, TablePart]:
     """MNIST's format: 00 00 08 <axes>, the big-endian uint32 sizes, then the bytes."""
     parts = {}
     for part, stems in {"train": ("train",), "test": ("t10k", "test")}.items():
         images, labels = (_find_idx(path, stems, kind) for kind in ("images", "labels"))
         if images is not None and labels is not None:
-            parts[part] = Part(_parse_idx(images), _parse_idx(labels))
+            parts[part] = TablePart(_parse_idx(images), _parse_idx(labels))
     return parts
 
 
@@ -243,20 +243,20 @@ _GREY = frozenset({"1", "L"})
 _COLOUR = frozenset({"RGB", "RGBA", "P", "LA", "CMYK", "YCbCr"})
 
 
-def _read_folder(path: Path, size: int | None) -> dict[str, Part]:
+def _read_folder(path: Path, size: int | None) -> dict[str, TablePart]:
     names = [n for n in ("train", "val", "test") if (path / n).is_dir()]
     if "train" not in names:
         return {"train": _read_classes(path, size)}
     return {n: _read_classes(path / n, size) for n in names}
 
 
-def _read_classes(path: Path, size: int | None) -> Part:
+def _read_classes(path: Path, size: int | None) -> TablePart:
     """<class>/<file>; the class is the name of the directory."""
     found = sorted(p for p in path.glob("*/*") if p.suffix.lower() in _SUFFIXES)
     if not found:
         raise DataError(f"{path.name!r} has no images as <class>/<file>.png: check the path.")
     images = [_open_image(p) for p in found]
-    return Part(_stack_images(images, size), np.array([p.parent.name for p in found]))
+    return TablePart(_stack_images(images, size), np.array([p.parent.name for p in found]))
 
 
 def _open_image(path: Path) -> Image.Image:
@@ -288,7 +288,7 @@ def _stack_images(images: Sequence[Image.Image], size: int | None) -> NDArray[np
 # ------------------------------------------------------------------------------------ Hugging Face
 
 
-def read_hub(name: str, columns: Columns, size: int | None) -> dict[str, Part]:
+def read_hub(name: str, columns: Columns, size: int | None) -> dict[str, TablePart]:
     """The parts of NAME or NAME:CONFIG on the Hugging Face hub."""
     try:
         import datasets
@@ -322,7 +322,7 @@ def _hub_failure(name: str, error: Exception) -> DataError:
     )
 
 
-def _hub_part(split: Any, columns: Columns, size: int | None, name: str) -> Part:
+def _hub_part(split: Any, columns: Columns, size: int | None, name: str) -> TablePart:
     present = split.column_names
     if not (columns.x is None or isinstance(columns.x, str)):
         raise DataError(f"x is {columns.x!r}, but 'hf:' takes one feature column: give its name.")
@@ -331,7 +331,7 @@ def _hub_part(split: Any, columns: Columns, size: int | None, name: str) -> Part
     group = _choose_group(columns.groups, present, name)
     groups = None if group is None else np.asarray(list(split[group]))
     are_images = bool(x) and hasattr(x[0], "convert")
-    return Part(_stack_images(x, size) if are_images else np.asarray(x), y, groups)
+    return TablePart(_stack_images(x, size) if are_images else np.asarray(x), y, groups)
 
 
 # ------------------------------------------------------------------------- from arrays to tensors

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dpfed.core.errors import DataError
-from dpfed.data.readers import Part
+from dpfed.data.readers import TablePart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Made(NamedTuple):
     """Arrays as a reader gives them, and what is known of generated ones besides."""
 
-    parts: dict[str, Part]
+    parts: dict[str, TablePart]
     classes: int | None
     source: str
     truth: NDArray[np.float64] | None = None
@@ -85,7 +85,10 @@ def clusters(
         f"synthetic Gaussian clusters ({records} records, {features} features, {classes} classes, "
         f"separation {separation}, seed {seed})"
     )
-    parts = {"train": Part(x[:records], y[:records]), "test": Part(x[records:], y[records:])}
+    parts = {
+        "train": TablePart(x[:records], y[:records]),
+        "test": TablePart(x[records:], y[records:]),
+    }
     return Made(parts, classes, source)
 
 
@@ -224,14 +227,14 @@ def _cut(shares: Floats, records: int) -> Ints:
     return counts
 
 
-def _by_client(drawn: Sequence[Drawn], sizes: Ints) -> dict[str, Part]:
+def _by_client(drawn: Sequence[Drawn], sizes: Ints) -> dict[str, TablePart]:
     """Of client i, the first ``sizes[i]`` records are for training, the others for testing."""
 
-    def part(cuts: list[slice]) -> Part:
+    def part(cuts: list[slice]) -> TablePart:
         x = [own[cut] for (own, _), cut in zip(drawn, cuts, strict=True)]
         y = [own[cut] for (_, own), cut in zip(drawn, cuts, strict=True)]
         groups = np.repeat(np.arange(len(y)), [len(own) for own in y])
-        return Part(np.concatenate(x), np.concatenate(y), groups)
+        return TablePart(np.concatenate(x), np.concatenate(y), groups)
 
     return {"train": part([slice(n) for n in sizes]), "test": part([slice(n, None) for n in sizes])}
 

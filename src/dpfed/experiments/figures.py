@@ -109,7 +109,7 @@ def sheet(height: float) -> Iterator[tuple[Figure, Axes]]:
         yield figure, figure.subplots()
 
 
-def save(picture: Picture, folder: Path) -> None:
+def save_picture(picture: Picture, folder: Path) -> None:
     """As PNG to look at and as PDF to print; the same figure gives the same bytes."""
     from matplotlib import rc_context
 

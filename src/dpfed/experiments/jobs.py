@@ -64,7 +64,13 @@ def make_job(
     """The base recipe with changes by dotted key, as ``--set`` takes them."""
     overrides = [f"{key}={_literal(value)}" for key, value in changes.items()]
     where = None if root is None else str(root)
-    return Job(labels, recipes.load(base, overrides), where, keep, brief)
+    return Job(
+        labels=labels,
+        recipe=recipes.load_recipe(base, overrides),
+        root=where,
+        keep=keep,
+        brief=brief,
+    )
 
 
 def _literal(value: Any) -> str:

@@ -31,7 +31,7 @@ from dpfed.experiments.sweep import check_settings, settings_for, stored_setting
 from dpfed.experiments.table import Number, Table, Value, write_tables
 from dpfed.recipes.federation import Federation, divide, federation, load_dataset
 from dpfed.recipes.prepared import Prepared, prepare
-from dpfed.recipes.schema import Recipe, load
+from dpfed.recipes.schema import Recipe, load_recipe
 from dpfed.training.inprocess import rounds
 
 # --------------------------------------------------------------------------------------- partition
@@ -46,9 +46,11 @@ SOURCES = {
 
 def partition_tables(quick: bool = False) -> dict[str, Table]:
     """One table for all data sets, and one for each, divided as the study sofim-cifar10 divides."""
-    base = studies.load("sofim-cifar10").base
+    base = studies.load_study("sofim-cifar10").base
     names = list(SOURCES)[: 1 if quick else None]
-    found = {name: _statistics(load(base, [f'data.source="{SOURCES[name]}"'])) for name in names}
+    found = {
+        name: _statistics(load_recipe(base, [f'data.source="{SOURCES[name]}"'])) for name in names
+    }
     counted = {f"clients-{name}": _class_counts(name, each) for name, each in found.items()}
     return {"partition": _partition_summary(found), **counted}
 
@@ -130,7 +132,7 @@ def runtime_tables(quick: bool = False) -> dict[str, Table]:
 
 
 def _prepared() -> dict[str, Prepared]:
-    study = studies.load(STUDY)
+    study = studies.load_study(STUDY)
     settings = stored_settings(STUDY, study)
     check_settings(study, settings, STUDY)
     found: dict[str, Prepared] = {}

@@ -50,7 +50,7 @@ class Paper:
         return {min(rounds), max(rounds)} if rounds else set()
 
 
-def read(path: Path, study: Study) -> Paper:
+def read_paper(path: Path, study: Study) -> Paper:
     """A paper.csv, checked against the study."""
     with path.open(encoding="utf-8", newline="") as file:
         lines = csv.DictReader(file)

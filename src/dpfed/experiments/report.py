@@ -31,7 +31,7 @@ from dpfed.experiments.figures import Picture, slug
 from dpfed.experiments.findings import findings, listed
 from dpfed.experiments.heat_map import heat_maps
 from dpfed.experiments.jobs import Row, Store
-from dpfed.experiments.published import PAPER, Paper, read, side_by_side
+from dpfed.experiments.published import PAPER, Paper, read_paper, side_by_side
 from dpfed.experiments.scores import ACCURACY, Scores, Settings, cell_words, final_rows, scores
 from dpfed.experiments.significance import mcnemar_table, paired_table
 from dpfed.experiments.study import Cell, Study, cells
@@ -89,7 +89,7 @@ class Material:
 
 def gather(folder: Path, study: Study | None = None) -> Material:
     """The folder's runs, those that its study asks for."""
-    study = study or studies.load(folder / "study.toml")
+    study = study or studies.load_study(folder / "study.toml")
     rows = list(Store.open(folder / RUNS).rows.values())
     path = folder / SETTINGS
     settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -101,8 +101,15 @@ def gather(folder: Path, study: Study | None = None) -> Material:
             "run 'dpfed sweep' or 'dpfed reproduce' into it first"
         )
     tuning = [row for row in rows if row.get("stage") == "tuning"]
-    paper = read(folder / PAPER, study) if (folder / PAPER).exists() else None
-    return Material(study, tuning, kept, settings, len(finals) - len(kept), paper)
+    paper = read_paper(folder / PAPER, study) if (folder / PAPER).exists() else None
+    return Material(
+        study=study,
+        tuning=tuning,
+        final=kept,
+        settings=settings,
+        left_out=len(finals) - len(kept),
+        paper=paper,
+    )
 
 
 def write_report(folder: Path, study: Study | None = None) -> Path:
@@ -112,7 +119,7 @@ def write_report(folder: Path, study: Study | None = None) -> Path:
     write_tables(tables, folder / "tables")
     (folder / "figures").mkdir(exist_ok=True)
     for picture in pictures:
-        figures.save(picture, folder / "figures")
+        figures.save_picture(picture, folder / "figures")
     _clear(folder / "tables", (".md", ".csv", ".tex"), set(tables))
     _clear(folder / "figures", (".png", ".pdf"), {picture.name for picture in pictures})
     page = folder / "report.html"
@@ -195,7 +202,7 @@ def facts(material: Material) -> dict[str, str]:
 
 def command(study: Study, *, searched: bool) -> str:
     """What repeats the study: by its name if it comes with the package, or else from its file."""
-    titles = {studies.load(name).title: name for name in studies.names()}
+    titles = {studies.load_study(name).title: name for name in studies.study_names()}
     quick = study.title.removesuffix(" (miniature)")
     name = titles.get(quick)
     verb = "sweep" if (searched and quick == study.title) or name is None else "reproduce"

@@ -43,14 +43,14 @@ def reproduce(
     watch: Progress | None = None,
 ) -> list[Row]:
     """Run a study into a folder; returns the final rows."""
-    study = studies.load(source)
+    study = studies.load_study(source)
     if quick:
         study = miniature(study)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "study.toml").write_text(dump(study), encoding="utf-8")
+    (out / "study.toml").write_text(dump_study(study), encoding="utf-8")
     _copy_published(source, out)
-    root = None if str(source) in studies.names() else Path(source).resolve().parent
-    desk = Desk(study, out, root, workers, watch)
+    root = None if str(source) in studies.study_names() else Path(source).resolve().parent
+    desk = Desk(study=study, folder=out, root=root, workers=workers, watch=watch)
     settings = search(desk) if tune else stored_settings(str(source), study, out)
     check_settings(study, settings, str(source))
     (out / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
@@ -67,7 +67,7 @@ def _copy_published(source: str | Path, out: Path) -> None:
         shutil.copyfile(printed, out / PAPER)
 
 
-def dump(study: Study) -> str:
+def dump_study(study: Study) -> str:
     """The study as TOML, complete: it needs no other study to stand on."""
     return to_toml(msgspec.structs.replace(study, like=""))
 

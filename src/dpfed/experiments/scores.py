@@ -58,8 +58,16 @@ class Measure:
         return max(figures) / min(figures) > 10
 
 
-ACCURACY = Measure("accuracy", "accuracy", "accuracy (%)", 100.0, 1, 2, "points")
-LOSS = Measure("loss", "loss", "loss", 1.0, -1, None)
+ACCURACY = Measure(
+    key="accuracy",
+    name="accuracy",
+    label="accuracy (%)",
+    scale=100.0,
+    sign=1,
+    decimals=2,
+    unit="points",
+)
+LOSS = Measure(key="loss", name="loss", label="loss", scale=1.0, sign=-1, decimals=None)
 
 BySeed = dict[int, float]
 

@@ -48,11 +48,13 @@ def gap(found: Scores, cell: Cell, method: str, other: str, round: int | None = 
     digits = found.measure.digits(*(side[seed] for side in (ours, theirs) for seed in seeds))
     mean, spread = statistics.fmean(both), std(both)
     if spread is None:
-        return Gap(1, mean, None, None, None, digits)
+        return Gap(seeds=1, mean=mean, std=None, low=None, high=None, digits=digits)
     from scipy.stats import t
 
     half = float(t.ppf((1 + CONFIDENCE) / 2, len(both) - 1)) * spread / math.sqrt(len(both))
-    return Gap(len(both), mean, spread, mean - half, mean + half, digits)
+    return Gap(
+        seeds=len(both), mean=mean, std=spread, low=mean - half, high=mean + half, digits=digits
+    )
 
 
 def mark(found: Scores, cell: Cell, method: str) -> str:

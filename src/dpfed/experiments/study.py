@@ -114,22 +114,22 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def names() -> list[str]:
+def study_names() -> list[str]:
     """The studies that come with the package."""
     return sorted(path.stem for path in STUDIES.glob("*.toml"))
 
 
 def path_of(source: str | Path) -> Path:
     """Where a study is: by its name, or its own file."""
-    return STUDIES / f"{source}.toml" if str(source) in names() else Path(source)
+    return STUDIES / f"{source}.toml" if str(source) in study_names() else Path(source)
 
 
-def load(source: str | Path) -> Study:
+def load_study(source: str | Path) -> Study:
     """A study by name, or from a TOML file."""
     try:
         return _checked(msgspec.convert(_tree(source), Study))
     except OSError as error:
-        known = ", ".join(names())
+        known = ", ".join(study_names())
         raise RecipeError(f"there is no study {str(source)!r}; there are {known}") from error
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise RecipeError(f"study {str(source)!r} is wrong: {error}") from error

@@ -38,11 +38,11 @@ def progress_table(study: Study, rows: Iterable[Row], cell: Cell) -> Table:
     rounds = found.rounds(cell)
     body = [(m.label, *(found.number(cell, m.label, r) for r in rounds)) for m in study.methods]
     return Table(
-        f"{found.measure.label.capitalize()} by round: {cell_words(cell)}",
-        ("method", *(f"round {r}" for r in rounds)),
-        tuple(body),
-        sentences(seeds_note(study), fewer_note(found, [cell])),
-        frozenset(best(body, range(1, 1 + len(rounds)), found.measure.sign)),
+        title=f"{found.measure.label.capitalize()} by round: {cell_words(cell)}",
+        columns=("method", *(f"round {r}" for r in rounds)),
+        rows=tuple(body),
+        note=sentences(seeds_note(study), fewer_note(found, [cell])),
+        bold=frozenset(best(body, range(1, 1 + len(rounds)), found.measure.sign)),
     )
 
 
@@ -119,7 +119,7 @@ def _by_first_axis(
     first = [cell_words({a.label: c[a.label] for a in study.axes[:1]})
              for c in next(iter(blocks.values()))]  # fmt: skip
     columns = (*(axis.label for axis in others), "method", *first)
-    return Table(title, columns, tuple(body), note, frozenset(bold))
+    return Table(title=title, columns=columns, rows=tuple(body), note=note, bold=frozenset(bold))
 
 
 # ------------------------------------------------------------------------------------------- silos
@@ -146,7 +146,13 @@ def silos_table(study: Study, rows: Iterable[Row]) -> Table:
         "Mean: over silos, each with the weight of its records. Worst: the silo with the lowest "
         f"accuracy, which need not be the same in every run. {seeds_note(study)}"
     )
-    return Table("Accuracy on the silos' own records", columns, tuple(body), note, frozenset(bold))
+    return Table(
+        title="Accuracy on the silos' own records",
+        columns=columns,
+        rows=tuple(body),
+        note=note,
+        bold=frozenset(bold),
+    )
 
 
 # ---------------------------------------------------------------------------------------- settings

@@ -243,7 +243,7 @@ def _lent(study: Study) -> Settings:
     if not study.like or not _settings_of(study.like).exists():
         return {}
     lender: Settings = json.loads(_settings_of(study.like).read_text(encoding="utf-8"))
-    like = studies.load(study.like)
+    like = studies.load_study(study.like)
     lent: Settings = {}
     for cell, _, method in entries_of(study):
         shared = {axis.label: cell[axis.label] for axis in like.axes if axis.label in cell}

@@ -186,7 +186,7 @@ def banded(
 ) -> Banded:
     """Noise correlated by a Toeplitz C of these coefficients, or by the best C for ``rounds``."""
     column = None if coefficients is None else tuple(map(float, coefficients))
-    kinds = Unit(unit), Adjacency(adjacency), Trust(trust)
     return Banded(
-        clip, std, *kinds, replace_bound=replace_bound, rounds=rounds, coefficients=column
-    )
+        clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
+        replace_bound=replace_bound, rounds=rounds, coefficients=column,
+    )  # fmt: skip

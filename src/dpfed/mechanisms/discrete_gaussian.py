@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING
 
 from dpfed.core.errors import BadRelease, RecipeError
 from dpfed.core.grid import SLACK, narrow, squared_limit, step_below, truncated_sum
-from dpfed.core.sampling import EVERYONE, drawn
+from dpfed.core.sampling import drawn
 from dpfed.core.types import Adjacency, Release, Trust, Unit
 from dpfed.mechanisms._noise import FreshNoise
 from dpfed.mechanisms._rounded import rounded_normal
@@ -160,5 +160,7 @@ def discrete_gaussian(
     bits: int = 24,
 ) -> DiscreteGaussian:
     """The Gaussian mechanism in exact integers, on a grid of 2^bits steps to the noise or more."""
-    kinds = Unit(unit), Adjacency(adjacency), Trust(trust)
-    return DiscreteGaussian(clip, std, *kinds, EVERYONE, shares, replace_bound, bits)
+    return DiscreteGaussian(
+        clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
+        shares=shares, replace_bound=replace_bound, bits=bits,
+    )  # fmt: skip

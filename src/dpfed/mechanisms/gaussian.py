@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpfed.core.grid import EXACT_BITS, NOISY_BITS, pack, step_below, to_grid
-from dpfed.core.sampling import EVERYONE, drawn
+from dpfed.core.sampling import drawn
 from dpfed.core.types import Adjacency, Release, State, Trust, Unit
 from dpfed.mechanisms._noise import FreshNoise
 
@@ -98,5 +98,6 @@ def gaussian(
 ) -> Gaussian:
     """The Gaussian mechanism with a clip and a noise level (or calibrate the latter)."""
     return Gaussian(
-        clip, std, Unit(unit), Adjacency(adjacency), Trust(trust), EVERYONE, shares, replace_bound
-    )
+        clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
+        shares=shares, replace_bound=replace_bound,
+    )  # fmt: skip

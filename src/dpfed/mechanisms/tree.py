@@ -169,5 +169,7 @@ def tree(
     replace_bound: float = math.nan,
 ) -> Tree:
     """Noise along a binary tree (DP-FTRL): ``horizon`` releases at most, or restarted."""
-    kinds = Unit(unit), Adjacency(adjacency), Trust(trust)
-    return Tree(clip, std, *kinds, replace_bound=replace_bound, horizon=horizon, restart=restart)
+    return Tree(
+        clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
+        replace_bound=replace_bound, horizon=horizon, restart=restart,
+    )  # fmt: skip

@@ -38,7 +38,9 @@ from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
 
 
-def make_plan(recipe: Recipe, clients: Sequence[Records], model: Model | None = None) -> Plan:
+def plan_for_clients(
+    recipe: Recipe, clients: Sequence[Records], model: Model | None = None
+) -> Plan:
     """The Plan of a recipe for these clients, whose sizes the adjacency makes public."""
     nominal = [_nominal(recipe.privacy, records) for records in clients]
     plan = plan_for(recipe, nominal, None if model is None else model.layout)

@@ -77,7 +77,15 @@ def federation(recipe: Recipe, root: Path | None = None) -> Federation:
     model = build_model(recipe.model, dataset, recipe.seed)
     problems = [model.problem(records) for records in clients]
     goal = _goal(recipe.evaluation.kind, model, dataset)
-    return Federation(model, clients, problems, dataset.test, held, dataset.source, goal)
+    return Federation(
+        model=model,
+        clients=clients,
+        problems=problems,
+        test=dataset.test,
+        held=held,
+        source=dataset.source,
+        goal=goal,
+    )
 
 
 def _goal(kind: EvaluationKind, model: Model, dataset: Dataset) -> Vector | None:
@@ -172,7 +180,7 @@ def _standardised(recipe: DataRecipe, records: Records) -> Records:
 def _featurize(recipe: DataRecipe, dataset: Dataset, root: Path | None) -> Dataset:
     """Images become features of a public backbone: a map of each record on its own."""
     weights = recipe.backbone_weights
-    where = None if weights is None else datasets.find(weights, root)
+    where = None if weights is None else datasets.find_file(weights, root)
     cache = None if recipe.backbone_cache is None else Path(recipe.backbone_cache)
     return featurize(
         dataset,

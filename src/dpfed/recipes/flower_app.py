@@ -35,7 +35,14 @@ from dpfed.core.errors import RecipeError
 from dpfed.core.types import Problem
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.prepared import Prepared, prepare
-from dpfed.recipes.result import Result, add_row, clear, require_a_round, result_of, write_error
+from dpfed.recipes.result import (
+    Result,
+    add_row,
+    clear_result,
+    require_a_round,
+    result_of,
+    write_error,
+)
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.sinks._open import Add, open_sinks
 from dpfed.training.account import Account
@@ -53,9 +60,9 @@ WAIT = 300.0
 """Seconds until all clients must have enrolled: each process loads the data first."""
 
 
-def load_recipe(path: str | Path) -> Recipe:
+def recipe_for_flower(path: str | Path) -> Recipe:
     """The recipe, or a refusal of what Flower cannot carry."""
-    recipe = recipes.load(path)
+    recipe = recipes.load_recipe(path)
     if recipe.evaluation.kind.in_clear:
         raise RecipeError(
             f"evaluation.kind is {str(recipe.evaluation.kind)!r}, which reads clients' records in "
@@ -78,7 +85,7 @@ def prepared_for(context: Context) -> Prepared:
 def _prepared(path: str, root: str, text: bytes) -> Prepared:
     """Built once per process, and again if the recipe's text is another one by now."""
     del text
-    return prepare(load_recipe(path), Path(root) if root else None)
+    return prepare(recipe_for_flower(path), Path(root) if root else None)
 
 
 # ------------------------------------------------------------------------------------- the client
@@ -89,7 +96,7 @@ def problem_for(context: Context) -> Problem:
     return prepared_for(context).federation.problems[client.client_index(context)]
 
 
-def plan_for(context: Context) -> Plan:
+def plan_for_context(context: Context) -> Plan:
     """The plan that a client has agreed to: it comes from its own copy of the recipe."""
     return prepared_for(context).plan
 
@@ -99,7 +106,7 @@ def ledger_for(context: Context) -> Account | None:
     return prepared_for(context).account(environment=True)
 
 
-client_app = client.client_app(problem_for, plan_for, ledger_for)
+client_app = client.client_app(problem_for, plan_for_context, ledger_for)
 
 
 # ------------------------------------------------------------------------------------- the server
@@ -108,13 +115,13 @@ server_app = ServerApp()
 
 
 @server_app.main()
-def main(grid: Grid, context: Context) -> None:
+def run_server(grid: Grid, context: Context) -> None:
     """Train as the recipe says; leave the result, or the reason why there is none."""
     out = Path(str(context.run_config.get("out", ".")))
     out.mkdir(parents=True, exist_ok=True)
     try:
         kept = _kept(context)
-        clear(out, kept)
+        clear_result(out, kept)
         run = prepared_for(context)
         with open_sinks(_sinks(context), run.about(out)) as add:
             result = _train(grid, run, context, _writer(out, add, len(kept)))

@@ -59,7 +59,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-def tables(name: str) -> dict[str, Any]:
+def method_tables(name: str) -> dict[str, Any]:
     """The recipe's tables that a method's name stands for."""
     if name not in METHODS:
         raise RecipeError(
@@ -77,12 +77,12 @@ _SHAPE = Layout({"weight": (10, 64), "bias": (10,)})
 """A head of 10 classes on 64 features: what the sizes in the table are measured on."""
 
 
-def table() -> list[dict[str, str]]:
+def methods_table() -> list[dict[str, str]]:
     """One row per method: what it protects, releases, sends and keeps."""
     return [_row(name, method) for name, method in METHODS.items()]
 
 
-def markdown(rows: list[dict[str, str]]) -> str:
+def methods_markdown(rows: list[dict[str, str]]) -> str:
     """The table as Markdown: docs/methods.md has it, and a test holds it there."""
     return "\n".join(markdown_table(list(rows[0]), [list(row.values()) for row in rows])) + "\n"
 

@@ -14,7 +14,7 @@ import msgspec
 
 from dpfed.core.types import Vector
 from dpfed.data.models import Evaluation, evaluate
-from dpfed.recipes.build import make_plan
+from dpfed.recipes.build import plan_for_clients
 from dpfed.recipes.federation import Federation, evaluation_words, federation, public_seed
 from dpfed.recipes.schema import EvaluationKind, Recipe, settings
 from dpfed.recipes.sinks._open import About
@@ -81,7 +81,7 @@ def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None =
         silos: data that was loaded before, for many runs on the same records.
     """
     silos = federation(recipe, root) if silos is None else silos
-    plan = make_plan(recipe, silos.clients, silos.model)
+    plan = plan_for_clients(recipe, silos.clients, silos.model)
     warnings = (small_delta(plan), _no_test(recipe, silos))
     return Prepared(recipe, silos, plan, tuple(each for each in warnings if each))
 

@@ -142,7 +142,7 @@ def _save(result: Result, folder: Path) -> Path:
     tensors = {name: tensor.contiguous() for name, tensor in named.items()}
     write_csv(result.history, folder / "metrics.csv", COLUMNS)
     _write(folder / METRICS_FILE, "".join(map(json_line, result.history)))
-    _write(folder / "recipe.toml", recipes.dump(result.recipe))
+    _write(folder / "recipe.toml", recipes.dump_recipe(result.recipe))
     replace_file(
         folder / MODEL_FILE, save(tensors, {"guarantee": result.guarantee.sentence}), 0o644
     )
@@ -177,7 +177,7 @@ def _write(path: Path, text: str) -> None:
     replace_file(path, text.encode(), 0o644)
 
 
-def clear(out: Path, kept: Sequence[Row] = ()) -> None:
+def clear_result(out: Path, kept: Sequence[Row] = ()) -> None:
     """Remove what an earlier run left but these rows: the rest would be taken for this one's."""
     for name in (GUARANTEE_FILE, ERROR_FILE, MODEL_FILE):
         (out / name).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from dpfed.accounting.ledger.ledger import default_path
+from dpfed.core.environment import ledger_path
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.prepared import Prepared, prepare
@@ -86,11 +86,11 @@ def resolve(
     if isinstance(recipe, Recipe):
         recipe = msgspec.to_builtins(recipe)
     if recipe is None:
-        return recipes.load(sections, extra)
+        return recipes.load_recipe(sections, extra)
     if not sections:
-        return recipes.load(recipe, extra)
-    tree = recipe if isinstance(recipe, Mapping) else recipes.read(Path(recipe))
-    return recipes.load({**tree, **sections}, extra)
+        return recipes.load_recipe(recipe, extra)
+    tree = recipe if isinstance(recipe, Mapping) else recipes.read_toml(Path(recipe))
+    return recipes.load_recipe({**tree, **sections}, extra)
 
 
 def _root(recipe: Any) -> Path | None:
@@ -101,7 +101,7 @@ def _same_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
     """A run goes on with the recipe that it began with: also data and optimizer, unlike a plan."""
     path = checkpoint.folder / "recipe.toml"
     if checkpoint.begun and path.exists():
-        before, now = recipes.settings(recipes.load(path)), recipes.settings(recipe)
+        before, now = recipes.settings(recipes.load_recipe(path)), recipes.settings(recipe)
         for key in sorted(before | now):
             if before.get(key) != now.get(key):
                 raise DataError(
@@ -111,7 +111,7 @@ def _same_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
                 )
         return
     checkpoint.folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(recipes.dump(recipe), encoding="utf-8")
+    path.write_text(recipes.dump_recipe(recipe), encoding="utf-8")
 
 
 @contextmanager
@@ -204,9 +204,11 @@ def _simulated(
     plan, layout = prepared.plan, prepared.federation.model.layout
     scratch = Path(tempfile.mkdtemp(prefix="dpfed-"))
     path = scratch / "recipe.toml"
-    path.write_text(recipes.dump(_with_ledger(prepared.recipe)), encoding="utf-8")
+    path.write_text(recipes.dump_recipe(_with_ledger(prepared.recipe)), encoding="utf-8")
     follow = None if watch is None else (lambda row: watch(row, plan.rounds))
-    done = simulation.run(path, scratch / "out", clients=len(plan.nominal), root=root, watch=follow)
+    done = simulation.run_simulation(
+        path, scratch / "out", clients=len(plan.nominal), root=root, watch=follow
+    )
     params = layout.flatten(dict(done.params))
     shutil.rmtree(scratch, ignore_errors=True)
     return result_of(prepared, params, done.guarantee, done.history, done.stopped)
@@ -216,7 +218,7 @@ def _with_ledger(recipe: Recipe) -> Recipe:
     """The recipe with the ledger's file spelt out: a simulation's own folder is thrown away."""
     if isinstance(recipe.ledger, msgspec.UnsetType):
         return recipe
-    where = default_path() if recipe.ledger.path is None else Path(recipe.ledger.path)
+    where = ledger_path() if recipe.ledger.path is None else Path(recipe.ledger.path)
     ledger = msgspec.structs.replace(recipe.ledger, path=str(where.expanduser().resolve()))
     return msgspec.structs.replace(recipe, ledger=ledger)
 

@@ -20,7 +20,7 @@ import msgspec
 from dpfed.core.errors import RecipeError
 from dpfed.core.registry import suggest
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit, Weights
-from dpfed.recipes.methods import tables
+from dpfed.recipes.methods import method_tables
 
 PlugIn = dict[str, Any]
 
@@ -175,9 +175,9 @@ class Recipe(_Section, frozen=True):
     """Unset is left out where a recipe is written, so keys of runs without it stay the same."""
 
 
-def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
+def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
     """A recipe from a TOML file or a mapping, with ``key=value`` overrides on top."""
-    tree = dict(source) if isinstance(source, Mapping) else read(Path(source))
+    tree = dict(source) if isinstance(source, Mapping) else read_toml(Path(source))
     # the method first: other overrides may set options of the tables that it stands for
     for override in sorted(overrides, key=lambda text: not text.startswith("method=")):
         tree = assign(_with_method(tree), override)
@@ -196,7 +196,7 @@ def _with_method(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The method's tables, under those that the recipe gives itself."""
     if not isinstance(tree.get("method"), str):
         return dict(tree)
-    filled = {**tables(tree["method"]), **tree}
+    filled = {**method_tables(tree["method"]), **tree}
     mechanism = filled.pop("mechanism")
     privacy = filled.get("privacy", {})
     if isinstance(privacy, Mapping):
@@ -204,7 +204,7 @@ def _with_method(tree: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def dump(recipe: Recipe) -> str:
+def dump_recipe(recipe: Recipe) -> str:
     """The recipe as TOML, with every field that is set."""
     return to_toml(recipe)
 
@@ -238,7 +238,7 @@ def _without_none(tree: Any) -> Any:
     return [_without_none(each) for each in tree] if isinstance(tree, list | tuple) else tree
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file; a run is named after it unless it says otherwise."""
     try:
         return {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}

@@ -42,8 +42,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpfed.core.environment import DATASET, IDENTITY, LEDGER, STATE
 from dpfed.core.errors import DpfedError, RecipeError
-from dpfed.recipes.result import clear, is_finished, read_history, read_result
+from dpfed.recipes.result import clear_result, is_finished, read_history, read_result
 from dpfed.sums.secagg.identity import SIMULATED
 from dpfed.training.history import Row
 
@@ -77,7 +78,7 @@ class SimulationOutput:
     log: Path
 
 
-def run(
+def run_simulation(
     recipe_path: Path,
     out: Path,
     *,
@@ -100,14 +101,22 @@ def run(
     """
     _check(recipe_path)
     out.mkdir(parents=True, exist_ok=True)
-    clear(out)
+    clear_result(out)
     log = out.resolve() / LOG_FILE
     log.unlink(missing_ok=True)
     where = "" if root is None else str(root.resolve())
     config = {"recipe": str(recipe_path.resolve()), "root": where, "out": str(out.resolve())}
-    follow = _Follow(out, log, watch, time.monotonic() + timeout, timeout)
+    follow = _Follow(
+        out=out, log=log, watch=watch, deadline=time.monotonic() + timeout, timeout=timeout
+    )
     with _tidy(), _scratch() as folder:
-        job = _Job(Path(folder), log, config, clients, cpus or os.cpu_count() or 1)
+        job = _Job(
+            folder=Path(folder),
+            log=log,
+            config=config,
+            clients=clients,
+            cpus=cpus or os.cpu_count() or 1,
+        )
         _with_flwr(job, follow)
     return _collect(out, log)
 
@@ -122,14 +131,14 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 def _check(recipe_path: Path) -> None:
     """Refuse what Flower cannot carry, or a machine without it, before anything is started."""
     try:
-        from dpfed.recipes.flower_app import load_recipe
+        from dpfed.recipes.flower_app import recipe_for_flower
     except ImportError as error:
         raise RecipeError(
             f"engine 'flower-simulation' needs Flower ({error}); {_INSTALL}"
         ) from error
     if not _find("flwr"):
         raise RecipeError(f"engine 'flower-simulation' needs the command 'flwr'; {_INSTALL}")
-    load_recipe(recipe_path)
+    recipe_for_flower(recipe_path)
 
 
 def _collect(out: Path, log: Path) -> SimulationOutput:
@@ -217,7 +226,7 @@ def _write_app(job: _Job, address: str) -> None:
 
 def _environment(folder: Path) -> dict[str, str]:
     """This process's, but nothing of Flower's, Ray's or dpfed's is shared with another run."""
-    others = {"RAY_ADDRESS", "DPFED_LEDGER", "DPFED_DATASET"}  # a simulated node has no owner
+    others = {"RAY_ADDRESS", LEDGER, DATASET}  # a simulated node has no owner
     env = {name: value for name, value in os.environ.items() if name not in others}
     return {
         **env,
@@ -225,8 +234,8 @@ def _environment(folder: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
         "NO_PROXY": "127.0.0.1,localhost",
         "no_proxy": "127.0.0.1,localhost",
-        "DPFED_STATE": str(folder / "state"),
-        "DPFED_IDENTITY": SIMULATED,  # one machine is everyone
+        STATE: str(folder / "state"),
+        IDENTITY: SIMULATED,  # one machine is everyone
         "FLWR_HOME": str(folder / "flwr"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

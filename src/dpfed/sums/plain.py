@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dpfed.core.types import Reply
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Adding:
     """A channel's sum under way. The total grows in place: O(size) memory."""
 
@@ -53,9 +53,9 @@ class Adding:
         return integers
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Adder:
-    """All channels of a round, and who is in their totals."""
+    """All channels of a round under way, and who is in their totals."""
 
     channels: Mapping[str, Adding]
     clients: set[int] = field(default_factory=set)

@@ -156,7 +156,7 @@ class Secure:
 
     def pack_directory(self, directory: Directory) -> bytes:
         """The signed keys; who has seen which is found out again by sending them."""
-        return wire.pack(wire.Keys(dict(directory.keys)))
+        return wire.pack_message(wire.Keys(dict(directory.keys)))
 
     def unpack_directory(self, packed: bytes) -> Directory:
         """The keys, all of which are sent once more."""

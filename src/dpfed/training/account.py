@@ -28,14 +28,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from dpfed.accounting.ledger.balance import Budget, Key, adversary_for
-from dpfed.accounting.ledger.ledger import ENVIRONMENT, Ledger, Part, Request, default_path
+from dpfed.accounting.ledger.balance import Budget, LedgerKey, adversary_for
+from dpfed.accounting.ledger.ledger import Ledger, Part, Request
+from dpfed.core.environment import DATASET, LEDGER, ledger_path, variable
 from dpfed.core.errors import DataError, DpfedError
 from dpfed.core.types import Broadcast
 from dpfed.training.plan import Plan
-
-DATASET = "DPFED_DATASET"
-"""The environment variable with the name that a node's owner gives to its data."""
 
 
 class Bookable(Protocol):
@@ -60,12 +58,12 @@ class Account:
     """Whether clients divide the name, or it is one client's own."""
     budget: Budget | None = None
 
-    def key(self, plan: Plan, client: int) -> Key:
+    def key(self, plan: Plan, client: int) -> LedgerKey:
         """Under which key a client's releases are booked."""
         mechanism = plan.update
         name = f"{self.dataset}/{client}" if self.divided else self.dataset
         adversary = adversary_for(mechanism.trust)
-        return Key(name, mechanism.unit, mechanism.adjacency, adversary)
+        return LedgerKey(name, mechanism.unit, mechanism.adjacency, adversary)
 
     def request(self, plan: Plan, broadcast: Broadcast, member: Bookable) -> Request:
         """What a client is about to release."""
@@ -74,11 +72,12 @@ class Account:
             name: Part(mechanism, plan.releases(name, at), plan.planned(name), drawn)
             for name, mechanism in plan.channels.items()
         }
-        run = broadcast.training, member.client, at, broadcast.attempt
         key = self.key(plan, member.client)
         return Request(
-            key, *run, parts, fresh=not member.mechanisms, delta_reserved=plan.delta_reserved
-        )
+            key=key, training=broadcast.training, client=member.client, round=at,
+            attempt=broadcast.attempt, parts=parts, fresh=not member.mechanisms,
+            delta_reserved=plan.delta_reserved,
+        )  # fmt: skip
 
     def begin_all(
         self, plan: Plan, broadcast: Broadcast, members: Sequence[Bookable]
@@ -112,15 +111,15 @@ def account(
     environment: bool = False,
 ) -> Account | None:
     """The account of a recipe's name; on a node (``environment``) its owner's name stands first."""
-    own = os.environ.get(DATASET) if environment else None
+    own = variable(DATASET) if environment else None
     name = own or dataset
     if name is None:
-        if environment and os.environ.get(ENVIRONMENT):
-            raise DataError(f"${ENVIRONMENT} is set, but the data has no name; set ${DATASET}")
+        if environment and variable(LEDGER):
+            raise DataError(f"${LEDGER} is set, but the data has no name; set ${DATASET}")
         return None
     if not name or "/" in name:
         raise DataError(f"the data set's name is {name!r}; use one without a '/', such as 'adult'")
-    where = default_path() if path is None else Path(path).expanduser()
+    where = ledger_path() if path is None else Path(path).expanduser()
     budget = None if epsilon is None else Budget(epsilon, delta)
     return Account(_opened(where.resolve(), os.getpid()), name, own is None, budget)
 

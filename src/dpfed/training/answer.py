@@ -19,12 +19,12 @@ whatever goes wrong leaves as a class name from a fixed list.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from dpfed.core.errors import ClientRefused, DataError, UnsoundPlan, wire_name
+from dpfed.core.log import log
 from dpfed.core.sum_protocol import Answer, Signer
 from dpfed.core.types import (
     METRICS,
@@ -40,10 +40,8 @@ from dpfed.core.types import (
 )
 from dpfed.training.plan import Plan
 
-log = logging.getLogger("dpfed")
 
-
-class Account(Protocol):
+class ClientLedger(Protocol):
     """Where a client's releases are entered before they are made: its ledger (account.py)."""
 
     def begin(self, plan: Plan, broadcast: Broadcast, client: ClientState) -> tuple[int, ...]:
@@ -65,7 +63,7 @@ class ClientState:
     secret: bytes = b""
     """What the sum keeps here between stages and rounds."""
     signer: Signer | None = None
-    ledger: Account | None = None
+    ledger: ClientLedger | None = None
     """Where its releases are entered; without one they are not."""
 
 

@@ -41,7 +41,7 @@ from dpfed.core.files import jsonable, replace_file
 from dpfed.core.types import State
 from dpfed.training.plan import Plan
 from dpfed.training.round import ServerState, spent_attempt
-from dpfed.training.state_tree import joined, split
+from dpfed.training.state_tree import join_state, split_state
 
 VERSION = 1
 _MOST_ATTEMPTS = 100_000  # at one round: a larger number was never written here
@@ -136,7 +136,7 @@ class Checkpoint:
             "played": [[each.round, each.attempt, list(each.clients)] for each in committed],
             "history": jsonable(list(history)),
         }
-        tensors, facts["numbers"] = split(self._tree(state, clients))
+        tensors, facts["numbers"] = split_state(self._tree(state, clients))
         self._write(_PROGRESS, save(tensors, {"facts": json.dumps(facts)}))
 
     @staticmethod
@@ -173,7 +173,7 @@ class Checkpoint:
         tensors: dict[str, torch.Tensor],
     ) -> Saved:
         template = self._tree(fresh, clients)
-        params, optimizer, mechanisms, kept = joined(template, tensors, facts["numbers"])
+        params, optimizer, mechanisms, kept = join_state(template, tensors, facts["numbers"])
         at, attempt = index(facts["round"]), index(facts["attempt"])
         state = replace(
             fresh,

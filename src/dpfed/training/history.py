@@ -54,7 +54,7 @@ def make_row(
         seconds: how long the round took.
     """
     spent = plan.guarantee(state.release_counts, state.round)
-    return plain({
+    return only_columns({
         "round": state.round,
         **judged,
         **measured(result.aggregate, plan.loss_bound),
@@ -71,7 +71,7 @@ def make_row(
     })  # fmt: skip
 
 
-def plain(row: Mapping[str, Any]) -> Row:
+def only_columns(row: Mapping[str, Any]) -> Row:
     """The columns of a row, in their order, and nothing else."""
     return {name: known(row.get(name)) for name in COLUMNS}
 

@@ -6,13 +6,13 @@ It carries the same bytes as any other engine, so that a run gives the same bits
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from dpfed.core.errors import ClientRefused, DpfedError, RoundAborted, wire_name
+from dpfed.core.log import log
 from dpfed.core.sum_protocol import Answer, Verifier
 from dpfed.core.types import Broadcast, Problem, State, Vector
 from dpfed.core.vector import one_thread
@@ -23,8 +23,6 @@ from dpfed.training.checkpoint import Checkpoint, CommittedRound
 from dpfed.training.loop import Step, train
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState, run_round, start
-
-log = logging.getLogger("dpfed")
 
 _Reply = Callable[[int], Answer]
 

@@ -30,7 +30,6 @@ a ServerApp too. ``DPStrategy.start`` returns the reason in ``stopped``.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -38,6 +37,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from dpfed.accounting.gdp import CAUTION
+from dpfed.core.log import log
 from dpfed.core.sum_protocol import Answer, Verifier
 from dpfed.core.types import Broadcast, State, Vector
 from dpfed.core.vector import one_thread
@@ -45,8 +45,6 @@ from dpfed.training.checkpoint import Checkpoint, CommittedRound
 from dpfed.training.history import Row, make_row
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState, run_round, start, with_next
-
-log = logging.getLogger("dpfed")
 
 PATIENCE = 3
 """Attempts in a row that may fail: free ones would never end, others waste the budget."""

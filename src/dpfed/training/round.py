@@ -16,7 +16,6 @@ particular algorithm, mechanism or sum. State goes in, state comes out.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ import torch
 
 from dpfed.core.errors import WIRE_NAMES, BadReply, BudgetSpent, ClientRefused
 from dpfed.core.grid import to_values
+from dpfed.core.log import log
 from dpfed.core.sum_protocol import (
     Aborted,
     Answer,
@@ -37,8 +37,6 @@ from dpfed.core.sum_protocol import (
 )
 from dpfed.core.types import Aggregate, Broadcast, Release, State, Total, Vector
 from dpfed.training.plan import Plan, ReleaseCounts
-
-log = logging.getLogger("dpfed")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

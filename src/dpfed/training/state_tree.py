@@ -19,7 +19,7 @@ def leaves(tree: State) -> list[Any]:
     return found
 
 
-def split(tree: State) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+def split_state(tree: State) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """The tensors and the numbers of a state, each by its place: what files hold."""
     found = dict(enumerate(leaves(tree)))
     tensors = {str(i): x.contiguous() for i, x in found.items() if isinstance(x, torch.Tensor)}
@@ -27,7 +27,7 @@ def split(tree: State) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     return tensors, numbers
 
 
-def joined(
+def join_state(
     template: State, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, float]
 ) -> State:
     """A state of the template's form from the two parts of ``split``.

@@ -22,10 +22,11 @@ import torch
 from dpfed.accounting import gdp
 from dpfed.accounting.guarantee import price
 from dpfed.accounting.ledger import events
-from dpfed.accounting.ledger.balance import Budget, Key
+from dpfed.accounting.ledger.balance import Budget, LedgerKey
 from dpfed.accounting.ledger.events import from_json, to_json
 from dpfed.accounting.ledger.journal import Journal
-from dpfed.accounting.ledger.ledger import Ledger, Part, Request, cost_of, default_path
+from dpfed.accounting.ledger.ledger import Ledger, Part, Request, cost_of
+from dpfed.core.environment import ledger_path
 from dpfed.core.errors import (
     BudgetSpent,
     ClientRefused,
@@ -49,9 +50,9 @@ from tests.training.test_round import SIZES, make_plan, members
 BUDGET = Budget(1.0, 1e-5)
 B2 = gdp.mu_for(*BUDGET) ** 2
 TENTH = gaussian(1.0, 2.0 / math.sqrt(B2 / 10))  # ten releases spend the budget
-KEY = Key("adult")
+KEY = LedgerKey("adult")
 DRAWN = gaussian(1.0, 4.0, adjacency=Adjacency.ZERO_OUT).with_sampling(Poisson(0.1))
-ZERO = Key("adult", adjacency=Adjacency.ZERO_OUT)
+ZERO = LedgerKey("adult", adjacency=Adjacency.ZERO_OUT)
 
 
 @pytest.fixture
@@ -194,10 +195,10 @@ def test_without_a_budget_it_only_records(ledger: Ledger) -> None:
 
 
 def test_one_of_many_who_cannot_pay_is_refused_alone(ledger: Ledger) -> None:
-    ledger.declare(Key("adult"), BUDGET)
+    ledger.declare(LedgerKey("adult"), BUDGET)
     for at in range(10):
-        ledger.begin(request(at, key=Key("adult/1"), client=1))
-    asked = [request(20, key=Key(f"adult/{i}"), client=i, training="u") for i in range(3)]
+        ledger.begin(request(at, key=LedgerKey("adult/1"), client=1))
+    asked = [request(20, key=LedgerKey(f"adult/{i}"), client=i, training="u") for i in range(3)]
     found = ledger.begin_all(asked)
     assert [isinstance(each, tuple) for each in found] == [True, False, True]
     writes = {row.body["write"] for row in ledger.rows()[-2:]}
@@ -255,11 +256,11 @@ def test_a_budget_is_a_promise_like_any_other(ledger: Ledger, wrong: Budget) -> 
 def test_another_name_shares_the_budget(ledger: Ledger) -> None:
     ledger.declare(KEY, BUDGET)
     for at in range(10):
-        ledger.begin(request(at, key=Key("adult/0")))
+        ledger.begin(request(at, key=LedgerKey("adult/0")))
     ledger.rename("adult", "census")
     ledger.rename("census", "census-2")
     with pytest.raises(BudgetSpent, match="'adult/0'"):
-        ledger.begin(request(key=Key("census-2/0"), training="u"))
+        ledger.begin(request(key=LedgerKey("census-2/0"), training="u"))
     with pytest.raises(DataError, match="is taken"):
         ledger.rename("adult", "census")
     with pytest.raises(DataError, match="no data set 'adlt'"):
@@ -319,9 +320,9 @@ def test_a_run_in_clear_is_recorded_and_refused_where_there_is_a_budget(ledger: 
     parts = {UPDATE: Part(clear(1.0), 1, 3)}
     ledger.begin(request(parts=parts))
     assert ledger.spent(KEY).epsilon(1e-5, KEY.adjacency) == math.inf
-    ledger.declare(Key("iris"), BUDGET)
+    ledger.declare(LedgerKey("iris"), BUDGET)
     with pytest.raises(BudgetSpent, match="needs inf"):
-        ledger.begin(request(key=Key("iris"), parts=parts))
+        ledger.begin(request(key=LedgerKey("iris"), parts=parts))
 
 
 # --------------------------------------------------------------------------- the file: tampering
@@ -514,12 +515,12 @@ def test_export_is_read_back_as_events(ledger: Ledger) -> None:
 def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("DPFED_LEDGER", raising=False)
     monkeypatch.setenv("DPFED_STATE", str(tmp_path))
-    assert default_path() == tmp_path / "ledger.sqlite"
+    assert ledger_path() == tmp_path / "ledger.sqlite"
     monkeypatch.setenv("DPFED_LEDGER", str(tmp_path / "own.sqlite"))
-    assert default_path() == tmp_path / "own.sqlite"
+    assert ledger_path() == tmp_path / "own.sqlite"
     monkeypatch.delenv("DPFED_LEDGER")
     monkeypatch.delenv("DPFED_STATE")
-    assert default_path() == Path.home() / ".dpfed" / "ledger.sqlite"
+    assert ledger_path() == Path.home() / ".dpfed" / "ledger.sqlite"
 
 
 # --------------------------------------------------------------------------------- in the round

@@ -149,7 +149,7 @@ def test_node_keys_are_what_flower_reads(pristine):
 
 def test_each_silo_gets_its_identity_by_partition_id(tmp_path):
     folder = make(tmp_path / "fed", nodes=["z", "a", "m"])
-    found = [identity.load(folder / "nodes" / name) for name in ("z", "a", "m")]
+    found = [identity.load_identity(folder / "nodes" / name) for name in ("z", "a", "m")]
     assert [each.client for each in found] == [0, 1, 2]
     assert {each.roster.names for each in found} == {("z", "a", "m")}
     for place, name in enumerate(("z", "a", "m")):
@@ -421,7 +421,7 @@ def resign(folder: Path, name: str, roster: bytes) -> None:
 
 def test_check_refuses_unlike_rosters(folder):
     found = identity.load_roster(folder / "nodes/south")
-    resign(folder, "south", identity.dump(found.names[::-1], found.keys[::-1]))
+    resign(folder, "south", identity.dump_roster(found.names[::-1], found.keys[::-1]))
     with pytest.raises(RecipeError, match=r"south/roster\.json is not .*north/roster\.json"):
         deploy.check(folder, insecure=True)
 
@@ -436,7 +436,7 @@ def test_check_refuses_a_script_that_starts_another_client(folder):
 def test_check_refuses_a_silo_that_is_not_everywhere(folder, stray):
     name = "east"
     if stray == "registered only":
-        made = certificates.openssh_public(certificates.new_key().public_key(), name)
+        made = certificates.openssh_public(certificates.new_tls_key().public_key(), name)
         (folder / "server/nodes/east.pub").write_bytes(made)
     elif stray == "folder only":
         shutil.copytree(folder / "nodes/north", folder / "nodes/east")

@@ -19,7 +19,7 @@ import dpfed
 from dpfed.core.errors import RecipeError
 from dpfed.recipes.sinks import _open as watching
 from dpfed.recipes.sinks._open import About, Add
-from dpfed.training.history import COLUMNS, Row, make_row, numbers, plain
+from dpfed.training.history import COLUMNS, Row, make_row, numbers, only_columns
 from dpfed.training.round import RoundResult, start
 from tests.laws.leaks import MODEL
 from tests.training.test_round import make_plan
@@ -234,8 +234,8 @@ def test_only_the_columns_get_through(tmp_path: Path) -> None:
 
 
 def test_plain_twice_is_plain_once() -> None:
-    row = plain({"round": 1, "missing": 1, "accuracy": 0.5, "loss": math.nan})
-    assert plain(row) == row
+    row = only_columns({"round": 1, "missing": 1, "accuracy": 0.5, "loss": math.nan})
+    assert only_columns(row) == row
     assert row["loss"] is None
 
 

@@ -56,7 +56,7 @@ def resign(fed: Path, home: Path, roster: bytes) -> None:
 
 
 def test_each_silo_loads_its_own_place_and_one_roster(pristine):
-    found = [identity.load(pristine / "nodes" / name) for name in NODES]
+    found = [identity.load_identity(pristine / "nodes" / name) for name in NODES]
     assert [each.client for each in found] == [0, 1, 2]
     assert {each.roster for each in found} == {found[0].roster}
     assert found[0].roster.names == tuple(NODES)
@@ -64,7 +64,7 @@ def test_each_silo_loads_its_own_place_and_one_roster(pristine):
 
 
 def test_what_one_silo_signs_the_others_verify(pristine):
-    north, south, _ = (identity.load(pristine / "nodes" / name) for name in NODES)
+    north, south, _ = (identity.load_identity(pristine / "nodes" / name) for name in NODES)
     signature = north.sign(b"my key of round 3")
     assert len(signature) == 64
     assert south.roster.verify(0, signature, b"my key of round 3")
@@ -94,16 +94,16 @@ def test_a_silo_makes_its_own_key_as_the_page_says(fed, south, repository):
     silos, operators = (
         next(block for block in blocks if words in block) for words in ("openssl genpkey", "sed -i")
     )
-    old = identity.load(south)
+    old = identity.load_identity(south)
     (south / "identity.key").unlink()
     public = shell(south, silos).split()[-1]
     operators = operators.replace("OLD", old.roster.keys[1].hex()).replace("NEW", public)
     shell(fed.parent, operators)
 
-    found = identity.load(south)
+    found = identity.load_identity(south)
     assert (found.client, found.roster.keys[1].hex()) == (1, public)
     for name in NODES:
-        assert identity.load(fed / "nodes" / name).roster.verify(1, found.sign(b"m"), b"m")
+        assert identity.load_identity(fed / "nodes" / name).roster.verify(1, found.sign(b"m"), b"m")
     assert not found.roster.verify(1, old.sign(b"m"), b"m")
     assert deploy.check(fed)
 
@@ -117,11 +117,11 @@ def test_new_certificates_as_the_page_says(fed, repository):
         part.split("```")[0] for part in page.split("```bash\n")[1:] if "rm -r new" in part
     )
     commands = [line for line in block.splitlines() if not line.startswith("dpfed deploy")]
-    before = [identity.load(fed / "nodes" / name).roster for name in NODES]
+    before = [identity.load_identity(fed / "nodes" / name).roster for name in NODES]
     deploy.init(fed.parent / "new", server_names=["127.0.0.1"], nodes=NODES)
     shell(fed.parent, "\n".join(commands).replace("north south", " ".join(NODES)))
     assert deploy.check(fed)
-    assert [identity.load(fed / "nodes" / name).roster for name in NODES] == before
+    assert [identity.load_identity(fed / "nodes" / name).roster for name in NODES] == before
 
 
 def shell(folder: Path, commands: str) -> str:
@@ -132,7 +132,7 @@ def shell(folder: Path, commands: str) -> str:
 
 def test_the_roster_file_is_as_the_docstring_says(pristine):
     content = json.loads((pristine / "nodes/north/roster.json").read_bytes())
-    found = identity.load(pristine / "nodes/north").roster
+    found = identity.load_identity(pristine / "nodes/north").roster
     assert content == {
         "version": 1,
         "clients": [
@@ -144,7 +144,7 @@ def test_the_roster_file_is_as_the_docstring_says(pristine):
 
 @pytest.mark.parametrize("show", [repr, str])
 def test_a_printed_identity_shows_no_private_key(pristine, show):
-    found = identity.load(pristine / "nodes/north")
+    found = identity.load_identity(pristine / "nodes/north")
     text = (pristine / "nodes/north/identity.key").read_bytes()
     private = serialization.load_pem_private_key(text, None)
     assert isinstance(private, Ed25519PrivateKey)
@@ -154,13 +154,13 @@ def test_a_printed_identity_shows_no_private_key(pristine, show):
 
 def test_an_identity_cannot_be_pickled(pristine):
     with pytest.raises(TypeError, match="pickle"):
-        pickle.dumps(identity.load(pristine / "nodes/north"))
+        pickle.dumps(identity.load_identity(pristine / "nodes/north"))
 
 
 def test_identities_are_equal_by_place_and_roster(pristine):
     home = pristine / "nodes/north"
-    assert identity.load(home) == identity.load(home)
-    assert identity.load(home) != identity.load(pristine / "nodes/south")
+    assert identity.load_identity(home) == identity.load_identity(home)
+    assert identity.load_identity(home) != identity.load_identity(pristine / "nodes/south")
 
 
 # ---------------------------------------------------------------------------------------- verify
@@ -223,30 +223,30 @@ def test_load_refuses_when_a_file_is_not_there(south, name):
     with pytest.raises(
         DataError, match=rf"{name} cannot be read \(No such file.*restore this silo"
     ):
-        identity.load(south)
+        identity.load_identity(south)
 
 
 def test_load_refuses_a_roster_that_was_touched(south):
     path = south / "roster.json"
     path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(DataError, match=r"roster\.sig is not a signature of .*roster\.json"):
-        identity.load(south)
+        identity.load_identity(south)
 
 
 def test_load_refuses_a_roster_with_a_key_of_the_servers(south):
     """The attack: north's key becomes one that the server holds."""
-    path, found = south / "roster.json", identity.load(south).roster
+    path, found = south / "roster.json", identity.load_identity(south).roster
     theirs = Ed25519PrivateKey.generate().public_key().public_bytes_raw().hex()
     path.write_text(path.read_text().replace(found.keys[0].hex(), theirs))
     with pytest.raises(DataError, match="anyone may have written that roster"):
-        identity.load(south)
+        identity.load_identity(south)
 
 
 @pytest.mark.parametrize("signature", [b"", b"nonsense", bytes(104)])
 def test_load_refuses_what_is_no_signature(south, signature):
     (south / "roster.sig").write_bytes(signature)
     with pytest.raises(DataError, match="is not a signature of"):
-        identity.load(south)
+        identity.load_identity(south)
 
 
 def test_load_refuses_another_ca(south, tmp_path):
@@ -254,7 +254,7 @@ def test_load_refuses_another_ca(south, tmp_path):
     deploy.init(other, server_names=["127.0.0.1"], nodes=NODES)
     shutil.copy(other / "ca/ca.crt", south)
     with pytest.raises(DataError, match=r"by the CA of .*south/ca\.crt"):
-        identity.load(south)
+        identity.load_identity(south)
 
 
 def test_load_refuses_a_roster_that_the_server_signed(fed, south):
@@ -265,20 +265,20 @@ def test_load_refuses_a_roster_that_the_server_signed(fed, south):
     roster = (south / "roster.json").read_bytes()
     (south / "roster.sig").write_bytes(certificates.sign(key, roster))
     with pytest.raises(DataError, match="is not a signature of"):
-        identity.load(south)
+        identity.load_identity(south)
 
 
 @pytest.mark.parametrize("bits", [0o640, 0o604, 0o620, 0o644])
 def test_load_refuses_a_key_that_others_may_read(south, bits):
     (south / "identity.key").chmod(bits)
     with pytest.raises(DataError, match=f"has mode 0{bits:o}.*chmod 600.*make a new key"):
-        identity.load(south)
+        identity.load_identity(south)
 
 
 def test_load_refuses_a_key_that_is_not_in_the_roster(south):
     (south / "identity.key").write_bytes(certificates.pem(certificates.new_identity()))
     with pytest.raises(DataError, match=r"has the public key [0-9a-f]{64}, which is not in"):
-        identity.load(south)
+        identity.load_identity(south)
 
 
 @pytest.mark.parametrize("kind", ["ecdsa", "encrypted", "nonsense", "public"])
@@ -286,7 +286,7 @@ def test_load_refuses_what_is_no_plain_ed25519_key(south, kind):
     key = certificates.new_identity()
     form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
     content = {
-        "ecdsa": certificates.pem(certificates.new_key()),
+        "ecdsa": certificates.pem(certificates.new_tls_key()),
         "encrypted": key.private_bytes(*form, serialization.BestAvailableEncryption(b"secret")),
         "nonsense": b"nonsense",
         "public": key.public_key().public_bytes(
@@ -295,13 +295,13 @@ def test_load_refuses_what_is_no_plain_ed25519_key(south, kind):
     }
     (south / "identity.key").write_bytes(content[kind])
     with pytest.raises(DataError, match="is not an unencrypted Ed25519 key in PEM form"):
-        identity.load(south)
+        identity.load_identity(south)
 
 
 def test_load_refuses_what_is_no_certificate(south):
     (south / "ca.crt").write_text("nonsense")
     with pytest.raises(DataError, match=r"ca\.crt is not a certificate with an ECDSA key"):
-        identity.load(south)
+        identity.load_identity(south)
 
 
 def spoiled(found: Roster) -> dict[str, bytes]:
@@ -337,22 +337,22 @@ def spoiled(found: Roster) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("sentence", sorted(spoiled(identity.simulated(3)[0].roster)))
 def test_load_refuses_a_signed_roster_that_is_wrong(fed, south, sentence):
-    resign(fed, south, spoiled(identity.load(south).roster)[sentence])
+    resign(fed, south, spoiled(identity.load_identity(south).roster)[sentence])
     with pytest.raises(DataError, match=sentence):
-        identity.load(south)
+        identity.load_identity(south)
 
 
 def test_a_silo_can_make_its_own_key(fed, south):
     """The operator sees the public half only, and signs a roster with it."""
-    found, mine = identity.load(south).roster, certificates.new_identity()
+    found, mine = identity.load_identity(south).roster, certificates.new_identity()
     public = mine.public_key().public_bytes_raw()
     (south / "identity.key").write_bytes(certificates.pem(mine))
     for name in NODES:
         home = fed / "nodes" / name
         text = (home / "roster.json").read_text().replace(found.keys[1].hex(), public.hex())
         resign(fed, home, text.encode())
-    signature = identity.load(south).sign(b"m")
-    assert identity.load(fed / "nodes/north").roster.verify(1, signature, b"m")
+    signature = identity.load_identity(south).sign(b"m")
+    assert identity.load_identity(fed / "nodes/north").roster.verify(1, signature, b"m")
 
 
 # ------------------------------------------------------------------------------- the environment
@@ -360,7 +360,7 @@ def test_a_silo_can_make_its_own_key(fed, south):
 
 def test_the_environment_names_a_folder(south, monkeypatch):
     monkeypatch.setenv("DPFED_IDENTITY", str(south))
-    assert identity.from_environment(1, 3) == identity.load(south)
+    assert identity.from_environment(1, 3) == identity.load_identity(south)
 
 
 def test_the_environment_says_simulated(monkeypatch):

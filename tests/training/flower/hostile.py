@@ -341,11 +341,11 @@ def _other_kind(truth: Truth, rng: Rng) -> bytes:
     """A message of another stage, well made."""
     some = {i: rng.randbytes(32) for i in range(3)}
     made = {
-        "keys": wire.pack(wire.Key(rng.randbytes(32), rng.randbytes(64))),
+        "keys": wire.pack_message(wire.Key(rng.randbytes(32), rng.randbytes(64))),
         "input": wire.pack_masked(wire.Masked(some, some, some, bytes(32)), memoryview(b"")),
-        "repair": wire.pack(wire.Seeds(some)),
-        "unmask": wire.pack(wire.Shares(some)),
-        "server": wire.pack(wire.Dropped([0])),
+        "repair": wire.pack_message(wire.Seeds(some)),
+        "unmask": wire.pack_message(wire.Shares(some)),
+        "server": wire.pack_message(wire.Dropped([0])),
     }
     del made[truth.stage]
     return rng.choice(list(made.values()))
@@ -387,7 +387,7 @@ def _bad_key(truth: Truth, rng: Rng) -> bytes:
     weak = rng.choice([bytes(32), b"\1" + bytes(31), b"", bytes(31), bytes(33)])
     signed = letters.signed_text(truth.run, truth.client, weak)
     own = simulated(CLIENTS)[truth.client].sign(signed)  # its own to sign: the key is what is bad
-    return wire.pack(
+    return wire.pack_message(
         rng.choice([
             wire.Key(weak, own), wire.Key(rng.randbytes(32), key.signature), wire.Key(key.key, b""),
             wire.Key(key.key, simulated(CLIENTS)[truth.client].sign(key.key)),
@@ -418,12 +418,12 @@ def _bad_input(truth: Truth, rng: Rng) -> bytes:
 
 def _bad_seeds(truth: Truth, rng: Rng) -> bytes:
     seeds = dict(wire.unpack(truth.data, wire.Seeds).seeds)
-    return wire.pack(wire.Seeds(_bad_values(seeds, truth, rng)))
+    return wire.pack_message(wire.Seeds(_bad_values(seeds, truth, rng)))
 
 
 def _bad_shares(truth: Truth, rng: Rng) -> bytes:
     shares = dict(wire.unpack(truth.data, wire.Shares).shares)
-    return wire.pack(wire.Shares(_bad_values(shares, truth, rng, drop=False)))
+    return wire.pack_message(wire.Shares(_bad_values(shares, truth, rng, drop=False)))
 
 
 def _bad_values(values: dict[int, bytes], truth: Truth, rng: Rng, drop: bool = True) -> Any:

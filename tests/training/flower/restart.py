@@ -176,7 +176,7 @@ class Training:
 
     def look(self) -> Found:
         """Play the committed rounds once more in this process, and read all ledgers."""
-        run = prepare(recipes.load(self.recipe))
+        run = prepare(recipes.load_recipe(self.recipe))
         initial = run.federation.model.initial(public_seed(run.recipe.seed, "model"))
         saved = Checkpoint(self.checkpoint).load(run.plan, start(run.plan, initial, NAME))
         left = result_files.read_result(self.out)

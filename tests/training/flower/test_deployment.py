@@ -47,7 +47,7 @@ def write_recipe(folder: Path, clients: int, rounds: int) -> Path:
         "server": [{"name": "sofim", "rho": 1.0, "beta": 0.9}, {"name": "scale", "rate": 0.3}],
     }
     path = folder / "recipe.toml"
-    path.write_text(recipes.dump(recipes.load(tables)), encoding="utf-8")
+    path.write_text(recipes.dump_recipe(recipes.load_recipe(tables)), encoding="utf-8")
     return path
 
 
@@ -170,7 +170,7 @@ def test_a_silo_that_dies_costs_its_own_part_and_nothing_else(tmp_path: Path) ->
     assert [row["clients"] for row in history] == [5 - len(who) for who in missing]
     assert gone in missing[-1]
 
-    prepared = prepare(recipes.load(recipe))
+    prepared = prepare(recipes.load_recipe(recipe))
     progress, promise = replay(prepared, missing), prepared.plan.guarantee()
     params = prepared.federation.model.layout.flatten(load_file(out / "model.safetensors"))
     assert torch.equal(params, progress.params)

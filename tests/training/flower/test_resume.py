@@ -268,7 +268,7 @@ def test_the_state_that_a_client_goes_on_from_is_kept(tmp_path: Path) -> None:
     """However many of its later replies are not counted."""
     since = None
     for at in [(0, 0), (1, 0), (2, 0), (3, 0), (3, 1), (4, 0)]:
-        states.save(tmp_path, at[0], (torch.ones(2), at[0]), at[1], since)
+        states.save_state(tmp_path, at[0], (torch.ones(2), at[0]), at[1], since)
         since = max(since or at, min(at, (1, 0)))
     kept = sorted(path.stem for path in tmp_path.glob("*.safetensors"))
     assert kept == ["1", "3-1", "4"]
@@ -279,9 +279,9 @@ def test_the_state_that_a_client_goes_on_from_is_kept(tmp_path: Path) -> None:
 def test_the_rows_of_committed_rounds_are_never_away(tmp_path: Path) -> None:
     """A process that dies while it loads its data leaves the history of those before."""
     rows = [{"round": at, "accuracy": 0.5} for at in (1, 2, 3)]
-    result_files.clear(tmp_path, rows)
+    result_files.clear_result(tmp_path, rows)
     (tmp_path / "guarantee.json").touch()
-    result_files.clear(tmp_path, rows[:2])
+    result_files.clear_result(tmp_path, rows[:2])
     assert result_files.read_history(tmp_path) == rows[:2]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
@@ -304,7 +304,7 @@ def write_recipe(folder: Path, rounds: int) -> Path:
         "client": {"name": "scaffold", "steps": 2},
     }
     path = folder / "recipe.toml"
-    path.write_text(recipes.dump(recipes.load(tables)), encoding="utf-8")
+    path.write_text(recipes.dump_recipe(recipes.load_recipe(tables)), encoding="utf-8")
     return path
 
 

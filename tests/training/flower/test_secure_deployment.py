@@ -105,7 +105,7 @@ def write_recipe(folder: Path, rounds: int) -> Path:
         "server": [{"name": "sofim", "rho": 1.0, "beta": 0.9}, {"name": "scale", "rate": 0.3}],
     }
     path = folder / "recipe.toml"
-    path.write_text(recipes.dump(recipes.load(tables)), encoding="utf-8")
+    path.write_text(recipes.dump_recipe(recipes.load_recipe(tables)), encoding="utf-8")
     return path
 
 
@@ -170,7 +170,7 @@ def check(committed: CommittedRound, absent: list[set[int]]) -> None:
     assert [row["aborted"] for row in left.history] == [""] * len(absent)
     assert committed.absences == [(5 - len(who), who) for who in absent]
 
-    prepared = prepare(recipes.load(committed.recipe))
+    prepared = prepare(recipes.load_recipe(committed.recipe))
     layout, progress = prepared.federation.model.layout, replay(in_clear(prepared), absent)
     assert torch.equal(layout.flatten(left.params), progress.params)
     everyone = replay(in_clear(prepared), [set()] * len(absent))

@@ -457,9 +457,9 @@ def test_client_state_is_on_the_clients_disk_and_outlives_a_run(tmp_path: Path) 
     folder = states.folder_for("t1", 1)
     kept_files = sorted(path.name for path in folder.glob("*.safetensors"))
     assert kept_files == ["2.safetensors", "3.safetensors"]
-    kept = states.load(folder, 4, Kept(torch.zeros(SIZE), 0))
+    kept = states.load_before(folder, 4, Kept(torch.zeros(SIZE), 0))
     assert kept.t == 4
-    uncommitted = states.load(folder, 3, Kept(torch.zeros(SIZE), 0))
+    uncommitted = states.load_before(folder, 3, Kept(torch.zeros(SIZE), 0))
     assert uncommitted.t == 3
 
 
@@ -479,24 +479,24 @@ def test_correlated_noise_never_goes_back_to_an_earlier_state() -> None:
     DPStrategy(plan, training="t2").start(grid_for(plan, lost), INITIAL, num_rounds=3)
     assert sorted(set(asked)) == [(0, 0), (1, 0), (1, 1), (2, 0)]
     folder = states.folder_for("t2", 0)
-    assert states.load(folder, 9, Kept(torch.zeros(SIZE), 0)).t == 3
+    assert states.load_before(folder, 9, Kept(torch.zeros(SIZE), 0)).t == 3
     fresh = plan.mechanism_states(MODEL.layout.size)
-    assert states.load(folder / "mechanisms", 1, fresh)[UPDATE].t == 4
+    assert states.load_before(folder / "mechanisms", 1, fresh)[UPDATE].t == 4
 
 
 def test_a_run_that_starts_again_forgets_the_later_rounds_of_the_one_before(tmp_path: Path) -> None:
     for round in (68, 69, 0, 1):
-        states.save(tmp_path, round, (torch.ones(2), round))
+        states.save_state(tmp_path, round, (torch.ones(2), round))
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["0", "1"]
-    assert states.load(tmp_path, 2, (torch.zeros(2), 0))[1] == 1
+    assert states.load_before(tmp_path, 2, (torch.zeros(2), 0))[1] == 1
 
 
 def test_state_of_another_form_or_a_strange_name_is_refused(tmp_path: Path) -> None:
-    states.save(tmp_path, 0, (torch.ones(2), 3))
+    states.save_state(tmp_path, 0, (torch.ones(2), 3))
     with pytest.raises(DataError, match="was the method changed"):
-        states.load(tmp_path, 1, (torch.ones(2), 3, 4))
+        states.load_before(tmp_path, 1, (torch.ones(2), 3, 4))
     with pytest.raises(DataError, match="tensors and numbers"):
-        states.save(tmp_path, 1, {"a": object()})
+        states.save_state(tmp_path, 1, {"a": object()})
     for name in ("../x", "a/b", "", ".hidden", "x" * 101):
         with pytest.raises(DataError, match="training is"):
             states.folder_for(name, 0)

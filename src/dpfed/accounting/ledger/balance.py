@@ -35,7 +35,7 @@ from dpfed.core.types import Adjacency, Trust, Unit
 SERVER, OUTSIDERS = "server", "outsiders"
 
 
-class Key(NamedTuple):
+class LedgerKey(NamedTuple):
     """Whose budget it is: data under its owner's name, and what is promised to whom."""
 
     dataset: str
@@ -158,12 +158,12 @@ class Reserve:
 class Balance:
     """All rows, added up one by one in their order."""
 
-    budgets: dict[Key, Budget] = field(default_factory=dict)
+    budgets: dict[LedgerKey, Budget] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    costs: dict[Key, Cost] = field(default_factory=dict)
-    trainings: dict[tuple[Key, str, int], float] = field(default_factory=dict)
-    reserves: dict[tuple[Key, str, int], Reserve] = field(default_factory=dict)
-    usage: dict[tuple[Key, str, int, str], Usage] = field(default_factory=dict)
+    costs: dict[LedgerKey, Cost] = field(default_factory=dict)
+    trainings: dict[tuple[LedgerKey, str, int], float] = field(default_factory=dict)
+    reserves: dict[tuple[LedgerKey, str, int], Reserve] = field(default_factory=dict)
+    usage: dict[tuple[LedgerKey, str, int, str], Usage] = field(default_factory=dict)
     places: dict[tuple[str, str, int, str], int] = field(default_factory=dict)
     seen: set[tuple[str, str, int, int, int, str]] = field(default_factory=set)
     open: dict[int, Usage] = field(default_factory=dict)
@@ -181,23 +181,23 @@ class Balance:
                 f"back the newest backup of the ledger and its head"
             ) from error
 
-    def resolve(self, key: Key) -> Key:
+    def resolve(self, key: LedgerKey) -> LedgerKey:
         """The key under the name that rows are kept by."""
         base, slash, client = key.dataset.partition("/")
         return key._replace(dataset=f"{self.names.get(base, base)}{slash}{client}")
 
-    def budget(self, key: Key) -> Budget | None:
+    def budget(self, key: LedgerKey) -> Budget | None:
         """The data set's own budget, or that of the name that clients divide."""
         return self.budgets.get(key) or self.budgets.get(key._replace(dataset=key.base))
 
-    def spent(self, key: Key) -> Cost:
+    def spent(self, key: LedgerKey) -> Cost:
         """What counts against a key: to outsiders, what the server saw counts too."""
         own = self.costs.get(key, Cost())
         if key.adversary == OUTSIDERS:
             return own + self.costs.get(key._replace(adversary=SERVER), Cost())
         return own + Cost()
 
-    def limits(self, key: Key) -> dict[Key, Budget]:
+    def limits(self, key: LedgerKey) -> dict[LedgerKey, Budget]:
         """The budgets that a release under this key must keep."""
         keys = {key, key._replace(adversary=OUTSIDERS)}
         found = {each: budget for each in keys if (budget := self.budget(each))}
@@ -211,10 +211,10 @@ class Balance:
         return found
 
 
-def key_of(body: Mapping[str, Any]) -> Key:
+def key_of(body: Mapping[str, Any]) -> LedgerKey:
     """A row's key."""
     unit, adjacency = Unit(body["unit"]), Adjacency(body["adjacency"])
-    return Key(body["dataset"], unit, adjacency, body["adversary"])
+    return LedgerKey(body["dataset"], unit, adjacency, body["adversary"])
 
 
 def _take_budget(balance: Balance, row: Row) -> None:

@@ -34,7 +34,7 @@ def canonical(tree: Any) -> str:
     return json.dumps(tree, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def gaussian(noise_multiplier: float, count: int = 1) -> Json:
+def gaussian_event(noise_multiplier: float, count: int = 1) -> Json:
     """So many Gaussian releases, in dp_accounting's convention."""
     one = {"kind": "Gaussian", "noise_multiplier": noise_multiplier}
     return {"kind": "SelfComposed", "count": count, "event": one}
@@ -46,7 +46,7 @@ def worth_of(mu_squared: float, adjacency: Adjacency) -> Json:
         return {"kind": "NoOp"}
     if math.isinf(mu_squared):
         return {"kind": "NonPrivate"}
-    return gaussian(SENSITIVITY[adjacency] / math.sqrt(mu_squared))
+    return gaussian_event(SENSITIVITY[adjacency] / math.sqrt(mu_squared))
 
 
 def composed(parts: list[Json]) -> Json:

@@ -71,7 +71,7 @@ class Row(NamedTuple):
     hash: str
 
 
-class Head(NamedTuple):
+class JournalHead(NamedTuple):
     """How far the rows go."""
 
     rows: int = 0
@@ -88,7 +88,7 @@ class Journal:
             raise DataError(f"there is no ledger at {str(path)!r}; give its path with --ledger")
         self._lock = threading.RLock()
         self._db = _open(path)
-        self._tail, self._write = Head(), 0
+        self._tail, self._write = JournalHead(), 0
 
     def close(self) -> None:
         """Give the file back."""
@@ -101,7 +101,7 @@ class Journal:
 
     def forget(self) -> None:
         """Look at all rows again next time."""
-        self._tail = Head()
+        self._tail = JournalHead()
 
     @contextmanager
     def turn(self) -> Iterator[list[Row]]:
@@ -148,11 +148,11 @@ class Journal:
         digest = _digest(self._tail.hash, text)
         row = Row(self._tail.rows + 1, json.loads(text), digest)
         self._insert(row.number, text, digest)
-        self._tail = Head(row.number, self._write, digest)
+        self._tail = JournalHead(row.number, self._write, digest)
         return row
 
     @property
-    def tail(self) -> Head:
+    def tail(self) -> JournalHead:
         """How far the rows were read."""
         return self._tail
 
@@ -194,11 +194,11 @@ class Journal:
         self._begin()
         try:
             number, body, digest = next(self._select(_BACKWARDS))
-            self._write_head(Head(number, json.loads(body)["write"], digest))
+            self._write_head(JournalHead(number, json.loads(body)["write"], digest))
         finally:
             self._db.execute("ROLLBACK")
 
-    def _write_head(self, head: Head) -> None:
+    def _write_head(self, head: JournalHead) -> None:
         replace_file(self._head_path, canonical(head._asdict()).encode())
 
     # ------------------------------------------------------------------------------ checks
@@ -237,7 +237,7 @@ class Journal:
             raise DataError(f"row {number} of {where!r} was changed or moved; {_WAY_OUT}")
         try:
             body: Body = json.loads(text)
-            self._tail = Head(number, body["write"], digest)
+            self._tail = JournalHead(number, body["write"], digest)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"row {number} of {where!r} is not a row; {_WAY_OUT}") from error
         return Row(number, body, digest)
@@ -259,22 +259,22 @@ class Journal:
             f"rows were taken away, or an old copy was put in place; {_WAY_OUT}"
         )
 
-    def _before_last(self, write: int) -> Head:
+    def _before_last(self, write: int) -> JournalHead:
         """What the head must have been before the last write."""
         for number, text, digest in self._select(_BACKWARDS):
             at = json.loads(text)["write"]
             if at != write:
-                return Head(number, at, digest)
-        return Head()
+                return JournalHead(number, at, digest)
+        return JournalHead()
 
-    def _read_head(self) -> Head:
+    def _read_head(self) -> JournalHead:
         try:
-            head = Head(**json.loads(self._head_path.read_bytes()))
+            head = JournalHead(**json.loads(self._head_path.read_bytes()))
             if [type(part) for part in head] != [int, int, str]:
                 raise TypeError(head)
             return head
         except FileNotFoundError:
-            return Head()
+            return JournalHead()
         except (ValueError, TypeError) as error:
             raise DataError(f"{str(self._head_path)!r} is not a head; {_WAY_OUT}") from error
 

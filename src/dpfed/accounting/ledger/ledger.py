@@ -29,7 +29,6 @@ reservation stays spent. balance.py adds the rows up.
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.accounting import gdp
-from dpfed.accounting.guarantee import Spent, event_of, is_gaussian, mu_squared, round_up
+from dpfed.accounting.guarantee import Spent, event_of, is_gaussian, mechanism_mu_squared, round_up
 from dpfed.accounting.ledger import events
 from dpfed.accounting.ledger.balance import (
     OUTSIDERS,
@@ -46,26 +45,17 @@ from dpfed.accounting.ledger.balance import (
     Balance,
     Budget,
     Cost,
-    Key,
+    LedgerKey,
     Reserve,
     finite,
     wrong_sums,
 )
 from dpfed.accounting.ledger.journal import Journal, Row
+from dpfed.core.environment import ledger_path
 from dpfed.core.errors import BudgetSpent, DataError, DpfedError, RecipeError, UnsoundPlan
 from dpfed.core.files import jsonable
 from dpfed.core.sampling import EVERYONE, Sampling
 from dpfed.core.types import Mechanism
-
-ENVIRONMENT = "DPFED_LEDGER"
-
-
-def default_path() -> Path:
-    """$DPFED_LEDGER, else ledger.sqlite where a client keeps its state."""
-    if named := os.environ.get(ENVIRONMENT):
-        return Path(named)
-    state = os.environ.get("DPFED_STATE")
-    return (Path(state) if state else Path.home() / ".dpfed") / "ledger.sqlite"
 
 
 @dataclass(frozen=True)
@@ -82,7 +72,7 @@ class Part:
 class Request:
     """All that one client is about to release in a round: it is booked as a whole, or not."""
 
-    key: Key
+    key: LedgerKey
     training: str
     client: int
     round: int
@@ -111,10 +101,12 @@ def cost_of(part: Part, releases: int, place: int = 0) -> dict[str, Any]:
         return {"mu_squared": None, "event": event}
     if mechanism.independent:
         multiplier = mechanism.noise_multiplier()  # type: ignore[attr-defined]  # is_gaussian saw it
-        cost = mu_squared(mechanism, releases)
-        return {"mu_squared": cost, "event": events.gaussian(multiplier, releases)}
-    ahead = mu_squared(mechanism, place + releases)
-    cost = math.inf if math.isinf(ahead) else max(0.0, ahead - mu_squared(mechanism, place))
+        cost = mechanism_mu_squared(mechanism, releases)
+        return {"mu_squared": cost, "event": events.gaussian_event(multiplier, releases)}
+    ahead = mechanism_mu_squared(mechanism, place + releases)
+    cost = (
+        math.inf if math.isinf(ahead) else max(0.0, ahead - mechanism_mu_squared(mechanism, place))
+    )
     return {"mu_squared": jsonable(cost), "event": events.worth_of(cost, adjacency)}
 
 
@@ -134,7 +126,7 @@ class Ledger:
     """See the file's docstring. One object per process and file; threads may share it."""
 
     def __init__(self, path: Path | None = None, *, create: bool = True) -> None:
-        self._journal = Journal(path or default_path(), create=create)
+        self._journal = Journal(path or ledger_path(), create=create)
         self._balance, self._lock = Balance(), threading.RLock()
 
     @property
@@ -197,7 +189,7 @@ class Ledger:
             for name, part in parts.items()
         )  # fmt: skip
 
-    def _refuse_repeats(self, key: Key, request: Request, parts: Iterable[str]) -> None:
+    def _refuse_repeats(self, key: LedgerKey, request: Request, parts: Iterable[str]) -> None:
         for channel in parts:
             at = request.round, request.attempt
             if (key.dataset, *request.run, *at, channel) in self._balance.seen:
@@ -206,13 +198,13 @@ class Ledger:
                     f"before on {channel!r}; a retry is a new attempt, at full cost"
                 )
 
-    def _place(self, key: Key, request: Request, channel: str) -> int:
+    def _place(self, key: LedgerKey, request: Request, channel: str) -> int:
         """How many releases the noise of a channel has behind it."""
         if request.fresh:
             return 0
         return self._balance.places.get((key.dataset, *request.run, channel), 0)
 
-    def _must_reserve(self, key: Key, request: Request) -> bool:
+    def _must_reserve(self, key: LedgerKey, request: Request) -> bool:
         """Whether the filter of Gaussian releases does not apply to this data set."""
         parts = request.parts.values()
         if not all(is_gaussian(part.mechanism, part.participation) for part in parts):
@@ -222,7 +214,9 @@ class Ledger:
             +self._balance.costs[each].events for each in keys if each in self._balance.costs
         )
 
-    def _reserved(self, key: Key, request: Request, limits: Mapping[Key, Budget]) -> Reserve:
+    def _reserved(
+        self, key: LedgerKey, request: Request, limits: Mapping[LedgerKey, Budget]
+    ) -> Reserve:
         """The run's reservation, made now if there is none."""
         run = (key, *request.run)
         if run not in self._balance.reserves:
@@ -239,7 +233,11 @@ class Ledger:
         return self._balance.reserves[run]
 
     def _afford(
-        self, key: Key, request: Request, costs: Mapping[str, Any], limits: Mapping[Key, Budget]
+        self,
+        key: LedgerKey,
+        request: Request,
+        costs: Mapping[str, Any],
+        limits: Mapping[LedgerKey, Budget],
     ) -> None:
         """Gaussian releases: within what the plan promised, and within every budget."""
         run = (key, *request.run)
@@ -255,7 +253,9 @@ class Ledger:
         delta_reserved = {request.run: request.delta_reserved} if request.delta_reserved else {}
         self._keep_within(request, Cost(more, delta_reserved=delta_reserved), limits)
 
-    def _keep_within(self, request: Request, more: Cost, limits: Mapping[Key, Budget]) -> None:
+    def _keep_within(
+        self, request: Request, more: Cost, limits: Mapping[LedgerKey, Budget]
+    ) -> None:
         for key, budget in limits.items():
             before = self._balance.spent(key)
             if not (before + more).within(budget, key.adjacency):
@@ -273,7 +273,7 @@ class Ledger:
 
     # --------------------------------------------------------------------- budgets and names
 
-    def declare(self, key: Key, budget: Budget) -> None:
+    def declare(self, key: LedgerKey, budget: Budget) -> None:
         """Set a budget, or change it: the owner's explicit command, kept as a row."""
         gdp.check_epsilon(budget.epsilon)
         gdp.check_delta(budget.delta)
@@ -281,7 +281,7 @@ class Ledger:
             key = self._balance.resolve(key)
             self._append(kind="budget", **_plain(key), **budget._asdict(), by="command")
 
-    def agree(self, key: Key, budget: Budget) -> None:
+    def agree(self, key: LedgerKey, budget: Budget) -> None:
         """What a recipe states: it declares the first budget, and never changes one."""
         gdp.check_epsilon(budget.epsilon)
         gdp.check_delta(budget.delta)
@@ -311,14 +311,14 @@ class Ledger:
                 )
             self._append(kind="name", name=new, dataset=old)
 
-    def budget(self, key: Key) -> Budget | None:
+    def budget(self, key: LedgerKey) -> Budget | None:
         """What was declared for a key, if anything."""
         self._look()
         return self._balance.budget(self._balance.resolve(key))
 
     # ------------------------------------------------------------------------------ reading
 
-    def spent(self, key: Key) -> Cost:
+    def spent(self, key: LedgerKey) -> Cost:
         """All that was booked under a key, confirmed or not."""
         self._look()
         return self._balance.spent(self._balance.resolve(key))
@@ -392,5 +392,5 @@ def _check_left(reserve: Reserve | None, request: Request, parts: Mapping[str, P
             )
 
 
-def _plain(key: Key) -> dict[str, str]:
+def _plain(key: LedgerKey) -> dict[str, str]:
     return {name: str(value) for name, value in key._asdict().items()}

@@ -33,7 +33,7 @@ _HOST_NAME = re.compile(rf"({_LABEL}\.)*(?!\d+$){_LABEL}")  # 10.1.2.300 is no n
 # -------------------------------------------------------------------------------------- making
 
 
-def new_key() -> ec.EllipticCurvePrivateKey:
+def new_tls_key() -> ec.EllipticCurvePrivateKey:
     """An ECDSA key on P-384."""
     return ec.generate_private_key(ec.SECP384R1())
 

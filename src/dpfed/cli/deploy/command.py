@@ -16,8 +16,8 @@ deploy_app = typer.Typer(
 Folder = Annotated[Path, typer.Argument(help="The folder of the deployment.")]
 
 
-@deploy_app.command()
-def init(
+@deploy_app.command("init")
+def init_command(
     folder: Folder,
     server: Annotated[
         list[str],
@@ -50,8 +50,8 @@ def init(
     typer.echo(f"next: read {folder / 'server/start-superlink.sh'}, then dpfed deploy check")
 
 
-@deploy_app.command()
-def check(
+@deploy_app.command("check")
+def check_command(
     folder: Folder,
     insecure: Annotated[
         bool,

@@ -102,7 +102,7 @@ def init(
     _check_range("days", days, 1, 3650)
     _refuse_existing(folder)
     address = scripts.address(server_names[0], port)
-    ca_key = certs.new_key()
+    ca_key = certs.new_tls_key()
     certificates = _write_certificates(folder, server_names, ca_key, days)
     server = _write_server_scripts(folder, server_names[0], port)
     silos = [
@@ -150,7 +150,7 @@ def _refuse_existing(folder: Path) -> None:
 def _write_certificates(
     folder: Path, server_names: list[str], ca_key: ec.EllipticCurvePrivateKey, days: int
 ) -> list[Path]:
-    server_key = certs.new_key()
+    server_key = certs.new_tls_key()
     ca = certs.ca_certificate(ca_key, days)
     hosts = list(dict.fromkeys((*server_names, *LOOPBACK)))
     server = certs.server_certificate(server_key, hosts, ca, ca_key, days)
@@ -173,7 +173,7 @@ def _write_server_scripts(folder: Path, host: str, port: int) -> list[Path]:
 
 
 def _write_node(folder: Path, name: str, script: bytes) -> list[Path]:
-    key, home = certs.new_key(), folder / "nodes" / name
+    key, home = certs.new_tls_key(), folder / "nodes" / name
     public = certs.openssh_public(key.public_key(), name)
     return [
         _write(home / "node.key", certs.openssh(key), mode=0o600),
@@ -188,7 +188,7 @@ def _write_identities(
     folder: Path, nodes: list[str], ca_key: ec.EllipticCurvePrivateKey
 ) -> list[Path]:
     keys = [certs.new_identity() for _ in nodes]
-    roster = identity.dump(nodes, [key.public_key().public_bytes_raw() for key in keys])
+    roster = identity.dump_roster(nodes, [key.public_key().public_bytes_raw() for key in keys])
     signature = certs.sign(ca_key, roster)
     written = [
         _write(folder / "server" / identity.ROSTER, roster),
@@ -346,7 +346,7 @@ def _common_roster(homes: list[Path]) -> identity.Roster:
 
 def _check_identity(home: Path, roster: identity.Roster) -> str:
     place, count = roster.names.index(home.name), len(roster.names)
-    starts = scripts.partition(home / "start-supernode.sh")
+    starts = scripts.partition_of(home / "start-supernode.sh")
     if starts not in (None, (place, count)):
         raise RecipeError(
             f"{home / 'start-supernode.sh'} says partition-id={starts[0]} of {starts[1]}, but "
@@ -354,7 +354,7 @@ def _check_identity(home: Path, roster: identity.Roster) -> str:
         )
     if not (home / identity.KEY).is_file():
         return f"node {home.name}: client {place}; its identity.key is not here, as it should be"
-    found = identity.load(home).client
+    found = identity.load_identity(home).client
     if found != place:
         raise RecipeError(
             f"{home / identity.KEY} is the key of {roster.names[found]} in the roster and not of "

@@ -19,11 +19,12 @@ from importlib import resources
 from pathlib import Path
 
 from dpfed.cli.new import ENDING, fill
-from dpfed.sums.secagg.identity import ENVIRONMENT, SIMULATED
+from dpfed.core.environment import IDENTITY
+from dpfed.sums.secagg.identity import SIMULATED
 
 _SERVER_FLAGS = ("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--enable-supernode-auth")
-_NODE_FLAGS = ("--root-certificates", "--auth-supernode-private-key", ENVIRONMENT)
-_UNSAFE = ("--insecure", f"{ENVIRONMENT}={SIMULATED}")
+_NODE_FLAGS = ("--root-certificates", "--auth-supernode-private-key", IDENTITY)
+_UNSAFE = ("--insecure", f"{IDENTITY}={SIMULATED}")
 _PARTITION = re.compile(r"partition-id=(\d+) num-partitions=(\d+)")
 
 
@@ -45,7 +46,7 @@ def start_node(name: str, server: str, partition: int, count: int) -> bytes:
     config = f"partition-id={partition} num-partitions={count}"
     return _filled(
         "start-supernode.sh", name=name, address=shlex.quote(server), config=config,
-        identity=ENVIRONMENT,
+        identity=IDENTITY,
     )  # fmt: skip
 
 
@@ -77,7 +78,7 @@ def flaws(folder: Path) -> dict[Path, str | None]:
     }
 
 
-def partition(script: Path) -> tuple[int, int] | None:
+def partition_of(script: Path) -> tuple[int, int] | None:
     """A silo's client index and the number of clients, if its script says them as we write it."""
     found = _PARTITION.findall("\n".join(_code(script)))
     return (int(found[-1][0]), int(found[-1][1])) if found else None

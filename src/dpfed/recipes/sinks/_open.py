@@ -18,7 +18,6 @@ that is given ``About`` and yields ``add``.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.core.errors import RecipeError
+from dpfed.core.log import log
 from dpfed.core.registry import find
-from dpfed.training.history import Row, plain
-
-log = logging.getLogger("dpfed")
+from dpfed.training.history import Row, only_columns
 
 Add = Callable[[Row], None]
 """Takes one round's row."""
@@ -70,7 +68,7 @@ def open_sinks(names: Sequence[str], about: About) -> Iterator[Add]:
 
         def add(row: Mapping[str, Any]) -> None:
             for sink in sinks:
-                sink(plain(row))
+                sink(only_columns(row))
 
         yield add
 

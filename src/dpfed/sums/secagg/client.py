@@ -20,7 +20,6 @@ its private key, the keys it has verified, and how far the current round has gon
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dpfed.core.errors import DataError, Untrusted
+from dpfed.core.log import log
 from dpfed.sums.secagg import keys as letters
 from dpfed.sums.secagg import masks as pads
 from dpfed.sums.secagg import messages as wire
@@ -45,8 +45,6 @@ VERSION = 1
 """Of the vault's form."""
 
 _ASK = "ask who runs the server what happened"
-
-log = logging.getLogger("dpfed")
 
 
 class Vault(msgspec.Struct, array_like=True):
@@ -98,7 +96,7 @@ def offer_key(vault: Vault, context: SumContext) -> bytes:
     """The client's own key of this run, signed."""
     key = letters.public_half(vault.private)
     signature = _signer(context).sign(letters.signed_text(context.run, context.client, key))
-    return wire.pack(wire.Key(key, signature))
+    return wire.pack_message(wire.Key(key, signature))
 
 
 def _signer(context: SumContext) -> Signer:
@@ -225,7 +223,7 @@ def reveal(
     _enough(set(vault.cohort) - out, least)
     vault.out = sorted(out)
     near = [other for other in _near(vault, context, graph) if other in out]
-    return wire.pack(wire.Seeds(_seeds(vault, near)))
+    return wire.pack_message(wire.Seeds(_seeds(vault, near)))
 
 
 def hand_over(
@@ -242,7 +240,7 @@ def hand_over(
     if not set(near) == set(request.sealed) == set(request.marks):
         raise Untrusted(f"the letters are not those of the neighbours who are in; {_ASK}")
     found = {other: _read(vault, context.client, other, request) for other in near}
-    return wire.pack(wire.Shares({other: share for other, share in found.items() if share}))
+    return wire.pack_message(wire.Shares({other: share for other, share in found.items() if share}))
 
 
 def _read(vault: Vault, client: int, sender: int, request: wire.Alive) -> bytes:

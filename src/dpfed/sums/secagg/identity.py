@@ -38,7 +38,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -50,9 +49,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from dpfed.core.environment import IDENTITY, variable
 from dpfed.core.errors import DataError
 
-ENVIRONMENT = "DPFED_IDENTITY"
 """The environment variable with a client's folder, or the word ``simulated``."""
 
 SIMULATED = "simulated"
@@ -129,18 +128,18 @@ def from_environment(client: int, clients: int) -> Identity:
         client: This client's index, its partition-id.
         clients: How many clients the plan has.
     """
-    value = os.environ.get(ENVIRONMENT, "")
+    value = variable(IDENTITY) or ""
     if not value:
         raise DataError(
-            f"{ENVIRONMENT} is not set, so client {client} has no key to sign with; name the "
+            f"{IDENTITY} is not set, so client {client} has no key to sign with; name the "
             "folder that `dpfed deploy init` made for it (its start-supernode.sh does), or for "
-            f"simulations on one machine set {ENVIRONMENT}={SIMULATED}."
+            f"simulations on one machine set {IDENTITY}={SIMULATED}."
         )
     if not 0 <= client < clients:
         raise DataError(f"client is {client}, but must be between 0 and {clients - 1}.")
     if value == SIMULATED:
         return simulated(clients)[client]
-    found = load(Path(value))
+    found = load_identity(Path(value))
     _check_count(value, found.roster, clients)
     if found.client != client:
         raise DataError(
@@ -151,7 +150,7 @@ def from_environment(client: int, clients: int) -> Identity:
     return found
 
 
-def load(folder: Path) -> Identity:
+def load_identity(folder: Path) -> Identity:
     """The identity in a silo's folder, once the CA's signature and the key are verified."""
     roster = load_roster(folder)
     path = folder / KEY
@@ -170,7 +169,7 @@ def roster_from_environment(clients: int) -> Roster | None:
 
     Clients trust their own rosters: without one here, a wrong key costs a round instead.
     """
-    value = os.environ.get(ENVIRONMENT, "")
+    value = variable(IDENTITY) or ""
     if not value:
         return None
     found = simulated(clients)[0].roster if value == SIMULATED else load_roster(Path(value))
@@ -193,7 +192,7 @@ def load_roster(folder: Path) -> Roster:
     return _parse(folder / ROSTER, content)
 
 
-def dump(names: Sequence[str], keys: Sequence[bytes]) -> bytes:
+def dump_roster(names: Sequence[str], keys: Sequence[bytes]) -> bytes:
     """A roster as roster.json has it: one line per client, so that two can be compared."""
     clients = [
         json.dumps({"name": name, "key": key.hex()}) for name, key in zip(names, keys, strict=True)

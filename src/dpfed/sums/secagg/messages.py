@@ -89,7 +89,7 @@ M = TypeVar("M", bound=msgspec.Struct)
 _HEAD = 4  # bytes that say how long the message before the words is
 
 
-def pack(message: msgspec.Struct) -> bytes:
+def pack_message(message: msgspec.Struct) -> bytes:
     """A message as bytes."""
     return msgspec.msgpack.encode(message)
 
@@ -104,7 +104,7 @@ def unpack(data: bytes | memoryview, kind: type[M]) -> M:
 
 def pack_masked(message: Masked, words: memoryview) -> bytes:
     """The message, then the words."""
-    head = pack(message)
+    head = pack_message(message)
     return b"".join((len(head).to_bytes(_HEAD, "little"), head, words))
 
 

@@ -183,10 +183,10 @@ class Session:
         """A client's request, with the neighbours' keys that it has not seen."""
         unseen = set(self._near(client, self.cohort)) - self.seen.get(client, frozenset())
         keys = {other: self.keys[other] for other in sorted(unseen)}
-        return wire.pack(wire.Cohort(sorted(self.cohort), keys))
+        return wire.pack_message(wire.Cohort(sorted(self.cohort), keys))
 
     def _repair(self) -> Requests:
-        message = wire.pack(wire.Dropped(sorted(self.out)))
+        message = wire.pack_message(wire.Dropped(sorted(self.out)))
         return self._ask(REPAIR, dict.fromkeys(sorted(self.alive), message))
 
     def _unmask(self) -> Requests:
@@ -195,7 +195,7 @@ class Session:
 
     def _letters(self, client: int, alive: list[int]) -> bytes:
         near = {other: self.masked[other] for other in self._near(client, self.alive)}
-        return wire.pack(
+        return wire.pack_message(
             wire.Alive(
                 alive,
                 sealed={other: message.sealed[client] for other, message in near.items()},

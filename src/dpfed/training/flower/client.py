@@ -13,7 +13,6 @@ crosses the wire but as a class name; the whole sentence is in the local log.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from dpfed.core.errors import ClientRefused, DataError, UnsoundPlan, wire_name
+from dpfed.core.log import log
 from dpfed.core.rows import Dense
 from dpfed.core.sum_protocol import Answer
 from dpfed.core.types import Problem, Rows, State, Unit, Vector
@@ -33,8 +33,6 @@ from dpfed.training.answer import ClientState, answer
 from dpfed.training.flower import state as states
 from dpfed.training.flower.codec import CONTROL, Envelope, Order, read_order, write_answer
 from dpfed.training.plan import Plan
-
-log = logging.getLogger("dpfed")
 
 MakeProblem = Callable[[Context], Problem]
 MakePlan = Callable[[Context], Plan]
@@ -85,7 +83,7 @@ def private(
     return mod
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Responder:
     """Takes messages, gives answers; problems are built once per process and client."""
 
@@ -197,9 +195,9 @@ class _Responder:
             if after.secret != member.secret:
                 states.write_secret(folder, after.secret)
             if order.stage == plan.sum.release_stage:
-                states.save(folder / _MECHANISMS, 0, dict(after.mechanisms))
+                states.save_state(folder / _MECHANISMS, 0, dict(after.mechanisms))
                 at = order.broadcast.round, order.broadcast.attempt
-                states.save(folder, at[0], after.state, at[1], order.since)
+                states.save_state(folder, at[0], after.state, at[1], order.since)
         return reply
 
 
@@ -215,7 +213,7 @@ def _remember(plan: Plan, order: Order, member: ClientState, folder: Path) -> Cl
     mechanisms: dict[str, State] = {}
     if order.broadcast.round > 0:  # in round 0 all noise is new, which is never too little
         new = plan.mechanism_states(params.numel())
-        kept = states.load(folder / _MECHANISMS, 1, new)
+        kept = states.load_before(folder / _MECHANISMS, 1, new)
         mechanisms = {} if kept is new else kept  # the ledger prices new noise from its start
     return replace(member, state=state, mechanisms=mechanisms)
 

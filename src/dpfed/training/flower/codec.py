@@ -110,19 +110,19 @@ def read_order(content: RecordDict) -> Order:
         params = np.concatenate(flat) if flat else np.empty(0, np.float32)
         shared = content.array_records.get(SHARED, ArrayRecord())
         broadcast = Broadcast(
-            _number(control["round"]),
-            torch.from_numpy(params),
-            {name: torch.from_numpy(array.numpy().copy()) for name, array in shared.items()},
-            _number(control["attempt"]),
-            str(control["training"]),
+            round=_number(control["round"]),
+            params=torch.from_numpy(params),
+            shared={name: torch.from_numpy(array.numpy().copy()) for name, array in shared.items()},
+            attempt=_number(control["attempt"]),
+            training=str(control["training"]),
         )
         channels, requests = _texts(control["channels"]), control["requests"]
         return Order(
-            broadcast,
-            str(control["stage"]),
-            dict(zip(channels, requests, strict=True)),  # type: ignore[arg-type]
-            str(control["fingerprint"]),
-            _since(control["since"]),
+            broadcast=broadcast,
+            stage=str(control["stage"]),
+            requests=dict(zip(channels, requests, strict=True)),  # type: ignore[arg-type]
+            fingerprint=str(control["fingerprint"]),
+            since=_since(control["since"]),
         )
     except Exception as error:  # numpy's reader of arrays alone raises many kinds
         raise BadReply(

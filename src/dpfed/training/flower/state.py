@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import os
 import re
 import time
@@ -23,17 +22,16 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from dpfed.core.environment import state_folder
 from dpfed.core.errors import DataError
 from dpfed.core.files import replace_file
+from dpfed.core.log import log
 from dpfed.core.types import State
-from dpfed.training.state_tree import joined, leaves, split
-
-log = logging.getLogger("dpfed")
+from dpfed.training.state_tree import join_state, leaves, split_state
 
 At = tuple[int, int]
 """A round and its attempt."""
 
-ENVIRONMENT = "DPFED_STATE"
 _KEPT = 2
 _SECRET = "sum.vault"  # noqa: S105 (a file name)
 
@@ -42,11 +40,10 @@ def folder_for(training: str, client: int, root: Path | None = None) -> Path:
     """Where a client keeps its state: $DPFED_STATE, or .dpfed in the home folder."""
     if not re.fullmatch(r"[\w.-]{1,100}", training) or training.startswith("."):
         raise DataError(f"training is {training!r}; use up to 100 letters, digits, '-', '_', '.'")
-    base = root or Path(os.environ.get(ENVIRONMENT, Path.home() / ".dpfed"))
-    return base / training / f"client-{client}"
+    return (root or state_folder()) / training / f"client-{client}"
 
 
-def load(folder: Path, round: int, template: State) -> State:
+def load_before(folder: Path, round: int, template: State) -> State:
     """The newest state of a round before ``round``, in the template's form; else the template."""
     earlier = [at for at in _kept(folder) if at[0] < round]
     if not earlier:
@@ -68,12 +65,14 @@ def load_at(folder: Path, at: At, template: State) -> State:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} cannot be read; restore it, or begin a new training") from error
-    return joined(template, tensors, numbers)
+    return join_state(template, tensors, numbers)
 
 
-def save(folder: Path, round: int, state: State, attempt: int = 0, since: At | None = None) -> None:
+def save_state(
+    folder: Path, round: int, state: State, attempt: int = 0, since: At | None = None
+) -> None:
     """Write the state after ``round`` atomically; forget all but the last two, and ``since``."""
-    tensors, numbers = split(state)
+    tensors, numbers = split_state(state)
     if not tensors and not numbers:
         return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from dpfed.accounting.guarantee import Guarantee
 from dpfed.core.errors import UnsoundPlan
+from dpfed.core.log import log
 from dpfed.core.types import Vector
 from dpfed.core.vector import Layout, layout_of
 from dpfed.training.checkpoint import Checkpoint
@@ -33,8 +34,6 @@ from dpfed.training.loop import Judge, Step, train
 from dpfed.training.metrics import measured
 from dpfed.training.plan import Plan
 from dpfed.training.soundness import small_delta
-
-log = logging.getLogger("dpfed")
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 

@@ -14,7 +14,6 @@ the number of clients.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from dpfed.core.errors import BadReply, ClientRefused
+from dpfed.core.log import log
 from dpfed.core.sum_protocol import Answer, Verifier
 from dpfed.core.types import Broadcast, State, Vector
 from dpfed.core.vector import Layout
@@ -31,8 +31,6 @@ from dpfed.training.flower.client import ENROL
 from dpfed.training.flower.codec import CONTROL, At, Envelope, Sender, read_answer
 from dpfed.training.loop import Step
 from dpfed.training.plan import Plan
-
-log = logging.getLogger("dpfed")
 
 _IN_FLIGHT = 4 << 20  # bytes of replies that are pulled at once: keeps memory flat at large d
 _POLL, _SLOWEST = 0.01, 0.25  # seconds between two looks for replies: rarer, the longer it takes

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment variables that dpfed reads: set by the owner of a machine, never by a server.
+
+| variable       | what it says                                          | if it is not set        |
+|----------------|-------------------------------------------------------|-------------------------|
+| DPFED_DATA     | folders in which relative data paths are looked for   | the recipe's own folder |
+| DPFED_STATE    | where a client keeps its state, and its ledger        | ~/.dpfed                |
+| DPFED_LEDGER   | the ledger's file                                     | in DPFED_STATE          |
+| DPFED_DATASET  | the name of a node's data in its ledger; stands first | the app's name for it   |
+| DPFED_IDENTITY | the folder of a silo's keys, or ``simulated``         | no secure sum           |
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+DATA, STATE, LEDGER = "DPFED_DATA", "DPFED_STATE", "DPFED_LEDGER"
+DATASET, IDENTITY = "DPFED_DATASET", "DPFED_IDENTITY"
+
+
+def variable(name: str) -> str | None:
+    """What a variable says; None where it is not set, or empty."""
+    return os.environ.get(name) or None
+
+
+def data_folders() -> list[Path]:
+    """The folders of $DPFED_DATA."""
+    named = (variable(DATA) or "").split(os.pathsep)
+    return [Path(each).expanduser() for each in named if each]
+
+
+def state_folder() -> Path:
+    """Where a client keeps its state."""
+    named = variable(STATE)
+    return Path(named).expanduser() if named else Path.home() / ".dpfed"
+
+
+def ledger_path() -> Path:
+    """Where a client keeps its ledger."""
+    named = variable(LEDGER)
+    return Path(named).expanduser() if named else state_folder() / "ledger.sqlite"
