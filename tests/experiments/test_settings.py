@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from benchmarks import _paper_tables as runtime
 
 from dpfed.core.errors import RecipeError
-from dpfed.experiments import measurements as runtime
 from dpfed.experiments import study as studies
 from dpfed.experiments.reproduce import reproduce
 from dpfed.experiments.sweep import check_settings, stored_settings

@@ -162,16 +162,11 @@ def reproduce_command(
     Example: DPFED_DATA=data dpfed reproduce sofim-cifar10
     """
     from dpfed.experiments import study as studies
-    from dpfed.experiments.measurements import MEASUREMENTS, measure
 
     if not name:
         titles = {each: studies.load_study(each).title for each in studies.study_names()}
-        titles |= {each: measurement.title for each, measurement in MEASUREMENTS.items()}
         for each, title in sorted(titles.items()):
             typer.echo(f"{each:20} {title}")
-        return
-    if name in MEASUREMENTS:
-        typer.echo(f"tables in {measure(name, out or Path('runs') / name, quick=quick)}")
         return
     _study(name, out, tune=tune, quick=quick, workers=workers)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of Nair et al. 2026 that are measured, not trained; ``dpfed reproduce`` knows them.
+"""Tables of Nair et al. 2026 that are measured, not trained; ``scripts/paper-tables`` makes them.
 
     partition   who holds what: class counts per client, and how far they are from uniform (Tables
                 13 and 14). Read from the data in clear: a description of a simulated federation
@@ -12,12 +12,13 @@ whole round of DP-FedGD: both are measured within the same seconds, and their ra
 
 from __future__ import annotations
 
+import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -198,23 +199,23 @@ def _runtime_table(timed: dict[str, Timed], repeats: int) -> Table:
     return Table("What a round costs", columns, rows, note)
 
 
-# -------------------------------------------------------------------------------------- both
+# ------------------------------------------------------------------------------------ the command
+
+TABLES = {"partition": partition_tables, "runtime": runtime_tables}
 
 
-class Measurement(NamedTuple):
-    """A title, and what makes the tables."""
-
-    title: str
-    tables: Callable[[bool], dict[str, Table]]
-
-
-MEASUREMENTS = {
-    "partition": Measurement("Class counts per client, KL from uniform", partition_tables),
-    "runtime": Measurement("Seconds per round and the server step's part", runtime_tables),
-}
-
-
-def measure(name: str, out: Path, *, quick: bool = False) -> Path:
-    """Make the tables of a measurement into a folder."""
+def main() -> None:
+    """Make the tables of one of them into a folder."""
+    parser = argparse.ArgumentParser(prog="scripts/paper-tables", description=__doc__)
+    parser.add_argument("name", choices=list(TABLES))
+    parser.add_argument("--out", type=Path, help="a folder; runs/NAME by default")
+    parser.add_argument("--quick", action="store_true", help="one data set, one repeat")
+    asked = parser.parse_args()
+    out = asked.out or Path("runs") / asked.name
     out.mkdir(parents=True, exist_ok=True)
-    return write_tables(MEASUREMENTS[name].tables(quick), out / "tables")
+    where = write_tables(TABLES[asked.name](asked.quick), out / "tables")
+    sys.stdout.write(f"tables in {where}\n")
+
+
+if __name__ == "__main__":
+    main()
