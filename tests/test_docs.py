@@ -74,6 +74,7 @@ def test_the_newcomer_runs_the_pages_that_are_left_to_it() -> None:
     assert "scripts/newcomer" in (REPOSITORY / ".ci/run").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [marked(name) for name in PAGES if name not in ELSEWHERE])
 def test_the_page_does_what_it_says(
     name: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -107,12 +108,14 @@ def read_aloud(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_page_that_fails_is_noticed(tmp_path: Path) -> None:
     done = read_aloud("```bash\ntrue\n```\n\n```python\nraise SystemExit(3)\n```\n", tmp_path)
     assert done.returncode == 1
     assert "raise SystemExit(3)" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_block_that_takes_longer_than_the_page_says_is_noticed(tmp_path: Path) -> None:
     done = read_aloud("<!-- within 1 s -->\n```bash\nsleep 1.1\n```\n", tmp_path)
     assert done.returncode == 1
@@ -120,6 +123,7 @@ def test_a_block_that_takes_longer_than_the_page_says_is_noticed(tmp_path: Path)
     assert read_aloud("<!-- within 9 s -->\n```bash\ntrue\n```\n", tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_what_a_page_leaves_running_ends_with_it(tmp_path: Path) -> None:
     daemon = "setsid sleep 300 >/dev/null 2>&1 &\necho $! > pid\n"
     for last in ("true", "false"):
@@ -150,8 +154,15 @@ def quoted(path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["index.md", "trust.md"])
-def test_the_quoted_promise_is_the_readmes(name: str) -> None:
-    assert quoted(DOCS / name) == quoted(REPOSITORY / "README.md")
+def test_the_quoted_guarantee_is_the_quickstarts(name: str) -> None:
+    from dpfed.recipes.build import plan_for_clients
+    from dpfed.recipes.federation import federation
+    from dpfed.recipes.schema import load_recipe
+
+    recipe = load_recipe(REPOSITORY / "examples" / "recipes" / "quickstart.toml")
+    silos = federation(recipe)
+    plan = plan_for_clients(recipe, silos.clients)
+    assert quoted(DOCS / name) == str(plan.guarantee())
 
 
 def test_the_table_of_guesses_is_the_accountants() -> None:
@@ -188,6 +199,7 @@ def build(root: Path, target: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_site_is_built_strictly_and_spelt_right(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     done = build(REPOSITORY, tmp_path)
@@ -200,6 +212,7 @@ def test_the_site_is_built_strictly_and_spelt_right(tmp_path: Path) -> None:
         assert loaded == []  # nothing comes from other hosts
 
 
+@pytest.mark.slow
 def test_a_broken_link_and_a_page_left_out_stop_the_build(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     shutil.copytree(DOCS, tmp_path / "docs")

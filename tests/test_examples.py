@@ -39,7 +39,7 @@ def _home(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> 
     become_a_server(monkeypatch)
 
 
-@pytest.mark.parametrize("method", ["scale", "ema", "sofim"])
+@pytest.mark.parametrize("method", ["dp-fedadam", "ema-only", "dp-fedgd"])
 def test_the_flower_app_trains_by_every_method(
     method: str, tmp_path: Path, repository: Path
 ) -> None:
@@ -66,6 +66,7 @@ def test_the_cnn_trains_on_images(tmp_path: Path, repository: Path) -> None:
     assert report["guarantee"].startswith("(100, 1e-05)-DP for each record")
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_shows_its_picture(repository: Path, tmp_path: Path) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(repository / "examples/notebook/first.ipynb", as_version=4)

@@ -33,9 +33,8 @@ from dpfed.accounting.ledger.ledger import Ledger, Part, Request
 from dpfed.core.errors import BadReply, DataError, DpfedError
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes import schema as recipe
-from dpfed.sums.secagg import client as member
-from dpfed.sums.secagg import identity
-from dpfed.sums.secagg import messages as wire
+from dpfed.sums.secagg import client as sum_client
+from dpfed.sums.secagg import identity, messages
 from dpfed.sums.secure import secure
 from dpfed.training.checkpoint import Checkpoint, CommittedRound
 from dpfed.training.flower import state as states
@@ -314,6 +313,7 @@ def test_the_bytes_of_a_checkpoint_are_read_or_refused(
     resumed(kept, tmp_path, data.draw(edits(kept[2])), ASKED)
 
 
+@pytest.mark.slow
 @settings(FUZZ, max_examples=150 * FACTOR)
 @given(data=st.data())
 def test_the_facts_of_a_checkpoint_are_read_or_refused(
@@ -387,9 +387,9 @@ def test_a_clients_state_of_another_form_is_refused(
 @given(data=st.data())
 def test_a_vault_is_read_or_refused(data: Any) -> None:
     context = _seat()
-    vault = member.open_vault(b"", context)
-    member.offer_key(vault, context)
-    refused_or_read(lambda: member.open_vault(data.draw(edits(vault.lock())), context))
+    vault = sum_client.open_vault(b"", context)
+    sum_client.offer_key(vault, context)
+    refused_or_read(lambda: sum_client.open_vault(data.draw(edits(vault.lock())), context))
 
 
 def _seat() -> Any:
@@ -442,15 +442,23 @@ def test_an_order_of_any_records_is_read_or_refused(
     refused_or_read(lambda: read_order(records), BadReply)
 
 
-KINDS = [wire.Key, wire.Keys, wire.Cohort, wire.Dropped, wire.Seeds, wire.Alive, wire.Shares]
-MESSAGE = wire.pack_message(wire.Alive([0, 1], {1: bytes(49)}, {1: bytes(32)}))
+KINDS = [
+    messages.Key,
+    messages.Keys,
+    messages.Cohort,
+    messages.Dropped,
+    messages.Seeds,
+    messages.Alive,
+    messages.Shares,
+]
+MESSAGE = messages.pack_message(messages.Alive([0, 1], {1: bytes(49)}, {1: bytes(32)}))
 
 
 @settings(FUZZ, max_examples=300 * FACTOR)
 @given(data=st.binary(max_size=80) | edits(MESSAGE), kind=st.sampled_from(KINDS))
 def test_bytes_on_the_masks_wire_are_read_or_refused(data: bytes, kind: Any) -> None:
-    refused_or_read(lambda: wire.unpack(data, kind), BadReply)
-    refused_or_read(lambda: wire.unpack_masked(data), BadReply)
+    refused_or_read(lambda: messages.unpack(data, kind), BadReply)
+    refused_or_read(lambda: messages.unpack_masked(data), BadReply)
 
 
 @pytest.mark.parametrize(
@@ -459,7 +467,7 @@ def test_bytes_on_the_masks_wire_are_read_or_refused(data: bytes, kind: Any) -> 
 def test_deep_or_vast_messages_are_refused(opener: bytes) -> None:
     for kind in KINDS:
         with pytest.raises(BadReply):
-            wire.unpack(opener * 100_000, kind)
+            messages.unpack(opener * 100_000, kind)
 
 
 # ----------------------------------------------------------------------------------------- rosters

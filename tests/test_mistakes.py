@@ -63,15 +63,15 @@ def is_one_sentence(text: str) -> bool:
 MISTAKES = {
     "an epsilon below 0": (
         ["privacy.epsilon=-1"],
-        ["epsilon is -1.0", "a finite number above 0", "1 is usual"],
+        ["epsilon must be", "a finite number above 0, got -1.0", "1 is usual"],
     ),
     "an epsilon in words": (
         ["privacy.epsilon=one"],
-        ["privacy.epsilon is 'one'", "must be a number", "correct it, or leave it out"],
+        ["privacy.epsilon must be a number", "got 'one'", "correct it, or leave it out"],
     ),
     "a clip of 0": (
         ["privacy.clip=0"],
-        ["clip is 0.0", "a finite number above 0", "1 is usual"],
+        ["clip must be", "a finite number above 0", "got 0.0; 1 is usual"],
     ),
     "distributed trust without the secure sum": (
         ["privacy.trust=distributed"],
@@ -83,7 +83,7 @@ MISTAKES = {
     ),
     "draws under replace-one": (
         ["privacy.record_rate=0.5"],
-        ["rate 0.5", "not priced under replace-one", "use adjacency = 'zero-out' or 'add-remove'"],
+        ["rate 0.5", "accounted for under replace-one", "use adjacency = 'zero-out' or"],
     ),
     "a data file that is missing": (
         ["data.source=absent.npz"],
@@ -95,7 +95,7 @@ MISTAKES = {
     ),
     "too few clients for the secure sum": (
         [*SECURE, "data.partition.clients=2"],
-        ["1 colluders among 2 survivors", "3 survivors are the least", "have more clients"],
+        ["survivors must be at least 3", "1 colluders could open", "got 2; have more clients"],
     ),
     "a misspelt field": (
         ["privacy.epsilonn=1"],
@@ -115,19 +115,19 @@ MISTAKES = {
     ),
     "a misspelt choice": (
         ["privacy.adjacency=replace"],
-        ["privacy.adjacency is 'replace'", "use one of replace-one, add-remove, zero-out"],
+        ["adjacency must be one of replace-one, add-remove, zero-out", "got 'replace'"],
     ),
     "a misspelt method": (
         ["method=dp-fedadm"],
-        ["no method 'dp-fedadm'", "'dpfed methods' lists", "did you mean 'dp-fedadam'?"],
+        ["got 'dp-fedadm'", "a name that 'dpfed methods' lists", "did you mean 'dp-fedadam'?"],
     ),
     "no round": (
         ["rounds=0"],
-        ["rounds is 0", "give a whole number, at least 1"],
+        ["rounds must be a whole number, at least 1", "got 0", "raise it"],
     ),
     "a fraction of a round": (
         ["rounds=2.5"],
-        ["rounds is 2.5", "must be a whole number", "correct it"],
+        ["rounds must be a whole number", "got 2.5", "correct it"],
     ),
 }
 
@@ -158,7 +158,7 @@ def test_a_demo_without_a_promise_is_refused_before_it_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = complain(monkeypatch, capsys, "demo", "--epsilon", "0", "--out", str(tmp_path / "out"))
-    assert "epsilon is 0.0, and must be a finite number above 0; 1 is usual" in said
+    assert "epsilon must be a finite number above 0, got 0.0; 1 is usual" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -273,8 +273,8 @@ def test_flower_nodes_that_do_not_fit_the_plan_are_named_with_the_way_out(
     assert said == [
         "node 101 is not enrolled: client 0 is enrolled by another node; give each its own "
         "partition-id",
-        "node 102 is not enrolled: its client index 7 is not one of the plan's 3; give it a "
-        "partition-id from 0 to 2",
+        "node 102 is not enrolled: its partition-id must be from 0 to 2, got 7; correct its "
+        "--node-config, or start fewer SuperNodes",
     ]
     alone = DPStrategy(plan, wait=0.1).start(LocalGrid(clients, {}), arrays)
     assert alone.stopped == (
@@ -399,11 +399,11 @@ class Shown(NamedTuple):
 SHOWN = {
     errors.RecipeError: Shown(
         lambda: dpfed.run(rounds=3, data=DATA, privacy={"epsilon": 0}),
-        "epsilon is 0.0", "a finite number above 0", "1 is usual",
+        "got 0.0", "a finite number above 0", "1 is usual",
     ),
     errors.UnsoundPlan: Shown(
         lambda: played(Fine(), privacy={"record_rate": 0.5}),
-        "rate 0.5", "not priced under replace-one", "use adjacency = 'zero-out' or 'add-remove'",
+        "rate 0.5", "accounted for under replace-one", "use adjacency = 'zero-out' or 'add-remove'",
     ),
     errors.Unpriceable: Shown(
         _unpriceable, "RandomizedResponseDpEvent", "under add-remove", "use Gaussian releases",
@@ -416,13 +416,13 @@ SHOWN = {
         "'absent.npz'", "was not found at absent.npz", "set DPFED_DATA or give a path",
     ),
     errors.BadRelease: Shown(
-        _bad_release, "clip is 0.0", "a finite number above 0", "set mechanism.clip",
+        _bad_release, "got 0.0", "clip must be a finite number above 0", "set privacy.clip",
     ),
     errors.BadReply: Shown(
-        _bad_reply, "a reply of 3 bytes", "where 2 integers are due", "client 0 is left out",
+        _bad_reply, "got 3 bytes", "2 integers of 4 or 8 bytes", "use the same plan",
     ),
     errors.Untrusted: Shown(
-        _untrusted, "round (0, 0) was asked for", "a mask is used once", "go on from the newest",
+        _untrusted, "got (0, 0)", "the round must be after (0, 0)", "go on from the newest",
     ),
     errors.RoundAborted: Shown(
         lambda: played(Broken(), **SECURELY),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every code block of the README runs as it is written."""
+"""The README: short, every block runs as it is written, and its figures are those of results/."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,18 +12,27 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(python|bash)\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
 
 
-def test_the_readme_has_a_quickstart_in_both_languages() -> None:
-    assert {language for language, _ in BLOCKS} == {"python", "bash"}
+def changed(diff: str) -> list[str]:
+    return [
+        line for line in diff.splitlines() if re.match(r"[+-](?![+-])", line) and line.strip("+-")
+    ]
 
 
-def test_the_quickstart_runs_as_written(tmp_path: Path) -> None:
+def test_it_is_short_and_has_each_kind_of_block() -> None:
+    assert len(README.splitlines()) <= 120
+    assert {language for language, _ in BLOCKS} == {"python", "bash", "diff"}
+
+
+@pytest.mark.slow
+def test_the_blocks_run_as_written(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for language, text in BLOCKS:
-        if "pip install" in text:
+        if "pip install" in text or language == "diff":
             continue
         command = [sys.executable, "-c", text] if language == "python" else ["bash", "-ec", text]
         done = subprocess.run(
@@ -30,15 +40,64 @@ def test_the_quickstart_runs_as_written(tmp_path: Path) -> None:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
-    assert (tmp_path / "convergence.png").stat().st_size > 10_000
+    assert (tmp_path / "dpfed-demo" / "demo.png").stat().st_size > 10_000
     assert (tmp_path / "first" / "guarantee.json").exists()
 
 
-def test_the_sentence_in_the_readme_is_the_one_a_run_prints() -> None:
-    from dpfed.recipes.noise_for import noise_for
+def test_the_changed_lines_are_those_that_make_the_app_private() -> None:
+    """tests/test_from_flower.py applies the whole diff, and trains."""
+    (shown,) = [text for language, text in BLOCKS if language == "diff"]
+    page = (ROOT / "docs" / "from-flower.md").read_text(encoding="utf-8")
+    whole = re.search(r"^```diff\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    assert whole is not None
+    left = set(changed(whole.group(1))) - set(changed(shown))
+    assert set(changed(shown)) <= set(changed(whole.group(1)))
+    assert all("from quickstart.task import" in line for line in left), left
 
-    quoted = re.search(r"^> \((.*?)\)-DP.*$", README, flags=re.MULTILINE)
-    if quoted is None:
-        pytest.fail("the README quotes no guarantee sentence")
-    promise = noise_for(epsilon=1.0, delta=1e-5, rounds=40, clients=10)["guarantee"]
-    assert quoted.group(0).removeprefix("> ") == promise
+
+def test_the_sentence_is_the_one_that_the_app_prints() -> None:
+    from dpfed.flower import make_plan
+
+    quoted = re.search(r"^> (\(.*)$", README, flags=re.MULTILINE)
+    assert quoted is not None
+    privacy = {"epsilon": 8.0, "delta": 1e-3, "clip": 1.0, "unit": "client"}
+    assert quoted.group(1) == make_plan([1] * 10, rounds=3, privacy=privacy).guarantee().sentence
+
+
+# --------------------------------------------------------------------- figures, and where they are
+
+
+def test_what_the_secure_sum_is_worth() -> None:
+    table = (ROOT / "results/secure-sum/tables/final.csv").read_text(encoding="utf-8")
+    rows = [line.split(",") for line in table.splitlines()]
+    first = rows[0].index("epsilon 0.5")
+    by_trust = {row[0]: float(row[first]) for row in rows if row[1] == "DP-FedGD"}
+    assert f"+{by_trust['distributed'] - by_trust['local']:.1f} points" in README
+
+
+def test_the_kills_of_the_ledger() -> None:
+    found = json.loads((ROOT / "results/ledger/soak.json").read_text(encoding="utf-8"))
+    assert f"{found['kills']:,} kills, {found['overspent']} overspent" in README
+    assert found["releases_without_an_entry"] == 0
+
+
+def test_the_methods_are_as_many_as_it_says() -> None:
+    from dpfed.recipes.methods import METHODS
+
+    assert f"**{len(METHODS)} methods" in README
+
+
+def test_the_flower_round() -> None:
+    table = (ROOT / "results/benchmarks/table.md").read_text(encoding="utf-8")
+    ratios = re.findall(r"^Flower round, 1000000 parameters.*?ms +(\S+)", table, re.MULTILINE)
+    assert [f"{float(each):.2g}" for each in ratios] == ["0.84", "2.5"] or ratios == [
+        "0.845",
+        "2.45",
+    ]
+    assert "0.85 of FedAvg's time, 2.5 with noise" in README
+
+
+def test_every_link_leads_somewhere() -> None:
+    targets = re.findall(r"(?:\]\(|src=\"|srcset=\")([^)\"#]+)", README)
+    missing = [each for each in targets if "://" not in each and not (ROOT / each).exists()]
+    assert missing == []

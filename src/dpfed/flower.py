@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Flower users import: a private strategy, a private ClientApp, a mod, and what these take."""
+"""What Flower users import: a private strategy, a private ClientApp, a mod, and their arguments."""
 
 from __future__ import annotations
 
@@ -37,8 +37,12 @@ def make_plan(
 ) -> Plan:
     """A Plan from a recipe's sections: rounds, privacy, server, client, evaluation.
 
-    Both sides of an app call it with the same arguments. ``nominal`` are the clients' public
-    sizes in units (records, persons; 1 for each client at client level), by partition-id.
-    ``layout`` is the model's state dict, for methods that need to know its shape.
+    Both sides of an app call it with the same arguments.
+
+    Args:
+        nominal: the clients' public sizes in units (records, persons; 1 for each client at client
+            level), by partition-id.
+        layout: the model's state dict, for methods that need its shape; None for all others.
+        **sections: the recipe's sections as keywords.
     """
     return plan_for(parse(sections), nominal, None if layout is None else layout_of(layout))

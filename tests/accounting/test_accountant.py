@@ -24,7 +24,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpfed.accounting import gdp
 from dpfed.accounting.accountant import RELATIONS, DrawnPLDAccountant, GaussianAccountant
-from dpfed.accounting.guarantee import RDP, _accountants, _priced, price
+from dpfed.accounting.guarantee import RDP, _accountants, _accounted, price
 from dpfed.core.errors import Unpriceable
 from dpfed.core.types import Adjacency
 
@@ -58,6 +58,7 @@ def settings_of(count: int) -> list[tuple[float, float, int, int, Adjacency]]:
     ]
 
 
+@pytest.mark.slow
 def test_closed_form_is_pld_to_1e_6_in_200_settings():
     """n shares of noise in the sum, T rounds, at the noise of the target epsilon.
 
@@ -208,7 +209,7 @@ def test_compose_n_is_n_times_compose(adjacency, kind):
         assert found == pytest.approx([expected] * len(found), rel=tolerance, abs=tolerance), name
 
 
-def priced(event: dp_event.DpEvent, adjacency: Adjacency) -> float:
+def epsilon_or_nan(event: dp_event.DpEvent, adjacency: Adjacency) -> float:
     """The epsilon, or NaN where it is refused."""
     try:
         return price(event, DELTA, adjacency)[0]
@@ -220,26 +221,26 @@ def priced(event: dp_event.DpEvent, adjacency: Adjacency) -> float:
 @pytest.mark.parametrize("adjacency", Adjacency)
 def test_price_of_repeated_randomized_response_is_refused_or_grows(adjacency):
     """In dp_accounting 0.6.0 PLD (and RDP) drop the count of a randomized response."""
-    found = [priced(way, adjacency) for way in ways(RESPONSE)]
+    found = [epsilon_or_nan(way, adjacency) for way in ways(RESPONSE)]
     assert found == pytest.approx([found[1]] * len(found), rel=1e-3, nan_ok=True)
 
 
 def test_pld_still_drops_the_count_of_a_randomized_response():
-    """If this fails, upstream has mended it, and ``price`` need not refuse the event."""
+    """If this fails, upstream has fixed it, and ``price`` need not refuse the event."""
     relation = RELATIONS[Adjacency.REPLACE_ONE]
     once = PLDAccountant(relation).compose(RESPONSE).get_epsilon(DELTA)
     assert PLDAccountant(relation).compose(RESPONSE, 10).get_epsilon(DELTA) == once
 
 
-# ------------------------------------------------------------------------- PLD that keeps its work
+# --------------------------------------------------------------------------- PLD with a cache
 
 
 def drawn(rate: float, multiplier: float, count: int) -> dp_event.DpEvent:
     return SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(multiplier)), count)
 
 
-BOOKS = [
-    *(drawn(0.1, 4.0, count) for count in (1, 2, 3, 7, 8)),  # as a run's books grow
+COMPOSED = [
+    *(drawn(0.1, 4.0, count) for count in (1, 2, 3, 7, 8)),  # as a run's account grows
     ComposedDpEvent([drawn(0.1, 8.0, 3), drawn(0.1, 4.0, 5)]),
     ComposedDpEvent([drawn(0.1, 4.0, 5), GaussianDpEvent(9.0), drawn(0.2, 4.0, 1)]),
     SelfComposedDpEvent(ComposedDpEvent([drawn(0.1, 4.0, 2), NoOpDpEvent()]), 4),
@@ -250,33 +251,34 @@ BOOKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", [RELATIONS[Adjacency.ADD_REMOVE],
                                       RELATIONS[Adjacency.ZERO_OUT]])  # fmt: skip
 def test_kept_distributions_give_the_figures_of_pld_to_the_last_bit(relation):
     for _ in range(2):  # what was kept is the same the second time
-        for books in BOOKS:
-            ours = DrawnPLDAccountant(relation).compose(books)
-            theirs = PLDAccountant(relation).compose(books)
+        for event in COMPOSED:
+            ours = DrawnPLDAccountant(relation).compose(event)
+            theirs = PLDAccountant(relation).compose(event)
             for delta in (1e-9, DELTA, 1e-2):
-                assert ours.get_epsilon(delta) == theirs.get_epsilon(delta), books
+                assert ours.get_epsilon(delta) == theirs.get_epsilon(delta), event
 
 
-@pytest.mark.parametrize("books", BOOKS)
-def test_a_price_that_is_kept_is_that_of_pld(books):
-    expected = PLDAccountant(RELATIONS[Adjacency.ZERO_OUT]).compose(books).get_epsilon(DELTA)
-    found = [price(books, DELTA, Adjacency.ZERO_OUT)[0] for _ in range(2)]
+@pytest.mark.parametrize("event", COMPOSED)
+def test_a_cached_figure_is_that_of_pld(event):
+    expected = PLDAccountant(RELATIONS[Adjacency.ZERO_OUT]).compose(event).get_epsilon(DELTA)
+    found = [price(event, DELTA, Adjacency.ZERO_OUT)[0] for _ in range(2)]
     assert found == [expected * (1 + gdp.CAUTION)] * 2
 
 
-def test_one_release_is_discretised_once_however_the_books_grow(monkeypatch):
+def test_one_release_is_discretised_once_however_the_account_grows(monkeypatch):
     made = []
     whole = distributions.from_gaussian_mechanism
     monkeypatch.setattr(
         distributions, "from_gaussian_mechanism", lambda **o: made.append(o) or whole(**o)
     )
     for count in range(1, 6):
-        books = ComposedDpEvent([drawn(0.1, 4.321, count), drawn(0.1, 8.642, 1)])
-        assert price(books, DELTA, Adjacency.ADD_REMOVE)[0] > 0
+        event = ComposedDpEvent([drawn(0.1, 4.321, count), drawn(0.1, 8.642, 1)])
+        assert price(event, DELTA, Adjacency.ADD_REMOVE)[0] > 0
     assert [options["standard_deviation"] for options in made] == [4.321, 8.642]
 
 
@@ -306,7 +308,7 @@ def test_price_never_uses_rdp_but_for_add_remove(monkeypatch, adjacency, kind):
         pytest.fail(f"RDP was asked under {adjacency}")
 
     monkeypatch.setattr(RdpAccountant, "__init__", refuse)
-    _priced.cache_clear()
+    _accounted.cache_clear()
     try:
         _, name = price(KINDS[kind], DELTA, adjacency)
     except Unpriceable:

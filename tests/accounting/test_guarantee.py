@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run promises, and whether its sentence says no more than is true."""
+"""What a run guarantees, and whether its sentence says no more than is true."""
 
 import json
 import math
@@ -45,20 +45,20 @@ OS = NoiseSource.OPERATING_SYSTEM
 STD = 62.425  # golden: epsilon 1 for 70 rounds, replace-one, against the server
 
 
-def promise(*spent: Spent, noise: NoiseSource = OS) -> Guarantee:
+def account(*spent: Spent, noise: NoiseSource = OS) -> Guarantee:
     return guarantee(spent, DELTA, noise, ROUNDS)
 
 
 def local(clients: int = 20, **options) -> Guarantee:
     mechanism = gaussian(std=STD, **options)
-    return promise(Spent(mechanism, ROUNDS, {clients - 1: ROUNDS}))
+    return account(Spent(mechanism, ROUNDS, {clients - 1: ROUNDS}))
 
 
 # ----------------------------------------------------------------------------------- price's order
 
 
 @pytest.mark.parametrize("adjacency", Adjacency)
-def test_gaussian_releases_are_priced_exactly(adjacency):
+def test_gaussian_releases_are_accounted_for_exactly(adjacency):
     event = ComposedDpEvent([GaussianDpEvent(9.0), SelfComposedDpEvent(GaussianDpEvent(30.0), 70)])
     mu = gdp.SENSITIVITY[adjacency] * math.sqrt(1 / 81 + 70 / 900)
     found, name = price(event, DELTA, adjacency)
@@ -67,7 +67,7 @@ def test_gaussian_releases_are_priced_exactly(adjacency):
 
 
 @pytest.mark.parametrize("adjacency", [Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT])
-def test_what_is_not_gaussian_is_priced_by_pld(adjacency):
+def test_what_is_not_gaussian_is_accounted_for_by_pld(adjacency):
     event = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.5))
     found, name = price(event, DELTA, adjacency)
     assert name == PLD
@@ -95,12 +95,12 @@ def test_rdp_is_the_last_resort_and_for_add_remove_only(event):
     ],
     ids=lambda event: type(event).__name__,
 )
-def test_what_nobody_prices_is_refused(adjacency, event):
+def test_what_no_accountant_bounds_is_refused(adjacency, event):
     with pytest.raises(Unpriceable, match="no accountant here gives an upper bound"):
         price(ComposedDpEvent([GaussianDpEvent(3.0), event]), DELTA, adjacency)
 
 
-def test_the_same_books_are_priced_once_and_others_anew(monkeypatch):
+def test_the_same_event_is_accounted_for_once_and_others_anew(monkeypatch):
     asked = []
     whole = module._accountants
     monkeypatch.setattr(module, "_accountants", lambda a: asked.append(a) or whole(a))
@@ -116,13 +116,13 @@ def test_the_same_books_are_priced_once_and_others_anew(monkeypatch):
     assert price(ComposedDpEvent(lists[0]), DELTA, Adjacency.ADD_REMOVE) > found.pop()
 
 
-def test_a_drawn_round_is_priced_once_for_its_row_and_for_the_end(monkeypatch):
+def test_a_drawn_round_is_accounted_for_once_for_its_row_and_for_the_end(monkeypatch):
     asked = []
     whole = module._accountants
     monkeypatch.setattr(module, "_accountants", lambda a: asked.append(a) or whole(a))
     mechanism = gaussian(std=7.7, adjacency=Adjacency.ZERO_OUT).with_sampling(Poisson(0.1))
     for _ in range(3):
-        promise(Spent(mechanism, 5, {3.0: 4, 1.0: 1}))
+        account(Spent(mechanism, 5, {3.0: 4, 1.0: 1}))
     assert len(asked) == 2  # to the server, and to all others
 
 
@@ -145,12 +145,12 @@ def test_a_senseless_delta_is_refused_by_every_path(event, delta):
 @pytest.mark.parametrize("adjacency", Adjacency)
 @pytest.mark.parametrize("trust", Trust)
 def test_the_event_and_the_closed_form_agree(trust, adjacency):
-    """One mechanism, priced through dp_accounting's event and without it."""
+    """One mechanism, accounted for through dp_accounting's event and without it."""
     shares = 5 if trust is Trust.DISTRIBUTED else 1
     mechanism = gaussian(2.0, 2 * STD, Unit.RECORD, adjacency, trust, shares)
     assert is_gaussian(mechanism)
     by_event = price(mechanism.event(ROUNDS, shares), DELTA, adjacency)[0]
-    assert promise(Spent(mechanism, ROUNDS)).epsilon == pytest.approx(by_event, rel=1e-12)
+    assert account(Spent(mechanism, ROUNDS)).epsilon == pytest.approx(by_event, rel=1e-12)
 
 
 # ------------------------------------------------------------------------------------------- trust
@@ -179,7 +179,7 @@ def test_local_sentence_states_both():
 def test_rounds_with_fewer_clients_protect_less():
     mechanism = gaussian(std=STD)
     full = local(20)
-    fewer = promise(Spent(mechanism, ROUNDS, {19: 60, 4: 10}))
+    fewer = account(Spent(mechanism, ROUNDS, {19: 60, 4: 10}))
     mu = 2 / STD * math.sqrt(60 / 19 + 10 / 4)
     assert fewer.claims[1].epsilon == pytest.approx(gdp.epsilon_for(DELTA, mu), rel=1e-12)
     assert fewer.claims[1].epsilon > full.claims[1].epsilon
@@ -188,7 +188,7 @@ def test_rounds_with_fewer_clients_protect_less():
 
 @pytest.mark.parametrize("outside", [{}, {1: ROUNDS}], ids=["not_unchanged", "one_share"])
 def test_one_claim_for_all_where_others_noise_hides_nothing(outside):
-    found = promise(Spent(gaussian(std=STD), ROUNDS, outside))
+    found = account(Spent(gaussian(std=STD), ROUNDS, outside))
     (claim,) = found.claims
     assert SERVER in claim.adversary
     assert OTHERS in claim.adversary
@@ -198,7 +198,7 @@ def test_one_claim_for_all_where_others_noise_hides_nothing(outside):
 
 def test_distributed_prices_the_shares_and_names_them():
     mechanism = gaussian(std=STD / math.sqrt(20), trust=Trust.DISTRIBUTED, shares=20)
-    found = promise(Spent(mechanism, ROUNDS))
+    found = account(Spent(mechanism, ROUNDS))
     (claim,) = found.claims
     assert claim.epsilon == pytest.approx(local().claims[0].epsilon, rel=1e-12)
     assert "who see only sums with at least 20 honest shares of noise" in found.sentence
@@ -209,11 +209,11 @@ def test_distributed_prices_the_shares_and_names_them():
 @pytest.mark.parametrize(("missing", "epsilon"), [(1, 1.029), (2, 1.060), (4, 1.13), (10, 1.465)])
 def test_missing_noise_shares_cost_what_privacy_md_says(missing, epsilon):
     mechanism = gaussian(std=STD / math.sqrt(20), trust=Trust.DISTRIBUTED, shares=20 - missing)
-    assert promise(Spent(mechanism, ROUNDS)).epsilon == pytest.approx(epsilon, rel=3e-3)
+    assert account(Spent(mechanism, ROUNDS)).epsilon == pytest.approx(epsilon, rel=3e-3)
 
 
 def test_central_trusts_the_server():
-    found = promise(Spent(gaussian(std=STD, trust=Trust.CENTRAL), ROUNDS))
+    found = account(Spent(gaussian(std=STD, trust=Trust.CENTRAL), ROUNDS))
     (claim,) = found.claims
     assert claim.adversary == f"{OTHERS} (the server is trusted with the sums)"
     assert claim.epsilon == pytest.approx(local().claims[0].epsilon, rel=1e-12)
@@ -236,7 +236,7 @@ def test_the_sentence_names_the_unit(unit, words):
 
 
 @pytest.mark.parametrize("adjacency", Adjacency)
-def test_the_sentence_names_the_adjacency_that_was_priced(adjacency):
+def test_the_sentence_names_the_adjacency_of_the_accounting(adjacency):
     found = local(adjacency=adjacency)
     mu = gdp.SENSITIVITY[adjacency] * math.sqrt(ROUNDS) / STD
     assert f"({adjacency})" in found.sentence
@@ -246,15 +246,15 @@ def test_the_sentence_names_the_adjacency_that_was_priced(adjacency):
 def test_rows_that_share_a_cone_pay_their_swap_only():
     ordinary, closer = Gaussian(1.0, STD), Gaussian(1.0, STD, replace_bound=math.sqrt(2))
     mu = math.sqrt(2) * math.sqrt(ROUNDS) / STD
-    found = promise(Spent(closer, ROUNDS)).epsilon
+    found = account(Spent(closer, ROUNDS)).epsilon
     assert found == pytest.approx(gdp.epsilon_for(DELTA, mu), rel=1e-12)
-    assert found < promise(Spent(ordinary, ROUNDS)).epsilon
+    assert found < account(Spent(ordinary, ROUNDS)).epsilon
 
 
 def test_the_sentence_says_where_the_noise_comes_from():
     spent = Spent(gaussian(std=STD), ROUNDS)
-    keyed = promise(spent, noise=NoiseSource.KEYED).sentence
-    assert promise(spent).sentence.endswith("; noise from the operating system.")
+    keyed = account(spent, noise=NoiseSource.KEYED).sentence
+    assert account(spent).sentence.endswith("; noise from the operating system.")
     assert keyed.endswith("; noise keyed by a seed (research only).")
 
 
@@ -269,7 +269,7 @@ def test_the_sentence_says_which_arithmetic():
 def test_clear_says_no_privacy(trust):
     noisy = Spent(gaussian(std=STD, trust=trust), ROUNDS)
     for spent in ([Spent(clear(trust=trust), ROUNDS)], [noisy, Spent(clear(trust=trust), 1)]):
-        found = promise(*spent)
+        found = account(*spent)
         assert found.epsilon == math.inf
         assert found.claims[0].accounting == NONE
         assert found.sentence == "No privacy: 70 rounds in clear, for comparison only."
@@ -278,7 +278,7 @@ def test_clear_says_no_privacy(trust):
 def test_several_channels_add_mu_squared():
     """mu^2 = mu_cov^2 + T mu_g^2."""
     gradient, covariance = gaussian(std=STD), gaussian(clip=3.0, std=40.0)
-    found = promise(Spent(gradient, ROUNDS, {19: ROUNDS}), Spent(covariance, 1, {19: 1}))
+    found = account(Spent(gradient, ROUNDS, {19: ROUNDS}), Spent(covariance, 1, {19: 1}))
     squared = ROUNDS * (2 / STD) ** 2 + (6 / 40.0) ** 2
     server, others = found.claims
     assert server.epsilon == pytest.approx(gdp.epsilon_for(DELTA, math.sqrt(squared)), rel=1e-12)
@@ -292,14 +292,14 @@ def test_several_channels_add_mu_squared():
 @settings(max_examples=300, deadline=None)
 @given(st.floats(1e-12, 1e6), st.integers(2, 6))
 def test_a_printed_figure_is_never_below_the_true_one(true, digits):
-    """What is printed carries the caution of a part in 10^9; the true figure does not."""
+    """What is printed has the caution of a part in 10^9; the true figure does not."""
     printed = float(round_up(true * (1 + gdp.CAUTION), digits))
     assert true * (1 - 1e-15) <= printed <= true * (1 + 1.2 * 10.0 ** (1 - digits))
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.floats(1e-3, 100.0), st.floats(1e-9, 1e-2))
-def test_the_printed_epsilon_keeps_the_promise(mu, delta):
+def test_the_printed_epsilon_keeps_the_guarantee(mu, delta):
     printed = float(round_up(gdp.epsilon_for(delta, mu)))
     assert gdp.delta_for(printed, mu) <= delta * (1 + 1e-12)
 

@@ -53,7 +53,7 @@ def with_mechanism(sound: Subject, kind: type[Gaussian], **options: Any) -> Subj
 
 @dataclass(frozen=True)
 class Quiet(Gaussian):
-    """Only a part of the noise that is priced."""
+    """Only a part of the noise that is accounted for."""
 
     part: float = 0.5
 
@@ -94,7 +94,7 @@ class Preconditioned(Gaussian):
 
 @dataclass(frozen=True)
 class Forgetful(Gaussian):
-    """Priced as if exchanging two rows moved a sum by C, where it is 2 C."""
+    """Accounted for as if replacing one row moved a sum by C, where it is 2 C."""
 
     def noise_multiplier(self, shares: float | None = None) -> float:
         return 2 * super().noise_multiplier(shares)

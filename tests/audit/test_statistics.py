@@ -83,8 +83,8 @@ def test_randomized_response_is_as_likely_as_the_theorem_says() -> None:
     right = (rng.random((tries, coins)) < q).sum(axis=1)
     least = 155
     measured = float((right >= least).mean())
-    promised = s.chance_of(least, coins, coins, epsilon, 0.0)
-    assert measured == pytest.approx(promised, abs=4 * math.sqrt(promised / tries))
+    expected = s.chance_of(least, coins, coins, epsilon, 0.0)
+    assert measured == pytest.approx(expected, abs=4 * math.sqrt(expected / tries))
 
 
 def test_randomized_response_that_fails_with_delta_stays_below_the_bound() -> None:

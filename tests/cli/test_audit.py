@@ -60,8 +60,8 @@ def test_an_audit_that_does_not_exist_is_refused_before_anything_runs() -> None:
     assert suite.chosen() == list(suite.AUDITS)
 
 
-def test_a_recipe_that_promises_nothing_is_refused() -> None:
-    with pytest.raises(RecipeError, match="nothing to audit"):
+def test_a_recipe_that_guarantees_nothing_is_refused() -> None:
+    with pytest.raises(RecipeError, match="nothing to audit; give it a mechanism with noise"):
         subject(small(mechanism="clear", epsilon=None))
 
 

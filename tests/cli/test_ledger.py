@@ -29,7 +29,7 @@ from dpfed.flower import DPStrategy, client_app
 from dpfed.recipes.schema import dump_recipe, load_recipe, parse
 from tests.laws.leaks import MODEL
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes, refused
-from tests.training.test_round import SIZES, make_plan, members
+from tests.training.test_round import SIZES, client_states, make_plan
 
 RECIPE: dict[str, Any] = {
     "rounds": 4,
@@ -109,9 +109,9 @@ def test_budget_declares_changes_and_logs(path: Path) -> None:
     assert "budget (5, 1e-05), before (3, 1e-05)" in text
     train(epsilon=5.0)
     code, text = call("budget", "toy", "--epsilon", "5", "--adversary", "nobody")
-    assert (code, "use 'server' or 'outsiders'" in text) == (2, True)
+    assert (code, "must be 'server' or 'outsiders', got 'nobody'" in text) == (2, True)
     code, text = call("budget", "toy", "--epsilon", "-1")
-    assert (code, "epsilon is -1.0" in text) == (2, True)
+    assert (code, "above 0, got -1.0" in text) == (2, True)
 
 
 def test_rename_shares_what_was_spent(path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_recipe_with_one_is_written_back(path: Path) -> None:
 
 
 def grid(plan: Any, ledger: str | None) -> LocalGrid:
-    people = members(SIZES)
+    people = client_states(SIZES)
     made = client_app(lambda c: people[c.node_config["partition-id"]].problem, plan, ledger)
     return LocalGrid(made, nodes(len(SIZES)))
 
@@ -199,10 +199,10 @@ def test_a_flower_client_books_under_its_name(path: Path, monkeypatch: pytest.Mo
     plan = make_plan()
     result = DPStrategy(plan, training="t").start(grid(plan, "ward"), INITIAL)
     assert result.stopped is None
-    promised = plan.guarantee().claims[0].epsilon
+    planned = plan.guarantee().claims[0].epsilon
     for client in range(3):
         spent = Ledger(path).spent(LedgerKey(f"ward/{client}"))
-        assert spent.epsilon(plan.delta, plan.update.adjacency) == pytest.approx(promised)
+        assert spent.epsilon(plan.delta, plan.update.adjacency) == pytest.approx(planned)
     again = DPStrategy(plan, training="t").start(grid(plan, "ward"), INITIAL)
     assert all(row["clients"] == 0 for row in again.history)  # the same rounds again are refused
     assert set(refused(again.history[0]).values()) == {"UnsoundPlan"}

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # each command is a process
+
 RECIPE = """
 rounds = 3
 [data]
@@ -58,8 +60,8 @@ def test_a_delta_that_gives_a_unit_away_is_warned_about(recipe: Path, tmp_path: 
     ("arguments", "message"),
     [
         (["--set", "privacy.epsilonn=1"], "did you mean 'epsilon'"),
-        (["--set", "privacy.epsilon=-1"], "epsilon is -1"),
-        (["--set", "privacy.clip=0"], "clip is 0"),
+        (["--set", "privacy.epsilon=-1"], "epsilon must be a finite number above 0, got -1"),
+        (["--set", "privacy.clip=0"], "clip must be a finite number above 0, got 0.0; "),
         (["--set", "data.source=absent.npz"], "absent.npz"),
         (["--set", "server=[{name='adamm'}]"], "no plug-in 'adamm'"),
         (["--set", "privacy.trust=distributed"], "must see only the sum"),
@@ -82,6 +84,16 @@ def test_methods_lists_every_plug_in() -> None:
         each["name"] for each in found
     }
     assert "sofim" in dpfed("methods").stdout
+    assert all(set(each["options"]) == set(each["about"]) for each in found)
+
+
+def test_methods_tells_what_an_option_means() -> None:
+    told = dpfed("methods", "--plug-ins", "sofim").stdout
+    assert "rho = 1.0 " in told
+    assert "added to the proxy's diagonal, above 0" in told
+    assert "made of               gradient + adam" in dpfed("methods", "dp-fedadam").stdout
+    assert "did you mean 'dp-fedadam'" in dpfed("methods", "dp-fedadm").stderr
+    assert "Only this method" in dpfed("methods", "--help").stdout
 
 
 def test_help_teaches_by_example_and_version_prints() -> None:

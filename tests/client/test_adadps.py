@@ -59,7 +59,7 @@ def test_the_path_scales_each_row_and_then_clips_it(
     server = build("server", "scale", {"rate": RATE})
     plan = make_plan(client, data, 7, mechanism, weights=weights, server=server)
     theta, v = np.zeros(SIZE), np.zeros(SIZE)
-    for t, (progress, broadcast, _) in enumerate(walk(plan, data)):
+    for t, (state, broadcast, _) in enumerate(walk(plan, data)):
         scale = scale_of(v)
         assert np.abs(broadcast.shared["scale"].numpy() - scale).max() < 1e-4
         rows = [unit_rows(theta, one, unit) * scale for one in data]
@@ -67,7 +67,7 @@ def test_the_path_scales_each_row_and_then_clips_it(
         noise = std * math.sqrt(3) / (3 * len(rows[0]))
         v = BETA * v + (1 - BETA) * (mean**2 - noise**2) / scale**2
         theta = theta - RATE * mean
-        assert np.abs(progress.params.numpy() - theta).max() < (1e-5 if std else 1e-9)
+        assert np.abs(state.params.numpy() - theta).max() < (1e-5 if std else 1e-9)
     assert scale.max() > 1.2
     assert scale.min() < 0.9
 
@@ -191,10 +191,10 @@ class Opaque:
 def reply(make: Callable[[], Rows] | None, data: Any) -> torch.Tensor:
     plan = make_plan(build("client", "adadps", {}), [data], 1, clear(0.5))
     problem: Any = problems([data])[0] if make is None else Held(make)
-    member = ClientState(0, problem)
+    client = ClientState(0, problem)
     scale = torch.tensor([0.1, 3.0, 1.0, 0.5, 2.0], dtype=torch.float64)
     broadcast = Broadcast(0, torch.zeros(SIZE, dtype=torch.float64), {"scale": scale})
-    made, _ = make_reply(plan, broadcast, member, PricedReleaser(plan, broadcast, member))
+    made, _ = make_reply(plan, broadcast, client, PricedReleaser(plan, broadcast, client))
     return made[UPDATE].vector * made[UPDATE].step
 
 
@@ -210,11 +210,11 @@ def test_all_kinds_of_rows_give_the_same_sum() -> None:
 
 def test_rows_that_cannot_be_scaled_are_refused() -> None:
     (data,) = federation(1, 12)
-    with pytest.raises(UnsoundPlan, match="cannot scale Opaque"):
+    with pytest.raises(UnsoundPlan, match="cannot scale Opaque rows; use another client"):
         reply(Opaque, data)
 
 
-# --------------------------------------------------------------------------------------- promises
+# --------------------------------------------------------------------------------------- guarantees
 
 
 def test_one_release_a_round_for_every_unit_and_trust() -> None:

@@ -109,8 +109,8 @@ def test_the_stated_noise_level_holds_whatever_mu_is() -> None:
     server = build("server", "scale", {})
     plan = Plan(client=client, channels={UPDATE: gaussian(1.0, 2.0)}, sum=plain(), server=server,
                 nominal=[2.0], rounds=1, noise=Noise(1))  # fmt: skip
-    (_, outcome), *_ = rounds(plan, [problem], torch.zeros(size))
-    seen = outcome.aggregate
+    (_, result), *_ = rounds(plan, [problem], torch.zeros(size))
+    seen = result.aggregate
     assert seen is not None
     assert seen.std == pytest.approx(2 * 2.0 / 2)
     assert float(seen.mean.std()) == pytest.approx(seen.std, rel=0.04)
@@ -119,7 +119,7 @@ def test_the_stated_noise_level_holds_whatever_mu_is() -> None:
 # ---------------------------------------------------------------------------------- how mu moves
 
 
-def play(norms: list[float], std: float = 0.0, **options: Any) -> list[float]:
+def adapt(norms: list[float], std: float = 0.0, **options: Any) -> list[float]:
     """mu after each of some rounds whose means have these norms."""
     server = build("client", "adafedprox", {"mu": 0.5, "rate": 0.1, **options}).companion
     state, seen = server.init(torch.zeros(4)), []
@@ -131,22 +131,22 @@ def play(norms: list[float], std: float = 0.0, **options: Any) -> list[float]:
 
 
 def test_mu_rises_with_the_signal_and_falls_after_several_falls() -> None:
-    assert play([1, 2, 3]) == [0.5, 0.6, 0.7]
-    assert play([9, 8, 7, 6], patience=3) == [0.5, 0.5, 0.5, 0.4]
-    assert play([9, 8, 7, 7, 6, 5, 4], patience=3) == [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.4]
-    assert play([9, 8, 7, 8, 7, 6], patience=3) == [0.5, 0.5, 0.5, 0.6, 0.6, 0.6]
+    assert adapt([1, 2, 3]) == [0.5, 0.6, 0.7]
+    assert adapt([9, 8, 7, 6], patience=3) == [0.5, 0.5, 0.5, 0.4]
+    assert adapt([9, 8, 7, 7, 6, 5, 4], patience=3) == [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.4]
+    assert adapt([9, 8, 7, 8, 7, 6], patience=3) == [0.5, 0.5, 0.5, 0.6, 0.6, 0.6]
 
 
 def test_mu_stays_within_its_bounds() -> None:
-    assert play([1, 2, 3], change=8.0) == [0.5, 8.5, 10.0]  # 1 / rate
-    assert play([9, 8, 7, 6], change=0.3, patience=1) == [0.5, 0.2, 0.0, 0.0]
+    assert adapt([1, 2, 3], change=8.0) == [0.5, 8.5, 10.0]  # 1 / rate
+    assert adapt([9, 8, 7, 6], change=0.3, patience=1) == [0.5, 0.2, 0.0, 0.0]
 
 
 def test_what_is_noise_alone_moves_nothing() -> None:
     """d std^2 = 4 * 9 = 36: norms below 6 are no signal; an unknown std takes nothing out."""
-    assert play([1, 5, 2, 4], std=3.0) == [0.5] * 4
-    assert play([1, 5, 7], std=3.0) == [0.5, 0.5, 0.6]
-    assert play([1, 5], std=math.nan) == [0.5, 0.6]
+    assert adapt([1, 5, 2, 4], std=3.0) == [0.5] * 4
+    assert adapt([1, 5, 7], std=3.0) == [0.5, 0.5, 0.6]
+    assert adapt([1, 5], std=math.nan) == [0.5, 0.6]
 
 
 def test_a_round_without_clients_moves_nothing() -> None:
@@ -156,7 +156,7 @@ def test_a_round_without_clients_moves_nothing() -> None:
     assert server.update(mean, state, Aggregate(0, mean, mean, 0.0, 0, {}, 2))[1] is state
 
 
-# ------------------------------------------------------------------------- what else it promises
+# ---------------------------------------------------------------------------------- what else holds
 
 
 def test_clients_that_are_alike_reach_the_minimiser() -> None:
@@ -176,7 +176,7 @@ def test_unlike_clients_drift_less_the_larger_mu_is() -> None:
     assert 0.12 > away[0] > away[1] > away[2]
 
 
-def test_releases_are_priced_per_step() -> None:
+def test_releases_are_accounted_for_per_step() -> None:
     for unit, expected in [(Unit.RECORD, 30), (Unit.GROUP, 30), (Unit.CLIENT, 10)]:
         client = build("client", "adafedprox", {"steps": 3}, unit=unit)
         assert client.units == {unit}
@@ -189,7 +189,7 @@ def test_releases_are_priced_per_step() -> None:
 @pytest.mark.parametrize("trust", [Trust.DISTRIBUTED, Trust.CENTRAL])
 def test_at_record_level_only_local_trust_covers_it(trust: Trust) -> None:
     client = build("client", "adafedprox", {})
-    with pytest.raises(UnsoundPlan, match="unchanged releases only"):
+    with pytest.raises(UnsoundPlan, match="unmodified releases only"):
         make_plan(client, federation(2, 6), 3, gaussian(trust=trust), sum=HIDING)
 
 

@@ -101,11 +101,11 @@ def follow(
     plan: Any, oracle: Oracle, absent: Callable[[int, int], bool], q: float, std: float
 ) -> None:
     tolerance = 3e-5 if std else 1e-7
-    for progress, _, _ in walk(plan, oracle.data, absent):
-        t = progress.round - 1
+    for state, _, _ in walk(plan, oracle.data, absent):
+        t = state.round - 1
         oracle.round(t, [i for i in plan.draw(t, 0) if not absent(t, i)], q)
-        delta, rms = progress.optimizer[0]
-        assert np.abs(progress.params.numpy() - oracle.theta).max() < tolerance
+        delta, rms = state.optimizer[0]
+        assert np.abs(state.params.numpy() - oracle.theta).max() < tolerance
         assert np.abs(delta.numpy() - oracle.delta).max() < tolerance / OPTIONS["rate"]
         assert np.abs(rms.numpy() - oracle.rms).max() < tolerance
     assert np.abs(oracle.theta).max() > 0.1
@@ -199,7 +199,7 @@ def test_a_round_without_clients_changes_nothing() -> None:
 # ------------------------------------------------------------------------------ what is refused
 
 
-def test_the_client_level_is_refused_for_its_unpriced_moments() -> None:
+def test_the_client_level_is_refused_for_its_moments_in_clear() -> None:
     with pytest.raises(RecipeError, match="without noise"):
         build("client", "fedadamw", {}, unit=Unit.CLIENT)
 
@@ -208,7 +208,7 @@ def test_the_client_level_is_refused_for_its_unpriced_moments() -> None:
 def test_only_local_trust_covers_it(trust: Trust) -> None:
     client = build("client", "fedadamw", {})
     check_pure(build("client", "fedadamw", {"blocks": [SIZE]}))
-    with pytest.raises(UnsoundPlan, match="unchanged releases only"):
+    with pytest.raises(UnsoundPlan, match="unmodified releases only"):
         make_plan(client, federation(2, 6), 3, gaussian(trust=trust), sum=HIDING)
 
 

@@ -42,7 +42,7 @@ SOFTMAX = Linear("softmax", 5, 3)
     ],
 )
 @pytest.mark.parametrize("share", [0.1, 0.4])
-def test_both_parts_are_priced_and_share_the_budget(
+def test_both_parts_are_accounted_for_and_share_the_budget(
     adjacency: Adjacency, moved: float, share: float
 ) -> None:
     """mu^2 = mu_C^2 + T mu_g^2 with mu_C = D / std, D = sqrt(2) R^2 under replace-one."""
@@ -66,15 +66,15 @@ def test_the_covariance_goes_out_once_and_is_as_long_as_a_triangle() -> None:
     assert plan.client.memory == "f^2"
 
 
-def test_a_mechanism_that_was_priced_for_less_refuses_the_matrices() -> None:
+def test_a_mechanism_that_was_sized_for_less_refuses_the_matrices() -> None:
     plan = plan_of({"name": "fedfc", "radius": 2.0}, epsilon=1.0)
     channels = {**plan.channels, "covariance": gaussian(4.0, 1.0, replace_bound=5.6)}
     short = replace(plan, channels=channels)
     x, y = silos()[0]
-    member = ClientState(0, MODEL.problem(Records(x, y)))
+    client = ClientState(0, MODEL.problem(Records(x, y)))
     broadcast = publish(short, start(short, MODEL.initial(0)))
     with pytest.raises(BadRelease, match=r"replace_bound.*5\.6"):
-        short.client.work(broadcast, member.problem, (), PricedReleaser(short, broadcast, member))
+        short.client.work(broadcast, client.problem, (), PricedReleaser(short, broadcast, client))
 
 
 def test_records_are_preconditioned_on_the_server_in_round_0_too() -> None:

@@ -131,11 +131,11 @@ def test_the_level_of_the_starts_noise_is_measured() -> None:
     problems = [MODEL.problem(Records(x, y)) for x, y in silos()]
     means = []
     for seed in range(150):
-        _, outcome = next(rounds(replace(plan, noise=Noise(seed)), problems, MODEL.initial(0)))
-        assert outcome.aggregate is not None
-        means.append(outcome.aggregate.mean)
+        _, result = next(rounds(replace(plan, noise=Noise(seed)), problems, MODEL.initial(0)))
+        assert result.aggregate is not None
+        means.append(result.aggregate.mean)
     measured = float(torch.stack(means).std(dim=0).mean())
-    assert measured == pytest.approx(outcome.aggregate.std, rel=0.1)
+    assert measured == pytest.approx(result.aggregate.std, rel=0.1)
 
 
 def test_the_servers_half_multiplies_by_the_stages_rate() -> None:
@@ -174,7 +174,7 @@ def test_a_client_releases_once_a_round_at_client_level() -> None:
 
 
 def test_local_steps_allow_local_trust_only() -> None:
-    with pytest.raises(UnsoundPlan, match="unchanged releases only"):
+    with pytest.raises(UnsoundPlan, match="unmodified releases only"):
         plan_of({"name": "fedhybrid"}, epsilon=1.0, trust="central")
     plan_of({"name": "fedhybrid", "start": 0}, epsilon=1.0, trust="central")
 

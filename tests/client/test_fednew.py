@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fednew: its price, its duals, what it refuses, and where it ends without noise.
+"""fednew: its cost, its duals, what it refuses, and where it ends without noise.
 
 Its equations and its sensitivity are tested in tests/oracles/test_fednew.py.
 """
@@ -60,29 +60,29 @@ def _without_name(options: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key != "name"}
 
 
-def members() -> dict[int, ClientState]:
+def client_states() -> dict[int, ClientState]:
     return {i: ClientState(i, MODEL.problem(Records(x, y))) for i, (x, y) in enumerate(silos())}
 
 
-def play_rounds(plan: Plan, people: dict[int, ClientState], count: int) -> list[Any]:
+def run_rounds(plan: Plan, people: dict[int, ClientState], count: int) -> list[Any]:
     def transport(broadcast: Broadcast, stage: str, requests: Any) -> Any:
         for client in sorted(people):
             reply: Answer
             reply, people[client] = answer(plan, broadcast, stage, {UPDATE: b""}, people[client])
             yield client, reply
 
-    progress, seen = start(plan, MODEL.initial(0)), []
+    state, seen = start(plan, MODEL.initial(0)), []
     for _ in range(count):
-        progress, outcome = run_round(plan, progress, transport)
-        seen.append((publish(plan, progress), outcome.aggregate))
+        state, result = run_round(plan, state, transport)
+        seen.append((publish(plan, state), result.aggregate))
     return seen
 
 
 def test_the_mean_is_published_and_the_duals_cancel() -> None:
     """The weighted sum of the clients' lambda is 0, noise or not: they only trade."""
-    plan, people = plan_of(OPTIONS, epsilon=5.0), members()
+    plan, people = plan_of(OPTIONS, epsilon=5.0), client_states()
     assert plan.server.update_ is not None  # it overwrites the direction, but not the mean
-    seen = play_rounds(plan, people, 4)
+    seen = run_rounds(plan, people, 4)
     for broadcast, aggregate in seen:
         assert torch.equal(broadcast.shared["primal"], aggregate.mean)
     y = seen[-1][0].shared["primal"]
@@ -113,7 +113,7 @@ def test_only_local_trust_is_sound() -> None:
 
 
 def test_records_may_not_be_drawn() -> None:
-    with pytest.raises(UnsoundPlan, match="leave the record rate at 1"):
+    with pytest.raises(UnsoundPlan, match=r"record_rate must be 1 .*, got .*; leave it out"):
         plan_of(OPTIONS, epsilon=1.0, adjacency="add-remove", record_rate=0.5)
 
 
@@ -125,7 +125,7 @@ def test_options_out_of_range_are_refused(name: str, value: float) -> None:
 
 
 def test_an_unknown_curvature_or_model_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"fednew\.curvature is 'fisher'"):
+    with pytest.raises(RecipeError, match="one of hessian, covariance, got 'fisher'"):
         build("client", "fednew", {"curvature": "fisher"}, layout=MODEL.layout)
     with pytest.raises(RecipeError, match="fednew needs a model of one linear layer"):
         build("client", "fednew", {})
@@ -140,9 +140,9 @@ def test_groups_are_clipped_as_one() -> None:
     plan = plan_of({**OPTIONS, "c1": 1e-3, "hessian": 1e-3}, std_over_clip=1e-9, unit="group")
     replies = []
     for problem in (alone, twice):
-        member = ClientState(0, problem)
+        client = ClientState(0, problem)
         broadcast = publish(plan, start(plan, MODEL.initial(0)))
-        reply, _ = make_reply(plan, broadcast, member, PricedReleaser(plan, broadcast, member))
+        reply, _ = make_reply(plan, broadcast, client, PricedReleaser(plan, broadcast, client))
         replies.append(reply[UPDATE].vector * reply[UPDATE].step)
     assert torch.allclose(replies[0], replies[1], rtol=1e-4, atol=1e-7)
 

@@ -67,7 +67,7 @@ def test_a_client_makes_its_step_in_clear_and_releases_it_once() -> None:
 
 def test_two_releases_in_one_reply_allow_local_trust_only() -> None:
     for unit in (Unit.RECORD, Unit.GROUP):
-        with pytest.raises(UnsoundPlan, match="unchanged releases only"):
+        with pytest.raises(UnsoundPlan, match="unmodified releases only"):
             plan_of({"name": "fednewton"}, epsilon=1.0, unit=unit, trust=Trust.CENTRAL)
 
 

@@ -64,7 +64,7 @@ def test_the_path_is_sam_on_every_client(unit: Unit, weights: Weights) -> None:
     assert np.abs(expected).max() > 0.1
 
 
-def test_a_radius_of_zero_is_fedavg_at_twice_the_price() -> None:
+def test_a_radius_of_zero_is_fedavg_at_twice_the_cost() -> None:
     data = federation(3, 20)
     options = {"steps": K, "rate": RATE}
     flat = make_plan(build("client", "fedsam", {**options, "radius": 0.0}), data, 5, clear(50.0))
@@ -100,7 +100,7 @@ def test_releases_are_two_a_step() -> None:
 
 @pytest.mark.parametrize("trust", [Trust.DISTRIBUTED, Trust.CENTRAL])
 def test_at_record_level_only_local_trust_covers_it(trust: Trust) -> None:
-    with pytest.raises(UnsoundPlan, match="unchanged releases only"):
+    with pytest.raises(UnsoundPlan, match="unmodified releases only"):
         make_plan(
             build("client", "fedsam", {}), federation(2, 6), 3, gaussian(trust=trust), sum=HIDING
         )

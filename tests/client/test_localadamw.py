@@ -18,7 +18,7 @@ from tests.oracles.test_scaffold import HIDING, end, federation, make_plan, mini
 from tests.refusals import named
 
 
-def test_releases_are_priced_per_step() -> None:
+def test_releases_are_accounted_for_per_step() -> None:
     for unit, expected in [(Unit.RECORD, 30), (Unit.GROUP, 30), (Unit.CLIENT, 10)]:
         client = build("client", "localadamw", {"steps": 3}, unit=unit)
         assert client.units == {unit}
@@ -38,7 +38,7 @@ def test_moments_are_kept_at_record_level_only() -> None:
 def test_at_record_level_only_local_trust_covers_it(trust: Trust) -> None:
     for reset in (True, False):
         client = build("client", "localadamw", {"reset": reset})
-        with pytest.raises(UnsoundPlan, match="unchanged releases only"):
+        with pytest.raises(UnsoundPlan, match="unmodified releases only"):
             make_plan(client, federation(2, 6), 3, gaussian(trust=trust), sum=HIDING)
 
 

@@ -25,6 +25,7 @@ from tests.oracles.test_scaffold import (
 from tests.refusals import named
 
 
+@pytest.mark.slow
 def test_it_reaches_the_pooled_minimiser_on_unlike_clients_where_fedavg_does_not() -> None:
     """Without noise, 5 local steps: SCAFFOLD has no drift, FedAvg's is a tenth of the goal."""
     data = federation(4, 40)
@@ -48,13 +49,13 @@ def test_the_warm_start_leaves_the_model_and_sets_the_control(unit: Unit) -> Non
     data = federation(3, 12)
     client = build("client", "scaffold", {}, unit=unit)
     plan = make_plan(client, data, 2, clear(50.0, unit=unit))
-    progress, broadcast, _ = next(iter(walk(plan, data)))
-    assert not bool(progress.params.any())
+    state, broadcast, _ = next(iter(walk(plan, data)))
+    assert not bool(state.params.any())
     assert not bool(broadcast.shared["control"].any())
-    assert bool(progress.optimizer[0].c.any())
+    assert bool(state.optimizer[0].c.any())
 
 
-def test_releases_are_priced_by_phase() -> None:
+def test_releases_are_accounted_for_by_phase() -> None:
     for unit, warm, expected in [
         (Unit.RECORD, True, 1 + 9 * 4),
         (Unit.GROUP, False, 10 * 4),
@@ -71,7 +72,7 @@ def test_releases_are_priced_by_phase() -> None:
 @pytest.mark.parametrize("trust", [Trust.DISTRIBUTED, Trust.CENTRAL])
 def test_only_local_trust_covers_it(trust: Trust, unit: Unit) -> None:
     client = build("client", "scaffold", {}, unit=unit)
-    with pytest.raises(UnsoundPlan, match=r"unchanged releases only|its own releases"):
+    with pytest.raises(UnsoundPlan, match=r"unmodified releases only|its own releases"):
         make_plan(client, federation(2, 6), 3, gaussian(unit=unit, trust=trust), sum=HIDING)
 
 

@@ -98,7 +98,7 @@ def test_a_triangle_is_its_matrix_and_as_long(size: int, seed: int) -> None:
 
 
 def test_numbers_that_are_no_triangle_are_refused() -> None:
-    with pytest.raises(BadRelease, match="5 numbers are not the upper triangle"):
+    with pytest.raises(BadRelease, match=r"must have 1, 3, 6, 10, \.\.\. numbers, got 5"):
         from_triangle(torch.zeros(5))
 
 
@@ -286,5 +286,5 @@ def test_the_one_client_is_selected_whole_or_not_at_all() -> None:
 @pytest.mark.parametrize("clip", [0.0, -1.0, math.nan, math.inf])
 def test_a_clip_that_bounds_nothing_is_refused(clip: float) -> None:
     for rows in both_kinds(draw(2, 3)):
-        with pytest.raises(BadRelease, match=r"clip is .*must be a finite number above 0"):
+        with pytest.raises(BadRelease, match="clip must be a finite number above 0, got"):
             rows.clipped_sum(clip)

@@ -26,7 +26,7 @@ def test_unflatten_gives_views() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     layout = Layout({"w": (2, 2)})
-    with pytest.raises(DataError, match=r"\(1,\) where \(4,\)"):
+    with pytest.raises(DataError, match=r"must have shape \(4,\), got \(1,\)"):
         layout.unflatten(torch.zeros(1))
     for wrong in ({}, {"w": torch.zeros(4)}, {"w": torch.zeros(2, 2), "more": torch.zeros(1)}):
         with pytest.raises(DataError, match="do not fit"):

@@ -33,8 +33,8 @@ def test_each_record_is_mapped_on_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "count", "message"),
-    [((4, 12), 8, r"need \[channels, time\]"), ((4, 2, 5), 8, "at least 9 steps"),
-     ((4, 2, 128), 2, "use at least 4")],
+    [((4, 12), 8, r"need records \[channels, time\]"), ((4, 2, 5), 8, "at least 9 steps"),
+     ((4, 2, 128), 2, "at least 4, got 2; 256")],
 )  # fmt: skip
 def test_what_cannot_be_convolved_is_refused(shape, count, message) -> None:
     with pytest.raises(DataError, match=message):

@@ -90,7 +90,7 @@ def test_metric_rows_lie_in_the_unit_square_and_mean_per_unit(unit: Unit) -> Non
 def test_group_level_without_groups_is_refused_with_the_way_out() -> None:
     records = Records(torch.randn(4, 5), torch.zeros(4).long())
     for model in (Linear("softmax", 5, 3), Network(nn.Linear(5, 3))):
-        with pytest.raises(DataError, match="name the group column"):
+        with pytest.raises(DataError, match=r"name the group column in data\.options\.groups"):
             model.problem(records).rows(torch.zeros(18), Unit.GROUP)
 
 
@@ -103,7 +103,7 @@ def test_an_empty_client_gives_zero_rows_at_every_unit() -> None:
 
 
 def test_a_model_of_another_width_is_refused() -> None:
-    with pytest.raises(DataError, match="5 features, the model 4"):
+    with pytest.raises(DataError, match="the model's 4 features, got 5"):
         Linear("softmax", 4, 3).problem(make_records(3))
 
 

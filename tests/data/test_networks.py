@@ -79,8 +79,16 @@ def test_the_size_is_that_of_its_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"channels": (6,)}, {"channels": ()}, {"pool": 0}, {"classes": 0}, {"groups": 0}]
+    ("options", "message"),
+    [
+        ({"channels": (6,)}, r"channels must be .* multiples of groups = 4, got \(6,\); change"),
+        ({"channels": ()}, r"channels must be one or more .*, got \(\)"),
+        ({"channels": (8, 0)}, r"channels must be one or more positive .*, got \(8, 0\)"),
+        ({"pool": 0}, "pool must be a whole number, at least 1, got 0"),
+        ({"classes": 0}, "classes must be a whole number, at least 1, got 0"),
+        ({"groups": 0}, "groups must be a whole number, at least 1, got 0"),
+    ],
 )
-def test_what_cannot_be_built_is_refused(options) -> None:
-    with pytest.raises(RecipeError, match="must be a multiple of groups="):
+def test_what_cannot_be_built_is_refused(options, message) -> None:
+    with pytest.raises(RecipeError, match=message):
         groupnorm_cnn(**options)

@@ -123,7 +123,7 @@ def test_dirichlet_refuses_a_bad_alpha(alpha: float) -> None:
 
 
 def test_dirichlet_refuses_more_than_there_is() -> None:
-    with pytest.raises(DataError, match="need 200 records, but there are 100"):
+    with pytest.raises(DataError, match="need 200 records, and there are 100; lower"):
         dirichlet(records_of(100), 10, 0, minimum=20)
 
 
@@ -135,9 +135,9 @@ def test_shards_give_few_classes() -> None:
 
 
 def test_shards_refuse_none_and_too_many() -> None:
-    with pytest.raises(DataError, match="shards_per_client is 0"):
+    with pytest.raises(DataError, match=r"shards_per_client must be .* at least 1, got 0"):
         shards(records_of(10), 2, 0, shards_per_client=0)
-    with pytest.raises(DataError, match="12 shards"):
+    with pytest.raises(DataError, match=r"at most 10, .*, got 12; lower clients"):
         shards(records_of(10), 2, 0, shards_per_client=6)
 
 
@@ -169,14 +169,14 @@ def test_natural_needs_groups_and_enough_of_them() -> None:
     without = Records(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(DataError, match="have none"):
         natural(without)
-    with pytest.raises(DataError, match="8 clients were asked for, but there are 7 groups"):
+    with pytest.raises(DataError, match="clients must be from 1 to 7, the number of groups, got 8"):
         natural(records_of(500, groups=7), 8)
 
 
 @pytest.mark.parametrize("clients", [0, -1, 101])
 @pytest.mark.parametrize("function", [iid, dirichlet, shards])
 def test_a_bad_number_of_clients_is_refused(function, clients: int) -> None:
-    with pytest.raises(DataError, match=f"{clients} clients.*choose 1 to 100"):
+    with pytest.raises(DataError, match=f"from 1 to 100, the number of records, got {clients};"):
         function(records_of(100), clients, 0)
 
 
@@ -191,9 +191,9 @@ def test_targets_have_no_classes() -> None:
 
 def test_unknown_names_and_options_are_refused() -> None:
     records = records_of(50)
-    with pytest.raises(DataError, match="'idd': choose one of dirichlet, iid, natural, shards"):
+    with pytest.raises(DataError, match="'idd'; use one of dirichlet, iid, natural, shards"):
         partition("idd", records, 2, 0)
-    with pytest.raises(DataError, match="aplha"):
+    with pytest.raises(DataError, match=r"aplha.*; correct its options, which are alpha, minimum"):
         partition("dirichlet", records, 2, 0, aplha=1.0)
     with pytest.raises(DataError, match="needs a number of clients"):
         partition("iid", records, None, 0)
@@ -244,9 +244,11 @@ def test_statistics_at_the_extremes() -> None:
 
 def test_statistics_refuse_what_does_not_fit() -> None:
     records = records_of(20, classes=5)
-    with pytest.raises(DataError, match=r"must lie in 0\.\.2"):
+    with pytest.raises(DataError, match=r"must lie in 0\.\.2, got"):
         statistics(records, [torch.arange(20)], 3)
-    with pytest.raises(DataError, match="empty clients"):
+    with pytest.raises(DataError, match="there are no clients; give the parts of at least 1"):
+        statistics(records, [], 5)
+    with pytest.raises(DataError, match="one has none; leave empty clients out"):
         statistics(records, [torch.arange(20), torch.arange(0)], 5)
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from dpfed.core.errors import DataError
+from dpfed.data._checks import bad_option, first_sentence
 from dpfed.data.datasets import load
 
 # --------------------------------------------------------------------------------------------- .npz
@@ -113,18 +114,46 @@ def test_npz_refuses_pickles_and_rubbish(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "options", "message"),
     [
-        ({"x": np.ones((2, 1)), "y": [-2, 1]}, {}, "smallest label is -2"),
-        ({"x": np.ones((2, 1)), "y": [0, 3]}, {"classes": 3}, "largest label is 3"),
-        ({"x": np.ones((2, 1)), "y": [0.5, 1]}, {"classes": 3}, "whole numbers"),
+        ({"x": np.ones((2, 1)), "y": [-2, 1]}, {}, "labels must be at least 0, got -2"),
+        (
+            {"x": np.ones((2, 1)), "y": [0, 3]},
+            {"classes": 3},
+            "labels must be below classes = 3, got 3; raise classes",
+        ),
+        (
+            {"x": np.ones((2, 1)), "y": [0.5, 1]},
+            {"classes": 3},
+            "whole numbers, got 0.5; leave out",
+        ),
         ({"x": np.ones((2, 1)), "y": [0.5, np.nan]}, {}, "1 targets are missing"),
-        ({"x": np.ones((2, 1)), "y": np.ones((2, 2))}, {}, "one number per record"),
+        (
+            {"x": np.ones((2, 1)), "y": np.ones((2, 2))},
+            {},
+            r"one value per record, got shape \(2, 2\)",
+        ),
         ({"x": np.ones((3, 1)), "y": [0, 1]}, {}, "lengths"),
-        ({"x": np.ones((2, 1)), "y": [0, 1], "split": [0, 2]}, {}, "split says '2'"),
-        ({"x": np.ones((2, 1)), "y": [0, 1], "split": [0]}, {}, "split has 1 entries"),
-        ({"x": np.ones((2, 1)), "y": [0, 1], "split": [1, 1]}, {}, "no training part"),
-        ({"x": np.ones((0, 1)), "y": np.ones(0, int)}, {}, "no training records"),
-        ({"x": np.array([["a"], ["b"]]), "y": [0, 1]}, {}, "must be numbers"),
-        ({"x": np.ones((2, 1)), "y": [0, 1]}, {"x": ["a", "b"]}, "one feature array"),
+        (
+            {"x": np.ones((2, 1)), "y": [0, 1], "split": [0, 2]},
+            {},
+            "split must be .*, got '2'; correct the rows",
+        ),
+        (
+            {"x": np.ones((2, 1)), "y": [0, 1], "split": [0]},
+            {},
+            "one entry per record, got 1 for 2 records",
+        ),
+        (
+            {"x": np.ones((2, 1)), "y": [0, 1], "split": [1, 1]},
+            {},
+            "no training part, only test; name",
+        ),
+        ({"x": np.ones((0, 1)), "y": np.ones(0, int)}, {}, "no training records; give"),
+        ({"x": np.array([["a"], ["b"]]), "y": [0, 1]}, {}, "must be numbers, got <U1; encode"),
+        (
+            {"x": np.ones((2, 1)), "y": [0, 1]},
+            {"x": ["a", "b"]},
+            r"one feature array, got \['a', 'b'\]",
+        ),
     ],
 )
 def test_npz_refuses_what_does_not_fit(tmp_path, arrays, options, message) -> None:
@@ -197,7 +226,7 @@ def test_tables_refuse_what_does_not_fit(tmp_path, table) -> None:
         load(path, y="age")
     with pytest.raises(DataError, match="has no 'weight'"):
         load(path, x=["weight"])
-    with pytest.raises(DataError, match="holds string"):
+    with pytest.raises(DataError, match="'name' must hold numbers, got string; encode"):
         load(path, x="name")
     write(table.select(["name", "label"]), path)
     with pytest.raises(DataError, match="no numeric column"):
@@ -242,7 +271,7 @@ def test_image_folder_of_classes_and_modes(tmp_path) -> None:
 def test_image_folder_sizes(tmp_path) -> None:
     picture(tmp_path / "a" / "1.png", (1, 1, 1))
     picture(tmp_path / "a" / "2.png", (1, 1, 1), size=(9, 9))
-    with pytest.raises(DataError, match="2 sizes: give size"):
+    with pytest.raises(DataError, match="2 sizes; give size"):
         load(tmp_path)
     assert load(tmp_path, size=8).train.x.shape == (2, 3, 8, 8)
 
@@ -287,7 +316,7 @@ def test_idx_files_refuse_damage_and_doubt(tmp_path) -> None:
     path = tmp_path / "train-images-idx3-ubyte"
     for damaged in (b"", b"\0\0\x08", images[:-1], images + b"\0", b"\0\0\x0d" + images[3:]):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match="no whole IDX file"):
+        with pytest.raises(DataError, match="not a complete IDX file of bytes; download"):
             load(tmp_path)
     path.write_bytes(images)
     assert len(load(tmp_path).train) == 2
@@ -295,7 +324,7 @@ def test_idx_files_refuse_damage_and_doubt(tmp_path) -> None:
     assert len(load(tmp_path).train) == 2, "packed and unpacked side by side are one file"
     path.unlink()
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(images)[:-12])
-    with pytest.raises(DataError, match="cannot be unpacked"):
+    with pytest.raises(DataError, match=r"cannot be read as an IDX file .*; download it again"):
         load(tmp_path)
     for name in ("digits", "letters"):
         (tmp_path / f"emnist-{name}-train-images-idx3-ubyte").write_bytes(images)
@@ -367,8 +396,8 @@ def test_a_failure_of_the_hub_is_one_sentence_with_the_way_out(
         load("hf:a/b:c")
     named = type(failure).__name__ + (f": {reason}" if reason else "")
     assert str(caught.value) == (
-        f"'hf:a/b:c' could not be loaded from the Hugging Face hub ({named}): check the name "
-        "(hf:NAME or hf:NAME:CONFIG) and the network, or give a local path."
+        f"'hf:a/b:c' could not be loaded from the Hugging Face hub ({named}); check the name "
+        "(hf:NAME or hf:NAME:CONFIG) and the network, or give a local path"
     )
     assert caught.value.__cause__ is failure
 
@@ -378,6 +407,32 @@ def test_what_is_no_failure_of_the_hub_passes(monkeypatch, failure) -> None:
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=raising(failure)))
     with pytest.raises(type(failure)):
         load("hf:a/b")
+
+
+# -------------------------------------------------------------------------- how errors are worded
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("Bad magic.\nTry again."), "ValueError: Bad magic"),
+        (OSError(), "OSError"),
+        (RuntimeError("Error(s) for ResNet:\n\tMissing: a.b, c.d."), None),
+        (RuntimeError("key " * 1000), None),
+    ],
+)
+def test_an_error_of_another_library_becomes_one_short_phrase(error, words) -> None:
+    said = first_sentence(error)
+    assert words is None or said == words
+    assert "\n" not in said
+    assert not said.endswith((".", ":")) or said.endswith(" ...")
+    assert len(said) < 220
+
+
+def test_a_bound_is_told_as_in_the_core() -> None:
+    assert str(bad_option("fit", "'pad' or 'resize'", "crop")) == (
+        "fit must be 'pad' or 'resize', got 'crop'; leave it out for the default"
+    )
 
 
 # --------------------------------------------------------------------------------------- real files

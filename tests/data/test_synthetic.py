@@ -63,15 +63,17 @@ def test_the_clusters_are_those_of_the_first_release() -> None:
 
 
 def test_what_is_unknown_is_refused_by_name() -> None:
-    with pytest.raises(DataError, match="no kind 'glmm' of synthetic data: use clusters, mixed"):
+    with pytest.raises(DataError, match="no kind 'glmm' of synthetic data; use clusters, mixed"):
         load("synthetic", kind="glmm")
-    with pytest.raises(DataError, match="kind 'mixed' takes no option sizes: it takes alpha, beta"):
+    with pytest.raises(DataError, match="kind 'mixed' takes no option sizes; it takes alpha, beta"):
         load("synthetic", kind="mixed", sizes="equal")
     with pytest.raises(DataError, match="kind 'glm' takes no option classes"):
         load("synthetic", kind="glm", classes=3)
-    with pytest.raises(DataError, match="link is 'probit', but must be one of logistic, poisson"):
+    with pytest.raises(DataError, match="link must be one of logistic, poisson, got 'probit'"):
         load("synthetic", kind="glm", link="probit")
-    with pytest.raises(DataError, match="sizes is 'pareto', but must be one of equal, uniform"):
+    with pytest.raises(
+        DataError, match="sizes must be one of equal, uniform, lognormal, got 'pareto'"
+    ):
         load("synthetic", kind="glm", sizes="pareto")
 
 
@@ -84,7 +86,8 @@ def test_what_is_unknown_is_refused_by_name() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_made_is_refused(kind, option, value) -> None:
-    with pytest.raises(DataError, match=r"but must be|raise records"):
+    bound = rf"{option} must be .*, got {value};|got 3 records for 40 clients; raise records"
+    with pytest.raises(DataError, match=bound):
         load("synthetic", kind=kind, **{option: value})
 
 

@@ -146,7 +146,7 @@ def test_bars_start_at_zero_and_skip_what_was_not_run() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["DP-FedGD", ODD]
 
 
-def test_bars_are_marked_where_the_difference_is_settled() -> None:
+def test_bars_are_marked_where_the_difference_is_significant() -> None:
     picture = figures.final_bars(STUDY, ROWS, LOW)
     written = [text.get_text() for text in picture.figure.axes[0].texts]
     assert written == ["52.00", "55.33 ▲", "53.00"]
@@ -275,6 +275,7 @@ def test_a_short_random_search_is_no_grid() -> None:
     assert "The best over server.1.rate" in picture.caption
 
 
+@pytest.mark.slow
 def test_files_are_written_and_do_not_change(tmp_path: Path) -> None:
     def written() -> dict[str, bytes]:
         for picture in pictures():

@@ -75,9 +75,15 @@ def test_axes_that_the_paper_does_not_vary_are_at_their_first_value(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epsilon,method,accuracy\n", "has no column round"),
-        ("rho,method,round,accuracy\n", "has the column rho; the study's axes are epsilon"),
-        ("method,round,accuracy\nA,1,high\n", "is not a figure: .*high"),
+        (
+            "epsilon,method,accuracy\n",
+            r"must have the columns .*, got epsilon, method, accuracy; add round",
+        ),
+        ("rho,method,round,accuracy\n", r"the study's axes \(epsilon\), got rho; rename"),
+        (
+            "method,round,accuracy\nA,1,high\n",
+            "must have numbers for round, .*high.*; correct that line",
+        ),
     ],
 )
 def test_a_wrong_file_is_answered_in_a_sentence(tmp_path: Path, text: str, message: str) -> None:

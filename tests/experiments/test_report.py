@@ -117,7 +117,7 @@ def test_the_page_loads_nothing(made: Path, page: Page) -> None:
     assert not re.search(r"https?://|@import|url\(", text)
 
 
-def test_the_page_says_what_was_run_and_what_is_promised(page: Page) -> None:
+def test_the_page_says_what_was_run_and_what_is_guaranteed(page: Page) -> None:
     for expected in (
         "made up", "made-up records", "on test records that the server holds",
         "18 of 18 final runs, 27 s of training", "12 runs, 12 s of training",
@@ -151,6 +151,7 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     assert "<script>alert(1)</script>" in page.text
 
 
+@pytest.mark.slow
 def test_the_same_folder_gives_the_same_files(tmp_path: Path) -> None:
     def written() -> dict[str, str]:
         page = write_report(folder(tmp_path)).read_text(encoding="utf-8")
@@ -160,6 +161,7 @@ def test_the_same_folder_gives_the_same_files(tmp_path: Path) -> None:
     assert written() == written()
 
 
+@pytest.mark.slow
 def test_what_an_earlier_report_left_is_dropped(tmp_path: Path) -> None:
     write_report(folder(tmp_path))
     (tmp_path / "figures" / "notes.txt").touch()
@@ -178,9 +180,9 @@ def test_a_lead_is_stated_with_its_interval() -> None:
     found = findings(scores(STUDY, ROWS))
     assert found["epsilon 0.5"] == (
         "DP-FedSOFIM has the highest mean accuracy, 55.33 ± 2.08 %. It is 3.33 points above the "
-        "baseline DP-FedGD (95 % interval over 3 seeds 1.90 to 4.77, excludes 0). It is 2.33 "
-        "points above the next, 50%_new|x (95 % interval over 3 seeds -3.92 to 8.58, includes 0: "
-        "not settled)."
+        "baseline DP-FedGD (paired 95 % t interval over 3 seeds 1.90 to 4.77, excludes 0: "
+        "statistically significant). It is 2.33 points above the next, 50%_new|x (paired 95 % t "
+        "interval over 3 seeds -3.92 to 8.58, includes 0: not statistically significant)."
     )
 
 
@@ -193,13 +195,14 @@ def test_a_tie_has_no_winner() -> None:
 
 def test_no_winner_where_the_interval_has_zero_or_there_is_one_seed() -> None:
     rows = [r for r in ROWS if r["method"] != "DP-FedSOFIM"]
-    assert "includes 0: not settled" in findings(scores(STUDY, rows))["epsilon 0.5"]
+    found = findings(scores(STUDY, rows))["epsilon 0.5"]
+    assert "includes 0: not statistically significant" in found
     single = findings(scores(one_seed(), ROWS))["epsilon 0.5"]
-    assert single.count("one seed, so no interval: not settled") == 2
+    assert single.count("one seed, so no interval: significance is not known") == 2
     assert "excludes" not in single
 
 
-def test_a_method_that_lost_a_seed_is_not_called_best() -> None:
+def test_a_method_without_a_seed_is_not_called_best() -> None:
     """Two seeds at 53 and 57 would have the highest mean of all."""
     rows = [r for r in ROWS if (r["method"], r["seed"]) != ("DP-FedSOFIM", 0)]
     found = findings(scores(STUDY, rows))["epsilon 0.5"]
@@ -219,13 +222,15 @@ def test_a_lower_loss_is_a_lead() -> None:
     found = findings(scores(STUDY, losses()))["epsilon 0.5"]
     assert found.startswith(
         "DP-FedSOFIM has the lowest mean loss, 1.447 ± 0.021. It is 0.033 below the baseline "
-        "DP-FedGD (95 % interval over 3 seeds -0.048 to -0.019, excludes 0)."
+        "DP-FedGD (paired 95 % t interval over 3 seeds -0.048 to -0.019, excludes 0: "
+        "statistically significant)."
     )
 
 
 # ---------------------------------------------------------------------------------- what is at hand
 
 
+@pytest.mark.slow
 def test_a_study_of_losses_has_curves_where_it_was_measured_by_round(tmp_path: Path) -> None:
     rows = [{**r, "by_round": {}} for r in losses()]
     path = write_report(folder(tmp_path / "last", rows))
@@ -262,7 +267,7 @@ def test_marks_leave_figures_in_line(made: Path) -> None:
 
 
 @pytest.mark.usefixtures("words_only")
-def test_runs_that_promise_different_things_show_the_weakest(tmp_path: Path) -> None:
+def test_runs_with_different_guarantees_show_the_weakest(tmp_path: Path) -> None:
     rows = [{**r, "epsilon_others": 0.1 * r["seed"], "guarantee": f"(1, {r['seed']})-DP."}
             for r in ROWS]  # fmt: skip
     page = Page(write_report(folder(tmp_path, rows)).read_text(encoding="utf-8"))
@@ -299,7 +304,9 @@ def test_a_line_cut_short_does_no_harm(tmp_path: Path) -> None:
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no finished run of the study 'made up'"):
         write_report(folder(tmp_path / "a", []))
-    with pytest.raises(RecipeError, match="there is no study"):
+    with pytest.raises(
+        RecipeError, match=r"study must be the path of a TOML file .*none/study\.toml"
+    ):
         write_report(tmp_path / "none")
 
 
@@ -312,6 +319,7 @@ def test_the_command_names_a_study_that_comes_along() -> None:
     assert report.command(STUDY, searched=False) == "dpfed sweep study.toml"
 
 
+@pytest.mark.slow
 def test_a_real_study_has_a_report(tmp_path: Path) -> None:
     out = tmp_path / "out"
     reproduce(write(tmp_path), out, tune=True, workers=1)

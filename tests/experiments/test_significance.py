@@ -68,7 +68,7 @@ def test_mcnemar_needs_stored_bits_of_the_same_records() -> None:
     assert [r[1] for r in mcnemar_table(STUDY, rows).rows] == [ODD, ODD]
     bare = [{**r, "correct": None} for r in ROWS]
     assert mcnemar_table(STUDY, bare).rows == ()
-    with pytest.raises(RecipeError, match="no method 'nobody'; it has DP-FedGD"):
+    with pytest.raises(RecipeError, match=r"a method of the study \(DP-FedGD, .*, got 'nobody'"):
         mcnemar_table(STUDY, ROWS, "nobody")
 
 

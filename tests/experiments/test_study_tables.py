@@ -142,12 +142,13 @@ def test_final_table_has_methods_by_the_first_axis() -> None:
     assert table.bold == {(1, 1), (0, 2), (1, 2)}
 
 
-def test_final_figures_that_are_settled_against_the_baseline_are_marked() -> None:
+def test_final_figures_that_differ_significantly_from_the_baseline_are_marked() -> None:
     """Of the four intervals of the paired table, those that exclude 0; the baseline has none."""
     table = tables.final_table(STUDY, ROWS)
     marks = [[getattr(value, "mark", "") for value in line[1:]] for line in table.rows]
     assert marks == [["", ""], ["▲", ""], ["", "▼"]]
-    assert "▲ better, ▼ worse than DP-FedGD: the 95 % interval" in table.note
+    assert "▲ better, ▼ worse than DP-FedGD: statistically significant" in table.note
+    assert "the paired 95 % t interval over seeds excludes 0" in table.note
     assert r"55.33 $\pm$ 2.08 $\bigtriangleup$" in table.to_latex()
     single = tables.final_table(one_seed(), ROWS)
     assert "▲" not in single.to_markdown()

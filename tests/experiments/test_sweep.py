@@ -23,7 +23,7 @@ from dpfed.experiments.jobs import Store, make_job, run_jobs, run_one
 from dpfed.experiments.reproduce import TIMING, dump_study, miniature, reproduce
 from dpfed.experiments.sweep import (
     RUNS,
-    Desk,
+    Workspace,
     _best,
     entries_of,
     final,
@@ -62,12 +62,22 @@ def test_the_packages_studies_are_sound() -> None:
         assert study.baseline in labels
         for entry in entries_of(study):  # every trial is a recipe that parses
             point = {key: values[0] for key, values in entry[2].coarse.items()}
-            trial(Desk(study, Path()), entry, point)
+            trial(Workspace(study, Path()), entry, point)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("title = 1", "is wrong"), ("nonsense", "is wrong"), ('title = "x"\nbas = 1', "is wrong")],
+    [
+        (
+            "title = 1",
+            r"bad\.toml' cannot be read \(Expected `str`, got `int`.*; correct that place",
+        ),
+        ("nonsense", r"bad\.toml' cannot be read \(Expected '=' after a key"),
+        (
+            'title = "x"\nbas = 1',
+            r"bad\.toml' cannot be read \(Object contains unknown field `bas`",
+        ),
+    ],
 )
 def test_a_wrong_study_is_answered_in_a_sentence(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text(text)
@@ -76,7 +86,7 @@ def test_a_wrong_study_is_answered_in_a_sentence(text: str, message: str, tmp_pa
 
 
 def test_an_unknown_study_is_answered_with_those_that_there_are() -> None:
-    with pytest.raises(RecipeError, match=r"no study 'sofim-cifar11'; there are .*cifar10"):
+    with pytest.raises(RecipeError, match=r"study must be .*cifar10.*, got 'sofim-cifar11'; "):
         studies.load_study("sofim-cifar11")
 
 
@@ -164,9 +174,9 @@ def test_stored_runs_are_not_run_again_and_a_cut_line_is(tmp_path: Path) -> None
 
 
 def test_trials_hold_records_out_and_never_touch_the_test_set(tmp_path: Path) -> None:
-    desk = Desk(small(), tmp_path)
-    entry = entries_of(desk.study)[0]
-    made = trial(desk, entry, {"server.0.rate": 0.3}).recipe
+    workspace = Workspace(small(), tmp_path)
+    entry = entries_of(workspace.study)[0]
+    made = trial(workspace, entry, {"server.0.rate": 0.3}).recipe
     assert (made.data.validation, made.rounds, made.seed) == (0.2, 3, 7)
     from dpfed.recipes.federation import federation
 
@@ -195,8 +205,8 @@ NEWTON = {
 @pytest.mark.parametrize("kind", ["test", "exact", "federated", "estimate", "truth"])
 def test_the_studys_own_evaluation_judges_and_a_methods_own_rounds_count(kind: str) -> None:
     base = {**DISTANCES, "rounds": 5, "evaluation": {"kind": kind}}
-    desk = Desk(small(base=base, axes=[], methods=[STUDY["methods"][0], NEWTON]), Path())
-    ours, own = (trial(desk, entry, {}).recipe for entry in entries_of(desk.study))
+    workspace = Workspace(small(base=base, axes=[], methods=[STUDY["methods"][0], NEWTON]), Path())
+    ours, own = (trial(workspace, entry, {}).recipe for entry in entries_of(workspace.study))
     assert (ours.rounds, own.rounds) == (STUDY["tune"]["rounds"], 2) == (3, 2)
     for made in (ours, own):
         assert (made.evaluation.kind, made.evaluation.every) == (kind, made.rounds)
@@ -204,16 +214,16 @@ def test_the_studys_own_evaluation_judges_and_a_methods_own_rounds_count(kind: s
 
 
 def test_what_a_study_says_nothing_about_is_judged_on_held_out_records() -> None:
-    desk = Desk(small(), Path())
-    assert trial(desk, entries_of(desk.study)[0], {}).recipe.evaluation.kind == "test"
+    workspace = Workspace(small(), Path())
+    assert trial(workspace, entries_of(workspace.study)[0], {}).recipe.evaluation.kind == "test"
 
 
 @pytest.mark.parametrize("kind", ["estimate", "truth"])
 def test_a_search_by_distance_keeps_the_nearest(kind: str, tmp_path: Path) -> None:
     base = {**DISTANCES, "evaluation": {"kind": kind}}
-    desk = Desk(small(base=base, axes=[], methods=[NEWTON]), tmp_path, workers=1)
-    (found,) = search(desk).values()
-    rows = list(desk.store().rows.values())
+    workspace = Workspace(small(base=base, axes=[], methods=[NEWTON]), tmp_path, workers=1)
+    (found,) = search(workspace).values()
+    rows = list(workspace.store().rows.values())
     assert len(rows) == found["tried"] == 2
     assert all(row["accuracy"] is None for row in rows)
     assert found["validation"] == min(row["loss"] for row in rows)
@@ -224,27 +234,27 @@ def test_the_newton_studies_search_what_they_say(name: str) -> None:
     study = studies.load_study(name)
     kind = study.base.get("evaluation", {}).get("kind", "test")
     for entry in entries_of(study):
-        made = trial(Desk(study, Path()), entry, {}).recipe
+        made = trial(Workspace(study, Path()), entry, {}).recipe
         assert made.rounds == entry[2].set.get("rounds", study.base["rounds"])
         assert (made.evaluation.kind, made.evaluation.every) == (kind, made.rounds)
 
 
 def test_no_setting_is_judged_where_nothing_is_measured() -> None:
     base = {**STUDY["base"], "evaluation": {"kind": "off"}}
-    desk = Desk(small(base=base), Path())
-    with pytest.raises(RecipeError, match="'off', which judges no setting"):
-        trial(desk, entries_of(desk.study)[0], {})
+    workspace = Workspace(small(base=base), Path())
+    with pytest.raises(RecipeError, match="must not be 'off', which judges no setting; use 'test'"):
+        trial(workspace, entries_of(workspace.study)[0], {})
 
 
 def test_two_stages_of_grids_choose_the_best_of_both(tmp_path: Path) -> None:
-    desk = Desk(small(), tmp_path, workers=1)
-    found = search(desk)
+    workspace = Workspace(small(), tmp_path, workers=1)
+    found = search(workspace)
     assert set(found) == {
         label_of({"epsilon": e, "split": "iid"}, m)
         for e in ("1", "8")
         for m in ("DP-FedGD", "DP-FedAvg")
     }
-    rows = list(desk.store().rows.values())
+    rows = list(workspace.store().rows.values())
     for name, chosen in found.items():
         tried = [row for row in rows if row["entry"] == name]
         assert chosen["tried"] == len(tried) == (4 if "FedGD" in name else 2)
@@ -254,17 +264,18 @@ def test_two_stages_of_grids_choose_the_best_of_both(tmp_path: Path) -> None:
 def test_a_misspelt_key_of_a_grid_is_found_before_the_first_run(tmp_path: Path) -> None:
     methods = [{"label": "DP-FedGD", "set": {"method": "dp-fedgd"},
                 "coarse": {"server.0.rte": [0.1, 1.0]}}]  # fmt: skip
-    desk = Desk(small(methods=methods), tmp_path, workers=1)
+    workspace = Workspace(small(methods=methods), tmp_path, workers=1)
     with pytest.raises(RecipeError, match="DP-FedGD: server 'scale' has no option 'rte'; did you"):
-        search(desk)
-    assert not desk.store().rows
+        search(workspace)
+    assert not workspace.store().rows
 
 
+@pytest.mark.slow
 def test_optuna_searches_the_space_and_goes_on_where_it_was(tmp_path: Path) -> None:
     study = small(tune={**STUDY["tune"], "trials": 3}, axes=STUDY["axes"][:1])
     calls: list[int] = []
-    desk = Desk(study, tmp_path, workers=2, watch=lambda done, _, __: calls.append(done))
-    found = search(desk)
+    workspace = Workspace(study, tmp_path, workers=2, watch=lambda done, _, __: calls.append(done))
+    found = search(workspace)
     assert calls[-1] == 12
     for name, chosen in found.items():
         assert chosen["tried"] == 3
@@ -274,7 +285,7 @@ def test_optuna_searches_the_space_and_goes_on_where_it_was(tmp_path: Path) -> N
         else:
             assert 0.01 <= chosen["set"]["server.0.rate"] <= 10
     size = (tmp_path / RUNS).stat().st_size
-    assert search(Desk(study, tmp_path, workers=2)) == found
+    assert search(Workspace(study, tmp_path, workers=2)) == found
     assert (tmp_path / RUNS).stat().st_size == size
 
 
@@ -298,7 +309,7 @@ def test_what_tuning_would_cost_is_the_composition_of_its_runs() -> None:
 def test_final_runs_use_the_settings_of_their_cell(tmp_path: Path) -> None:
     study = small()
     settings = {"epsilon 8 | split iid | DP-FedGD": {"set": {"server.0.rate": 0.7}}}
-    rows = final(Desk(study, tmp_path, workers=1), settings)
+    rows = final(Workspace(study, tmp_path, workers=1), settings)
     assert len(rows) == 2 * 2 * 2 * 2
     assert [row["seed"] for row in rows[:2]] == [0, 1]
     for row in rows:
@@ -342,6 +353,7 @@ def _children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_gives_the_same_table(tmp_path: Path) -> None:
     source, script = write(tmp_path), tmp_path / "child.py"
     script.write_text(CHILD)
@@ -416,20 +428,20 @@ def test_a_study_stands_on_the_one_that_it_is_like(tmp_path: Path) -> None:
 def test_a_setting_that_a_method_refuses_is_the_worst_and_stops_nothing(tmp_path: Path) -> None:
     changes = {"method": "dp-adafedprox", "client.rate": 10.0, "privacy.epsilon": 1.0}
     method = {"label": "AdaFedProx", "set": changes, "coarse": {"client.mu": [0.01, 5.0]}}
-    desk = Desk(small(methods=[method], axes=[]), tmp_path, workers=1)
-    assert search(desk)["AdaFedProx"]["set"] == {"client.mu": 0.01}
-    refused = [row for row in desk.store().rows.values() if "refused" in row]
+    workspace = Workspace(small(methods=[method], axes=[]), tmp_path, workers=1)
+    assert search(workspace)["AdaFedProx"]["set"] == {"client.mu": 0.01}
+    refused = [row for row in workspace.store().rows.values() if "refused" in row]
     assert [row["point"]["client.mu"] for row in refused] == [5.0]
     worse = small(methods=[{**method, "coarse": {"client.mu": [5.0]}}], axes=[])
     with pytest.raises(
         RecipeError, match=r"no setting that was tried is valid; adafedprox\.mu must be"
     ):
-        search(Desk(worse, tmp_path, workers=1))
+        search(Workspace(worse, tmp_path, workers=1))
 
 
 def test_an_axis_may_not_be_called_like_a_column_of_a_run(tmp_path: Path) -> None:
     axis = {"label": "data", "key": "privacy.epsilon", "values": [1.0]}
-    with pytest.raises(RecipeError, match="an axis is called 'data'"):
+    with pytest.raises(RecipeError, match=r"axes\.label must not be 'data', .*; rename that axis"):
         studies.load_study(write(tmp_path, axes=[axis]))
     row = run_one(make_job(STUDY["base"], {}, {"method": "dp-fedgd", "privacy.epsilon": 1.0}))
     assert set(row) <= studies.TAKEN

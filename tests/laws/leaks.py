@@ -34,7 +34,7 @@ MODEL = Linear("softmax", features=4, outputs=3)
 NOMINAL = 30.0
 
 
-class ConstantDoor:
+class ConstantReleaser:
     """Gives constants that do not depend on the rows: only the number of the call."""
 
     def __init__(self, plan: Plan, round: int) -> None:
@@ -87,28 +87,28 @@ def build(name: str, unit: Unit) -> ClientAlgorithm | None:
 
 def shared_at(plan: Plan, round: int) -> dict[str, torch.Tensor]:
     """What the server half publishes after some rounds of constants."""
-    progress = start(plan, torch.zeros(MODEL.layout.size))
-    optimizer, state = plan.optimizer, progress.optimizer
+    server = start(plan, torch.zeros(MODEL.layout.size))
+    optimizer, state = plan.optimizer, server.optimizer
     for past in range(round):
         due = plan.due(past)
         means = {n: torch.linspace(0.1, 1, plan.size(n, MODEL.layout.size)) for n in due}
         lead = means.pop(due[0])
-        seen = Aggregate(past, progress.params, lead, 0.1, 1, means, 1, 1.0, due[0])
+        seen = Aggregate(past, server.params, lead, 0.1, 1, means, 1, 1.0, due[0])
         _, state = optimizer.update(lead.clone(), state, seen)
     return dict(optimizer.share(state))
 
 
 def watch(algorithm: ClientAlgorithm, unit: Unit, data: Records) -> list[tuple[Reply, Any]]:
-    """Replies and kept states of three rounds behind a door that shows nothing of the data."""
+    """Replies and kept states of three rounds from a releaser that shows nothing of the data."""
     plan = plan_for(algorithm, unit)
-    member = ClientState(0, MODEL.problem(data))
+    client = ClientState(0, MODEL.problem(data))
     seen = []
     for round in range(3):
         params = torch.linspace(-1, 1, MODEL.layout.size) * (round + 1)
         broadcast = Broadcast(round, params, shared_at(plan, round))
-        door = ConstantDoor(plan, round)
-        reply, member = make_reply(plan, broadcast, replace(member), door)
-        seen.append((reply, member.state))
+        releaser = ConstantReleaser(plan, round)
+        reply, client = make_reply(plan, broadcast, replace(client), releaser)
+        seen.append((reply, client.state))
     return seen
 
 

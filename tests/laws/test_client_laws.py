@@ -49,13 +49,13 @@ def test_releases_are_as_many_as_declared(name: str) -> None:
         if algorithm is None:
             continue
         plan = plan_for(algorithm, unit)
-        member = ClientState(0, MODEL.problem(records(20, 1)))
+        client = ClientState(0, MODEL.problem(records(20, 1)))
         for round in range(plan.rounds):
             params = torch.zeros(MODEL.layout.size)
             broadcast = Broadcast(round, params, shared_at(plan, round))
-            door = PricedReleaser(plan, broadcast, member)
-            reply, member = make_reply(plan, broadcast, member, door)
-            made = {n: len(made) for n, made in door.made.items()}
+            releaser = PricedReleaser(plan, broadcast, client)
+            reply, client = make_reply(plan, broadcast, client, releaser)
+            made = {n: len(made) for n, made in releaser.made.items()}
             assert made == {n: k for n in plan.channels if (k := plan.releases(n, round))}
             assert set(reply) == set(plan.due(round))
 
@@ -81,7 +81,7 @@ def _true_size(
     return {UPDATE: Release(scaled, made.std, made.step)}, state
 
 
-def _unpriced_metric(
+def _unplanned_metric(
     broadcast: Broadcast, problem: Problem, state: State, release: Releaser
 ) -> tuple[Reply, State]:
     made = release(problem.rows(broadcast.params, release.unit))
@@ -96,7 +96,7 @@ def _kept_gradient(
     return {UPDATE: release(rows)}, rows.clipped_sum(1.0).vector
 
 
-LEAKS = [_raw_gradient, _true_size, _unpriced_metric, _kept_gradient]
+LEAKS = [_raw_gradient, _true_size, _unplanned_metric, _kept_gradient]
 
 
 def planted(work: object) -> ClientAlgorithm:
@@ -110,11 +110,11 @@ def test_planted_leaks_are_caught_by_the_law(work: object) -> None:
 
 @pytest.mark.parametrize("work", LEAKS[:3], ids=lambda work: work.__name__)
 def test_planted_leaks_are_stopped_by_the_round_too(work: object) -> None:
-    """An algorithm that says that it sends releases unchanged cannot send anything else."""
+    """An algorithm that says that it sends releases unmodified cannot send anything else."""
     plan = plan_for(planted(work)._replace(sends_unmodified=True), Unit.RECORD)
-    member = ClientState(0, MODEL.problem(records(20, 1)))
+    client = ClientState(0, MODEL.problem(records(20, 1)))
     broadcast = Broadcast(0, torch.zeros(MODEL.layout.size))
-    reply, _ = answer(plan, broadcast, "reply", {UPDATE: b""}, member)
+    reply, _ = answer(plan, broadcast, "reply", {UPDATE: b""}, client)
     assert isinstance(reply, ClientRefused)
     assert str(reply) == "UnsoundPlan"
 
@@ -128,13 +128,13 @@ def test_a_release_too_many_is_refused() -> None:
         return {UPDATE: release(rows)}, state
 
     plan = plan_for(planted(twice), Unit.RECORD)
-    member = ClientState(0, MODEL.problem(records(20, 1)))
+    client = ClientState(0, MODEL.problem(records(20, 1)))
     broadcast = Broadcast(0, torch.zeros(MODEL.layout.size))
-    with pytest.raises(UnsoundPlan, match="number 2 on 'update' was not priced"):
-        make_reply(plan, broadcast, member, PricedReleaser(plan, broadcast, member))
+    with pytest.raises(UnsoundPlan, match=r"on 'update' .* must be at most 1.*got number 2"):
+        make_reply(plan, broadcast, client, PricedReleaser(plan, broadcast, client))
 
 
-# -------------------------------------------------------------------------- errors are a door too
+# -------------------------------------------------------------------------------- errors leave, too
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyError, MemoryError, AssertionError, UnsoundPlan])
@@ -149,17 +149,17 @@ def test_an_exception_that_quotes_a_record_reaches_no_reply(
         raise error(secret)
 
     plan = plan_for(planted(work), Unit.RECORD)
-    member = ClientState(0, MODEL.problem(records(20, 1)))
+    client = ClientState(0, MODEL.problem(records(20, 1)))
     broadcast = Broadcast(0, torch.zeros(MODEL.layout.size))
     with caplog.at_level(logging.ERROR, logger="dpfed"):
-        reply, after = answer(plan, broadcast, "reply", {UPDATE: b""}, replace(member))
+        reply, after = answer(plan, broadcast, "reply", {UPDATE: b""}, replace(client))
     assert isinstance(reply, ClientRefused)
     assert str(reply) in WIRE_NAMES
     assert secret not in repr(reply)
     assert reply.__cause__ is None
     assert reply.__context__ is None
     assert secret in caplog.text  # the local log has the whole sentence
-    assert after.state == member.state
+    assert after.state == client.state
 
 
 def test_an_error_class_named_after_a_record_crosses_as_a_plain_name() -> None:
@@ -171,7 +171,7 @@ def test_an_error_class_named_after_a_record_crosses_as_a_plain_name() -> None:
         raise quoting
 
     plan = plan_for(planted(work), Unit.RECORD)
-    member = ClientState(0, MODEL.problem(records(20, 1)))
+    client = ClientState(0, MODEL.problem(records(20, 1)))
     broadcast = Broadcast(0, torch.zeros(MODEL.layout.size))
-    reply, _ = answer(plan, broadcast, "reply", {UPDATE: b""}, member)
+    reply, _ = answer(plan, broadcast, "reply", {UPDATE: b""}, client)
     assert str(reply) == "ClientError"

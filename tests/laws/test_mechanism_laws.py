@@ -48,7 +48,7 @@ def test_measured_noise_is_what_the_release_states(mechanism: Mechanism) -> None
         assert abs(float(noise.mean())) <= 4 * release.std / math.sqrt(SIZE)
 
 
-def test_measured_noise_is_what_is_priced(mechanism: Mechanism) -> None:
+def test_measured_noise_is_what_is_accounted_for(mechanism: Mechanism) -> None:
     """A unit that moves every release by D costs mu^2 = D^2 1^T S^-1 1, S the noise's covariance.
 
     Independent noise makes that n (D / std)^2. Where S^-1 has no negative entry, as for the
@@ -127,6 +127,7 @@ def test_central_noise_is_added_once_by_the_server(name: str) -> None:
     assert release.std == releases_of(private, 1, 1)[0].std  # as much as a client would add
 
 
+@pytest.mark.slow
 def test_a_million_keys_give_a_million_first_words() -> None:
     fields = [
         (round, client, 0, channel, call)

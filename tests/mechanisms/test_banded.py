@@ -39,7 +39,7 @@ class Fixed:
         return self.sum
 
 
-def play(mechanism: Banded, sums: torch.Tensor) -> Iterator[tuple[Release, Past]]:
+def run(mechanism: Banded, sums: torch.Tensor) -> Iterator[tuple[Release, Past]]:
     """One release per row of ``sums``, with the state after it."""
     state = mechanism.init(sums.shape[1])
     for t, row in enumerate(sums):
@@ -48,7 +48,7 @@ def play(mechanism: Banded, sums: torch.Tensor) -> Iterator[tuple[Release, Past]
 
 
 def noises(mechanism: Banded, n: int, size: int = SIZE) -> np.ndarray:
-    made = play(mechanism, torch.zeros(n, size))
+    made = run(mechanism, torch.zeros(n, size))
     return np.stack([release.vector.numpy() * release.step for release, _ in made])
 
 
@@ -77,7 +77,7 @@ def test_the_covariance_is_that_of_the_matrix(column: list[float] | None) -> Non
     noise = noises(mechanism, n)
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
     assert np.abs((np.cov(noise) - expected) / scale).max() < 0.02
-    stated = [release.std for release, _ in play(mechanism, torch.zeros(n, 1))]
+    stated = [release.std for release, _ in run(mechanism, torch.zeros(n, 1))]
     assert stated == pytest.approx(list(np.sqrt(np.diag(expected))), rel=1e-12)
     # and C undoes it: draw by draw
     drawn = np.stack([Noise(0).stream("release", t).normal(SIZE) for t in range(n)])
@@ -86,7 +86,7 @@ def test_the_covariance_is_that_of_the_matrix(column: list[float] | None) -> Non
 
 def test_one_coefficient_is_independent_noise_to_the_bit() -> None:
     rows = torch.randn(5, 40)
-    *_, (release, _) = play(banded(std=3.0, coefficients=[1.0]), rows)
+    *_, (release, _) = run(banded(std=3.0, coefficients=[1.0]), rows)
     plain, _ = gaussian(std=3.0).release(Fixed(rows[4]), (), Noise(0).stream("release", 4))
     assert torch.equal(release.vector, plain.vector)
     assert (release.std, release.step) == (plain.std, plain.step)
@@ -95,7 +95,7 @@ def test_one_coefficient_is_independent_noise_to_the_bit() -> None:
 
 def test_a_release_leaves_its_state_and_rows_as_they_were() -> None:
     mechanism = banded(coefficients=[1.0, 0.5, 0.2])
-    *_, (_, state) = play(mechanism, torch.zeros(7, 5))
+    *_, (_, state) = run(mechanism, torch.zeros(7, 5))
     before = [noise.clone() for noise in state.noise]
     row = torch.ones(5, dtype=torch.float64)
     first, after = mechanism.release(Fixed(row), state, Noise(1).stream("release"))
@@ -106,7 +106,7 @@ def test_a_release_leaves_its_state_and_rows_as_they_were() -> None:
     assert (state.t, after.t) == (7, 8)
 
 
-# --------------------------------------------------------------------------------------- price
+# --------------------------------------------------------------------------------------- cost
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=str)
@@ -153,7 +153,7 @@ def test_the_event_costs_what_the_releases_are_worth(
     assert mechanism.event(0) == dp_accounting.NoOpDpEvent()
 
 
-def test_a_smaller_swap_costs_less() -> None:
+def test_a_smaller_replace_bound_costs_less() -> None:
     mechanism = banded(clip=2.0, std=6.0, replace_bound=math.sqrt(2) * 2)
     assert mechanism.noise_multiplier() == pytest.approx(6.0 / math.sqrt(2))
     assert mechanism.noise_multiplier(4) == pytest.approx(12.0 / math.sqrt(2))
@@ -231,7 +231,7 @@ def test_under_central_trust_the_server_adds_the_same_noise(column: list[float] 
 def test_an_opened_sum_carries_the_noise_of_its_terms() -> None:
     mechanism = banded(std=4.0, rounds=5)
     state = mechanism.init(3)
-    stated = [release.std for release, _ in play(mechanism, torch.zeros(5, 3))]
+    stated = [release.std for release, _ in run(mechanism, torch.zeros(5, 3))]
     for t in range(5):
         total = Total(torch.zeros(3, dtype=torch.int64), (0, 1, 2), (1.0, 0.5, 0.5))
         release, state = mechanism.finish(total, state, Noise(0).stream("finish"))
@@ -245,19 +245,21 @@ def test_an_opened_sum_carries_the_noise_of_its_terms() -> None:
 
 @pytest.mark.parametrize("name", ["clip", "std", "rounds"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_numbers_that_price_nothing_are_refused(name: str, value: float) -> None:
-    with pytest.raises(RecipeError, match=f"{name} is"):
+def test_numbers_out_of_range_are_refused(name: str, value: float) -> None:
+    with pytest.raises(RecipeError, match=f"{name} must be a .*, got {value};"):
         banded(**{name: value})
 
 
 @pytest.mark.parametrize("column", [[], [0.0], [-1.0, 0.5], [1.0, math.nan], [math.inf]], ids=str)
 def test_coefficients_of_no_matrix_are_refused(column: list[float]) -> None:
-    with pytest.raises(RecipeError, match="coefficients are"):
+    with pytest.raises(RecipeError, match=r"banded.coefficients must be finite, .*, got \("):
         banded(coefficients=column)
 
 
-def test_what_has_no_price_is_refused() -> None:
-    with pytest.raises(RecipeError, match="out of step"):
+def test_what_is_not_accounted_for_is_refused() -> None:
+    with pytest.raises(
+        RecipeError, match=r"got distributed trust, .* out of step.*; use mechanism 'gaussian'"
+    ):
         banded(trust=Trust.DISTRIBUTED)
     with pytest.raises(RecipeError, match="2 shares"):
         Banded(1.0, 1.0, shares=2)
@@ -267,16 +269,16 @@ def test_what_has_no_price_is_refused() -> None:
 
 def test_the_schedule_ends() -> None:
     mechanism = banded(rounds=5)
-    *_, (_, state) = play(mechanism, torch.zeros(5, 2))
-    with pytest.raises(BadRelease, match="release 6 is past rounds = 5"):
+    *_, (_, state) = run(mechanism, torch.zeros(5, 2))
+    with pytest.raises(BadRelease, match="at least 6 for release 6, got 5; raise it"):
         mechanism.release(Fixed(torch.zeros(2)), state, Noise(0).stream("release"))
     assert mechanism.worth(6) == math.inf
     assert mechanism.event(6) == dp_accounting.NonPrivateDpEvent()
-    assert len([*play(banded(rounds=5, coefficients=[1.0, 0.5]), torch.zeros(9, 2))]) == 9
+    assert len([*run(banded(rounds=5, coefficients=[1.0, 0.5]), torch.zeros(9, 2))]) == 9
 
 
 @pytest.mark.parametrize(("bound", "replace_bound"), [(1.1, 2.0), (1.0, 2.1), (math.nan, 2.0)])
-def test_rows_beyond_what_was_priced_are_refused(bound: float, replace_bound: float) -> None:
+def test_rows_beyond_the_bounds_are_refused(bound: float, replace_bound: float) -> None:
     rows = Fixed(torch.zeros(3), bound, replace_bound)
     with pytest.raises(BadRelease, match="rows must be bounded by"):
         banded().release(rows, banded().init(3), Noise(0).stream("release"))
@@ -286,14 +288,14 @@ def test_rows_of_another_size_are_not_broadcast() -> None:
     mechanism = banded(coefficients=[1.0, 0.5])
     for size in (1, 4):
         rows = Fixed(torch.zeros(size))
-        with pytest.raises(BadRelease, match=f"of size {size}"):
+        with pytest.raises(BadRelease, match=f"must have size 3, as those before it, got {size};"):
             mechanism.release(rows, mechanism.init(3), Noise(0).stream("release"))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
 def test_a_sum_that_fits_no_grid_is_not_released(value: float) -> None:
     with pytest.raises(BadRelease, match="does not fit"):
-        next(play(banded(std=1e-3), torch.full((1, 3), value)))
+        next(run(banded(std=1e-3), torch.full((1, 3), value)))
 
 
 # ---------------------------------------------------------------------------------------- state
@@ -303,7 +305,7 @@ def test_a_sum_that_fits_no_grid_is_not_released(value: float) -> None:
 def test_the_state_goes_through_a_file(tmp_path: Path, column: list[float] | None) -> None:
     """A template of fixed shapes, whatever the step: the noise goes on to the bit."""
     mechanism = banded(rounds=6, coefficients=column)
-    straight = [release.vector for release, _ in play(mechanism, torch.zeros(6, 5))]
+    straight = [release.vector for release, _ in run(mechanism, torch.zeros(6, 5))]
     for t in range(6):
         template = mechanism.init(5)
         state = states.load_before(tmp_path, t, template)

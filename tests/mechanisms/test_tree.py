@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree's noise and price against its definition, and one test per line of the table."""
+"""The tree's noise and cost against its definition, and one test per line of the table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Fixed:
         return self.sum
 
 
-def play(mechanism: Tree, sums: torch.Tensor, seed: int = 0) -> Iterator[tuple[Release, Nodes]]:
+def run(mechanism: Tree, sums: torch.Tensor, seed: int = 0) -> Iterator[tuple[Release, Nodes]]:
     """One release per row of ``sums``, with the state after it."""
     state = mechanism.init(sums.shape[1])
     for t, row in enumerate(sums):
@@ -63,7 +63,7 @@ def opened(n: int) -> set[tuple[int, int]]:
 def test_a_prefix_carries_the_noise_of_its_nodes() -> None:
     size, std = 60_000, 3.0
     prefix = np.zeros(size)
-    for t, (release, _) in enumerate(play(tree(std=std), torch.zeros(20, size)), start=1):
+    for t, (release, _) in enumerate(run(tree(std=std), torch.zeros(20, size)), start=1):
         prefix += release.vector.numpy() * release.step
         assert float(prefix.var()) == pytest.approx(t.bit_count() * std**2, rel=0.03)
 
@@ -72,7 +72,7 @@ def test_prefixes_telescope_exactly() -> None:
     """What is left of the noise, to the last bit, is that of the open nodes: in integers."""
     mechanism = tree(std=50.0)
     prefix = torch.zeros(9, dtype=torch.int64)
-    for t, (release, state) in enumerate(play(mechanism, torch.zeros(100, 9)), start=1):
+    for t, (release, state) in enumerate(run(mechanism, torch.zeros(100, 9)), start=1):
         prefix += release.vector
         assert torch.equal(prefix, torch.stack(state.noise).sum(0))
         assert [bool(node.any()) for node in state.noise] == [bool(t >> k & 1) for k in range(11)]
@@ -80,8 +80,8 @@ def test_prefixes_telescope_exactly() -> None:
 
 def test_a_release_is_the_sum_and_its_noise() -> None:
     sums = torch.randn(16, 40, dtype=torch.float64)
-    quiet = play(tree(std=2.0), torch.zeros(16, 40))
-    for row, (release, _), (noise, _) in zip(sums, play(tree(std=2.0), sums), quiet, strict=True):
+    quiet = run(tree(std=2.0), torch.zeros(16, 40))
+    for row, (release, _), (noise, _) in zip(sums, run(tree(std=2.0), sums), quiet, strict=True):
         values = (release.vector - noise.vector).double() * release.step
         assert float((values - row).abs().max()) <= release.step / 2
         assert release.std == noise.std
@@ -91,7 +91,7 @@ def test_a_restart_begins_a_new_tree() -> None:
     mechanism = tree(std=4.0, restart=6)
     assert len(mechanism.init(1).noise) == 3
     prefix, size = np.zeros(40_000), 40_000
-    for t, (release, _) in enumerate(play(mechanism, torch.zeros(15, size)), start=1):
+    for t, (release, _) in enumerate(run(mechanism, torch.zeros(15, size)), start=1):
         prefix += release.vector.numpy() * release.step
         trees, place = divmod(t, 6)
         nodes = trees * (6).bit_count() + place.bit_count()  # each old tree leaves its last nodes
@@ -100,7 +100,7 @@ def test_a_restart_begins_a_new_tree() -> None:
 
 def test_a_release_leaves_its_state_as_it_was() -> None:
     mechanism = tree()
-    *_, (_, state) = play(mechanism, torch.zeros(7, 5))
+    *_, (_, state) = run(mechanism, torch.zeros(7, 5))
     before = [node.clone() for node in state.noise]
     first, after = mechanism.release(Fixed(torch.zeros(5)), state, Noise(1).stream("release"))
     again, _ = mechanism.release(Fixed(torch.zeros(5)), state, Noise(1).stream("release"))
@@ -109,7 +109,7 @@ def test_a_release_leaves_its_state_as_it_was() -> None:
     assert (state.t, after.t) == (7, 8)
 
 
-# --------------------------------------------------------------------------------------- price
+# --------------------------------------------------------------------------------------- cost
 
 
 def test_worth_is_the_squared_sizes_of_all_nodes_ever_opened() -> None:
@@ -144,7 +144,7 @@ def test_worth_is_the_squared_sensitivity_of_the_linear_map() -> None:
         C[t, start - 1 : start - 1 + size] = 1
     inverse = np.linalg.inv(C)  # what a release adds: its own node, less those that it closes
     assert np.array_equal(np.diag(inverse), np.ones(n))
-    releases = [r for r, _ in play(tree(std=1.0), torch.zeros(n, 30_000))]
+    releases = [r for r, _ in run(tree(std=1.0), torch.zeros(n, 30_000))]
     noise = np.stack([r.vector.numpy() * r.step for r in releases])
     assert np.abs(np.cov(noise) - inverse @ inverse.T).max() < 0.12
     assert np.abs(C @ noise - np.stack([*fresh(n, 30_000)])).max() < 1e-8
@@ -177,7 +177,7 @@ def test_the_event_costs_what_the_releases_are_worth(adjacency: Adjacency, resta
         assert accountant.mu**2 == pytest.approx(mechanism.worth(n) * (D / 60.0) ** 2, rel=1e-12)
 
 
-def test_a_smaller_swap_costs_less() -> None:
+def test_a_smaller_replace_bound_costs_less() -> None:
     mechanism = tree(clip=2.0, std=6.0, replace_bound=math.sqrt(2) * 2)
     assert mechanism.noise_multiplier() == pytest.approx(6.0 / math.sqrt(2))
     assert mechanism.noise_multiplier(4) == pytest.approx(12.0 / math.sqrt(2))
@@ -186,7 +186,7 @@ def test_a_smaller_swap_costs_less() -> None:
 def test_the_single_epoch_event_would_understate_and_is_refused() -> None:
     """dp_accounting's event says: ceil(log2(T + 1)) nodes, each moved by one contribution.
 
-    So at T = 70 it prices mu = sqrt(7) / z, z a node's noise over the clip. With a unit in each
+    So at T = 70 it gives mu = sqrt(7) / z, z a node's noise over the clip. With a unit in each
     of the 70 releases mu is 78.35 / z: 29.6 times as much.
     """
     event = dp_accounting.SingleEpochTreeAggregationDpEvent(100.0, 70)
@@ -251,19 +251,28 @@ def test_an_opened_sum_carries_the_noise_of_its_terms() -> None:
 
 @pytest.mark.parametrize("name", ["clip", "std"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_numbers_that_price_nothing_are_refused(name: str, value: float) -> None:
-    with pytest.raises(RecipeError, match=f"{name} is"):
+def test_numbers_out_of_range_are_refused(name: str, value: float) -> None:
+    with pytest.raises(RecipeError, match=f"{name} must be a .*, got {value};"):
         tree(**{name: value})
 
 
-@pytest.mark.parametrize(("horizon", "restart"), [(0, 0), (8, -1), (8, 9)])
-def test_trees_that_hold_nothing_are_refused(horizon: int, restart: int) -> None:
-    with pytest.raises(RecipeError, match=f"horizon is {horizon} and restart {restart}"):
+@pytest.mark.parametrize(
+    ("horizon", "restart", "sentence"),
+    [
+        (0, 0, "tree.horizon must be a whole number, at least 1, got 0;"),
+        (8, -1, "tree.restart must be between 0, for never, and horizon = 8, got -1;"),
+        (8, 9, "tree.restart must be between 0, for never, and horizon = 8, got 9;"),
+    ],
+)
+def test_trees_that_hold_nothing_are_refused(horizon: int, restart: int, sentence: str) -> None:
+    with pytest.raises(RecipeError, match=sentence):
         tree(horizon=horizon, restart=restart)
 
 
-def test_what_has_no_price_as_a_tree_is_refused() -> None:
-    with pytest.raises(RecipeError, match="out of step"):
+def test_what_no_tree_accounts_for_is_refused() -> None:
+    with pytest.raises(
+        RecipeError, match=r"got distributed trust, .* out of step.*; use mechanism 'gaussian'"
+    ):
         tree(trust=Trust.DISTRIBUTED)
     with pytest.raises(RecipeError, match="2 shares"):
         Tree(1.0, 1.0, shares=2)
@@ -273,8 +282,8 @@ def test_what_has_no_price_as_a_tree_is_refused() -> None:
 
 def test_no_release_goes_past_the_horizon() -> None:
     mechanism = tree(horizon=5)
-    *_, (_, state) = play(mechanism, torch.zeros(5, 2))
-    with pytest.raises(BadRelease, match="release 6 is past horizon = 5"):
+    *_, (_, state) = run(mechanism, torch.zeros(5, 2))
+    with pytest.raises(BadRelease, match="at least 6 for release 6, got 5; raise it, or"):
         mechanism.release(Fixed(torch.zeros(2)), state, Noise(0).stream("release"))
     assert math.isfinite(mechanism.worth(5))
     assert mechanism.worth(6) == math.inf
@@ -282,7 +291,7 @@ def test_no_release_goes_past_the_horizon() -> None:
 
 
 @pytest.mark.parametrize(("bound", "replace_bound"), [(1.1, 2.0), (1.0, 2.1), (math.nan, 2.0)])
-def test_rows_beyond_what_was_priced_are_refused(bound: float, replace_bound: float) -> None:
+def test_rows_beyond_the_bounds_are_refused(bound: float, replace_bound: float) -> None:
     rows = Fixed(torch.zeros(3), bound, replace_bound)
     with pytest.raises(BadRelease, match="rows must be bounded by"):
         tree().release(rows, tree().init(3), Noise(0).stream("release"))
@@ -290,18 +299,18 @@ def test_rows_beyond_what_was_priced_are_refused(bound: float, replace_bound: fl
 
 def test_rows_of_another_size_are_not_broadcast() -> None:
     for size in (1, 4):
-        with pytest.raises(BadRelease, match=f"of size {size}"):
+        with pytest.raises(BadRelease, match=f"must have size 3, .*, got {size};"):
             tree().release(Fixed(torch.zeros(size)), tree().init(3), Noise(0).stream("release"))
         total = Total(torch.zeros(size, dtype=torch.int64), (0,), (1.0,))
         central = tree(trust=Trust.CENTRAL)
-        with pytest.raises(BadRelease, match=f"of size {size}"):
+        with pytest.raises(BadRelease, match=f"must have size 3, .*, got {size};"):
             central.finish(total, central.init(3), Noise(0).stream("finish"))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
 def test_a_sum_that_fits_no_grid_is_not_released(value: float) -> None:
     with pytest.raises(BadRelease, match="does not fit"):
-        next(play(tree(), torch.full((1, 3), value)))
+        next(run(tree(), torch.full((1, 3), value)))
 
 
 @pytest.mark.parametrize("std", [1e-6, 1.0, 1e3, 1e9, 1e15])
@@ -318,7 +327,7 @@ def test_the_grid_holds_many_clients_noise_and_is_fine_for_the_clip(std: float) 
 def test_the_state_goes_through_a_file(tmp_path: Path) -> None:
     """A template of fixed shapes, whatever the step: the noise goes on to the bit."""
     mechanism = tree(horizon=12)
-    straight = [release.vector for release, _ in play(mechanism, torch.zeros(12, 5))]
+    straight = [release.vector for release, _ in run(mechanism, torch.zeros(12, 5))]
     for t in range(12):
         template = mechanism.init(5)
         state = states.load_before(tmp_path, t, template)

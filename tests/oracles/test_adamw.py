@@ -47,12 +47,12 @@ def test_one_client_without_noise_is_torchs_adamw(dtype: torch.dtype, tolerance:
     plan = make_plan(build("client", "localadamw", OPTIONS), data, 8, clear(50.0))
     (problem,) = problems(data, dtype)
     parameter, oracle = torchs(torch.zeros(SIZE, dtype=dtype))
-    for progress, _, members in walk(plan, data, dtype=dtype):
+    for state, _, clients in walk(plan, data, dtype=dtype):
         for _ in range(OPTIONS["steps"]):
             parameter.grad = problem.gradient(parameter.detach())
             oracle.step()
-        assert float((progress.params - parameter.detach()).abs().max()) < tolerance
-        assert members[0].state.k == progress.round * OPTIONS["steps"]
+        assert float((state.params - parameter.detach()).abs().max()) < tolerance
+        assert clients[0].state.k == state.round * OPTIONS["steps"]
     assert float(parameter.detach().abs().max()) > 0.3
 
 
@@ -67,7 +67,7 @@ def test_with_reset_every_round_is_a_new_adamw(unit: Unit) -> None:
     )
     theta = torch.zeros(SIZE, dtype=torch.float64)
     shortened = 0
-    for progress, _, members in walk(plan, data):
+    for state, _, clients in walk(plan, data):
         moves = []
         for problem in problems(data):
             parameter, oracle = torchs(theta)
@@ -77,8 +77,8 @@ def test_with_reset_every_round_is_a_new_adamw(unit: Unit) -> None:
             moves.append((theta - parameter.detach()).numpy())
             shortened += np.linalg.norm(moves[-1]) > C
         theta = theta - torch.from_numpy(clipped(np.stack(moves), C).mean(axis=0))
-        assert float((progress.params - theta).abs().max()) < 1e-8
-        assert members[0].state == ()
+        assert float((state.params - theta).abs().max()) < 1e-8
+        assert clients[0].state == ()
     assert (shortened > 0) == (unit is Unit.CLIENT)
 
 

@@ -13,7 +13,7 @@ jax_privacy 2.0.0 (``banded_jax_privacy.json``; its field "how" holds the script
   started from its own banded matrix: never below the closed form, and within 2e-5 above it; what it
   finds is diagonal. Without rounding off the absolute values (see the script) L-BFGS stops at their
   kinks, one or two per cent above.
-- "once", ``banded.optimize``: best for units whose steps lie b apart. Priced for full
+- "once", ``banded.optimize``: best for units whose steps lie b apart. Accounted for at full
   participation, which it was not made for, it loses, and the more so the more bands it has.
 """
 
@@ -124,11 +124,11 @@ def smooth(free: np.ndarray, A: np.ndarray, width: float) -> tuple[float, np.nda
     X, B = C.T @ C, A @ inverse
     wide = width * np.trace(X) / n
     rounded = np.sqrt(X * X + wide * wide)
-    error, price = (B * B).sum(), rounded.sum()
+    error, cost = (B * B).sum(), rounded.sum()
     by_error = -2 * B.T @ B @ inverse.T
-    by_price = 2 * C @ (X / rounded + np.eye(n) * wide * width / n * (1 / rounded).sum())
-    gradient = by_error / error + by_price / price
-    return float(np.log(error) + np.log(price)), gradient[rows, columns]
+    by_cost = 2 * C @ (X / rounded + np.eye(n) * wide * width / n * (1 / rounded).sum())
+    gradient = by_error / error + by_cost / cost
+    return float(np.log(error) + np.log(cost)), gradient[rows, columns]
 
 
 @pytest.mark.parametrize("n", [1, 2, 6, 70, 500])

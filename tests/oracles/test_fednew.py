@@ -178,7 +178,7 @@ class Chosen:
 
 
 class Looking:
-    """A door that shows what would have been released."""
+    """A releaser that shows what would have been released."""
 
     unit = Unit.RECORD
 
@@ -196,9 +196,9 @@ def released(options: dict[str, float], problem: Chosen, offset: torch.Tensor, m
     algorithm = build("client", "fednew", options, unit=Unit.RECORD, layout=layout)
     state = FedNewState(-offset, 0)
     shared = {"primal": torch.zeros_like(offset)}
-    door = Looking(m)
-    algorithm.work(Broadcast(0, torch.zeros_like(offset), shared), problem, state, door)
-    return door.bounded
+    releaser = Looking(m)
+    algorithm.work(Broadcast(0, torch.zeros_like(offset), shared), problem, state, releaser)
+    return releaser.bounded
 
 
 def lemma4(a: Any, b: Any, C: float) -> Any:
@@ -254,7 +254,7 @@ def part(problem: Chosen, kept: list[int]) -> Chosen:
 @pytest.mark.parametrize("seed", range(4))
 def test_no_search_finds_a_unit_that_moves_more_than_the_bounds(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    worst = {"bound": 0.0, "swap": 0.0}
+    worst = {"bound": 0.0, "replace": 0.0}
     for _ in range(150):
         names = ("rho", "alpha", "c1", "c2", "hessian")
         options = {name: float(10.0 ** rng.uniform(-1.5, 1)) for name in names}
@@ -268,10 +268,10 @@ def test_no_search_finds_a_unit_that_moves_more_than_the_bounds(seed: int) -> No
             for index in (kept, [*kept, count - 1], [*kept, count])
         )
         added = float((more.vector - base.vector).norm()) / base.bound
-        swapped = float((more.vector - other.vector).norm()) / base.replace_bound
-        worst = {"bound": max(worst["bound"], added), "swap": max(worst["swap"], swapped)}
+        replaced = float((more.vector - other.vector).norm()) / base.replace_bound
+        worst = {"bound": max(worst["bound"], added), "replace": max(worst["replace"], replaced)}
     assert 0.1 < worst["bound"] <= 1 + 1e-9
-    assert 0.1 < worst["swap"] <= 1 + 1e-9
+    assert 0.1 < worst["replace"] <= 1 + 1e-9
 
 
 def test_the_bounds_are_attained_in_the_limit() -> None:

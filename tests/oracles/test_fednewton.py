@@ -89,10 +89,8 @@ def test_one_client_without_noise_is_newtons_method(link: str, damping: float, u
         }
     )
     plan = plan_for(recipe, [60.0 if unit is Unit.RECORD else 1.0], model.layout)
-    for (progress, _), theta in zip(
-        rounds(plan, [problem], model.initial(0)), expected, strict=True
-    ):
-        assert np.abs(progress.params.numpy() - theta).max() < 1e-4 * np.abs(theta).max()
+    for (state, _), theta in zip(rounds(plan, [problem], model.initial(0)), expected, strict=True):
+        assert np.abs(state.params.numpy() - theta).max() < 1e-4 * np.abs(theta).max()
 
 
 def clip(v: Any, bound: float) -> Any:

@@ -120,8 +120,8 @@ def walk(
     absent: Callable[[int, int], bool] = lambda t, i: False,
     dtype: torch.dtype = torch.float64,
 ) -> Iterator[tuple[ServerState, Broadcast, dict[int, ClientState]]]:
-    """Each round's progress, the broadcast it began with and the members after it."""
-    members = {i: ClientState(i, problem) for i, problem in enumerate(problems(data, dtype))}
+    """The server, the broadcast that the round began with and the clients, after each round."""
+    clients = {i: ClientState(i, problem) for i, problem in enumerate(problems(data, dtype))}
     heard: list[Broadcast] = []
 
     def transport(
@@ -131,15 +131,15 @@ def walk(
         for i in sorted(set().union(*requests.values())):
             if not absent(broadcast.round, i):
                 asked = {name: to[i] for name, to in requests.items()}
-                reply, members[i] = answer(plan, broadcast, stage, asked, members[i])
+                reply, clients[i] = answer(plan, broadcast, stage, asked, clients[i])
                 yield i, reply
 
-    progress = start(plan, torch.zeros(SIZE, dtype=dtype))
-    while progress.round < plan.rounds:
-        progress, outcome = run_round(plan, progress, transport)
-        assert outcome.aborted is None
-        assert not outcome.refused
-        yield progress, heard[-1] if heard else Broadcast(0, progress.params), members
+    state = start(plan, torch.zeros(SIZE, dtype=dtype))
+    while state.round < plan.rounds:
+        state, result = run_round(plan, state, transport)
+        assert result.aborted is None
+        assert not result.refused
+        yield state, heard[-1] if heard else Broadcast(0, state.params), clients
 
 
 def end(plan: Plan, data: Data) -> np.ndarray:
@@ -231,15 +231,15 @@ def test_the_path_is_nobles_algorithm(std: float, unit: Unit, warm: bool, weight
         return i == 2 and t in (0, 3)
 
     oracle = Noble(data, K, eta, C, std, unit)
-    for progress, _, members in walk(plan, data, absent):
-        t = progress.round - 1
+    for state, _, clients in walk(plan, data, absent):
+        t = state.round - 1
         present = [i for i in range(4) if not absent(t, i)]
         oracle.warm(t, present) if warm and t == 0 else oracle.round(t, present)
         tolerance = 1e-5 if std else 1e-9
-        assert np.abs(progress.params.numpy() - oracle.x).max() < tolerance
-        assert np.abs(progress.optimizer[0].c.numpy() - oracle.c).max() < tolerance
+        assert np.abs(state.params.numpy() - oracle.x).max() < tolerance
+        assert np.abs(state.optimizer[0].c.numpy() - oracle.c).max() < tolerance
         for i in range(4):
-            c = members[i].state.c.numpy() if members[i].state else np.zeros(SIZE)
+            c = clients[i].state.c.numpy() if clients[i].state else np.zeros(SIZE)
             assert np.abs(c - oracle.ci[i]).max() < tolerance
     assert np.abs(oracle.x).max() > 0.1
 
@@ -252,15 +252,15 @@ def test_clients_that_are_drawn_at_random_keep_the_mean(warm: bool) -> None:
     plan = make_plan(client, data, 8, clear(50.0), participation=Poisson(0.5))
     oracle = Noble(data, 2, 0.2, 50.0, 0.0, Unit.RECORD)
     sizes = set()
-    for t, (progress, _, members) in enumerate(walk(plan, data)):
+    for t, (state, _, clients) in enumerate(walk(plan, data)):
         present = list(plan.draw(t, 0))
         sizes.add(len(present))
         oracle.warm(t, present) if warm and t == 0 else oracle.round(t, present, q=0.5)
-        kept = [m.state.c.numpy() if m.state else np.zeros(SIZE) for m in members.values()]
-        c = progress.optimizer[0].c.numpy()
+        kept = [m.state.c.numpy() if m.state else np.zeros(SIZE) for m in clients.values()]
+        c = state.optimizer[0].c.numpy()
         assert np.abs(c - np.mean(kept, axis=0)).max() < 1e-8
         assert np.abs(c - oracle.c).max() < 1e-8
-        assert np.abs(progress.params.numpy() - oracle.x).max() < 1e-8
+        assert np.abs(state.params.numpy() - oracle.x).max() < 1e-8
     assert len(sizes) > 2
 
 

@@ -51,10 +51,10 @@ def test_the_panel_says_what_a_user_asks(width: int) -> None:
     assert all(len(line) <= width for line in shown.splitlines())
 
 
-def test_a_run_without_a_promise_says_so() -> None:
+def test_a_run_without_a_guarantee_says_so() -> None:
     view = View("clear", epsilon=None, quiet=True)
     view(row(1, epsilon=float("inf")), 3)
-    assert "nothing is promised" in terminal(view)
+    assert "nothing is guaranteed" in terminal(view)
 
 
 def test_before_the_first_round_it_loads_data() -> None:
@@ -120,7 +120,8 @@ def in_a_terminal(command: list[str], folder: Path, columns: int = 80) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent.decode())
 
 
-def test_a_real_terminal_shows_the_panel_and_then_the_promise(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_real_terminal_shows_the_panel_and_then_the_guarantee(tmp_path: Path) -> None:
     (tmp_path / "ward.toml").write_text(RECIPE)
     code = "from dpfed.cli.main import main; main()"
     shown = in_a_terminal([sys.executable, "-c", code, "run", "ward.toml"], tmp_path)

@@ -137,15 +137,21 @@ def test_a_plain_word_is_the_choice_of_that_name(kind):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"trust": "distributd"}, "trust is 'distributd'; use one of local, distributed, central"),
-        ({"unit": "person"}, "unit is 'person'; use one of record, group, client"),
-        ({"adjacency": "replace"}, "use one of replace-one, add-remove, zero-out"),
-        ({"rounds": 0}, "rounds is 0; give a whole number, at least 1"),
-        ({"rounds": 2.5}, "rounds is 2.5; give a whole number, at least 1"),
-        ({"clients": 0}, "clients is 0; give a whole number, at least 1"),
-        ({"survivors": 0}, "survivors is 0; give a whole number, at least 1"),
-        ({"survivors": 21}, "survivors is 21; give at most 20, the number of clients"),
-        ({"colluders": -1}, "colluders is -1; give a whole number, at least 0"),
+        (
+            {"trust": "distributd"},
+            "trust must be one of local, distributed, central, got 'distributd'; ",
+        ),
+        ({"unit": "person"}, "unit must be one of record, group, client, got 'person'; "),
+        (
+            {"adjacency": "replace"},
+            "must be one of replace-one, add-remove, zero-out, got 'replace'",
+        ),
+        ({"rounds": 0}, "rounds must be a whole number, at least 1, got 0; give a count"),
+        ({"rounds": 2.5}, "rounds must be a whole number, at least 1, got 2.5; give"),
+        ({"clients": 0}, "clients must be a whole number, at least 1, got 0; give"),
+        ({"survivors": 0}, "survivors must be a whole number, at least 1, got 0; give"),
+        ({"survivors": 21}, "survivors must be at most 20, the number of clients, got 21; "),
+        ({"colluders": -1}, "colluders must be a whole number, at least 0, got -1; leave"),
     ],
 )
 def test_what_is_no_choice_or_no_count_is_refused_in_one_sentence(options, sentence):

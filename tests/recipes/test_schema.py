@@ -45,12 +45,12 @@ def test_every_recipe_of_the_repository_parses(repository: Path) -> None:
     [
         ({"privacy": {"epsilom": 1}}, "did you mean 'epsilon'"),
         ({"rouns": 3}, "did you mean 'rounds'"),
-        ({"rounds": "many"}, "rounds is 'many', and must be a whole number"),
+        ({"rounds": "many"}, "rounds must be a whole number, got 'many'; correct it"),
         (
             {"privacy": {"trust": "lokal"}},
-            "privacy.trust is 'lokal'; use one of local, distributed",
+            "privacy.trust must be one of local, distributed, central, got 'lokal'; correct it",
         ),
-        ({"server": {"name": "scale"}}, "and must be a list"),
+        ({"server": {"name": "scale"}}, "server must be a list, got {'name': 'scale'}; correct it"),
     ],
 )
 def test_mistakes_are_answered_in_one_sentence(tree: dict[str, object], message: str) -> None:

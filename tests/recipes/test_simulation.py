@@ -124,7 +124,7 @@ def test_a_run_in_clear_comes_back_with_its_infinities(tmp_path: Path, play: Any
 
 def test_exact_evaluation_is_refused_before_anything_starts(tmp_path: Path) -> None:
     recipe = write(tmp_path, evaluation={"kind": "exact"})
-    with pytest.raises(RecipeError, match=r"evaluation.kind is 'exact'.*over Flower use 'test'"):
+    with pytest.raises(RecipeError, match=r"kind must be 'test', .* over Flower, got 'exact'"):
         simulation.run_simulation(recipe, tmp_path / "out", clients=3)
     assert not (tmp_path / "out").exists()
 
@@ -148,7 +148,7 @@ def test_an_error_that_is_not_ours_is_named(tmp_path: Path) -> None:
 
 
 def test_a_run_config_without_a_recipe_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"run_config has \[\]; it needs recipe and out"):
+    with pytest.raises(RecipeError, match=r"run_config must have recipe and out, got \[\]; set"):
         app.prepared_for(Context(1, 1, {}, RecordDict(), {}))
 
 
@@ -223,6 +223,7 @@ def marked(mark: bytes) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_listen_is_ended_with_its_children(
     tmp_path: Path, mark: bytes
 ) -> None:
@@ -235,6 +236,7 @@ def test_a_process_that_does_not_listen_is_ended_with_its_children(
     assert gone(mark)
 
 
+@pytest.mark.slow
 def test_a_signal_ends_what_was_started(tmp_path: Path, mark: bytes) -> None:
     script = textwrap.dedent(f"""
         import os, time
@@ -302,8 +304,12 @@ def test_nothing_is_shared_with_another_run(
         assert one[name] != other[name]
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("flower")
 def test_a_simulation_that_takes_too_long_is_ended(tmp_path: Path, mark: bytes) -> None:
-    with pytest.raises(DpfedError, match=r"longer than 6 s and was ended; see its log: /.*log"):
+    with pytest.raises(
+        DpfedError, match=r"timeout = 6 s and was ended; raise it, or see .*: /.*log"
+    ):
         simulation.run_simulation(write(tmp_path), tmp_path / "out", clients=3, timeout=6)
     assert gone(mark)
 
@@ -311,6 +317,8 @@ def test_a_simulation_that_takes_too_long_is_ended(tmp_path: Path, mark: bytes) 
 # ------------------------------------------------------------------------------------- for real
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("flower")
 @pytest.mark.parametrize(
     "server",
     [
@@ -341,6 +349,7 @@ def test_flwr_run_gives_the_same_bits_as_the_in_process_engine(
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("flower")
 def test_without_the_flwr_command_the_deprecated_function_is_used(
     tmp_path: Path, mark: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

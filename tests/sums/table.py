@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table of clients around a secure sum, in one process: whoever is to be silent at a stage is."""
+"""A table of clients around a secure sum, in one process; a test says who drops out when."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dpfed.sums.secure import Secure
 Tamper = Callable[[str, int, bytes], bytes]
 
 
-def unchanged(stage: str, client: int, message: bytes) -> bytes:
+def unmodified(stage: str, client: int, message: bytes) -> bytes:
     return message
 
 
@@ -38,7 +38,7 @@ class Table:
     stages: list[str] = field(default_factory=list)
     sent: dict[tuple[str, int], bytes] = field(default_factory=dict)
     session: Session | None = None
-    """The server's side of the round that is played."""
+    """The server's side of the round that is run."""
     channels: Mapping[str, int] | None = None
     """Each channel's size, if a vector is to be cut into several."""
     left_open: bool = False
@@ -67,15 +67,15 @@ class Table:
     def sizes(self, vector: Any) -> Mapping[str, int]:
         return self.channels or {UPDATE: len(vector)}
 
-    def play(
+    def run_round(
         self,
         vectors: Mapping[int, Any],
         *,
         round: int = 0,
         attempt: int = 0,
         silent: Mapping[str, Collection[int]] | None = None,
-        to_client: Tamper = unchanged,
-        to_server: Tamper = unchanged,
+        to_client: Tamper = unmodified,
+        to_server: Tamper = unmodified,
     ) -> Opened | Aborted:
         """A round over the clients in ``vectors``; ``silent`` says who drops out before a stage.
 

@@ -12,16 +12,16 @@ from dpfed.core.sum_protocol import Aborted, Opened, SumContext
 from dpfed.core.types import METRICS, UPDATE, Release, Total
 from dpfed.sums.plain import Adder, plain
 
-SEAT = SumContext(0, 2, 0, 0, 0, "run")
+CONTEXT = SumContext(0, 2, 0, 0, 0, "run")
 
 
 def message(values: list[int], dtype: torch.dtype = torch.int32) -> bytes:
     release = Release(torch.tensor(values, dtype=dtype), std=1.0, step=1.0)
-    return plain().answer("reply", {UPDATE: b""}, {UPDATE: release}, b"", SEAT)[0][UPDATE]
+    return plain().answer("reply", {UPDATE: b""}, {UPDATE: release}, b"", CONTEXT)[0][UPDATE]
 
 
 def begun(cohort: dict[int, float], size: int) -> Adder:
-    return plain().begin(None, {UPDATE: cohort}, {UPDATE: size}, SEAT)[0]
+    return plain().begin(None, {UPDATE: cohort}, {UPDATE: size}, CONTEXT)[0]
 
 
 def add(session: Adder, client: int, data: bytes) -> Adder:
@@ -55,18 +55,18 @@ def test_public_weights_scale_the_terms() -> None:
 
 @pytest.mark.parametrize("length", [0, 4, 11, 13, 16, 25])
 def test_a_message_of_another_length_is_refused(length: int) -> None:
-    with pytest.raises(BadReply, match=f"of {length} bytes, where 3 integers"):
+    with pytest.raises(BadReply, match=f"3 integers of 4 or 8 bytes, got {length} bytes;"):
         add(begun({0: 1.0}, 3), 0, bytes(length))
 
 
 def test_a_reply_that_is_wrong_on_one_channel_counts_on_none() -> None:
     cohorts = {UPDATE: {0: 1.0}, METRICS: {0: 1.0}}
-    session, requests = plain().begin(None, cohorts, {UPDATE: 1, METRICS: 2}, SEAT)
+    session, requests = plain().begin(None, cohorts, {UPDATE: 1, METRICS: 2}, CONTEXT)
     assert requests.messages == {UPDATE: {0: b""}, METRICS: {0: b""}}
-    with pytest.raises(BadReply, match="where 2 integers"):
+    with pytest.raises(BadReply, match="2 integers of 4 or 8 bytes, got 4 bytes;"):
         plain().add(session, 0, {UPDATE: message([5]), METRICS: message([5])})
     assert session.channels[UPDATE].total.tolist() == [0]
-    with pytest.raises(BadReply, match="are due"):
+    with pytest.raises(BadReply, match=r"must be on \['metrics', 'update'\], got \['update'\];"):
         plain().add(session, 0, {UPDATE: message([5])})
 
 
@@ -77,12 +77,14 @@ def test_nothing_can_wrap_the_total() -> None:
     for value in (most, -most):
         session = add(begun(cohort, 1), 0, message([value], torch.int64))
     for value in (most + 2, -most - 2, 2**63 - 1, -(2**63)):
-        with pytest.raises(BadReply, match="could wrap"):
+        with pytest.raises(BadReply, match=r"at most 4\.61e\+15, so that no sum can wrap, got"):
             add(session, 1, np.array([value]).tobytes())
     assert most * 1000 < 2**63
 
 
 def test_an_empty_round_is_aborted_and_a_wrong_stage_refused() -> None:
     assert plain().close(begun({0: 1.0}, 3)) == Aborted("no client answered")
-    with pytest.raises(BadReply, match="one stage"):
-        plain().answer("keys", {UPDATE: b""}, None, b"", SEAT)
+    with pytest.raises(
+        BadReply, match="one stage, 'reply' with a release, got 'keys'; use the same plan"
+    ):
+        plain().answer("keys", {UPDATE: b""}, None, b"", CONTEXT)

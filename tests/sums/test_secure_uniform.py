@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfed.sums.secagg import keys as letters
-from dpfed.sums.secagg import messages as wire
+from dpfed.sums.secagg import keys, messages
 from dpfed.sums.secure import secure
 from tests.sums.table import Table
 
@@ -32,9 +31,9 @@ def sent(request: pytest.FixtureRequest) -> Sent:
     found = {}
     for round in range(ROUNDS):
         silent = {"unmask": [round % CLIENTS]}
-        table.play(zeros, round=round, silent=silent)
+        table.run_round(zeros, round=round, silent=silent)
         for client in range(CLIENTS):
-            words = wire.unpack_masked(table.sent["input", client])[1]
+            words = messages.unpack_masked(table.sent["input", client])[1]
             found[round, client] = np.frombuffer(words, f"<u{request.param // 8}")
     return found
 
@@ -85,7 +84,7 @@ def test_a_vector_that_is_not_masked_would_be_found_out() -> None:
 # ------------------------------------------------------------------------------------------- seeds
 
 
-LAYOUT = letters.layout_digest({"update": 650})
+LAYOUT = keys.layout_digest({"update": 650})
 
 
 def expanded(key: bytes, info: bytes) -> bytes:
@@ -97,19 +96,19 @@ def test_a_rounds_seed_is_derived_from_the_pairs_key_by_hkdf() -> None:
     key = bytes(range(32))
     for at in ((0, 0), (0, 1), (1, 0), (7, 2)):
         info = b"dpfed round mask" + LAYOUT + struct.pack(">qq", *at)
-        assert letters.round_seed(key, at, LAYOUT) == expanded(key, info)
+        assert keys.round_seed(key, at, LAYOUT) == expanded(key, info)
 
 
 def test_no_two_attempts_of_any_rounds_share_a_seed() -> None:
-    keys = [bytes(32), b"\x01" * 32]
+    pairs = [bytes(32), b"\x01" * 32]
     seeds = {
-        letters.round_seed(k, (r, a), LAYOUT) for k in keys for r in range(50) for a in range(10)
+        keys.round_seed(k, (r, a), LAYOUT) for k in pairs for r in range(50) for a in range(10)
     }
     assert len(seeds) == 1000
 
 
 def test_a_seed_differs_from_another_rounds_by_half_of_its_bits() -> None:
-    seeds = [letters.round_seed(bytes(32), (r, 0), LAYOUT) for r in range(200)]
+    seeds = [keys.round_seed(bytes(32), (r, 0), LAYOUT) for r in range(200)]
     changed = [
         (int.from_bytes(a, "big") ^ int.from_bytes(b, "big")).bit_count()
         for a, b in pairwise(seeds)
@@ -123,9 +122,9 @@ def test_all_commitments_of_all_rounds_differ() -> None:
     zeros = {i: np.zeros(1, np.int64) for i in range(CLIENTS)}
     shares, pairs = [], []
     for round, attempt in ((0, 0), (0, 1), (1, 0), (2, 0)):
-        table.play(zeros, round=round, attempt=attempt)
+        table.run_round(zeros, round=round, attempt=attempt)
         for client in range(CLIENTS):
-            message, _ = wire.unpack_masked(table.sent["input", client])
+            message, _ = messages.unpack_masked(table.sent["input", client])
             shares += message.shares.values()
             pairs += message.pairs.values()
     assert len(set(shares)) == len(shares) == 4 * CLIENTS * (CLIENTS - 1)

@@ -34,15 +34,17 @@ from dpfed.training.inprocess import InProcess, replay, rounds
 from dpfed.training.plan import Plan
 from dpfed.training.round import Exchange, ServerState, run_round, start
 from tests.laws.leaks import MODEL
-from tests.training.test_round import SIZES, make_plan, members
+from tests.training.test_round import SIZES, client_states, make_plan
 
 
 class Died(Exception):
     """The process is gone."""
 
 
-def carrier(plan: Plan) -> Exchange:
-    people = {i: replace(m, signer=simulated(len(SIZES))[i]) for i, m in members(SIZES).items()}
+def exchange_of(plan: Plan) -> Exchange:
+    people = {
+        i: replace(m, signer=simulated(len(SIZES))[i]) for i, m in client_states(SIZES).items()
+    }
 
     def exchange(broadcast: Broadcast, stage: str, requests):  # type: ignore[no-untyped-def]
         for client in sorted(set().union(*requests.values())):
@@ -60,24 +62,24 @@ def run(
     die: Callable[[int, str], bool] = lambda at, when: False,
 ) -> tuple[ServerState, tuple[CommittedRound, ...]]:
     """Rounds with a checkpoint; ``die(round, when)`` says where the process ends."""
-    book = Checkpoint(folder)
+    checkpoint = Checkpoint(folder)
     fresh = start(plan, MODEL.initial(0))
-    saved = book.load(plan, fresh)
+    saved = checkpoint.load(plan, fresh)
     now, done = (saved.state, list(saved.committed)) if saved else (fresh, [])
     while now.round < plan.rounds:
         at = now.round
         if die(at, "before"):
             raise Died
-        book.ask(now)
+        checkpoint.ask(now)
         if die(at, "asked"):
             raise Died
-        after, outcome = run_round(plan, now, exchange)
-        if die(at, "played"):
+        after, result = run_round(plan, now, exchange)
+        if die(at, "completed"):
             raise Died
-        if not outcome.aborted:
-            done.append(CommittedRound(now.round, now.attempt, outcome.clients))
+        if not result.aborted:
+            done.append(CommittedRound(now.round, now.attempt, result.clients))
         now = after
-        book.commit(plan, now, done, [{"round": each.round} for each in done])
+        checkpoint.commit(plan, now, done, [{"round": each.round} for each in done])
         if die(at, "committed"):
             raise Died
     return now, tuple(done)
@@ -86,26 +88,26 @@ def run(
 @pytest.mark.parametrize("server", ["scale", "sofim", "adam", "ftrl"])
 def test_a_run_that_stops_between_rounds_gives_the_same_bits(tmp_path: Path, server: str) -> None:
     plan = make_plan(server=build("server", server, {}), rounds=5)
-    whole, _ = run(plan, tmp_path / "whole", carrier(plan))
+    whole, _ = run(plan, tmp_path / "whole", exchange_of(plan))
     for when in ("before", "committed"):
         folder = tmp_path / when
         with pytest.raises(Died):
-            run(plan, folder, carrier(plan), lambda at, now, when=when: (at, now) == (2, when))
-        after, done = run(plan, folder, carrier(plan))
+            run(plan, folder, exchange_of(plan), lambda at, now, when=when: (at, now) == (2, when))
+        after, done = run(plan, folder, exchange_of(plan))
         assert torch.equal(after.params, whole.params)
         assert after.release_counts == whole.release_counts
         assert [each.round for each in done] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("when", ["asked", "played"])
+@pytest.mark.parametrize("when", ["asked", "completed"])
 @pytest.mark.parametrize("at", [0, 2])
 def test_an_attempt_of_which_nobody_knows_the_end_is_spent(
     tmp_path: Path, when: str, at: int
 ) -> None:
     plan = make_plan(rounds=4)
     with pytest.raises(Died):
-        run(plan, tmp_path, carrier(plan), lambda now_at, now: (now_at, now) == (at, when))
-    after, done = run(plan, tmp_path, carrier(plan))
+        run(plan, tmp_path, exchange_of(plan), lambda now_at, now: (now_at, now) == (at, when))
+    after, done = run(plan, tmp_path, exchange_of(plan))
     assert [each.attempt for each in done] == [int(each.round == at) for each in done]
     assert sum(after.release_counts[UPDATE].values()) == 5  # one more than the rounds
 
@@ -113,13 +115,13 @@ def test_an_attempt_of_which_nobody_knows_the_end_is_spent(
 def test_dying_again_and_again_never_asks_twice_for_the_same_attempt(tmp_path: Path) -> None:
     plan = make_plan(rounds=4)
     asked: list[tuple[int, int]] = []
-    inner = carrier(plan)
+    inner = exchange_of(plan)
 
     def exchange(broadcast: Broadcast, stage: str, requests):  # type: ignore[no-untyped-def]
         asked.append((broadcast.round, broadcast.attempt))
         return inner(broadcast, stage, requests)
 
-    deaths = [(0, "asked"), (0, "played"), (1, "played"), (1, "committed"), (3, "played")]
+    deaths = [(0, "asked"), (0, "completed"), (1, "completed"), (1, "committed"), (3, "completed")]
     for death in deaths:
         with pytest.raises(Died):
             run(plan, tmp_path, exchange, lambda at, now, death=death: (at, now) == death)
@@ -130,19 +132,19 @@ def test_dying_again_and_again_never_asks_twice_for_the_same_attempt(tmp_path: P
 
 def test_a_secure_sum_goes_on_with_the_keys_that_clients_have(tmp_path: Path) -> None:
     plan = make_plan(rounds=4, sum=secure(survivors=1.0))
-    exchange = carrier(plan)  # the clients live on
+    exchange = exchange_of(plan)  # the clients live on
     with pytest.raises(Died):
         run(plan, tmp_path, exchange, lambda at, now: (at, now) == (1, "committed"))
     after, _ = run(plan, tmp_path, exchange)
-    whole, _ = run(make_plan(rounds=4), tmp_path / "plain", carrier(make_plan(rounds=4)))
+    whole, _ = run(make_plan(rounds=4), tmp_path / "plain", exchange_of(make_plan(rounds=4)))
     assert torch.equal(after.params, whole.params)
 
 
 def test_a_folder_of_another_run_or_a_broken_one_is_refused(tmp_path: Path) -> None:
     plan = make_plan(rounds=2)
-    run(plan, tmp_path, carrier(plan))
+    run(plan, tmp_path, exchange_of(plan))
     with pytest.raises(DataError, match="another plan; resume with the recipe"):
-        run(make_plan(rounds=3), tmp_path, carrier(plan))
+        run(make_plan(rounds=3), tmp_path, exchange_of(plan))
     fresh = start(plan, MODEL.initial(0), "elsewhere")
     with pytest.raises(DataError, match="another training"):
         Checkpoint(tmp_path).load(plan, fresh)
@@ -160,16 +162,16 @@ def test_a_folder_of_another_run_or_a_broken_one_is_refused(tmp_path: Path) -> N
 
 def test_a_file_that_is_being_written_leaves_the_one_of_before(tmp_path: Path) -> None:
     plan = make_plan(rounds=2)
-    run(plan, tmp_path, carrier(plan))
+    run(plan, tmp_path, exchange_of(plan))
     (tmp_path / "progress.safetensors.draft").write_bytes(b"half a fi")
     saved = Checkpoint(tmp_path).load(plan, start(plan, MODEL.initial(0)))
     assert saved is not None
     assert saved.state.round == 2
 
 
-def dies_in_its_second_round(plan: Plan, problems: list[Problem], book: Checkpoint) -> None:
+def dies_in_its_second_round(plan: Plan, problems: list[Problem], checkpoint: Checkpoint) -> None:
     """One round is committed; the next one is asked for and made, and never committed."""
-    running = rounds(plan, problems, MODEL.initial(0), checkpoint=book)
+    running = rounds(plan, problems, MODEL.initial(0), checkpoint=checkpoint)
     next(running)
 
     def die(*_: object) -> None:
@@ -191,12 +193,12 @@ def test_the_reference_engine_goes_on_with_its_clients_states(
     plan = make_plan(
         client=build("client", client, {}, unit="record"), sum=build("sums", sum, options), rounds=8
     )
-    problems = [m.problem for m in members(SIZES).values()]
-    book = Checkpoint(tmp_path)
+    problems = [m.problem for m in client_states(SIZES).values()]
+    checkpoint = Checkpoint(tmp_path)
     for _ in range(4):
-        dies_in_its_second_round(plan, problems, book)
+        dies_in_its_second_round(plan, problems, checkpoint)
     form = InProcess(plan, problems).client_states(MODEL.initial(0))
-    saved = book.load(plan, start(plan, MODEL.initial(0)), form)
+    saved = checkpoint.load(plan, start(plan, MODEL.initial(0)), form)
     assert saved is not None
     again = replay(plan, problems, MODEL.initial(0), saved.committed)
     assert torch.equal(again.params, saved.state.params)
@@ -208,30 +210,32 @@ def test_the_reference_engine_goes_on_with_its_clients_states(
     ]
 
 
-def test_attempts_that_died_count_against_the_promise(tmp_path: Path) -> None:
-    """Four rounds are promised: two die, two are kept, and there is no fifth release."""
-    plan, book = make_plan(rounds=4), Checkpoint(tmp_path)
-    problems = [m.problem for m in members(SIZES).values()]
-    dies_in_its_second_round(plan, problems, book)
-    dies_in_its_second_round(plan, problems, book)
-    after = [now.round for now, _ in rounds(plan, problems, MODEL.initial(0), checkpoint=book)]
+def test_attempts_that_died_count_against_the_guarantee(tmp_path: Path) -> None:
+    """Four rounds are planned: two die, two are kept, and there is no fifth release."""
+    plan, checkpoint = make_plan(rounds=4), Checkpoint(tmp_path)
+    problems = [m.problem for m in client_states(SIZES).values()]
+    dies_in_its_second_round(plan, problems, checkpoint)
+    dies_in_its_second_round(plan, problems, checkpoint)
+    after = [
+        now.round for now, _ in rounds(plan, problems, MODEL.initial(0), checkpoint=checkpoint)
+    ]
     assert after == []
     form = InProcess(plan, problems).client_states(MODEL.initial(0))
-    saved = book.load(plan, start(plan, MODEL.initial(0)), form)
+    saved = checkpoint.load(plan, start(plan, MODEL.initial(0)), form)
     assert saved is not None
     assert (saved.state.round, sum(saved.state.release_counts[UPDATE].values())) == (2, 4)
-    assert not list(rounds(plan, problems, MODEL.initial(0), checkpoint=book))
+    assert not list(rounds(plan, problems, MODEL.initial(0), checkpoint=checkpoint))
 
 
 def test_two_processes_do_not_go_on_with_one_run(tmp_path: Path) -> None:
-    plan, book = make_plan(rounds=4), Checkpoint(tmp_path)
-    problems = [m.problem for m in members(SIZES).values()]
-    first = rounds(plan, problems, MODEL.initial(0), checkpoint=book)
+    plan, checkpoint = make_plan(rounds=4), Checkpoint(tmp_path)
+    problems = [m.problem for m in client_states(SIZES).values()]
+    first = rounds(plan, problems, MODEL.initial(0), checkpoint=checkpoint)
     next(first)
     with pytest.raises(DataError, match="another process goes on"):
-        next(rounds(plan, problems, MODEL.initial(0), checkpoint=book))
+        next(rounds(plan, problems, MODEL.initial(0), checkpoint=checkpoint))
     first.close()
-    next(rounds(plan, problems, MODEL.initial(0), checkpoint=book))
+    next(rounds(plan, problems, MODEL.initial(0), checkpoint=checkpoint))
 
 
 # ------------------------------------------------------------------------- dpfed run --resume
@@ -259,8 +263,9 @@ dataset = "toy"
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_random_moments_goes_on_to_its_end(tmp_path: Path) -> None:
-    """SIGKILL, four times: each takes at most one attempt of the promise, and nothing else."""
+    """SIGKILL, four times: each takes at most one planned attempt, and nothing else."""
     (tmp_path / "recipe.toml").write_text(RECIPE, encoding="utf-8")
     rng, folder = random.Random(5), tmp_path / "out/checkpoint"
     code = "from dpfed.cli.main import app; app()"
@@ -288,22 +293,22 @@ def test_a_run_that_is_killed_at_random_moments_goes_on_to_its_end(tmp_path: Pat
     model = run.federation.model.layout.flatten(load_file(tmp_path / "out/model.safetensors"))
     assert torch.equal(model, again.params)
 
-    rounds_played = [each.round for each in saved.committed]
+    rounds_done = [each.round for each in saved.committed]
     wasted = sum(each.attempt for each in saved.committed)
-    assert rounds_played == list(range(30 - wasted))  # what died counts against the promise
+    assert rounds_done == list(range(30 - wasted))  # what died counts against the guarantee
     assert wasted <= 4
     rows = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(row)["round"] for row in rows] == [at + 1 for at in rounds_played]
+    assert [json.loads(row)["round"] for row in rows] == [at + 1 for at in rounds_done]
     said = f"stopped after {30 - wasted} of 30 rounds" in done.stdout + done.stderr
     assert said == (wasted > 0)
 
     ledger = Ledger(tmp_path / "ledger.sqlite")
     assert ledger.verify() == []
     bodies = [row.body for row in ledger.rows() if row.body["kind"] == "book"]
-    booked = Counter((body["round"], body["attempt"], body["client"]) for body in bodies)
-    assert set(booked.values()) == {1}
+    entered = Counter((body["round"], body["attempt"], body["client"]) for body in bodies)
+    assert set(entered.values()) == {1}
     counted = {(each.round, each.attempt, i) for each in saved.committed for i in each.clients}
-    assert counted <= set(booked)
+    assert counted <= set(entered)
     ledger.close()
 
 

@@ -9,11 +9,11 @@ from dpfed.core.types import UPDATE
 from dpfed.training.inprocess import rounds
 from dpfed.training.plan import Plan
 from tests.laws.leaks import MODEL
-from tests.training.test_round import make_plan, members
+from tests.training.test_round import client_states, make_plan
 
 
 def finish(plan: Plan, sizes: list[int]) -> torch.Tensor:
-    problems = [m.problem for m in members(sizes).values()]
+    problems = [m.problem for m in client_states(sizes).values()]
     *_, (last, _) = rounds(plan, problems, MODEL.initial(0))
     return last.params
 
@@ -30,8 +30,8 @@ def test_the_same_seed_gives_the_same_bits_whatever_the_threads() -> None:
 
 
 def test_iteration_can_stop_early() -> None:
-    problems = [m.problem for m in members().values()]
+    problems = [m.problem for m in client_states().values()]
     run = rounds(make_plan(rounds=50), problems, MODEL.initial(0))
-    progress, _ = next(run)
-    assert progress.round == 1
-    assert sum(progress.release_counts[UPDATE].values()) == 1
+    state, _ = next(run)
+    assert state.round == 1
+    assert sum(state.release_counts[UPDATE].values()) == 1

@@ -33,7 +33,7 @@ from dpfed.training.loop import EXHAUSTED, PATIENCE, Step, Transport, train
 from dpfed.training.plan import Plan
 from tests.laws.leaks import MODEL
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
-from tests.training.test_round import SIZES, make_plan, members
+from tests.training.test_round import SIZES, client_states, make_plan
 
 Silent = Callable[[Broadcast, str, int], bool]
 EXCEEDS = "the next round would exceed the plan's guarantee"
@@ -111,7 +111,7 @@ def trained(
 ) -> Step:
     """The last step of a training."""
     plan = plan or make_plan()
-    found = [m.problem for m in members().values()] if problems is None else list(problems)
+    found = [m.problem for m in client_states().values()] if problems is None else list(problems)
     transport = Quiet(engine(plan, found, ledger), silent)
     *_, last = train(plan, torch.zeros(MODEL.layout.size), transport, **options)
     return last
@@ -226,7 +226,9 @@ def test_a_budget_that_allows_no_round_is_refused_by_whoever_reports(
 
 def test_clients_whose_code_raises_are_left_out(engine: Any) -> None:
     plan = make_plan(nominal=[5, *SIZES])
-    last = trained(engine, plan, problems=[Broken(), *(m.problem for m in members().values())])
+    last = trained(
+        engine, plan, problems=[Broken(), *(m.problem for m in client_states().values())]
+    )
     assert (last.state.round, last.stopped) == (4, None)
     for row in last.history:
         assert (row["clients"], row["absent"], row["refused"]) == (3, "0", "0: ClientError")
@@ -249,7 +251,7 @@ def test_if_the_code_of_all_raises_it_is_as_if_nobody_answered(engine: Any) -> N
 def test_nobody_is_connected() -> None:
     """In one process everyone always is; over Flower training ends, and nothing is spent."""
     plan = make_plan()
-    problems = [m.problem for m in members().values()]
+    problems = [m.problem for m in client_states().values()]
     assert InProcess(plan, problems).ready(Step(state=whole(in_process).state)) is None
     transport: Any = over_flower(plan, problems, None)
     transport.grid.offline = set(nodes(3))
@@ -266,27 +268,27 @@ def test_nobody_is_connected() -> None:
 def test_a_process_that_dies_goes_on_and_what_it_asked_for_is_spent(
     engine: Any, round: int, tmp_path: Path
 ) -> None:
-    plan, book = make_plan(), Checkpoint(tmp_path / "book")
-    problems = [m.problem for m in members().values()]
+    plan, checkpoint = make_plan(), Checkpoint(tmp_path / "run")
+    problems = [m.problem for m in client_states().values()]
     start = torch.zeros(MODEL.layout.size)
     dying = Quiet(engine(plan, problems, None), lambda b, *_: b.round == round, die=True)
     with pytest.raises(Died):
-        list(train(plan, start, dying, checkpoint=book))
-    first, *_, last = train(plan, start, engine(plan, problems, None), checkpoint=book)
+        list(train(plan, start, dying, checkpoint=checkpoint))
+    first, *_, last = train(plan, start, engine(plan, problems, None), checkpoint=checkpoint)
     assert (first.state.round, first.state.attempt) == (round, 1)
     assert [row["round"] for row in first.history] == list(range(1, round + 1))
     assert (last.state.round, last.stopped, releases(last)) == (3, EXCEEDS, 4)
 
 
 def test_a_step_is_on_the_disk_before_anyone_sees_it(engine: Any, tmp_path: Path) -> None:
-    """A caller that dies while it looks at a round has not lost it."""
-    plan, book = make_plan(), Checkpoint(tmp_path / "book")
-    problems = [m.problem for m in members().values()]
+    """A caller that dies while it looks at a round finds it again."""
+    plan, checkpoint = make_plan(), Checkpoint(tmp_path / "run")
+    problems = [m.problem for m in client_states().values()]
     start = torch.zeros(MODEL.layout.size)
-    steps = train(plan, start, engine(plan, problems, None), checkpoint=book)
+    steps = train(plan, start, engine(plan, problems, None), checkpoint=checkpoint)
     seen = [next(steps), next(steps), next(steps)][-1]
     steps.close()  # type: ignore[attr-defined]
-    first, *_, last = train(plan, start, engine(plan, problems, None), checkpoint=book)
+    first, *_, last = train(plan, start, engine(plan, problems, None), checkpoint=checkpoint)
     assert (first.state.round, first.state.attempt) == (2, 0)
     assert first.history == seen.history
     assert (last.state.round, last.stopped, releases(last)) == (4, None, 4)
@@ -298,7 +300,7 @@ def test_a_simulation_is_not_resumed(tmp_path: Path) -> None:
         run_recipe(
             {"rounds": 1, "privacy": {"epsilon": 1.0}},
             engine="flower-simulation",
-            resume=tmp_path / "book",
+            resume=tmp_path / "run",
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The path: what a plan refuses, what a round does with what comes, and what it books."""
+"""The path: what a plan refuses, what a round does with what comes, and what it enters."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def make_plan(**changes: Any) -> Plan:
     return Plan(**{**options, **changes})
 
 
-def members(sizes: list[int] = SIZES) -> dict[int, ClientState]:
+def client_states(sizes: list[int] = SIZES) -> dict[int, ClientState]:
     return {
         i: ClientState(i, MODEL.problem(make_records(m, 4, 3, seed=i))) for i, m in enumerate(sizes)
     }
 
 
 class Wire:
-    """Carries messages; tests tamper with them on the way."""
+    """Exchanges messages; tests tamper with them on the way."""
 
     def __init__(self, plan: Plan, people: dict[int, ClientState], order: int = 1) -> None:
         self.plan, self.people, self.order = plan, people, order
@@ -83,8 +83,8 @@ class Wire:
 
 
 def one_round(plan: Plan, wire: Wire | None = None) -> tuple[ServerState, RoundResult]:
-    progress = start(plan, torch.zeros(MODEL.layout.size))
-    return run_round(plan, progress, wire or Wire(plan, members()))
+    state = start(plan, torch.zeros(MODEL.layout.size))
+    return run_round(plan, state, wire or Wire(plan, client_states()))
 
 
 # --------------------------------------------------------------------------------------- plans
@@ -100,17 +100,17 @@ def test_unsound_plans_are_refused_with_the_way_out() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"channels": distributed}, "must see only the sum"),
         ({"channels": distributed, "sum": hiding, "weights": Weights.AVERAGE}, "unequal size"),
-        ({"channels": distributed, "sum": hiding, "client": nonlinear}, "unchanged releases only"),
-        ({"channels": {UPDATE: gaussian(trust=Trust.CENTRAL)}, "client": nonlinear}, "unchanged"),
+        ({"channels": distributed, "sum": hiding, "client": nonlinear}, "unmodified releases only"),
+        ({"channels": {UPDATE: gaussian(trust=Trust.CENTRAL)}, "client": nonlinear}, "unmodified"),
         ({"channels": {UPDATE: gaussian(unit=Unit.CLIENT)}, "client": records_only}, "can protect"),
         ({"channels": mixed}, "must share unit"),
         ({"channels": {METRICS: gaussian()}}, "releases on"),
         ({"channels": {UPDATE: gaussian(), "extra": gaussian()}}, "releases on"),
-        ({"nominal": []}, "needs one above 0"),
-        ({"nominal": [3, 0]}, "needs one above 0"),
-        ({"nominal": [3, math.nan]}, "needs one above 0"),
-        ({"rounds": 0}, "rounds is 0; give a whole number, at least 1"),
-        ({"colluders": 0}, "at least 1"),
+        ({"nominal": []}, "must be finite numbers above 0, one per client"),
+        ({"nominal": [3, 0]}, "must be finite numbers above 0, one per client"),
+        ({"nominal": [3, math.nan]}, "must be finite numbers above 0, one per client"),
+        ({"rounds": 0}, "rounds must be a whole number, at least 1, got 0"),
+        ({"colluders": 0}, "colluders must be at least 1, got 0"),
     ]
     for changes, message in cases:
         with pytest.raises(UnsoundPlan, match=message):
@@ -134,7 +134,7 @@ def test_distributed_trust_takes_a_hiding_sum_with_equal_silos() -> None:
         ([1000] * 19 + [50], 4.370),
     ],
 )
-def test_the_smallest_silo_of_an_average_is_priced(sizes: list[int], kappa: float) -> None:
+def test_the_smallest_silo_of_an_average_is_accounted_for(sizes: list[int], kappa: float) -> None:
     """PRIVACY section 1: without colluders, shares = n / kappa^2 for the smallest silo."""
     plan = make_plan(nominal=sizes, weights=Weights.AVERAGE)
     weights = plan.cohort(UPDATE).values()
@@ -166,17 +166,17 @@ def test_no_client_is_more_exposed_than_the_plan_says(weights: list[float], coll
 def test_the_mean_is_the_formula(weights: Weights) -> None:
     """Without noise to speak of: clipped sums over public sizes, in both weightings."""
     plan = make_plan(weights=weights, channels={UPDATE: gaussian(clip=1.0, std=1e-6)})
-    _, outcome = one_round(plan)
+    _, result = one_round(plan)
     sums = [
         m.problem.rows(torch.zeros(MODEL.layout.size), Unit.RECORD).clipped_sum(1.0).vector
-        for m in members().values()
+        for m in client_states().values()
     ]
     if weights is Weights.SUM:
         expected = torch.stack(sums).sum(0) / sum(SIZES)
     else:
         expected = torch.stack([s / m for s, m in zip(sums, SIZES, strict=True)]).mean(0)
-    assert outcome.aggregate is not None
-    assert torch.allclose(outcome.aggregate.mean, expected, atol=1e-6)
+    assert result.aggregate is not None
+    assert torch.allclose(result.aggregate.mean, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("weights", list(Weights))
@@ -197,8 +197,8 @@ def test_the_aggregate_knows_its_noise_level(weights: Weights, trust: Trust) -> 
 def test_the_total_does_not_depend_on_the_order() -> None:
     for weights in Weights:
         plan = make_plan(weights=weights)
-        forward, _ = one_round(plan, Wire(plan, members()))
-        backward, _ = one_round(plan, Wire(plan, members(), order=-1))
+        forward, _ = one_round(plan, Wire(plan, client_states()))
+        backward, _ = one_round(plan, Wire(plan, client_states(), order=-1))
         assert torch.equal(forward.params, backward.params)
 
 
@@ -223,12 +223,12 @@ def test_the_optimizer_sees_the_noisy_mean_and_its_step_is_applied() -> None:
         return direction * 2, state
 
     plan = make_plan(server=ServerOptimizer(stateless, update))
-    progress, outcome = one_round(plan)
+    server, result = one_round(plan)
     (direction, seen) = handed[0]
     assert torch.equal(direction, seen.mean)
-    assert torch.equal(progress.params, -2 * direction)
+    assert torch.equal(server.params, -2 * direction)
     assert (seen.round, seen.clients, seen.std) == (0, 3, pytest.approx(math.sqrt(3) * 2 / 63))
-    assert outcome.aggregate is not None
+    assert result.aggregate is not None
 
 
 def test_an_optimizer_that_overwrites_its_input_leaves_the_mean_alone() -> None:
@@ -236,9 +236,9 @@ def test_an_optimizer_that_overwrites_its_input_leaves_the_mean_alone() -> None:
         return direction.zero_(), state
 
     plan = make_plan(server=ServerOptimizer(stateless, update, update_=update))
-    _, outcome = one_round(plan)
-    assert outcome.aggregate is not None
-    assert bool(outcome.aggregate.mean.any())
+    _, result = one_round(plan)
+    assert result.aggregate is not None
+    assert bool(result.aggregate.mean.any())
 
 
 def test_the_companion_of_a_two_sided_method_runs_first() -> None:
@@ -260,21 +260,21 @@ class Dropping(Wire):
 def test_a_missing_client_contributes_zero_and_the_divisor_stays() -> None:
     plan = make_plan(channels={UPDATE: gaussian(1.0, 1e-6)})
     _, whole = one_round(plan)
-    progress, outcome = one_round(plan, Dropping(plan, members()))
-    assert (outcome.clients, outcome.missing) == ((0, 2), (1,))
-    missing = members()[1].problem.rows(torch.zeros(MODEL.layout.size), Unit.RECORD)
+    state, result = one_round(plan, Dropping(plan, client_states()))
+    assert (result.clients, result.missing) == ((0, 2), (1,))
+    missing = client_states()[1].problem.rows(torch.zeros(MODEL.layout.size), Unit.RECORD)
     assert whole.aggregate is not None
-    assert outcome.aggregate is not None
+    assert result.aggregate is not None
     expected = whole.aggregate.mean - missing.clipped_sum(1.0).vector / sum(SIZES)
-    assert torch.allclose(outcome.aggregate.mean, expected, atol=1e-6)
-    assert progress.release_counts[UPDATE] == {1.0: 1}  # two shares less the reader's own
+    assert torch.allclose(result.aggregate.mean, expected, atol=1e-6)
+    assert state.release_counts[UPDATE] == {1.0: 1}  # two shares less the reader's own
 
 
 class Hostile(Wire):
     """Client 1 sends what it likes; the others' round must go on."""
 
     def __init__(self, plan: Plan, sent: list[tuple[int, Any]]) -> None:
-        super().__init__(plan, members())
+        super().__init__(plan, client_states())
         self.sent = sent
 
     def tamper(self, client: int, reply: Answer) -> Iterable[tuple[int, Answer]]:
@@ -302,12 +302,12 @@ FULL = 4 * MODEL.layout.size
 )
 def test_a_bad_reply_is_dropped_and_the_round_completes(sent: list[tuple[int, Any]]) -> None:
     plan = make_plan()
-    progress, outcome = one_round(plan, Hostile(plan, sent))
-    expected, _ = one_round(plan, Dropping(plan, members()))
-    assert outcome.clients == (0, 2)
-    assert outcome.missing == (1,)
-    assert torch.equal(progress.params, expected.params)
-    assert set(outcome.refused) == {client for client, _ in sent}
+    state, result = one_round(plan, Hostile(plan, sent))
+    expected, _ = one_round(plan, Dropping(plan, client_states()))
+    assert result.clients == (0, 2)
+    assert result.missing == (1,)
+    assert torch.equal(state.params, expected.params)
+    assert set(result.refused) == {client for client, _ in sent}
 
 
 def test_a_second_reply_of_one_client_is_dropped() -> None:
@@ -317,16 +317,16 @@ def test_a_second_reply_of_one_client_is_dropped() -> None:
             yield client, reply
 
     plan = make_plan()
-    progress, outcome = one_round(plan, Doubling(plan, members()))
-    assert outcome.clients == (0, 1, 2)
-    assert torch.equal(progress.params, one_round(plan)[0].params)
+    state, result = one_round(plan, Doubling(plan, client_states()))
+    assert result.clients == (0, 1, 2)
+    assert torch.equal(state.params, one_round(plan)[0].params)
 
 
-def test_a_round_that_nobody_answers_is_booked_and_leaves_the_model() -> None:
+def test_a_round_that_nobody_answers_is_counted_and_leaves_the_model() -> None:
     plan = make_plan()
     before = start(plan, torch.ones(MODEL.layout.size))
-    after, outcome = run_round(plan, before, lambda *_: [])
-    assert outcome.aborted == "no client answered"
+    after, result = run_round(plan, before, lambda *_: [])
+    assert result.aborted == "no client answered"
     assert torch.equal(after.params, before.params)
     assert (after.round, after.attempt) == (0, 1)
     assert after.release_counts[UPDATE] == {1.0: 1}
@@ -335,23 +335,23 @@ def test_a_round_that_nobody_answers_is_booked_and_leaves_the_model() -> None:
 def test_a_retry_draws_new_noise() -> None:
     plan = make_plan()
     before = start(plan, torch.zeros(MODEL.layout.size))
-    first, _ = run_round(plan, before, Wire(plan, members()))
-    retried, _ = run_round(plan, replace(before, attempt=1), Wire(plan, members()))
+    first, _ = run_round(plan, before, Wire(plan, client_states()))
+    retried, _ = run_round(plan, replace(before, attempt=1), Wire(plan, client_states()))
     assert not torch.equal(first.params, retried.params)
 
 
-# --------------------------------------------------------------------------------------- books
+# ----------------------------------------------------------------------------------- release counts
 
 
-def test_the_books_price_the_run_to_both_adversaries() -> None:
+def test_the_release_counts_give_the_cost_to_both_adversaries() -> None:
     sizes = [10] * 6
     mechanism = calibrate(gaussian(), epsilon=1.0, delta=1e-5, releases=4)
     plan = make_plan(nominal=sizes, channels={UPDATE: mechanism})
-    progress = start(plan, torch.zeros(MODEL.layout.size))
-    wire = Wire(plan, members(sizes))
+    state = start(plan, torch.zeros(MODEL.layout.size))
+    wire = Wire(plan, client_states(sizes))
     for _ in range(4):
-        progress, _ = run_round(plan, progress, wire)
-    spent = plan.guarantee(progress.release_counts, 4)
+        state, _ = run_round(plan, state, wire)
+    spent = plan.guarantee(state.release_counts, 4)
     server, others = spent.claims
     assert server.epsilon == pytest.approx(1.0, rel=1e-8)
     mu = 2 * math.sqrt(4 / 5) / mechanism.std
@@ -359,35 +359,35 @@ def test_the_books_price_the_run_to_both_adversaries() -> None:
     assert plan.guarantee().sentence == spent.sentence
 
 
-def test_a_dropout_weakens_the_promise_to_others_in_that_round_only() -> None:
+def test_a_dropout_weakens_the_guarantee_to_others_in_that_round_only() -> None:
     plan = make_plan(nominal=[10] * 6)
     sizes = [10] * 6
-    progress = start(plan, torch.zeros(MODEL.layout.size))
-    progress, _ = run_round(plan, progress, Wire(plan, members(sizes)))
-    progress, _ = run_round(plan, progress, Dropping(plan, members(sizes)))
-    assert progress.release_counts[UPDATE] == {5.0: 1, 4.0: 1}
+    state = start(plan, torch.zeros(MODEL.layout.size))
+    state, _ = run_round(plan, state, Wire(plan, client_states(sizes)))
+    state, _ = run_round(plan, state, Dropping(plan, client_states(sizes)))
+    assert state.release_counts[UPDATE] == {5.0: 1, 4.0: 1}
 
 
-def test_releases_that_are_not_sent_unchanged_are_hidden_by_no_other_noise() -> None:
+def test_releases_that_are_not_sent_unmodified_are_hidden_by_no_other_noise() -> None:
     nonlinear = make_plan().client._replace(sends_unmodified=False)
     assert len(make_plan(client=nonlinear).guarantee().claims) == 1
     assert len(make_plan(nominal=[10] * 6).guarantee().claims) == 2
 
 
-def test_the_metrics_channel_is_priced_and_used_when_due() -> None:
+def test_the_metrics_channel_is_accounted_for_and_used_when_due() -> None:
     channels = {UPDATE: gaussian(1.0, 2.0), METRICS: gaussian(math.sqrt(2), 1e-6)}
     plan = make_plan(channels=channels, metrics_every=3, rounds=5)
     assert [METRICS in plan.due(t) for t in range(5)] == [False, False, True, False, True]
     assert (plan.planned(UPDATE), plan.planned(METRICS)) == (5, 2)
-    progress = start(plan, torch.zeros(MODEL.layout.size))
-    wire = Wire(plan, members())
+    state = start(plan, torch.zeros(MODEL.layout.size))
+    wire = Wire(plan, client_states())
     seen = []
     for _ in range(5):
-        progress, outcome = run_round(plan, progress, wire)
-        assert outcome.aggregate is not None
-        seen.append(outcome.aggregate.public.get(METRICS))
+        state, result = run_round(plan, state, wire)
+        assert result.aggregate is not None
+        seen.append(result.aggregate.public.get(METRICS))
     assert [m is None for m in seen] == [True, True, False, True, False]
-    assert {name: sum(book.values()) for name, book in progress.release_counts.items()} == {
+    assert {name: sum(count.values()) for name, count in state.release_counts.items()} == {
         UPDATE: 5,
         METRICS: 2,
     }
@@ -402,8 +402,8 @@ def test_client_state_stays_with_the_client_and_reaches_the_next_round() -> None
 
     counting = ClientAlgorithm(lambda _: 0, work, frozenset(Unit), sends_unmodified=True)
     plan = make_plan(client=counting, server=identity())
-    people = members()
-    progress = start(plan, torch.zeros(MODEL.layout.size))
+    people = client_states()
+    server = start(plan, torch.zeros(MODEL.layout.size))
     for _ in range(3):
-        progress, _ = run_round(plan, progress, Wire(plan, people))
+        server, _ = run_round(plan, server, Wire(plan, people))
     assert [person.state for person in people.values()] == [3, 3, 3]

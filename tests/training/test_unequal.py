@@ -64,10 +64,10 @@ def measured_noise(plan: Plan) -> float:
             reply, people[client] = answer(plan, broadcast, stage, asked, people[client])
             yield client, reply
 
-    _, outcome = run_round(plan, start(plan, torch.zeros(SIZE, dtype=torch.float64)), transport)
-    assert outcome.aggregate is not None
-    measured = float(outcome.aggregate.mean.std())
-    assert measured == pytest.approx(outcome.aggregate.std, rel=0.015)
+    _, result = run_round(plan, start(plan, torch.zeros(SIZE, dtype=torch.float64)), transport)
+    assert result.aggregate is not None
+    measured = float(result.aggregate.mean.std())
+    assert measured == pytest.approx(result.aggregate.std, rel=0.015)
     return measured
 
 
@@ -86,7 +86,7 @@ def test_the_average_exposes_the_smallest_silo_as_the_formula_says(split: str) -
     if split in PRINTED:
         assert formula == pytest.approx(PRINTED[split], abs=1e-3)
     squares = [w * w for w in plan.cohort(UPDATE).values()]
-    assert n / formula**2 == pytest.approx(sum(squares))  # the shares that the price counts
+    assert n / formula**2 == pytest.approx(sum(squares))  # the shares that the accounting counts
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beside the path: what a run costs, as a number that is an upper bound, and as a sentence."""
+"""What a run costs: an upper bound as a number, and the guarantee as a sentence."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accountants of dp_accounting's interface: the exact Gaussian one, and PLD that keeps its work.
+"""Accountants with dp_accounting's interface: an exact Gaussian one, and a PLD one with a cache.
 
-The first prices any composition of Gaussian releases with no slack, and refuses every other event.
-The second gives the figures of dp_accounting's PLD, bit for bit.
+The first accounts for any composition of Gaussian releases without slack, and refuses every other
+event. The second gives the same figures as dp_accounting's PLD, bit for bit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GaussianAccountant(PrivacyAccountant):  # type: ignore[misc]  # dp_account
 
     @property
     def mu(self) -> float:
-        """The mu of all that was composed."""
+        """The mu of everything that was composed."""
         return math.sqrt(self._mu_squared)
 
     def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
@@ -48,7 +48,7 @@ class GaussianAccountant(PrivacyAccountant):  # type: ignore[misc]  # dp_account
         return None
 
     def _cost(self, event: Any, count: int) -> Any:
-        """mu^2 of ``count`` times the event, or what is wrong with it."""
+        """mu^2 of ``count`` times the event, or the reason why there is none."""
         match event:
             case dp_accounting.NoOpDpEvent():
                 return 0.0
@@ -61,7 +61,8 @@ class GaussianAccountant(PrivacyAccountant):  # type: ignore[misc]  # dp_account
             case dp_accounting.ComposedDpEvent():
                 return self._cost_of_all(event.events, count)
         return PrivacyAccountant.CompositionErrorDetails(
-            invalid_event=event, error_message="only Gaussian releases have this closed form"
+            invalid_event=event,
+            error_message="only Gaussian releases have this closed form; use PLD for others",
         )
 
     def _cost_of_all(self, events: Any, count: int) -> Any:
@@ -85,10 +86,10 @@ class GaussianAccountant(PrivacyAccountant):  # type: ignore[misc]  # dp_account
 
 
 class DrawnPLDAccountant(PLDAccountant):  # type: ignore[misc]  # dp_accounting has no types
-    """PLD that keeps the distributions of drawn Gaussian releases for the next books.
+    """PLD with a cache of the loss distributions of Poisson-sampled Gaussian releases.
 
-    A run's books grow by one round's releases at a time, and to discretise one release takes longer
-    than to compose hundreds of it. What is composed, and in which order, is as in the parent.
+    A run's account grows by one round's releases at a time, and discretising one release takes
+    longer than composing hundreds of them. Events are composed in the same order as in the parent.
     """
 
     _pld: Any
@@ -102,7 +103,7 @@ class DrawnPLDAccountant(PLDAccountant):  # type: ignore[misc]  # dp_accounting 
 
 
 def _is_drawn_gaussian(event: Any) -> bool:
-    """Whether there is something to discretise: units are drawn, and there is noise."""
+    """Whether this is a sampled Gaussian release with noise: only those are worth caching."""
     match event:
         case dp_accounting.PoissonSampledDpEvent(event=dp_accounting.GaussianDpEvent() as inner):
             return bool(event.sampling_probability != 0 and inner.noise_multiplier != 0)
@@ -111,13 +112,13 @@ def _is_drawn_gaussian(event: Any) -> bool:
 
 @lru_cache(maxsize=16)  # some megabytes each
 def _releases(event: Any, relation: NeighboringRelation, interval: float, count: int) -> Any:
-    """The privacy loss of ``count`` drawn Gaussian releases: composing it further copies it."""
+    """The privacy loss of ``count`` releases; composing makes a copy, so it can be shared."""
     return _release(event, relation, interval).self_compose(count)
 
 
 @lru_cache(maxsize=32)  # a megabyte or two each
 def _release(event: Any, relation: NeighboringRelation, interval: float) -> Any:
-    """The privacy loss of one of them."""
+    """The privacy loss of one release."""
     return privacy_loss_distribution.from_gaussian_mechanism(
         standard_deviation=event.event.noise_multiplier,
         value_discretization_interval=interval,

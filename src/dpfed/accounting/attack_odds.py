@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epsilon in plain words: how often an attacker who knows all other records can be right.
 
-The attacker is shown all that a claim covers, and says which of two data sets was used; they differ
-in one unit. The trade-off between its two errors is bounded by the claim (Wasserman and Zhou 2010;
+The attacker sees all that a claim covers, and guesses which of two data sets was used; they differ
+in one unit. The claim bounds the trade-off between its two kinds of error (Wasserman and Zhou 2010;
 Kairouz et al. 2015; Dong et al. 2022), for any attack and any computing power:
 
     claim               right guesses at even odds           units found at false alarms a
@@ -10,15 +10,15 @@ Kairouz et al. 2015; Dong et al. 2022), for any attack and any computing power:
                                                                  1 - (1 - delta - a) / e^epsilon)
     Gaussian, mu        Phi(mu / 2)                          Phi(Phi^-1(a) + mu)
 
-Guarantee: never a figure below the bound. mu is taken from (epsilon, delta), rounded up, where the
-accounting was the exact Gaussian one; what a secure sum may lose of delta is added; whole guesses
-are rounded up.
+Guarantee: no figure is below its bound. Where the accounting was exact Gaussian accounting, mu is
+computed from (epsilon, delta) and rounded up. The part of delta that a secure sum reserves is
+added, and whole guesses are rounded up.
 
 | edge case                     | what happens                                      |
 |-------------------------------|---------------------------------------------------|
 | epsilon is infinite           | 100 of 100                                        |
-| epsilon is 0                  | the first line, which is exact there              |
-| accounting by PLD or RDP      | the first line: no mu is known                    |
+| epsilon is 0                  | the first row, which is exact there               |
+| accounting by PLD or RDP      | the first row: no mu is known                     |
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from dpfed.accounting.guarantee import EXACT, Claim
 from dpfed.core.types import Trust
 
 ALARMS = 0.01
-"""The false alarms at which it is said how many units are found."""
+"""The rate of false alarms at which the number of units found is stated."""
 
-LOST = 0.01
-"""The part of delta that a secure sum's own chance of failure may take: a plan refuses more."""
+RESERVED = 0.01
+"""The largest part of delta that a secure sum may reserve for its failure: a plan refuses more."""
 
 
 class Reading(NamedTuple):
-    """What an attacker can do at most, as parts of 1."""
+    """Upper bounds on what an attacker can do, as parts of 1."""
 
     right: float
-    """Right guesses, where one half is chance."""
+    """Right guesses; guessing blindly gives one half."""
     found: float
-    """Units found, where ALARMS is chance."""
+    """Units found; guessing blindly gives ALARMS."""
 
 
 def read_odds(claim: Claim, trust: Trust = Trust.LOCAL) -> Reading:
@@ -55,19 +55,25 @@ def read_odds(claim: Claim, trust: Trust = Trust.LOCAL) -> Reading:
         return Reading(1.0, 1.0)
     if claim.accounting != EXACT or epsilon == 0:
         return Reading(*map(_up, (any_right(epsilon, delta), any_found(epsilon, delta))))
-    lost = LOST * delta if trust is Trust.DISTRIBUTED else 0.0
-    mu = gdp.mu_for(epsilon, delta) * (1 + 3 * gdp.CAUTION)  # mu_for rounds down by less
+    reserved = RESERVED * delta if trust is Trust.DISTRIBUTED else 0.0
+    mu = gdp.mu_for(epsilon, delta) * (1 + 3 * gdp.CAUTION)  # more than mu_for rounds down
     right, found = float(ndtr(mu / 2)), float(ndtr(float(ndtri(ALARMS)) + mu))
-    return Reading(_up(right + lost), _up(found + lost))
+    return Reading(_up(right + reserved), _up(found + reserved))
 
 
 def any_right(epsilon: float, delta: float) -> float:
-    """The best part of right guesses that (epsilon, delta) allows at even odds."""
+    """The largest part of right guesses that (epsilon, delta) allows at even odds."""
     return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
 
 
 def any_found(epsilon: float, delta: float, alarms: float = ALARMS) -> float:
-    """The largest part of units that is found at so many false alarms."""
+    """The largest part of units that is found at this rate of false alarms.
+
+    Args:
+        epsilon: the epsilon of the claim, at least 0.
+        delta: the delta of the claim, from 0 to 1.
+        alarms: the part of false alarms that the attacker accepts, from 0 to 1.
+    """
     few = math.exp(min(epsilon, 700.0)) * alarms + delta
     return min(few, 1 - (1 - delta - alarms) * math.exp(-epsilon), 1.0)
 

@@ -11,9 +11,9 @@ With a, b the two arguments, e^epsilon phi(b) = phi(a), so for small a
     delta = exp(-a^2/2) / 2 * (erfcx(-a/sqrt2) - erfcx(-b/sqrt2)),
 
 and Phi(a) takes the place of the first term for large a,
-which neither overflows at large epsilon nor cancels (measured against 60 digits: to 1.5e-10). Both
-delta and what is returned are rounded towards caution by a part in 10^9, more than the rounding of
-the formula: mu_for never overshoots its target, and epsilon_for is never below the true figure.
+which neither overflows at large epsilon nor cancels (its relative error against 60 digits is at
+most 1.5e-10). Both delta and the result are rounded to the safe side by a part in 10^9, more than
+the formula's own error: mu_for never exceeds its target, and epsilon_for is never too small.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ from collections.abc import Callable
 
 from scipy.special import erfcx, ndtr
 
-from dpfed.core.errors import RecipeError
+from dpfed.core.checks import refuse
 from dpfed.core.types import Adjacency
 
 CAUTION = 1e-9
 
 
 SENSITIVITY = {Adjacency.REPLACE_ONE: 2.0, Adjacency.ADD_REMOVE: 1.0, Adjacency.ZERO_OUT: 1.0}
-"""How far one unit moves a sum of rows of norm at most 1: the only place where this is written."""
+"""How far one unit moves a sum of rows of norm at most 1; the accounting defines it only here."""
 
 
 def mu_squared(noise_multiplier: float, releases: float, adjacency: Adjacency) -> float:
     """The squared mu of releases with noise std / clip = ``noise_multiplier``.
 
-    ``releases`` need not be whole: correlated ones are worth so many independent ones.
+    Args:
+        noise_multiplier: the noise's standard deviation in clips; 0 gives an infinite mu.
+        releases: the number of independent releases, at least 0; not whole where correlated
+            releases cost as much as so many independent ones.
+        adjacency: what neighbouring data sets are; it sets the sensitivity.
     """
     if releases == 0:
         return 0.0
@@ -61,12 +65,12 @@ def delta_for(epsilon: float, mu: float) -> float:
 
 
 def _cautious(epsilon: float, mu: float) -> float:
-    """An upper bound of delta, whatever the formula's rounding."""
+    """An upper bound of delta that allows for the formula's rounding errors."""
     return delta_for(epsilon, mu) * (1 + CAUTION)
 
 
 def _erfcx_gap(x: float, width: float) -> float:
-    """erfcx(x) - erfcx(x + width): by the derivative in the middle where it would cancel."""
+    """erfcx(x) - erfcx(x + width); a small width uses the derivative, to avoid cancellation."""
     if width > 1e-5:
         return float(erfcx(x)) - float(erfcx(x + width))
     middle = x + width / 2
@@ -77,12 +81,12 @@ def epsilon_for(delta: float, mu: float) -> float:
     """An upper bound, tight to a part in 10^9, of the epsilon of mu-GDP at this delta."""
     check_delta(delta)
     if not mu >= 0:
-        raise RecipeError(f"mu is {mu}, and must be a number from 0 on")
+        raise refuse("mu", "a number, at least 0", mu, "check the noise that it was computed from")
     if math.isinf(mu):
         return math.inf
     if _cautious(0.0, mu) <= delta:
         return 0.0
-    # delta(epsilon) <= Phi(mu/2 - epsilon/mu), below every positive float 40 deviations out
+    # delta(epsilon) <= Phi(mu/2 - epsilon/mu), and Phi(-40) is below every positive float
     _, enough = bisect(lambda e: _cautious(e, mu) <= delta, 0.0, mu * (mu / 2 + 40))
     return enough * (1 + CAUTION)
 
@@ -99,7 +103,13 @@ def mu_for(epsilon: float, delta: float) -> float:
 
 
 def bisect(holds: Callable[[float], bool], below: float, above: float) -> tuple[float, float]:
-    """Neighbouring floats between which ``holds`` turns from false to true."""
+    """Neighbouring floats between which ``holds`` turns from false to true.
+
+    Args:
+        holds: the condition; false up to some number, and true above it.
+        below: a number at which it is false.
+        above: a larger number at which it is true.
+    """
     while True:
         middle = below + (above - below) / 2
         if not below < middle < above:
@@ -108,17 +118,13 @@ def bisect(holds: Callable[[float], bool], below: float, above: float) -> tuple[
 
 
 def check_epsilon(epsilon: float) -> None:
-    """A target epsilon is a finite number above 0."""
+    """Refuse an epsilon that is not a finite number above 0."""
     if not (math.isfinite(epsilon) and epsilon > 0):
-        raise RecipeError(
-            f"epsilon is {epsilon}, and must be a finite number above 0; 1 is usual, and less is "
-            f"more private"
-        )
+        way_out = "1 is usual, and less is more private"
+        raise refuse("epsilon", "a finite number above 0", epsilon, way_out)
 
 
 def check_delta(delta: float) -> None:
-    """A delta is strictly between 0 and 1."""
+    """Refuse a delta that is not at least 1e-300 and below 1."""
     if not 1e-300 <= delta < 1:
-        raise RecipeError(
-            f"delta is {delta}, and must be above 0 (at least 1e-300) and below 1; 1e-5 is usual"
-        )
+        raise refuse("delta", "at least 1e-300 and below 1", delta, "1e-5 is usual")

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run promises: an upper bound per adversary, and the sentence that states it.
+"""What a run guarantees: an upper bound per adversary, and the sentence that states it.
 
-The exact closed form prices Gaussian releases; dp_accounting's PLD (a pessimistic discretisation,
-so an upper bound) prices the rest. RDP is the last resort, and never for replace-one: in
-dp_accounting 0.6.0 it forgets the factor 2 there (google/differential-privacy issue 378). What none
-of them prices is refused.
+The exact closed form accounts for Gaussian releases, and dp_accounting's PLD (a pessimistic
+discretisation, so an upper bound) for the rest. RDP is the last resort, and never for replace-one:
+dp_accounting 0.6.0 leaves out the factor 2 there (google/differential-privacy issue 378). An event
+that none of them bounds is refused.
 
-Under LOCAL trust there are two figures. The server reads each release: it faces one share of noise.
-Everyone else sees the broadcasts only, so the noise of all other honest clients protects as well,
-but only where each client sends its release unchanged, so that noises add up in the sum.
+Under LOCAL trust there are two figures. The server reads each release, so one share of noise hides
+a unit from it. Everyone else sees only the broadcasts, so the noise of all other honest clients
+protects a unit as well, but only where each client sends its release unmodified, so that the
+noise of all clients adds up in the sum.
 """
 
 from __future__ import annotations
@@ -43,24 +44,24 @@ class GaussianRelease(Protocol):
     """A mechanism whose releases are plain Gaussian: the closed form holds."""
 
     def noise_multiplier(self, shares: float | None = None) -> float:
-        """Noise over the bound of a row."""
+        """The noise's standard deviation over the bound of a row."""
 
     def worth(self, releases: int) -> float:
-        """The squared sensitivity of the first releases together, over that of one."""
+        """The squared sensitivity of the first releases together, over that of one release."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What one channel has released, or is going to."""
+    """What one channel has released, or is going to release."""
 
     mechanism: Mechanism
     releases: int
     outside: Mapping[float, int] = field(default_factory=dict)
     """LOCAL: shares of noise that an outsider cannot subtract -> number of such releases.
 
-    Empty where others' noise hides nothing: the algorithm does not send releases unchanged."""
+    Empty where others' noise hides nothing, since releases are not sent unmodified."""
     participation: Sampling = EVERYONE
-    """The draw of units that nobody but a trusted server sees, where there is one."""
+    """The random draw of units that only a trusted server sees, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """All claims of a run, with what they rest on. ``str()`` is the sentence."""
+    """All claims of a run, with their assumptions. ``str()`` is the sentence."""
 
     claims: tuple[Claim, ...]
     unit: Unit
@@ -86,11 +87,11 @@ class Guarantee:
     idealized: bool = True
     shares: float = 1
     draws: str = ""
-    """What is drawn at random, how likely, and who knows the draw; empty where nothing is."""
+    """What is drawn at random, how likely, and who knows the draw; empty without a draw."""
 
     @property
     def epsilon(self) -> float:
-        """Against the strongest adversary named."""
+        """The epsilon against the strongest adversary named."""
         return max(claim.epsilon for claim in self.claims)
 
     @property
@@ -100,7 +101,7 @@ class Guarantee:
 
     @property
     def sentence(self) -> str:
-        """The promise in one sentence."""
+        """The guarantee in one sentence."""
         if math.isinf(self.epsilon):
             return f"No privacy: {self._rounds()} in clear, for comparison only."
         parts = [self._claims(), f"over {self._rounds()}; {self.claims[0].accounting}"]
@@ -147,10 +148,10 @@ def _pair(claim: Claim) -> str:
 
 
 def round_up(value: float, digits: int = 4) -> str:
-    """A figure that is never printed smaller than it is."""
+    """A figure as text, rounded up."""
     if math.isinf(value):
         return "inf"
-    exact = Decimal(value * (1 - gdp.CAUTION))  # the caution itself is not worth a digit
+    exact = Decimal(value * (1 - gdp.CAUTION))  # take back the caution, which would cost a digit
     rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(exact)
     return f"{float(rounded):.{max(6, digits)}g}"
 
@@ -163,14 +164,23 @@ def guarantee(
     delta_reserved: float = 0.0,
     server: str = SERVER,
 ) -> Guarantee:
-    """What these releases promise, to each adversary that the trust model names.
+    """What these releases guarantee against each adversary that the trust model names.
 
-    ``lost`` is the part of delta that is taken by a chance that has nothing to do with noise;
-    ``server`` says under DISTRIBUTED trust what kind of server the sum stands against.
+    Args:
+        spent: the releases of each channel; all channels have one unit, adjacency and trust.
+        delta: the delta of all claims, at least 1e-300 and below 1.
+        noise: where the noise comes from; the sentence states it.
+        rounds: the number of rounds that the sentence states.
+        delta_reserved: the part of delta for a secure sum's own chance of failure, at least 0 and
+            below delta; LOCAL trust ignores it.
+        server: under DISTRIBUTED trust, the kind of server that the sum withstands, in words.
     """
     kinds = {(s.mechanism.unit, s.mechanism.adjacency, s.mechanism.trust) for s in spent}
     if len(kinds) != 1:
-        raise Unpriceable(f"one sentence cannot state {sorted(kinds)}; price them one by one")
+        raise Unpriceable(
+            f"a guarantee must have one (unit, adjacency, trust), got {sorted(kinds)}; account for "
+            f"each of them on its own"
+        )
     first = spent[0].mechanism
     local = first.trust is Trust.LOCAL
     found = _local(spent, delta) if local else _pooled(spent, delta - delta_reserved, server)
@@ -189,7 +199,7 @@ def guarantee(
 
 
 def _draws(spent: Sequence[Spent]) -> str:
-    """What the figures take to be hidden, in words."""
+    """The draws that the figures assume to be secret, in words."""
     rates = {s.mechanism.sampling.rate for s in spent} - {1.0}
     asked = {s.participation.rate for s in spent} - {1.0}
     inside = [f"each {spent[0].mechanism.unit} is drawn for a release with probability {rate:g}, "
@@ -246,7 +256,13 @@ def _epsilon(
 
 
 def event_of(spent: Spent, releases: int, shares: float) -> DpEvent:
-    """The releases as an event, amplified by the draw of clients where there is one."""
+    """The releases as an event, amplified by the draw of clients where there is one.
+
+    Args:
+        spent: the channel: its mechanism, and the draw.
+        releases: how many releases the event has, at least 0.
+        shares: how many shares of noise hide a unit, at least 1.
+    """
     from dp_accounting import SelfComposedDpEvent
 
     mechanism, draw = spent.mechanism, spent.participation
@@ -254,8 +270,8 @@ def event_of(spent: Spent, releases: int, shares: float) -> DpEvent:
         return mechanism.event(releases, shares)
     if not mechanism.independent:
         raise Unpriceable(
-            f"{type(mechanism).__name__} noise of one release depends on others, which no "
-            f"accountant here prices under sampling; use mechanism 'gaussian', or ask everyone"
+            f"{type(mechanism).__name__} correlates the noise of its releases, which no accountant "
+            f"here bounds under sampling; use mechanism 'gaussian', or ask all clients"
         )
     one = mechanism.event(1, shares)
     inner = one.event if isinstance(one, SelfComposedDpEvent) else one
@@ -263,13 +279,19 @@ def event_of(spent: Spent, releases: int, shares: float) -> DpEvent:
 
 
 def is_gaussian(mechanism: Mechanism, participation: Sampling = EVERYONE) -> bool:
-    """Whether the closed form prices the mechanism: Gaussian noise, and everyone takes part."""
+    """Whether the closed form applies: Gaussian noise, and every unit takes part."""
     everyone = isinstance(mechanism.sampling, Everyone) and isinstance(participation, Everyone)
     return everyone and isinstance(mechanism, GaussianRelease)
 
 
 def mechanism_mu_squared(mechanism: Mechanism, releases: int, shares: float | None = None) -> float:
-    """The squared mu of a Gaussian mechanism's first releases."""
+    """The squared mu of a Gaussian mechanism's first releases.
+
+    Args:
+        mechanism: a mechanism of which ``is_gaussian`` is true.
+        releases: how many releases, from its first one on; at least 0.
+        shares: how many shares of noise hide a unit; None is the mechanism's own number.
+    """
     assert isinstance(mechanism, GaussianRelease)  # noqa: S101 (tells mypy what is_gaussian saw)
     multiplier = mechanism.noise_multiplier(shares)
     return gdp.mu_squared(multiplier, mechanism.worth(releases), mechanism.adjacency)
@@ -278,11 +300,16 @@ def mechanism_mu_squared(mechanism: Mechanism, releases: int, shares: float | No
 def price(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[float, str]:
     """(epsilon, how it was computed) of an event: exact, else PLD, else RDP if it is sound.
 
-    Figures are kept: the same books are priced to afford a round, for its row and at the end.
+    Results are cached, since a run asks for the same event before a round, after it and at its end.
+
+    Args:
+        event: the releases to account for.
+        delta: the delta at which epsilon is wanted, at least 1e-300 and below 1.
+        adjacency: what neighbouring data sets are.
     """
     gdp.check_delta(delta)
     known = _is_known(event, adjacency)
-    found = _priced(_fixed(event), delta, adjacency) if known else None
+    found = _accounted(_fixed(event), delta, adjacency) if known else None
     if found is None:
         raise Unpriceable(
             f"no accountant here gives an upper bound for {event} under {adjacency}; "
@@ -292,8 +319,8 @@ def price(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[float, st
 
 
 @lru_cache(maxsize=1024)
-def _priced(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[float, str] | None:
-    """The figure of the first accountant that prices the event."""
+def _accounted(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[float, str] | None:
+    """The figure of the first accountant that accepts the event."""
     from dp_accounting import UnsupportedEventError
 
     for accountant, name in _accountants(adjacency):
@@ -308,7 +335,7 @@ def _priced(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[float, 
 
 
 def _fixed(event: Any) -> DpEvent:
-    """The event with tuples in the place of lists: it hashes by value, and cannot change."""
+    """The event with tuples instead of lists, so that it can be a key of the cache."""
     import dp_accounting as dp
 
     match event:
@@ -322,10 +349,10 @@ def _fixed(event: Any) -> DpEvent:
 
 
 def _is_known(event: Any, adjacency: Adjacency) -> bool:
-    """Whether the accountants are known to bound an event: what is not listed is refused.
+    """Whether the accountants are known to bound an event; every other event is refused.
 
-    In dp_accounting 0.6.0 PLD drops the count of a randomized response, and whether its figure for
-    Poisson sampling under replace-one survives composition is not settled.
+    In dp_accounting 0.6.0 PLD drops the count of a randomized response, and it is an open question
+    whether its figure for Poisson sampling under replace-one is still a bound after composition.
     """
     import dp_accounting as dp
 
@@ -356,10 +383,10 @@ def _accountants(adjacency: Adjacency) -> list[tuple[Any, str]]:
 
 
 def delta_warning(delta: float, units: float) -> str | None:
-    """A delta of 1 / units or more would allow publishing a unit at random: say so."""
+    """A warning where delta is 1 / units or more, which allows publishing a random unit."""
     if delta * units < 1:
         return None
     return (
-        f"delta = {delta:g} is at least 1 / {units:g} (the number of units): the promise would "
+        f"delta = {delta:g} is at least 1 / {units:g} (the number of units): the guarantee would "
         f"allow a unit to be published; use a delta well below {1 / units:.2g}"
     )

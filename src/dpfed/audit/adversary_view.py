@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the strongest adversary named sees of one release, through the plan's own door.
+"""What the strongest adversary named sees of one release, through the plan's own PricedReleaser.
 
     LOCAL        a client's release
     DISTRIBUTED  the sum of the honest clients' releases
     CENTRAL      a client's sum, after the server has added its noise
 
-Guarantee: rows pass the plan's Door and mechanism as in a run: nothing is imitated. Each call is
-made from the mechanism's first state, with a (round, client, attempt) that no other call has.
+Guarantee: rows pass the plan's PricedReleaser and mechanism as in a run; nothing is imitated. Each
+call starts from the mechanism's first state, and no two calls have the same (round, client,
+attempt).
 
 | edge case                                     | what happens                               |
 |-----------------------------------------------|--------------------------------------------|
 | a plan of one client, or of one round         | the other fields of the key change instead |
 | a channel that is used in some rounds only    | those are the rounds                       |
-| sums of clients, or the server's own noise    | the client stays: its key is in each call  |
+| sums of clients, or the server's own noise    | the client is always the first one         |
 | no rows                                       | ``Nothing``: bounded by 0, fits any channel|
 """
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Call(NamedTuple):
-    """Which release of a run it is: what its noise is keyed by."""
+    """Which release of a run this is; its noise is keyed by it."""
 
     round: int
     client: int
@@ -51,7 +52,7 @@ class Nothing:
     units: int = 1
 
     def select(self, kept: torch.Tensor) -> Nothing:
-        """Drawn or not, it adds nothing."""
+        """The same: it adds nothing, drawn or not."""
         del kept
         return self
 
@@ -67,9 +68,15 @@ class Nothing:
 
 
 def calls(plan: Plan, channel: str, count: int) -> Iterator[Call]:
-    """Keys of which each differs from the one before in one field: client, round and attempt."""
+    """Keys of releases; each differs from the one before in its client, round or attempt.
+
+    Args:
+        plan: the plan of the run.
+        channel: the channel; only rounds that use it are named.
+        count: how many keys, at least 0.
+    """
     rounds = [at for at in range(plan.rounds) if plan.releases(channel, at)]
-    # only a release of one client alone has noise of that client alone
+    # under other trust models, the noise that is seen is not one client's alone
     clients = len(plan.nominal) if plan.update.trust is Trust.LOCAL else 1
     steps = [(0, 1, 0)] * (clients > 1) + [(1, 0, 0)] * (len(rounds) > 1) + [(0, 0, 1)]
     at, client, attempt = 0, 0, 0
@@ -80,7 +87,15 @@ def calls(plan: Plan, channel: str, count: int) -> Iterator[Call]:
 
 
 def see(plan: Plan, rows: Rows, size: int, call: Call, channel: str = UPDATE) -> Floats:
-    """The value of one release as the adversary sees it."""
+    """The value of one release as the adversary sees it.
+
+    Args:
+        plan: the plan of the run.
+        rows: the rows that the client releases.
+        size: the number of coordinates of a row.
+        call: which release of the run it is.
+        channel: the channel on which the rows leave.
+    """
     release = _release(plan, rows, size, call, channel)
     if plan.update.trust is Trust.CENTRAL:
         release = _finished(plan, release, size, call, channel)
@@ -92,7 +107,13 @@ def see(plan: Plan, rows: Rows, size: int, call: Call, channel: str = UPDATE) ->
 
 
 def stated(plan: Plan, size: int, channel: str = UPDATE) -> float:
-    """The noise level that a first release states of itself."""
+    """The noise's standard deviation, as a first release states it.
+
+    Args:
+        plan: the plan of the run.
+        size: the number of coordinates of a release.
+        channel: the channel of the release.
+    """
     call = next(calls(plan, channel, 1))
     release = _release(plan, Nothing(size), size, call, channel)
     central = plan.update.trust is Trust.CENTRAL

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does one unit move a release by no more than was priced? Try hostile rows, under the same noise.
+"""Does one unit move a release further than was accounted for? Hostile rows under the same noise.
 
-A row goes through the plan's door beside others, then another in its place; both draws are keyed
-alike, so the difference of the two releases is what the unit moved, to a grid step. The movement is
-priced from scratch against the noise that is stated (price.py): a missing clip, a step before the
-noise, or a forgotten factor of replace-one make the epsilon too large.
+A row goes through the plan's PricedReleaser beside other rows, and then another row in its place.
+Both releases have the same noise, so their difference is what the unit moved, up to a grid step.
+The epsilon of that movement under the stated noise is computed independently (repriced.py). It is
+too large if the clip is missing, if a step comes before the noise, or if a factor of replace-one
+was forgotten.
 
-Guarantee: no chance is involved; sound code is never flagged.
+Guarantee: the audit is deterministic; sound code is never flagged.
 
 | edge case                                     | what happens                                   |
 |-----------------------------------------------|------------------------------------------------|
 | rows of norm 1e-6 to 1e30 clips               | all tried, alone and beside others             |
 | a row with a NaN or an infinity               | must count for nothing: tried against zeros    |
 | a release is refused                          | skipped for that row: nothing left the client  |
-| units drawn at random                         | everyone is drawn: the draw is not the clip    |
+| units drawn at random                         | every unit is drawn: only the clip is tested   |
 | replace-one: a row against its opposite       | 2 clip; otherwise a row against zeros, 1 clip  |
-| a method that bounds its rows itself (fednew) | skipped: rows of ours would be refused         |
+| a method that bounds its rows itself (fednew) | skipped: it would refuse the audit's rows      |
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ if TYPE_CHECKING:
 NAME = "clip"
 
 NORMS = (1e-6, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 1e3, 1e30)
-"""Of hostile rows, in clips: a step before the noise may blow up short ones."""
+"""The norms of hostile rows, in clips; a step before the noise may enlarge short ones."""
 
 _WIDEST = 64  # coordinates: rows need not be as long as the model to be clipped
 
 
 def clip(target: Subject) -> Finding:
-    """The largest movement by any of the hostile rows, priced against the noise that is stated."""
+    """The epsilon of the largest movement by a hostile row, under the noise that is stated."""
     plan = _keyed(target)
     if plan.client.channels[UPDATE].replace_bound is not None:
         return skipped(NAME, target.claimed, "this method bounds its rows itself, by other means")
@@ -67,7 +68,7 @@ def clip(target: Subject) -> Finding:
 
 
 def _keyed(target: Subject) -> Plan:
-    """The plan with noise that can be drawn twice, and everyone drawn."""
+    """The plan with noise that can be drawn twice, and without a draw of units."""
     plan = replace(target.plan, noise=Noise(target.seed))
     if isinstance(plan.update.sampling, Everyone):
         return plan
@@ -76,7 +77,7 @@ def _keyed(target: Subject) -> Plan:
 
 
 def _moved(plan: Plan, size: int, norm: float, base: int) -> float:
-    """How far a row of so many clips moves a release, against what its adjacency allows."""
+    """How far a row with a norm of so many clips moves a release, from the worst neighbour."""
     row = _directions(plan, size, 1)[0] * (norm * plan.update.clip)
     other = -row if plan.update.adjacency is Adjacency.REPLACE_ONE else torch.zeros_like(row)
     return _apart(plan, size, row, other, base)
@@ -89,7 +90,7 @@ def _spoiled(plan: Plan, size: int, value: float) -> float:
 
 
 def _apart(plan: Plan, size: int, row: torch.Tensor, other: torch.Tensor, base: int) -> float:
-    """The distance of two releases under one noise, less what the grid may add to it."""
+    """The distance of two releases under the same noise, less what the grid may add to it."""
     beside = _directions(plan, size, base) * plan.update.clip
     try:
         first, second = (_see(plan, torch.cat([beside, each[None]])) for each in (row, other))
@@ -99,7 +100,7 @@ def _apart(plan: Plan, size: int, row: torch.Tensor, other: torch.Tensor, base: 
 
 
 def _slack(plan: Plan, size: int) -> float:
-    """What rounding two releases to the grid may add: a step in each coordinate."""
+    """What rounding two releases to the grid may add: one step in each coordinate."""
     return plan.update.step * math.sqrt(size) + 1e-9 * plan.update.clip
 
 
@@ -109,6 +110,6 @@ def _see(plan: Plan, matrix: torch.Tensor) -> NDArray[np.float64]:
 
 
 def _directions(plan: Plan, size: int, count: int) -> torch.Tensor:
-    """Unit rows, the same ones for each noise seed."""
+    """Rows of norm 1 in random directions that depend on the noise's seed alone."""
     made = torch.from_numpy(plan.noise.stream("hostile", count).normal(count * size))
     return torch.nn.functional.normalize(made.view(count, size), dim=1)

@@ -2,13 +2,13 @@
 """What is audited, and what an audit says: two small values.
 
 Guarantee: a finding is flagged exactly where its lower bound of epsilon is above what is claimed; a
-flaw that has no price has an infinite one. Each audit is wrong about sound code with probability
-at most ``ERROR`` (one_run: 1 %, in theory).
+flaw whose cost has no bound counts as an infinite epsilon. Each audit is wrong about sound code
+with probability at most ``ERROR`` (one_run: 1 %, in theory).
 
 | edge case                                         | what happens                               |
 |---------------------------------------------------|--------------------------------------------|
-| a recipe that promises nothing ('clear')          | refused: there is no claim to audit        |
-| the recipe's epsilon is below the plan's own claim| the smaller one is held against the run    |
+| a recipe that guarantees nothing ('clear')        | refused: there is no claim to audit        |
+| the recipe's epsilon is below the plan's own claim| the smaller one is audited                 |
 | an audit that does not apply                      | skipped, with the reason; never flagged    |
 """
 
@@ -27,7 +27,7 @@ from dpfed.recipes.schema import Recipe
 from dpfed.training.plan import Plan
 
 ERROR = 1e-3
-"""The chance that one audit flags code that is sound."""
+"""The probability that one audit flags sound code."""
 
 
 class Verdict(StrEnum):
@@ -44,21 +44,30 @@ class Finding:
 
     audit: str
     claimed: float
-    """The epsilon that is claimed, for what this audit looks at."""
+    """The epsilon that is claimed for what this audit looks at."""
     found: float
-    """A lower bound of the true epsilon; NaN where the audit speaks of something else."""
+    """A lower bound of the true epsilon; NaN where the audit measures something else."""
     power: str
-    """What it would have seen, in words."""
+    """What the audit would have found, in words."""
     verdict: Verdict
     detail: str
     sees: float = math.nan
-    """Flags 19 times in 20 where at most this part of the noise is there; NaN: not about that."""
+    """It flags 19 times in 20 if at most this part of the noise is there; NaN: not measured."""
 
 
 def judged(
     audit: str, claimed: float, found: float, power: str, detail: str, sees: float = math.nan
 ) -> Finding:
-    """Flagged where the lower bound is above the claim, by more than prices are rounded."""
+    """A finding that is flagged where the lower bound exceeds the claim by more than rounding.
+
+    Args:
+        audit: the audit's name.
+        claimed: the epsilon that is claimed.
+        found: a lower bound of the true epsilon; NaN is never flagged.
+        power: what the audit would have found, in words.
+        detail: what was measured, in words.
+        sees: the part of the noise at which it flags 19 times in 20; NaN if that is not measured.
+    """
     flagged = found > claimed * (1 + 1e-6)
     verdict = Verdict.FLAGGED if flagged else Verdict.PASSED
     return Finding(
@@ -73,7 +82,13 @@ def judged(
 
 
 def skipped(audit: str, claimed: float, why: str) -> Finding:
-    """An audit that has nothing to say here."""
+    """The finding of an audit that does not apply.
+
+    Args:
+        audit: the audit's name.
+        claimed: the epsilon that is claimed.
+        why: the reason, in words.
+    """
     return Finding(
         audit=audit,
         claimed=claimed,
@@ -86,7 +101,7 @@ def skipped(audit: str, claimed: float, why: str) -> Finding:
 
 @dataclass(frozen=True, eq=False)
 class Effort:
-    """How hard to look."""
+    """How many samples the audits take."""
 
     samples: int = 1_000_000
     """Coordinates of noise, over all releases."""
@@ -106,15 +121,15 @@ class Subject:
     plan: Plan
     federation: Federation
     seed: int = 0
-    """Of the audit's own coins and directions."""
+    """The seed of the audit's own coins and directions."""
     effort: Effort = Effort()
 
     @property
     def claimed(self) -> float:
-        """The epsilon held against it: the promise to the strongest adversary, or the recipe's."""
+        """The epsilon against the strongest adversary, or the recipe's if that is smaller."""
         asked = self.recipe.privacy.epsilon
-        promised = self.plan.guarantee().claims[0].epsilon
-        return promised if asked is None else min(asked, promised)
+        guaranteed = self.plan.guarantee().claims[0].epsilon
+        return guaranteed if asked is None else min(asked, guaranteed)
 
     @property
     def others(self) -> float:
@@ -123,7 +138,7 @@ class Subject:
 
     @property
     def delta(self) -> float:
-        """What is left of delta after a secure sum's own chance of failure."""
+        """Delta less the part that a secure sum reserves for its own failure."""
         return self.plan.delta - self.plan.delta_reserved
 
     @property
@@ -135,11 +150,22 @@ class Subject:
 def subject(
     recipe: Recipe, root: Path | None = None, seed: int | None = None, effort: Effort | None = None
 ) -> Subject:
-    """Load the data and calibrate the plan, as a run would; a seed makes the noise repeatable."""
+    """Load the data and calibrate the plan, as a run would.
+
+    Args:
+        recipe: what is audited; it must have noise.
+        root: one more folder in which relative data paths are looked for; None is none.
+        seed: keys the noise and the audit's own draws; None keeps the recipe's noise, and 0 keys
+            the audit's draws.
+        effort: how many samples the audits take; None is the default effort.
+    """
     silos = federation(recipe, root)
     plan = plan_for_clients(recipe, silos.clients, silos.model)
     if math.isinf(plan.guarantee().epsilon):
-        raise RecipeError("this recipe promises nothing, so there is nothing to audit; add noise")
+        raise RecipeError(
+            "this recipe guarantees nothing, so there is nothing to audit; give it a mechanism "
+            "with noise"
+        )
     if seed is not None:
         plan = replace(plan, noise=Noise(seed))
     return Subject(

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The final model in a stranger's hands: does its loss tell who was trained on?
+"""An attack on the final model: does its loss on a record show whether it was trained on it?
 
-Yeom et al. 2018: a record is said to be a member where its loss is below a threshold, which half of
-the records picks and the other half tests. Under (epsilon, delta)-DP no such attack is right more
-often than by
+Yeom et al. 2018: the attack calls a record a member of the training set if its loss is below a
+threshold; half of the records choose the threshold, and the other half test it. Under
+(epsilon, delta)-DP the advantage of such an attack is bounded:
 
     TPR - FPR <= tanh(epsilon / 2) + 2 delta / (1 + e^epsilon)
 
-with the epsilon against whoever gets the model. Records of one data set share one model, so this is
-a bound of the average over runs; one run may be luckier by about 1 / sqrt(records). It looks at
-what people fear, and is by far the weakest of the audits: a model may leak much and pass.
+with the epsilon against whoever gets the model. Records of one data set share one model, so this
+bounds the average over runs; a single run may exceed it by about 1 / sqrt(records). This is the
+attack that people know best, and by far the weakest of the audits: a model may leak much and pass.
 
-Guarantee: none beyond the interval's own, records taken as independent.
+Guarantee: only that of the confidence interval, which takes records as independent.
 
 | edge case                                  | what happens                                     |
 |--------------------------------------------|--------------------------------------------------|
 | no records were held out                   | skipped: set data.holdout, or evaluation 'exact' |
-| the model's losses are not finite          | such records count as not being members          |
+| the model's losses are not finite          | such records count as non-members                |
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def membership(target: Subject) -> Finding:
     bound = advantage_bound(target.others, target.delta)
     detail = (
         f"accuracy {(1 + true - false) / 2:.3f}, advantage {true - false:+.3f} (at least "
-        f"{low - high:+.3f}), at most {bound:.3f} is promised; {len(inside):,} members, "
+        f"{low - high:+.3f}), at most {bound:.3f} is guaranteed; {len(inside):,} members, "
         f"{len(outside):,} others"
     )
     most = bound + (true - false) - (low - high)
@@ -57,7 +57,7 @@ def membership(target: Subject) -> Finding:
 
 
 def attack(inside: Floats, outside: Floats) -> tuple[float, float, float, float]:
-    """True and false positive rate on the second halves, then their lower and upper limits."""
+    """True and false positive rate on the second halves, then a lower and an upper limit."""
     a, b = len(inside) // 2, len(outside) // 2
     threshold = _threshold(inside[:a], outside[:b])
     tested = inside[a:], outside[b:]
@@ -71,14 +71,14 @@ def advantage_bound(epsilon: float, delta: float) -> float:
 
 
 def _threshold(inside: Floats, outside: Floats) -> float:
-    """Where the attack is best on the records that pick it."""
+    """The threshold with the largest advantage on these records."""
     candidates = np.quantile(np.concatenate([inside, outside]), np.linspace(0.01, 0.99, 99))
     gains = [(inside > t).mean() - (outside > t).mean() for t in candidates]
     return float(candidates[int(np.argmax(gains))])
 
 
 def _scores(losses: list[torch.Tensor], seed: int) -> Floats:
-    """Minus the loss, shuffled by the audit's seed; what is not finite is unlike any member."""
+    """Minus the loss, shuffled by the audit's seed; a loss that is not finite scores lowest."""
     joined = -torch.cat(losses).double().numpy()
     order = np.argsort(Noise(seed).stream("records").words(len(joined)), kind="stable")
     shuffled: Floats = np.where(np.isfinite(joined), joined, -np.inf)[order]
@@ -88,6 +88,6 @@ def _scores(losses: list[torch.Tensor], seed: int) -> Floats:
 def _trained(target: Subject) -> torch.Tensor:
     silos = target.federation
     params = silos.model.initial(public_seed(target.recipe.seed, "model"))
-    for progress, _ in inprocess.rounds(target.plan, silos.problems, params):
-        params = progress.params
+    for state, _ in inprocess.rounds(target.plan, silos.problems, params):
+        params = state.params
     return params

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is the noise as loud as was priced? Releases of nothing are noise alone: measure them.
+"""Is the noise as large as was accounted for? Releases without rows are pure noise: measure them.
 
 With N coordinates of known mean 0, N (measured / true)^2 follows chi-square with N degrees of
-freedom: an upper limit of the true level, to a part of about 3 / sqrt(2 N). The epsilon that this
-level is worth is a lower bound of the run's, priced from scratch (price.py).
+freedom, which gives an upper limit of the true level with a relative error of about 3 / sqrt(2 N).
+The epsilon of the run at this limit is a lower bound of its true epsilon, and is computed
+independently (repriced.py).
 
 Guarantee: sound code is flagged with probability at most ERROR; a third of it each for the level of
-all coordinates, that of the quietest one, and for releases that share noise.
+all coordinates, for that of the coordinate with the least noise, and for releases that share noise.
 
 | edge case                                           | what happens                              |
 |-----------------------------------------------------|-------------------------------------------|
 | a coordinate without noise                          | its own level is tested: infinite epsilon |
 | two releases with the same noise (a key used twice) | they correlate: infinite epsilon          |
 | several channels                                    | each is measured; their costs add up      |
-| more noise than was priced                          | not flagged: that costs accuracy only     |
+| more noise than was accounted for                   | not flagged: it only costs accuracy       |
 | correlated noise (tree, banded)                     | the first release, against its own level  |
 | a channel of two numbers (metrics)                  | 25,000 releases at most: less power       |
 """
@@ -37,24 +38,24 @@ if TYPE_CHECKING:
 
 NAME = "noise-scale"
 
-_LEAST = 8  # releases, so that each coordinate has a level of its own
-_MOST = 25_000  # releases, so that channels of a few numbers do not take all the time
+_LEAST = 8  # releases, to measure the level of each coordinate
+_MOST = 25_000  # releases, to limit the time for channels of a few numbers
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The noise of one channel, over what was priced."""
+    """The noise of one channel, over the level that was accounted for."""
 
     level: float
     limit: float
-    """The upper limit: at most so much is there, of all coordinates or of the quietest."""
+    """The upper limit: the smaller one of all coordinates and of the one with least noise."""
     shared: float
     """The correlation of each release with the next."""
     samples: int
 
 
 def noise_scale(target: Subject) -> Finding:
-    """Measure every channel's noise, and price what is there."""
+    """Measure every channel's noise, and compute the epsilon of what is there."""
     plan, dimension = target.plan, target.dimension
     error = ERROR / 3 / len(plan.channels)
     found = {name: _measured(target, name, error) for name in plan.channels}
@@ -63,7 +64,7 @@ def noise_scale(target: Subject) -> Finding:
     epsilon = math.inf if repeats else epsilon_with(target, noise)
     samples = min(each.samples for each in found.values())
     sees = _sees(samples, error)
-    words = [f"{name}: {each.level:.4f} of the priced level" for name, each in found.items()]
+    words = [f"{name}: {each.level:.4f} of the accounted level" for name, each in found.items()]
     words += [f"{name}: releases share noise" for name in repeats]
     detail = f"{'; '.join(words)} ({samples:,} coordinates of {dimension:,} parameters)"
     return judged(
@@ -76,11 +77,11 @@ def _measured(target: Subject, channel: str, error: float) -> Measured:
     size = plan.size(channel, target.dimension)
     count = min(_MOST, max(_LEAST, math.ceil(target.effort.samples / size)))
     independent = plan.channels[channel].independent
-    priced = level(plan, channel) if independent else stated(plan, size, channel)
+    accounted = level(plan, channel) if independent else stated(plan, size, channel)
     squares, products = np.zeros(size), 0.0
     before: NDArray[np.float64] = np.zeros(size)
     for call in calls(plan, channel, count):
-        noise = see(plan, Nothing(size), size, call, channel) / priced
+        noise = see(plan, Nothing(size), size, call, channel) / accounted
         squares += noise * noise
         products += float(noise @ before)
         before = noise
@@ -94,11 +95,11 @@ def _measured(target: Subject, channel: str, error: float) -> Measured:
 
 
 def _repeats(measured: Measured, error: float) -> bool:
-    """Whether releases correlate: independent ones do so by about 1 / sqrt(N)."""
+    """Whether releases correlate by more than chance allows, which is about 1 / sqrt(N)."""
     return abs(measured.shared) * math.sqrt(measured.samples) > -float(special.ndtri(error / 2))
 
 
 def _sees(samples: int, error: float) -> float:
-    """The level that is flagged 19 times in 20: where even a loud sample stays below the limit."""
+    """The largest part of the noise that is flagged 19 times in 20."""
     limit, loud = stats.chi2.ppf([error, 0.95], samples)
     return math.sqrt(limit / loud)

@@ -4,24 +4,25 @@
 Steinke, Nasr, Jagielski 2023; with directions of gradients as canaries, as Andrew et al. 2023 do in
 federated learning. Each of m canaries is a unit with a fixed direction v; a fair coin says whether
 its row is v or -v (replace-one), or v or nothing. The recipe then runs on the real engine, all
-rounds, and a canary's score is what was seen along v, summed over rounds, less the known clients'
-own sums. The highest scores are guessed to be in, the lowest out, all others are left alone:
+rounds. A canary's score is what was seen along v, summed over rounds, less the clients' own sums,
+which the adversary knows. The canaries with the highest scores are guessed to be in and those with
+the lowest to be out; there is no guess for the others:
 
     P(v or more of r guesses right) is bounded under (epsilon, delta)-DP (statistics.chance_of)
 
-What the adversary sees: each client's reply (LOCAL; listened to on its way into the sum), or the
-mean (all others).
+What the adversary sees: each client's reply (LOCAL; recorded on its way into the sum), or the mean
+(otherwise).
 
-Guarantee: sound code is flagged with probability at most CHANCE. The theorem needs no independence
-of the scores, only fair coins. How many guesses are made is settled before the run.
+Guarantee: sound code is flagged with probability at most CHANCE. The theorem does not need
+independent scores, only fair coins. The number of guesses is fixed before the run.
 
 | edge case                                           | what happens                             |
 |-----------------------------------------------------|------------------------------------------|
 | the unit is the client                              | each client is one canary: little power  |
 | more canaries than a model has directions           | per client at most as many as parameters |
 | an algorithm that divides by norms, or by its state | its clients' own sums are not subtracted |
-| canaries that the algorithm cannot take             | skipped, with the reason                 |
-| LOCAL trust over a sum that hides replies           | the mean is looked at                    |
+| an algorithm that refuses canaries                  | skipped, with the reason                 |
+| LOCAL trust with a sum that hides replies           | the adversary sees the mean              |
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ from dpfed.training.plan import Plan
 NAME = "one-run"
 
 _LONG = 4.0  # the norm of a canary's row, in clips
-_NUMBERS = 1 << 26  # of all canaries' directions together
+_NUMBERS = 1 << 26  # the most numbers in all canaries' directions together
 _GUESSED = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
-"""The parts of the canaries that may be guessed at; which one is settled before the run."""
+"""The parts of the canaries that may be guessed; which one is fixed before the run."""
 _USUAL = 0.2
 _PARTS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.22, 0.2, 0.17, 0.15, 0.12, 0.1,
           0.07, 0.05, 0.03)  # fmt: skip
 
 CHANCE = 0.01
-"""The chance to flag sound code. It cannot be small: delta times the canaries is in the bound."""
+"""The probability of flagging sound code; delta times the canaries keeps it from being small."""
 
 
 # ----------------------------------------------------------------------------- the canaries' rows
@@ -67,19 +68,19 @@ CHANCE = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """A client's rows and its canaries', each unit clipped on its own."""
+    """A client's rows and those of its canaries; each unit is clipped on its own."""
 
     inner: Any
     canaries: torch.Tensor
 
     @property
     def units(self) -> int:
-        """The client's own, then the canaries."""
+        """The number of the client's units and its canaries."""
         return int(self.inner.units) + len(self.canaries)
 
     @property
     def matrix(self) -> torch.Tensor:
-        """All rows, made one by one: for methods that take no others."""
+        """All rows as one matrix, for methods that accept nothing else."""
         return torch.cat(list(self.unit_rows())).to(self.canaries.dtype)
 
     def select(self, kept: torch.Tensor) -> Joined:
@@ -88,7 +89,7 @@ class Joined:
         return Joined(self.inner.select(kept[:own]), self.canaries[kept[own:]])
 
     def clipped_sum(self, clip: float) -> BoundedSum:
-        """Both sums."""
+        """The sum of both."""
         first, second = self.inner.clipped_sum(clip), Dense(self.canaries).clipped_sum(clip)
         bound, replace_bound = (
             max(first.bound, second.bound),
@@ -97,32 +98,32 @@ class Joined:
         return BoundedSum(first.vector + second.vector, bound, replace_bound)
 
     def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
-        """The client's blocks, then the canaries'."""
+        """The client's blocks of rows, then those of the canaries."""
         if isinstance(self.inner, UnitRows):
             yield from self.inner.clipped_rows(clip)
         yield from Dense(self.canaries).clipped_rows(clip)
 
     def unit_rows(self) -> Iterator[torch.Tensor]:
-        """Unclipped, in double precision."""
+        """All rows, unclipped and in double precision."""
         yield from self.inner.unit_rows()
         yield self.canaries.double()
 
 
 @dataclass(frozen=True, eq=False)
 class Planted:
-    """A client with canaries among its units; it notes what its own units add."""
+    """A client with canaries among its units; it records the sum of its own units."""
 
     inner: Problem
     canaries: torch.Tensor
     clip: float
     own: Vector
-    """The sum of the client's own clipped rows over all rounds: grows in place."""
+    """The sum of the client's own clipped rows over all rounds, updated in place."""
     made: bool = False
-    """Whether all rows are made one by one: some methods take no others."""
+    """Whether rows are given as one matrix: some methods accept nothing else."""
 
     @property
     def dimension(self) -> int:
-        """The model's."""
+        """The number of the model's parameters."""
         return self.inner.dimension
 
     def rows(self, params: Vector, unit: Unit) -> Rows:
@@ -134,24 +135,24 @@ class Planted:
         return Dense(rows.matrix) if self.made else rows
 
     def gradient(self, params: Vector) -> Vector:
-        """In clear, for local steps where the client is the unit: far along the canary."""
+        """A long vector along the canary, for the local steps of a client that is the unit."""
         return self.canaries.sum(dim=0).to(params.dtype) * 1e3
 
     def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
-        """The client's own."""
+        """The client's own rows."""
         return self.inner.metric_rows(params, unit, loss_bound)
 
 
 @dataclass(frozen=True, eq=False)
 class PlantedLinear(Planted):
-    """The same where second derivatives are asked for: those are the client's own."""
+    """A planted client with second derivatives, which are the client's own."""
 
     def gram_rows(self, unit: Unit) -> MatrixRows:
-        """The client's own."""
+        """The client's own rows."""
         return self._linear.gram_rows(unit)
 
     def hessian_rows(self, params: Vector, unit: Unit) -> MatrixRows:
-        """The client's own."""
+        """The client's own rows."""
         return self._linear.hessian_rows(params, unit)
 
     @property
@@ -160,12 +161,12 @@ class PlantedLinear(Planted):
         return self.inner
 
 
-# ------------------------------------------------------------------------------ what is listened to
+# -------------------------------------------------------------------------- what the adversary sees
 
 
 @dataclass(frozen=True, eq=False)
 class Listening:
-    """A sum that notes each client's values on their way in."""
+    """A sum that records each client's values on their way in."""
 
     inner: Any
     step: float
@@ -178,7 +179,7 @@ class Listening:
         return repr(self.inner)
 
     def add(self, session: Session, client: int, messages: Messages) -> Session:
-        """The sum's own, after a look at the update."""
+        """Add as the sum does, and record the update."""
         after = self.inner.add(session, client, messages)
         if UPDATE in messages:
             size = self.heard[client].numel()
@@ -190,14 +191,14 @@ class Listening:
 
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """Directions by client, and the coin of each."""
+    """The canaries' directions and coins, by client."""
 
     directions: tuple[torch.Tensor, ...]
     coins: tuple[torch.Tensor, ...]
 
     @property
     def count(self) -> int:
-        """All of them."""
+        """The number of canaries."""
         return sum(len(each) for each in self.coins)
 
 
@@ -217,7 +218,13 @@ def plant(target: Subject) -> Canaries:
 
 
 def guess_scores(target: Subject, canaries: Canaries, *, made: bool = False) -> Floats:
-    """What was seen along each canary's direction over the whole run, less what is known."""
+    """What was seen along each canary's direction over the whole run, less what is known.
+
+    Args:
+        target: the run under audit.
+        canaries: the directions and coins of each client's canaries.
+        made: whether rows are given as one matrix, for methods that accept nothing else.
+    """
     plan, silos = target.plan, target.federation
     size = plan.size(UPDATE, target.dimension)
     planted = [
@@ -232,9 +239,9 @@ def guess_scores(target: Subject, canaries: Canaries, *, made: bool = False) -> 
     running: Plan = replace(plan, sum=listening) if alone else plan
     start = silos.model.initial(public_seed(target.recipe.seed, "model"))
     means = torch.zeros(size, dtype=torch.float64)
-    for _, outcome in inprocess.rounds(running, planted, start):
-        if outcome.aggregate is not None and outcome.aggregate.lead == UPDATE:
-            means += outcome.aggregate.mean.double() * plan.denominator(UPDATE)
+    for _, result in inprocess.rounds(running, planted, start):
+        if result.aggregate is not None and result.aggregate.lead == UPDATE:
+            means += result.aggregate.mean.double() * plan.denominator(UPDATE)
     known = _known(plan, planted)
     if not alone:
         total = means - sum(known)
@@ -254,7 +261,7 @@ def _planted(
 
 
 def _known(plan: Plan, planted: Sequence[Planted]) -> list[torch.Tensor]:
-    """The clients' own sums, where replies are sums of releases."""
+    """The clients' own sums; zeros where replies are not sums of releases."""
     part = plan.update.sampling.rate
     if math.isnan(plan.client.channels[UPDATE].noise):
         part = 0.0
@@ -265,7 +272,7 @@ def _known(plan: Plan, planted: Sequence[Planted]) -> list[torch.Tensor]:
 
 
 def one_run(target: Subject) -> Finding:
-    """Plant canaries, run, guess, and bound epsilon by the number of right guesses."""
+    """Plant canaries, run, guess, and bound epsilon from the number of right guesses."""
     canaries = plant(target)
     mu = math.nan if is_drawn(target.plan) else claimed_mu(target)
     guesses, sees = plan_guesses(mu, canaries.count, target.claimed, target.delta)
@@ -285,7 +292,7 @@ def one_run(target: Subject) -> Finding:
 
 
 def _taken(target: Subject, canaries: Canaries) -> Floats:
-    """The scores; all rows are made only for methods that refuse to take the others."""
+    """The scores; rows are given as one matrix only if the method refuses them otherwise."""
     before, log.disabled = log.disabled, True
     try:
         return guess_scores(target, canaries)
@@ -296,14 +303,20 @@ def _taken(target: Subject, canaries: Canaries) -> Floats:
 
 
 def right_guesses(seen: Floats, coins: Bits, guesses: int) -> int:
-    """How many are right, if the highest scores are said to be in, and the lowest out."""
+    """How many guesses are right, if the highest scores are in and the lowest are out.
+
+    Args:
+        seen: the canaries' scores.
+        coins: whether each canary is in.
+        guesses: how many canaries to guess, half of them in; an odd number loses one.
+    """
     order = np.argsort(seen, kind="stable")
     half = guesses // 2
     return int(coins[order[len(order) - half :]].sum() + (~coins[order[:half]]).sum())
 
 
 def estimated_mu(seen: Floats, coins: Bits) -> float:
-    """Andrew et al. 2023: the distance of the two groups' means in standard deviations."""
+    """Andrew et al. 2023: the distance of the two groups' means, in standard deviations."""
     inside, outside = seen[coins], seen[~coins]
     if len(inside) < 2 or len(outside) < 2:
         return math.nan
@@ -312,7 +325,14 @@ def estimated_mu(seen: Floats, coins: Bits) -> float:
 
 
 def needed(guesses: int, canaries: int, claimed: float, delta: float) -> int:
-    """How many guesses must be right to refute the claim; more than there are, if none do."""
+    """How many guesses must be right to refute the claim; ``guesses`` + 1 if none suffice.
+
+    Args:
+        guesses: how many guesses are made.
+        canaries: how many canaries there are, at least as many.
+        claimed: the epsilon to refute, at least 0.
+        delta: its delta, at least 0.
+    """
     low, high = 0, guesses + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -322,10 +342,16 @@ def needed(guesses: int, canaries: int, claimed: float, delta: float) -> int:
 
 
 def plan_guesses(mu: float, canaries: int, claimed: float, delta: float) -> tuple[int, float]:
-    """How many guesses to make, and what they see: settled before the run, by simulation.
+    """How many guesses to make, and the part of the noise that they see, both by simulation.
 
-    That is the largest part of the noise at which ideal scores are flagged 19 times in 20. Where
-    the claim has no mu, or nothing is seen, a fifth is guessed at.
+    The part is the largest one at which ideal scores are flagged 19 times in 20. Where the claim
+    has no mu (the part is NaN) or no number of guesses has power (0), a fifth is guessed.
+
+    Args:
+        mu: the mu of the claim, above 0; NaN if it has none.
+        canaries: how many canaries there are.
+        claimed: the epsilon of the claim, at least 0.
+        delta: its delta, at least 0.
     """
     options = [max(2, 2 * int(part * canaries / 2)) for part in _GUESSED]
     usual = options[_GUESSED.index(_USUAL)]
@@ -341,7 +367,7 @@ def plan_guesses(mu: float, canaries: int, claimed: float, delta: float) -> tupl
 
 
 def _flagged(mu: float, canaries: int, wanted: dict[int, int], tries: int = 40) -> dict[int, float]:
-    """How often ideal scores at this mu are flagged, by the number of guesses."""
+    """How often ideal scores of this mu are flagged, by the number of guesses."""
     bits, found = Noise(1), dict.fromkeys(wanted, 0.0)
     for number in range(tries):
         coins = (bits.stream("power", number).words(canaries) & np.uint64(1)).astype(bool)

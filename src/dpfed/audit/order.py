@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Noise first, optimizer second: is a step a function of releases, and of nothing else?
 
-One round is played twice by the real engine: on the recipe's clients, and with their data handed
-round, so that every client works on another's. The second time each mechanism still sees those
-rows, but what it lets out is what the first round let out. Whatever then differs did not come
-through the door. In the first round, bit for bit:
+The real engine runs one round twice: on the recipe's clients, and with their data exchanged, so
+that every client works on another client's data. In the second run each mechanism still sees those
+rows, but returns the releases of the first run. If the results differ, data has left a client by
+another way than the PricedReleaser. In the first run, bit for bit:
 
-    the total is the sum of the releases (where these are sent unchanged)
+    the total is the sum of the releases (where these are sent unmodified)
     the optimizer's mean is the finished total over a public number
     the step is the optimizer's, of that mean
 
-Guarantee: no chance is involved; sound code is never flagged. A flaw has no price: its epsilon is
-infinite, since nothing bounds what went round the noise.
+Guarantee: the audit is deterministic; sound code is never flagged. The epsilon of a flaw is
+infinite, since nothing bounds data that bypasses the noise.
 
 | edge case                                  | what happens                                       |
 |--------------------------------------------|----------------------------------------------------|
-| one client                                 | its rows are turned around instead                 |
-| CENTRAL: the server sees sums in clear     | only what it finished is repeated, not the sums    |
+| one client                                 | its rows are negated instead                       |
+| CENTRAL: the server sees sums in clear     | only the finished sums are repeated                |
 | an optimizer that keeps a state            | the first step is compared: it starts from init    |
-| a client's reply that adds data to releases| differs in the second round: flagged               |
+| a client's reply that adds data to releases| differs in the second run: flagged                 |
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ NAME = "order"
 
 @dataclass(eq=False)
 class Tape:
-    """What one round let out on one channel, in order."""
+    """What the mechanism of one channel returned in one round, in order."""
 
     releases: list[Release] = field(default_factory=list)
     totals: list[Total] = field(default_factory=list)
@@ -68,10 +68,10 @@ Tapes = Mapping[str, Tape]
 
 
 class Recorded:
-    """A mechanism that writes a tape, or plays one: it works as ever, but what leaves is old."""
+    """A mechanism that records a tape; where there is one to replay, it returns that instead."""
 
-    def __init__(self, inner: Mechanism, tape: Tape, playing: Tape | None) -> None:
-        self._inner, self._tape, self._playing = inner, tape, playing
+    def __init__(self, inner: Mechanism, tape: Tape, replay: Tape | None) -> None:
+        self._inner, self._tape, self._replay = inner, tape, replay
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -80,19 +80,19 @@ class Recorded:
         return repr(self._inner)
 
     def release(self, rows: Rows, state: State, rng: Stream) -> tuple[Release, State]:
-        """The mechanism's own release, or the tape's next one in its place."""
+        """The mechanism's own release, or the next one of the tape to replay."""
         made, state = self._inner.release(rows, state, rng)
-        if self._playing is not None and self._inner.trust is not Trust.CENTRAL:
-            made = self._playing.releases[len(self._tape.releases)]
+        if self._replay is not None and self._inner.trust is not Trust.CENTRAL:
+            made = self._replay.releases[len(self._tape.releases)]
         self._tape.releases.append(made)
         return made, state
 
     def finish(self, total: Total, state: State, rng: Stream) -> tuple[Release, State]:
-        """The finished total, or the tape's in its place."""
+        """The finished total, or the next one of the tape to replay."""
         self._tape.totals.append(replace(total, vector=total.vector.clone()))
         made, state = self._inner.finish(total, state, rng)
-        if self._playing is not None:
-            made = self._playing.finished[len(self._tape.finished)]
+        if self._replay is not None:
+            made = self._replay.finished[len(self._tape.finished)]
         self._tape.finished.append(replace(made, vector=made.vector.clone()))
         return made, state
 
@@ -107,65 +107,65 @@ class Turned:
         return getattr(self.inner, name)
 
     def rows(self, params: Vector, unit: Unit) -> Rows:
-        """Each row, turned around."""
+        """One row: minus the sum of the client's clipped rows."""
         return Dense(-self.inner.rows(params, unit).clipped_sum(1.0).vector[None])
 
     def gradient(self, params: Vector) -> Vector:
-        """The mean gradient, turned around."""
+        """The negative mean gradient."""
         return -self.inner.gradient(params)
 
 
 def order(target: Subject) -> Finding:
-    """Play a round and its replay, and say what does not follow from the releases."""
+    """Run a round and its replay, and say what does not follow from the releases."""
     silos = target.federation
     plan = replace(target.plan, noise=Noise(target.seed))  # the same clients are asked twice
     start = silos.model.initial(public_seed(target.recipe.seed, "model"))
     first, second = ({name: Tape() for name in plan.channels} for _ in range(2))
-    progress, outcome = _played(plan, silos.problems, start, first, None)
+    state, result = _run_round(plan, silos.problems, start, first, None)
     moved = (*silos.problems[1:], silos.problems[0])
     others = moved if len(moved) > 1 else (cast("Problem", Turned(moved[0])),)
-    replayed, _ = _played(plan, others, start, second, first)
-    flaws = _flaws(plan, start, progress, outcome, first)
-    if not torch.equal(progress.params, replayed.params):
+    replayed, _ = _run_round(plan, others, start, second, first)
+    flaws = _flaws(plan, start, state, result, first)
+    if not torch.equal(state.params, replayed.params):
         flaws.append("equal releases of other data give another step")
     detail = "; ".join(flaws) or "the step follows from the releases, bit for bit"
     found = math.inf if flaws else math.nan
     return judged(NAME, target.claimed, found, "sees one bit past the noise", detail)
 
 
-def _played(
-    plan: Plan, problems: Sequence[Problem], start: Vector, tapes: Tapes, playing: Tapes | None
+def _run_round(
+    plan: Plan, problems: Sequence[Problem], start: Vector, tapes: Tapes, replay: Tapes | None
 ) -> tuple[ServerState, RoundResult]:
     channels: Mapping[str, Any] = {
-        name: Recorded(mechanism, tapes[name], None if playing is None else playing[name])
+        name: Recorded(mechanism, tapes[name], None if replay is None else replay[name])
         for name, mechanism in plan.channels.items()
     }
     return next(iter(inprocess.rounds(replace(plan, channels=channels), problems, start)))
 
 
 def _flaws(
-    plan: Plan, start: Vector, progress: ServerState, outcome: RoundResult, tapes: Tapes
+    plan: Plan, start: Vector, state: ServerState, result: RoundResult, tapes: Tapes
 ) -> list[str]:
-    """What does not hold bit for bit in the first round."""
-    seen = outcome.aggregate
+    """What does not hold bit for bit in the first run."""
+    seen = result.aggregate
     if seen is None or not tapes[seen.lead].finished:
         return ["the round has no aggregate"]
     tape, flaws = tapes[seen.lead], list[str]()
     if plan.client.sends_unmodified and not torch.equal(
-        _sum(plan, tape, seen.lead, outcome.clients), tape.totals[0].vector
+        _sum(plan, tape, seen.lead, result.clients), tape.totals[0].vector
     ):
         flaws.append("the total is not the sum of the releases")
     divisor = plan.denominator(seen.lead)
     mean = to_values(tape.finished[0].vector, tape.finished[0].step / divisor, like=start)
     if not torch.equal(mean, seen.mean):
         flaws.append("the optimizer's mean is not the total over a public number")
-    if not torch.equal(start - _direction(plan, start, seen), progress.params):
+    if not torch.equal(start - _direction(plan, start, seen), state.params):
         flaws.append("the step is not the optimizer's, of the mean that it was given")
     return flaws
 
 
 def _sum(plan: Plan, tape: Tape, channel: str, clients: Sequence[int]) -> Vector:
-    """The releases of a channel, added up by their public weights."""
+    """The releases of a channel, added up with their public weights."""
     total = np.zeros(tape.totals[0].vector.numel(), np.int64)
     cohort = plan.cohort(channel, clients)
     for client, release in zip(clients, tape.releases, strict=True):

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Findings as a table, as audit.json, and as one figure.
 
-Guarantee: what is printed, written and drawn are the same findings; nothing is left out.
+Guarantee: the table, the file and the figure show the same findings; nothing is left out.
 
 | edge case                                 | what happens                                       |
 |-------------------------------------------|----------------------------------------------------|
-| a lower bound far off, or infinite        | a bar to the edge, with the figure or the word     |
-| an audit that speaks of no epsilon        | a dash, and no bar                                 |
-| an audit that speaks of no noise level    | a dash in the panel of power                       |
+| a lower bound that is huge or infinite    | a bar to the edge, with its number or "infinite"   |
+| an audit that measures no epsilon         | a dash, and no bar                                 |
+| an audit that measures no noise level     | no bar in the panel of power, only its words       |
 | a skipped audit                           | its row says so                                    |
 """
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-# Okabe and Ito's colours: told apart by colour-blind readers
+# Okabe and Ito's colours, which colour-blind readers can tell apart
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#888888"
-_FAR = 8  # claims: a bar for more than that ends at the edge
+_FAR = 8  # times the claim: a longer bar ends at the edge
 _COLOURS = {Verdict.PASSED: BLUE, Verdict.FLAGGED: VERMILION, Verdict.SKIPPED: GREY}
 
 
 def shown_number(value: float) -> str:
-    """A figure, a dash where there is none."""
+    """A number as text; a dash where there is none."""
     if math.isnan(value) or math.isinf(value):
         return "--" if math.isnan(value) else "infinite"
     return f"{value:.3f}" if value < 1000 else f"{value:.1e}"
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """What was claimed, what was found, what would have been seen, and the verdict."""
+    """What was claimed, what was found, the power of each audit, and the verdict."""
     from rich.table import Table
 
     made = Table(
@@ -60,7 +60,7 @@ def findings_table(findings: Sequence[Finding]) -> Table:
 
 
 def findings_json(target: Subject, findings: Sequence[Finding]) -> dict[str, Any]:
-    """All findings as plain numbers and strings, with what was audited."""
+    """All findings as plain numbers and strings, and what was audited."""
     plain: dict[str, Any] = jsonable(
         {
             "recipe": target.recipe.name,
@@ -75,7 +75,13 @@ def findings_json(target: Subject, findings: Sequence[Finding]) -> dict[str, Any
 
 
 def write_findings(target: Subject, findings: Sequence[Finding], folder: Path) -> Path:
-    """audit.json and audit.png, in a folder that is made if need be."""
+    """Write audit.json and audit.png, and return the folder.
+
+    Args:
+        target: the run that was audited.
+        findings: one or more findings.
+        folder: where the files go; it is created if it does not exist.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(findings_json(target, findings), indent=2)
     (folder / "audit.json").write_text(text + "\n", encoding="utf-8")
@@ -87,7 +93,7 @@ def write_findings(target: Subject, findings: Sequence[Finding], folder: Path) -
 
 
 def figure(target: Subject, findings: Sequence[Finding]) -> Figure:
-    """Left: the lower bound found, against the claim. Right: how little noise would be seen."""
+    """Left: the lower bound found, and the claim. Right: the part of the noise that is flagged."""
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(9.6, 1.9 + 0.5 * len(findings)), layout="constrained")

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run costs with the noise and the movement that an audit measured, priced from scratch.
+"""What a run costs at the noise and the movement that an audit measured, computed independently.
 
-Guarantee: nothing of a mechanism's own price is used, but how much its releases are worth together
-(``worth``): how far a unit moves a sum is written here again, from the adjacency's meaning, so that
-a factor forgotten in the library is not forgotten here as well.
+Guarantee: nothing of a mechanism's own accounting is used, except how much its releases cost
+together (``worth``). How far a unit moves a sum is defined here a second time, from the meaning of
+the adjacency, so that a factor forgotten in the library is not forgotten here as well.
 
-    replace-one              a row v in the place of another, -v at worst: 2 clip
+    replace-one              a row v instead of another row, at worst -v: 2 clip
     add-remove, zero-out     a row, or none: clip
 
 | edge case                                       | what happens                                  |
 |-------------------------------------------------|-----------------------------------------------|
-| rows known to be closer (matrices)              | the algorithm's own word for it is taken      |
-| units drawn at random                           | PLD, by an event that is made here            |
+| rows known to be closer (matrices)              | the bound that the algorithm declares is used |
+| units drawn at random                           | PLD, with an event that is made here          |
 | no noise on a channel                           | infinite                                      |
 """
 
@@ -29,7 +29,7 @@ from dpfed.training.plan import Plan
 
 
 def movement(plan: Plan, channel: str) -> float:
-    """How far one unit may move a channel's sum: what the noise must hide."""
+    """How far one unit may move a channel's sum; the noise must hide it."""
     clip, replaced = plan.channels[channel].clip, plan.update.adjacency is Adjacency.REPLACE_ONE
     declared = plan.declared[channel].replace_bound
     if replaced and declared is not None:
@@ -38,7 +38,7 @@ def movement(plan: Plan, channel: str) -> float:
 
 
 def level(plan: Plan, channel: str) -> float:
-    """The noise that the strongest adversary named faces in one release."""
+    """The noise's standard deviation in what the strongest adversary named sees of a release."""
     mechanism = plan.channels[channel]
     return mechanism.std * math.sqrt(mechanism.shares)
 
@@ -50,13 +50,25 @@ def is_drawn(plan: Plan) -> bool:
 
 
 def worth(plan: Plan, channel: str, releases: int) -> float:
-    """How many independent releases so many are worth."""
+    """How many independent releases cost as much.
+
+    Args:
+        plan: the plan of the run.
+        channel: the channel of the releases.
+        releases: how many releases, from the first one on; at least 0.
+    """
     mechanism = plan.channels[channel]
     return mechanism.worth(releases) if isinstance(mechanism, GaussianRelease) else float(releases)
 
 
 def mu_with(plan: Plan, noise: Mapping[str, float], moves: Mapping[str, float]) -> float:
-    """The mu of the whole run at these noise levels and movements, by channel."""
+    """The mu of the whole run at these noise levels and movements.
+
+    Args:
+        plan: the plan of the run.
+        noise: the noise's standard deviation by channel; a 0 gives an infinite mu.
+        moves: how far one unit moves the sum, by channel, in the same unit.
+    """
     if not all(noise.values()):
         return math.inf
     squares = [
@@ -70,7 +82,13 @@ def epsilon_with(
     noise: Mapping[str, float] | None = None,
     moves: Mapping[str, float] | None = None,
 ) -> float:
-    """The whole run's epsilon, with what was measured in the place of what is stated."""
+    """The whole run's epsilon, with measured values instead of the plan's own.
+
+    Args:
+        target: the run under audit.
+        noise: measured noise levels by channel; a channel that is not named has the plan's.
+        moves: measured movements by channel; a channel that is not named has the plan's.
+    """
     plan = target.plan
     levels = {name: level(plan, name) for name in plan.channels} | dict(noise or {})
     moved = {name: movement(plan, name) for name in plan.channels} | dict(moves or {})
@@ -83,7 +101,7 @@ def _by_events(target: Subject, noise: Mapping[str, float], moves: Mapping[str, 
     import dp_accounting as dp
 
     plan = target.plan
-    per_row = gdp.SENSITIVITY[plan.update.adjacency]  # the accountant's own convention, undone
+    per_row = gdp.SENSITIVITY[plan.update.adjacency]  # takes back the accountant's own sensitivity
     if not all(noise.values()):
         return math.inf
     parts = []
@@ -95,5 +113,5 @@ def _by_events(target: Subject, noise: Mapping[str, float], moves: Mapping[str, 
 
 
 def claimed_mu(target: Subject) -> float:
-    """The mu that the claimed epsilon stands for."""
+    """The mu that gives the claimed epsilon."""
     return gdp.mu_for(target.claimed, target.delta)

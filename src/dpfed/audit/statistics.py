@@ -35,26 +35,50 @@ from scipy import special, stats
 Floats: TypeAlias = NDArray[np.float64]
 Bits: TypeAlias = NDArray[np.bool_]
 
-_MOST = 60.0  # no audit tells apart larger epsilons
+_MOST = 60.0  # no audit can tell larger epsilons apart
 
 
 def chance_of_at_least(right: int, trials: int, error: float) -> float:
-    """The lower limit of a probability."""
+    """The lower limit of a probability.
+
+    Args:
+        right: how many trials succeeded, from 0 to ``trials``.
+        trials: how many trials there were.
+        error: the probability that the limit is wrong, above 0 and below 1.
+    """
     return 0.0 if right == 0 else float(stats.beta.ppf(error, right, trials - right + 1))
 
 
 def at_most(right: int, trials: int, error: float) -> float:
-    """The upper limit of a probability."""
+    """The upper limit of a probability.
+
+    Args:
+        right: how many trials succeeded, from 0 to ``trials``.
+        trials: how many trials there were.
+        error: the probability that the limit is wrong, above 0 and below 1.
+    """
     return 1.0 if right == trials else float(stats.beta.ppf(1 - error, right + 1, trials - right))
 
 
 def spread_at_most(variance: float, samples: int, error: float) -> float:
-    """The upper limit of a normal's standard deviation, its mean being known."""
+    """The upper limit of a normal distribution's standard deviation, if its mean is known.
+
+    Args:
+        variance: the mean square deviation of the samples from that mean, at least 0.
+        samples: how many samples there are, at least 1.
+        error: the probability that the limit is wrong, above 0 and below 1.
+    """
     return math.sqrt(samples * variance / float(stats.chi2.ppf(error, samples)))
 
 
 def epsilon_of(true_rate: float, false_rate: float, delta: float) -> float:
-    """The least epsilon at which a test may have these rates: both ways round."""
+    """The least epsilon at which a test may have these rates, with either world as the positive.
+
+    Args:
+        true_rate: the true positive rate, from 0 to 1; for a bound, its lower limit.
+        false_rate: the false positive rate, from 0 to 1; for a bound, its upper limit.
+        delta: the delta of the claim, from 0 to 1.
+    """
     pairs = ((true_rate, false_rate), (1 - false_rate, 1 - true_rate))
     found = [math.log((t - delta) / f) for t, f in pairs if f > 0 and t > delta]
     return max(0.0, *found, 0.0)
@@ -70,7 +94,14 @@ def mu_of(true_rate: float, false_rate: float) -> float:
 def error_rates(
     inside: Floats, outside: Floats, threshold: float, error: float
 ) -> tuple[float, float]:
-    """The lower limit of the true positive rate and the upper one of the false, by a threshold."""
+    """The lower limit of the true positive rate, and the upper limit of the false positive rate.
+
+    Args:
+        inside: the scores of what is a positive.
+        outside: the scores of what is not.
+        threshold: scores above it are called positive.
+        error: the probability that either limit is wrong, above 0 and below 1.
+    """
     right, wrong = int((inside > threshold).sum()), int((outside > threshold).sum())
     return chance_of_at_least(right, len(inside), error / 2), at_most(
         wrong, len(outside), error / 2
@@ -78,7 +109,14 @@ def error_rates(
 
 
 def best_threshold(inside: Floats, outside: Floats, delta: float, error: float) -> float:
-    """Where a bound of epsilon would be largest: to be used on other samples than these."""
+    """The threshold with the largest bound of epsilon; test it on other samples than these.
+
+    Args:
+        inside: the scores of what is a positive.
+        outside: the scores of what is not.
+        delta: the delta of the claim, from 0 to 1.
+        error: the probability that a bound is wrong, above 0 and below 1.
+    """
     candidates = np.quantile(np.concatenate([inside, outside]), np.linspace(0.005, 0.9995, 60))
     return float(
         max(
@@ -89,19 +127,41 @@ def best_threshold(inside: Floats, outside: Floats, delta: float, error: float) 
 
 
 def worlds_epsilon(inside: Floats, outside: Floats, delta: float, error: float) -> float:
-    """A lower bound of epsilon: half of the samples pick the threshold, the others are tested."""
+    """A lower bound of epsilon: half of the samples choose the threshold, the others are tested.
+
+    Args:
+        inside: the statistic of each run in one world.
+        outside: the statistic of each run in the other world.
+        delta: the delta of the claim, from 0 to 1.
+        error: the probability that the bound is wrong, above 0 and below 1.
+    """
     a, b = len(inside) // 2, len(outside) // 2
     threshold = best_threshold(inside[:a], outside[:b], delta, error)
     return epsilon_of(*error_rates(inside[a:], outside[b:], threshold, error), delta)
 
 
 def worlds_mu(inside: Floats, outside: Floats, middle: float, error: float) -> float:
-    """A lower bound of mu, by one threshold that was fixed in advance."""
+    """A lower bound of mu, from one threshold that was fixed in advance.
+
+    Args:
+        inside: the statistic of each run in one world.
+        outside: the statistic of each run in the other world.
+        middle: the threshold.
+        error: the probability that the bound is wrong, above 0 and below 1.
+    """
     return mu_of(*error_rates(inside, outside, middle, error))
 
 
 def chance_of(right: int, guesses: int, coins: int, epsilon: float, delta: float) -> float:
-    """How likely so many right guesses are, at most, under (epsilon, delta)-DP."""
+    """An upper bound of the probability of so many right guesses under (epsilon, delta)-DP.
+
+    Args:
+        right: how many guesses are right, or more.
+        guesses: how many guesses are made.
+        coins: how many coins there are, guessed or not.
+        epsilon: the epsilon of the claim, at least 0.
+        delta: the delta of the claim, from 0 to 1.
+    """
     q = 1 / (1 + math.exp(-epsilon))
     tail = float(stats.binom.sf(right - 1, guesses, q))
     if delta == 0 or right == 0:
@@ -112,7 +172,15 @@ def chance_of(right: int, guesses: int, coins: int, epsilon: float, delta: float
 
 
 def one_run_epsilon(right: int, guesses: int, coins: int, delta: float, error: float) -> float:
-    """The largest epsilon that so many right guesses refute."""
+    """The largest epsilon, up to 60, that so many right guesses refute; 0 if they refute none.
+
+    Args:
+        right: how many guesses are right.
+        guesses: how many guesses were made.
+        coins: how many coins there are, guessed or not.
+        delta: the delta of the claim, from 0 to 1.
+        error: the probability that the bound is wrong, above 0 and below 1.
+    """
     if chance_of(right, guesses, coins, 0.0, delta) >= error:
         return 0.0
     low, high = 0.0, _MOST

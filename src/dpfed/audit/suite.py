@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All audits of a recipe, in the order from the most direct to the most indirect.
+"""All audits of a recipe, from the most direct one to the most indirect one.
 
-Guarantee: each audit named is run, or says why it was not.
+Guarantee: each audit named is run, or says why it was skipped.
 
 | edge case                            | what happens                                     |
 |--------------------------------------|--------------------------------------------------|
@@ -43,5 +43,5 @@ def chosen(names: Iterable[str] = ()) -> list[str]:
 
 
 def audit(target: Subject, names: Iterable[str] = ()) -> Iterator[Finding]:
-    """One finding after the other, as they are made."""
+    """One finding after the other, each as soon as its audit ends."""
     return (AUDITS[name](target) for name in chosen(names))

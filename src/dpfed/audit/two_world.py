@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two neighbouring worlds, many runs in each: can they be told apart better than was promised?
+"""Two neighbouring worlds, many runs in each: can they be told apart better than is guaranteed?
 
 The worst pair under the recipe's adjacency: a row v against -v (replace-one), or against nothing.
-The row is long, so that the clip has to act, and stays the same for all releases of a run; an
-adversary who knows everything else then does best by the sum of the releases along v. Such runs are
-made through the plan's door, each coordinate of a release being a run of its own: row j lies along
-coordinate j, and its world is a coin. Two bounds come of them:
+The row is long, so that the clip has to act, and is the same in all releases of a run. The best
+statistic of an adversary who knows everything else is then the sum of the releases along v. The
+runs go through the plan's PricedReleaser, and each coordinate of a release is a run of its own: row
+j lies along coordinate j, and a coin chooses its world. They give two bounds:
 
     epsilon   TPR <= e^epsilon FPR + delta, Clopper and Pearson's limits; assumes nothing
     mu        Phi^-1(TPR) - Phi^-1(FPR) <= mu: the whole curve that Gaussian accounting claims
 
-The first sees little, since a delta of 1e-5 is out of reach of so few runs. The second refutes the
-claim of mu, from which the claimed epsilon was made; it is stated as the epsilon of that mu.
+The first has little power, since so few runs cannot show events with a delta of 1e-5. The second
+tests the mu that the claimed epsilon was computed from; it is stated as the epsilon of that mu.
 
 Guarantee: sound code is flagged with probability at most ERROR, half of it for each bound.
 
 | edge case                                         | what happens                               |
 |---------------------------------------------------|--------------------------------------------|
 | correlated noise (tree, banded)                   | one release, against its part of the claim |
-| units drawn at random: no closed form             | the first bound alone                      |
+| units drawn at random: no closed form             | only the first bound                       |
 | several channels                                  | the update's releases, against its part    |
 | rows of a channel that has its own size           | as many coordinates as it has              |
-| a method that bounds its rows itself (fednew)     | skipped: rows of ours would be refused     |
+| a method that bounds its rows itself (fednew)     | skipped: it would refuse the audit's rows  |
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LONG = 4.0  # the norm of a row, in clips
 
 @dataclass(frozen=True, eq=False)
 class Worlds:
-    """The statistic of every run, by world, and the value half way between them."""
+    """The statistic of every run by world, and the middle between the two means."""
 
     inside: Floats
     outside: Floats
@@ -59,7 +59,7 @@ class Worlds:
 
 
 def two_world(target: Subject) -> Finding:
-    """Run both worlds, and compare what tells them apart with what is claimed."""
+    """Run both worlds, and compare how well they can be told apart with what is claimed."""
     plan = target.plan
     if plan.client.channels[UPDATE].replace_bound is not None:
         return skipped(NAME, target.claimed, "this method bounds its rows itself, by other means")
@@ -82,7 +82,7 @@ def two_world(target: Subject) -> Finding:
 
 
 def _claim(target: Subject, releases: int) -> tuple[float, float]:
-    """What is claimed for so many releases of the update alone: (epsilon, mu)."""
+    """(epsilon, mu) that is claimed for so many releases of the update alone."""
     plan = target.plan
     if is_drawn(plan):
         return target.claimed, math.nan
@@ -94,7 +94,13 @@ def _claim(target: Subject, releases: int) -> tuple[float, float]:
 
 
 def worlds(target: Subject, releases: int, pairs: int) -> Worlds:
-    """Sums of releases along the row that makes the difference, for about so many runs a world."""
+    """Sums of releases along the row in which the worlds differ.
+
+    Args:
+        target: the run under audit.
+        releases: how many releases a run has, at least 1.
+        pairs: about how many runs each world has.
+    """
     plan, coins = target.plan, Noise(target.seed)
     size = plan.client.channels[UPDATE].size or _WIDTH
     batches = math.ceil(2 * pairs / size)
@@ -121,14 +127,14 @@ def _along(target: Subject, rows: torch.Tensor, call: Call) -> Floats:
 
 
 def _rows(side: Bits, clip: float, *, replaced: bool) -> torch.Tensor:
-    """Row j lies along coordinate j: forth in one world, back or not at all in the other."""
+    """Row j lies along coordinate j; the other world has its negative, or zeros."""
     other = -1.0 if replaced else 0.0
     signs = torch.where(torch.from_numpy(side), 1.0, other)
     return torch.diag(signs * (_LONG * clip))
 
 
 def sees_by_curve(mu: float, runs: int) -> float:
-    """The part of the noise at which the bound of mu is above the claim, 19 times in 20."""
+    """The largest part of the noise at which the bound of mu flags 19 times in 20."""
     sure, often = -float(special.ndtri(ERROR / 8)), float(special.ndtri(0.95))
 
     def flags(part: float) -> bool:
@@ -141,7 +147,14 @@ def sees_by_curve(mu: float, runs: int) -> float:
 
 
 def sees_by_counts(mu: float, runs: int, claimed: float, delta: float) -> float:
-    """The same for the bound of epsilon by counts alone, at the best threshold."""
+    """The same for the bound of epsilon by counts alone, at the best threshold.
+
+    Args:
+        mu: the mu that is claimed, above 0.
+        runs: how many runs each world has; half of them are tested.
+        claimed: the epsilon that is claimed.
+        delta: its delta, from 0 to 1.
+    """
     sure, thresholds = -float(special.ndtri(ERROR / 8)), np.linspace(-1.0, 4.5, 56)
 
     def flags(part: float) -> bool:

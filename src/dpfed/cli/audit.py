@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D301  click cuts the help at \f
 """The command ``dpfed audit``: try to refute what a recipe claims.
 
 Guarantee: exit code 0 if nothing was flagged, 1 if something was, 2 if the recipe is wrong.
 
 | edge case                              | what happens                            |
 |----------------------------------------|-----------------------------------------|
-| a recipe without a promise ('clear')   | an error: there is no claim to audit    |
+| a recipe without a guarantee ('clear') | an error: there is no claim to audit    |
 | --only with a name that is no audit    | an error that lists the audits          |
 | no --seed                              | noise as in a run: figures differ a bit |
 """
@@ -34,12 +35,22 @@ def audit_command(
         Path | None, typer.Option(help="Folder for the findings. Default: runs/<name>-audit.")
     ] = None,
 ) -> None:
-    """Try to refute a recipe's promise: its noise, its clip, its order, whole runs, its model.
+    """Try to refute a recipe's guarantee: its noise, its clip, its order, whole runs, its model.
 
     Each audit says what was claimed, the largest epsilon that it could prove to be exceeded, and
     what it would have seen. An audit that finds nothing proves nothing: see docs/audit.md.
 
     Example: dpfed audit examples/recipes/quickstart.toml --quick --out runs/audit
+
+    \f
+
+    Args:
+        recipe: a recipe's TOML file.
+        overrides: ``key=value`` texts that change the recipe; None changes nothing.
+        only: names of the audits to run; None is all.
+        quick: take fewer samples, which takes seconds and finds less.
+        seed: makes the audit's draws repeatable; None draws anew.
+        out: the folder for the findings; None is runs/ and the file's name with -audit.
     """
     from rich.console import Console
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dpfed doctor``: what a machine needs for dpfed, looked at one by one.
+"""``dpfed doctor``: checks one by one what a machine needs for dpfed.
 
 Guarantee: nothing is installed, downloaded or kept; files that are written to try a folder are
-removed. A check that fails in an unforeseen way is a problem that says so, never a traceback.
+removed. A check that fails in an unforeseen way is reported as a problem, without a traceback.
 
-| looked at                         | problem                        | warning                     |
+| what is checked                   | problem                        | warning                     |
 |-----------------------------------|--------------------------------|-----------------------------|
 | packages                          | missing, or another version    | an optional one is missing  |
 | ports of Flower's local SuperLink | taken by another program       |                             |
@@ -74,7 +74,7 @@ OPTIONAL = {
 
 
 def packages() -> Iterator[Line]:
-    """What dpfed is built on, held against its own requirements."""
+    """What dpfed is built on, compared with its own requirements."""
     bounds = requirements()
     for name in NEEDED:
         yield package(name, bounds.get(name, ""))
@@ -94,7 +94,7 @@ def package(name: str, bounds: str) -> Line:
     if version is None:
         return Line(PROBLEM, name, f"missing; pip install '{wanted}'")
     if not SpecifierSet(bounds).contains(version, prereleases=True):
-        return Line(PROBLEM, name, f"{version}, and must be {bounds}; pip install '{wanted}'")
+        return Line(PROBLEM, name, f"must be {bounds}, got {version}; pip install '{wanted}'")
     return Line(OK, name, version)
 
 
@@ -131,7 +131,7 @@ def ports() -> Iterator[Line]:
     for name, usual in PORTS.items():
         text = os.environ.get(name, usual)
         if not text.isdigit() or not 0 < int(text) < 65536:
-            said = f"{name} is {text!r}, and must be between 1 and 65535; unset it"
+            said = f"{name} must be between 1 and 65535, got {text!r}; unset it"
             yield Line(PROBLEM, "ports", said)
         elif not is_free(int(text)):
             said = (
@@ -155,7 +155,7 @@ def is_free(port: int) -> bool:
 
 
 def answers(port: str) -> bool:
-    """Whether a SuperLink is there; proxies are for others than loopback."""
+    """Whether a SuperLink is there; no proxy is used, since the address is loopback."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://127.0.0.1:{port}/health", timeout=1) as reply:
@@ -197,9 +197,7 @@ def data() -> Iterator[Line]:
         if each.is_dir():
             yield Line(OK, "data", str(each))
         else:
-            said = (
-                f"DPFED_DATA names {str(each)!r}, which is no folder; correct it, or leave it out"
-            )
+            said = f"DPFED_DATA must name folders, got {str(each)!r}; correct it, or leave it out"
             yield Line(PROBLEM, "data", said)
 
 
@@ -245,7 +243,7 @@ def ledger() -> Iterator[Line]:
 
 
 def telemetry() -> Iterator[Line]:
-    """Does Flower report its use?"""
+    """Does Flower report how it is used?"""
     if os.environ.get("FLWR_TELEMETRY_ENABLED", "1") == "1":
         said = "Flower reports its use to its makers; export FLWR_TELEMETRY_ENABLED=0 to stop it"
         yield Line(WARNING, "telemetry", said)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One page that states what a run promises, for people who decide and did not run it.
+"""One page that states what a run guarantees, for people who decide and did not run it.
 
 It is made from the files that ``dpfed run --out`` wrote (guarantee.json and recipe.toml) and from
-the ledger, if the recipe names one. Nothing is trained or priced anew.
+the ledger, if the recipe names one. Nothing is trained, and no cost is computed again.
 
-Guarantee: no figure is smaller than its bound; a run that promises nothing says so first.
+Guarantee: no figure is smaller than its bound; a run without a guarantee says so first.
 
 | edge case                               | what happens                                          |
 |-----------------------------------------|-------------------------------------------------------|
@@ -57,14 +57,15 @@ class StatementMaterial:
 
     name: str
     guarantee: Guarantee
-    promise: dict[str, Any]
+    contents: dict[str, Any]
+    """What guarantee.json says."""
     recipe: Recipe | None
     ledger: Path | None = None
     """A ledger's file to sum up as a whole, whatever the recipe names."""
 
     @property
     def private(self) -> bool:
-        """Whether anything is promised."""
+        """Whether anything is guaranteed."""
         return math.isfinite(self.guarantee.epsilon)
 
 
@@ -72,8 +73,8 @@ def gather_statement(folder: Path, ledger: Path | None = None) -> StatementMater
     """What a run left in its folder."""
     path = folder / "guarantee.json"
     try:
-        promise = json.loads(path.read_text(encoding="utf-8"))
-        guarantee = msgspec.convert(promise, Guarantee, strict=False)
+        contents = json.loads(path.read_text(encoding="utf-8"))
+        guarantee = msgspec.convert(contents, Guarantee, strict=False)
     except OSError as error:
         raise RecipeError(
             f"{str(path)!r} cannot be read ({error.strerror}); give the folder that "
@@ -81,13 +82,13 @@ def gather_statement(folder: Path, ledger: Path | None = None) -> StatementMater
         ) from error
     except (ValueError, msgspec.ValidationError) as error:
         raise RecipeError(
-            f"{str(path)!r} is no guarantee of dpfed's ({error}); run again"
+            f"{str(path)!r} is not a guarantee that dpfed wrote ({error}); train again"
         ) from error
     known = folder / "recipe.toml"
     recipe = recipes.load_recipe(known) if known.exists() else None
     name = folder.resolve().name if recipe is None else recipe.name
     return StatementMaterial(
-        name=name, guarantee=guarantee, promise=promise, recipe=recipe, ledger=ledger
+        name=name, guarantee=guarantee, contents=contents, recipe=recipe, ledger=ledger
     )
 
 
@@ -121,19 +122,19 @@ NEIGHBOURS = {
 
 
 def _nothing(material: StatementMaterial) -> Section:
-    return Section("No privacy is promised", (
+    return Section("No privacy is guaranteed", (
         f"{material.guarantee.sentence} Nothing bounds what can be learned about a record from "
         "this run or its model. Treat both as you treat the records themselves.",
     ))  # fmt: skip
 
 
 def _protected(material: StatementMaterial) -> Section:
-    promised = material.guarantee
-    unit = UNITS[promised.unit]
-    differ = NEIGHBOURS[promised.adjacency].format(unit=unit)
+    found = material.guarantee
+    unit = UNITS[found.unit]
+    differ = NEIGHBOURS[found.adjacency].format(unit=unit)
     return Section("What is protected", (
-        f"The presence and content of {unit}. The promise compares two collections of data that "
-        f"differ in {differ} ({promised.adjacency}): whatever is seen of the training is almost "
+        f"The presence and content of {unit}. The guarantee compares two collections of data that "
+        f"differ in {differ} ({found.adjacency}): whatever is seen of the training is almost "
         "as likely under the one as under the other, whatever all other records are and whatever "
         "the reader knows.",
     ))  # fmt: skip
@@ -171,7 +172,13 @@ def _meaning(material: StatementMaterial) -> Section:
 
 
 def game(reading: Reading, adjacency: Adjacency, unit: str) -> str:
-    """The attacker's best result in a sentence."""
+    """The attacker's best result, in words.
+
+    Args:
+        reading: how often the attacker can be right.
+        adjacency: what the two data sets differ in, which the attacker guesses.
+        unit: the unit in words, e.g. one record.
+    """
     which = {
         Adjacency.REPLACE_ONE: f"which of two candidates for {unit} was in the data",
         Adjacency.ADD_REMOVE: f"whether {unit} was in the data",
@@ -212,9 +219,9 @@ def _rests_on(material: StatementMaterial) -> Section:
         lines.append("Arithmetic: idealized; noise is a floating-point number (see below).")
     else:
         lines.append("Arithmetic: sums and noise are exact integers; no rounding is left out.")
-    lines.append("Each participant runs this software unchanged, and clips and adds noise itself.")
+    lines.append("Each participant runs this software unmodified, and clips and adds noise itself.")
     if found.trust is Trust.CENTRAL:
-        lines[-1] = "Each participant runs this software unchanged, and clips its own records."
+        lines[-1] = "Each participant runs this software unmodified, and clips its own records."
     return Section("What it rests on", (lines,))
 
 
@@ -269,7 +276,7 @@ def _all_runs(material: StatementMaterial) -> Section:
     if _lacks(rows, material.guarantee):
         said = f"The ledger {path.name} does not have this run: its totals are below the run's own."
         return Section(title, (f"{said} Ask whoever keeps the run's ledger for the total.",))
-    head = ("data set", "promise", "runs", "epsilon so far", "delta", "budget")
+    head = ("data set", "guarantee", "runs", "epsilon so far", "delta", "budget")
     return Section(title, (
         f"The ledger {path.name} was verified row by row. Where participants divide a data set, "
         "the line is the most exposed one's.",
@@ -277,10 +284,10 @@ def _all_runs(material: StatementMaterial) -> Section:
     ))  # fmt: skip
 
 
-def _lacks(rows: list[tuple[str, ...]], promised: Guarantee) -> bool:
+def _lacks(rows: list[tuple[str, ...]], own: Guarantee) -> bool:
     """Whether no line can contain the run: each is below it, at a delta that is no larger."""
-    own, at = float(round_up(promised.epsilon)), float(round_up(promised.delta))
-    return all(float(row[3]) < own and float(row[4]) <= at for row in rows)
+    epsilon, delta = float(round_up(own.epsilon)), float(round_up(own.delta))
+    return all(float(row[3]) < epsilon and float(row[4]) <= delta for row in rows)
 
 
 def _where(material: StatementMaterial) -> tuple[Path | None, str | None]:
@@ -297,7 +304,13 @@ def _where(material: StatementMaterial) -> tuple[Path | None, str | None]:
 
 
 def totals(path: Path, dataset: str | None, delta: float) -> list[tuple[str, ...]]:
-    """Per data set and promise: runs, epsilon in all, and the budget; of a sound ledger only."""
+    """Per data set and kind of guarantee: the number of runs, their epsilon, and the budget.
+
+    Args:
+        path: the ledger's file; one that was tampered with is refused.
+        dataset: the data set that is asked for, by any of its names; None is all.
+        delta: at which epsilon is stated where no budget states a delta.
+    """
     from dpfed.accounting.ledger.balance import LedgerKey
     from dpfed.accounting.ledger.ledger import Ledger
 
@@ -315,9 +328,9 @@ def totals(path: Path, dataset: str | None, delta: float) -> list[tuple[str, ...
         at = budget.delta if budget else delta
         spent = max(balance.spent(key).epsilon(at, key.adjacency) for key in keys)
         runs = {training for key, training, *_ in balance.usage if key in keys}
-        promise = f"{shared.unit}, {shared.adjacency}, against {shared.adversary}"
+        kind = f"{shared.unit}, {shared.adjacency}, against {shared.adversary}"
         most = f"{budget.epsilon:g}" if budget else "none declared"
-        rows.append((shared.base, promise, str(len(runs)), round_up(spent), round_up(at), most))
+        rows.append((shared.base, kind, str(len(runs)), round_up(spent), round_up(at), most))
     return rows
 
 
@@ -327,7 +340,7 @@ def totals(path: Path, dataset: str | None, delta: float) -> list[tuple[str, ...
 def _not_covered(material: StatementMaterial) -> Section:
     found = material.guarantee
     lines = [
-        "Tuning: trying several settings on the same records, and choosing by the outcome, "
+        "Tuning: trying several settings on the same records, and choosing by the result, "
         "costs more than one run. The figures are for this run as configured.",
         _evaluation(material),
     ]
@@ -350,14 +363,14 @@ def _not_covered(material: StatementMaterial) -> Section:
 
 
 def _evaluation(material: StatementMaterial) -> str:
-    words = str(material.promise.get("evaluation", "in a way that was not noted"))
+    words = str(material.contents.get("evaluation", "in a way that was not noted"))
     kind = "" if material.recipe is None else material.recipe.evaluation.kind
     if kind == "federated":
         return f"Accuracy was measured {words}: it is inside the budget."
     if "test records" in words:
         return (
-            f"Accuracy was measured {words}: those records are not protected by this promise, and "
-            "must be public or the server's own."
+            f"Accuracy was measured {words}: this guarantee does not protect those records; "
+            "they must be public or the server's own."
         )
     if words == "not measured":
         return "Accuracy was not measured."
@@ -367,17 +380,17 @@ def _evaluation(material: StatementMaterial) -> str:
 def _about(material: StatementMaterial) -> Section:
     from dpfed import __version__
 
-    recipe, promise = material.recipe, material.promise
-    lines = [f"Data: {promise.get('data', 'not noted')}."]
+    recipe, contents = material.recipe, material.contents
+    lines = [f"Data: {contents.get('data', 'not noted')}."]
     if recipe is not None:
         steps = " then ".join(str(each.get("name")) for each in recipe.server)
         named = (
             recipe.method or f"{recipe.client.get('name')} at the clients, {steps} at the server"
         )
         lines.append(f"Method: {named}; {material.guarantee.rounds} rounds; seed {recipe.seed}.")
-    lines += [f"Warning: {_sentence(each)}" for each in promise.get("warnings", ())]
-    if promise.get("stopped"):
-        lines.append(f"It was stopped early: {_sentence(promise['stopped'])}")
+    lines += [f"Warning: {_sentence(each)}" for each in contents.get("warnings", ())]
+    if contents.get("stopped"):
+        lines.append(f"It was stopped early: {_sentence(contents['stopped'])}")
     files = "guarantee.json" if recipe is None else "guarantee.json and recipe.toml"
     lines.append(f"Stated by dpfed {__version__} from {files} of the run.")
     return Section("The run", (lines,))

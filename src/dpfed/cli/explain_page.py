@@ -57,7 +57,7 @@ def _cells(head: tuple[str, ...], row: tuple[str, ...]) -> str:
 
 
 def _short(text: str) -> str:
-    """A figure is never broken."""
+    """The class of short texts, such as figures, which must not wrap."""
     return ' class="short"' if len(text) < 16 else ""
 
 
@@ -83,7 +83,13 @@ def _markdown_block(block: Block) -> list[str]:
 
 
 def write_statement(folder: Path, out: Path, ledger: Path | None = None) -> tuple[Path, Path]:
-    """Write statement.md and statement.html; returns their paths."""
+    """Write statement.md and statement.html; returns their paths.
+
+    Args:
+        folder: the run's, with guarantee.json and, if there is one, recipe.toml.
+        out: the folder for both files; made if missing.
+        ledger: a ledger's file to sum up as a whole; None is the data set that the recipe names.
+    """
     material = gather_statement(folder, ledger)
     out.mkdir(parents=True, exist_ok=True)
     text, page = out / "statement.md", out / "statement.html"

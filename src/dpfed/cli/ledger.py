@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D301  click cuts the help at \f
 """The command line of the ledger: ``dpfed ledger show | verify | export | budget | rename``.
 
 Guarantee: ``show``, ``verify`` and ``export`` write nothing into the ledger and make none; what
@@ -60,7 +61,15 @@ def show(
 ) -> None:
     """What each data set, run and channel has cost, the budget, and what is left of it.
 
-    Where clients of a simulation divide a name, the line is the most exposed client's.
+    Where the clients of a simulation divide a data set, the line is the most exposed client's.
+
+    \f
+
+    Args:
+        ledger: the ledger's file; None is $DPFED_LEDGER, or the one beside the clients' state.
+        delta: at which epsilon is stated where no budget states a delta, above 0 and below 1.
+        every: a line for each client's data, not only for the most exposed.
+        as_json: print one JSON array instead of a table.
     """
     from dpfed.core.files import jsonable
 
@@ -124,15 +133,15 @@ def _print(found: list[Figures]) -> None:
     from rich.table import Table
 
     table = Table(
-        "data set", "promise", "run", "channel", "releases", "unconfirmed", "epsilon", "budget",
+        "data set", "guarantee", "run", "channel", "releases", "unconfirmed", "epsilon", "budget",
         "left", box=None, pad_edge=False,
     )  # fmt: skip
     for row in found:
-        promise = f"{row['unit']}, {row['adjacency']}, {row['adversary']}, delta {row['delta']:g}"
+        kind = f"{row['unit']}, {row['adjacency']}, {row['adversary']}, delta {row['delta']:g}"
         style = "bold" if row["run"] == "all" else None
         counts = (str(row["releases"]), str(row["unconfirmed"]))
         figures = (_up(row["epsilon"]), _down(row["budget"]), _down(row["left"]))
-        names = (row["dataset"], promise, row["run"], row["channel"])
+        names = (row["dataset"], kind, row["run"], row["channel"])
         table.add_row(*names, *counts, *figures, style=style)
     Console(width=None if Console().is_terminal else 200).print(table)
 
@@ -159,10 +168,10 @@ def verify(
         str, typer.Option(help="ROWS:HASH that was noted elsewhere: these rows must be there.")
     ] = "",
 ) -> None:
-    """Check every row: the chain of hashes, the head, prices and sums. Exits with 1 if one fails.
+    """Check every row: the chain of hashes, the head, costs and sums. Exits with 1 if one fails.
 
-    The last line is worth noting where the ledger's disk cannot lose it: with --expect an older
-    copy, put back together with its head, is found out.
+    Note the last line on another disk than the ledger's: with --expect it shows whether somebody
+    put back an older copy of the ledger, even together with its head.
 
     Example: dpfed ledger verify --expect 1480:9f86d081
     """
@@ -179,7 +188,10 @@ def verify(
         number, _, digest = expect.partition(":")
         known = hashes.get(int(number) if number.isdigit() else -1, "")
         if not digest or not known.startswith(digest):
-            wrong = [f"row {number} with hash {digest!r} is not there: the ledger is an older one"]
+            wrong = [
+                f"row {number} with hash {digest!r} is not there: the ledger is an older one; "
+                f"restore the newest copy, or correct --expect"
+            ]
     if wrong:
         typer.secho(f"error: {wrong[0]}", err=True, fg=typer.colors.RED)
         raise typer.Exit(1)
@@ -193,7 +205,7 @@ def export(
     ledger: Where = None,
     out: Annotated[Path | None, typer.Option(help="A file instead of the terminal.")] = None,
 ) -> None:
-    """All rows as JSON; accounting.ledger.events.from_json makes dp_accounting events of theirs."""
+    """All rows as JSON; accounting.ledger.events.from_json reads their dp_accounting events."""
     text = json.dumps(_open(ledger).export(), indent=1)
     if out is None:
         typer.echo(text)
@@ -222,15 +234,26 @@ def budget(
 ) -> None:
     """Declare or change a data set's budget. The change stays in the ledger.
 
-    Of a name that clients divide, each client's part has this budget for itself.
+    Where clients divide a data set, each client's part has this budget for itself.
 
     Example: dpfed ledger budget adult --epsilon 8 --delta 1e-5
+
+    \f
+
+    Args:
+        name: the data set's name.
+        epsilon: what all runs together may cost, above 0.
+        delta: at which the epsilon is stated, above 0 and below 1.
+        unit: whose presence is hidden.
+        adjacency: what neighbouring data sets differ in.
+        adversary: server, or outsiders where the server is trusted.
+        ledger: the ledger's file; None is $DPFED_LEDGER, or the one beside the clients' state.
     """
     from dpfed.accounting.ledger.balance import OUTSIDERS, SERVER, Budget, LedgerKey
-    from dpfed.core.errors import RecipeError
+    from dpfed.core.checks import refuse
 
     if adversary not in {SERVER, OUTSIDERS}:
-        raise RecipeError(f"the adversary is {adversary!r}; use {SERVER!r} or {OUTSIDERS!r}")
+        raise refuse("--adversary", f"{SERVER!r} or {OUTSIDERS!r}", adversary)
     key, asked = LedgerKey(name, unit, adjacency, adversary), Budget(epsilon, delta)
     opened = _open(ledger, create=True)
     before = opened.budget(key)
@@ -244,6 +267,16 @@ def rename(
     new: Annotated[str, typer.Argument(help="One more name for the same or overlapping data.")],
     ledger: Where = None,
 ) -> None:
-    """Let a new name stand for data that is known already: both share one budget."""
+    """Let a new name stand for data that is known already: both share one budget.
+
+    Example: dpfed ledger rename adult adult-2026
+
+    \f
+
+    Args:
+        old: a name that the ledger has.
+        new: one more name for the same or overlapping data.
+        ledger: the ledger's file; None is $DPFED_LEDGER, or the one beside the clients' state.
+    """
     _open(ledger).rename(old, new)
     typer.echo(f"{new!r} is another name of {old!r}: what was spent stays spent")

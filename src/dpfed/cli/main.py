@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D301  click cuts the help at \f
 """The command line: ``dpfed run``, ``dpfed features``, ``dpfed calibrate``, ``dpfed methods``, ...
 
 Heavy imports happen inside commands, so that ``--help`` answers at once.
@@ -19,6 +20,7 @@ import typer
 from dpfed.cli.audit import audit_command
 from dpfed.cli.deploy.command import deploy_app
 from dpfed.cli.ledger import ledger_app
+from dpfed.cli.methods import methods
 from dpfed.cli.start import demo, doctor, explain, new
 from dpfed.core.errors import DpfedError
 from dpfed.core.types import Adjacency, Trust, Unit
@@ -27,12 +29,7 @@ from dpfed.recipes.display import bar, percent
 if TYPE_CHECKING:
     from dpfed.recipes.result import Result
 
-app = typer.Typer(
-    help="Train one model across silos that never share data, with an exact privacy promise.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False)
 START, TRAIN, COMPARE, OPERATE = "Start", "Train, and what it costs", "Compare", "Operate"
 
 for first in (demo, new, doctor):  # panels and commands are shown in the order of this file
@@ -45,7 +42,7 @@ app.add_typer(ledger_app, name="ledger", rich_help_panel=OPERATE)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
 ) -> None:
-    """Train one model across silos that never share data, with an exact privacy promise."""
+    """Train one model across silos that never share data, with an exact privacy guarantee."""
     if version:
         from dpfed import __version__
 
@@ -84,11 +81,23 @@ def run_command(
 ) -> None:
     """Train as a recipe says, and write metrics, model, picture and guarantee.
 
-    A run with --resume outlives its process: the same command goes on after the last round that
-    was committed, and asks for none twice. What --sink gets is what the run's own metrics.csv has:
-    no figure that leaves a client without being priced.
+    A run with --resume survives the end of its process: the same command continues after the last
+    committed round, and repeats none. A --sink gets the rows of the run's own metrics.csv, and no
+    other figure of a client.
 
     Example: dpfed run examples/recipes/quickstart.toml --sink csv --set privacy.epsilon=2
+
+    \f
+
+    Args:
+        recipe: a recipe's TOML file.
+        overrides: ``key=value`` texts that change the recipe; None changes nothing.
+        seed: replaces the recipe's seed; None keeps it.
+        out: the folder for the results; None is runs/ and the file's name without its ending.
+        engine: in-process or flower-simulation.
+        resume: write a checkpoint into ``out`` after each round, and continue from the one there.
+        sinks: any of csv, tensorboard and mlflow; None is none of them.
+        quiet: show no progress bar.
     """
     from dpfed.recipes.display import View
     from dpfed.recipes.run import resolve
@@ -98,15 +107,9 @@ def run_command(
     planned = resolve(recipe, seed, changes, {})
     with View(planned.name, planned.privacy.epsilon, quiet) as view:
         result = run_recipe(
-            recipe,
-            seed=seed,
-            out=folder,
-            overrides=changes,
-            engine=engine,
-            resume=folder / "checkpoint" if resume else None,
-            watch=view,
-            sinks=sinks or (),
-        )
+            recipe, seed=seed, out=folder, overrides=changes, engine=engine,
+            resume=folder / "checkpoint" if resume else None, watch=view, sinks=sinks or (),
+        )  # fmt: skip
     _report(result, folder)
 
 
@@ -131,18 +134,25 @@ Workers = Annotated[int | None, typer.Option(help="Processes. Default: one per c
 @app.command(rich_help_panel=COMPARE)
 def sweep(
     study: Annotated[
-        str, typer.Argument(help="A study in TOML, or the name of one that comes along.")
+        str, typer.Argument(help="A study in TOML, or the name of one that dpfed brings along.")
     ],
     out: Annotated[Path | None, typer.Option(help="Folder. Default: runs/<study>.")] = None,
     workers: Workers = None,
 ) -> None:
     """Search settings for every method of a study on held-out training records, then run it.
 
-    Grids in two stages, or Optuna where the study says trials = 40. A killed sweep goes on where it
-    was. Test records are used for the final figures only; that tuning looks at private data is not
-    covered by the runs' epsilon, and the report says what it would cost.
+    Grids in two stages, or Optuna where the study says trials = 40. A killed sweep continues where
+    it was. Test records are used for the final figures only. Tuning looks at private data, which
+    the runs' epsilon does not cover; the report says what it would cost.
 
     Example: DPFED_DATA=data dpfed sweep sofim-cifar10
+
+    \f
+
+    Args:
+        study: a TOML file, or the name of a study of the package.
+        out: the folder for runs and report; None is runs/ and the study's name.
+        workers: how many processes, at least 1; None is one per core.
     """
     _study(study, out, tune=True, quick=False, workers=workers)
 
@@ -160,6 +170,15 @@ def reproduce_command(
     """A paper's table by one command, at settings that were searched before.
 
     Example: DPFED_DATA=data dpfed reproduce sofim-cifar10
+
+    \f
+
+    Args:
+        name: a study, as ``sweep`` takes it; empty lists those of the package.
+        out: the folder for runs and report; None is runs/ and the study's name.
+        tune: search the settings rather than use those that were searched before.
+        quick: a miniature with few rounds and one seed.
+        workers: how many processes, at least 1; None is one per core.
     """
     from dpfed.experiments import study as studies
 
@@ -217,6 +236,17 @@ def features_command(
 
     Example: dpfed features images/cifar10.npz --backbone efficientnet-lite0 --size 128 --fit resize
     --out data/features/cifar10-efficientnet-lite0.npz
+
+    \f
+
+    Args:
+        images: a data set of images, as data.source takes it.
+        out: the .npz file to write.
+        backbone: the name of a frozen model, e.g. efficientnet-lite0.
+        size: the height and width in pixels that images get, at least 1.
+        fit: how they get it, pad or resize.
+        weights: the file of the backbone's weights; None looks in $DPFED_DATA and its package.
+        quiet: show no progress bar.
     """
     from dpfed.data.datasets import load
     from dpfed.data.featurize import write_features
@@ -237,10 +267,10 @@ def features_command(
 
 @app.command("calibrate", rich_help_panel=TRAIN)
 def calibrate_command(
-    epsilon: Annotated[float, typer.Option(help="The promise's epsilon.")],
+    epsilon: Annotated[float, typer.Option(help="The guarantee's epsilon.")],
     rounds: Annotated[int, typer.Option(help="Rounds; each client releases once a round.", min=1)],
     clients: Annotated[int, typer.Option(help="How many clients take part.", min=1)],
-    delta: Annotated[float, typer.Option(help="The promise's delta.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="The guarantee's delta.")] = 1e-5,
     unit: Annotated[Unit, typer.Option(help="Whose presence is hidden.")] = Unit.RECORD,
     adjacency: Annotated[
         Adjacency, typer.Option(help="What neighbouring data sets differ in.")
@@ -261,27 +291,35 @@ def calibrate_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """How much noise a promise takes.
+    """How much noise a guarantee needs.
 
     sigma_g is the paper's noise multiplier: each of n clients adds N(0, (C sigma_g)^2 / n) to its
     clipped sum. std_over_clip is the same per client: sigma_g / sqrt(n).
 
     Example: dpfed calibrate --epsilon 1 --rounds 70 --clients 20 --trust local --json
+
+    \f
+
+    Args:
+        epsilon: of the guarantee, above 0.
+        rounds: the number of rounds, at least 1; each client releases once a round.
+        clients: how many take part, at least 1.
+        delta: of the guarantee, above 0 and below 1.
+        unit: whose presence is hidden.
+        adjacency: what neighbouring data sets differ in.
+        trust: whether the server reads each reply, or only the sum.
+        survivors: the fewest clients in a sum that is opened, at least 1; None is all.
+        colluders: how many clients pool what they know; None is 1 under local trust, else 0.
+        units: how many units there are, to warn of a large delta; None is the clients if they are
+            the units, and no warning otherwise.
+        as_json: print one JSON object instead of words.
     """
     from dpfed.recipes.noise_for import noise_for
 
     answer = noise_for(
-        epsilon=epsilon,
-        delta=delta,
-        rounds=rounds,
-        clients=clients,
-        unit=unit,
-        adjacency=adjacency,
-        trust=trust,
-        survivors=survivors,
-        colluders=colluders,
-        units=units,
-    )
+        epsilon=epsilon, delta=delta, rounds=rounds, clients=clients, unit=unit,
+        adjacency=adjacency, trust=trust, survivors=survivors, colluders=colluders, units=units,
+    )  # fmt: skip
     for warning in answer["warnings"]:
         _warn(warning)
     typer.echo(json.dumps(answer) if as_json else _in_words(answer))
@@ -297,68 +335,13 @@ def _in_words(answer: dict[str, Any]) -> str:
 # -------------------------------------------------------------------------------------- methods
 
 
-@app.command(rich_help_panel=COMPARE)
-def methods(
-    plug_ins: Annotated[
-        bool, typer.Option("--plug-ins", help="The plug-ins, each with its options, instead.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table.")] = False,
-) -> None:
-    """The papers' methods: what each protects, releases, sends and keeps.
-
-    A method's name goes into a recipe as method = "dp-fedadam"; it stands for client, server and
-    mechanism tables, whose options can be set as any other: --set client.steps=3.
-
-    upload: vectors of the model's size that a client sends in a round; keeps: vectors between
-    rounds; client memory: what its work needs, by model size d and inputs f; post-processing only:
-    it costs exactly what DP-FedGD costs.
-    """
-    from dpfed.core.registry import catalogue
-    from dpfed.recipes.methods import methods_markdown, methods_table
-
-    found = catalogue() if plug_ins else methods_table()
-    if as_json:
-        typer.echo(json.dumps(found))
-    elif plug_ins:
-        _print_plug_ins(found)
-    elif as_markdown:
-        typer.echo(methods_markdown(found), nl=False)
-    else:
-        _print_methods(found)
-
-
-def _print_methods(found: list[dict[str, str]]) -> None:
-    """Cards, since a dozen columns do not fit a terminal."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(highlight=False)
-    for row in found:
-        console.print(f"[bold]{row['method']}[/]  {escape(row['paper'])}")
-        for name in list(row)[2:]:
-            console.print(f"    {name:22}{escape(row[name])}", soft_wrap=True)
-
-
-def _print_plug_ins(found: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("kind", "name", "what it does", "options", "from", box=None, pad_edge=False)
-    for plug_in in found:
-        options = ", ".join(f"{key}={value}" for key, value in plug_in["options"].items())
-        table.add_row(
-            plug_in["kind"], plug_in["name"], plug_in["summary"], options, plug_in["paper"]
-        )
-    Console().print(table)
-
-
+app.command("methods", rich_help_panel=COMPARE)(methods)
 app.command("explain", rich_help_panel=TRAIN)(explain)
 app.command("audit", rich_help_panel=TRAIN)(audit_command)
 
 
 def main() -> None:
-    """What is wrong with a recipe, a run or the command itself is one sentence, and exit code 2."""
+    """Run a command; an error of recipe, run or command is one sentence, and exit code 2."""
     try:
         sys.exit(app(standalone_mode=False, prog_name="dpfed"))
     except click.UsageError as error:
@@ -369,9 +352,9 @@ def main() -> None:
         sys.exit(130)
     except DpfedError as error:
         _fail(str(error))
-    except OSError as error:  # a full disk, a folder that may not be written
+    except OSError as error:  # e.g. a full disk, or a folder that may not be written to
         where = f" ({str(error.filename)!r})" if error.filename else ""
-        _fail(f"the system refused{where}: {error.strerror or error}; mend that, and run again")
+        _fail(f"the system refused{where}: {error.strerror or error}; fix that, and run again")
 
 
 def _usage(error: click.UsageError) -> str:

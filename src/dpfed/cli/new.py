@@ -4,8 +4,8 @@
     templates/app       a PyTorch model and data of one's own, client and server file
     templates/recipe    no code: a recipe, and dpfed's own apps
 
-Guarantee: an app is written whole, into a folder that is new; {{words}} of the templates are filled
-in, and a name that would hide another module is refused.
+Guarantee: an app is written into a new folder only, with the templates' {{words}} filled in; a name
+that would hide another module is refused.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
 
+from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 
 KINDS = ("app", "recipe")
@@ -27,12 +28,10 @@ ENDING = ".template"
 def write_app(folder: Path, kind: str = "app") -> list[Path]:
     """Write the app; returns its files, in order."""
     if kind not in KINDS:
-        raise RecipeError(f"kind is {kind!r}; use one of {', '.join(KINDS)}")
+        raise refuse("kind", " or ".join(KINDS), kind)
     folder = folder.expanduser()
     if folder.exists():
-        raise RecipeError(
-            f"{str(folder)!r} exists, and is left as it is; give a folder that is new"
-        )
+        raise RecipeError(f"{str(folder)!r} exists already, and was not changed; give a new folder")
     package = package_name(folder.resolve().name)
     words = {"package": package, "project": package.replace("_", "-"),
              "folder": folder.resolve().as_posix()}  # fmt: skip
@@ -48,12 +47,12 @@ def package_name(name: str) -> str:
     """A folder's name as the name of a Python package."""
     package = re.sub(r"[^0-9a-z]+", "_", name.lower()).strip("_")
     if not package.isidentifier() or keyword.iskeyword(package):
-        raise RecipeError(
-            f"{name!r} makes no name of a package; use letters, digits and -, with a letter first"
-        )
+        way_out = "use a-z, 0-9 and -, with one of a-z first, and no keyword of Python's"
+        raise refuse("the folder's name", "one for a Python package", name, way_out)
     if find_spec(package) is not None:
         raise RecipeError(
-            f"an app called {package!r} would hide the module of that name; give it another one"
+            f"an app called {package!r} would hide the module of that name; give the folder "
+            f"another name"
         )
     return package
 

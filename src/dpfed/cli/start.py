@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D301  click cuts the help at \f
 """The commands of the first hour: ``dpfed demo``, ``new``, ``doctor`` and ``explain``.
 
 Guarantee: nothing is downloaded or sent, and no folder that exists is written into by ``new``.
@@ -23,15 +24,22 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs, picture and table.")] = Path(
         "dpfed-demo"
     ),
-    epsilon: Annotated[float, typer.Option(help="The promise of the private runs.")] = 1.0,
+    epsilon: Annotated[float, typer.Option(help="The private runs' guarantee.")] = 1.0,
     quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
 ) -> None:
     """See it work: one model, three ways, in seconds, on generated data.
 
     Without privacy; with it, where the server reads every message; and with the secure sum, where
-    the server sees only the total, so that far less noise keeps the same promise.
+    the server sees only the total, so that far less noise gives the same guarantee.
 
     Example: dpfed demo --epsilon 0.5
+
+    \f
+
+    Args:
+        out: the folder for the runs and the picture.
+        epsilon: of the two private runs, above 0.
+        quiet: show no progress bar.
     """
     from rich.console import Console
 
@@ -65,12 +73,19 @@ def new(
     """Write a private Flower app that runs with 'flwr run .', for you to change.
 
     Example: dpfed new my-app
+
+    \f
+
+    Args:
+        folder: the app's folder, which must not exist yet.
+        recipe: write an app that is a recipe without code.
+        app: write an app with a PyTorch model and data; the default.
     """
     from dpfed.cli.new import write_app
     from dpfed.core.errors import RecipeError
 
     if recipe and app:
-        raise RecipeError("--recipe and --app are two kinds of app; give one of them")
+        raise RecipeError("--recipe and --app are two kinds of app; give only one of them")
     for path in write_app(folder, "recipe" if recipe else "app"):
         typer.echo(path)
     typer.echo(f"next: cd {folder}, then read README.md")
@@ -79,7 +94,7 @@ def new(
 def doctor() -> None:
     """Is this machine ready? One line for each thing that is checked, with the way out.
 
-    Exits with 1 if there is a problem; a warning alone is none.
+    Exits with 1 if there is a problem, and with 0 if there are only warnings.
 
     Example: dpfed doctor
     """
@@ -110,12 +125,19 @@ def explain(
         ),
     ] = None,
 ) -> None:
-    """What a run promises, on one page for people who decide: statement.md and statement.html.
+    """What a run guarantees, on one page for people who decide: statement.md and statement.html.
 
     Who is protected, against whom, how strongly (in guesses that an attacker gets right), what
     that rests on and what it does not cover.
 
     Example: dpfed explain runs/quickstart
+
+    \f
+
+    Args:
+        run: a folder that ``dpfed run`` wrote.
+        out: the folder for the statement; None is ``run``.
+        ledger: a ledger's file to sum up as a whole; None is the data set that the recipe names.
     """
     from dpfed.cli.explain_page import write_statement
 

@@ -54,7 +54,7 @@ def local_steps(
         steps: how many.
         rate: the size of a step.
         problem: the client's data and model.
-        release: the door that a step goes through at record level, the sum at client level.
+        release: releases each step at record level, their sum at client level.
         channel: the channel that it is released on.
     """
     if release.unit is Unit.CLIENT:
@@ -84,7 +84,7 @@ def gradient_at(
         moved: the sum of the directions so far.
         rate: the size of a step.
         problem: the client's data and model.
-        release: the door.
+        release: releases the gradients.
         channel: the channel that it is released on.
     """
     rows = problem.rows(torch.sub(params, moved, alpha=rate), release.unit)

@@ -77,7 +77,7 @@ def adadps(eps: float = 1.0, beta: float = 0.9, side: str | None = None) -> Clie
     ) -> tuple[Reply, State]:
         rows = problem.rows(broadcast.params, release.unit)
         if not isinstance(rows, Dense | Outer | Chunks):
-            raise UnsoundPlan(f"adadps cannot scale {type(rows).__name__}; use another client")
+            raise UnsoundPlan(f"adadps cannot scale {type(rows).__name__} rows; use another client")
         return {UPDATE: release(Scaled(rows, broadcast.shared["scale"]))}, state
 
     def init(params: Vector) -> Preconditioner:
@@ -112,7 +112,14 @@ def _load(side: str, params: Vector) -> Vector:
     try:
         v = load_file(side)["v"].to(params.dtype).reshape(-1)
     except (OSError, KeyError, SafetensorError) as error:
-        raise DataError(f"side {side!r} has no tensor 'v' that can be read: {error}") from error
-    if v.shape != params.shape or not bool(torch.isfinite(v).all() and (v >= 0).all()):
-        raise DataError(f"'v' of {side!r} must be {params.numel()} finite numbers, none below 0")
+        raise DataError(
+            f"adadps.side must be a .safetensors file with a tensor 'v', got {side!r} ({error}); "
+            f"write one, or leave it out"
+        ) from error
+    wrong = int((~torch.isfinite(v) | (v < 0)).sum())
+    if v.shape != params.shape or wrong:
+        raise DataError(
+            f"'v' of {side!r} must be {params.numel()} finite numbers, none below 0, got "
+            f"{v.numel()}, {wrong} of them otherwise; write one per parameter"
+        )
     return v

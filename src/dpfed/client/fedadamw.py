@@ -80,8 +80,8 @@ def fedadamw(
     """
     if unit is Unit.CLIENT:
         raise RecipeError(
-            "fedadamw.unit must be record or group, got client: its moments would leave without "
-            "noise; use localadamw"
+            "privacy.unit must be record or group for fedadamw, got client: its moments would "
+            "leave without noise; use localadamw"
         )
     check_adamw("fedadamw", steps, rate, beta1=beta1, beta2=beta2, eps=eps, decay=decay)
     not_negative("fedadamw", floor=floor)

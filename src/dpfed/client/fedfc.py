@@ -8,16 +8,16 @@ inputs x (a bias is one more input, equal to 1, and counts in |x|):
     records, groups   U_k = P (mean of clipped gradients + noise), on the server, row by row of W
     clients           u_i,k = clip(P g_i,k) + noise on the clients, U_k their mean
 
-Adding a unit moves the sum by at most R^2, as in the paper, exchanging one by sqrt(2) R^2
+Adding a unit moves the sum by at most R^2, as in the paper, replacing one by sqrt(2) R^2
 (matrices.py). Both parts share the budget: mu^2 = mu_C^2 + T mu_g^2, mu_C^2 = share mu^2.
 
-Inferred or mended:
+Inferred or fixed:
 - a noisy C may be indefinite, and the paper relies on gamma alone: here its negative eigenvalues
   are set to 0 before gamma is added, so that P is positive definite (post-processing);
 - C is a mean over units, at client level over the clients' means, where the paper divides sums
   over records by the number of clients: gamma and R then do not depend on how many records are;
-- C travels with the first gradient, not in an exchange of its own: records lose nothing by it,
-  clients take their first step with P = I / gamma.
+- C is sent with the first gradient, not in an exchange of its own: at record level this changes
+  nothing, at client level the first step has P = I / gamma.
 """
 
 from __future__ import annotations

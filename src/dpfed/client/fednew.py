@@ -17,7 +17,7 @@ projection of g_i - lambda_i + rho y onto the ball of radius c2; m y_i is releas
 as clipped Hessians are positive semidefinite, and two of them differ by at most Delta_H in the
 spectral norm, not twice that (Remark 5). Lemma 3 is larger, and needs gamma > Delta_H / m.
 
-Mended: the paper scales -lambda + rho y by xi (Lemma 4), which depends on the private g_i while
+Fixed: the paper scales -lambda + rho y by xi (Lemma 4), which depends on the private g_i while
 Lemma 3 holds it fixed: one record may move y_i by sqrt(2 / m). A projection is 1-Lipschitz.
 Inferred: y is broadcast; who missed rounds takes the newest. ``curvature = "covariance"`` (section
 4.3) takes I_c (x) x x^T, of spectral norm |x|^2, for a Hessian: one [f, f] matrix for all outputs.
@@ -68,7 +68,7 @@ class Direction(NamedTuple):
     replace_bound: float
 
     def clipped_sum(self, clip: float) -> BoundedSum:
-        """The clips are the options'; a mechanism that was built for less refuses the bound."""
+        """The options set the clips; a mechanism that was built for less refuses the bound."""
         del clip
         return BoundedSum(self.make(), self.bound, self.replace_bound)
 

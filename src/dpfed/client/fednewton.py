@@ -8,7 +8,7 @@ averaging leaves, in few rounds, as long as clients are not too many for their s
     rounds start ..       theta+ = theta - mean over clients of (H_i + damping I)^{-1} g_i
 
 Records, groups: g_i and H_i are two releases, of gradients under the recipe's clip and of Hessians
-under the clip ``hessian``, whose sum moves by sqrt(2) times that where one is exchanged; the step
+under the clip ``hessian``, whose sum moves by sqrt(2) times that if one unit is replaced; the step
 is a function of both, so its noise level is not known. Clients: the step is made in clear, then
 clipped and released. ``share`` of the squared mu is the start's, ``hessian_share`` the Hessians'.
 

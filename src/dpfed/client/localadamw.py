@@ -13,9 +13,10 @@ Four lines of Algorithm 2 are not taken by the letter:
 - 11 scales the noise by C twice. A record moves a clipped sum by C, so noise of multiplier sigma
   has std sigma C on the sum and sigma C / (sR) on the mean: what a release over sR has;
 - 16 adds decay theta, and weights grow. A step down (decay / 2) |theta|^2 subtracts it;
-- 6 draws batches of a fixed size, which nothing here prices: record_rate draws each on its own;
-- 4 forgets m and v each round, and with beta2 = 0.999 what v has just begun to gather. Here they
-  are kept, as in centralized AdamW; ``reset`` is line 4.
+- 6 draws batches of a fixed size, which no accountant here covers: record_rate draws each record on
+  its own;
+- 4 resets m and v each round, before v has gathered much with beta2 = 0.999. Here they are kept, as
+  in centralized AdamW; ``reset`` is line 4.
 
 At record level they are functions of the client's own releases. At client level they would be data
 that was never released: there a round always starts anew, and theta_0 - theta_K is the one release.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ground that every other room stands on: the nouns of one round, and arithmetic.
+"""What every other package builds on: the types of one round, and arithmetic.
 
-What the author of a plug-in names is here in one place; none of it loads torch.
+All names that the author of a plug-in needs can be imported from here; none of them loads torch.
 """
 
 from dpfed.core.chain import rescale, stateless

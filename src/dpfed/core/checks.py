@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds of options: each function refuses what breaks one bound, in one form of sentence.
+"""Bounds of options: each function refuses values outside of one bound, with errors of one form.
 
 positive("adam", rate=rate, floor=floor)
 RecipeError: adam.rate must be a finite number above 0, got nan; leave it out for the default
@@ -41,7 +41,13 @@ def not_negative(owner: str, **values: float) -> None:
 
 
 def at_least(least: int, owner: str, **values: int) -> None:
-    """Refuse a count below ``least``."""
+    """Refuse a count below ``least``.
+
+    Args:
+        least: the smallest count that is allowed.
+        owner: the plug-in that has the options; it stands before their names in the error.
+        **values: the counts, by option.
+    """
     for name, value in values.items():
         if not value >= least:
             raise refuse(f"{owner}.{name}", f"a whole number, at least {least}", value)

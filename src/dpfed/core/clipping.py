@@ -27,9 +27,12 @@ _ELEMENTS = 1 << 21  # of a block of rows: 16 MiB in double precision
 
 
 def checked_clip(clip: float) -> float:
-    """The clip, if it is one."""
+    """The clip, if it is valid."""
     if not (math.isfinite(clip) and clip > 0):
-        raise BadRelease(f"clip is {clip}, and must be a finite number above 0; set mechanism.clip")
+        raise BadRelease(
+            f"clip must be a finite number above 0, got {clip}; set privacy.clip, or the clip that "
+            f"the method has of its own"
+        )
     return clip
 
 
@@ -39,7 +42,13 @@ def bounded(vector: Vector, clip: float) -> BoundedSum:
 
 
 def within(values: torch.Tensor, low: float, high: float) -> bool:
-    """Whether all values lie between: False for a NaN, in one pass."""
+    """Whether all values lie between: False for a NaN, in one pass.
+
+    Args:
+        values: a tensor of any shape; True if it is empty.
+        low: the least value that is allowed.
+        high: the largest value that is allowed.
+    """
     if values.numel() == 0:
         return True
     least, most = torch.aminmax(values)
@@ -68,7 +77,14 @@ def _scaled_norms(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def clip_factors(norms: torch.Tensor, clip: float, shortfall: float = 0.0) -> torch.Tensor:
-    """min(1, clip / norm), a few ulps short where it clips; a norm of 0 gives inf, then 1."""
+    """min(1, clip / norm), a few ulps short where it clips; a norm of 0 gives inf, then 1.
+
+    Args:
+        norms: the norms of the rows, at least 0.
+        clip: the largest norm that a row may keep, above 0.
+        shortfall: the part of the clip to give up, so that rounding cannot exceed it; at least 8
+            ulps are given up whatever it is.
+    """
     short = clip * (1 - max(shortfall, 8 * torch.finfo(norms.dtype).eps))
     return (short / norms).clamp_(max=1.0)
 
@@ -141,14 +157,14 @@ _EXTREME = 2.0**300  # a clip or a step beyond it is not proven to be safe
 
 
 def ordinary(matrix: torch.Tensor) -> torch.Tensor:
-    """Which rows have a largest entry of ordinary size: told exactly, whoever else is there."""
+    """Which rows have a largest entry of ordinary size: exact, and independent of other rows."""
     largest = matrix.abs().amax(dim=1) if matrix.numel() else matrix.new_zeros(len(matrix))
-    # a zero is no trouble, and any other float32 that is finite is of ordinary size; not so a NaN
+    # a zero is safe, any other finite float32 is of ordinary size, and a NaN fails both tests
     return (largest == 0) | ((largest.double() >= 1 / _PLAIN) & (largest.double() <= _PLAIN))
 
 
 def product_error(widths: tuple[int, int]) -> float:
-    """What roundings may change a clipped product of two factors by, of its length, and more."""
+    """An upper bound on the rounding error of a clipped product of two factors, over its norm."""
     return (sum(widths) + 16) * 2.0**-52
 
 
@@ -158,7 +174,13 @@ def covered(rows: int, widths: tuple[int, int], clip: float, step: float) -> boo
     Twice the error is what two neighbouring sums may differ by beyond what their rows allow. A
     sum of m products is off by at most gamma_m sum |terms| in any order (Higham 2002, section 3.1),
     so in norm by gamma_m m clip; m times what a row may be off by, where its last bits depend on
-    its place; rounding adds step sqrt(size) / 2. Underflow drowns in the last factor.
+    its place; rounding adds step sqrt(size) / 2. The last factor covers underflow.
+
+    Args:
+        rows: how many products are added.
+        widths: the lengths of the two factors of a product.
+        clip: the bound of a product's norm.
+        step: the step of the grid.
     """
     if not all(1 / _EXTREME <= value <= _EXTREME for value in (clip, step)):
         return False

@@ -6,7 +6,8 @@
 | DPFED_DATA     | folders in which relative data paths are looked for   | the recipe's own folder |
 | DPFED_STATE    | where a client keeps its state, and its ledger        | ~/.dpfed                |
 | DPFED_LEDGER   | the ledger's file                                     | in DPFED_STATE          |
-| DPFED_DATASET  | the name of a node's data in its ledger; stands first | the app's name for it   |
+| DPFED_DATASET  | the name of a node's data in its ledger; overrides    | the app's name for it   |
+|                | the name that the app gives                           |                         |
 | DPFED_IDENTITY | the folder of a silo's keys, or ``simulated``         | no secure sum           |
 """
 

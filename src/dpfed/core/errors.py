@@ -3,18 +3,18 @@
 
     DpfedError
     +-- RecipeError        a recipe or an option is misspelt, missing or out of range
-    +-- UnsoundPlan        the parts are fine, but together they would not keep the promise
+    +-- UnsoundPlan        each part is valid, but together they make the guarantee untrue
     +-- Unpriceable        no accountant here gives an upper bound for this
     +-- BudgetSpent        a release would take a data set or a training over its budget
     +-- DataError          a data set, a partition or a backbone cannot be loaded as asked
-    +-- BadRelease         rows or a release break what the mechanism was priced for
+    +-- BadRelease         rows or a release break what the accounting assumes
     +-- BadReply           a message from a client does not fit the round's schema
     +-- Untrusted          the server asks a client for what could show more than the sum
     +-- RoundAborted       too little arrived to open the round
-    +-- ClientRefused      a client could not answer; carries a class name, never a sentence
+    +-- ClientRefused      a client could not answer; its text is a class name, never a sentence
 
-An exception's text may quote data. On a client the sentence goes to the local log, and what
-crosses the wire is a name from ``WIRE_NAMES``.
+An exception's text may quote data. On a client the sentence goes to the local log, and only a name
+from ``WIRE_NAMES`` is sent to the server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RecipeError(DpfedError, ValueError):
 
 
 class UnsoundPlan(DpfedError, ValueError):
-    """The parts are fine, but together they would not keep the promise."""
+    """Each part is valid, but together they would make the guarantee untrue."""
 
 
 class Unpriceable(DpfedError, ValueError):
@@ -45,7 +45,7 @@ class DataError(DpfedError, ValueError):
 
 
 class BadRelease(DpfedError, ValueError):
-    """Rows or a release break what the mechanism was priced for."""
+    """Rows or a release break what the accounting assumes."""
 
 
 class BadReply(DpfedError, ValueError):
@@ -61,7 +61,7 @@ class RoundAborted(DpfedError, RuntimeError):
 
 
 class ClientRefused(DpfedError, RuntimeError):
-    """A client could not answer; carries a class name, never a sentence."""
+    """A client could not answer; its text is a class name, never a sentence."""
 
 
 WIRE_NAMES = frozenset(
@@ -78,7 +78,7 @@ WIRE_NAMES = frozenset(
 
 
 def wire_name(error: BaseException) -> str:
-    """The name from the fixed list under which an error on a client crosses the wire."""
+    """The name from the fixed list that a client sends to the server in the place of an error."""
     if isinstance(error, MemoryError):
         return "OutOfMemory"
     name = type(error).__name__

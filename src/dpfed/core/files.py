@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a crash leaves whole, and JSON that knows infinity: it is written as a word."""
+"""Files that a crash leaves complete, and JSON with infinities, which are written as words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ _WORDS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write a file whole or not at all, on the disk when it returns; for the owner only."""
+    """Write a file whole or not at all; it is on the disk when the call returns.
+
+    Args:
+        path: the file; one of the same name is replaced.
+        content: all that it will hold.
+        mode: its permissions, less the umask; the default is for the owner only.
+    """
     draft = path.with_name(f"{path.name}.draft")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(handle, "wb") as file:
@@ -29,7 +35,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def jsonable(tree: Any) -> Any:
-    """The tree as strict JSON takes it: floats that are not finite become words."""
+    """The tree as strict JSON allows it: floats that are not finite become words."""
     if isinstance(tree, dict):
         return {key: jsonable(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -38,7 +44,7 @@ def jsonable(tree: Any) -> Any:
 
 
 def from_word(value: Any) -> Any:
-    """What ``jsonable`` wrote: the float again where it is the word of one."""
+    """The inverse of ``jsonable`` for one value: the words of floats become floats again."""
     return _WORDS.get(value, value) if isinstance(value, str) else value
 
 

@@ -4,9 +4,9 @@
 The step is a power of two made from public numbers (clip and noise level) only: multiplying by it
 is exact, and it tells nothing about data.
 
-Guarantee of ``truncated_sum``: each row adds integers whose norm is at most clip / step, to the
-letter; whatever happened to it before, in floats, the integers are checked. They are added up
-exactly, so removing a row moves the sum by at most clip / step.
+Guarantee of ``truncated_sum``: each row adds integers whose norm is at most clip / step, exactly:
+whatever floats did to the row before, its integers are checked. They are added up exactly, so
+removing a row moves the sum by at most clip / step.
 
 | edge case                                     | what happens                                  |
 |-----------------------------------------------|-----------------------------------------------|
@@ -14,7 +14,7 @@ exactly, so removing a row moves the sum by at most clip / step.
 | a row longer than the clip, once truncated    | counts for nothing                            |
 | no rows at all                                | zeros                                         |
 | rows of another size                          | BadRelease                                    |
-| clip / step above 2^30, or neither's in range | BadRelease: squares would not be exact        |
+| clip / step above 2^30, or one out of range   | BadRelease: squares would not be exact        |
 | a value beyond 2^62 steps (``to_grid``)       | BadRelease                                    |
 """
 
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 14
 
 NOISY_BITS = 20
-"""Where noise is added before rounding: the step is about noise / 2^20, lost in the noise."""
+"""Where noise is added before rounding: the step is about noise / 2^20, far below the noise."""
 
 SLACK = 2.0**-12
-"""By how much of a clip it may be exceeded where a float sum is rounded to a grid: it is priced."""
+"""The part of a clip by which a rounded float sum may exceed it: the accounting includes it."""
 
 EXACT_BITS = 36
-"""Where it is not: about clip / 2^36, far below the rounding of a float32 sum."""
+"""Where no noise is added: about clip / 2^36, far below the rounding of a float32 sum."""
 
 
 MOST_STEPS = 2**30
-"""Of a clip on a grid of exact sums: squared norms, even of a row that fails, then fit int64."""
+"""The most steps of a clip on a grid of exact sums: all squared norms then fit int64."""
 
 _ROWS = 1 << 21  # of at most 2^30 each: their sum is below 2^53, so floats add them up exactly
 
@@ -71,14 +71,20 @@ def to_grid(values: NDArray[np.float64], step: float) -> Vector:
     if not largest < 2.0**62:  # also catches a NaN
         raise BadRelease(
             f"a release of size {largest * step:.3g} does not fit a grid of step {step:.3g}; "
-            f"look for values that are not finite, or lower mechanism.clip"
+            f"look for values that are not finite, or lower privacy.clip"
         )
     # int32 where it fits: a release then weighs no more than float32
     return torch.from_numpy(values.astype(np.int32 if largest < 2.0**31 else np.int64))
 
 
 def pack(values: torch.Tensor, step: float, noise: Callable[[int], Floats] | None = None) -> Vector:
-    """Values, with noise added to each block, as integers on the grid; blocks bound the memory."""
+    """Values, with noise added to each block, as integers on the grid; blocks bound the memory.
+
+    Args:
+        values: a flat vector of floats; it is not changed.
+        step: the step of the grid, a power of two.
+        noise: gives so many draws of noise, in the values' unit; None adds none.
+    """
     import torch
 
     vector = torch.empty(values.numel(), dtype=torch.int32)
@@ -97,14 +103,24 @@ def pack(values: torch.Tensor, step: float, noise: Callable[[int], Floats] | Non
 def truncated_sum(
     blocks: Iterable[torch.Tensor], size: int, clip: float, step: float
 ) -> torch.Tensor:
-    """The sum of clipped rows on the grid: each truncated toward zero, checked, added exactly."""
+    """The sum of clipped rows on the grid: each truncated toward zero, checked, added exactly.
+
+    Args:
+        blocks: matrices of clipped rows, [any number, size] each, in double precision.
+        size: the length of a row, and of the sum.
+        clip: the bound of a row's norm; a row beyond it counts for nothing.
+        step: the step of the grid, a power of two; at most 2^30 of them in a clip.
+    """
     import torch
 
     limit = squared_limit(clip, step)
     total = torch.zeros(size, dtype=torch.int64)
     for block in blocks:
         if block.shape[1:] != total.shape:  # or it would be broadcast
-            raise BadRelease(f"rows of shape {tuple(block.shape)}, but a release has size {size}")
+            raise BadRelease(
+                f"rows must have length {size}, got rows of shape {tuple(block.shape)}; make them "
+                f"as long as the channel's vector"
+            )
         for rows in torch.split(block, _ROWS):
             total += truncated(rows, limit, step).sum(dim=0).long()
     return total
@@ -115,8 +131,9 @@ def squared_limit(clip: float, step: float) -> int:
     plain = all(2.0**-300 <= value <= 2.0**300 for value in (clip, step))  # False for a NaN
     if not plain or Fraction(clip) > MOST_STEPS * Fraction(step):
         raise BadRelease(
-            f"a clip of {clip:.3g} on a grid of step {step:.3g} is not summed exactly: at most "
-            f"2^30 steps are; lower the mechanism's bits, or use mechanism 'gaussian'"
+            f"clip must be at most 2^30 steps of the grid, and both from 2^-300 to 2^300, to be "
+            f"summed exactly, got a clip of {clip:.3g} and a step of {step:.3g}; lower "
+            f"privacy.options.bits, or use mechanism 'gaussian'"
         )
     return math.floor((Fraction(clip) / Fraction(step)) ** 2)
 
@@ -124,8 +141,13 @@ def squared_limit(clip: float, step: float) -> int:
 def truncated(rows: torch.Tensor, limit: int, step: float) -> torch.Tensor:
     """Rows in steps, as whole numbers in floats; zero where a squared norm exceeds ``limit``.
 
-    Below 2^53 sums of squares are exact in floats, and one that is larger never comes out below:
-    rounding is monotone. Above, floats only tell which rows int64 can hold.
+    Below 2^53 sums of squares are exact in floats, and a larger one is never rounded to less than
+    2^53. Above, floats only tell which rows int64 can hold.
+
+    Args:
+        rows: a matrix of rows in double precision.
+        limit: the largest squared norm in steps (``squared_limit``).
+        step: the step of the grid, a power of two.
     """
     import torch
 
@@ -159,7 +181,13 @@ def repack(values: torch.Tensor, step: float) -> Release:
 
 
 def add_values(total: torch.Tensor, release: Release, divisor: float) -> None:
-    """``total += what was released / divisor``, block by block: no vector is made for it."""
+    """``total += what was released / divisor``, block by block: no vector is made for it.
+
+    Args:
+        total: the vector that is added to, in its place.
+        release: what is added; as long as the total.
+        divisor: a public number, such as the nominal size.
+    """
     factor = release.step / divisor
     for start in range(0, total.numel(), _BLOCK):
         part = slice(start, start + _BLOCK)
@@ -167,12 +195,24 @@ def add_values(total: torch.Tensor, release: Release, divisor: float) -> None:
 
 
 def values_of(release: Release, divisor: float, like: torch.Tensor) -> Vector:
-    """What was released, over a public number."""
+    """What was released, over a public number.
+
+    Args:
+        release: integers on a grid.
+        divisor: a public number, such as the nominal size.
+        like: a tensor of the type that is wanted.
+    """
     return to_values(release.vector, release.step / divisor, like)
 
 
 def add_weighted(total: NDArray[np.int64], integers: Integers, weight: float) -> None:
-    """``total += round(weight * integers)`` in place; temporaries are a block long."""
+    """``total += round(weight * integers)`` in place; temporaries are a block long.
+
+    Args:
+        total: the sum so far, which is changed.
+        integers: what is added; as long as the total.
+        weight: the public weight; with 1 nothing is rounded.
+    """
     import numpy as np
 
     if weight == 1.0:
@@ -185,7 +225,13 @@ def add_weighted(total: NDArray[np.int64], integers: Integers, weight: float) ->
 
 
 def to_values(integers: torch.Tensor, factor: float, like: torch.Tensor) -> Vector:
-    """``integers * factor`` in the type of ``like``: one new vector, no other temporaries."""
+    """``integers * factor`` in the type of ``like``: one new vector, no other temporaries.
+
+    Args:
+        integers: a flat vector on a grid.
+        factor: the grid's step over a public number.
+        like: a tensor of the type that is wanted.
+    """
     import torch
 
     values = torch.empty(integers.numel(), dtype=like.dtype)

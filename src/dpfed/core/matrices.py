@@ -4,7 +4,7 @@
 A release of a symmetric matrix is its upper triangle with the entries off the diagonal times
 sqrt(2): as long in the Euclidean norm as the matrix is in Frobenius', and half its size.
 
-Guarantee: removing one unit moves the sum by at most ``clip``; exchanging one moves it by at most
+Guarantee: removing one unit moves the sum by at most ``clip``; replacing one moves it by at most
 sqrt(2) clip, not 2 clip, since <A, B> >= 0 for positive semidefinite A and B:
 
     |A - B|^2 = |A|^2 + |B|^2 - 2 <A, B> <= 2 clip^2.
@@ -30,6 +30,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from dpfed.core.clipping import checked_clip
 from dpfed.core.errors import BadRelease, UnsoundPlan
 from dpfed.core.rows import count_units, linear_matrix, linear_vector, members_of, records_of
 from dpfed.core.types import BoundedSum, Problem, Rows, Unit, Vector
@@ -93,7 +94,10 @@ def triangle_side(numbers: int) -> int:
     """The size of the matrix whose upper triangle has so many numbers."""
     size = (math.isqrt(8 * numbers + 1) - 1) // 2
     if triangle(size) != numbers:
-        raise BadRelease(f"{numbers} numbers are not the upper triangle of a matrix")
+        raise BadRelease(
+            f"an upper triangle must have 1, 3, 6, 10, ... numbers, got {numbers}; make the vector "
+            f"with to_triangle"
+        )
     return size
 
 
@@ -105,7 +109,14 @@ def positive_part(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def solve(matrix: torch.Tensor, vector: Vector, damping: float, bias: bool = True) -> Vector:
-    """(matrix + damping I)^{-1} vector; a matrix of a layer's inputs, for each of its outputs."""
+    """(matrix + damping I)^{-1} vector; a matrix of a layer's inputs, for each of its outputs.
+
+    Args:
+        matrix: symmetric, [d, d], or [inputs, inputs] of a linear layer.
+        vector: the right-hand side, d numbers in the order of the flat parameters.
+        damping: added to the diagonal; with it the matrix must not be singular.
+        bias: whether the layer has one; used only if the matrix is of the inputs.
+    """
     side, b = len(matrix), vector.double()
     damped = matrix.double() + damping * torch.eye(side, dtype=torch.float64)
     if side == b.numel():
@@ -139,7 +150,7 @@ class Gram:
 
     def clipped_matrix(self, clip: float) -> torch.Tensor:
         """|x x^T| = |x|^2: each x is shortened to sqrt(clip), then one product makes the sum."""
-        _check(clip)
+        checked_clip(clip)
         x = self.feature[torch.isfinite(self.feature).all(dim=1)]
         if self.mean:
             return _shortened(x.T @ x / max(1, len(x)), clip)
@@ -190,7 +201,7 @@ class Hessians:
 
     def clipped_matrix(self, clip: float) -> torch.Tensor:
         """The sum, each unit's matrix scaled to ``clip``, in the order of the flat vector."""
-        _check(clip)
+        checked_clip(clip)
         rows = self._finite()
         if self.mean:
             return rows._ordered(_shortened(rows._sum() / max(1, len(rows.feature)), clip))
@@ -247,11 +258,6 @@ def _pairs(count: int) -> Iterator[tuple[int, int]]:
 
 def _bounded(matrix: torch.Tensor, clip: float) -> BoundedSum:
     return BoundedSum(to_triangle(matrix), bound=clip, replace_bound=math.sqrt(2) * clip)
-
-
-def _check(clip: float) -> None:
-    if not (math.isfinite(clip) and clip > 0):
-        raise BadRelease(f"a matrix's clip is {clip}, and must be a finite number above 0; set it")
 
 
 def _spread(kept: torch.Tensor, records: int, mean: bool) -> torch.Tensor:

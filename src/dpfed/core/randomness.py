@@ -14,7 +14,7 @@ its seed.
 |-------------------------------------------|----------------------------------------------------|
 | numpy, random or torch seeded by the user | the noise does not change (keyed) or repeat (os)   |
 | the process forks                         | os keys differ, since they are drawn at each call  |
-| two fields whose texts run together       | distinct keys: every field carries its length      |
+| two fields whose texts run together       | distinct keys: each field's length is hashed too   |
 | the uniform is 0                          | cannot be: (word + 1/2) / 2^64, so no infinite draw |
 """
 
@@ -40,7 +40,7 @@ _BLOCK = 1 << 13  # pairs of normals made at a time: the temporaries stay small,
 
 
 class Stream(Protocol):
-    """Random bits, and what is made of them."""
+    """A source of random bits, and of normals made from them."""
 
     def normal(self, size: int) -> NDArray[np.float64]:
         """So many independent standard normals."""
@@ -96,6 +96,12 @@ class Noise:
 
 
 def derive(seed: int, purpose: str, *fields: int | str) -> bytes:
-    """SHA-256 over the fields, each with its type and length in front."""
+    """SHA-256 over the fields, each with its type and length in front.
+
+    Args:
+        seed: the seed of the run.
+        purpose: what the key is for, such as "release".
+        *fields: what sets this key apart from others of the purpose, in a fixed order.
+    """
     texts = [f"{type(part).__name__}:{part}".encode() for part in (seed, purpose, *fields)]
     return hashlib.sha256(b"".join(b"%d:%b" % (len(text), text) for text in texts)).digest()

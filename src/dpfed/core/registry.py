@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file name is the plug-in's name: a new algorithm is one file, and nothing else is edited.
+"""The file name is the plug-in's name: to add an algorithm, add one file and edit nothing else.
 
 ``find("server", "sofim")`` imports ``dpfed/server/sofim.py`` and returns its function ``sofim``.
 Other packages add theirs by an entry point of the group ``dpfed.server`` (or client, mechanisms,
@@ -11,21 +11,28 @@ from __future__ import annotations
 import difflib
 import inspect
 import pkgutil
+import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from types import NoneType, UnionType
 from typing import Any
 
 import msgspec
 
+from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 
 KINDS = ("client", "mechanisms", "sums", "server")
 FACTS = ("unit", "layout")
 """Parameters of a factory that are facts of the plan, not options of a recipe."""
+
+_TYPES = {
+    float: "a number", int: "a whole number", str: "a text in quotes", bool: "true or false",
+}  # fmt: skip
 
 
 @cache  # reading the entry points of all installed packages takes 10 ms
@@ -61,13 +68,13 @@ def find(kind: str, name: str) -> Callable[..., Any]:
 
 
 def _loaded(point: EntryPoint) -> Callable[..., Any]:
-    """Another package's plug-in; what is wrong with it is that package's to mend."""
+    """Another package's plug-in; only that package can fix what is wrong with it."""
     try:
         return typing.cast("Callable[..., Any]", point.load())
     except (ImportError, AttributeError) as error:
         package = point.dist.name if point.dist else "an installed package"
         raise RecipeError(
-            f"plug-in {point.name!r} of {package} cannot be loaded ({error}); mend its entry point "
+            f"plug-in {point.name!r} of {package} cannot be loaded ({error}); fix its entry point "
             f"{point.value!r}, or uninstall it"
         ) from error
 
@@ -75,7 +82,11 @@ def _loaded(point: EntryPoint) -> Callable[..., Any]:
 def build(kind: str, name: str, options: Mapping[str, Any], **facts: Any) -> Any:
     """The plug-in with these options, each checked against the factory's signature.
 
-    ``facts`` are what the plan knows (FACTS); a factory that has such a parameter is given it.
+    Args:
+        kind: client, mechanisms, sums, server or sinks.
+        name: the plug-in's name: its file's, or its entry point's.
+        options: the recipe's options; those left out have the factory's defaults.
+        **facts: what the plan knows, such as the unit; given to a factory that has the parameter.
     """
     check_names(kind, name, options)
     factory = find(kind, name)
@@ -88,7 +99,13 @@ def build(kind: str, name: str, options: Mapping[str, Any], **facts: Any) -> Any
 
 
 def check_names(kind: str, name: str, options: Iterable[str]) -> None:
-    """Refuse an option that the plug-in does not have, whatever its value."""
+    """Refuse an option that the plug-in does not have, whatever its value.
+
+    Args:
+        kind: client, mechanisms, sums, server or sinks.
+        name: the plug-in's name.
+        options: the names of the options.
+    """
     known = inspect.signature(find(kind, name)).parameters
     for key in options:
         if key not in known or (key in FACTS and kind == "client"):
@@ -100,7 +117,21 @@ def _convert(label: str, value: Any, hint: Any) -> Any:
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        raise RecipeError(f"{label} is {value!r}: {error}") from error
+        raise refuse(label, _described(hint), value) from error
+
+
+def _described(hint: Any) -> str:
+    """A type in the words of an error."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if inspect.isclass(hint) and issubclass(hint, StrEnum):
+        return f"one of {', '.join(hint)}"
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    if origin is list:
+        return f"a list, each item {_described(parts[0])}"
+    if origin in (typing.Union, UnionType):
+        return " or ".join(_described(part) for part in parts if part is not NoneType)
+    return _TYPES.get(hint, str(hint))
 
 
 def suggest(word: str, known: list[str]) -> str:
@@ -110,7 +141,7 @@ def suggest(word: str, known: list[str]) -> str:
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """Every plug-in with what its file says about itself."""
+    """Every plug-in with what its file tells about it."""
     return [_describe(kind, name) for kind in KINDS for name in names(kind)]
 
 
@@ -128,8 +159,17 @@ def _describe(kind: str, name: str) -> dict[str, Any]:
         "name": name,
         "summary": (inspect.getdoc(factory) or "").split("\n")[0],
         "options": options,
+        "about": {key: text for key, text in _arguments(factory).items() if key in options},
         "paper": paper(kind, name),
     }
+
+
+def _arguments(factory: Callable[..., Any]) -> dict[str, str]:
+    """What the docstring's section Args says of each parameter."""
+    _, _, section = (inspect.getdoc(factory) or "").partition("\nArgs:\n")
+    section = re.split(r"\n(?=\S)", section)[0]
+    found = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
 
 
 def paper(kind: str, name: str) -> str:

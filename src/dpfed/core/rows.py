@@ -2,11 +2,11 @@
 """Per-unit vectors that clip and sum themselves.
 
 Guarantee: ``clipped_sum(clip)`` is a sum over units of vectors of norm at most ``clip``, so that
-removing one unit moves it by at most ``bound`` and exchanging one by at most ``swap`` (in
+removing one unit moves it by at most ``bound`` and replacing one by at most ``replace_bound`` (in
 idealized arithmetic: the float sum itself rounds). ``clipped_rows(clip)`` are the same vectors one
 by one in double precision, some at a time, for sums in exact integers (grid.truncated_sum). There
 the factor is short by 2^-40, so that truncated rows keep within the clip, and each row depends on
-its own unit to the last bit: not on its place, nor on who else is there.
+its own unit only, to the last bit: neither on its place nor on other units.
 
 | edge case                                     | what happens                           |
 |-----------------------------------------------|----------------------------------------|
@@ -398,7 +398,7 @@ class Scaled(_ByUnit):
         residual, feature = rows.residual[usable], rows.feature[usable]
         scale = linear_matrix(self.scale, feature.shape[1], rows.bias)
         norms = _scaled_outer_norms(residual, feature, scale)
-        # what overflows even in double precision is beyond any use: the unit counts for nothing
+        # a norm that overflows even in double precision is of no use: the unit counts for nothing
         factors = torch.where(torch.isfinite(norms), clip_factors(norms, clip), 0.0)
         short = torch.where(factors < 1, factors * (1 - 8 * torch.finfo(residual.dtype).eps), 1.0)
         weighted = (residual * short[:, None].to(residual.dtype)).nan_to_num()
@@ -423,7 +423,13 @@ def _scaled_outer_norms(
 
 
 def linear_matrix(vector: Vector, inputs: int, bias: bool) -> torch.Tensor:
-    """The inverse of ``linear_vector``: [outputs, inputs], the bias in the last column."""
+    """The inverse of ``linear_vector``: [outputs, inputs], the bias in the last column.
+
+    Args:
+        vector: the layer's flat parameters: weight, then bias.
+        inputs: how many inputs the layer has, the bias included.
+        bias: whether there is one.
+    """
     if not bias:
         return vector.view(-1, inputs)
     outputs = vector.numel() // inputs

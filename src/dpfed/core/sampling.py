@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which units take part in a release: the draw and its price live together.
+"""Which units take part in a release: a draw and its cost are defined in one place.
 
-Guarantee: ``amplify`` prices exactly what ``draw`` drew; nothing is priced as what it is not.
+Guarantee: ``amplify`` accounts for exactly the draw that ``draw`` makes, and for no other.
 
     Everyone   every unit                                     the event itself
     Poisson    each unit on its own, with probability rate    PoissonSampledDpEvent
@@ -9,7 +9,7 @@ Guarantee: ``amplify`` prices exactly what ``draw`` drew; nothing is priced as w
 | edge case                               | what happens                                      |
 |-----------------------------------------|---------------------------------------------------|
 | nobody is drawn                         | the sum is empty, and the release is pure noise   |
-| a batch divided by its realised size    | cannot be: the divisor is rate times a public one |
+| a batch divided by its realised size    | cannot be: the divisor is rate x the public size  |
 | a batch of a fixed size                 | cannot be: it is not a Poisson draw               |
 | Poisson under replace-one               | Unpriceable: see accounting/guarantee.py          |
 | the draw is known to the adversary      | not amplified: the plan decides who cannot see it |
@@ -20,7 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from dpfed.core.errors import BadRelease, RecipeError
+from dpfed.core.checks import refuse
+from dpfed.core.errors import BadRelease
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Sampling(Protocol):
-    """Which units take part in a release, and what that is worth."""
+    """Which units take part in a release, and how that changes its cost."""
 
     @property
     def rate(self) -> float:
@@ -52,7 +53,7 @@ class Everyone:
 
     def __post_init__(self) -> None:
         if self.rate != 1.0:
-            raise RecipeError(f"everyone's rate is 1, not {self.rate}; use Poisson({self.rate})")
+            raise refuse("Everyone.rate", "1", self.rate, f"use Poisson({self.rate})")
 
     def draw(self, units: int, rng: Stream) -> torch.Tensor | None:
         """All, without a draw."""
@@ -60,7 +61,7 @@ class Everyone:
         return None
 
     def amplify(self, event: DpEvent) -> DpEvent:
-        """The event, unchanged."""
+        """The event as it is."""
         return event
 
 
@@ -75,7 +76,12 @@ class Poisson:
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
-            raise RecipeError(f"the sampling rate is {self.rate}; it lies above 0 and up to 1")
+            raise refuse(
+                "a sampling rate (record_rate, client_rate)",
+                "above 0 and at most 1",
+                self.rate,
+                "1 draws every unit",
+            )
 
     def draw(self, units: int, rng: Stream) -> torch.Tensor:
         """One Bernoulli draw per unit, from 53 bits each: exact to a part in 10^16."""
@@ -92,14 +98,20 @@ class Poisson:
 
 
 def drawn(rows: Rows, sampling: Sampling, rng: Stream) -> Rows:
-    """The rows that take part in one release: drawn here, so that no algorithm can forget to."""
+    """The rows that take part in one release: drawn here, so that no algorithm can forget to.
+
+    Args:
+        rows: the rows of all units of the client. Sensitive.
+        sampling: how units are drawn.
+        rng: the random bits of this release; nothing is read if everyone takes part.
+    """
     from dpfed.core.rows import Selectable
 
     if isinstance(sampling, Everyone):
         return rows
     if not isinstance(rows, Selectable):
         raise BadRelease(
-            f"{type(rows).__name__} rows cannot be drawn from; turn sampling off for this method"
+            f"{type(rows).__name__} rows cannot be drawn from; set privacy.record_rate = 1"
         )
     kept = sampling.draw(rows.units, rng)
     return rows if kept is None else rows.select(kept)

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Laws of server optimizers, for plug-ins of this package and of others.
 
-A law takes the name under which a recipe knows the optimizer, and raises AssertionError with one
-sentence where the optimizer breaks it. In a test of your own package:
+A law takes the optimizer's name in a recipe, and raises AssertionError with one sentence if the
+optimizer breaks it. In a test of your own package:
 
     @pytest.mark.parametrize("law", SERVER_LAWS)
     def test_law(law):
         law("yours")
 
-What they hold: an optimizer builds with no arguments, keeps shape and dtype, writes to nothing that
-it was given, is finite at zero, gives equal updates for equal aggregates (so it is post-processing
-and costs no privacy), fits into a chain, and its buffer-reusing path gives the same bits.
+What they check: an optimizer builds with no arguments, keeps shape and dtype, writes to nothing
+that it was given, is finite at zero, gives equal updates for equal aggregates (so it is
+post-processing and costs no privacy), fits into a chain, and its buffer-reusing path gives the same
+bits.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def is_pure(name: str) -> None:
         before = copy.deepcopy((G, state))
         first, after = optimizer.update(G, state, _seen(t, params, G))
         again, _ = optimizer.update(G, state, _seen(t, params, G))
-        _hold(torch.equal(first, again), name, "answered the same question in two ways")
+        _hold(torch.equal(first, again), name, "gave two directions for one update")
         _hold(_same((G, state), before), name, "wrote to its direction or state in update")
         state = after
 
@@ -68,9 +69,9 @@ def is_finite_at_zero(name: str) -> None:
 
 
 def is_post_processing(name: str) -> None:
-    """Equal aggregates give equal updates: nothing else enters."""
+    """Equal aggregates give equal updates: they depend on nothing else."""
     runs = [[got for _, got in _walk(_build(name), 6, 5)] for _ in range(2)]
-    _hold(_same(*runs), name, "gave two answers to equal aggregates")
+    _hold(_same(*runs), name, "gave different directions for equal aggregates")
 
 
 def fits_into_a_chain(name: str) -> None:
@@ -78,7 +79,7 @@ def fits_into_a_chain(name: str) -> None:
     half = registry.build("server", "scale", {"rate": 0.5})
     alone, chained = _walk(_build(name), 6, 3), _walk(chain(_build(name), half), 6, 3)
     for (_, one), (_, both) in zip(alone, chained, strict=True):
-        _hold(torch.equal(both, one * 0.5), name, "is another one in a chain")
+        _hold(torch.equal(both, one * 0.5), name, "gave another direction in a chain")
 
 
 def reuses_buffers_to_the_bit(name: str) -> None:

@@ -38,11 +38,11 @@ METRICS = "metrics"
 """The channel of federated evaluation: (correct, clipped loss) sums, a channel like any other."""
 
 
-# ------------------------------------------------------------------------------ what is promised
+# ---------------------------------------------------------------------------- what is guaranteed
 
 
 class Unit(StrEnum):
-    """Whose presence is hidden: what one row stands for."""
+    """Whose data is protected: what one row stands for."""
 
     RECORD = "record"
     GROUP = "group"
@@ -104,8 +104,9 @@ class Broadcast:
 class BoundedSum:
     """A sum of clipped rows. Sensitive.
 
-    One unit adds at most ``bound`` (in the Euclidean norm) to ``vector``; exchanging one unit for
-    another moves it by at most ``swap``: 2 * bound for ordinary rows, less where rows share a cone.
+    One unit adds at most ``bound`` (in the Euclidean norm) to ``vector``; replacing one unit by
+    another moves it by at most ``replace_bound``: 2 * bound for ordinary rows, less for rows that
+    lie in one cone.
     """
 
     vector: Vector
@@ -190,7 +191,7 @@ class Problem(Protocol):
 
 
 class Releaser(Protocol):
-    """The one door out of a client: rows in, release out, and each call is booked.
+    """The one door out of a client: rows in, release out, and each call is accounted for.
 
     ``nominal`` is the number of units that is expected in a release: the public size declared at
     enrolment, times the sampling rate. It is the only size that an algorithm may divide by: the
@@ -238,7 +239,7 @@ class Channel(NamedTuple):
     clip: float | None = None
     """The bound of a row, where it follows from the algorithm; None is the recipe's clip."""
     replace_bound: float | None = None
-    """How far exchanging two units moves the sum; None is twice the clip."""
+    """How far replacing one unit moves the sum; None is twice the clip."""
     share: float | None = None
     """The part of the squared mu that it may use; None is what the others leave."""
     sent: bool = True
@@ -250,7 +251,7 @@ class Channel(NamedTuple):
 
     @property
     def derived(self) -> bool:
-        """Whether it carries only functions of what was released on the other channels."""
+        """Whether its replies are functions of what was released on the other channels."""
         return not any(phase.releases for phase in self.phases)
 
     def planned(self, rounds: int) -> int:
@@ -301,7 +302,7 @@ class ClientAlgorithm(NamedTuple):
     reuses_own_releases: bool = False
     """Later replies depend on its own earlier releases: sound only where each is private alone."""
     linear: bool = False
-    """It needs a model that is one linear layer."""
+    """It needs a model of one linear layer."""
     samples: bool = True
     """Its rows may be drawn at random."""
     memory: str = "d"
@@ -311,7 +312,7 @@ class ClientAlgorithm(NamedTuple):
 
 
 class Mechanism(Protocol):
-    """One frozen value that executes and prices itself. Its noise is written in one place.
+    """One frozen value that makes releases and states their cost. Its noise is set in one place.
 
     ``std`` is the noise of one share: a client's under LOCAL and DISTRIBUTED, the server's under
     CENTRAL. ``shares`` is how many independent shares the adversary cannot subtract.
@@ -339,7 +340,7 @@ class Mechanism(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether integers and exact draws stand where the price speaks of real numbers."""
+        """Whether integers and exact draws are used where the accounting assumes real numbers."""
 
     def init(self, size: int) -> State: ...
 
@@ -350,10 +351,10 @@ class Mechanism(Protocol):
         """On the server, after the sum; may add to the total where it lies."""
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
-        """The cost of the first ``releases`` releases, to whom ``shares`` shares are unknown."""
+        """The cost of the first ``releases`` releases if ``shares`` shares are unknown."""
 
     def with_std(self, std: float) -> Mechanism:
         """The same mechanism at another noise level: what calibration returns."""
 
     def with_sampling(self, sampling: Sampling) -> Mechanism:
-        """The same mechanism on a draw of the units; refuses one that it cannot price."""
+        """The same mechanism on a draw of the units; refuses one that it cannot account for."""

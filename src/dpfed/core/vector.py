@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flat vectors: to and from named tensors, and arithmetic in blocks that stay in cache.
 
-A server step reads and writes each long vector a few times. Done block by block, the repeats hit
-the cache, and the temporaries are a block long whatever the model's size.
+A server step reads and writes each long vector a few times. Done block by block, the later passes
+hit the cache, and the temporaries are a block long whatever the model's size.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class Layout:
     def unflatten(self, vector: Vector) -> dict[str, torch.Tensor]:
         """The flat vector as named views of itself."""
         if vector.shape != (self.size,):
-            raise DataError(f"a vector of shape {tuple(vector.shape)} where ({self.size},) is due")
+            raise DataError(
+                f"the vector must have shape ({self.size},), got {tuple(vector.shape)}; give the "
+                f"parameters of the same model"
+            )
         sizes = [math.prod(shape) for shape in self.shapes.values()]
         parts = torch.split(vector, sizes)
         return {n: p.view(s) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
@@ -67,7 +70,7 @@ def head_of(layout: Layout | None, method: str) -> Head:
     bias = shapes.pop("bias", None)
     if len(weight) != 2 or shapes or bias not in (None, weight[:1]):
         raise RecipeError(
-            f"{method} needs a model of one linear layer with a known layout (weight, bias), not "
+            f"{method} needs a model of one linear layer with a known layout (weight, bias), got "
             f"{None if layout is None else dict(layout.shapes)}; use softmax, logistic or poisson"
         )
     return Head(weight[0], weight[1] + (bias is not None), bias is not None)

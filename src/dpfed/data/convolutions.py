@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import conv1d
 
 from dpfed.core.errors import DataError
+from dpfed.data._checks import bad_option
 
 LENGTH, DILATIONS, SEED = 9, (1, 2, 4, 8), 0
 _BATCH = 512
@@ -26,12 +27,12 @@ def convolve(x: torch.Tensor, count: int) -> torch.Tensor:
     """``count`` features in [-1, 1] of each record [channels, time], float32 [m, count]."""
     if x.dim() != 3 or x.shape[2] < LENGTH:
         raise DataError(
-            f"Records have shape {tuple(x.shape[1:])}, but random convolutions need [channels, "
-            f"time] with at least {LENGTH} steps."
+            f"random convolutions need records [channels, time] with at least {LENGTH} steps, got "
+            f"shape {tuple(x.shape[1:])}; use longer windows, or leave convolutions out"
         )
     fitting = [d for d in DILATIONS if d * (LENGTH - 1) < x.shape[2]]
     if count < len(fitting):
-        raise DataError(f"{count} convolutions are too few: use at least {len(fitting)}, try 256.")
+        raise bad_option("convolutions", f"at least {len(fitting)}", count, "256 is usual")
     generator = torch.Generator().manual_seed(SEED)
     sizes = [count // len(fitting) + (i < count % len(fitting)) for i in range(len(fitting))]
     parts = [

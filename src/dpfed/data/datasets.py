@@ -6,7 +6,7 @@
                y[, group][, split], split being 0 for training and 1 for test; never pickled
 ``x.csv``,     a label column, an optional group column, an optional ``split`` column; the other
 ``x.parquet``  numeric columns are the features
-a directory    IDX files (MNIST and its kin, gzipped or not), or images as [train/]<class>/<file>
+a directory    IDX files (as MNIST has them, gzipped or not), or images as [train/]<class>/<file>
 ``hf:NAME``    a Hugging Face data set (needs the extra ``dpfed[hub]``); ``hf:NAME:CONFIG``
 ``synthetic``  generated: class clusters, or ``kind`` = "mixed" or "glm" (synthetic.py)
 ============== ===================================================================================
@@ -27,7 +27,7 @@ a validation part               joins the training part, or is the test part if 
 =============================== ==================================================================
 
 Everything that is done to features here is either fixed in advance, or reads one record at a
-time, or reads public data only, so that none of it has to be paid for.
+time, or reads public data only, so none of it costs privacy.
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ from dpfed.core.environment import DATA, data_folders
 from dpfed.core.errors import DataError
 from dpfed.data import readers
 from dpfed.data import synthetic as generators
+from dpfed.data._checks import bad_option, require_groups, require_positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
-
-"""The environment variable that names directories with data sets and weights, as $PATH does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,18 +67,19 @@ class Records:
         for name, each in (("x", self.x), ("y", self.y), ("groups", self.groups)):
             if each is not None and not isinstance(each, torch.Tensor):
                 raise DataError(
-                    f"{name} is a {type(each).__name__}, and records are torch tensors: give "
-                    f"torch.as_tensor({name})"
+                    f"{name} must be a torch tensor, got a {type(each).__name__}; "
+                    f"give torch.as_tensor({name})"
                 )
         lengths = {len(t) for t in (self.x, self.y, self.groups) if t is not None}
         if len(lengths) != 1:
             raise DataError(
-                f"x, y and groups have lengths {sorted(lengths)}, but must have one row per record."
+                f"x, y and groups must have one row per record, got lengths {sorted(lengths)}; "
+                "give as many labels and groups as there are rows of features"
             )
         if self.x.dtype != torch.float32 or self.y.dtype not in (torch.int64, torch.float32):
             raise DataError(
-                f"x is {self.x.dtype} and y is {self.y.dtype}, but x must be float32 and y int64 "
-                "(classes) or float32 (targets): convert them first."
+                "x must be float32 and y int64 (classes) or float32 (targets), got "
+                f"x {self.x.dtype} and y {self.y.dtype}; convert them with .float() and .long()"
             )
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ def load(
         classes: the public number of classes; the largest label plus one if left out.
         size: images of a folder are resized to this height and width.
         name: what ``Dataset.source`` says instead of the file's name.
-        synthetic_options: of ``synthetic``: kind, and that kind's own (synthetic.py).
+        **synthetic_options: of ``synthetic``: kind, and that kind's own (synthetic.py).
     """
     text = str(source)
     if text == "synthetic":
@@ -148,8 +148,8 @@ def load(
     if synthetic_options:
         unknown = ", ".join(sorted(synthetic_options))
         raise DataError(
-            f"{text!r} takes no option {unknown}: it takes no further options (only 'synthetic' "
-            "has some)."
+            f"{text!r} takes no option {unknown}; it takes x, y, groups, split, classes, size and "
+            "name (only 'synthetic' has others)"
         )
     columns = readers.Columns(x, y, groups, split)
     if path is None:
@@ -170,7 +170,7 @@ def find_file(source: str | Path, root: Path | None = None) -> Path:
         if place.exists():
             return place
     tried = ", ".join(str(place) for place in places)
-    raise DataError(f"{str(source)!r} was not found at {tried}: set {DATA} or give a path.")
+    raise DataError(f"{str(source)!r} was not found at {tried}; set {DATA} or give a path")
 
 
 def synthetic(kind: str = "clusters", **options: Any) -> Dataset:
@@ -185,7 +185,7 @@ def synthetic(kind: str = "clusters", **options: Any) -> Dataset:
 
 def _dataset(parts: dict[str, readers.TablePart], classes: int | None, source: str) -> Dataset:
     if not parts or not any(len(p.y) for p in parts.values()):
-        raise DataError(f"{source!r} has no training records: check what it holds.")
+        raise DataError(f"{source!r} has no training records; give it features with labels")
     ordered = list(parts.values())
     x = [readers.feature_tensor(p.x) for p in ordered]
     labels, found = readers.label_tensors([p.y for p in ordered], classes)
@@ -196,7 +196,10 @@ def _dataset(parts: dict[str, readers.TablePart], classes: int | None, source: s
 
 def _assemble(records: dict[str, Records], classes: int | None, source: str) -> Dataset:
     if "train" not in records:
-        raise DataError(f"{source!r} has {', '.join(records)}, but no training part.")
+        raise DataError(
+            f"{source!r} has no training part, only {', '.join(records)}; "
+            "name one 'train', or mark its rows with split 0"
+        )
     train, val, test = (records.get(part) for part in ("train", "val", "test"))
     if val is None or train is None:
         return Dataset(records["train"], test, classes, source)
@@ -219,7 +222,7 @@ def binary(dataset: Dataset, above: float = 0) -> Dataset:
     """Two classes: 1 where the label is above ``above``, which is to be fixed in advance."""
     made = dataset.map(lambda records: replace(records, y=(records.y > above).long()))
     source = f"{dataset.source} (class 1: label > {above:g})"
-    # what made the labels did not make these classes
+    # the true parameters generated the labels, not these classes
     return replace(made, classes=2, source=source, truth=None)
 
 
@@ -231,14 +234,21 @@ def fill_missing(records: Records, value: float = 0.0) -> Records:
     record can do. For the same reason ``value`` must not be chosen by looking at the data.
     """
     if not math.isfinite(value):
-        raise DataError(f"value is {value}, but must be finite: try 0.")
+        raise bad_option("fill_missing", "a finite number", value, "0 is usual")
     return replace(records, x=torch.where(records.x.isnan(), value, records.x))
 
 
 def holdout(
     records: Records, fraction: float, seed: int, by_group: bool = False
 ) -> tuple[Records, Records]:
-    """(kept, held): see ``held_out``."""
+    """(kept, held): see ``held_out``.
+
+    Args:
+        records: what to divide.
+        fraction: about how much of it to hold out, above 0 and below 1.
+        seed: decides which records or groups are held out.
+        by_group: hold out whole groups instead of single records.
+    """
     held = held_out(records, fraction, seed, by_group)
     return records.take(~held), records.take(held)
 
@@ -247,18 +257,28 @@ def held_out(records: Records, fraction: float, seed: int, by_group: bool = Fals
     """Which records to hold out, about ``fraction`` of them; with ``by_group``, whole groups.
 
     Where one person has several records, hold out by group: otherwise the held-out part contains
-    persons that were trained on, and what it measures is memory.
+    persons that the model was trained on, and it measures memorisation.
+
+    Args:
+        records: what to divide.
+        fraction: about how much of it to hold out, above 0 and below 1.
+        seed: decides which records or groups are held out.
+        by_group: hold out whole groups instead of single records.
     """
     if not 0 < fraction < 1:
-        raise DataError(f"fraction is {fraction}, but must lie between 0 and 1: try 0.2.")
+        raise bad_option("the held-out fraction", "above 0 and below 1", fraction, "0.2 is usual")
     ids = _holdout_ids(records, by_group)
     rng = np.random.default_rng(seed)
     groups, inverse, sizes = np.unique(ids, return_inverse=True, return_counts=True)
     if len(groups) < 2:
-        raise DataError(f"{len(groups)} group or record cannot be divided: at least 2 are needed.")
+        what = "groups" if by_group else "records"
+        raise DataError(
+            f"{what} must be at least 2 to hold some out, got {len(groups)}; "
+            "give more, or hold none out"
+        )
     order = rng.permutation(len(groups))
     reached = np.cumsum(sizes[order])
-    # At least one group on either side; otherwise as near to the fraction as whole groups allow.
+    # As near to the fraction as whole groups allow, with at least one group on either side.
     cut = 1 + int(np.abs(reached[:-1] - fraction * len(records)).argmin())
     return torch.from_numpy(np.isin(inverse, order[:cut]))
 
@@ -266,9 +286,8 @@ def held_out(records: Records, fraction: float, seed: int, by_group: bool = Fals
 def _holdout_ids(records: Records, by_group: bool) -> NDArray[np.int64]:
     if not by_group:
         return np.arange(len(records))
-    if records.groups is None:
-        raise DataError("by_group needs group ids, but these records have none: name the column.")
-    ids: NDArray[np.int64] = records.groups.numpy()
+    groups = require_groups(records.groups, "by_group", "hold out single records")
+    ids: NDArray[np.int64] = groups.numpy()
     return ids
 
 
@@ -277,6 +296,11 @@ def center(dataset: Dataset, public: Records | str | Path, *, root: Path | None 
 
     The mean of the private features would be a release of its own and is not offered. Missing
     public values are left out of the mean; missing private values stay missing.
+
+    Args:
+        dataset: the private data set.
+        public: public records with the same features, or their source as ``load`` takes it.
+        root: where a relative source is looked up, after the working directory.
     """
     named = "public records"
     if not isinstance(public, Records):
@@ -284,8 +308,9 @@ def center(dataset: Dataset, public: Records | str | Path, *, root: Path | None 
         public, named = loaded.train, loaded.source
     if public.x.shape[1:] != dataset.train.x.shape[1:]:
         raise DataError(
-            f"Public features have shape {tuple(public.x.shape[1:])}, private ones "
-            f"{tuple(dataset.train.x.shape[1:])}: use the same backbone for both."
+            f"public features must have the private ones' shape "
+            f"{tuple(dataset.train.x.shape[1:])}, got {tuple(public.x.shape[1:])}; "
+            "use the same columns or backbone for both"
         )
     mean = public.x.double().nanmean(dim=0).float()
     made = dataset.map(lambda records: replace(records, x=records.x - mean))
@@ -297,12 +322,14 @@ def scale_rows(records: Records, radius: float) -> Records:
 
     A map of one record at a time moves no other record, so it needs no budget.
     """
-    if not 0 < radius < math.inf:
-        raise DataError(f"radius is {radius}, but must be positive and finite: try 1.")
+    require_positive("1 is usual", radius=radius)
     rows = records.x.flatten(1).double()
     if not rows.isfinite().all():
-        raise DataError("Some features are missing or infinite: call fill_missing first.")
+        raise DataError(
+            f"features must be finite, got {int((~rows.isfinite()).sum())} that are not; "
+            "fill missing ones by fill_missing first, and correct infinite ones"
+        )
     norms = rows.norm(dim=1, keepdim=True)
-    # A little less than the radius, so that rounding to float32 cannot carry a row beyond it.
+    # A little less than the radius, so that rounding to float32 cannot take a row beyond it.
     factors = (radius * (1 - 1e-6) / norms).where(norms > radius * (1 - 1e-6), 1.0)
     return replace(records, x=(rows * factors).float().view_as(records.x))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The non-private estimate: what all records together say, for studies of estimation error.
+"""The non-private estimate from all records together, for studies of estimation error.
 
-Not private, and never part of a run: it is the yardstick of ``evaluation.kind = "estimate"``.
+It is not private and never part of a training: ``evaluation.kind = "estimate"`` compares with it.
 """
 
 from __future__ import annotations

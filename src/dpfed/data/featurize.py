@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A data set of images as one of features: in memory, or once and for all as an .npz.
 
-Extraction takes minutes where a training run takes seconds. ``write_features`` is made for the case
-that many runs share it: what it writes is read by ``datasets.load`` like any other .npz, and needs
-neither images nor weights.
+Extraction takes minutes, a training run seconds. ``write_features`` extracts once for many runs:
+``datasets.load`` reads its file like any other .npz, and needs neither images nor weights.
 
 ================ =================================================================================
 x_train, x_test  float16 [m, f]: half the size, and each value is off by at most 2^-11 of itself
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpfed.core.errors import DataError
+from dpfed.data._checks import bad_option
 from dpfed.data.backbones import features
 
 if TYPE_CHECKING:
@@ -35,15 +35,25 @@ if TYPE_CHECKING:
 def featurize(dataset: Dataset, backbone: str, **options: Any) -> Dataset:
     """The data set under a frozen public backbone: a map of each record on its own.
 
-    ``options`` are those of ``backbones.features``.
+    Args:
+        dataset: images.
+        backbone: a name as ``backbones.features`` takes it.
+        **options: those of ``backbones.features``: size, fit, weights, cache, batch, watch.
     """
     return dataset.map(lambda records: replace(records, x=features(backbone, records.x, **options)))
 
 
 def write_features(dataset: Dataset, path: Path, backbone: str, **options: Any) -> Dataset:
-    """As ``featurize``, and into a file; nothing is left of it if extraction ends early."""
+    """As ``featurize``, and into a file; nothing is left of it if extraction ends early.
+
+    Args:
+        dataset: images.
+        path: the file to write, which ends in .npz; one that is there is replaced.
+        backbone: a name as ``backbones.features`` takes it.
+        **options: those of ``backbones.features``: size, fit, weights, cache, batch, watch.
+    """
     if path.suffix != ".npz":
-        raise DataError(f"{path.name!r} does not end in .npz, by which it would be read.")
+        raise bad_option("the features' file", "named *.npz", path.name, f"use {path.stem}.npz")
     made = featurize(dataset, backbone, **options)
     arrays = _arrays("train", made.train)
     if made.test is not None:
@@ -61,8 +71,12 @@ def write_features(dataset: Dataset, path: Path, backbone: str, **options: Any) 
 
 def _arrays(part: str, records: Records) -> dict[str, Any]:
     largest = float(records.x.abs().max())
-    if not largest <= float(np.finfo(np.float16).max):
-        raise DataError(f"Features run up to {largest:g}, too far for float16.")
+    limit = float(np.finfo(np.float16).max)
+    if not largest <= limit:
+        raise DataError(
+            f"features must be at most {limit:g} for float16, got {largest:g}; "
+            "use another backbone, or set data.backbone, which keeps float32"
+        )
     x = records.x.numpy().astype(np.float16)
     found = {"x": x, "y": records.y.numpy()}
     if records.groups is not None:

@@ -28,6 +28,7 @@ from dpfed.core.matrices import Gram, Hessians, MatrixRows
 from dpfed.core.rows import Dense, Outer, group_sums, linear_vector
 from dpfed.core.types import Problem, Rows, Unit, Vector
 from dpfed.core.vector import Layout
+from dpfed.data._checks import require_groups
 from dpfed.data.datasets import Records
 
 
@@ -57,7 +58,13 @@ class Model(Protocol):
 
 
 def evaluate(model: Model, params: Vector, records: Records) -> Evaluation:
-    """Accuracy and mean loss on records that may be looked at."""
+    """Accuracy and mean loss on records that may be looked at.
+
+    Args:
+        model: what is evaluated.
+        params: its flat parameters.
+        records: public or held-out records: the result has no noise.
+    """
     correct, losses = model.judge(params, records)
     return Evaluation(float(correct.mean()), float(losses.mean()), len(records))
 
@@ -69,7 +76,15 @@ def metric_rows(
     unit: Unit,
     bound: float,
 ) -> Rows:
-    """Per unit (right or not, loss in [0, bound] over bound): a point of the unit square."""
+    """Per unit (right or not, loss in [0, bound] over bound): a point of the unit square.
+
+    Args:
+        correct: per record, 1.0 where the prediction is right and 0.0 where it is not.
+        losses: per record.
+        groups: the records' group ids; needed where a unit is a group.
+        unit: what one row stands for; of several records it has the mean.
+        bound: losses are clipped to [0, bound], above 0.
+    """
     table = torch.stack([correct, losses.clamp(0, bound) / bound], dim=1)
     return Dense(table if unit is Unit.RECORD else _unit_means(table, groups, unit))
 
@@ -82,15 +97,16 @@ def _unit_means(table: torch.Tensor, groups: torch.Tensor | None, unit: Unit) ->
 
 
 def unit_ids(groups: torch.Tensor | None, unit: Unit, records: int) -> torch.Tensor:
-    """Which unit each record belongs to, as numbers from 0 on."""
+    """Which unit each record belongs to, by its number.
+
+    Args:
+        groups: the records' group ids; needed where a unit is a group.
+        unit: group or client; a client is one unit, with the number 0.
+        records: how many records there are.
+    """
     if unit is Unit.CLIENT:
         return torch.zeros(records, dtype=torch.int64)
-    if groups is None:
-        raise DataError(
-            "unit 'group' needs a group for every record, and these records have none; "
-            "name the group column in data.groups, or protect each record"
-        )
-    return groups
+    return require_groups(groups, "unit 'group'", "use unit 'record'")
 
 
 # -------------------------------------------------------------------------------- linear models
@@ -178,8 +194,8 @@ class Linear:
         x = records.x.flatten(1)
         if x.shape[1] != self.features:
             raise DataError(
-                f"records have {x.shape[1]} features, the model {self.features}; give each client "
-                f"the columns of the model"
+                f"records must have the model's {self.features} features, got {x.shape[1]}; "
+                "give each client the columns of the model"
             )
         if self.bias:
             x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
@@ -214,7 +230,7 @@ class LinearProblem:
 
     @cached_property
     def feature_norms(self) -> torch.Tensor:
-        """Features stay the same from round to round, and so do their norms."""
+        """The norms of the feature rows: the same in every round, so computed once."""
         return row_norms(self.x)
 
     def scores(self, params: Vector) -> torch.Tensor:

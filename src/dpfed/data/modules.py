@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.rows import Chunks, Dense
 from dpfed.core.types import Rows, Unit, Vector
@@ -60,7 +61,7 @@ class Network:
                 f"gradient is not defined; use GroupNorm or LayerNorm instead"
             )
         if self.sampler not in _SAMPLERS:
-            raise RecipeError(f"sampler is {self.sampler!r}, and must be one of {list(_SAMPLERS)}")
+            raise refuse("sampler", " or ".join(map(repr, _SAMPLERS)), self.sampler)
 
     @cached_property
     def layout(self) -> Layout:
@@ -184,7 +185,7 @@ def _by_opacus(model: Network, params: Vector, records: Records) -> Gradients:
     def gradients(index: torch.Tensor) -> torch.Tensor:
         sampled.zero_grad()
         loss = model.loss(sampled(records.x[index]), records.y[index]).sum()
-        with warnings.catch_warnings():  # torch warns that inputs need no gradient: they do not
+        with warnings.catch_warnings():  # torch warns that inputs get no gradient, as intended
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             torch.autograd.backward(loss)
         samples: list[torch.Tensor] = [

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from dpfed.core.errors import RecipeError
+from dpfed.core.checks import at_least, refuse
 
 
 def groupnorm_cnn(
@@ -30,22 +30,21 @@ def groupnorm_cnn(
     Each image is brought to mean 0 and variance 1 first, by its own pixels.
 
     Args:
-        classes: how many scores come out.
+        classes: how many scores come out, at least 1.
         channels: the width of each convolution; each halves height and width.
-        inputs: channels of an image, 1 or 3.
-        groups: of each GroupNorm; must divide every width.
+        inputs: channels of an image: 1 for grey, 3 for RGB.
+        groups: of each GroupNorm, at least 1; must divide every width.
         pool: images are averaged over squares of this side first, at 1 / pool^2 of the cost.
         cells: the last map is averaged to cells x cells, which the linear layer reads.
     """
-    sound = min(classes, inputs, groups, pool, cells, *channels) >= 1 and len(channels) > 0
-    if not sound or any(width % groups for width in channels):
-        raise RecipeError(
-            f"channels are {tuple(channels)}, and each must be a multiple of {groups=}; "
-            f"{classes=}, {inputs=}, {pool=} and {cells=} must be at least 1"
-        )
+    counts = {"classes": classes, "inputs": inputs, "groups": groups, "pool": pool, "cells": cells}
+    at_least(1, "groupnorm_cnn", **counts)
+    if not len(channels) or any(width < 1 or width % groups for width in channels):
+        bound = f"one or more positive multiples of groups = {groups}"
+        raise refuse("groupnorm_cnn.channels", bound, tuple(channels), "change channels or groups")
     layers: list[nn.Module] = [nn.AvgPool2d(pool), nn.GroupNorm(1, inputs, affine=False)]
     for before, after in pairwise((inputs, *channels)):
-        # No bias: GroupNorm takes any constant out again, and brings its own.
+        # No bias: GroupNorm removes any constant, and has a bias of its own.
         layers += [
             nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False),
             nn.GroupNorm(groups, after),

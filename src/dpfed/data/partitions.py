@@ -14,13 +14,14 @@ The per-class draw is that of Yurochkin et al. (2019); papers cite Hsu et al. (2
 draw the class mixture of each client instead. Both are known as "Dirichlet(alpha)".
 
 Each function returns one sorted int64 index tensor per client. The tensors are disjoint, cover
-all records, hold at least one record each, and depend on nothing but the arguments. The
-randomness is no noise, so numpy's generator will do. A partition is a simulation: it reads the
-labels of all clients at one place, as no real federation could.
+all records, hold at least one record each, and depend on nothing but the arguments. This
+randomness protects nothing, so numpy's generator is sufficient. A partition is a simulation: it
+reads the labels of all clients in one place, which no real federation could do.
 """
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ import numpy as np
 import torch
 
 from dpfed.core.errors import DataError
+from dpfed.data._checks import bad_option, require_groups, require_one, require_positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,10 +41,17 @@ if TYPE_CHECKING:
 Parts = list[torch.Tensor]
 
 _TRIES = 1000
+_ALL_TAKE = ("records", "clients", "seed")
 
 
 def iid(records: Records, clients: int, seed: int) -> Parts:
-    """A random permutation of the records, cut into ``clients`` pieces of equal size (or +1)."""
+    """A random permutation of the records, cut into ``clients`` pieces of equal size (or +1).
+
+    Args:
+        records: what to divide.
+        clients: how many pieces, from 1 to the number of records.
+        seed: of the permutation.
+    """
     _check_clients(clients, len(records), "records")
     order = np.random.default_rng(seed).permutation(len(records))
     return _tensors(np.array_split(order, clients))
@@ -54,15 +63,21 @@ def dirichlet(
     """Label skew: small ``alpha`` gives each client few classes, large ``alpha`` tends to iid.
 
     The draw is repeated until the smallest client has at least ``minimum`` records.
+
+    Args:
+        records: what to divide, with class labels.
+        clients: how many clients, from 1 to the number of records.
+        seed: of the draw.
+        alpha: the concentration of the Dirichlet distribution, above 0.
+        minimum: the fewest records of a client; below 1 counts as 1.
     """
     _check_clients(clients, len(records), "records")
     minimum = max(minimum, 1)
-    if not 0 < alpha < float("inf"):
-        raise DataError(f"alpha is {alpha}, but must be positive and finite: try 0.5.")
+    require_positive(alpha=alpha)
     if minimum * clients > len(records):
         raise DataError(
             f"{clients} clients with at least {minimum} records each need {minimum * clients} "
-            f"records, but there are {len(records)}: lower clients or minimum."
+            f"records, and there are {len(records)}; lower clients or minimum"
         )
     return _draw_until(minimum, _by_class(records), clients, alpha, np.random.default_rng(seed))
 
@@ -82,8 +97,9 @@ def _draw_until(
             return _tensors(parts)
         best = max(best, smallest)
     raise DataError(
-        f"In {_TRIES} Dirichlet draws the smallest client had at most {best} records, but minimum "
-        f"is {minimum}: raise alpha (now {alpha}), lower minimum, or lower clients (now {clients})."
+        f"every client must have at least minimum = {minimum} records, got {best} for the smallest "
+        f"in the best of {_TRIES} draws; "
+        f"raise alpha (now {alpha}), lower minimum, or lower clients (now {clients})"
     )
 
 
@@ -91,24 +107,33 @@ def _dirichlet_once(
     classes: list[NDArray[np.int64]], clients: int, alpha: float, rng: np.random.Generator
 ) -> list[NDArray[np.int64]]:
     pieces: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
-    for members in classes:
+    for indices in classes:
         shares = rng.dirichlet(np.full(clients, alpha))
-        # The last cut is left out: rounding may put it below the size, and records would be lost.
-        cuts = (np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
-        for mine, piece in zip(pieces, np.split(rng.permutation(members), cuts), strict=True):
+        # The last cut is left out: rounding may put it below the size, and drop records.
+        cuts = (np.cumsum(shares)[:-1] * len(indices)).astype(np.int64)
+        for mine, piece in zip(pieces, np.split(rng.permutation(indices), cuts), strict=True):
             mine.append(piece)
     return [np.concatenate(mine) for mine in pieces]
 
 
 def shards(records: Records, clients: int, seed: int, shards_per_client: int = 2) -> Parts:
-    """Pathological label skew: each client holds about ``shards_per_client`` classes."""
-    if shards_per_client < 1:
-        raise DataError(f"shards_per_client is {shards_per_client}, but must be at least 1: try 2.")
+    """Pathological label skew: each client holds about ``shards_per_client`` classes.
+
+    Args:
+        records: what to divide, with class labels.
+        clients: how many clients, at least 1.
+        seed: of the order within a class, and of which client gets which shards.
+        shards_per_client: at least 1; all shards together at most the number of records.
+    """
+    require_one(shards_per_client=shards_per_client)
     total = clients * shards_per_client
     _check_clients(clients, len(records), "records")
-    _check_clients(total, len(records), "records", what="shards")
+    if total > len(records):
+        bound = f"at most {len(records)}, the number of records"
+        way_out = "lower clients or shards_per_client"
+        raise bad_option("clients * shards_per_client", bound, total, way_out)
     rng = np.random.default_rng(seed)
-    order = np.concatenate([rng.permutation(members) for members in _by_class(records)])
+    order = np.concatenate([rng.permutation(indices) for indices in _by_class(records)])
     pieces = np.array_split(order, total)
     deal = rng.permutation(total).reshape(clients, shards_per_client)
     return _tensors([np.concatenate([pieces[j] for j in hand]) for hand in deal])
@@ -118,25 +143,28 @@ def natural(records: Records, clients: int | None = None, seed: int = 0) -> Part
     """One client per group id (in the order of the ids); a group is never split.
 
     With ``clients``, whole groups are pooled: the largest group goes first, each to the silo that
-    is smallest so far, so that silos are about equal. ``seed`` decides among groups of one size.
+    is smallest so far, so that silos are about equal.
+
+    Args:
+        records: what to divide, with group ids.
+        clients: how many silos, from 1 to the number of groups; None is one client per group.
+        seed: decides among groups of equal size where groups are pooled.
     """
-    if records.groups is None:
-        raise DataError(
-            "The natural partition needs a group id per record, but these records have none: name "
-            "the group column when loading, or use iid, dirichlet or shards."
-        )
-    ids = records.groups.numpy()
-    members = [np.flatnonzero(ids == group) for group in np.unique(ids)]
+    found = require_groups(
+        records.groups, "the partition 'natural'", "use iid, dirichlet or shards"
+    )
+    ids = found.numpy()
+    groups = [np.flatnonzero(ids == group) for group in np.unique(ids)]
     if clients is None:
-        return _tensors(members)
-    _check_clients(clients, len(members), "groups")
-    return _pool(members, clients, np.random.default_rng(seed))
+        return _tensors(groups)
+    _check_clients(clients, len(groups), "groups")
+    return _pool(groups, clients, np.random.default_rng(seed))
 
 
-def _pool(members: list[NDArray[np.int64]], clients: int, rng: np.random.Generator) -> Parts:
+def _pool(groups: list[NDArray[np.int64]], clients: int, rng: np.random.Generator) -> Parts:
     silos: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
     sizes = np.zeros(clients, dtype=np.int64)
-    shuffled = [members[i] for i in rng.permutation(len(members))]
+    shuffled = [groups[i] for i in rng.permutation(len(groups))]
     for group in sorted(shuffled, key=len, reverse=True):
         smallest = int(sizes.argmin())
         silos[smallest].append(group)
@@ -153,18 +181,30 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {
 
 
 def partition(name: str, records: Records, clients: int | None, seed: int, **options: Any) -> Parts:
-    """The partition called ``name``; ``clients=None`` is for ``natural`` only."""
+    """The partition called ``name``.
+
+    Args:
+        name: iid, dirichlet, shards or natural.
+        records: what to divide.
+        clients: how many clients; None, one client per group, is for ``natural`` only.
+        seed: of everything that the partition draws.
+        **options: the partition's own: alpha and minimum, or shards_per_client.
+    """
     if name not in PARTITIONS:
         known = ", ".join(sorted(PARTITIONS))
-        raise DataError(f"There is no partition {name!r}: choose one of {known}.")
+        raise DataError(f"there is no partition {name!r}; use one of {known}")
     if clients is None and name != "natural":
         raise DataError(
-            f"The partition {name!r} needs a number of clients, but none was given: set clients."
+            f"the partition {name!r} needs a number of clients, and none was given; set clients"
         )
     try:
         return PARTITIONS[name](records, clients=clients, seed=seed, **options)
     except TypeError as error:
-        raise DataError(f"The partition {name!r} cannot be made as asked: {error}.") from error
+        own = [o for o in inspect.signature(PARTITIONS[name]).parameters if o not in _ALL_TAKE]
+        raise DataError(
+            f"the partition {name!r} cannot be made as asked ({error}); "
+            f"correct its options, which are {', '.join(own) or 'none'}"
+        ) from error
 
 
 # ------------------------------------------------------------------------------------- statistics
@@ -191,15 +231,23 @@ class Statistics:
 
 
 def statistics(records: Records, parts: Parts, classes: int) -> Statistics:
-    """Per-client class counts and their KL divergence from the uniform class mixture."""
+    """Per-client class counts and their KL divergence from the uniform class mixture.
+
+    Args:
+        records: all records, with class labels.
+        parts: the indices of each client's records; none may be empty.
+        classes: how many classes there are; labels are 0 to classes - 1.
+    """
     labels = _labels(records)
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise DataError(
-            f"Labels run from {labels.min()} to {labels.max()}, but must lie in 0..{classes - 1}: "
-            "give the true number of classes."
+            f"labels must lie in 0..{classes - 1}, got {labels.min()} to {labels.max()}; "
+            "give the true number of classes"
         )
-    if not parts or min(len(part) for part in parts) == 0:
-        raise DataError("Each client needs at least one record: leave empty clients out.")
+    if not parts:
+        raise DataError("there are no clients; give the parts of at least 1")
+    if min(len(part) for part in parts) == 0:
+        raise DataError("every client needs a record, and one has none; leave empty clients out")
     rows = [torch.bincount(records.y[part], minlength=classes) for part in parts]
     counts = torch.stack(rows)
     mixture = counts.double() / counts.sum(dim=1, keepdim=True)
@@ -212,8 +260,8 @@ def statistics(records: Records, parts: Parts, classes: int) -> Statistics:
 def _labels(records: Records) -> NDArray[np.int64]:
     if records.y.dtype != torch.int64:
         raise DataError(
-            f"This partition goes by class labels, but y is {records.y.dtype}: use iid or natural "
-            "for regression targets."
+            f"class labels must be torch.int64, got {records.y.dtype}; "
+            "use the partition iid or natural for regression targets"
         )
     labels: NDArray[np.int64] = records.y.numpy()
     return labels
@@ -228,8 +276,7 @@ def _tensors(parts: list[NDArray[np.int64]]) -> Parts:
     return [torch.from_numpy(np.sort(part).astype(np.int64)) for part in parts]
 
 
-def _check_clients(number: int, most: int, of_what: str, what: str = "clients") -> None:
-    if not 1 <= number <= most:
-        raise DataError(
-            f"{number} {what} were asked for, but there are {most} {of_what}: choose 1 to {most}."
-        )
+def _check_clients(clients: int, most: int, of_what: str) -> None:
+    if not 1 <= clients <= most:
+        bound = f"from 1 to {most}, the number of {of_what}"
+        raise bad_option("clients", bound, clients, "choose a number in that range")

@@ -3,7 +3,7 @@
 
 A reader returns its parts ("train", "val", "test") as they are stored. The tensors are made from
 all parts at once, so that a class or a group has one number in all of them. What can be read, and
-what each kind of array becomes, is said in ``dpfed.data.datasets``, whose ``load`` is the way in.
+what each kind of array becomes, is in the tables of ``dpfed.data.datasets``; call its ``load``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from dpfed.core.errors import DataError
+from dpfed.data._checks import bad_option, first_sentence, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -48,26 +49,38 @@ class Columns(NamedTuple):
 
 
 def read_path(path: Path, columns: Columns, size: int | None) -> dict[str, TablePart]:
-    """The parts of a file or a directory; ``size`` is for images in a directory."""
+    """The parts of a file or a directory.
+
+    Args:
+        path: an .npz, .csv or .parquet file, or a directory of IDX files or images.
+        columns: which arrays or columns to read; a directory has none.
+        size: images in a directory are resized to this height and width; None leaves them.
+    """
     if path.is_dir():
         is_idx = any("-images" in p.name and "ubyte" in p.name for p in path.iterdir())
         return _read_idx(path) if is_idx else _read_folder(path, size)
     readers = {".npz": _read_npz, ".csv": _read_table, ".parquet": _read_table}
     if path.suffix not in readers:
         known = ", ".join(sorted(readers))
-        raise DataError(f"{path.name!r} is of no known type: use {known}, or a directory.")
+        raise DataError(f"{path.name!r} is of no known type; use {known}, or a directory")
     return readers[path.suffix](path, columns)
 
 
 # -------------------------------------------------------------------------------------------- .npz
 
 
-def _read_npz(path: Path, columns: Columns) -> dict[str, TablePart]:
+def load_npz(path: Path) -> dict[str, Array]:
+    """The arrays of an .npz; never a pickle that could run code."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
+            return {key: archive[key] for key in archive.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path.name!r} cannot be read as .npz without pickle: {error}.") from error
+        way_out = "write it with numpy.savez, from arrays of numbers or texts"
+        raise unreadable(path, ".npz without pickle", error, way_out) from error
+
+
+def _read_npz(path: Path, columns: Columns) -> dict[str, TablePart]:
+    arrays = load_npz(path)
     parts = _split_parts(arrays, columns)
     return parts or _split_whole(arrays, columns, path.name)
 
@@ -85,25 +98,33 @@ def _split_parts(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Tab
 
 
 def _split_whole(arrays: Mapping[str, Array], columns: Columns, file: str) -> dict[str, TablePart]:
-    if not (columns.x is None or isinstance(columns.x, str)):
-        raise DataError(f"x is {columns.x!r}, but an .npz has one feature array: give its name.")
-    features = arrays[_choose(columns.x, ("x",), arrays, file)]
+    features = arrays[_choose(_one_name(columns.x), ("x",), arrays, file)]
     labels = arrays[_choose(columns.y, ("y", "label"), arrays, file)]
     group = _choose_group(columns.groups, arrays, file)
     whole = TablePart(features, labels, None if group is None else arrays[group])
     return _by_split(whole, None if columns.split is None else arrays.get(columns.split))
 
 
+def _one_name(x: str | Sequence[str] | None) -> str | None:
+    if x is None or isinstance(x, str):
+        return x
+    raise bad_option("x", "the name of one feature array", x, "only tables take several columns")
+
+
 def _by_split(whole: TablePart, split: Array | None) -> dict[str, TablePart]:
     if split is None:
         return {"train": whole}
     if len(split) != len(whole.y):
-        raise DataError(f"split has {len(split)} entries, but there are {len(whole.y)} records.")
+        raise DataError(
+            f"split must have one entry per record, got {len(split)} for {len(whole.y)} records; "
+            "give each record one"
+        )
     names = {"train": ("0", "train"), "val": ("val", "validation"), "test": ("1", "test")}
     text = np.char.lower(np.asarray(split).astype(str))
     unknown = sorted(set(text.tolist()) - {value for known in names.values() for value in known})
     if unknown:
-        raise DataError(f"split says {unknown[0]!r}, but must be 0 or train, val, 1 or test.")
+        bound = "0 or train, val or validation, 1 or test"
+        raise bad_option("split", bound, unknown[0], "correct the rows that say otherwise")
     chosen = {part: np.isin(text, known) for part, known in names.items()}
     return {part: _rows_of(whole, mask) for part, mask in chosen.items() if mask.any()}
 
@@ -119,7 +140,7 @@ def _choose(asked: str | None, usual: Sequence[str], present: Iterable[str], whe
     if not found:
         listed = ", ".join(present)
         wanted = " or ".join(repr(n) for n in names)
-        raise DataError(f"{where!r} has no {wanted}, only {listed}: name x, y and groups.")
+        raise DataError(f"{where!r} has no {wanted}, only {listed}; name x, y and groups")
     return found[0]
 
 
@@ -139,12 +160,13 @@ def _read_table(path: Path, columns: Columns) -> dict[str, TablePart]:
     try:
         table = _read_arrow(path)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path.name!r} cannot be read as a table: {error}.") from error
+        way_out = f"check that it is a complete {path.suffix} file"
+        raise unreadable(path, "a table", error, way_out) from error
     present = table.column_names
     label = _choose(columns.y, ("y", "label"), present, path.name)
     group = _choose_group(columns.groups, present, path.name)
     kept = _feature_columns(table, columns.x, {label, group, columns.split}, path.name)
-    features = np.stack([_numbers(table.column(name)) for name in kept], axis=1)
+    features = np.stack([_numbers(table, name) for name in kept], axis=1)
     labels = _complete(table, label)
     whole = TablePart(features, labels, None if group is None else _complete(table, group))
     if columns.split is None or columns.split not in present:
@@ -171,7 +193,9 @@ def _feature_columns(
     free = [n for n in table.column_names if n not in taken]
     numeric = [n for n in free if _is_numeric(table.column(n).type)]
     if not numeric:
-        raise DataError(f"{file!r} has no numeric column besides labels and groups: name them.")
+        raise DataError(
+            f"{file!r} has no numeric column besides labels and groups; encode features as numbers"
+        )
     return numeric
 
 
@@ -182,12 +206,16 @@ def _is_numeric(kind: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _numbers(column: Any) -> NDArray[np.float32]:
+def _numbers(table: Any, name: str) -> NDArray[np.float32]:
     """A column as float32, nulls as NaN."""
     import pyarrow as pa
 
+    column = table.column(name)
     if not _is_numeric(column.type):
-        raise DataError(f"A feature column holds {column.type}: encode it as numbers first.")
+        raise DataError(
+            f"the feature column {name!r} must hold numbers, got {column.type}; "
+            "encode it first, or leave it out of x"
+        )
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     values: NDArray[np.float32] = column.cast(pa.float64()).to_numpy().astype(np.float32)
@@ -198,8 +226,8 @@ def _complete(table: Any, name: str) -> Array:
     column = table.column(name)
     if column.null_count:
         raise DataError(
-            f"The column {name!r} lacks {column.null_count} of {len(column)} values, but labels, "
-            "groups and splits must be complete: drop those rows first."
+            f"the column {name!r} lacks {column.null_count} of {len(column)} values, and labels, "
+            "groups and splits must be complete; drop those rows first"
         )
     return column.to_numpy()
 
@@ -221,7 +249,7 @@ def _find_idx(path: Path, stems: Sequence[str], kind: str) -> Path | None:
     found = sorted({p for stem in stems for p in path.glob(f"*{stem}-{kind}*ubyte*")})
     if len(found) > 1 and {p.name.removesuffix(".gz") for p in found} != {found[0].name}:
         listed = ", ".join(p.name for p in found)
-        raise DataError(f"{listed} all look like {stems[0]} {kind}: keep one in {path.name!r}.")
+        raise DataError(f"{listed} all look like {stems[0]} {kind}; keep one in {path.name!r}")
     return found[0] if found else None
 
 
@@ -229,12 +257,12 @@ def _parse_idx(path: Path) -> NDArray[np.uint8]:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path.name!r} cannot be unpacked: {error}.") from error
+        raise unreadable(path, "an IDX file", error, "download it again") from error
     axes = raw[3] if raw[:3] == b"\0\0\x08" and len(raw) > 3 else 0
     start = 4 + 4 * axes
     shape = tuple(int.from_bytes(raw[i : i + 4], "big") for i in range(4, start, 4))
     if not axes or len(raw) != start + math.prod(shape):
-        raise DataError(f"{path.name!r} is no whole IDX file of bytes: get it anew.")
+        raise DataError(f"{path.name!r} is not a complete IDX file of bytes; download it again")
     return np.frombuffer(raw, dtype=np.uint8, offset=start).reshape(shape)
 
 
@@ -254,7 +282,10 @@ def _read_classes(path: Path, size: int | None) -> TablePart:
     """<class>/<file>; the class is the name of the directory."""
     found = sorted(p for p in path.glob("*/*") if p.suffix.lower() in _SUFFIXES)
     if not found:
-        raise DataError(f"{path.name!r} has no images as <class>/<file>.png: check the path.")
+        raise DataError(
+            f"{path.name!r} has no images as <class>/<file>.png; "
+            "check the path, or sort them into one folder per class"
+        )
     images = [_open_image(p) for p in found]
     return TablePart(_stack_images(images, size), np.array([p.parent.name for p in found]))
 
@@ -267,7 +298,7 @@ def _open_image(path: Path) -> Image.Image:
             image.load()
             return image.copy()
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path.name!r} cannot be read as an image: {error}.") from error
+        raise unreadable(path, "an image", error, "replace or remove it") from error
 
 
 def _stack_images(images: Sequence[Image.Image], size: int | None) -> NDArray[np.uint8]:
@@ -275,13 +306,13 @@ def _stack_images(images: Sequence[Image.Image], size: int | None) -> NDArray[np
     modes = {image.mode for image in images}
     if not modes <= _GREY | _COLOUR:
         odd = sorted(modes - _GREY - _COLOUR)[0]
-        raise DataError(f"An image is of mode {odd!r}: convert it to 8-bit grey or RGB first.")
+        raise DataError(f"an image is of mode {odd!r}; convert it to 8-bit grey or RGB first")
     mode = "L" if modes <= _GREY else "RGB"
     same = [image.convert(mode) for image in images]
     same = same if size is None else [image.resize((size, size)) for image in same]
     sizes = {image.size for image in same}
     if len(sizes) > 1:
-        raise DataError(f"Images come in {len(sizes)} sizes: give size to have them resized.")
+        raise DataError(f"images come in {len(sizes)} sizes; give size to have them resized")
     return np.stack([np.asarray(image) for image in same])
 
 
@@ -289,13 +320,19 @@ def _stack_images(images: Sequence[Image.Image], size: int | None) -> NDArray[np
 
 
 def read_hub(name: str, columns: Columns, size: int | None) -> dict[str, TablePart]:
-    """The parts of NAME or NAME:CONFIG on the Hugging Face hub."""
+    """The parts of NAME or NAME:CONFIG on the Hugging Face hub.
+
+    Args:
+        name: NAME or NAME:CONFIG, without ``hf:``.
+        columns: which columns to read; the split is the hub's own.
+        size: images are resized to this height and width; None leaves them.
+    """
     try:
         import datasets
     except ImportError as error:
         raise DataError(
-            f"'hf:{name}' needs the package datasets, which is not installed: "
-            "pip install 'dpfed[hub]', or give a local path."
+            f"'hf:{name}' needs the package datasets, which is not installed; "
+            "pip install 'dpfed[hub]', or give a local path"
         ) from error
     repository, _, configuration = name.partition(":")
     try:
@@ -303,7 +340,10 @@ def read_hub(name: str, columns: Columns, size: int | None) -> dict[str, TablePa
     except MemoryError:
         raise
     except Exception as error:  # of datasets, huggingface_hub, requests or httpx: no common base
-        raise _hub_failure(name, error) from error
+        raise DataError(
+            f"'hf:{name}' could not be loaded from the Hugging Face hub ({first_sentence(error)}); "
+            "check the name (hf:NAME or hf:NAME:CONFIG) and the network, or give a local path"
+        ) from error
     names = {"train": "train", "validation": "val", "test": "test"}
     return {
         part: _hub_part(splits[split], columns, size, name)
@@ -312,21 +352,9 @@ def read_hub(name: str, columns: Columns, size: int | None) -> dict[str, TablePa
     }
 
 
-def _hub_failure(name: str, error: Exception) -> DataError:
-    """One sentence, though these libraries' messages run over several lines."""
-    first = str(error).strip().partition("\n")[0]
-    reason = f"{type(error).__name__}: {first}".rstrip(" .:")
-    return DataError(
-        f"'hf:{name}' could not be loaded from the Hugging Face hub ({reason}): check the name "
-        "(hf:NAME or hf:NAME:CONFIG) and the network, or give a local path."
-    )
-
-
 def _hub_part(split: Any, columns: Columns, size: int | None, name: str) -> TablePart:
     present = split.column_names
-    if not (columns.x is None or isinstance(columns.x, str)):
-        raise DataError(f"x is {columns.x!r}, but 'hf:' takes one feature column: give its name.")
-    x = list(split[_choose(columns.x, ("image", "img", "x"), present, name)])
+    x = list(split[_choose(_one_name(columns.x), ("image", "img", "x"), present, name)])
     y = np.asarray(list(split[_choose(columns.y, ("label", "y"), present, name)]))
     group = _choose_group(columns.groups, present, name)
     groups = None if group is None else np.asarray(list(split[group]))
@@ -341,7 +369,7 @@ def feature_tensor(x: Array) -> torch.Tensor:
     """Features as float32; images scaled to [0, 1], channels first."""
     x = np.asarray(x)
     if x.dtype.kind not in "fiub":
-        raise DataError(f"Features are of type {x.dtype}, but must be numbers: encode them first.")
+        raise DataError(f"features must be numbers, got {x.dtype}; encode them first")
     if x.dtype != np.uint8 or x.ndim < 3:
         return torch.from_numpy(x.astype(np.float32))
     if x.ndim == 3:
@@ -357,12 +385,12 @@ def label_tensors(parts: list[Array], classes: int | None) -> tuple[list[torch.T
     y = np.concatenate(flat)
     if y.dtype.kind == "f" and classes is None:
         if np.isnan(y).any():
-            raise DataError(f"{int(np.isnan(y).sum())} targets are missing: drop those rows first.")
+            raise DataError(f"{int(np.isnan(y).sum())} targets are missing; drop those rows first")
         return [torch.from_numpy(part.astype(np.float32)) for part in flat], None
     numbers = _class_numbers(y)
     most = int(numbers.max()) + 1
     if classes is not None and most > classes:
-        raise DataError(f"The largest label is {most - 1}, but classes is {classes}: raise it.")
+        raise bad_option("labels", f"below classes = {classes}", most - 1, "raise classes")
     cuts = np.cumsum([len(part) for part in flat])[:-1]
     return [torch.from_numpy(part.copy()) for part in np.split(numbers, cuts)], classes or most
 
@@ -370,13 +398,16 @@ def label_tensors(parts: list[Array], classes: int | None) -> tuple[list[torch.T
 def _class_numbers(y: Array) -> NDArray[np.int64]:
     if y.dtype.kind in "USO":
         return _ids(y)
-    if y.dtype.kind == "f" and not (np.isfinite(y) & (y == np.round(y))).all():
-        raise DataError("Class labels must be whole numbers, but some are not: leave out classes.")
+    if y.dtype.kind == "f" and not (whole := np.isfinite(y) & (y == np.round(y))).all():
+        raise DataError(
+            f"class labels must be whole numbers, got {y[~whole][0]:g}; "
+            "leave out classes for a regression"
+        )
     numbers: NDArray[np.int64] = y.astype(np.int64)
     if set(np.unique(numbers).tolist()) == {-1, 1}:
         return (numbers + 1) // 2
     if numbers.min() < 0:
-        raise DataError(f"The smallest label is {numbers.min()}, but must be 0: renumber them.")
+        raise DataError(f"labels must be at least 0, got {numbers.min()}; renumber them from 0")
     return numbers
 
 
@@ -394,7 +425,9 @@ def group_tensors(parts: list[Array | None]) -> list[torch.Tensor | None]:
 def _ids(values: Array) -> NDArray[np.int64]:
     """Positions in the sorted list of different values."""
     if values.dtype.kind == "f" and np.isnan(values).any():
-        raise DataError("Some group ids are missing: drop those rows first.")
+        raise DataError(
+            f"{int(np.isnan(values).sum())} group ids are missing; drop those rows first"
+        )
     text = values.astype(str) if values.dtype.kind == "O" else values
     return np.unique(text, return_inverse=True)[1].astype(np.int64)
 
@@ -404,5 +437,8 @@ def _flat(y: Array) -> Array:
     y = np.asarray(y)
     flat = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if flat.ndim != 1:
-        raise DataError(f"Labels have shape {y.shape}, but one number per record is needed.")
+        raise DataError(
+            f"labels and groups must have one value per record, got shape {y.shape}; "
+            "give one column of each"
+        )
     return flat

@@ -10,8 +10,8 @@
 ============ ====================================================================================
 
 The last two have groups, one per client: the partition ``natural`` gives the clients back. Each
-client has a test part besides, a quarter of its size. Nothing here is noise of a mechanism, so
-numpy's generator will do; what is drawn depends on the options alone, ``seed`` among them.
+client has a test part besides, a quarter of its size. None of this randomness protects anything, so
+numpy's generator is sufficient. What is drawn depends on the options alone, ``seed`` among them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dpfed.core.errors import DataError
+from dpfed.data._checks import bad_option, require_from_zero, require_one
 from dpfed.data.readers import TablePart
 
 if TYPE_CHECKING:
@@ -48,13 +49,13 @@ class Made(NamedTuple):
 def make(kind: str, options: dict[str, Any]) -> Made:
     """The records of a kind; an option that it does not have is refused by name."""
     if kind not in KINDS:
-        raise DataError(f"There is no kind {kind!r} of synthetic data: use {', '.join(KINDS)}.")
+        raise DataError(f"there is no kind {kind!r} of synthetic data; use {', '.join(KINDS)}")
     known = set(inspect.signature(KINDS[kind]).parameters)
     if set(options) - known:
         unknown = ", ".join(sorted(set(options) - known))
         allowed = ", ".join(sorted(known - {"classes"}))  # an option that all sources have
         which = "'synthetic'" if kind == "clusters" else f"'synthetic' of kind {kind!r}"
-        raise DataError(f"{which} takes no option {unknown}: it takes {allowed}.")
+        raise DataError(f"{which} takes no option {unknown}; it takes {allowed}")
     return KINDS[kind](**options)
 
 
@@ -72,13 +73,20 @@ def clusters(
 
     At the default separation neighbouring clusters overlap, so that no model is right on all
     records. The test part comes on top: a quarter of ``records``, from the same clusters.
+
+    Args:
+        records: how many training records, at least 1.
+        features: the dimension of x, at least 1.
+        classes: how many clusters, at least 1.
+        seed: of the centres and the records.
+        separation: the distance of each centre from 0; the noise has standard deviation 1.
     """
-    _at_least_one(records=records, features=features, classes=classes)
+    require_one(records=records, features=features, classes=classes)
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((classes, features))
     centres *= separation / np.linalg.norm(centres, axis=1, keepdims=True)
     total = _with_test(records)
-    # Balanced labels: a quickstart with a class that happens to be missing would teach nothing.
+    # The labels are balanced, so that no class is missing by chance.
     y = rng.permutation(np.arange(total) % classes)
     x = centres[y] + rng.standard_normal((total, features))
     source = (
@@ -109,15 +117,26 @@ def mixed(
     Client k labels by y = argmax(W x + b), the entries of W and b being N(u_k, 1), u_k ~
     N(0, alpha). Its features are N(v_k, Sigma), v_kj ~ N(B_k, 1), B_k ~ N(0, beta), Sigma the
     diagonal j^-1.2; all second arguments are variances. 60 features, 10 classes and alpha = beta
-    = 5 are Krouka et al.'s; its table of sizes did not reach us.
+    = 5 are Krouka et al.'s; we do not have their table of sizes.
 
     u_k adds the same number to every score and so drops out of the argmax: no two clients share a
     labelling rule whatever ``alpha`` is. The code that Krouka et al. 2025 used (Noble et al., 2022)
     draws u_k and B_k for each entry instead, and relabels 5 % of the records at random.
+
+    Args:
+        clients: how many clients, at least 1.
+        records: training records of all clients together, at least one per client.
+        features: the dimension of x, at least 1.
+        classes: how many labels a rule chooses from, at least 1.
+        alpha: the variance of u_k, at least 0.
+        beta: the variance of B_k, at least 0.
+        seed: of everything that is drawn.
     """
-    _at_least_one(clients=clients, records=records // max(1, clients), features=features)
-    _at_least_one(classes=classes)
-    _not_negative(alpha=alpha, beta=beta)
+    require_one(clients=clients, features=features, classes=classes)
+    if records < clients:
+        bound = f"at least {clients}, the number of clients"
+        raise bad_option("records", bound, records, "raise records or lower clients")
+    require_from_zero(alpha=alpha, beta=beta)
     rng = np.random.default_rng(seed)
     sizes = _cut(np.ones(clients), records)
     spread = np.arange(1.0, features + 1) ** -0.6
@@ -154,15 +173,24 @@ def glm(
 ) -> Made:
     """A regression y ~ p(y | x theta), x ~ N(0, I), the same theta at every client.
 
-    Sizes (section 4.2): ``equal``, ``uniform`` from half to three halves of the mean, or
-    ``lognormal`` (sigma 0.5), with about ``mean_size`` records per client; ``records`` fixes the
-    total instead (section 4.5). The text at hand has neither theta nor its dimension: here theta is
-    drawn from the sphere of radius ``norm``, with no intercept, and depends on ``seed`` alone.
+    Sizes are those of section 4.2, a fixed total that of section 4.5. The text that we have states
+    neither theta nor its dimension: here theta is drawn from the sphere of radius ``norm``, with no
+    intercept, and depends on ``features``, ``norm`` and ``seed`` alone.
+
+    Args:
+        link: "logistic" or "poisson".
+        clients: how many clients, at least 1.
+        sizes: "equal", "uniform" from half to three halves of the mean, or "lognormal" (sigma 0.5).
+        mean_size: about how many training records a client has, at least 1.
+        records: the total of training records instead; None goes by ``mean_size``.
+        features: the dimension of x, at least 1.
+        norm: the Euclidean norm of theta, at least 0.
+        seed: of everything that is drawn.
     """
-    _at_least_one(clients=clients, mean_size=mean_size, features=features)
-    _not_negative(norm=norm)
+    require_one(clients=clients, mean_size=mean_size, features=features)
+    require_from_zero(norm=norm)
     if link not in _LINKS:
-        raise DataError(f"link is {link!r}, but must be one of {', '.join(_LINKS)}.")
+        raise bad_option("link", f"one of {', '.join(_LINKS)}", link)
     rng = np.random.default_rng(seed)
     theta = rng.standard_normal(features)
     theta *= norm / np.linalg.norm(theta)
@@ -202,11 +230,12 @@ def _sizes(
         "lognormal": rng.lognormal(-0.125, 0.5, clients),  # of mean 1
     }
     if how not in shares:
-        raise DataError(f"sizes is {how!r}, but must be one of {', '.join(shares)}.")
+        raise bad_option("sizes", f"one of {', '.join(shares)}", how)
     counts = _cut(shares[how], round(mean * shares[how].sum()) if records is None else records)
     if counts.min() < 1:
         raise DataError(
-            f"{counts.sum()} records leave a client of {clients} with none: raise records."
+            f"every client must have a record, got {counts.sum()} records for {clients} clients; "
+            "raise records or mean_size, or lower clients"
         )
     return counts
 
@@ -237,15 +266,3 @@ def _by_client(drawn: Sequence[Drawn], sizes: Ints) -> dict[str, TablePart]:
         return TablePart(np.concatenate(x), np.concatenate(y), groups)
 
     return {"train": part([slice(n) for n in sizes]), "test": part([slice(n, None) for n in sizes])}
-
-
-def _at_least_one(**values: int) -> None:
-    for option, value in values.items():
-        if value < 1:
-            raise DataError(f"{option} is {value}, but must be at least 1.")
-
-
-def _not_negative(**values: float) -> None:
-    for option, value in values.items():
-        if not 0 <= value < math.inf:
-            raise DataError(f"{option} is {value}, but must be at least 0 and finite.")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes become runs, and runs become files that people use."""
+"""Studies: many runs over methods, cells and seeds, and the tables and figures made of them."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of a study: a method has the same colour, line and marker in all of them.
 
-Each is 3.4 inches wide, a column of a two-column page, with letters of 8 points, so that nothing is
+Each is 3.4 inches wide, a column of a two-column page, with text of 8 points, so that nothing is
 scaled down in print. Colours are Okabe and Ito's, told apart by colour-blind readers, each with a
 solid, a broken and a dotted line; bars have a hatch where lines are not solid. Figures are made
 without pyplot: no window, no state between them.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 WIDTH = 3.4
 """Inches: one column."""
 
-LETTERS: Any = {
+TYPOGRAPHY: Any = {
     "font.size": 8, "axes.labelsize": 8, "axes.titlesize": 8, "xtick.labelsize": 8,
     "ytick.labelsize": 8, "legend.fontsize": 8, "axes.linewidth": 0.6, "pdf.fonttype": 42,
     "svg.hashsalt": "dpfed", "axes.spines.top": False, "axes.spines.right": False,
@@ -90,7 +90,7 @@ def styles_of(study: Study) -> dict[str, Style]:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A figure with its words: the file's name, a caption, and what it shows to who cannot see."""
+    """A figure with its texts: the file's name, a caption, and a description in words."""
 
     name: str
     figure: Figure
@@ -104,7 +104,7 @@ def sheet(height: float) -> Iterator[tuple[Figure, Axes]]:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context(LETTERS):
+    with rc_context(TYPOGRAPHY):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         yield figure, figure.subplots()
 
@@ -113,7 +113,7 @@ def save_picture(picture: Picture, folder: Path) -> None:
     """As PNG to look at and as PDF to print; the same figure gives the same bytes."""
     from matplotlib import rc_context
 
-    with rc_context(LETTERS):
+    with rc_context(TYPOGRAPHY):
         picture.figure.savefig(folder / f"{picture.name}.png", dpi=200)
         picture.figure.savefig(folder / f"{picture.name}.pdf", metadata={"CreationDate": None})
 
@@ -123,7 +123,7 @@ def svg(picture: Picture) -> bytes:
     from matplotlib import rc_context
 
     text = io.BytesIO()
-    with rc_context(LETTERS):
+    with rc_context(TYPOGRAPHY):
         picture.figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()
 
@@ -138,7 +138,13 @@ def slug(text: str) -> str:
 
 
 def convergence(study: Study, rows: Iterable[Row], cell: Cell) -> Picture:
-    """Accuracy or loss against rounds: the mean over seeds, with one standard deviation."""
+    """Accuracy or loss against rounds: the mean over seeds, with one standard deviation.
+
+    Args:
+        study: the study.
+        rows: its stored runs.
+        cell: the cell that the figure is about.
+    """
     from matplotlib.ticker import MaxNLocator
 
     found, styles = scores(study, rows), styles_of(study)
@@ -200,7 +206,14 @@ def _finish_lines(figure: Figure, axes: Axes, measure: Measure) -> None:
 
 
 def set_decades(axis: Axis, low: float, high: float, ticks: int = 8) -> None:
-    """Ticks of a logarithmic axis in plain words, between decades too where there are few."""
+    """Ticks of a logarithmic axis as plain numbers, between decades too where there are few.
+
+    Args:
+        axis: the axis, which is logarithmic already.
+        low: the least value on it, above 0.
+        high: the greatest value on it.
+        ticks: how many there may be, about.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     steps = (1.0,) if high / low > 300 else (1.0, 3.0) if high / low > 30 else (1.0, 2.0, 5.0)
@@ -230,6 +243,11 @@ def final_bars(study: Study, rows: Iterable[Row], cell: Cell) -> Picture:
     """A bar per method at the last round, from 0, with its figure written beside it.
 
     Losses over more than a decade are points on a logarithmic axis, which has no 0 to start from.
+
+    Args:
+        study: the study.
+        rows: its stored runs.
+        cell: the cell that the figure is about.
     """
     found, styles = scores(study, rows), styles_of(study)
     pairs = {m.label: found.number(cell, m.label) for m in study.methods}

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a study found, in sentences that name no winner where the seeds at hand do not."""
+"""What a study found, in sentences; each says whether a lead is statistically significant.
+
+The test is that of significance.py: the paired 95 % t interval over seeds excludes 0.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from dpfed.experiments.table import Number
 
 
 def findings(found: Scores) -> dict[str, str]:
-    """For each cell: who has the best mean, and whether that is settled by the seeds at hand."""
+    """For each cell: the method with the best mean, and whether its lead is significant."""
     there = [cell for cell, _ in cells(found.study) if found.rounds(cell)]
     return {cell_words(cell): _finding(found, cell) for cell in there}
 
@@ -38,7 +41,7 @@ def _finding(found: Scores, cell: Cell) -> str:
 
 
 def _ranked(found: Scores, cell: Cell) -> list[str]:
-    """Best first. A method that lost seeds is left out: the seeds that it has may be its best."""
+    """Best first. A method without all seeds is left out: those that it has may be its best."""
     wanted = len(found.study.final.seeds)
     means = {m.label: found.mean(cell, m.label) for m in found.study.methods
              if len(found.at(cell, m.label)) == wanted}  # fmt: skip
@@ -62,10 +65,12 @@ def _versus(found: Scores, cell: Cell, method: str, other: str, role: str) -> st
 
 def _interval(pair: Gap) -> str:
     if pair.low is None or pair.high is None:
-        return "one seed, so no interval: not settled"
+        return "one seed, so no interval: significance is not known"
     low, high = (Number(end, digits=pair.digits) for end in (pair.low, pair.high))
-    ends = f"95 % interval over {pair.seeds} seeds {low} to {high}"
-    return f"{ends}, excludes 0" if pair.settled else f"{ends}, includes 0: not settled"
+    ends = f"paired 95 % t interval over {pair.seeds} seeds {low} to {high}"
+    if pair.significant:
+        return f"{ends}, excludes 0: statistically significant"
+    return f"{ends}, includes 0: not statistically significant"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -24,8 +24,13 @@ def heat_map(
 ) -> Picture | None:
     """Validation accuracy over two tuned parameters; None if there are not two numbers tuned.
 
-    Without ``keys``, rho and the clip where they were tuned, or else the two that were tried at
-    the most values. Where others were tuned as well, the best over them is shown.
+    Where other parameters were tuned as well, the best over them is shown.
+
+    Args:
+        rows: stored runs, of which those of the search are used.
+        entry: the cell and the method, as ``label_of`` names them.
+        keys: the parameters on the two axes; None is rho and the clip where they were tuned, or
+            else the two that were tried at the most values.
     """
     tried = [row for row in rows if row.get("stage") == "tuning" and row.get("entry") == entry]
     keys = keys or _widest(tried)
@@ -50,7 +55,13 @@ def heat_map(
 
 
 def heat_maps(study: Study, rows: Iterable[Row], method: str) -> list[Picture]:
-    """One for each cell in which the method was tuned."""
+    """One for each cell in which the method was tuned.
+
+    Args:
+        study: the study.
+        rows: stored runs, of which those of the search are used.
+        method: the method's label.
+    """
     rows = list(rows)
     entries = (label_of(cell, method) for cell, _ in cells(study, tuned_only=True))
     pictures = (heat_map(rows, entry) for entry in entries)

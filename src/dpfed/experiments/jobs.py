@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many runs: over a pool of processes, each stored as it ends, so that a killed batch goes on.
+"""Many runs over a pool of processes; each is stored as it ends, so that a killed batch goes on.
 
 A job is a resolved recipe with labels. Its key is a digest of both, so that no run is made twice
 under one name. ``runs.jsonl`` has one line per finished run; a line that a kill cut short is
@@ -35,7 +35,7 @@ Progress = Callable[[int, int, Row], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One run: what it is called in the tables, and the tables that it is made of."""
+    """One run: its labels in a study's tables, and its recipe."""
 
     labels: Labels
     recipe: Recipe
@@ -61,7 +61,16 @@ def make_job(
     keep: tuple[str, ...] = (),
     brief: bool = False,
 ) -> Job:
-    """The base recipe with changes by dotted key, as ``--set`` takes them."""
+    """The base recipe with changes by dotted key, as ``--set`` takes them.
+
+    Args:
+        base: the recipe's tables.
+        labels: what the run is called in the tables of a study.
+        changes: dotted keys with values, which override those of ``base``.
+        root: the folder that relative data paths refer to; None is the working folder.
+        keep: what else to store of the run; see ``Job.keep``.
+        brief: store only what a setting is judged by.
+    """
     overrides = [f"{key}={_literal(value)}" for key, value in changes.items()]
     where = None if root is None else str(root)
     return Job(
@@ -129,7 +138,14 @@ class Store:
 def run_jobs(
     jobs: Sequence[Job], store: Store, workers: int | None = None, watch: Progress | None = None
 ) -> list[Row]:
-    """The rows of all jobs, in their order; those in the store are not run again."""
+    """The rows of all jobs, in their order; those in the store are not run again.
+
+    Args:
+        jobs: what to run.
+        store: the runs that are finished; new ones are added.
+        workers: how many processes run jobs; None is one per CPU, and 1 runs them in this process.
+        watch: called with (done, all, the row) after each run.
+    """
     missing = {job.key: job for job in jobs if job.key not in store.rows}
     done = len({job.key for job in jobs}) - len(missing)
     total = done + len(missing)
@@ -156,7 +172,7 @@ def job_pool(workers: int) -> ProcessPoolExecutor:
 
 
 def _follow(parent: int) -> None:
-    """Leave when the parent is gone: a killed sweep would leave its workers waiting for ever."""
+    """End this worker when its parent is gone: a killed sweep would leave it waiting for ever."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -213,7 +229,7 @@ def _as_they_end(pool: ProcessPoolExecutor, jobs: list[Job], ahead: int) -> Iter
 
 
 def run_one(job: Job) -> Row:
-    """Train, and say all that a table may need in one flat row."""
+    """Train, and return all that a table may need as one flat row."""
     import torch
 
     from dpfed.recipes.prepared import prepare
@@ -225,7 +241,7 @@ def run_one(job: Job) -> Row:
         prepared = prepare(job.recipe, None if job.root is None else Path(job.root), silos)
         result = run_prepared(prepared)
     except DpfedError as error:
-        if job.brief and isinstance(error, RecipeError):  # a search may ask for what cannot be
+        if job.brief and isinstance(error, RecipeError):  # a search may try an invalid setting
             return _refused(job, error)
         raise type(error)(f"{job.labels}: {error}") from error
     last = result.history[-1]
@@ -266,7 +282,7 @@ def _kept(job: Job, silos: Any, result: Any) -> Row:
 
 
 def _data_facts(recipe: Recipe) -> str:
-    """What the clients and the model follow from: runs that share it load it once per process."""
+    """What determines the clients and the model: runs that share it load it once per process."""
     facts = (recipe.data, recipe.model, recipe.evaluation, recipe.seed)
     return msgspec.json.encode(facts).decode()
 

@@ -4,7 +4,7 @@
 ``studies/NAME.paper.csv`` has a column for each axis that the paper varies, then method, round,
 accuracy in percent, and std where it is printed. Axes that it does not name are at their first
 value. Absolute figures depend on what we do not share with a paper (its features, its split), so
-both leads over the baseline stand beside them: those are what compares.
+the table also has both leads over the baseline, which can be compared.
 """
 
 from __future__ import annotations
@@ -63,11 +63,15 @@ def read_paper(path: Path, study: Study) -> Paper:
 def _check(path: Path, study: Study, named: Sequence[str]) -> None:
     known = {axis.label for axis in study.axes}
     if missing := set(COLUMNS) - {"std"} - set(named):
-        raise RecipeError(f"{path.name} has no column {', '.join(sorted(missing))}")
+        raise RecipeError(
+            f"{path.name} must have the columns method, round and accuracy, got "
+            f"{', '.join(named) or 'none'}; add {', '.join(sorted(missing))}"
+        )
     if odd := set(named) - set(COLUMNS) - known:
         words = ", ".join(sorted(known)) or "none"
         raise RecipeError(
-            f"{path.name} has the column {', '.join(sorted(odd))}; the study's axes are {words}"
+            f"{path.name} must have no columns but {', '.join(COLUMNS)} and the study's axes "
+            f"({words}), got {', '.join(sorted(odd))}; rename or drop them"
         )
 
 
@@ -79,7 +83,10 @@ def _printed(path: Path, study: Study, axes: Sequence[str], line: Mapping[str, s
         figure = Number(float(line["accuracy"]), spread)
         return Printed(cell, line["method"], int(line["round"]), figure)
     except ValueError as error:
-        raise RecipeError(f"{path.name} has a line that is not a figure: {dict(line)}") from error
+        raise RecipeError(
+            f"{path.name} must have numbers for round, accuracy and std, got {dict(line)}; correct "
+            f"that line"
+        ) from error
 
 
 def side_by_side(
@@ -87,8 +94,13 @@ def side_by_side(
 ) -> Table:
     """Theirs, ours, the difference, and both leads over the baseline.
 
-    Without ``rounds``, the first and the last that are printed. Where we have no run at that round,
-    nothing is compared.
+    Where we have no run at a round, nothing is compared.
+
+    Args:
+        study: the study that our runs belong to.
+        rows: our runs.
+        paper: the printed figures.
+        rounds: the rounds to show; None is the first and the last that are printed.
     """
     found, asked = scores(study, rows), set(paper.ends() if rounds is None else rounds)
     figures = [each for each in paper.figures if each.round in asked]

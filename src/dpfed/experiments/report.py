@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A study's folder as tables, figures and one HTML page that needs nothing beside it.
+"""A study's folder as tables, figures and one HTML page that is complete by itself.
 
     report.html            styles and figures are inside; no script, nothing is loaded
     tables/                each table as .md, .csv and .tex
     figures/               each figure as .png and .pdf
 
-The page is made from runs.jsonl and settings.json alone: nothing is run. It names no winner where
-the paired interval over seeds does not exclude 0.
+The page is made from runs.jsonl and settings.json alone: nothing is run. It calls a lead
+statistically significant only where the paired 95 % t interval over seeds excludes 0.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from dpfed.experiments.table import BETTER, WORSE, Number, Table, Value, write_t
 from dpfed.recipes.page import html_page, style_of
 
 REFERENCE = "DP-FedSOFIM"
-"""Whom McNemar's test and the maps of tuned parameters are about, where a study has it."""
+"""The method of McNemar's tests and of the maps of tuned parameters, where a study has it."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def write_report(folder: Path, study: Study | None = None) -> Path:
 
 
 def _clear(folder: Path, kinds: tuple[str, ...], kept: set[str]) -> None:
-    """Drop what an earlier report of other cells left: it would look like part of this one."""
+    """Remove files of an earlier report on other cells: they would look like part of this one."""
     for path in folder.iterdir():
         if path.suffix in kinds and path.stem not in kept:
             path.unlink()
@@ -153,7 +153,7 @@ def all_tables(material: Material) -> dict[str, Table]:
 
 
 def _published(material: Material) -> dict[str, Table]:
-    """The paper's figures, if any of them has one of ours to stand beside."""
+    """The paper's figures beside ours, if there is one of ours for any of them."""
     if material.paper is None or material.scores.measure is not ACCURACY:
         return {}
     table = side_by_side(material.study, material.final, material.paper)
@@ -229,7 +229,7 @@ def _versions() -> str:
     return ", ".join([*known, f"Python {platform.python_version()}"])
 
 
-# --------------------------------------------------------------------------------- what is promised
+# ------------------------------------------------------------------------------- what is guaranteed
 
 
 def guarantees(material: Material) -> dict[str, dict[str, list[str]]]:
@@ -241,12 +241,12 @@ def guarantees(material: Material) -> dict[str, dict[str, list[str]]]:
             runs = [row for row in material.final if row["method"] == method.label
                     and all(str(row[axis]) == value for axis, value in cell.items())]  # fmt: skip
             if runs:
-                said.setdefault(_promise(runs), []).append(method.label)
+                said.setdefault(_weakest(runs), []).append(method.label)
     return found
 
 
-def _promise(runs: Sequence[Row]) -> str:
-    """Where clients differ in size from seed to seed, so does what others can learn of them."""
+def _weakest(runs: Sequence[Row]) -> str:
+    """The weakest guarantee: it depends on the clients' sizes, which may differ between seeds."""
     weakest = max(runs, key=lambda row: (row["epsilon_server"], row["epsilon_others"]))
     text = str(weakest["guarantee"])
     if all(row["guarantee"] == text for row in runs):
@@ -255,12 +255,12 @@ def _promise(runs: Sequence[Row]) -> str:
 
 
 def tuning_words(material: Material) -> list[str]:
-    """What the promises leave out: the search, and that there are many runs."""
+    """What the guarantees leave out: the search, and that there are many runs."""
     return [
         "Tuning on private data is not covered by these figures.",
         _search_words(material),
         f"Each sentence below is about one run. There are {len(material.final)} final runs on the "
-        "same records: who sees several of them learns more than one run tells.",
+        "same records: an adversary that sees several of them learns more than from one run.",
     ]
 
 
@@ -296,7 +296,7 @@ def _page(material: Material, tables: dict[str, Table], pictures: list[Picture])
     drawn = "".join(map(_figure_html, pictures))
     sections = {
         "found": ("What was found", _found_html(material)),
-        "promise": ("What is promised", _promise_html(material)),
+        "guarantee": ("What is guaranteed", _guarantee_html(material)),
         "run": ("What was run", _facts_html(material)),
         "tables": ("Tables", _tables_html(tables, {"settings"})),
         "figures": ("Figures", f'<div class="figures">{drawn}</div>'),
@@ -321,7 +321,7 @@ def _facts_html(material: Material) -> str:
     return f"<dl>{''.join(lines)}</dl>"
 
 
-def _promise_html(material: Material) -> str:
+def _guarantee_html(material: Material) -> str:
     first, *more = tuning_words(material)
     warning = "".join(f"<p>{escape(text)}</p>" for text in more)
     items = []
@@ -339,8 +339,9 @@ def _found_html(material: Material) -> str:
     found = findings(material.scores).items()
     items = "".join(f"<li><b>{escape(cell)}</b>: {escape(text)}</li>" for cell, text in found)
     note = (
-        "Leads are means over the same seeds; an interval that includes 0 names no winner. "
-        "Choosing the best of several methods first makes its lead look larger than it is."
+        "Leads are means over the same seeds. A lead is called statistically significant if the "
+        "paired 95 % t interval over seeds excludes 0. Choosing the best of several methods first "
+        "makes its lead look larger than it is."
     )
     return f'<ul>{items}</ul><p class="note">{note}</p>'
 
@@ -355,7 +356,7 @@ def _table_html(table: Table) -> str:
     axes = max(1, table.columns.index("method") if "method" in table.columns else 1)
     lines = []
     for i, row in enumerate(table.rows):
-        # a line between cells, so that the eye finds its own
+        # a line between cells, so that they are told apart
         new = ' class="new"' if i and row[:axes] != table.rows[i - 1][:axes] else ""
         lines.append(f"<tr{new}>{_row_html(table, i, row)}</tr>")
     title, note = escape(table.title), f'<p class="note">{escape(table.note)}</p>'

@@ -25,7 +25,14 @@ from dpfed.experiments import study as studies
 from dpfed.experiments.jobs import Progress, Row
 from dpfed.experiments.published import PAPER
 from dpfed.experiments.study import Study
-from dpfed.experiments.sweep import SETTINGS, Desk, check_settings, final, search, stored_settings
+from dpfed.experiments.sweep import (
+    SETTINGS,
+    Workspace,
+    check_settings,
+    final,
+    search,
+    stored_settings,
+)
 from dpfed.recipes.result import write_csv
 from dpfed.recipes.schema import to_toml
 
@@ -42,7 +49,16 @@ def reproduce(
     workers: int | None = None,
     watch: Progress | None = None,
 ) -> list[Row]:
-    """Run a study into a folder; returns the final rows."""
+    """Run a study into a folder; returns the final rows.
+
+    Args:
+        source: the name of a study that comes with the package, or a TOML file.
+        out: the folder, which is made if need be; finished runs in it are not run again.
+        tune: search the settings first; otherwise stored settings are used.
+        quick: run a miniature of the study, with few rounds and one seed.
+        workers: how many processes run jobs; None is one per CPU.
+        watch: called with (done, all, the row) after each run.
+    """
     study = studies.load_study(source)
     if quick:
         study = miniature(study)
@@ -50,17 +66,17 @@ def reproduce(
     (out / "study.toml").write_text(dump_study(study), encoding="utf-8")
     _copy_published(source, out)
     root = None if str(source) in studies.study_names() else Path(source).resolve().parent
-    desk = Desk(study=study, folder=out, root=root, workers=workers, watch=watch)
-    settings = search(desk) if tune else stored_settings(str(source), study, out)
+    workspace = Workspace(study=study, folder=out, root=root, workers=workers, watch=watch)
+    settings = search(workspace) if tune else stored_settings(str(source), study, out)
     check_settings(study, settings, str(source))
     (out / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-    rows = final(desk, settings)
+    rows = final(workspace, settings)
     write_csv(flat_rows(study, rows), out / "final.csv")
     return rows
 
 
 def _copy_published(source: str | Path, out: Path) -> None:
-    """The paper's own figures, where the study has them: a folder needs nothing beside it."""
+    """Copy the paper's own figures, where the study has them: the folder is complete by itself."""
     path = studies.path_of(source)
     printed = path.with_name(f"{path.stem}.{PAPER}")
     if printed.exists():
@@ -68,14 +84,15 @@ def _copy_published(source: str | Path, out: Path) -> None:
 
 
 def dump_study(study: Study) -> str:
-    """The study as TOML, complete: it needs no other study to stand on."""
+    """The study as TOML, complete: it does not refer to another study."""
     return to_toml(msgspec.structs.replace(study, like=""))
 
 
 def miniature(study: Study) -> Study:
     """The same study in a few rounds, with one seed and two values of each axis.
 
-    The first and the last that settings are searched for: one that borrows would miss its lender.
+    Of an axis, the first and the last value that settings are searched for are kept: a value that
+    borrows settings would miss the one that it borrows from.
     """
     axes = [_shortened(axis) for axis in study.axes]
     return msgspec.structs.replace(

@@ -87,6 +87,11 @@ def final_rows(study: Study, rows: Iterable[Row], settings: Settings | None = No
 
     A folder may also hold runs of other seeds, of a miniature, or at settings that a later search
     replaced. Among runs of the same name, the one that was stored last counts.
+
+    Args:
+        study: the study.
+        rows: stored runs of any kind.
+        settings: the settings that a run must have used; None takes runs at any settings.
     """
     asked = {_name(cell, method.label, seed): (cell, base, method)
              for cell, base in cells(study) for method in study.methods
@@ -163,7 +168,7 @@ def scores(study: Study, rows: Iterable[Row]) -> Scores:
 
 
 def _by_round(row: Row, measure: Measure) -> dict[int, float]:
-    """A run that ended without a figure has none at all: its earlier rounds would flatter it."""
+    """By round; a run that ended without a figure has none: its earlier rounds would flatter it."""
     last = measure.value(row[measure.key])
     if last is None:
         return {}
@@ -188,7 +193,7 @@ def std(values: Sequence[float]) -> float | None:
 
 
 def seeds_note(study: Study) -> str:
-    """What stands behind ±."""
+    """What the figure after ± is."""
     count = len(study.final.seeds)
     if count == 1:
         return "One seed, so no standard deviation."

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which differences are more than chance: intervals over seeds, McNemar tests over records."""
+"""Which differences are statistically significant: t intervals over seeds, McNemar over records.
+
+Over seeds the test is the paired t test at 5 %: a difference is significant if the 95 % t interval
+of the mean paired difference excludes 0. Nothing is corrected for the number of methods. Over
+records it is McNemar's test with continuity correction, and Holm's correction within a cell.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpfed.core.errors import RecipeError
+from dpfed.core.checks import refuse
 from dpfed.experiments.jobs import Row
 from dpfed.experiments.scores import Measure, Scores, cell_of, final_rows, scores, std
 from dpfed.experiments.study import Cell, Study, cells
@@ -23,7 +28,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Gap:
-    """A method less another one, seed by seed; a 95 % t-interval from two seeds on."""
+    """A method less another one, seed by seed; with a 95 % t interval from two seeds on."""
 
     seeds: int
     mean: float
@@ -33,13 +38,21 @@ class Gap:
     digits: int = 2
 
     @property
-    def settled(self) -> bool:
-        """Whether the interval excludes 0."""
+    def significant(self) -> bool:
+        """Whether the difference is statistically significant: the interval excludes 0."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
 def gap(found: Scores, cell: Cell, method: str, other: str, round: int | None = None) -> Gap | None:
-    """Over the seeds that both have, at a round or at the end; None if there is none."""
+    """Over the seeds that both have, at a round or at the end; None if there is none.
+
+    Args:
+        found: what the runs reached.
+        cell: the cell in which the two are compared.
+        method: the label of one method.
+        other: the label of the method that is subtracted, such as the baseline.
+        round: the round at which they are compared; None is the last of each run.
+    """
     ours, theirs = found.at(cell, method, round), found.at(cell, other, round)
     seeds = sorted(ours.keys() & theirs.keys())
     both = [ours[seed] - theirs[seed] for seed in seeds]
@@ -58,9 +71,15 @@ def gap(found: Scores, cell: Cell, method: str, other: str, round: int | None = 
 
 
 def mark(found: Scores, cell: Cell, method: str) -> str:
-    """Whether a method is settled to be better or worse than the baseline; or else nothing."""
+    """Better or worse than the baseline, where that is statistically significant; or else nothing.
+
+    Args:
+        found: what the runs reached.
+        cell: the cell in which they are compared.
+        method: the method's label.
+    """
     pair = gap(found, cell, method, found.study.baseline)
-    if pair is None or not pair.settled:
+    if pair is None or not pair.significant:
         return ""
     return BETTER if pair.mean * found.measure.sign > 0 else WORSE
 
@@ -71,13 +90,19 @@ def mark_note(found: Scores) -> str:
     if len(study.final.seeds) < 2 or study.baseline not in (m.label for m in study.methods):
         return ""
     return (
-        f"{BETTER} better, {WORSE} worse than {study.baseline}: the 95 % interval of the paired "
-        "difference over seeds excludes 0; without a mark it is not settled."
+        f"{BETTER} better, {WORSE} worse than {study.baseline}: statistically significant, since "
+        "the paired 95 % t interval over seeds excludes 0; without a mark it is not."
     )
 
 
 def paired_table(study: Study, rows: Iterable[Row], baseline: str | None = None) -> Table:
-    """Each method less the baseline, seed by seed, with an interval for the mean."""
+    """Each method less the baseline, seed by seed, with an interval for the mean.
+
+    Args:
+        study: the study.
+        rows: its stored runs.
+        baseline: the label of the method that is subtracted; None is the study's own baseline.
+    """
     found, other = scores(study, rows), baseline or study.baseline
     body = []
     for cell, _ in cells(study):
@@ -96,7 +121,7 @@ def _gap_cells(pair: Gap) -> list[Value]:
     difference = Number(pair.mean, pair.std, pair.digits)
     ends = [NOTHING if end is None else Number(end, None, pair.digits)
             for end in (pair.low, pair.high)]  # fmt: skip
-    verdict = NOTHING if pair.low is None else "yes" if pair.settled else "no"
+    verdict = NOTHING if pair.low is None else "yes" if pair.significant else "no"
     return [Number(pair.seeds, digits=0), difference, *ends, verdict]
 
 
@@ -105,7 +130,7 @@ def _paired_note(study: Study, measure: Measure) -> str:
     if len(study.final.seeds) == 1:
         return f"Better is {better} 0. One seed, so no interval."
     return (
-        f"Better is {better} 0. Low and high: the 95 % t-interval of the mean difference over "
+        f"Better is {better} 0. Low and high: the 95 % t interval of the mean difference over "
         "seeds; each stands alone, without a correction for the number of methods."
     )
 
@@ -124,7 +149,7 @@ class McNemar:
 
     @property
     def chi2(self) -> float:
-        """With the correction for continuity, which is not carried past b = c."""
+        """With the correction for continuity, which stops at b = c."""
         if self.b == self.c:
             return 0.0
         return (abs(self.b - self.c) - 1) ** 2 / (self.b + self.c)
@@ -162,9 +187,16 @@ def _bits(row: Row) -> Any:
 
 
 def mcnemar_table(study: Study, rows: Iterable[Row], reference: str = "DP-FedSOFIM") -> Table:
-    """Each method against the reference, on the test records that only one of the two got right."""
+    """Each method against the reference, on the test records that only one of the two got right.
+
+    Args:
+        study: the study.
+        rows: its stored runs; those without ``correct`` are left out.
+        reference: the label of the method that all others are compared with.
+    """
     if reference not in (labels := [m.label for m in study.methods]):
-        raise RecipeError(f"the study has no method {reference!r}; it has {', '.join(labels)}")
+        bound = f"a method of the study ({', '.join(labels)})"
+        raise refuse("reference", bound, reference, "name one of these")
     runs: dict[str, dict[int, Row]] = {}
     for row in final_rows(study, rows):
         name = label_of(cell_of(study, row), row["method"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A study: one base recipe, the axes that its cells differ in, the methods that meet in each cell.
+"""A study: one base recipe, the axes that its cells differ in, the methods compared in each cell.
 
     [base]                          a recipe, as for ``dpfed run``
     [[axes]]                        label, and key + values, or choices (name -> changes)
@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 
 Changes = dict[str, Any]
@@ -96,7 +97,7 @@ class Study(_Section, frozen=True):
     base: dict[str, Any]
     methods: list[Contestant]
     like: str = ""
-    """Another study: its tables stand below these, its settings are used where there are no own."""
+    """Another study, whose tables and settings are used where this one has none."""
     axes: list[Axis] = []
     about: str = ""
     source: str = ""
@@ -105,7 +106,7 @@ class Study(_Section, frozen=True):
     baseline: str = "DP-FedGD"
     """Whose final accuracy the others' speed is measured against."""
     loss: str = "loss"
-    """What the loss is called, where there are no classes to be right about."""
+    """What the loss is called, where there are no classes."""
     settings: dict[str, Changes] = {}
     """Settings by method, where nothing is searched: what the paper or a convention fixes."""
 
@@ -130,16 +131,21 @@ def load_study(source: str | Path) -> Study:
         return _checked(msgspec.convert(_tree(source), Study))
     except OSError as error:
         known = ", ".join(study_names())
-        raise RecipeError(f"there is no study {str(source)!r}; there are {known}") from error
+        bound = f"the path of a TOML file or one of {known}"
+        raise refuse("study", bound, str(source), "'dpfed reproduce' lists them") from error
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise RecipeError(f"study {str(source)!r} is wrong: {error}") from error
+        raise RecipeError(
+            f"study {str(source)!r} cannot be read ({error}); correct that place"
+        ) from error
 
 
 def _checked(study: Study) -> Study:
-    """An axis whose name a run's own figures have would be overwritten by them."""
+    """Refuse an axis with the name of a run's own column, which would overwrite it."""
     taken = sorted({axis.label for axis in study.axes} & TAKEN)
     if taken:
-        raise RecipeError(f"an axis is called {taken[0]!r}, which is a column of every run; rename")
+        raise RecipeError(
+            f"axes.label must not be {taken[0]!r}, which is a column of every run; rename that axis"
+        )
     return study
 
 

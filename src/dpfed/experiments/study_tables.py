@@ -33,7 +33,13 @@ from dpfed.recipes.schema import PrivacyRecipe
 
 
 def progress_table(study: Study, rows: Iterable[Row], cell: Cell) -> Table:
-    """Accuracy at each measured round, one row per method (Nair et al. 2026, Table 3)."""
+    """Accuracy at each measured round, one row per method (Nair et al. 2026, Table 3).
+
+    Args:
+        study: the study.
+        rows: its stored runs.
+        cell: the cell that the table is about.
+    """
     found = scores(study, rows)
     rounds = found.rounds(cell)
     body = [(m.label, *(found.number(cell, m.label, r) for r in rounds)) for m in study.methods]
@@ -67,7 +73,12 @@ def final_table(study: Study, rows: Iterable[Row]) -> Table:
 def speed_table(study: Study, rows: Iterable[Row], share: float = 0.95) -> Table:
     """The first measured round at which the mean is that part of the baseline's final mean.
 
-    Of an accuracy; a share of a loss would mean nothing, so a loss has to reach all of it.
+    A share of a loss would mean nothing, so a loss has to reach all of it.
+
+    Args:
+        study: the study, whose baseline is the goal.
+        rows: its stored runs.
+        share: the part of the baseline's final accuracy that has to be reached, above 0.
     """
     found = scores(study, rows)
     part = share if found.measure is ACCURACY else 1.0
@@ -163,7 +174,13 @@ def _axes(study: Study) -> list[str]:
 
 
 def settings_table(study: Study, rows: Iterable[Row], settings: Settings) -> Table:
-    """What was chosen, how it did on held-out records, and what so many runs would cost."""
+    """What was chosen, how it did on held-out records, and what so many runs would cost.
+
+    Args:
+        study: the study.
+        rows: its stored final runs, which say what one run costs.
+        settings: what a search has chosen, by cell and method, as in settings.json.
+    """
     rows, body = list(rows), []
     measure = scores(study, rows).measure
     for cell, changes, method in entries_of(study):
@@ -176,7 +193,7 @@ def settings_table(study: Study, rows: Iterable[Row], settings: Settings) -> Tab
         figures = [
             number([] if validation is None else [validation], measure),
             Number(tried, digits=0) if tried else NOTHING,
-            _cost(tried, _price(study, rows, (cell, changes, method))) if tried else NOTHING,
+            _cost(tried, _cost_of_one(study, rows, (cell, changes, method))) if tried else NOTHING,
         ]
         body.append((*cell.values(), method.label, words, *figures))
     judged = "validation (%)" if measure is ACCURACY else f"validation {measure.label}"
@@ -206,13 +223,19 @@ def search_cost(
     """How many runs the search made, in a cell or in all, and their epsilon together.
 
     All of them looked at the same records. None where the epsilon of one of them is not known.
+
+    Args:
+        study: the study.
+        rows: its stored final runs, which say what one run costs.
+        settings: what a search has chosen and how many it has tried, by cell and method.
+        cell: only the search in this cell; None is all cells together.
     """
     rows, runs, squares, deltas = list(rows), 0, 0.0, [0.0]
     for place, changes, method in entries_of(study):
         tried = int(settings.get(label_of(place, method.label), {}).get("tried", 0))
         if not tried or cell not in (None, place):
             continue
-        epsilon, delta = _price(study, rows, (place, changes, method)) or (math.nan, 0.0)
+        epsilon, delta = _cost_of_one(study, rows, (place, changes, method)) or (math.nan, 0.0)
         runs += tried
         squares += tried * (gdp.mu_for(epsilon, delta) ** 2 if math.isfinite(epsilon) else epsilon)
         deltas.append(delta)
@@ -221,13 +244,14 @@ def search_cost(
     return runs, gdp.epsilon_for(max(deltas), math.sqrt(squares))
 
 
-def _cost(tried: int, price: tuple[float, float] | None) -> Value:
-    if price is None:
+def _cost(tried: int, one: tuple[float, float] | None) -> Value:
+    """Of all tried runs together; ``one`` is the epsilon and the delta of each."""
+    if one is None:
         return NOTHING
-    return Number(tuning_cost(tried, *price)) if math.isfinite(price[0]) else "no privacy"
+    return Number(tuning_cost(tried, *one)) if math.isfinite(one[0]) else "no privacy"
 
 
-def _price(study: Study, rows: Iterable[Row], entry: Entry) -> tuple[float, float] | None:
+def _cost_of_one(study: Study, rows: Iterable[Row], entry: Entry) -> tuple[float, float] | None:
     """Epsilon against the server and delta of one run: as the final runs say, or as asked for.
 
     Trials aim at the same epsilon. Where a study fixes the noise instead, those with fewer rounds

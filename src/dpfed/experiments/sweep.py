@@ -2,8 +2,8 @@
 """Search and run: settings by cell and method on held-out training records, then the final runs.
 
 Two-stage grids as in Nair et al. 2026, Table 2: a coarse one, then a fine one; the better of both
-stages is kept. Or Optuna (TPE), so many trials for each cell and method. Every trial is a job in
-the store: a killed sweep goes on where it was, and the same study gives the same table.
+stages is kept. Or Optuna (TPE), with ``tune.trials`` trials for each cell and method. Every trial
+is a job in the store: a killed sweep goes on where it was, and the same study gives the same table.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ not classes), how many were tried."""
 
 
 @dataclass(frozen=True)
-class Desk:
+class Workspace:
     """Where a study runs: its store, its data, its workers."""
 
     study: Study
@@ -60,10 +60,10 @@ def label_of(cell: Cell, method: str) -> str:
 # ---------------------------------------------------------------------------------------- search
 
 
-def search(desk: Desk) -> Settings:
+def search(workspace: Workspace) -> Settings:
     """The best settings for each cell and method."""
-    check_keys(desk)
-    return _by_optuna(desk) if desk.study.tune.trials else _by_grids(desk)
+    check_keys(workspace)
+    return _by_optuna(workspace) if workspace.study.tune.trials else _by_grids(workspace)
 
 
 Entry = tuple[Cell, Changes, Contestant]
@@ -74,27 +74,27 @@ def entries_of(study: Study) -> list[Entry]:
     return [(cell, base, m) for cell, base in cells(study, tuned_only=True) for m in study.methods]
 
 
-def _by_grids(desk: Desk) -> Settings:
+def _by_grids(workspace: Workspace) -> Settings:
     """All coarse runs of all cells first, then all fine ones: the pool is never short of work."""
-    store, entries = desk.store(), entries_of(desk.study)
+    store, entries = workspace.store(), entries_of(workspace.study)
     tried: dict[str, list[Row]] = {}
     for stage in ("coarse", "fine"):
-        jobs = [job for entry in entries for job in _grid(desk, entry, stage)]
-        for row in desk.run(jobs, store):
+        jobs = [job for entry in entries for job in _grid(workspace, entry, stage)]
+        for row in workspace.run(jobs, store):
             tried.setdefault(row["entry"], []).append(row)
     return {name: _best(rows) for name, rows in tried.items()}
 
 
-def check_keys(desk: Desk) -> None:
-    """A misspelt name would make every point of a grid invalid, and its method look bad."""
-    for entry in entries_of(desk.study):
+def check_keys(workspace: Workspace) -> None:
+    """Refuse a misspelt name: it would make every point invalid, and the method look bad."""
+    for entry in entries_of(workspace.study):
         method = entry[2]
         first = [{key: values[0] for key, values in grid.items() if values}
                  for grid in (method.coarse, method.fine)]  # fmt: skip
         first.append({key: how.get("choices", [how.get("low")])[0]
                       for key, how in method.space.items()})  # fmt: skip
         for point in first:
-            _check_tables(trial(desk, entry, point).recipe, method.label)
+            _check_tables(trial(workspace, entry, point).recipe, method.label)
 
 
 def _check_tables(recipe: Recipe, label: str) -> None:
@@ -106,22 +106,27 @@ def _check_tables(recipe: Recipe, label: str) -> None:
             raise RecipeError(f"{label}: {error}") from error
 
 
-def _grid(desk: Desk, entry: Entry, stage: str) -> list[Job]:
+def _grid(workspace: Workspace, entry: Entry, stage: str) -> list[Job]:
     grid: dict[str, list[Any]] = getattr(entry[2], stage)
     if not grid and stage == "fine":
         return []
     points = (dict(zip(grid, values, strict=True)) for values in product(*grid.values()))
-    return [trial(desk, entry, point) for point in points]
+    return [trial(workspace, entry, point) for point in points]
 
 
-def trial(desk: Desk, entry: Entry, point: Changes) -> Job:
+def trial(workspace: Workspace, entry: Entry, point: Changes) -> Job:
     """A run that judges a setting: fewer rounds, its own seed, test records never touched.
 
     A method that sets its own rounds keeps them, and the study's kind of evaluation is the judge:
     for "test", held-out training records are in the test records' place.
+
+    Args:
+        workspace: where the study runs; its study says how settings are judged.
+        entry: the cell, the changes that it means, and the method.
+        point: the setting, as changes by dotted key; it overrides the cell's and the method's own.
     """
     cell, base, method = entry
-    tune = desk.study.tune
+    tune = workspace.study.tune
     rounds = method.set.get("rounds", tune.rounds)
     judged = {
         "rounds": rounds, "evaluation.every": rounds,
@@ -129,10 +134,10 @@ def trial(desk: Desk, entry: Entry, point: Changes) -> Job:
     }  # fmt: skip
     labels = {"entry": label_of(cell, method.label), "point": point, "stage": "tuning"}
     changes = {**method.set, **base, **point, **judged}
-    made = make_job(desk.study.base, labels, changes, desk.root, brief=True)
+    made = make_job(workspace.study.base, labels, changes, workspace.root, brief=True)
     if made.recipe.evaluation.kind == "off":
-        raise RecipeError(f"{labels['entry']}: evaluation.kind is 'off', which judges no setting; "
-                          "use 'test'")  # fmt: skip
+        raise RecipeError(f"{labels['entry']}: evaluation.kind must not be 'off', which judges no "
+                          "setting; use 'test'")  # fmt: skip
     return made
 
 
@@ -153,17 +158,20 @@ def score(row: Row) -> float:
     return value if math.isfinite(value) else -math.inf
 
 
-def _by_optuna(desk: Desk) -> Settings:
+def _by_optuna(workspace: Workspace) -> Settings:
     """One Optuna study per cell and method; they run side by side, each deterministic by itself."""
     try:
         import optuna
     except ImportError as error:
-        raise RecipeError("tune.trials needs Optuna; pip install 'dpfed[search]'") from error
+        raise RecipeError(
+            "tune.trials needs Optuna, which is not installed; install it with: "
+            "pip install 'dpfed[search]'"
+        ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    entries, tune = entries_of(desk.study), desk.study.tune
-    count = desk.workers or os.cpu_count() or 1
+    entries, tune = entries_of(workspace.study), workspace.study.tune
+    count = workspace.workers or os.cpu_count() or 1
     with job_pool(count) as pool, ThreadPoolExecutor(count) as threads:
-        queue = Queue(pool, desk.store(), len(entries) * tune.trials, desk.watch)
+        queue = Queue(pool, workspace.store(), len(entries) * tune.trials, workspace.watch)
 
         def ask(entry: Entry) -> tuple[str, dict[str, Any]]:
             sampler = optuna.samplers.TPESampler(seed=tune.seed)
@@ -172,7 +180,7 @@ def _by_optuna(desk: Desk) -> Settings:
             for _ in range(tune.trials):
                 asked = search.ask()
                 point = {key: _suggest(asked, key, how) for key, how in entry[2].space.items()}
-                rows.append(queue.run(trial(desk, entry, point)))
+                rows.append(queue.run(trial(workspace, entry, point)))
                 search.tell(asked, max(-1e9, score(rows[-1])))
             return label_of(entry[0], entry[2].label), _best(rows)
 
@@ -190,23 +198,30 @@ def _suggest(trial: Any, key: str, how: Mapping[str, Any]) -> Any:
 # ------------------------------------------------------------------------------------ final runs
 
 
-def final(desk: Desk, settings: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+def final(workspace: Workspace, settings: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     """Every cell and method at its chosen setting, for each seed."""
-    study = desk.study
+    study = workspace.study
     jobs = []
     for (cell, base), method, seed in product(cells(study), study.methods, study.final.seeds):
         chosen = settings_for(study, settings, cell, method.label)
         measured = {"seed": seed, "evaluation.every": study.final.every}
         labels = {**cell, "method": method.label, "seed": seed, "stage": "final", "set": chosen}
         changes = {**method.set, **base, **chosen, **measured}
-        jobs.append(make_job(study.base, labels, changes, desk.root, tuple(study.final.keep)))
-    return desk.run(jobs, desk.store())
+        jobs.append(make_job(study.base, labels, changes, workspace.root, tuple(study.final.keep)))
+    return workspace.run(jobs, workspace.store())
 
 
 def settings_for(
     study: Study, settings: Mapping[str, Mapping[str, Any]], cell: Cell, method: str
 ) -> Changes:
-    """What was chosen for a cell's method: searched, or fixed by the study."""
+    """What was chosen for a cell's method: searched, or fixed by the study.
+
+    Args:
+        study: the study, whose own settings are used where none were searched.
+        settings: what a search has chosen, by cell and method, as in settings.json.
+        cell: the cell; one that is not tuned uses the settings of another.
+        method: the method's label.
+    """
     name = label_of(tuned_cell(study, cell), method)
     if name in settings:
         return dict(settings[name]["set"])
@@ -214,7 +229,13 @@ def settings_for(
 
 
 def tuning_cost(runs: int, epsilon: float, delta: float) -> float:
-    """The epsilon against a server that sees ``runs`` runs at ``epsilon`` each, composed."""
+    """The epsilon against a server that sees ``runs`` runs at ``epsilon`` each, composed.
+
+    Args:
+        runs: how many runs there are.
+        epsilon: the epsilon of one run at ``delta``, for Gaussian releases.
+        delta: the delta of one run, and of the answer.
+    """
     return gdp.epsilon_for(delta, gdp.mu_for(epsilon, delta) * math.sqrt(runs))
 
 
@@ -222,7 +243,13 @@ def tuning_cost(runs: int, epsilon: float, delta: float) -> float:
 
 
 def stored_settings(name: str, study: Study, out: Path | None = None) -> Settings:
-    """Settings that were searched into a folder before, or that come along, or are lent."""
+    """Settings that were searched into a folder, or come with the package, or are borrowed.
+
+    Args:
+        name: the study's name or path; one that comes with the package may have settings.
+        study: the study itself; it borrows from the study that it is like.
+        out: a folder whose settings.json comes first; None looks into none.
+    """
     searched = [] if out is None else [out / SETTINGS]
     for path in (*searched, _settings_of(name)):
         if path.exists():
@@ -236,7 +263,7 @@ def _settings_of(name: str) -> Path:
 
 
 def _lent(study: Study) -> Settings:
-    """Those of the study that this one is like: each cell takes them from the cell nearest to it.
+    """The settings of the study that this one is like, from the cell with the same axis values.
 
     Nothing was tried on this study's own records, so nothing is counted as tried.
     """
@@ -256,11 +283,17 @@ def _lent(study: Study) -> Settings:
 
 
 def check_settings(study: Study, settings: Settings, name: str) -> None:
-    """Methods that are to be tuned would otherwise run at the plug-ins' defaults, and look bad."""
+    """Refuse missing settings: a method would run at its plug-ins' defaults, and look bad.
+
+    Args:
+        study: the study.
+        settings: what is known, by cell and method.
+        name: the study's name or path, for the command in the error.
+    """
     for cell, _, method in entries_of(study):
         known = label_of(cell, method.label) in settings or method.label in study.settings
         if (method.coarse or method.space) and not known:
             raise RecipeError(
-                f"no settings are known for {label_of(cell, method.label)!r}; search them first: "
-                f"dpfed sweep {name}"
+                f"no settings are known for {label_of(cell, method.label)!r}; search them first "
+                f"with: dpfed sweep {name}"
             )

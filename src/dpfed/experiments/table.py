@@ -14,7 +14,7 @@ NOTHING = "-"
 """What stands where there is no figure."""
 
 BETTER, WORSE = "▲", "▼"
-"""Beside a figure that differs from the baseline's by more than chance over seeds."""
+"""Beside a figure whose difference to the baseline's is statistically significant (mark_note)."""
 
 FIXED = 6
 """With more decimals or places than this a figure is written with a power of ten."""
@@ -140,7 +140,14 @@ def _in_latex(text: str) -> str:
 
 def best(rows: Sequence[Sequence[Value]], columns: Iterable[int], sign: int, top: int = 0
           ) -> set[tuple[int, int]]:  # fmt: skip
-    """The best of each column, as it is shown: figures that look the same are both best."""
+    """The best of each column, as it is shown: figures that look the same are both best.
+
+    Args:
+        rows: the table's rows, or a block of them.
+        columns: the columns in which the best is looked for; one with a single figure has none.
+        sign: 1 where more is better, -1 where less is.
+        top: the number of table rows above this block.
+    """
     marked = set()
     for column in columns:
         shown = {i: sign * round(v.mean, v.digits) for i, row in enumerate(rows)

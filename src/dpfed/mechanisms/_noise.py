@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Gaussian mechanisms share: bounds, the noise level, and its ratio to the sensitivity.
 
-Each mechanism is one frozen value; what it draws and how it prices several releases together is its
-own file's. How far a unit moves one release, and what that makes of a noise level, is written here
-and nowhere else.
+Each mechanism is one frozen value; its own file says what it draws and how it accounts for several
+releases together. How far a unit moves one release, and what that makes of a noise level, is
+written here and nowhere else.
 """
 
 from __future__ import annotations
@@ -12,20 +12,35 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
+from dpfed.core.checks import refuse
 from dpfed.core.errors import BadRelease, RecipeError
 from dpfed.core.sampling import EVERYONE
 from dpfed.core.types import Adjacency, Trust, Unit
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dp_accounting import DpEvent
 
     from dpfed.core.sampling import Sampling
-    from dpfed.core.types import BoundedSum, Rows, Total
+    from dpfed.core.types import BoundedSum, Rows, Total, Vector
+
+
+def above_zero(name: str, value: float, way_out: str = "1 is usual") -> None:
+    """Refuse a clip or a noise level that is not a finite number above 0.
+
+    Args:
+        name: the option, as a user writes it.
+        value: what it is.
+        way_out: what to do about it.
+    """
+    if not (math.isfinite(value) and value > 0):
+        raise refuse(name, "a finite number above 0", value, way_out)
 
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """``std`` is where the noise level of a run is written."""
+    """A clip and a noise level; ``std`` is the noise level that a run uses."""
 
     clip: float
     std: float
@@ -35,31 +50,39 @@ class GaussianNoise:
     sampling: Sampling = EVERYONE
     shares: float = 1
     replace_bound: float = math.nan
-    """How far exchanging two units moves the sum; 2 clip unless rows are known to be closer."""
+    """How far replacing one unit moves the sum; 2 clip unless rows are known to be closer."""
 
     def __post_init__(self) -> None:
-        for name, way_out in (("clip", "1 is usual"), ("std", "privacy.epsilon finds it")):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise RecipeError(
-                    f"{name} is {value}, and must be a finite number above 0; {way_out}"
-                )
+        above_zero("clip", self.clip)
+        above_zero("std", self.std, "give privacy.epsilon instead, and it is calibrated")
         if math.isnan(self.replace_bound):
             object.__setattr__(self, "replace_bound", 2 * self.clip)
 
     @property
     def exact(self) -> bool:
-        """Float normals and float sums: priced as if they were real numbers."""
+        """Float normals and float sums: accounted for as if they were real numbers."""
         return False
 
     def alone(self, why: str) -> None:
-        """Refuse whatever needs noises that are independent of each other."""
+        """Refuse what needs noises that are independent of each other."""
         if self.trust is Trust.DISTRIBUTED or self.shares != 1 or self.sampling != EVERYONE:
-            asked = f"{self.trust} trust, {self.shares} shares and {self.sampling}"
-            raise RecipeError(f"{asked} need mechanism 'gaussian': {why}")
+            raise RecipeError(
+                f"correlated noise must have local or central trust, 1 share and no sampling, got "
+                f"{self.trust} trust, {self.shares} shares and {self.sampling}: {why}; use "
+                f"mechanism 'gaussian'"
+            )
+
+    def check_size(self, size: int, kept: Iterable[Vector]) -> None:
+        """Refuse a release of another size than the noise that is kept: it would be broadcast."""
+        for vector in kept:
+            if vector.numel() != size:
+                raise BadRelease(
+                    f"a release must have size {vector.numel()}, as those before it, got {size}; "
+                    f"keep the model, or begin a new training"
+                )
 
     def bounded(self, rows: Rows) -> BoundedSum:
-        """The clipped sum of the rows, if it is bounded as was priced."""
+        """The clipped sum of the rows, if it keeps the bounds that are accounted for."""
         made = rows.clipped_sum(self.clip)
         if not (made.bound <= self.clip and made.replace_bound <= self.replace_bound):
             raise BadRelease(
@@ -85,23 +108,21 @@ class GaussianNoise:
 
 @dataclass(frozen=True)
 class FreshNoise(GaussianNoise):
-    """Each release has noise of its own at the same level: shares may be pooled, units drawn."""
+    """Each release has its own noise at the same level: shares may be pooled, units drawn."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (self.shares >= 1 and math.isfinite(self.shares)):
-            raise RecipeError(
-                f"shares is {self.shares}, and must be at least 1; lower the colluders"
+            raise refuse(
+                "shares", "a finite number, at least 1", self.shares, "lower privacy.colluders"
             )
         if self.shares != 1 and self.trust is not Trust.DISTRIBUTED:
-            raise RecipeError(
-                f"shares is {self.shares}, but under {self.trust} trust the strongest adversary "
-                f"faces one share of noise; leave it at 1"
-            )
+            bound = f"1 under {self.trust} trust, where the adversary faces one share of noise"
+            raise refuse("shares", bound, self.shares)
 
     @property
     def independent(self) -> bool:
-        """Each release has noise of its own."""
+        """Each release has its own noise."""
         return True
 
     def pooled_std(self, total: Total) -> float:
@@ -109,7 +130,7 @@ class FreshNoise(GaussianNoise):
         return self.std * math.sqrt(math.fsum(w * w for w in total.weights))
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
-        """``releases`` Gaussian releases, to one who cannot subtract ``shares`` shares of noise."""
+        """Gaussian releases, against one who cannot subtract ``shares`` shares of their noise."""
         from dp_accounting import GaussianDpEvent, NoOpDpEvent, SelfComposedDpEvent
 
         if releases == 0:

@@ -19,8 +19,8 @@ after 63 bits, 2^-46 of its value and a quarter of that in |Z|; U as a float, 2^
 the product and the sum, each 2^-53 of at most 5 scale. Together under 2^-46: a factor of 500 up to
 2^25, of 16 at the largest scale.
 
-`log_distance` bounds what is lost where several such draws are added up, and each stands for a
-Gaussian: nothing that any float could show (docs/exact-noise.md has the proof).
+`log_distance` bounds the error where several such draws are added up and each stands for a
+Gaussian. It is too small for any float to show (docs/exact-noise.md has the proof).
 
 | edge case                                        | what happens                              |
 |--------------------------------------------------|-------------------------------------------|
@@ -60,6 +60,11 @@ def rounded_normal(scale: float, size: int, words: Words) -> NDArray[np.int64]:
 
     Takes ``size`` words from the stream first, then what close cases need: the same stream always
     gives the same draws.
+
+    Args:
+        scale: the standard deviation before rounding, between 2^10 and 2^40.
+        size: how many draws; 0 takes no words.
+        words: gives so many uniform 64-bit words, the next ones of a stream.
     """
     return _rounded(_checked(scale), size, words, _margin(scale))
 
@@ -68,8 +73,8 @@ def _checked(scale: float) -> float:
     """Below, a sum of shares is no longer Gaussian enough; above, floats decide too little."""
     if not _LEAST <= scale <= _MOST:  # also catches a NaN
         raise BadRelease(
-            f"a noise of {scale} steps cannot be drawn exactly; use a grid on which it has "
-            f"2^10 to 2^40 steps (the mechanism's bits)"
+            f"the noise must be 2^10 to 2^40 steps of the grid to be drawn exactly, got {scale}; "
+            f"set privacy.options.bits between 10 and 30"
         )
     return scale
 
@@ -155,18 +160,21 @@ def _compare(scale: float, boundary: float, leading: int, bits: int) -> bool | N
 
 
 def log_distance(scale: float, shares: int) -> float:
-    """A bound on log(total variation), per coordinate, between what is opened and what is priced.
+    """A bound on log(total variation), per coordinate, between the opened and the accounted law.
 
-    Opened: the sum of ``shares`` draws of round(scale Z). Priced: a Gaussian of scale sqrt(shares),
-    to which data-independent values are added and which is then rounded: post-processing. See
-    docs/exact-noise.md; with q = exp(-pi^2 scale^2) and y = 2 / (1 - q^3),
+    Opened: the sum of ``shares`` draws of round(scale Z). Accounted for: a Gaussian of scale
+    sqrt(shares), to which data-independent values are added and which is then rounded:
+    post-processing. See docs/exact-noise.md; with q = exp(-pi^2 scale^2) and y = 2 / (1 - q^3),
 
         tau <= q (1 + (2 pi sqrt(2 h) scale^2 + h + 1) / (scale sqrt(2 pi h)) h y exp(h q y)).
 
     A natural logarithm, since tau itself underflows; one share is exact, and gives -inf.
     """
     if shares < 1 or not scale > 0:
-        raise ValueError(f"{shares} shares of scale {scale} are not a sum of noises")
+        raise ValueError(
+            f"shares must be at least 1 and scale above 0, got {shares} and {scale}; give those of "
+            f"a sum of noises"
+        )
     if shares == 1:
         return -math.inf
     exponent = (math.pi * scale) ** 2

@@ -4,9 +4,10 @@
 Denisov et al. 2022, Choquette-Choo et al. 2023. C is lower triangular with few bands, so the noise
 n = C^-1 z of a step follows from the last ones: n_t = (z_t - sum_j C[t,t-j] n_(t-j)) / C[t,t].
 
-Guarantee: ``event(n)`` prices n calls of ``release`` (or ``finish``), each from the state that the
-last one returned, in idealized arithmetic, whatever releases a unit takes part in. They are a map
-of C S + std z, and a unit moves each S_t by at most D, so with X = C^T C (and equality if X >= 0)
+Guarantee: ``event(n)`` accounts for n calls of ``release`` (or ``finish``), each from the state
+that the last one returned, in idealized arithmetic, whatever releases a unit takes part in. They
+are a map of C S + std z, and a unit moves each S_t by at most D, so with X = C^T C (and equality
+if X >= 0)
 
     mu^2 = (D / std)^2 worth(n),    worth(n) = sum over s, t <= n of |X_st|.
 
@@ -26,8 +27,8 @@ prefix loses (up to 4/3). It is scaled to worth(rounds) = rounds, as Gaussian at
 | std, clip or rounds zero, negative, NaN or infinite    | refused when built                      |
 | coefficients not finite, or the first one not above 0  | refused when built                      |
 | DISTRIBUTED trust, more than one share, sampling       | refused when built                      |
-| more than ``rounds`` releases on the schedule          | BadRelease; their price is infinite     |
-| rows not as priced, of another size, or not on a grid  | BadRelease, nothing is released         |
+| more than ``rounds`` releases on the schedule          | BadRelease; their cost is infinite      |
+| rows beyond the bounds, of another size, off the grid  | BadRelease, nothing is released         |
 | a client misses rounds (LOCAL)                         | the total's std is for those in step    |
 """
 
@@ -37,7 +38,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dpfed.core.errors import BadRelease, RecipeError
+from dpfed.core.checks import refuse
+from dpfed.core.errors import BadRelease
 from dpfed.core.grid import EXACT_BITS, NOISY_BITS, pack, step_below
 from dpfed.core.types import Adjacency, Release, Trust, Unit
 from dpfed.mechanisms._noise import GaussianNoise
@@ -69,10 +71,10 @@ class Banded(GaussianNoise):
         super().__post_init__()
         self.alone("noises of clients that drop out go out of step, so their sum is not C^-1 z")
         if not 1 <= self.rounds < math.inf:
-            raise RecipeError(f"rounds is {self.rounds}, and must be 1 or more; set it")
+            raise refuse("banded.rounds", "a whole number, at least 1", self.rounds)
         column = (1.0,) if self.coefficients is None else self.coefficients
         if not (column and column[0] > 0 and all(map(math.isfinite, column))):
-            raise RecipeError(f"coefficients are {column}; use finite ones, the first above 0")
+            raise refuse("banded.coefficients", "finite, the first one above 0", column)
 
     @property
     def step(self) -> float:
@@ -119,8 +121,7 @@ class Banded(GaussianNoise):
         """The noise of the next release, and the state after it."""
         import torch
 
-        if any(past.numel() != size for past in state.noise):  # or it would be broadcast
-            raise BadRelease(f"a release of size {size} after one of another size; start anew")
+        self.check_size(size, state.noise)
         first, *others = self._row(t := state.t + 1)
         noise = torch.from_numpy(rng.normal(size))
         for coefficient, past in zip(others, state.noise, strict=True):
@@ -133,7 +134,9 @@ class Banded(GaussianNoise):
         if self.coefficients is not None:
             return self.coefficients
         if t > self.rounds:
-            raise BadRelease(f"release {t} is past rounds = {self.rounds}; plan for more rounds")
+            raise BadRelease(
+                f"banded.rounds must be at least {t} for release {t}, got {self.rounds}; raise it"
+            )
         return (math.sqrt(self._diagonal()[t - 1]),)
 
     def _diagonal(self) -> list[float]:
@@ -184,7 +187,18 @@ def banded(
     coefficients: list[float] | None = None,
     replace_bound: float = math.nan,
 ) -> Banded:
-    """Noise correlated by a Toeplitz C of these coefficients, or by the best C for ``rounds``."""
+    """Noise correlated by a Toeplitz C of these coefficients, or by the best C for ``rounds``.
+
+    Args:
+        clip: the norm that a unit's row is clipped to, above 0.
+        std: the noise level, in units of the sum, above 0; calibration replaces it.
+        unit: what one row stands for.
+        adjacency: which data sets count as neighbours.
+        trust: who adds the noise: each client, or the server; never distributed.
+        rounds: how many releases the best C is made for, at least 1.
+        coefficients: the first column of C, finite, the first one above 0; None is the best C.
+        replace_bound: how far replacing one unit moves the sum; NaN is 2 clip.
+    """
     column = None if coefficients is None else tuple(map(float, coefficients))
     return Banded(
         clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),

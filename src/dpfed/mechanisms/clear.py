@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """No noise: the same clipped sums in clear, the reference that private runs are compared with.
 
-Its price is infinite, and a run that uses it says that it gives no privacy.
+Its cost is infinite, and a run that uses it says that it gives no privacy.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from dpfed.core.errors import RecipeError
 from dpfed.core.grid import EXACT_BITS, pack, step_below
 from dpfed.core.sampling import EVERYONE, drawn
 from dpfed.core.types import Adjacency, Release, State, Trust, Unit
+from dpfed.mechanisms._noise import above_zero
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -36,10 +36,9 @@ class Clear:
     shares: float = 1
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.clip) and self.clip > 0):
-            raise RecipeError(f"clip is {self.clip}, and must be a finite number above 0; set it")
+        above_zero("clip", self.clip)
         if self.std != 0:
-            raise RecipeError(f"'clear' adds no noise, but std is {self.std}; use 'gaussian'")
+            raise _no_noise(self.std)
 
     @property
     def step(self) -> float:
@@ -53,7 +52,7 @@ class Clear:
 
     @property
     def exact(self) -> bool:
-        """There is no noise that could be."""
+        """There is no noise that could be exact."""
         return False
 
     def init(self, size: int) -> State:
@@ -84,7 +83,13 @@ class Clear:
 
     def with_std(self, std: float) -> Clear:
         """There is no noise to set."""
-        raise RecipeError(f"'clear' cannot be given noise of std {std}; use mechanism 'gaussian'")
+        raise _no_noise(std)
+
+
+def _no_noise(std: float) -> RecipeError:
+    return RecipeError(
+        f"mechanism 'clear' adds no noise, got std = {std}; use mechanism 'gaussian'"
+    )
 
 
 def clear(
@@ -93,5 +98,12 @@ def clear(
     adjacency: Adjacency = Adjacency.REPLACE_ONE,
     trust: Trust = Trust.LOCAL,
 ) -> Clear:
-    """No noise, for comparison only."""
+    """No noise, for comparison only.
+
+    Args:
+        clip: the norm that a unit's row is clipped to, above 0.
+        unit: what one row stands for.
+        adjacency: which data sets count as neighbours; the cost is infinite under each.
+        trust: who would add the noise.
+    """
     return Clear(clip, Unit(unit), Adjacency(adjacency), Trust(trust))

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Gaussian mechanism in exact integers: a truncated sum plus a rounded Gaussian, on a grid.
 
-Adding float noise to a float sum is not private to the letter: the low bits of the result tell
-which sums could have made it (Mironov 2012). Here nothing is added in floats. Rows are clipped and
+Adding float noise to a float sum is not exactly private: the low bits of the result tell which
+sums could have made it (Mironov 2012). Here nothing is added in floats. Rows are clipped and
 truncated onto a grid of step std / r, with r = 2^bits to 2^(bits+1); their integers are checked
-and added up, S, and the noise is K = round(r Z), drawn exactly (rounded.py). Since S is an integer,
+and added up, S, and the noise is K = round(r Z), drawn exactly (_rounded.py). As S is an integer,
 
     S + K = round(S + r Z):
 
-a function of the ideal Gaussian release, so the closed form of ``gaussian`` prices it.
+a function of the ideal Gaussian release, so the closed form of ``gaussian`` accounts for it.
 
-Guarantee: ``event(k)`` prices exactly what k calls of ``release`` (and ``finish``) made, in the
-arithmetic that really ran. It rests on the stream's bits, on ndtri and mpmath as rounded.py says,
-and on rows that are each a function of their own unit. Two things are in the price:
+Guarantee: ``event(k)`` accounts exactly for what k calls of ``release`` (and ``finish``) made, in
+the arithmetic that really ran. It rests on the stream's bits, on ndtri and mpmath as _rounded.py
+says, and on rows that are each a function of their own unit. Two things are part of the cost:
 
 - The clip counts as clip (1 + SLACK), SLACK = 2^-12: rows that are products (a linear layer's) are
   summed in double precision and then rounded, and this covers the error, proven in advance from
@@ -28,7 +28,7 @@ docs/exact-noise.md has the proofs.
 |--------------------------------------------------------|---------------------------------------|
 | std or clip zero, negative, NaN or infinite            | refused when built                    |
 | bits below 10 or above 30                              | refused when built                    |
-| a swap other than 2 clip (matrices)                    | refused when built                    |
+| a replace_bound other than 2 clip (matrices)           | refused when built                    |
 | clip of more than 2^30 steps: very little noise        | refused when built                    |
 | more than one share counted where the server sees one  | refused when built                    |
 | rows that cannot be made one by one (matrices)         | BadRelease, nothing is released       |
@@ -44,6 +44,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dpfed.core.checks import refuse
 from dpfed.core.errors import BadRelease, RecipeError
 from dpfed.core.grid import SLACK, narrow, squared_limit, step_below, truncated_sum
 from dpfed.core.sampling import drawn
@@ -69,7 +70,7 @@ class DiscreteGaussian(FreshNoise):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 10 <= self.bits <= 30:
-            raise RecipeError(f"bits is {self.bits}; use 10 to 30 (24 suits most)")
+            raise refuse("discrete_gaussian.bits", "between 10 and 30", self.bits)
         if self.replace_bound != 2 * self.clip:
             raise RecipeError(
                 f"discrete_gaussian.replace_bound must be 2 clip = {2 * self.clip}, got "
@@ -87,7 +88,7 @@ class DiscreteGaussian(FreshNoise):
 
     @property
     def exact(self) -> bool:
-        """Integers, and draws of the law that is priced.
+        """Integers, and draws of the law that is accounted for.
 
         Under add-remove a batch of gradients changes its size, and the others' last bits with it.
         """
@@ -98,7 +99,7 @@ class DiscreteGaussian(FreshNoise):
         return super().noise_multiplier(shares) / (1 + SLACK)
 
     def init(self, size: int) -> int:
-        """The size: noise is drawn before rows are there to ask."""
+        """The size of a release, since noise is drawn before there are rows."""
         return size
 
     def release(self, rows: Rows, state: int, rng: Stream) -> tuple[Release, int]:
@@ -119,13 +120,13 @@ class DiscreteGaussian(FreshNoise):
         return Release(total.vector.add_(noise), self.std, self.step), state
 
     def _check_weights(self, total: Total) -> None:
-        """A weighted term was rounded again: by how much that may move it must be left unused."""
+        """A weighted term was rounded again, and the clip must leave room for that."""
         moved = 2 * self.step * math.sqrt(total.vector.numel())
         close = [w for w in total.weights if w != 1 and w * self.clip + moved > self.clip]
         if close:
             raise BadRelease(
-                f"a term of weight {close[0]} is rounded once more, which was not priced; use "
-                f"weights = 'sum', or more bits"
+                f"a term of weight {close[0]} is rounded once more, which is not accounted for; "
+                f"use weights = 'sum', or raise privacy.options.bits"
             )
 
     def _noise(self, size: int, rng: Stream) -> torch.Tensor:
@@ -159,7 +160,18 @@ def discrete_gaussian(
     replace_bound: float = math.nan,
     bits: int = 24,
 ) -> DiscreteGaussian:
-    """The Gaussian mechanism in exact integers, on a grid of 2^bits steps to the noise or more."""
+    """The Gaussian mechanism in exact integers, on a grid of 2^bits steps to the noise or more.
+
+    Args:
+        clip: the norm that a unit's row is clipped to, above 0.
+        std: one share of noise, in units of the sum, above 0; calibration replaces it.
+        unit: what one row stands for.
+        adjacency: which data sets count as neighbours.
+        trust: who adds the noise, and what the server sees.
+        shares: shares of noise that the adversary cannot subtract; 1 unless trust is distributed.
+        replace_bound: how far replacing one unit moves the sum; 2 clip, as is NaN.
+        bits: how fine the grid is, 10 to 30.
+    """
     return DiscreteGaussian(
         clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
         shares=shares, replace_bound=replace_bound, bits=bits,

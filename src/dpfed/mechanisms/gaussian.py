@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Gaussian mechanism: a clipped sum plus N(0, std^2 I), priced exactly.
+"""The Gaussian mechanism: a clipped sum plus N(0, std^2 I), accounted for exactly.
 
 Nair et al. 2026, eq. (2): client i releases S_i + E_i with E_i ~ N(0, (C sigma_g)^2 / n I). Here
 ``std`` is the standard deviation of one share of noise, C sigma_g / sqrt(n); dividing by a public
@@ -10,16 +10,17 @@ size comes later and is post-processing.
     CENTRAL      the server adds std to the sum                        multiplier std / C
 
 with h the number of shares that the adversary cannot subtract. Under replace-one the sum moves by
-``swap`` (2C for ordinary rows): dp_accounting doubles a Gaussian event's sensitivity for that
-relation, so the event carries std / (swap / 2), and the doubling happens once, in the accountant.
+``replace_bound`` (2C for ordinary rows): dp_accounting doubles a Gaussian event's sensitivity for
+that relation, so the event has std / (replace_bound / 2), and the doubling happens once, in the
+accountant.
 
-Guarantee: ``event(k)`` prices exactly what k calls of ``release`` (and ``finish``) drew, in
+Guarantee: ``event(k)`` accounts exactly for what k calls of ``release`` (and ``finish``) drew, in
 idealized arithmetic: float normals, rounded to the grid after they were added (post-processing;
-under CENTRAL before, on a grid so fine that it drowns in the rounding of the float sum).
+under CENTRAL before, on a grid finer than the rounding of the float sum).
 
 | edge case                                              | what happens                          |
 |--------------------------------------------------------|---------------------------------------|
-| rows whose bound or swap exceeds what was priced       | BadRelease, nothing is released       |
+| rows whose bound or replace_bound is too large         | BadRelease, nothing is released       |
 | std or clip zero, negative, NaN or infinite            | refused when built                    |
 | more than one share counted where the server sees one  | refused when built                    |
 | a sum that is not finite                               | BadRelease, nothing is released       |
@@ -48,7 +49,7 @@ _BLOCK = 1 << 14
 
 @dataclass(frozen=True)
 class Gaussian(FreshNoise):
-    """See the file's docstring. ``std`` is where the noise level of a run is written."""
+    """See the file's docstring. ``std`` is the noise level that a run uses."""
 
     @property
     def step(self) -> float:
@@ -96,7 +97,17 @@ def gaussian(
     shares: float = 1,
     replace_bound: float = math.nan,
 ) -> Gaussian:
-    """The Gaussian mechanism with a clip and a noise level (or calibrate the latter)."""
+    """The Gaussian mechanism with a clip and a noise level (or calibrate the latter).
+
+    Args:
+        clip: the norm that a unit's row is clipped to, above 0.
+        std: one share of noise, in units of the sum, above 0; calibration replaces it.
+        unit: what one row stands for.
+        adjacency: which data sets count as neighbours.
+        trust: who adds the noise, and what the server sees.
+        shares: shares of noise that the adversary cannot subtract; 1 unless trust is distributed.
+        replace_bound: how far replacing one unit moves the sum; NaN is 2 clip.
+    """
     return Gaussian(
         clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
         shares=shares, replace_bound=replace_bound,

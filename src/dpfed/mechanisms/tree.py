@@ -10,12 +10,12 @@ k = trailing zeros of t, and closes the k nodes that it takes over:
 Nodes are integers on the grid, so sums of releases telescope exactly. ``restart`` > 0 begins a new
 tree after so many releases; the last Z of the old one stays in all later prefixes.
 
-Guarantee: ``event(n)`` prices n calls of ``release`` (or ``finish``), each from the state that the
-last one returned (two from one state would share closed nodes), in idealized arithmetic, whatever
-releases a unit takes part in. To one who knows all earlier outputs, release_t tells as much as the
-noisy sum of the node that it opens, since those of the closed nodes are known. However the S in it
-were chosen, a unit moves it by at most 2^k D, and its noise is fresh: a Gaussian release, made
-adaptively. So mu^2 adds (with equality for a unit that adds the same in each step):
+Guarantee: ``event(n)`` accounts for n calls of ``release`` (or ``finish``), each from the state
+that the last one returned (two from one state would share closed nodes), in idealized arithmetic,
+whatever releases a unit takes part in. To one who knows all earlier outputs, release_t tells as
+much as the noisy sum of the node that it opens, since those of the closed nodes are known. However
+the S in it were chosen, a unit moves it by at most 2^k D, and its noise is fresh: a Gaussian
+release, made adaptively. So mu^2 adds (with equality for a unit that adds the same in each step):
 
     mu^2 = (D / std)^2 worth(n),    worth(n) = sum over t <= n of 4^(trailing zeros of t).
 
@@ -29,8 +29,8 @@ state is such a vector per level (11 for a horizon of 1024); only open nodes tak
 | std or clip zero, negative, NaN or infinite            | refused when built                      |
 | horizon below 1, restart negative or above the horizon | refused when built                      |
 | DISTRIBUTED trust, more than one share, sampling       | refused when built                      |
-| more than ``horizon`` releases, without restarts       | BadRelease; their price is infinite     |
-| rows not as priced, of another size, or not on a grid  | BadRelease, nothing is released         |
+| more than ``horizon`` releases, without restarts       | BadRelease; their cost is infinite      |
+| rows beyond the bounds, of another size, off the grid  | BadRelease, nothing is released         |
 | a client misses rounds (LOCAL)                         | the total's std is for those in step    |
 """
 
@@ -40,7 +40,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dpfed.core.errors import BadRelease, RecipeError
+from dpfed.core.checks import at_least, refuse
+from dpfed.core.errors import BadRelease
 from dpfed.core.grid import EXACT_BITS, pack, step_below
 from dpfed.core.types import Adjacency, Release, Trust, Unit
 from dpfed.mechanisms._noise import GaussianNoise
@@ -71,13 +72,14 @@ class Tree(GaussianNoise):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.alone("trees of clients that drop out go out of step, so their shares are no tree")
-        if not (self.horizon >= 1 and 0 <= self.restart <= self.horizon):
-            asked = f"horizon is {self.horizon} and restart {self.restart}"
-            raise RecipeError(f"{asked}; use a horizon from 1 on, and a restart up to it, or 0")
+        at_least(1, "tree", horizon=self.horizon)
+        if not 0 <= self.restart <= self.horizon:
+            bound = f"between 0, for never, and horizon = {self.horizon}"
+            raise refuse("tree.restart", bound, self.restart)
 
     @property
     def step(self) -> float:
-        """The grid; coarser where many clients' loud nodes might not fit int64."""
+        """The grid; coarser where the noise of many clients might not fit int64."""
         return step_below(max(self.clip, self.std / 64), EXACT_BITS)
 
     @property
@@ -115,8 +117,7 @@ class Tree(GaussianNoise):
 
     def _advance(self, size: int, state: Nodes, rng: Stream) -> tuple[Vector, Nodes]:
         """The noise of the next release, and the state after it."""
-        if size != (kept := state.noise[0].numel()):  # or a node would be broadcast
-            raise BadRelease(f"a release of size {size}, but the tree has size {kept}; start anew")
+        self.check_size(size, state.noise[:1])
         level = self._level(t := state.t + 1)
         zeros = state.noise[0].new_zeros(1).expand(size)
         opened = pack(zeros, self.step, lambda count: self.std * rng.normal(count)).long()
@@ -131,7 +132,10 @@ class Tree(GaussianNoise):
     def _level(self, t: int) -> int:
         """The level of the node that step t opens, and the number of those that it closes."""
         if t > self.horizon and not self.restart:
-            raise BadRelease(f"release {t} is past horizon = {self.horizon}; raise it, or restart")
+            raise BadRelease(
+                f"tree.horizon must be at least {t} for release {t}, got {self.horizon}; raise it, "
+                f"or set restart"
+            )
         place = (t - 1) % self.restart + 1 if self.restart else t
         return (place & -place).bit_length() - 1
 
@@ -168,7 +172,18 @@ def tree(
     restart: int = 0,
     replace_bound: float = math.nan,
 ) -> Tree:
-    """Noise along a binary tree (DP-FTRL): ``horizon`` releases at most, or restarted."""
+    """Noise along a binary tree (DP-FTRL): ``horizon`` releases at most, or restarted.
+
+    Args:
+        clip: the norm that a unit's row is clipped to, above 0.
+        std: the noise level of a node, in units of the sum, above 0; calibration replaces it.
+        unit: what one row stands for.
+        adjacency: which data sets count as neighbours.
+        trust: who adds the noise: each client, or the server; never distributed.
+        horizon: the most releases without a restart, at least 1.
+        restart: begin a new tree after so many releases, up to horizon; 0 is never.
+        replace_bound: how far replacing one unit moves the sum; NaN is 2 clip.
+    """
     return Tree(
         clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
         replace_bound=replace_bound, horizon=horizon, restart=restart,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a recipe to its Plan: plug-ins built, noise calibrated, refused if unsound."""
+"""A recipe's Plan: plug-ins are built, noise is calibrated, and an unsound Plan is refused."""
 
 from __future__ import annotations
 
@@ -41,19 +41,31 @@ from dpfed.training.plan import Plan
 def plan_for_clients(
     recipe: Recipe, clients: Sequence[Records], model: Model | None = None
 ) -> Plan:
-    """The Plan of a recipe for these clients, whose sizes the adjacency makes public."""
+    """The Plan of a recipe for these clients, whose sizes the adjacency makes public.
+
+    Args:
+        recipe: the run's configuration.
+        clients: each client's training records, of which only the number of units is used.
+        model: the model, for methods that need its layout or one linear layer; None has neither.
+    """
     nominal = [_nominal(recipe.privacy, records) for records in clients]
     plan = plan_for(recipe, nominal, None if model is None else model.layout)
     if plan.client.linear and model is not None and not isinstance(model, Linear):
         raise RecipeError(
-            f"client {recipe.client['name']!r} needs a model of one linear layer; "
-            f"use softmax, logistic or poisson"
+            f"client {recipe.client['name']!r} needs a model of one linear layer, got "
+            f"{recipe.model.name!r}; set model.name to softmax, logistic or poisson"
         )
     return plan
 
 
 def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = None) -> Plan:
-    """The Plan of a recipe for clients of these public sizes: calibrated, refused if unsound."""
+    """The Plan of a recipe for clients of these public sizes: calibrated, refused if unsound.
+
+    Args:
+        recipe: the run's configuration.
+        nominal: each client's public size in units; 1 for each client where clients are the unit.
+        layout: the names and shapes of the model's parameters; None for methods that do not ask.
+    """
     links = [_plug_in("server", table) for table in recipe.server]
     privacy = recipe.privacy
     seed = recipe.seed if privacy.noise is NoiseSource.KEYED else None
@@ -83,13 +95,16 @@ def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = N
 
 def _plug_in(kind: str, table: dict[str, Any], **facts: Any) -> Any:
     if not isinstance(table.get("name"), str):
-        raise RecipeError(f"a {kind} table has no name: {table}; see 'dpfed methods'")
+        raise RecipeError(
+            f"a {kind.removesuffix('s')} table must have a name, got {table}; add one that "
+            f"'dpfed methods --plug-ins' lists"
+        )
     options = {key: value for key, value in table.items() if key != "name"}
     return build(kind, table["name"], options, **facts)
 
 
 def _honest_shares(recipe: Recipe, total: Sum, nominal: Sequence[float]) -> dict[str, int]:
-    """Under distributed trust noise is sized for the honest terms that every total has."""
+    """Under distributed trust, noise is sized for the honest terms that every total has."""
     privacy = recipe.privacy
     hiding = privacy.trust is Trust.DISTRIBUTED and total.hides_terms
     if not hiding or privacy.mechanism == "clear":
@@ -126,7 +141,7 @@ def _declared(recipe: Recipe, client: ClientAlgorithm) -> Channels:
 
 
 def _uncorrelated(privacy: PrivacyRecipe) -> PrivacyRecipe:
-    """Correlated noise is for what is summed up over rounds, and metrics are not."""
+    """With Gaussian noise in the place of correlated noise: metrics are not summed over rounds."""
     if build("mechanisms", privacy.mechanism, {}).independent:
         return privacy
     return msgspec.structs.replace(privacy, mechanism="gaussian", options={})
@@ -140,7 +155,7 @@ def _mechanism(
     releases: int,
     shares: dict[str, int],
 ) -> Mechanism:
-    """Correlated noise is laid out for so many releases."""
+    """The mechanism of a channel; correlated noise is laid out for so many releases."""
     clip = channel.clip or privacy.clip
     given = privacy.epsilon is not None, privacy.std_over_clip is not None
     options: dict[str, Any] = {
@@ -150,12 +165,14 @@ def _mechanism(
     if privacy.mechanism == "clear":
         if any(given):
             raise RecipeError(
-                "mechanism 'clear' adds no noise; leave out epsilon and std_over_clip"
+                "privacy.mechanism 'clear' adds no noise; leave out privacy.epsilon and "
+                "privacy.std_over_clip"
             )
     elif sum(given) != 1:
         raise RecipeError(
-            f"privacy.epsilon is {privacy.epsilon} and privacy.std_over_clip "
-            f"{privacy.std_over_clip}; give exactly one, or mechanism = 'clear'"
+            f"exactly one of privacy.epsilon and privacy.std_over_clip must be given, got "
+            f"{privacy.epsilon} and {privacy.std_over_clip}; give one and leave out the other, or "
+            f"set privacy.mechanism = 'clear'"
         )
     else:
         options["std"] = clip * (1.0 if privacy.std_over_clip is None else privacy.std_over_clip)
@@ -175,12 +192,15 @@ def _shares(channels: Channels) -> dict[str, float]:
     rest = [name for name in released if name not in shares]
     left = 1 - math.fsum(shares.values())
     if rest and left <= 0:
-        raise RecipeError(f"the shares {shares} leave nothing for {rest}; lower one of them")
+        raise RecipeError(
+            f"the shares of channels must sum to less than 1, got {shares}, which leave nothing "
+            f"for {rest}; lower one of them"
+        )
     return {**shares, **dict.fromkeys(rest, left / max(1, len(rest)))}
 
 
 def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[str, Mechanism]:
-    """Noise by the closed form; where units are drawn, all of it is then scaled by a search."""
+    """Noise by the closed form; where units are sampled, a search then scales all of it."""
     mu = gdp.mu_for(epsilon, draft.delta - draft.delta_reserved)
 
     made = {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a terminal shows while a run or a study goes on: rounds, time left, accuracy, epsilon.
 
-On a terminal a panel that is drawn anew after each round; in a log file a line now and then. It is
-shown from the rows of ``training/history.py`` alone.
+A terminal gets a panel that is redrawn after each round; a log file gets a line every few seconds.
+All of it comes from the rows of ``training/history.py``.
 """
 
 from __future__ import annotations
@@ -51,13 +51,21 @@ def bar(quiet: bool = False) -> Progress:
 def advance(
     shown: Progress, task: TaskID, row: Mapping[str, Any], rounds: int, name: str = "round"
 ) -> None:
-    """One more round of a run."""
+    """Show one more round of a run.
+
+    Args:
+        shown: the bar, as made by ``bar``.
+        task: the bar's task for this run.
+        row: the round's row, of which round, accuracy and epsilon are shown.
+        rounds: how many rounds are planned.
+        name: what stands before the bar.
+    """
     figures = f"accuracy {percent(row['accuracy'])}  {spent(row['epsilon'])}"
     shown.update(task, description=name, total=rounds, completed=row["round"], figures=figures)
 
 
 def spent(epsilon: float) -> str:
-    """What a run has cost so far, in three digits, never below what it is."""
+    """The epsilon that a run has spent so far, rounded up to three digits."""
     from dpfed.accounting.guarantee import round_up
 
     return "no privacy" if math.isinf(epsilon) else f"epsilon spent {round_up(epsilon, 3)}"
@@ -72,7 +80,7 @@ class View:
     """Give it to ``dpfed.run(watch=...)``, inside of ``with``."""
 
     def __init__(self, name: str, epsilon: float | None = None, quiet: bool = False) -> None:
-        """``epsilon`` is what the run may spend; none: it promises nothing."""
+        """``epsilon`` is what the run may spend; None where it guarantees nothing."""
         from rich.console import Console
 
         self.name, self.epsilon, self.quiet = name, epsilon, quiet
@@ -133,7 +141,7 @@ class View:
         return max(8, min(WIDEST, self.console.width - 34))
 
     def figures(self) -> Table:
-        """One line per thing that a user asks about, newest figure first, then how it came."""
+        """One line per figure: its newest value, then how it developed."""
         from rich.table import Table
 
         row = self.rows[-1]
@@ -151,7 +159,7 @@ class View:
         from dpfed.accounting.guarantee import round_up
 
         if self.epsilon is None:
-            return "none", "nothing is promised"
+            return "none", "nothing is guaranteed"
         part = min(1.0, row["epsilon"] / self.epsilon)
         filled = round(self.width * part)
         gauge = f"[yellow]{'█' * filled}{'░' * (self.width - filled)}[/]"

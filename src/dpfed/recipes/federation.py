@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a recipe to its clients: records loaded, prepared one by one, divided; model and judges.
+"""A recipe's clients: records are loaded, prepared one by one, divided; model and evaluation.
 
 What is held out, and when, so that a search never sees a test record:
 
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.randomness import derive
 from dpfed.core.types import Problem, Vector
@@ -35,7 +36,8 @@ from dpfed.recipes.schema import DataRecipe, EvaluationKind, ModelRecipe, Recipe
 
 _WORDS = {
     EvaluationKind.TEST: "on test records that the server holds",
-    EvaluationKind.FEDERATED: "on the clients' records, through the priced metrics channel",
+    EvaluationKind.FEDERATED: "on the clients' records, through the metrics channel, which has "
+    "noise",
     EvaluationKind.EXACT: "on records held out at the clients, in clear: not covered by the "
     "guarantee",
     EvaluationKind.ESTIMATE: "squared distance to the estimate from all records, in clear: not "
@@ -95,8 +97,8 @@ def _goal(kind: EvaluationKind, model: Model, dataset: Dataset) -> Vector | None
         return None
     if dataset.truth is None:
         raise RecipeError(
-            "evaluation.kind is 'truth', and these records were not made from known parameters; "
-            "use 'estimate', or data.options.kind = 'glm'"
+            "evaluation.kind 'truth' needs records that were made from known parameters, and these "
+            "were not; use 'estimate', or set data.options.kind = 'glm'"
         )
     return dataset.truth
 
@@ -104,10 +106,10 @@ def _goal(kind: EvaluationKind, model: Model, dataset: Dataset) -> Vector | None
 def _held(whole: Recipe, records: Records, parts: Parts) -> tuple[Parts, Parts]:
     """Each client without its own test records, and these: the same ones for every seed.
 
-    With ``data.validation``, a part of what is left is judged instead: no search sees the others.
+    With ``data.validation``, a part of the rest is held out instead: no search sees the others.
     """
     by_group = whole.data.by_group
-    # seeds of their own: with the partition's, the very records of one client would be drawn
+    # seeds of their own: the partition's would hold out the records of one client
     seed = public_seed(0, "holdout")
     away = datasets.held_out(records, whole.evaluation.holdout, seed, by_group)
     kept, held = _apart(parts, away)
@@ -118,8 +120,8 @@ def _held(whole: Recipe, records: Records, parts: Parts) -> tuple[Parts, Parts]:
     if not all(len(part) for part in kept):
         empty = next(i for i, part in enumerate(kept) if not len(part))
         raise RecipeError(
-            f"client {empty} has no record left to train on; hold out less than "
-            f"{whole.evaluation.holdout:g}, or records instead of whole groups"
+            f"client {empty} has no record left to train on at evaluation.holdout = "
+            f"{whole.evaluation.holdout:g}; lower it, or set data.by_group = false"
         )
     return kept, held
 
@@ -168,10 +170,11 @@ def _standardised(recipe: DataRecipe, records: Records) -> Records:
         values = getattr(recipe, name)
         if values and len(values) != x.shape[-1]:
             raise RecipeError(
-                f"data.{name} has {len(values)} numbers for {x.shape[-1]} features; give one each"
+                f"data.{name} must be one number per feature, {x.shape[-1]} in all, got "
+                f"{len(values)}; give one for each"
             )
     if 0 in recipe.scale:
-        raise RecipeError("data.scale has a 0; use 1 to leave a feature as it is")
+        raise refuse("data.scale", "without 0", recipe.scale, "use 1 to leave a feature as it is")
     shifted = x - torch.tensor(recipe.shift) if recipe.shift else x
     scaled = shifted / torch.tensor(recipe.scale) if recipe.scale else shifted
     return replace(records, x=scaled)
@@ -200,33 +203,39 @@ def divide(recipe: Recipe, dataset: Dataset) -> Parts:
 
 
 def build_model(recipe: ModelRecipe, dataset: Dataset, seed: int = 0) -> Model:
-    """The model that the recipe names, sized for the data set."""
+    """The model that the recipe names, sized for the data set.
+
+    Args:
+        recipe: the recipe's table ``model``.
+        dataset: the data set, which gives the number of features and classes.
+        seed: the run's seed, from which a network's initial weights follow.
+    """
     features = math.prod(dataset.train.x.shape[1:])
     if recipe.name == "network":
         return Network(_module(recipe, seed), chunk=recipe.chunk, sampler=recipe.sampler)
     if recipe.name == "softmax":
         if dataset.classes is None:
             raise RecipeError(
-                "model 'softmax' needs class labels, and these are numbers; use model 'logistic', "
+                "model.name 'softmax' needs class labels, got numbers; set it to 'logistic', "
                 "'poisson' or 'network'"
             )
         return Linear("softmax", features, dataset.classes, recipe.bias)
     if recipe.name in {"logistic", "poisson"}:
         return Linear(recipe.name, features, 1, recipe.bias)
-    raise RecipeError(f"model is {recipe.name!r}; use softmax, logistic, poisson or network")
+    raise refuse("model.name", "softmax, logistic, poisson or network", recipe.name)
 
 
 def _module(recipe: ModelRecipe, seed: int) -> torch.nn.Module:
     where, colon, name = (recipe.factory or "").partition(":")
     if not colon:
-        raise RecipeError(
-            f"model 'network' needs factory = 'package.module:function', not {recipe.factory!r}"
-        )
+        bound = "'package.module:function' for model 'network'"
+        raise refuse("model.factory", bound, recipe.factory, "name a function that makes a module")
     try:
         factory: Any = getattr(import_module(where), name)
     except (ImportError, AttributeError) as error:
         raise RecipeError(
-            f"model factory {recipe.factory!r} cannot be imported: {error}"
+            f"model.factory {recipe.factory!r} cannot be imported ({error}); correct it, or "
+            f"install its package"
         ) from error
     return seeded(lambda: factory(**recipe.options), public_seed(seed, "module"))
 

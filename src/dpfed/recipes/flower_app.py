@@ -54,19 +54,20 @@ from dpfed.training.history import Row
 from dpfed.training.plan import Plan
 
 TIMEOUT = 3600.0
-"""Seconds that a stage waits for replies. Too few burn the budget: asked for is spent."""
+"""Seconds that a stage waits for replies. Too short a wait wastes budget: requests are spent."""
 
 WAIT = 300.0
 """Seconds until all clients must have enrolled: each process loads the data first."""
 
 
 def recipe_for_flower(path: str | Path) -> Recipe:
-    """The recipe, or a refusal of what Flower cannot carry."""
+    """The recipe; one that cannot be run over Flower is refused."""
     recipe = recipes.load_recipe(path)
     if recipe.evaluation.kind.in_clear:
         raise RecipeError(
-            f"evaluation.kind is {str(recipe.evaluation.kind)!r}, which reads clients' records in "
-            f"clear; over Flower use 'test', 'federated' or 'off'"
+            f"evaluation.kind must be 'test', 'federated' or 'off' over Flower, got "
+            f"{str(recipe.evaluation.kind)!r}, which reads clients' records in clear; choose one "
+            f"of these, or run in one process"
         )
     return recipe
 
@@ -75,7 +76,10 @@ def prepared_for(context: Context) -> Prepared:
     """What the run's configuration names."""
     config = context.run_config
     if not config.get("recipe") or not config.get("out"):
-        raise RecipeError(f"run_config has {sorted(config)}; it needs recipe and out")
+        raise RecipeError(
+            f"run_config must have recipe and out, got {sorted(config)}; set both in "
+            f"[tool.flwr.app.config]"
+        )
     path = Path(str(config["recipe"]))
     text = path.read_bytes() if path.is_file() else b""
     return _prepared(str(path), str(config.get("root", "")), text)
@@ -83,7 +87,7 @@ def prepared_for(context: Context) -> Prepared:
 
 @lru_cache(maxsize=1)
 def _prepared(path: str, root: str, text: bytes) -> Prepared:
-    """Built once per process, and again if the recipe's text is another one by now."""
+    """Built once per process, and again if the recipe's text has changed."""
     del text
     return prepare(recipe_for_flower(path), Path(root) if root else None)
 
@@ -102,7 +106,7 @@ def plan_for_context(context: Context) -> Plan:
 
 
 def ledger_for(context: Context) -> Account | None:
-    """Where a client's releases are entered: what its owner says stands before the recipe."""
+    """Where a client's releases are entered; its owner's settings override the recipe's."""
     return prepared_for(context).account(environment=True)
 
 
@@ -142,7 +146,7 @@ def _kept(context: Context) -> list[Row]:
 
 
 def _writer(out: Path, add: Add, kept: int) -> Add:
-    """Rows go to the sinks, which begin anew, and to the file, which has those of before."""
+    """All rows go to the sinks, which begin anew; the file has the first ``kept`` rows already."""
     seen = 0
 
     def write(row: Row) -> None:
@@ -169,7 +173,7 @@ def _train(grid: Grid, run: Prepared, context: Context, watch: Add) -> Result:
         evaluate_fn=_evaluate_fn(run),
     )
     if strategy.step is None or found.guarantee is None:
-        raise RecipeError("the strategy ended without a guarantee; nothing is reported")
+        raise RecipeError("the strategy ended without a guarantee; see the server's log for why")
     require_a_round(strategy.step)
     params = strategy.step.state.params
     return result_of(run, params, found.guarantee, found.history, found.stopped)

@@ -2,8 +2,8 @@
 """The papers' methods by name: which plug-ins each one is made of, and what it costs.
 
 ``method = "dp-fedadam"`` in a recipe stands for the tables below; tables that the recipe gives
-itself come before them. ``table`` builds each method for each unit and reads off what it releases:
-nothing in it is written by hand but the names.
+itself override them. ``methods_table`` builds each method for each unit and reads off what it
+releases: only the names are written by hand.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dpfed.core import registry
+from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import UPDATE, ClientAlgorithm, Trust, Unit, channels_due
 from dpfed.core.vector import Layout
@@ -62,9 +63,11 @@ METHODS: dict[str, Method] = {
 def method_tables(name: str) -> dict[str, Any]:
     """The recipe's tables that a method's name stands for."""
     if name not in METHODS:
-        raise RecipeError(
-            f"there is no method {name!r}, and 'dpfed methods' lists those that are; "
-            f"{registry.suggest(name, list(METHODS))}"
+        raise refuse(
+            "method",
+            "a name that 'dpfed methods' lists",
+            name,
+            registry.suggest(name, list(METHODS)),
         )
     method = METHODS[name]
     server = [dict(link) for link in method.server]
@@ -122,7 +125,7 @@ def _fresh(method: Method) -> bool:
 
 
 def _paper(method: Method) -> str:
-    """What its files say, those that any method may have left out."""
+    """The papers that its files name, without those of parts that any method may have."""
     links = [link["name"] for link in method.server if link["name"] != "scale"]
     found = [registry.paper("server", name) for name in links]
     if method.client != GRADIENT or not found:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer of ``dpfed calibrate``: noise for a promise, in the main paper's terms and in ours.
+"""The answer of ``dpfed calibrate``: noise for a guarantee, in the main paper's terms and in ours.
 
 The paper's sigma_g (Nair et al. 2026, eq. (2)): each of n clients adds N(0, (C sigma_g)^2 / n) to
 its clipped sum, so std = C sigma_g / sqrt(n). Under replace-one, LOCAL trust then has
 mu = 2 sqrt(n T) / sigma_g and DISTRIBUTED mu = 2 sqrt(T) / sigma_g: sqrt(n) less noise for the same
-promise. Under CENTRAL trust the server itself adds C sigma_g.
+guarantee. Under CENTRAL trust the server itself adds C sigma_g.
 
 Neither torch nor dp_accounting is imported: it answers at once.
 
@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from dpfed.accounting import gdp
 from dpfed.accounting.calibrate import calibrate
 from dpfed.accounting.guarantee import Spent, delta_warning, guarantee
+from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.mechanisms.gaussian import Gaussian, gaussian
@@ -47,7 +48,21 @@ def noise_for(
     colluders: int | None = None,
     units: int | None = None,
 ) -> dict[str, Any]:
-    """The least noise that keeps the promise, and the sentence that states it."""
+    """The least noise that keeps the guarantee, and the sentence that states it.
+
+    Args:
+        epsilon: the guarantee's epsilon, above 0.
+        delta: the guarantee's delta, above 0 and below 1.
+        rounds: how many rounds there are, at least 1; each client releases once a round.
+        clients: how many clients take part, at least 1.
+        unit: what is protected: a record, a group of records or a whole client.
+        adjacency: what neighbouring data sets differ in.
+        trust: whether the server sees each reply, only the sum, or adds the noise itself.
+        survivors: the fewest clients in an opened sum, at most ``clients``; None is all of them.
+        colluders: clients that pool what they know; None is 1 under local trust, 0 otherwise.
+        units: how many units there are, for a warning about delta; None is ``clients`` where they
+            are the unit, and no warning otherwise.
+    """
     unit, adjacency = _choice(Unit, unit), _choice(Adjacency, adjacency)
     trust = _choice(Trust, trust)
     _check_whole(rounds=rounds, clients=clients, survivors=survivors)
@@ -55,32 +70,31 @@ def noise_for(
     start = gaussian(1.0, 1.0, unit, adjacency, trust, shares if trust is Trust.DISTRIBUTED else 1)
     mechanism = calibrate(start, epsilon=epsilon, delta=delta, releases=rounds)
     spent = Spent(mechanism, rounds, {shares: rounds} if trust is Trust.LOCAL else {})
-    promise = guarantee([spent], delta, NoiseSource.OPERATING_SYSTEM, rounds)
+    stated = guarantee([spent], delta, NoiseSource.OPERATING_SYSTEM, rounds)
     count = clients if unit is Unit.CLIENT and units is None else units
     warning = None if count is None else delta_warning(delta, count)
     return {
         "sigma_g": mechanism.std * (1 if trust is Trust.CENTRAL else math.sqrt(clients)),
         "mu": _mu(mechanism, rounds),
         "std_over_clip": mechanism.std,
-        "guarantee": promise.sentence,
-        "claims": [{"adversary": c.adversary, "epsilon": c.epsilon} for c in promise.claims],
+        "guarantee": stated.sentence,
+        "claims": [{"adversary": c.adversary, "epsilon": c.epsilon} for c in stated.claims],
         "warnings": [] if warning is None else [warning],
     }
 
 
 def _choice(kind: type[Choice], word: str) -> Choice:
-    """The choice itself: a plain word equals it, but is not it, and would pass for another."""
+    """The choice itself: a plain word equals it, but code compares choices with ``is``."""
     try:
         return kind(word)
     except ValueError:
-        names = ", ".join(kind)
-        raise RecipeError(f"{kind.__name__.lower()} is {word!r}; use one of {names}") from None
+        raise refuse(kind.__name__.lower(), f"one of {', '.join(kind)}", word) from None
 
 
 def _check_whole(**counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and (not isinstance(count, Integral) or count < 1):
-            raise RecipeError(f"{name} is {count!r}; give a whole number, at least 1")
+            raise refuse(name, "a whole number, at least 1", count, "give a count such as 20")
 
 
 def _mu(mechanism: Gaussian, rounds: int) -> float:
@@ -92,9 +106,10 @@ def _honest(trust: Trust, clients: int, survivors: int | None, colluders: int | 
     present = clients if survivors is None else survivors
     apart = (1 if trust is Trust.LOCAL else 0) if colluders is None else colluders
     if present > clients:
-        raise RecipeError(f"survivors is {present}; give at most {clients}, the number of clients")
+        bound = f"at most {clients}, the number of clients"
+        raise refuse("survivors", bound, present, "lower it, or leave it out for all of them")
     if apart < 0:
-        raise RecipeError(f"colluders is {apart}; give a whole number, at least 0")
+        raise refuse("colluders", "a whole number, at least 0", apart)
     if trust is Trust.LOCAL:
         return max(1, present - apart)
     if present - apart < 1:

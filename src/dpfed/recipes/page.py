@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HTML page that needs nothing beside it, and tables in Markdown: reports and statements.
+"""One HTML page without other files, and tables in Markdown: for reports and statements.
 
-No script, and nothing is loaded from anywhere: styles are inside of the page.
+The page has no script and loads nothing: its styles are inside.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe's run before its first round: data loaded, noise calibrated, plan checked, judge ready.
 
-Every engine begins here, on the server and on clients, so that all of them run the same thing.
+Every engine begins here, on the server and on clients, so that all of them run the same plan.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Prepared:
         return About(self.recipe.name, out, sentence, settings(self.recipe))
 
     def account(self, *, environment: bool = False) -> Account | None:
-        """Where releases are entered; on a node (``environment``) its owner's name stands first."""
+        """Where releases are entered; with ``environment``, a node's owner overrides the recipe."""
         section = self.recipe.ledger
         if isinstance(section, msgspec.UnsetType):
             return account(None, environment=environment)
@@ -87,7 +87,7 @@ def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None =
 
 
 def _no_test(recipe: Recipe, silos: Federation) -> str | None:
-    """Accuracy that will be missing is said before the budget is spent."""
+    """A warning, before the budget is spent, that accuracy will not be measured."""
     judged = silos.test is not None or silos.goal is not None
     if recipe.evaluation.kind is not EvaluationKind.TEST or judged:
         return None

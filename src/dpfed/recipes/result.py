@@ -88,14 +88,13 @@ class Result:
 def require_a_round(step: Step, detail: str = "") -> None:
     """Refuse to report a training that completed no round: its model is the one it began with.
 
-    ``detail`` is what a ledger said, where this process has seen it.
+    ``detail`` is the ledger's own error, where this process has seen it.
     """
     if step.state.round or not step.stopped:
         return
     if step.stopped == EXHAUSTED:
-        raise errors.BudgetSpent(
-            f"no round was completed: {step.stopped}; {detail or 'see its ledger'}"
-        )
+        way_out = detail or "see 'dpfed ledger show' on a client's machine"
+        raise errors.BudgetSpent(f"no round was completed: {step.stopped}; {way_out}")
     tried = f" ({step.history[-1]['aborted']})" if step.history else ""
     raise errors.RoundAborted(
         f"no round was completed{tried}: {step.stopped}; the clients' logs say why they are missing"
@@ -178,10 +177,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def clear_result(out: Path, kept: Sequence[Row] = ()) -> None:
-    """Remove what an earlier run left but these rows: the rest would be taken for this one's."""
+    """Remove an earlier run's files except for these rows: they would be taken for this run's."""
     for name in (GUARANTEE_FILE, ERROR_FILE, MODEL_FILE):
         (out / name).unlink(missing_ok=True)
-    if kept:  # in one go: a process that dies here loses none
+    if kept:  # in one step: a process that dies here loses no row
         _write(out / METRICS_FILE, "".join(map(json_line, kept)))
     else:
         (out / METRICS_FILE).unlink(missing_ok=True)
@@ -240,7 +239,9 @@ def _raise(left: Mapping[str, str]) -> NoReturn:
     kind = getattr(errors, left["error"], None)
     if isinstance(kind, type) and issubclass(kind, errors.DpfedError):
         raise kind(left["sentence"])
-    raise errors.DpfedError(f"the ServerApp failed with {left['error']}: {left['sentence']}")
+    raise errors.DpfedError(
+        f"the ServerApp failed with {left['error']}: {left['sentence']}; see its log"
+    )
 
 
 # ---------------------------------------------------------------------------------- the picture

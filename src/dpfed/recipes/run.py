@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from dpfed.core.checks import refuse
 from dpfed.core.environment import ledger_path
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.recipes import schema as recipes
@@ -58,7 +59,7 @@ def run(
         **sections: the recipe's own sections as keywords: data, privacy, server, rounds, ...
     """
     if engine not in _ENGINES:
-        raise RecipeError(f"engine is {engine!r}; use one of {list(_ENGINES)}")
+        raise refuse("engine", f"one of {', '.join(_ENGINES)}", engine)
     root = _root(recipe)
     prepared = prepare(resolve(recipe, seed, overrides, sections), root)
     checkpoint = None if resume is None else Checkpoint(Path(resume))
@@ -98,16 +99,16 @@ def _root(recipe: Any) -> Path | None:
 
 
 def _same_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
-    """A run goes on with the recipe that it began with: also data and optimizer, unlike a plan."""
+    """Refuse to resume with another recipe: a plan does not show changes of data or optimizer."""
     path = checkpoint.folder / "recipe.toml"
     if checkpoint.begun and path.exists():
         before, now = recipes.settings(recipes.load_recipe(path)), recipes.settings(recipe)
         for key in sorted(before | now):
             if before.get(key) != now.get(key):
                 raise DataError(
-                    f"{str(checkpoint.folder)!r} holds a run with {key} = {before.get(key)!r}, and "
-                    f"not {now.get(key)!r}; resume with the recipe that it began with, or give "
-                    f"another folder"
+                    f"{key} must be {before.get(key)!r}, as in the run that "
+                    f"{str(checkpoint.folder)!r} holds, got {now.get(key)!r}; resume with the "
+                    f"recipe that it began with, or give another folder"
                 )
         return
     checkpoint.folder.mkdir(parents=True, exist_ok=True)
@@ -118,12 +119,12 @@ def _same_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
 def _watched(
     prepared: Prepared, watch: Watch | None, sinks: Sequence[str], out: str | Path | None
 ) -> Iterator[Watch | None]:
-    """The caller's own eyes, and sinks."""
+    """A ``watch`` that hands each row to the sinks and to the caller's own ``watch``."""
     if not sinks:
         yield watch
         return
     if out is None:
-        raise RecipeError(f"sinks {list(sinks)} write into a folder; give out='runs/NAME' as well")
+        raise RecipeError(f"sinks {list(sinks)} write into a folder; give out='runs/NAME', too")
     with open_sinks(sinks, prepared.about(Path(out))) as add:
 
         def follow(row: Row, rounds: int) -> None:
@@ -197,7 +198,7 @@ def _simulated(
     """The resolved recipe through Flower's simulation; its log stays where errors say it is."""
     if checkpoint:
         raise RecipeError(
-            "a simulation is not resumed; use the in-process engine, which gives the same bits"
+            "a simulation is not resumed; use engine 'in-process', which gives the same bits"
         )
     from dpfed.recipes import simulation
 
@@ -215,7 +216,7 @@ def _simulated(
 
 
 def _with_ledger(recipe: Recipe) -> Recipe:
-    """The recipe with the ledger's file spelt out: a simulation's own folder is thrown away."""
+    """The recipe with the ledger's path spelt out: a simulation's own folder is deleted."""
     if isinstance(recipe.ledger, msgspec.UnsetType):
         return recipe
     where = ledger_path() if recipe.ledger.path is None else Path(recipe.ledger.path)

@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.registry import suggest
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit, Weights
@@ -88,7 +89,7 @@ class ModelRecipe(_Section, frozen=True):
 
 
 class PrivacyRecipe(_Section, frozen=True):
-    """What is promised. Give epsilon, or std_over_clip, or the mechanism 'clear'."""
+    """What is guaranteed. Give epsilon, or std_over_clip, or the mechanism 'clear'."""
 
     mechanism: str = "gaussian"
     epsilon: float | None = None
@@ -128,7 +129,7 @@ class EvaluationKind(StrEnum):
 
     @property
     def in_clear(self) -> bool:
-        """Whether only a simulation has it: no server holds what it reads."""
+        """Whether only a run in one process can have it: no server holds the records it reads."""
         return self in {self.EXACT, self.ESTIMATE, self.TRUTH}
 
 
@@ -189,7 +190,7 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
     try:
         return msgspec.convert(_with_method(tree), Recipe)
     except msgspec.ValidationError as error:
-        raise RecipeError(f"the recipe is wrong: {_explain(str(error), tree)}") from error
+        raise RecipeError(_explain(str(error), tree)) from error
 
 
 def _with_method(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,14 +249,16 @@ def read_toml(path: Path) -> dict[str, Any]:
             f"file, such as 'dpfed new NAME --recipe' writes"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise RecipeError(f"recipe {str(path)!r} is not TOML: {error}") from error
+        raise RecipeError(
+            f"recipe {str(path)!r} is not TOML ({error}); correct that place"
+        ) from error
 
 
 def assign(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
     """The tables with one ``dotted.key=value`` set; list items are numbered, as server.0.rho."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
-        raise RecipeError(f"--set takes key=value, not {override!r}; e.g. privacy.epsilon=1")
+        raise refuse("--set", "key=value", override, "write it as in privacy.epsilon=1")
     result = msgspec.json.decode(msgspec.json.encode(tree))
     _set(result, key.strip().split("."), _value(text.strip()), key)
     return dict(result)
@@ -272,7 +275,10 @@ def _set(node: Any, keys: list[str], value: Any, label: str) -> None:
             node.setdefault(at, {})
         _set(node[at], rest, value, label)
     except (IndexError, TypeError) as error:
-        raise RecipeError(f"--set {label}: there is nothing at {first!r} to set") from error
+        raise RecipeError(
+            f"--set {label} finds nothing to set at {first!r}; correct the key, where list items "
+            f"are numbered as in server.0.rate"
+        ) from error
 
 
 def _value(text: str) -> Any:
@@ -301,13 +307,16 @@ def _explain(message: str, tree: Mapping[str, Any]) -> str:
     if what.startswith("Invalid enum value"):
         table, _, name = field.rpartition(".")
         choices = get_type_hints(_TABLES[table])[name]
-        return f"{field} is {_at(tree, field)!r}; use one of {', '.join(choices)}"
+        return _must_be(field, f"one of {', '.join(choices)}", tree)
     if not what.startswith("Expected `"):
-        return message
+        return f"the recipe cannot be read ({message}); correct that place"
     wanted = [_TYPES.get(kind, kind) for kind in quoted[0].split(" | ") if kind != "null"]
-    return (
-        f"{field} is {_at(tree, field)!r}, and must be {' or '.join(wanted)}; correct it, or leave "
-        f"it out for the default"
+    return _must_be(field, " or ".join(wanted), tree)
+
+
+def _must_be(field: str, bound: str, tree: Mapping[str, Any]) -> str:
+    return str(
+        refuse(field, bound, _at(tree, field), "correct it, or leave it out for the default")
     )
 
 
@@ -315,7 +324,7 @@ _TABLES = {
     "": Recipe, "ledger": LedgerRecipe, "evaluation": EvaluationRecipe, "model": ModelRecipe,
     "data": DataRecipe, "data.partition": PartitionRecipe, "privacy": PrivacyRecipe,
 }  # fmt: skip
-"""Of two tables that have a field, the later one is the likelier to be meant."""
+"""Where two tables have the same field, the later one is suggested: it is likelier to be meant."""
 
 
 _INSTEAD = {"batch_size": "set record_rate: no accountant here bounds a batch of a fixed size"}
@@ -335,7 +344,7 @@ def _nearest(table: str, word: str) -> str:
 
 
 def _at(tree: Any, field: str) -> Any:
-    """The value at a path as the parser writes it, a.b[0].c; what is around it, where none is."""
+    """The value at a path as the parser writes it, a.b[0].c; or the nearest value around it."""
     for key in field.replace("[", ".").replace("]", "").split("."):
         inside = tree.get(key) if isinstance(tree, Mapping) else None
         listed = isinstance(tree, list) and key.isdigit() and int(key) < len(tree)

@@ -3,7 +3,7 @@
 
     run -+- flower-superlink       state in memory, one loopback port
          +- flower-superexec       starts flwr-simulation, which runs the ServerApp and Ray
-         |   +- flwr-simulation - Ray: one process per CPU, each plays clients one after the other
+         |   +- flwr-simulation - Ray: one process per CPU, each runs clients one after the other
          +- flwr run --stream      hands the app over, ends when the run has ended
 
 Each is started here, in a process group of its own, and ended here in the reverse order, so nothing
@@ -129,7 +129,7 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 
 
 def _check(recipe_path: Path) -> None:
-    """Refuse what Flower cannot carry, or a machine without it, before anything is started."""
+    """Refuse a recipe that Flower cannot run, and a machine without Flower, before a start."""
     try:
         from dpfed.recipes.flower_app import recipe_for_flower
     except ImportError as error:
@@ -225,7 +225,7 @@ def _write_app(job: _Job, address: str) -> None:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """This process's, but nothing of Flower's, Ray's or dpfed's is shared with another run."""
+    """This process's environment, but with Flower, Ray and dpfed apart from all other runs."""
     others = {"RAY_ADDRESS", LEDGER, DATASET}  # a simulated node has no owner
     env = {name: value for name, value in os.environ.items() if name not in others}
     return {
@@ -235,13 +235,13 @@ def _environment(folder: Path) -> dict[str, str]:
         "NO_PROXY": "127.0.0.1,localhost",
         "no_proxy": "127.0.0.1,localhost",
         STATE: str(folder / "state"),
-        IDENTITY: SIMULATED,  # one machine is everyone
+        IDENTITY: SIMULATED,  # one machine is every client
         "FLWR_HOME": str(folder / "flwr"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_TMPDIR": str(folder),
-        # Ray listens on all interfaces, and without a token runs whatever it is sent
+        # Ray listens on all interfaces, and without a token it runs whatever it is sent
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -282,9 +282,9 @@ def _answers(address: str, superlink: subprocess.Popen[bytes]) -> bool:
 
 @contextmanager
 def _tidy() -> Iterator[None]:
-    """A signal that ends this process at once ends it by an exception: what it started goes, too.
+    """Turn a signal that would end this process into an exception, so that its children end, too.
 
-    Only in the main thread, where Python takes signals, and only where nobody else handles them.
+    Only in the main thread, where Python handles signals, and only signals without a handler.
     """
     ours = [
         number
@@ -360,18 +360,18 @@ class _Follow:
             shown = self._show(shown)
             if any(each.poll() is not None for each in needed):
                 raise DpfedError(f"a Flower process ended before the run; see the log: {self.log}")
-            if self._settled():
+            if self._ended():
                 deadline = min(deadline, time.monotonic() + _WIND_DOWN)
             time.sleep(_POLL)
         self._show(shown)
-        if process.poll() is None and not self._settled():
+        if process.poll() is None and not self._ended():
             raise DpfedError(
-                f"the simulation took longer than {self.timeout:g} s and was ended; "
-                f"see its log: {self.log}"
+                f"the simulation took longer than timeout = {self.timeout:g} s and was ended; "
+                f"raise it, or see the log: {self.log}"
             )
 
-    def _settled(self) -> bool:
-        """Whether the ServerApp has left its result or its error: only the winding down is left."""
+    def _ended(self) -> bool:
+        """Whether the ServerApp has left its result or its error: only the shutdown is left."""
         return is_finished(self.out)
 
     def _show(self, shown: int) -> int:

@@ -27,7 +27,12 @@ class EmaState(NamedTuple):
 
 
 def ema(beta: float = 0.9, corrected: bool = False) -> ServerOptimizer:
-    """The moving average of the aggregates as the direction."""
+    """The moving average of the aggregates as the direction.
+
+    Args:
+        beta: how much of the average is kept per round, in [0, 1).
+        corrected: divide the average by the weight that it has gathered so far.
+    """
     decay("ema", beta=beta)
 
     def init(params: Vector) -> EmaState:

@@ -33,7 +33,11 @@ PAPER = "Osher et al. 2018; Wang et al. 2020 (DP-LSSGD)"
 
 
 def laplacian(smoothing: float = 1.0) -> ServerOptimizer:
-    """Smooth the direction along its coordinates by the inverse of I + sigma L; 0 is none."""
+    """Smooth the direction along its coordinates by the inverse of I + sigma L.
+
+    Args:
+        smoothing: the sigma, at least 0; 0 smooths nothing.
+    """
     not_negative("laplacian", smoothing=smoothing)
 
     def update(direction: Vector, state: State, _: Aggregate) -> tuple[Vector, State]:

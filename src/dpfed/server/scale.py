@@ -13,6 +13,10 @@ PAPER = "McMahan et al. 2017; Nair et al. 2026 (DP-FedGD)"
 
 
 def scale(rate: float = 1.0) -> ServerOptimizer:
-    """Multiply the direction by a constant rate, at least 0."""
+    """Multiply the direction by a constant rate.
+
+    Args:
+        rate: the eta of the paper, at least 0, in parameters per unit of the direction.
+    """
     not_negative("scale", rate=rate)
     return rescale(rate)

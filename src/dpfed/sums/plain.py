@@ -2,8 +2,8 @@
 """The plain sum: each client sends its release, and the server adds them up in int64.
 
 One stage. The server sees every term, so ``plain`` never serves DISTRIBUTED trust. A message is
-the release's integers, little-endian, int32 or int64: which one follows from its length. Whatever
-does not fit is refused, one message at a time, and the rest of the round goes on.
+the release's integers, little-endian, int32 or int64: which one follows from its length. A message
+that does not fit is refused, and the rest of the round goes on.
 
 | edge case                                             | what happens                            |
 |-------------------------------------------------------|-----------------------------------------|
@@ -11,7 +11,7 @@ does not fit is refused, one message at a time, and the rest of the round goes o
 | a client outside the cohort, or one that answers twice| BadReply                                |
 | values so large that a sum of all clients could wrap  | BadReply                                |
 | a weight sent by the client                           | there is no field for one               |
-| nobody answers                                        | Aborted                                 |
+| no client answers                                     | Aborted                                 |
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from dpfed.core.types import Reply
 
 
+_SAME_PLAN = "use the same plan and the same version of dpfed on all machines"
+
+
 @dataclass(eq=False)
 class Adding:
     """A channel's sum under way. The total grows in place: O(size) memory."""
@@ -47,7 +50,7 @@ class Adding:
     def decode(self, client: int, message: bytes) -> Integers:
         """A client's integers, checked against the schema: a view of the message."""
         if client not in self.cohort:
-            raise BadReply(f"client {client} is not expected; its reply is dropped")
+            raise _unexpected(client)
         integers = _decode(message, self.total.size)
         _check_range(integers, self.limit)
         return integers
@@ -75,12 +78,12 @@ class Plain:
         return 1
 
     def adversary(self, colluders: int) -> str:
-        """Whatever the server does: it is shown everything."""
+        """The server: it sees every release."""
         del colluders
         return "the server"
 
     def failure(self, clients: int, colluders: int) -> float:
-        """It promises nothing that could fail."""
+        """It guarantees nothing that could fail."""
         del clients, colluders
         return 0.0
 
@@ -99,7 +102,9 @@ class Plain:
         """The releases' integers as bytes."""
         del context
         if stage != "reply" or reply is None:
-            raise BadReply(f"a plain sum has one stage, 'reply' with a release, not {stage!r}")
+            raise BadReply(
+                f"a plain sum has one stage, 'reply' with a release, got {stage!r}; {_SAME_PLAN}"
+            )
         return {name: reply[name].vector.numpy().tobytes() for name in requests}, secret
 
     def directory(self) -> None:
@@ -129,9 +134,9 @@ class Plain:
         """Check a client's messages and add each, scaled by the client's public weight."""
         if set(messages) != set(session.channels):
             due = sorted(session.channels)
-            raise BadReply(f"a reply on {sorted(messages)}, where {due} are due")
+            raise BadReply(f"a reply must be on {due}, got {sorted(messages)}; {_SAME_PLAN}")
         if client in session.clients:
-            raise BadReply(f"client {client} has answered; its second reply is dropped")
+            raise _unexpected(client)
         found = {n: session.channels[n].decode(client, m) for n, m in messages.items()}
         for name, integers in found.items():
             adding = session.channels[name]
@@ -140,7 +145,7 @@ class Plain:
         return session
 
     def close(self, session: Adder) -> Requests | Opened | Aborted:
-        """The totals of those who answered."""
+        """The totals of the clients that answered."""
         if not session.clients:
             return Aborted("no client answered")
         clients = tuple(sorted(session.clients))
@@ -164,11 +169,18 @@ def plain() -> Plain:
     return Plain()
 
 
+def _unexpected(client: int) -> BadReply:
+    return BadReply(f"client {client} is not expected, or has answered; its reply is dropped")
+
+
 def _decode(message: bytes, size: int) -> Integers:
     """A view of the message, not a copy."""
     kinds = {4 * size: "<i4", 8 * size: "<i8"}
     if len(message) not in kinds:
-        raise BadReply(f"a reply of {len(message)} bytes, where {size} integers are due")
+        raise BadReply(
+            f"a reply must be {size} integers of 4 or 8 bytes, got {len(message)} bytes; "
+            f"{_SAME_PLAN}"
+        )
     return np.frombuffer(message, dtype=kinds[len(message)])
 
 
@@ -177,4 +189,7 @@ def _check_range(integers: Integers, limit: float) -> None:
         return
     largest = max(-int(integers.min(initial=0)), int(integers.max(initial=0)))
     if largest > limit:
-        raise BadReply(f"a reply holds {largest}, above {limit:.3g}, where a sum could wrap")
+        raise BadReply(
+            f"a reply must hold at most {limit:.3g}, so that no sum can wrap, got {largest}; "
+            f"ask who runs that client what happened"
+        )

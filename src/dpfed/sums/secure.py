@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The secure sum: the server learns the total of all releases, and of none by itself.
 
-Bonawitz et al. 2017, with Bell et al. 2020's graph for many clients. Each vector of words carries
-a mask shared with every neighbour, which cancels in the sum, and one of its own, whose seed is
-Shamir-shared with the neighbours and opened for those who are in the total. Pair keys are agreed on
-once per run; a round derives its seeds from them, so that
+Bonawitz et al. 2017, with Bell et al. 2020's graph for many clients. A client adds to its vector of
+words a mask shared with each neighbour, which cancels in the sum, and a mask of its own, whose seed
+is Shamir-shared with the neighbours and opened if the client is in the total. Pair keys are agreed
+on once per run; a round derives its seeds from them, so that
 
-    nobody drops out    2 exchanges: input, unmask           (the first round: keys, input, unmask)
-    someone does        3: input, repair, unmask             (and one more for each new silence)
+    no client drops out    2 exchanges: input, unmask        (the first round: keys, input, unmask)
+    a client drops out     3: input, repair, unmask          (and one more for each new dropout)
 
 A dropout is repaired by revealing the round's seeds with it, never a key that outlives the round
-(compare Ma et al. 2023, Flamingo). The client holds the terms: see masking/member.py. Which
-adversary that stands against, and why, is in docs/secure-sum.md:
+(compare Ma et al. 2023, Flamingo). The client decides what may be opened: see secagg/client.py.
+Which adversary that protects against, and why, is in docs/secure-sum.md:
 
     against      honest terms in whatever is opened      graph
     curious      least - colluders                       complete up to 64 clients, then k-regular
@@ -30,10 +30,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfed.core.errors import BadReply, RecipeError, UnsoundPlan
-from dpfed.sums.secagg import client as member
-from dpfed.sums.secagg import messages as wire
+from dpfed.core.checks import refuse
+from dpfed.core.errors import BadReply, UnsoundPlan
+from dpfed.sums.secagg import client, messages
 from dpfed.sums.secagg.graph import Design, design
+from dpfed.sums.secagg.messages import SAME_PLAN
 from dpfed.sums.secagg.server import INPUT, KEYS, REPAIR, SUM, UNMASK, Directory, Session
 
 if TYPE_CHECKING:
@@ -44,12 +45,12 @@ PAPER = "Bonawitz et al. 2017; Bell et al. 2020"
 
 
 class Against(StrEnum):
-    """What the server may do beyond looking."""
+    """What the server may do beyond reading what it receives."""
 
     CURIOUS = "curious"
     """Nothing: it follows the protocol, and pools what it sees with the colluders."""
     MALICIOUS = "malicious"
-    """Anything: it lies about who is there, each client another lie."""
+    """Anything: it may tell each client something else about who takes part."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ class Secure:
             found = 2 * least - clients - colluders
         if found < 2:
             raise UnsoundPlan(
-                f"{least} of {clients} clients with {colluders} colluders leave {found} honest "
-                f"terms against a {self.against} server, where 2 hide each other; raise "
-                f"sum.survivors, or use local trust"
+                f"honest terms must be at least 2, so that they hide each other, got {found} with "
+                f"{least} of {clients} clients and {colluders} colluders against a {self.against} "
+                f"server; raise sum.survivors, or use local trust"
             )
         return found
 
@@ -90,7 +91,7 @@ class Secure:
         return f"the server, which {conduct} and has up to {some} on its side"
 
     def failure(self, clients: int, colluders: int) -> float:
-        """The chance that a run's graph hides less than that."""
+        """The chance that a run's graph hides fewer honest terms."""
         return self._graph(clients, colluders).failure
 
     def capacity(self) -> float:
@@ -111,10 +112,12 @@ class Secure:
         secret: bytes,
         context: SumContext,
     ) -> tuple[Messages, bytes]:
-        """One message; the client's vault goes in and comes out."""
+        """One message; ``secret`` is the client's vault, before and after it."""
         if set(requests) != {SUM} or stage not in self.stages:
-            raise BadReply(f"a secure sum has no stage {stage!r} with {sorted(requests)}")
-        vault = member.open_vault(secret, context)
+            raise BadReply(
+                f"a secure sum has no stage {stage!r} with {sorted(requests)}; {SAME_PLAN}"
+            )
+        vault = client.open_vault(secret, context)
         message = self._message(stage, requests[SUM], reply, vault, context)
         return {SUM: message}, vault.lock()
 
@@ -123,30 +126,35 @@ class Secure:
         stage: str,
         request: bytes,
         reply: Reply | None,
-        vault: member.Vault,
+        vault: client.Vault,
         context: SumContext,
     ) -> bytes:
         if stage == KEYS:
-            return member.offer_key(vault, context)
-        terms = self._graph(context.clients, context.colluders), self.least(context.clients)
+            return client.offer_key(vault, context)
+        limits = self._graph(context.clients, context.colluders), self.least(context.clients)
         if stage == INPUT:
-            cohort = wire.unpack(request, wire.Cohort)
-            return member.mask(vault, context, cohort, self._vector(reply or {}), *terms)
+            cohort = messages.unpack(request, messages.Cohort)
+            return client.mask(vault, context, cohort, self._vector(reply or {}), *limits)
         if stage == REPAIR:
-            return member.reveal(vault, context, wire.unpack(request, wire.Dropped), *terms)
-        return member.hand_over(vault, context, wire.unpack(request, wire.Alive), *terms)
+            dropped = messages.unpack(request, messages.Dropped)
+            return client.reveal(vault, context, dropped, *limits)
+        alive = messages.unpack(request, messages.Alive)
+        return client.hand_over(vault, context, alive, *limits)
 
-    def _vector(self, reply: Reply) -> member.Vector:
+    def _vector(self, reply: Reply) -> client.Vector:
         """All channels' integers in one vector of words, modulo 2^bits, in order of their names.
 
-        If the server could choose it, one client's release would lie on others' emptier channel.
+        A server that could choose the order could put one client's release on a channel where the
+        others have little.
         """
         if not reply:
-            raise BadReply("a masked vector is due, and no release was made")
+            raise BadReply(
+                f"stage {INPUT!r} needs a release, got none; give `answer` the reply of this round"
+            )
         parts = {name: reply[name].vector.numpy() for name in sorted(reply)}
         whole = np.concatenate([part.astype(np.int64, copy=False) for part in parts.values()])
         words = whole.view(np.uint64) if self.bits == 64 else whole.astype(np.uint32)
-        return member.Vector(words, {name: part.size for name, part in parts.items()})
+        return client.Vector(words, {name: part.size for name, part in parts.items()})
 
     # ------------------------------------------------------------------------------- the server
 
@@ -155,12 +163,12 @@ class Secure:
         return Directory()
 
     def pack_directory(self, directory: Directory) -> bytes:
-        """The signed keys; who has seen which is found out again by sending them."""
-        return wire.pack_message(wire.Keys(dict(directory.keys)))
+        """The signed keys; who has seen which is not kept, so all are sent once more."""
+        return messages.pack_message(messages.Keys(dict(directory.keys)))
 
     def unpack_directory(self, packed: bytes) -> Directory:
-        """The keys, all of which are sent once more."""
-        return Directory(dict(wire.unpack(packed, wire.Keys).keys))
+        """The keys, none of which counts as seen."""
+        return Directory(dict(messages.unpack(packed, messages.Keys).keys))
 
     def begin(
         self, directory: Directory, cohorts: Cohorts, sizes: Mapping[str, int], context: SumContext
@@ -168,7 +176,9 @@ class Secure:
         """An empty total, and the first thing to ask for."""
         asked = [dict(cohort) for cohort in cohorts.values()]
         if any(each != asked[0] for each in asked) or set(asked[0].values()) - {1.0}:
-            raise UnsoundPlan("a secure sum adds all clients alike; use weights = 'sum'")
+            raise UnsoundPlan(
+                "a secure sum adds all clients alike, on the same channels; use weights = 'sum'"
+            )
         session = Session(
             keys=dict(directory.keys), seen=dict(directory.seen),
             sizes={name: sizes[name] for name in sorted(sizes)}, cohort=set(asked[0]),
@@ -181,7 +191,7 @@ class Secure:
     def add(self, session: Session, client: int, messages: Messages) -> Session:
         """One client's message of the stage."""
         if set(messages) != {SUM}:
-            raise BadReply(f"a reply on {sorted(messages)}, where {SUM!r} is due")
+            raise BadReply(f"a reply must be on {[SUM]}, got {sorted(messages)}; {SAME_PLAN}")
         session.add(client, messages[SUM])
         return session
 
@@ -200,16 +210,24 @@ def secure(
     bits: int = 64,
     degree: int | None = None,
 ) -> Secure:
-    """The server sees only the sum: pairwise masks, dropouts repaired, terms held by clients."""
+    """The server sees only the sum: pairwise masks, dropouts repaired, clients decide what opens.
+
+    Args:
+        survivors: the part of the plan's clients that a total needs at least, above 0, at most 1.
+        against: what the server may do: follow the protocol (curious), or anything (malicious).
+        bits: the size of a word, 32 or 64; half of 2^bits is the largest total.
+        degree: neighbours that a client shares masks with, even; None chooses, 0 is all clients.
+    """
     if not 0 < survivors <= 1:
-        raise RecipeError(f"sum.survivors is {survivors}; give the part of clients, up to 1")
+        raise refuse("sum.survivors", "above 0 and at most 1", survivors)
     if bits not in (32, 64):
-        raise RecipeError(f"sum.bits is {bits}; a word has 32 or 64")
+        raise refuse("sum.bits", "32 or 64", bits)
+    if against not in list(Against):
+        raise refuse("sum.against", f"one of {', '.join(Against)}", against)
     against = Against(against)
     if degree is not None and degree % 2:
-        raise RecipeError(
-            f"sum.degree is {degree}; half of the neighbours are on either side: even"
-        )
+        raise refuse("sum.degree", "even, half of the neighbours on either side", degree)
     if degree is not None and against is Against.MALICIOUS:
-        raise RecipeError("against a malicious server all are tied to all; leave out sum.degree")
+        bound = "left out against a malicious server, where all clients are neighbours"
+        raise refuse("sum.degree", bound, degree, "leave it out, or set sum.against = 'curious'")
     return Secure(survivors, against, bits, degree)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan and its rounds; transports carry the bytes."""
+"""A plan and its rounds; transports exchange the bytes."""

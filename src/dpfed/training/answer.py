@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client's half of a round: data goes in, and what leaves has passed one door.
+"""The client's half of a round: data goes in, and only releases come out, through one door.
 
     order -> work -> PricedReleaser -> Release -> sum.answer -> bytes
                (rows -> clip -> noise -> grid)
@@ -14,7 +14,7 @@ whatever goes wrong leaves as a class name from a fixed list.
 | a reply that was not released, or was changed        | UnsoundPlan, nothing leaves             |
 | the ledger refuses                                   | BudgetSpent; no noise is drawn          |
 | a client without data at the release stage           | DataError                               |
-| any other exception                                  | the local log has it; ClientError leaves |
+| any other exception                                  | logged locally; ClientError leaves      |
 """
 
 from __future__ import annotations
@@ -83,8 +83,12 @@ class PricedReleaser:
         made = self.made.setdefault(channel, [])
         at = self._broadcast.round
         known = channel in self._plan.channels
-        if not known or len(made) >= self._plan.releases(channel, at):
-            raise UnsoundPlan(f"release number {len(made) + 1} on {channel!r} was not priced")
+        planned = self._plan.releases(channel, at) if known else 0
+        if len(made) >= planned:
+            raise UnsoundPlan(
+                f"releases on {channel!r} in round {at} must be at most {planned}, as the plan "
+                f"accounts for, got number {len(made) + 1}; declare it in the algorithm's channels"
+            )
         mechanism = self._plan.channels[channel]
         call = (at, self._client, self._broadcast.attempt, channel, len(made))
         rng = self._plan.noise.stream("release", *call)
@@ -100,7 +104,7 @@ def answer(
     requests: Mapping[str, bytes],
     client: ClientState,
 ) -> tuple[Answer, ClientState]:
-    """A client's answer to one stage. Whatever goes wrong crosses the wire as a class name only.
+    """A client's answer to one stage. Whatever goes wrong leaves as a class name only.
 
     Args:
         plan: what this client has agreed to.
@@ -139,7 +143,7 @@ def _answer(
 def make_reply(
     plan: Plan, broadcast: Broadcast, client: ClientState, release: Releaser
 ) -> tuple[Reply, ClientState]:
-    """The algorithm's work, then the metrics where they are due: all of it through the door.
+    """The algorithm's work, then the metrics where they are due: all of it through ``release``.
 
     Args:
         plan: what this client has agreed to.
@@ -148,7 +152,10 @@ def make_reply(
         release: the one door out.
     """
     if client.problem is None:
-        raise DataError(f"client {client.client} has no data, and a release is due; give it some")
+        raise DataError(
+            f"client {client.client} has no data, and a release is due; give its ClientState a "
+            f"problem"
+        )
     state = plan.client.init(broadcast.params) if client.state is None else client.state
     reply, state = plan.client.work(broadcast, client.problem, state, release)
     if METRICS in plan.due(broadcast.round):
@@ -161,11 +168,16 @@ def make_reply(
 
 
 def _check_reply(plan: Plan, reply: Reply, releaser: PricedReleaser) -> None:
-    """An algorithm that says that it sends releases unmodified is held to it."""
+    """Refuse a reply that was not released, or was modified where the algorithm says it is not."""
     for name, release in reply.items():
         made = releaser.made.get(name, [])
         if plan.client.sends_unmodified and [id(release)] != [id(one) for one in made]:
-            raise UnsoundPlan(f"the reply on {name!r} is not the one release that was made for it")
+            raise UnsoundPlan(
+                f"the reply on {name!r} is not the one release that was made for it; send that "
+                f"release, or declare sends_unmodified = False"
+            )
         derived = name in plan.declared and plan.declared[name].derived
         if not made and not (derived and any(releaser.made.values())):
-            raise UnsoundPlan(f"the reply on {name!r} did not pass the door")
+            raise UnsoundPlan(
+                f"the reply on {name!r} was not released; make it with the releaser that work gets"
+            )

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that outlives its server: after each round all that it knows is one file on the disk.
+"""A run that can be resumed: after each round the whole state of the server is in one file.
 
     training.txt           the name of the training, by which clients and ledgers know it
-    asked.json             the round and attempt that clients are being asked for: written before
+    asked.json             the round and attempt that clients are asked for: written before they are
     progress.safetensors   model, optimizer, mechanisms and client states as tensors; round,
-                           attempt, books, keys and history as JSON: replaced after each round
+                           attempt, release counts, keys and history as JSON: replaced after each
+                           round
 
-Guarantee: whatever moment the process dies at, ``load`` finds the last committed round, and no
-round that was committed is asked for again. An attempt that was asked for and not committed counts
-as spent, and the round goes on as a new attempt: its noise is new. Files are replaced as a whole
-and synced, never pickled.
+Guarantee: whenever the process dies, ``load`` finds the last committed round, and no round that was
+committed is asked for again. An attempt that was asked for and not committed counts as spent, and
+the round goes on as a new attempt: its noise is new. Files are replaced as a whole and synced,
+never pickled.
 
 | edge case                                        | what happens                              |
 |--------------------------------------------------|-------------------------------------------|
 | the process dies before, in or after a round     | the round is asked again as a new attempt |
-| it dies while a file is written                  | the file of before is still there         |
+| it dies while a file is written                  | the earlier file is still there           |
 | another plan, model or training under the folder | refused: DataError                        |
 | a file that is cut off or is not ours            | refused: DataError                        |
 | another process goes on in the folder            | refused: DataError                        |
@@ -45,7 +46,7 @@ from dpfed.training.state_tree import join_state, split_state
 
 VERSION = 1
 _MOST_ATTEMPTS = 100_000  # at one round: a larger number was never written here
-_ASKED, _PROGRESS, _TRAINING = "asked.json", "progress.safetensors", "training.txt"
+_ASKED, _STATE, _TRAINING = "asked.json", "progress.safetensors", "training.txt"
 _LOCK = "lock"
 
 
@@ -80,7 +81,7 @@ class Checkpoint:
         return (self.folder / _ASKED).exists()
 
     def training(self, name: str) -> str:
-        """The name that the run was begun under; a new one for a new run."""
+        """The name under which the run began; a new one for a new run."""
         path = self.folder / _TRAINING
         if not path.exists():
             self._write(_TRAINING, f"{name}-{secrets.token_hex(4)}".encode())
@@ -92,14 +93,14 @@ class Checkpoint:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """One process at a time: two would ask for the same attempts. A dead one holds nothing."""
+        """One process at a time: two would ask for the same attempts. A dead one holds no lock."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / _LOCK).open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise DataError(
-                    f"another process goes on with the run in {self.folder}; end it first"
+                    f"another process goes on with the run in {self.folder}; end that one first"
                 ) from error
             yield
 
@@ -131,13 +132,13 @@ class Checkpoint:
             "training": state.training,
             "round": state.round,
             "attempt": state.attempt,
-            "books": {name: list(book.items()) for name, book in state.release_counts.items()},
+            "books": {name: list(count.items()) for name, count in state.release_counts.items()},
             "directory": plan.sum.pack_directory(state.directory).hex(),
             "played": [[each.round, each.attempt, list(each.clients)] for each in committed],
             "history": jsonable(list(history)),
         }
         tensors, facts["numbers"] = split_state(self._tree(state, clients))
-        self._write(_PROGRESS, save(tensors, {"facts": json.dumps(facts)}))
+        self._write(_STATE, save(tensors, {"facts": json.dumps(facts)}))
 
     @staticmethod
     def _tree(state: ServerState, clients: State) -> State:
@@ -161,7 +162,8 @@ class Checkpoint:
             return self._saved(plan, fresh, clients, facts, tensors)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
-                f"{self.folder} lacks a part ({error}); was the method changed?"
+                f"the checkpoint in {self.folder} lacks a part ({error}); resume with the recipe "
+                f"that it was begun with, or choose another folder"
             ) from error
 
     def _saved(
@@ -183,7 +185,7 @@ class Checkpoint:
             optimizer=optimizer,
             mechanisms=mechanisms,
             release_counts={
-                n: {float(h): int(k) for h, k in book} for n, book in facts["books"].items()
+                n: {float(h): int(k) for h, k in count} for n, count in facts["books"].items()
             },
             directory=plan.sum.unpack_directory(bytes.fromhex(facts["directory"])),
             cohort=plan.draw(at, attempt),
@@ -197,7 +199,7 @@ class Checkpoint:
         return [] if facts is None else _rows(facts)
 
     def _read(self) -> tuple[dict[str, Any] | None, dict[str, torch.Tensor]]:
-        path = self.folder / _PROGRESS
+        path = self.folder / _STATE
         if not path.exists():
             return None, {}
         try:
@@ -205,9 +207,7 @@ class Checkpoint:
                 facts = dict(json.loads(file.metadata()["facts"]))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"{path} cannot be read; restore it, or begin in a new folder"
-            ) from error
+            raise _unreadable(path) from error
         return facts, tensors
 
     def _check(self, plan: Plan, fresh: ServerState, facts: dict[str, Any]) -> None:
@@ -230,12 +230,14 @@ class Checkpoint:
             if attempt > _MOST_ATTEMPTS:
                 raise ValueError(attempt)
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{path} cannot be read; restore it, or begin in a new folder"
-            ) from error
+            raise _unreadable(path) from error
         while at == state.round and state.attempt <= attempt:
             state = spent_attempt(plan, state)
         return state
+
+
+def _unreadable(path: Path) -> DataError:
+    return DataError(f"{path} cannot be read; restore it, or begin in a new folder")
 
 
 def _rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference engine: all clients in this process, one after the other.
 
-It carries the same bytes as any other engine, so that a run gives the same bits everywhere.
+It exchanges the same bytes as any other engine, so that a run gives the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -162,6 +162,9 @@ def replay(
         with one_thread():
             state, result = run_round(plan, at, whole.exchange)
         if result.clients != each.clients:
-            raise RoundAborted(f"round {each.round} was not replayed: {result.aborted}")
+            raise RoundAborted(
+                f"round {each.round} must be replayed with clients {each.clients}, got "
+                f"{result.clients} ({result.aborted}); use the run's own plan, data and seed"
+            )
         everyone.update(whole.clients)
     return state

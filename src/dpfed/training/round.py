@@ -10,8 +10,8 @@
                                                                              finish -> Aggregate
                                                                              step
 
-``run_round`` walks it; a transport carries the bytes. Everything here knows protocols only, never a
-particular algorithm, mechanism or sum. State goes in, state comes out.
+``run_round`` walks it; a transport exchanges the bytes. Everything here uses protocols only, never
+a particular algorithm, mechanism or sum. State goes in, state comes out.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RoundResult:
 
     @property
     def exhausted(self) -> bool:
-        """Whether nobody could pay for the round: asking again would not help."""
+        """Whether every refusal was for a spent budget: asking again would not help."""
         words = set(self.refused.values())
         return self.aborted is not None and words == {BudgetSpent.__name__}
 
@@ -147,7 +147,7 @@ def _again(plan: Plan, state: ServerState) -> ServerState:
 
 
 def spent_attempt(plan: Plan, state: ServerState) -> ServerState:
-    """After an attempt of which nobody knows how it ended: spent, and to be made anew."""
+    """After an attempt whose end is unknown: it counts as spent, and is made anew."""
     return _again(plan, _count(plan, state, {}))
 
 
@@ -167,7 +167,7 @@ def _gather(plan: Plan, broadcast: Broadcast, state: ServerState, exchange: Exch
     due = plan.due(broadcast.round)
     cohorts = {name: plan.cohort(name, state.cohort) for name in due}
     sizes = {name: plan.size(name, broadcast.params.numel()) for name in due}
-    if not state.cohort:  # drawing again would not be the draw that is accounted for
+    if not state.cohort:  # drawing again would invalidate the accounting
         nothing = {name: _nothing(size) for name, size in sizes.items()}
         return _Gathered(totals=nothing, refused=refused, directory=state.directory)
     context = replace(plan.sum_context(broadcast, SERVER), roster=state.roster)
@@ -218,7 +218,13 @@ def _count(plan: Plan, state: ServerState, totals: Mapping[str, Total]) -> Serve
 
 
 def with_next(plan: Plan, state: ServerState, shares: Mapping[str, float]) -> ReleaseCounts:
-    """The counts after the coming round, where so many shares of noise hide a release."""
+    """The release counts after the coming round.
+
+    Args:
+        plan: what is done, and what it costs.
+        state: the server before the round.
+        shares: how many shares of noise hide a release, by channel; 1 where it is left out.
+    """
     after = {name: dict(counts) for name, counts in state.release_counts.items()}
     for name, counts in after.items():
         count, hidden_by = plan.releases(name, state.round), shares.get(name, 1.0)

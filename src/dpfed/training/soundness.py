@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def small_delta(plan: Plan) -> str | None:
-    """A warning where delta allows to give away a whole unit: sound, but not what is meant."""
+    """A warning where delta is so large that a whole unit may be published: sound, but useless."""
     return delta_warning(plan.delta, math.fsum(plan.nominal))
 
 
@@ -32,13 +32,20 @@ def refuse_unsound(plan: Plan) -> None:
 
 
 def _wrong_numbers(plan: Plan) -> str | None:
-    if not plan.nominal or not all(math.isfinite(n) and n > 0 for n in plan.nominal):
-        return f"nominal sizes are {list(plan.nominal)[:5]}...; each client needs one above 0"
+    wrong = [n for n in plan.nominal if not (math.isfinite(n) and n > 0)]
+    if wrong or not plan.nominal:
+        return (
+            f"nominal sizes must be finite numbers above 0, one per client, got {wrong[:5]}; give "
+            f"each client records, or declare privacy.nominal"
+        )
     for name, count in (("rounds", plan.rounds), ("evaluation.every", plan.metrics_every)):
         if count < 1:
-            return f"{name} is {count}; give a whole number, at least 1"
+            return f"{name} must be a whole number, at least 1, got {count}; raise it"
     if plan.colluders < 1:
-        return f"colluders is {plan.colluders}, but a reader always knows its own noise: at least 1"
+        return (
+            f"privacy.colluders must be at least 1, got {plan.colluders}: a reader knows its own "
+            f"noise; leave it out for the default"
+        )
     return None
 
 
@@ -47,16 +54,23 @@ def _wrong_channels(plan: Plan) -> str | None:
         return f"the algorithm has a channel {METRICS!r}, which is the plan's own; rename it"
     wanted = {name for name, channel in plan.declared.items() if not channel.derived}
     if wanted != set(plan.channels):
-        return f"the algorithm releases on {sorted(wanted)}, priced are {sorted(plan.channels)}"
+        return (
+            f"channels must be those that the algorithm releases on, {sorted(wanted)}, got "
+            f"{sorted(plan.channels)}; give each of them a mechanism, and no other"
+        )
     silent = [at for at in range(plan.rounds) if not plan.due(at)]
     if UPDATE not in wanted or silent or not plan.planned(UPDATE):
         return f"all {plan.rounds} rounds pass without a reply on 'update'; give it more rounds"
     kinds = {(m.unit, m.adjacency, m.trust) for m in plan.channels.values()}
     if len(kinds) != 1:
-        return f"all channels must share unit, adjacency and trust, but they are {sorted(kinds)}"
+        found = ", ".join(" ".join(kind) for kind in sorted(kinds))
+        return f"all channels must share unit, adjacency and trust, got {found}; make them alike"
     if plan.update.unit not in plan.client.units:
-        units = sorted(plan.client.units)
-        return f"the algorithm can protect {units}, not each {plan.update.unit}; change the unit"
+        units = " or ".join(sorted(plan.client.units))
+        return (
+            f"privacy.unit must be one that the algorithm can protect, {units}, got "
+            f"{plan.update.unit}; change it, or use another method"
+        )
     return None
 
 
@@ -68,7 +82,7 @@ def _wrong_trust(plan: Plan) -> str | None:
             "reply; set sum.name = 'secure', or use local trust"
         )
     if trust is not Trust.LOCAL and not plan.client.sends_unmodified:
-        return f"{trust} trust covers sums of unchanged releases only; use local trust"
+        return f"{trust} trust covers sums of unmodified releases only; use local trust"
     if trust is not Trust.LOCAL and plan.client.reuses_own_releases:
         return (
             f"a client of this method builds its later replies on its own releases, and under "
@@ -87,19 +101,22 @@ def _wrong_shares(plan: Plan) -> str | None:
     """The noise must be sized for what the sum lets through, and the total must not wrap."""
     counted = max(m.shares for m in plan.channels.values())
     if counted > plan.honest:
-        return f"{counted:g} shares of noise are counted on, and {plan.honest} are sure; lower it"
+        return (
+            f"shares must be at most {plan.honest}, the honest terms that a sum surely has, got "
+            f"{counted:g}; lower it, or raise sum.survivors"
+        )
     if plan.delta_reserved > plan.delta / 100:
         return (
-            f"the sum fails with chance {plan.delta_reserved:.2g}, over 1 % of delta; raise "
-            f"sum.survivors"
+            f"the sum's chance of failure must be at most 1 % of delta = {plan.delta:g}, got "
+            f"{plan.delta_reserved:.2g}; raise sum.survivors"
         )
     for name, mechanism in plan.channels.items():
         noise = 12 * mechanism.std * math.sqrt(len(plan.nominal))
         largest = (math.fsum(plan.nominal) * mechanism.clip + noise) / mechanism.step
         if largest >= plan.sum.capacity():
             return (
-                f"a total on {name!r} may reach {largest:.3g} steps, and wraps at "
-                f"{plan.sum.capacity():.3g}; use sum.bits = 64"
+                f"a total on {name!r} must be below {plan.sum.capacity():.3g} steps, where it "
+                f"wraps, got up to {largest:.3g}; use sum.bits = 64"
             )
     return None
 
@@ -108,27 +125,37 @@ def _wrong_sampling(plan: Plan) -> str | None:
     census = {name for name, channel in plan.declared.items() if channel.census}
     draws = {name: m.sampling for name, m in plan.channels.items()}
     if any(not isinstance(draws[name], Everyone) for name in census & draws.keys()):
-        return f"every unit counts on {sorted(census)}, but the draws are {draws}; draw no units"
+        return f"every unit must take part on {sorted(census)}, got {draws}; draw no units there"
     if len({draw for name, draw in draws.items() if name not in census}) > 1:
-        return f"all channels of an algorithm must be drawn alike, but they are {draws}"
-    sampled = not isinstance(plan.update.sampling, Everyone)
+        return f"all channels of an algorithm must be drawn alike, got {draws}; use one draw"
+    sampled, rate = not isinstance(plan.update.sampling, Everyone), plan.update.sampling.rate
     if sampled and plan.update.unit is Unit.CLIENT:
-        return "a client is one unit: there are no records to draw; sample the clients instead"
+        return (
+            f"privacy.record_rate must be 1 where a client is the unit, got {rate:g}: there are no "
+            f"records to draw; set privacy.client_rate instead"
+        )
     if sampled and not plan.client.samples:
-        return "this method's releases are not sums over records; leave the record rate at 1"
+        return (
+            f"privacy.record_rate must be 1 for this method, got {rate:g}: its releases are not "
+            f"sums over records; leave it out"
+        )
     if plan.update.trust is Trust.DISTRIBUTED and not isinstance(plan.participation, Everyone):
-        return "under distributed trust the shares of noise are sized for all; ask all clients"
-    return _unpriced_draw(plan) if plan.update.std else None
+        return (
+            f"privacy.client_rate must be 1 under distributed trust, got "
+            f"{plan.participation.rate:g}: the shares of noise are sized for all clients; leave it "
+            f"out"
+        )
+    return _unbounded_draw(plan) if plan.update.std else None
 
 
-def _unpriced_draw(plan: Plan) -> str | None:
+def _unbounded_draw(plan: Plan) -> str | None:
     """A draw that no accountant here bounds."""
     draws = (plan.update.sampling, plan.amplified)
     drawn = any(not isinstance(draw, Everyone) for draw in draws)
     if drawn and plan.update.adjacency is Adjacency.REPLACE_ONE:
         rate = min(plan.update.sampling.rate, plan.amplified.rate)
         return (
-            f"a Poisson draw with rate {rate:g} is not priced under replace-one, by RDP or "
-            f"otherwise; use adjacency = 'zero-out' or 'add-remove', or a rate of 1"
+            f"a Poisson draw with rate {rate:g} cannot be accounted for under replace-one, by RDP "
+            f"or otherwise; use adjacency = 'zero-out' or 'add-remove', or a rate of 1"
         )
     return None

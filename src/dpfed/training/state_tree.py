@@ -11,6 +11,8 @@ import torch
 from dpfed.core.errors import DataError
 from dpfed.core.types import State
 
+_WAY_OUT = "go on with the recipe that the training was begun with, or begin a new training"
+
 
 def leaves(tree: State) -> list[Any]:
     """Tensors and numbers of a state, in order."""
@@ -30,7 +32,7 @@ def split_state(tree: State) -> tuple[dict[str, torch.Tensor], dict[str, float]]
 def join_state(
     template: State, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, float]
 ) -> State:
-    """A state of the template's form from the two parts of ``split``.
+    """A state of the template's form from the two parts of ``split_state``.
 
     Args:
         template: a state of the same form: what a new run begins with.
@@ -42,17 +44,17 @@ def join_state(
     try:
         return mapped(template, lambda leaf: _alike(leaf, next(found)))
     except KeyError as error:
-        raise DataError(f"a stored state has no leaf {error}; was the method changed?") from error
+        raise DataError(f"a stored state has no leaf {error}; {_WAY_OUT}") from error
 
 
 def _alike(leaf: Any, found: Any) -> Any:
-    """What was found, if it can stand where the leaf stood: a wrong shape would be broadcast."""
+    """What was found, if it has the leaf's type and shape: a wrong shape would be broadcast."""
     if isinstance(found, torch.Tensor) and isinstance(leaf, torch.Tensor):
         if found.shape == leaf.shape or found.dtype == leaf.dtype == torch.uint8:
-            return found  # bytes, such as a sum's secret, may be as many as they like
+            return found  # bytes, such as a sum's secret, may have any length
     elif isinstance(found, int | float) and not isinstance(leaf, torch.Tensor):
         return found
-    raise DataError("a stored state has a leaf of another type or shape; was the method changed?")
+    raise DataError(f"a stored state has a leaf of another type or shape; {_WAY_OUT}")
 
 
 def mapped(tree: State, change: Callable[[Any], Any]) -> State:
@@ -64,4 +66,7 @@ def mapped(tree: State, change: Callable[[Any], Any]) -> State:
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
     if isinstance(tree, torch.Tensor | int | float):
         return change(tree)
-    raise DataError(f"a state may hold tensors and numbers, not {type(tree).__name__}")
+    raise DataError(
+        f"a state must hold tensors and numbers only, got {type(tree).__name__}; keep them in "
+        f"tuples or dicts"
+    )

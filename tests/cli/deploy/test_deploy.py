@@ -258,20 +258,20 @@ def test_init_refuses_to_overwrite(folder):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"server_names": []}, "server_names is empty"),
-        ({"server_names": ["https://fl.example.org"]}, "neither a DNS name nor an IP"),
+        ({"server_names": []}, "--server is missing; give the DNS name"),
+        ({"server_names": ["https://fl.example.org"]}, "--server must be a DNS name or an IP"),
         ({"server_names": ["fl.example.org:8000"]}, "without a port"),
-        ({"server_names": ["$(reboot)"]}, "neither a DNS name"),
-        ({"server_names": ["10.1.2.300"]}, "neither a DNS name"),
-        ({"server_names": ["*.example.org"]}, "neither a DNS name"),
-        ({"nodes": []}, "nodes is empty"),
-        ({"nodes": ["a", "a"]}, "repeats a name"),
-        ({"nodes": ["../a"]}, "not a plain word"),
-        ({"nodes": ["a b"]}, "not a plain word"),
-        ({"nodes": ["-a"]}, "not a plain word"),
-        ({"port": 0}, "between 1 and 65535"),
-        ({"port": 65536}, "between 1 and 65535"),
-        ({"days": 0}, "between 1 and 3650"),
+        ({"server_names": ["$(reboot)"]}, r"must be a DNS name or .*, got '\$\(reboot\)'"),
+        ({"server_names": ["10.1.2.300"]}, "must be a DNS name or an IP address, got '10"),
+        ({"server_names": ["*.example.org"]}, r"must be a DNS name or an IP address, got '\*"),
+        ({"nodes": []}, "--node is missing; give one name per silo"),
+        ({"nodes": ["a", "a"]}, r"a different name for each silo .*, got \['a', 'a'\]"),
+        ({"nodes": ["../a"]}, r"--node must be a plain word .*, got '\.\./a'; use A-Z"),
+        ({"nodes": ["a b"]}, "must be a plain word .*, got 'a b'"),
+        ({"nodes": ["-a"]}, "must be a plain word .*, got '-a'.* nor _ first"),
+        ({"port": 0}, "--port must be between 1 and 65535, got 0"),
+        ({"port": 65536}, "between 1 and 65535, got 65536"),
+        ({"days": 0}, "--days must be between 1 and 3650, got 0"),
     ],
 )
 def test_init_refuses_before_it_writes(tmp_path, options, sentence):
@@ -328,7 +328,7 @@ def test_check_refuses_an_expired_certificate(tmp_path, monkeypatch):
 @pytest.mark.parametrize("bits", [0o640, 0o604])
 def test_check_refuses_a_key_that_others_can_read(folder, name, bits):
     (folder / name).chmod(bits)
-    with pytest.raises(RecipeError, match=f"{name} has mode 0{bits:o}.*chmod 600"):
+    with pytest.raises(RecipeError, match=f"{name} must be .*, got mode 0{bits:o}; run `chmod 600"):
         deploy.check(folder)
 
 
@@ -532,6 +532,7 @@ def test_help_teaches_by_an_example(command):
     assert f"dpfed deploy {command}" in " ".join(said.split())
 
 
+@pytest.mark.slow
 def test_the_command_line_imports_nothing_heavy():
     code = (
         "import sys, dpfed.cli.deploy.command\n"
@@ -614,6 +615,8 @@ def write_app(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("flower")
 def test_a_real_federation_admits_its_silos_and_no_one_else(folder, tmp_path):
     """TLS and node authentication by the folder's own scripts, with Flower's own processes."""
     other = make(tmp_path / "other")

@@ -271,7 +271,7 @@ def test_load_refuses_a_roster_that_the_server_signed(fed, south):
 @pytest.mark.parametrize("bits", [0o640, 0o604, 0o620, 0o644])
 def test_load_refuses_a_key_that_others_may_read(south, bits):
     (south / "identity.key").chmod(bits)
-    with pytest.raises(DataError, match=f"has mode 0{bits:o}.*chmod 600.*make a new key"):
+    with pytest.raises(DataError, match=f"got mode 0{bits:o}; .*chmod 600.*make a new key"):
         identity.load_identity(south)
 
 
@@ -315,21 +315,21 @@ def spoiled(found: Roster) -> dict[str, bytes]:
     return {
         "is not JSON": b"nonsense",
         "roster.json is not JSON": b"\xff\xfe",
-        "has version None": b"[]",
-        "has version 2, but must have 1": roster(good, 2),
-        "has version True": roster(good, True),
+        "got None; restore": b"[]",
+        "must have version 1, got 2": roster(good, 2),
+        "must have version 1, got True": roster(good, True),
         "lists no clients": roster([]),
         "json lists no clients": roster({}),
-        "names client 0 None": roster(["north"]),
-        "names client 0 ''": roster([good[0] | {"name": ""}]),
-        "names client 0 'a b'": roster([good[0] | {"name": "a b"}]),
-        "names client 0 'aaaa": roster([good[0] | {"name": 64 * "a"}]),
-        "names client 1 7": roster([good[0], good[1] | {"name": 7}]),
-        "the key None": roster([{"name": "north"}]),
-        "the key 7": roster([good[0] | {"key": 7}]),
-        "the key 'ab'": roster([good[0] | {"key": "ab"}]),
-        "but a key has 64 digits of 0-9a-f": roster([good[0] | {"key": 64 * "A"}]),
-        "client 2 the key": roster([*good[:2], good[2] | {"key": 32 * " a"}]),
+        "name of client 0 must be 1 to 63 .*, got None": roster(["north"]),
+        "name of client 0 must be 1 to 63 .*, got ''": roster([good[0] | {"name": ""}]),
+        "name of client 0 must be 1 to 63 .*, got 'a b'": roster([good[0] | {"name": "a b"}]),
+        "name of client 0 must be 1 to 63 .*, got 'aaaa": roster([good[0] | {"name": 64 * "a"}]),
+        "name of client 1 must be 1 to 63 .*, got 7": roster([good[0], good[1] | {"name": 7}]),
+        "key of client 0 must be 64 digits .*, got None": roster([{"name": "north"}]),
+        "key of client 0 must be 64 digits .*, got 7": roster([good[0] | {"key": 7}]),
+        "key of client 0 must be 64 digits .*, got 'ab'": roster([good[0] | {"key": "ab"}]),
+        "must be 64 digits of 0-9a-f, got 'AAAA": roster([good[0] | {"key": 64 * "A"}]),
+        "key of client 2 must be 64": roster([*good[:2], good[2] | {"key": 32 * " a"}]),
         "two clients one name": roster([good[0], good[1] | {"name": "north"}]),
         "two clients one key": roster([*good[:2], good[2] | {"key": keys[1]}]),
     }
@@ -389,7 +389,7 @@ def test_the_folder_of_another_client_is_refused(south, monkeypatch, client):
 @pytest.mark.parametrize("clients", [2, 4])
 def test_a_roster_of_another_length_is_refused(south, monkeypatch, clients):
     monkeypatch.setenv("DPFED_IDENTITY", str(south))
-    with pytest.raises(DataError, match=f"lists 3 clients, but the plan has {clients}"):
+    with pytest.raises(DataError, match=f"must list the plan's {clients} clients, got 3;"):
         identity.from_environment(1, clients)
 
 
@@ -397,7 +397,7 @@ def test_a_roster_of_another_length_is_refused(south, monkeypatch, clients):
 @pytest.mark.parametrize("simulation", [True, False])
 def test_a_client_outside_the_plan_is_refused(south, monkeypatch, client, simulation):
     monkeypatch.setenv("DPFED_IDENTITY", "simulated" if simulation else str(south))
-    with pytest.raises(DataError, match=f"client is {client}, but must be between 0 and 2"):
+    with pytest.raises(DataError, match=f"client must be between 0 and 2, got {client};"):
         identity.from_environment(client, 3)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys between two, what is derived from them, and letters that nobody else reads or changes."""
+"""Keys between two, what is derived from them, and messages that only the receiver reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfed.core.errors import Untrusted
-from dpfed.sums.secagg import keys as letters
+from dpfed.sums.secagg import keys
 
 P25519 = 2**255 - 19
 SMALL_ORDER = [  # RFC 7748, section 6.1; https://cr.yp.to/ecdh.html#validate
@@ -26,19 +26,19 @@ SMALL_ORDER = [  # RFC 7748, section 6.1; https://cr.yp.to/ecdh.html#validate
 ]
 KEY = bytes(range(32))
 AT = (3, 1)
-LETTER = b"a share of thirty-three bytes ...."
+MESSAGE = b"a share of thirty-three bytes ...."
 
 
 def pair(run: str = "run", between: tuple[int, int] = (0, 1)) -> tuple[bytes, bytes]:
     """The same two clients' key, from either side."""
     (mine, my_public), (yours, your_public) = FIRST, SECOND
     return (
-        letters.pair_key(mine, your_public, run, between),
-        letters.pair_key(yours, my_public, run, between[::-1]),
+        keys.pair_key(mine, your_public, run, between),
+        keys.pair_key(yours, my_public, run, between[::-1]),
     )
 
 
-FIRST, SECOND = letters.new_key(), letters.new_key()
+FIRST, SECOND = keys.new_key(), keys.new_key()
 
 
 def test_both_sides_agree_on_a_key() -> None:
@@ -62,16 +62,16 @@ def test_the_key_is_not_the_shared_secret_itself() -> None:
 
 
 def test_a_public_half_belongs_to_its_key() -> None:
-    assert letters.public_half(FIRST[0]) == FIRST[1]
-    assert len({letters.new_key() for _ in range(5)}) == 5
+    assert keys.public_half(FIRST[0]) == FIRST[1]
+    assert len({keys.new_key() for _ in range(5)}) == 5
 
 
 @pytest.mark.parametrize("high", [0, 1], ids=["low", "high bit set"])
 @pytest.mark.parametrize("point", SMALL_ORDER)
 def test_a_point_of_small_order_is_refused(point: int, high: int) -> None:
     raw = (point | high << 255).to_bytes(32, "little")
-    with pytest.raises(Untrusted, match="not one that keys can be agreed with"):
-        letters.pair_key(FIRST[0], raw, "run", (0, 1))
+    with pytest.raises(Untrusted, match=r"clients \(0, 1\) .* a public key is of small order;"):
+        keys.pair_key(FIRST[0], raw, "run", (0, 1))
 
 
 # -------------------------------------------------------------------------------------- derivation
@@ -80,7 +80,7 @@ def test_a_point_of_small_order_is_refused(point: int, high: int) -> None:
 def test_what_is_derived_differs_by_round_attempt_and_direction() -> None:
     """A sealing key is used once: its nonce never varies."""
     seals = {
-        letters.seal(KEY, (r, a), s, d, LETTER)
+        keys.seal(KEY, (r, a), s, d, MESSAGE)
         for r in range(3)
         for a in range(3)
         for s in range(3)
@@ -90,14 +90,14 @@ def test_what_is_derived_differs_by_round_attempt_and_direction() -> None:
 
 
 def test_a_seed_is_neither_the_pairs_key_nor_anothers() -> None:
-    seeds = {letters.round_seed(KEY, at, bytes(32)) for at in ((0, 1), (1, 0), (0, 0), (1, 1))}
+    seeds = {keys.round_seed(KEY, at, bytes(32)) for at in ((0, 1), (1, 0), (0, 0), (1, 1))}
     assert len(seeds | {KEY}) == 5
-    assert letters.round_seed(bytes(32), (0, 1), bytes(32)) not in seeds
+    assert keys.round_seed(bytes(32), (0, 1), bytes(32)) not in seeds
 
 
 def test_what_is_signed_tells_runs_and_clients_apart() -> None:
     texts = {
-        letters.signed_text(run, client, KEY) for run in ("a", "a1", "1") for client in (1, 11, 111)
+        keys.signed_text(run, client, KEY) for run in ("a", "a1", "1") for client in (1, 11, 111)
     }
     assert len(texts) == 9
 
@@ -107,39 +107,39 @@ def test_what_is_signed_tells_runs_and_clients_apart() -> None:
 )
 def test_no_two_lists_of_parts_run_together(first: list, second: list) -> None:
     same = [(type(x), x) for x in first] == [(type(x), x) for x in second]
-    assert (letters._text(*first) == letters._text(*second)) == same
+    assert (keys._text(*first) == keys._text(*second)) == same
 
 
 def test_a_commitment_is_a_digest_with_a_label() -> None:
     expected = hashlib.sha256(b"dpfed commitment" + KEY).digest()
-    assert letters.digest(KEY) == expected != hashlib.sha256(KEY).digest()
+    assert keys.digest(KEY) == expected != hashlib.sha256(KEY).digest()
 
 
-# ------------------------------------------------------------------------------------------ letters
+# ------------------------------------------------------------------------------------------ sealing
 
 
 @given(st.binary(max_size=100))
-def test_a_letter_arrives_as_it_was_sent(letter: bytes) -> None:
-    sealed = letters.seal(KEY, AT, 0, 1, letter)
-    assert len(sealed) == len(letter) + 16
-    assert len(letter) < 4 or letter not in sealed
-    assert letters.unseal(KEY, AT, 0, 1, sealed) == letter
+def test_a_message_arrives_as_it_was_sent(message: bytes) -> None:
+    sealed = keys.seal(KEY, AT, 0, 1, message)
+    assert len(sealed) == len(message) + 16
+    assert len(message) < 4 or message not in sealed
+    assert keys.unseal(KEY, AT, 0, 1, sealed) == message
 
 
 def test_any_flipped_bit_is_refused() -> None:
-    sealed = letters.seal(KEY, AT, 0, 1, LETTER)
+    sealed = keys.seal(KEY, AT, 0, 1, MESSAGE)
     for bit in range(8 * len(sealed)):
         changed = bytearray(sealed)
         changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises(Untrusted, match="client 0 was changed"):
-            letters.unseal(KEY, AT, 0, 1, bytes(changed))
+            keys.unseal(KEY, AT, 0, 1, bytes(changed))
 
 
 @pytest.mark.parametrize("cut", [0, 1, 15, 16, 20])
-def test_a_letter_cut_off_is_refused(cut: int) -> None:
-    sealed = letters.seal(KEY, AT, 0, 1, LETTER)
+def test_a_sealed_message_cut_off_is_refused(cut: int) -> None:
+    sealed = keys.seal(KEY, AT, 0, 1, MESSAGE)
     with pytest.raises(Untrusted, match="was changed on its way"):
-        letters.unseal(KEY, AT, 0, 1, sealed[:cut])
+        keys.unseal(KEY, AT, 0, 1, sealed[:cut])
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_a_letter_cut_off_is_refused(cut: int) -> None:
         (KEY, AT, 0, 2),
     ],
 )
-def test_a_letter_of_another_key_round_sender_or_receiver_is_refused(
+def test_a_message_of_another_key_round_sender_or_receiver_is_refused(
     key: bytes, at: tuple[int, int], sender: int, receiver: int
 ) -> None:
-    sealed = letters.seal(KEY, AT, 0, 1, LETTER)
+    sealed = keys.seal(KEY, AT, 0, 1, MESSAGE)
     with pytest.raises(Untrusted, match=f"client {sender} was changed"):
-        letters.unseal(key, at, sender, receiver, sealed)
+        keys.unseal(key, at, sender, receiver, sealed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pads are the key stream of ChaCha20, added word by word."""
+"""Masks are the key stream of ChaCha20, added word by word."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-from dpfed.sums.secagg import masks as pads
+from dpfed.sums.secagg import masks
 
 SEEDS = [bytes([i]) * 32 for i in range(6)]
 DTYPES = [np.uint32, np.uint64]
-BLOCK = pads._BLOCK
+BLOCK = masks._BLOCK
 
 
 def sizes(dtype: type) -> list[int]:
@@ -40,25 +40,25 @@ CASES = [(dtype, size) for dtype in DTYPES for size in sizes(dtype)]
 def test_what_is_added_and_taken_off_leaves_each_word_as_it_was(dtype: type, size: int) -> None:
     before = words(size, dtype)
     found = before.copy()
-    pads.apply(found, SEEDS[:3], SEEDS[3:])
+    masks.apply(found, SEEDS[:3], SEEDS[3:])
     assert size < 100 or not np.array_equal(found, before)
-    pads.apply(found, SEEDS[3:], SEEDS[:3])
+    masks.apply(found, SEEDS[3:], SEEDS[:3])
     assert np.array_equal(found, before)
 
 
 @pytest.mark.parametrize(("dtype", "size"), CASES)
-def test_a_pad_is_the_whole_key_stream(dtype: type, size: int) -> None:
+def test_a_mask_is_the_whole_key_stream(dtype: type, size: int) -> None:
     found = words(size, dtype)
     plus, minus = (stream(seed, size, dtype) for seed in SEEDS[:2])
     expected = found + plus - minus
-    pads.apply(found, SEEDS[:1], SEEDS[1:2])
+    masks.apply(found, SEEDS[:1], SEEDS[1:2])
     assert np.array_equal(found, expected)
 
 
 def test_the_stream_is_that_of_rfc_8439() -> None:
     """Appendix A.1, test vector 1: the key, the nonce and the counter are zero."""
     found = np.zeros(8, np.uint64)
-    pads.apply(found, [bytes(32)], [])
+    masks.apply(found, [bytes(32)], [])
     assert found.tobytes().hex() == (
         "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
         "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
@@ -73,33 +73,33 @@ def test_words_wrap_at_both_ends(dtype: type) -> None:
         (int(w) + int(p)) % (top + 1)
         for w, p in zip(found, stream(SEEDS[1], 4, dtype), strict=True)
     ]
-    pads.apply(found, SEEDS[1:2], [])
+    masks.apply(found, SEEDS[1:2], [])
     assert found.tolist() == expected
 
 
 def test_two_seeds_make_two_streams() -> None:
     first, second = np.zeros(10_000, np.uint64), np.zeros(10_000, np.uint64)
-    pads.apply(first, SEEDS[:1], [])
-    pads.apply(second, SEEDS[1:2], [])
+    masks.apply(first, SEEDS[:1], [])
+    masks.apply(second, SEEDS[1:2], [])
     assert not np.any(first == second)
 
 
 def test_the_stream_does_not_repeat_from_block_to_block() -> None:
     found = np.zeros(3 * BLOCK // 8, np.uint64)
-    pads.apply(found, SEEDS[:1], [])
+    masks.apply(found, SEEDS[:1], [])
     assert len(np.unique(found)) == len(found)
 
 
 def test_without_seeds_nothing_changes() -> None:
     before = words(100, np.uint64)
     found = before.copy()
-    pads.apply(found, [], [])
+    masks.apply(found, [], [])
     assert np.array_equal(found, before)
 
 
 def test_a_mask_shared_by_two_cancels_in_their_sum() -> None:
     first, second = words(650, np.uint64), words(651, np.uint64)[:650].copy()
     expected = first + second
-    pads.apply(first, SEEDS[:1], [])
-    pads.apply(second, [], SEEDS[:1])
+    masks.apply(first, SEEDS[:1], [])
+    masks.apply(second, [], SEEDS[:1])
     assert np.array_equal(first + second, expected)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hostile clients: named kinds of lies, a Grid that carries them, and the count of what they did.
+"""Hostile clients: named kinds of lies, a Grid that sends them, and the count of what they did.
 
 A third of the clients lie in every round, many times each, through the real DPStrategy. Every reply
 is followed to its end: refused (the round's own log says so), accepted (the sum took it) or a crash
@@ -30,14 +30,14 @@ from dpfed.core.errors import BadReply
 from dpfed.core.types import UPDATE
 from dpfed.flower import DPStrategy, client_app
 from dpfed.sums.plain import Plain
-from dpfed.sums.secagg import keys as letters
-from dpfed.sums.secagg import messages as wire
+from dpfed.sums.secagg import keys
+from dpfed.sums.secagg import messages as secagg
 from dpfed.sums.secagg.identity import simulated
 from dpfed.sums.secure import Secure
 from dpfed.training.plan import Plan
 from tests.laws.leaks import MODEL
 from tests.training.flower.local_grid import LocalGrid, nodes
-from tests.training.test_round import make_plan, members
+from tests.training.test_round import client_states, make_plan
 
 CLIENTS, LIARS, RATE = 12, 4, 0.5
 SIZE = MODEL.layout.size
@@ -70,7 +70,7 @@ class Truth:
         said = self.control if control is None else control
         return RecordDict({"reply": ArrayRecord(made), "dpfed": ConfigRecord(said)})
 
-    def carrying(self, data: bytes) -> RecordDict:
+    def with_data(self, data: bytes) -> RecordDict:
         """The true reply with other bytes on its first channel."""
         name = next(iter(self.messages))
         return self.record(**{name: array(data)})
@@ -120,7 +120,7 @@ def _labelled(truth: Truth, dtype: str = "uint8", shape: Any = None, stype: str 
 
 
 def _empty(truth: Truth, rng: Rng) -> Sent:
-    return truth.carrying(b"") if rng.random() < 0.5 else RecordDict()
+    return truth.with_data(b"") if rng.random() < 0.5 else RecordDict()
 
 
 def _changed(name: str, values: Callable[[Any, Rng], Any]) -> Lie:
@@ -213,7 +213,7 @@ def _random_bytes(truth: Truth, rng: Rng) -> Sent:
     length = rng.randrange(0, 3 * len(truth.data))
     while length in _FITTING:
         length += 1
-    return truth.carrying(rng.randbytes(length))
+    return truth.with_data(rng.randbytes(length))
 
 
 def _flipped_labels(truth: Truth, rng: Rng) -> Sent:
@@ -289,24 +289,24 @@ def _huge(truth: Truth, rng: Rng) -> Sent:
     big = rng.choice([limit + 1, -limit - 1, 2**63 - 1, -(2**63), 2**62])
     values = [rng.randrange(-limit, limit) for _ in range(SIZE)]
     values[rng.randrange(SIZE)] = big
-    return truth.carrying(struct.pack(f"<{SIZE}q", *values))
+    return truth.with_data(struct.pack(f"<{SIZE}q", *values))
 
 
 def _doubles(truth: Truth, rng: Rng) -> Sent:
     """NaN and infinity as they lie in memory: integers beyond the range."""
     values = [rng.choice([float("nan"), float("inf"), -float("inf")]) for _ in range(SIZE)]
-    return truth.carrying(struct.pack(f"<{SIZE}d", *values))
+    return truth.with_data(struct.pack(f"<{SIZE}d", *values))
 
 
 def _cut(truth: Truth, rng: Rng) -> Sent:
-    return truth.carrying(truth.data[: rng.randrange(len(truth.data))])
+    return truth.with_data(truth.data[: rng.randrange(len(truth.data))])
 
 
 def _longer(truth: Truth, rng: Rng) -> Sent:
     more = rng.choice(
         [n for n in (1, 2, 3, 4, 8, SIZE, 8 * SIZE + 1) if 4 * SIZE + n not in _FITTING]
     )
-    return truth.carrying(truth.data[: 4 * SIZE].ljust(4 * SIZE, b"\0") + rng.randbytes(more))
+    return truth.with_data(truth.data[: 4 * SIZE].ljust(4 * SIZE, b"\0") + rng.randbytes(more))
 
 
 PLAIN: dict[str, Lie] = {
@@ -322,7 +322,7 @@ DUPLICATE = "duplicate of an accepted reply"
 
 
 def _bytes_lie(change: Callable[[Truth, Rng], bytes]) -> Lie:
-    return lambda truth, rng: truth.carrying(change(truth, rng))
+    return lambda truth, rng: truth.with_data(change(truth, rng))
 
 
 def _short_message(truth: Truth, rng: Rng) -> bytes:
@@ -341,11 +341,11 @@ def _other_kind(truth: Truth, rng: Rng) -> bytes:
     """A message of another stage, well made."""
     some = {i: rng.randbytes(32) for i in range(3)}
     made = {
-        "keys": wire.pack_message(wire.Key(rng.randbytes(32), rng.randbytes(64))),
-        "input": wire.pack_masked(wire.Masked(some, some, some, bytes(32)), memoryview(b"")),
-        "repair": wire.pack_message(wire.Seeds(some)),
-        "unmask": wire.pack_message(wire.Shares(some)),
-        "server": wire.pack_message(wire.Dropped([0])),
+        "keys": secagg.pack_message(secagg.Key(rng.randbytes(32), rng.randbytes(64))),
+        "input": secagg.pack_masked(secagg.Masked(some, some, some, bytes(32)), memoryview(b"")),
+        "repair": secagg.pack_message(secagg.Seeds(some)),
+        "unmask": secagg.pack_message(secagg.Shares(some)),
+        "server": secagg.pack_message(secagg.Dropped([0])),
     }
     del made[truth.stage]
     return rng.choice(list(made.values()))
@@ -365,10 +365,10 @@ def _still_true(truth: Truth, raw: bytes) -> bool:
     if truth.stage != "unmask":
         return False
     try:
-        said = wire.unpack(raw, wire.Shares).shares
+        said = secagg.unpack(raw, secagg.Shares).shares
     except BadReply:
         return False
-    return said.items() <= wire.unpack(truth.data, wire.Shares).shares.items()
+    return said.items() <= secagg.unpack(truth.data, secagg.Shares).shares.items()
 
 
 def _anothers_message(truth: Truth, rng: Rng) -> bytes:
@@ -383,20 +383,21 @@ def _misfit(truth: Truth, rng: Rng) -> bytes:
 
 
 def _bad_key(truth: Truth, rng: Rng) -> bytes:
-    key = wire.unpack(truth.data, wire.Key)
+    key = secagg.unpack(truth.data, secagg.Key)
     weak = rng.choice([bytes(32), b"\1" + bytes(31), b"", bytes(31), bytes(33)])
-    signed = letters.signed_text(truth.run, truth.client, weak)
+    signed = keys.signed_text(truth.run, truth.client, weak)
     own = simulated(CLIENTS)[truth.client].sign(signed)  # its own to sign: the key is what is bad
-    return wire.pack_message(
+    return secagg.pack_message(
         rng.choice([
-            wire.Key(weak, own), wire.Key(rng.randbytes(32), key.signature), wire.Key(key.key, b""),
-            wire.Key(key.key, simulated(CLIENTS)[truth.client].sign(key.key)),
+            secagg.Key(weak, own), secagg.Key(rng.randbytes(32), key.signature),
+            secagg.Key(key.key, b""),
+            secagg.Key(key.key, simulated(CLIENTS)[truth.client].sign(key.key)),
         ])
     )  # fmt: skip
 
 
 def _bad_input(truth: Truth, rng: Rng) -> bytes:
-    said, words = wire.unpack_masked(truth.data)
+    said, words = secagg.unpack_masked(truth.data)
     parts = {name: dict(getattr(said, name)) for name in ("sealed", "shares", "pairs")}
     own, raw, name = said.own, bytes(words), rng.choice(list(parts))
     at = rng.choice(list(parts[name]))
@@ -413,17 +414,17 @@ def _bad_input(truth: Truth, rng: Rng) -> bytes:
             raw = raw[: rng.randrange(len(raw))]
         case _:
             raw = raw + bytes(8)
-    return wire.pack_masked(wire.Masked(**parts, own=own), memoryview(raw))
+    return secagg.pack_masked(secagg.Masked(**parts, own=own), memoryview(raw))
 
 
 def _bad_seeds(truth: Truth, rng: Rng) -> bytes:
-    seeds = dict(wire.unpack(truth.data, wire.Seeds).seeds)
-    return wire.pack_message(wire.Seeds(_bad_values(seeds, truth, rng)))
+    seeds = dict(secagg.unpack(truth.data, secagg.Seeds).seeds)
+    return secagg.pack_message(secagg.Seeds(_bad_values(seeds, truth, rng)))
 
 
 def _bad_shares(truth: Truth, rng: Rng) -> bytes:
-    shares = dict(wire.unpack(truth.data, wire.Shares).shares)
-    return wire.pack_message(wire.Shares(_bad_values(shares, truth, rng, drop=False)))
+    shares = dict(secagg.unpack(truth.data, secagg.Shares).shares)
+    return secagg.pack_message(secagg.Shares(_bad_values(shares, truth, rng, drop=False)))
 
 
 def _bad_values(values: dict[int, bytes], truth: Truth, rng: Rng, drop: bool = True) -> Any:
@@ -458,12 +459,14 @@ SECURE: dict[str, Lie] = {f"secure {stage}: {n}": f for stage in STAGES for n, f
 def _flipped_integers(truth: Truth, rng: Rng) -> Sent:
     raw = bytearray(truth.data)
     raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
-    return truth.carrying(bytes(raw))
+    return truth.with_data(bytes(raw))
 
 
 def _nan_words(truth: Truth, rng: Rng) -> Sent:
     """float32 NaN and infinity as they lie in memory are int32 of about 2^31."""
-    return truth.carrying(struct.pack(f"<{SIZE}f", *rng.choices([np.nan, np.inf, -np.inf], k=SIZE)))
+    return truth.with_data(
+        struct.pack(f"<{SIZE}f", *rng.choices([np.nan, np.inf, -np.inf], k=SIZE))
+    )
 
 
 def _equal_numbers(truth: Truth, rng: Rng) -> Sent:
@@ -673,21 +676,21 @@ def soak(
     """Rounds with a third of liars until so many lies were tried."""
     rng, enough = Rng(seed), tally.count("tried") + replies
     lies = lies or ({**CODEC, **SECURE} if secure else PLAIN)
-    people = members([5] * CLIENTS)
+    people = client_states([5] * CLIENTS)
     while tally.count("tried") + tally.count("crashed") < enough:
         plan, watch = plan_for(secure, 400)
         app = client_app(lambda c: people[c.node_config["partition-id"]].problem, plan)
         grid = HostileGrid(app, plan, lies, rng, flood)
         strategy = DPStrategy(plan, training=f"run-{rng.randrange(2**60)}")
         grid.training = strategy.training
-        _play(strategy, grid, watch, tally, enough)
+        _run(strategy, grid, watch, tally, enough)
 
 
 class _Enough(Exception):
     """So many were tried."""
 
 
-def _play(strategy: DPStrategy, grid: HostileGrid, watch: Watch, tally: Tally, enough: int) -> None:
+def _run(strategy: DPStrategy, grid: HostileGrid, watch: Watch, tally: Tally, enough: int) -> None:
     params = torch.zeros(SIZE)
     inside: list[int] = []
 
@@ -703,7 +706,7 @@ def _play(strategy: DPStrategy, grid: HostileGrid, watch: Watch, tally: Tally, e
         tally.inexact += not fits
         params = now
         watch.released.clear()
-        _settle(grid, watch, tally, crash=False)
+        _count(grid, watch, tally, crash=False)
         if tally.count("tried") >= enough:
             raise _Enough
 
@@ -716,11 +719,11 @@ def _play(strategy: DPStrategy, grid: HostileGrid, watch: Watch, tally: Tally, e
             pass
         except Exception:
             logging.getLogger(__name__).exception("a crash")
-            _settle(grid, watch, tally, crash=True)
+            _count(grid, watch, tally, crash=True)
         tally.rude += heard.texts["rude"]
 
 
-def _settle(grid: HostileGrid, watch: Watch, tally: Tally, crash: bool) -> None:
+def _count(grid: HostileGrid, watch: Watch, tally: Tally, crash: bool) -> None:
     tally.take(grid.kinds, watch.ends, crash)
     grid.kinds, watch.ends[:] = [], []
 

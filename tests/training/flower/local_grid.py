@@ -77,7 +77,7 @@ class LocalGrid(Grid):
 
 
 def become_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages carry the identity of the process that makes them: give this one such."""
+    """Messages have the identity of the process that makes them: give this process one."""
     from flwr.supercore.task_identity import TaskIdentity
 
     for name in ("_task_id", "_run_id", "_node_id"):

@@ -8,8 +8,8 @@
         net.kill("north")
 
 With a folder it runs that folder's own scripts: TLS and node authentication. Without one, it is
-insecure. Every process carries a mark in its environment, by which it is found and ended, also if
-it left its process group (the SuperLink's SuperExec does) or lost its parent.
+insecure. Every process has a mark in its environment, by which it is found and ended, also if
+it left its process group (the SuperLink's SuperExec does) or has no parent any more.
 """
 
 from __future__ import annotations
@@ -361,7 +361,7 @@ def free_port() -> int:
 
 
 def _marked(mark: str) -> set[int]:
-    """The pids of living processes whose environment carries the mark, or starts with it."""
+    """The pids of living processes whose environment has the mark, or starts with it."""
     wanted = f"{MARK}={mark}".encode()
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):

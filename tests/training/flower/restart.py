@@ -175,7 +175,7 @@ class Training:
     # ------------------------------------------------------------------------------ the checks
 
     def look(self) -> Found:
-        """Play the committed rounds once more in this process, and read all ledgers."""
+        """Run the committed rounds once more in this process, and read all ledgers."""
         run = prepare(recipes.load_recipe(self.recipe))
         initial = run.federation.model.initial(public_seed(run.recipe.seed, "model"))
         saved = Checkpoint(self.checkpoint).load(run.plan, start(run.plan, initial, NAME))
@@ -190,24 +190,24 @@ class Training:
         if rounds != list(range(len(rounds))):
             wrong.append(f"rounds {rounds} were committed")
         if left.guarantee != run.plan.guarantee(saved.state.release_counts, saved.state.round):
-            wrong.append("the guarantee is not that of the books")
+            wrong.append("the guarantee is not that of the release counts")
         asked = {(each.round, n) for each in saved.committed for n in range(each.attempt + 1)}
         booked = {}
         for client, name in enumerate(self.net.nodes):
             booked[name] = self._ledger(name, wrong)
             counted = {(p.round, p.attempt) for p in saved.committed if client in p.clients}
             twice = [at for at, times in booked[name].items() if times > 1]
-            wrong += [f"{name} booked {at} twice" for at in twice]
+            wrong += [f"{name} entered {at} twice" for at in twice]
             entries = set(booked[name])
-            wrong += [f"{name} did not book {at}, and is in it" for at in counted - entries]
-            wrong += [f"{name} booked {at}, not asked for" for at in entries - asked]
+            wrong += [f"{name} did not enter {at}, and is in it" for at in counted - entries]
+            wrong += [f"{name} entered {at}, not asked for" for at in entries - asked]
         return Found(saved.committed, booked, left.history, same, wrong)
 
     def _ledger(self, name: str, wrong: list[str]) -> Counter[At]:
         assert self.net.folder is not None
-        book = Ledger(self.net.folder / "nodes" / name / "state/ledger.sqlite")
-        wrong += [f"{name}: {sentence}" for sentence in book.verify()]
-        rows = [row.body for row in book.rows() if row.body["kind"] == "book"]
-        book.close()
-        wrong += [f"{name} booked for {r['training']}" for r in rows if r["training"] != NAME]
+        ledger = Ledger(self.net.folder / "nodes" / name / "state/ledger.sqlite")
+        wrong += [f"{name}: {sentence}" for sentence in ledger.verify()]
+        rows = [row.body for row in ledger.rows() if row.body["kind"] == "book"]
+        ledger.close()
+        wrong += [f"{name} entered for {r['training']}" for r in rows if r["training"] != NAME]
         return Counter((row["round"], row["attempt"]) for row in rows)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import tomli_w
 import torch
 from safetensors.torch import load_file
@@ -28,6 +29,8 @@ from dpfed.recipes.run import Prepared, prepare
 from dpfed.training.answer import ClientState, answer
 from dpfed.training.round import RoundResult, ServerState, run_round, start
 from tests.training.flower.network import Net, Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
 SILOS = ["north", "south", "west", "east", "centre"]
 APP = "dpfed.recipes.flower_app"
@@ -153,8 +156,9 @@ def main(grid, context):
 """
 
 
+@pytest.mark.long  # two minutes; CI has the same under a secure sum: test_secure_deployment.py
 def test_a_silo_that_dies_costs_its_own_part_and_nothing_else(tmp_path: Path) -> None:
-    """Power is cut at one of five silos after its first round; all rounds are played.
+    """Power is cut at one of five silos after its first round; all rounds are completed.
 
     On an overloaded machine another silo may be late: then it counts as missing, too.
     """
@@ -171,16 +175,16 @@ def test_a_silo_that_dies_costs_its_own_part_and_nothing_else(tmp_path: Path) ->
     assert gone in missing[-1]
 
     prepared = prepare(recipes.load_recipe(recipe))
-    progress, promise = replay(prepared, missing), prepared.plan.guarantee()
+    state, planned = replay(prepared, missing), prepared.plan.guarantee()
     params = prepared.federation.model.layout.flatten(load_file(out / "model.safetensors"))
-    assert torch.equal(params, progress.params)
+    assert torch.equal(params, state.params)
     assert not torch.equal(params, dpfed.run(recipe).params)
 
     left = json.loads((out / "guarantee.json").read_text())
     guarantee = msgspec.convert(left, Guarantee, strict=False)
-    assert guarantee == prepared.plan.guarantee(progress.release_counts, progress.round)
-    assert guarantee.claims[0] == promise.claims[0]  # against the server: as planned
-    assert guarantee.claims[1].epsilon > promise.claims[1].epsilon  # less noise hides from others
+    assert guarantee == prepared.plan.guarantee(state.release_counts, state.round)
+    assert guarantee.claims[0] == planned.claims[0]  # against the server: as planned
+    assert guarantee.claims[1].epsilon > planned.claims[1].epsilon  # less noise hides from others
 
 
 def run_without(gone: int, recipe: Path, out: Path) -> tuple[Run, Net]:
@@ -211,7 +215,7 @@ def rows(out: Path) -> list[dict[str, Any]]:
 def replay(prepared: Prepared, missing: list[set[int]]) -> ServerState:
     """The rounds in this process, without those who were missing in each."""
     plan, silos = prepared.plan, prepared.federation
-    members = {
+    clients = {
         client: ClientState(client, problem) for client, problem in enumerate(silos.problems)
     }
 
@@ -220,14 +224,14 @@ def replay(prepared: Prepared, missing: list[set[int]]) -> ServerState:
     ) -> Iterable[tuple[int, Answer]]:
         for client in sorted(set().union(*requests.values()) - missing[broadcast.round]):
             asked = {name: to[client] for name, to in requests.items()}
-            reply, members[client] = answer(plan, broadcast, stage, asked, members[client])
+            reply, clients[client] = answer(plan, broadcast, stage, asked, clients[client])
             yield client, reply
 
-    outcomes: list[RoundResult] = []
-    progress = start(plan, silos.model.initial(public_seed(prepared.recipe.seed, "model")))
+    results: list[RoundResult] = []
+    state = start(plan, silos.model.initial(public_seed(prepared.recipe.seed, "model")))
     for _ in missing:
         with one_thread():
-            progress, outcome = run_round(plan, progress, transport)
-        outcomes.append(outcome)
-    assert [set(outcome.missing) for outcome in outcomes] == missing
-    return progress
+            state, result = run_round(plan, state, transport)
+        results.append(result)
+    assert [set(result.missing) for result in results] == missing
+    return state

@@ -23,7 +23,7 @@ from flwr.app import ArrayRecord, Message
 from dpfed.core.types import UPDATE, Weights
 from dpfed.flower import DPStrategy, client_app
 from dpfed.sums.plain import plain
-from dpfed.sums.secagg import messages as wire
+from dpfed.sums.secagg import messages as secagg
 from dpfed.sums.secure import secure
 from dpfed.training.answer import answer
 from dpfed.training.plan import Plan
@@ -40,7 +40,7 @@ from tests.training.flower.hostile import (
     soak,
 )
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
-from tests.training.test_round import SIZES, make_plan, members
+from tests.training.test_round import SIZES, client_states, make_plan
 
 INITIAL = ArrayRecord(MODEL.layout.unflatten(torch.zeros(SIZE)))
 
@@ -56,7 +56,7 @@ def _state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def app_for(plan: Plan, sizes: list[int]) -> Any:
-    people = members(sizes)
+    people = client_states(sizes)
     return client_app(lambda context: people[context.node_config["partition-id"]].problem, plan)
 
 
@@ -108,20 +108,20 @@ def test_the_table_in_results_is_of_a_hundred_thousand_replies(repository: Path)
 # ------------------------------------------------------------------ what is valid by form is a vote
 
 
-def outcome_with(plan: Plan, client: int, data: bytes | None) -> Any:
+def round_with(plan: Plan, client: int, data: bytes | None) -> Any:
     """A round in which one client sends these bytes, or nothing."""
-    people = members(SIZES)
-    progress = start(plan, torch.zeros(SIZE))
+    people = client_states(SIZES)
+    state = start(plan, torch.zeros(SIZE))
 
     def transport(broadcast: Any, stage: str, requests: Any) -> Iterator[tuple[int, Any]]:
-        for index, member in people.items():
-            messages, _ = answer(plan, broadcast, stage, dict.fromkeys(requests, b""), member)
+        for index, kept in people.items():
+            messages, _ = answer(plan, broadcast, stage, dict.fromkeys(requests, b""), kept)
             if index != client:
                 yield index, messages
             elif data is not None:
                 yield index, {UPDATE: data}
 
-    return run_round(plan, progress, transport)
+    return run_round(plan, state, transport)
 
 
 def largest(plan: Plan) -> int:
@@ -137,9 +137,9 @@ def test_one_vote_moves_a_coordinate_by_at_most_its_range_over_the_public_diviso
     """Clipping is the client's own: nothing but the range check bounds a vote on the server."""
     plan = make_plan(rounds=1, weights=weights)
     biggest = sign * largest(plan)
-    voted, outcome = outcome_with(plan, 1, np.full(SIZE, biggest, "<i8").tobytes())
-    without, _ = outcome_with(plan, 1, None)
-    assert outcome.clients == (0, 1, 2)
+    voted, result = round_with(plan, 1, np.full(SIZE, biggest, "<i8").tobytes())
+    without, _ = round_with(plan, 1, None)
+    assert result.clients == (0, 1, 2)
     bound = RATE * largest(plan) * plan.step(UPDATE) / plan.denominator(UPDATE)
     moved = (voted.params - without.params).double().abs()
     assert torch.isfinite(voted.params).all()
@@ -152,17 +152,17 @@ def test_one_step_beyond_the_range_is_refused() -> None:
     plan = make_plan(rounds=1)
     vector = np.zeros(SIZE, "<i8")
     vector[0] = largest(plan) + 2**10
-    _, outcome = outcome_with(plan, 1, vector.tobytes())
-    assert outcome.clients == (0, 2)
-    assert "where a sum could wrap" in outcome.refused[1]
+    _, result = round_with(plan, 1, vector.tobytes())
+    assert result.clients == (0, 2)
+    assert "so that no sum can wrap, got" in result.refused[1]
 
 
 def test_a_vote_far_beyond_the_clip_is_a_vote() -> None:
     """What is stated, not what is wished for: a thousand clips are within the range."""
     plan = make_plan(rounds=1)
     steps = int(1000 * SIZES[1] * plan.update.clip / plan.step(UPDATE))
-    _, outcome = outcome_with(plan, 1, np.full(SIZE, steps, "<i8").tobytes())
-    assert outcome.clients == (0, 1, 2)
+    _, result = round_with(plan, 1, np.full(SIZE, steps, "<i8").tobytes())
+    assert result.clients == (0, 1, 2)
 
 
 @dataclass
@@ -178,16 +178,16 @@ class Facts:
 
 
 def facts(plan: Plan, data: bytes | None) -> Facts:
-    after, outcome = outcome_with(plan, 1, data)
+    after, result = round_with(plan, 1, data)
     spent = plan.guarantee(after.release_counts, 1).claims[-1].epsilon
-    seen = outcome.aggregate.std, spent
-    return Facts(after.release_counts, after.cohort, outcome.clients, after.mechanisms, *seen)
+    seen = result.aggregate.std, spent
+    return Facts(after.release_counts, after.cohort, result.clients, after.mechanisms, *seen)
 
 
 @pytest.mark.parametrize("vote", [0, 1, -(2**31), 2**31 - 1, 2**60, -(2**60)])
-def test_a_vote_touches_neither_books_nor_divisor_nor_noise_level(vote: int) -> None:
+def test_a_vote_touches_neither_counts_nor_divisor_nor_noise_level(vote: int) -> None:
     plan = make_plan(rounds=2)
-    people = members(SIZES)
+    people = client_states(SIZES)
     at = publish(plan, start(plan, torch.zeros(SIZE)))
     true, _ = answer(plan, at, "reply", {UPDATE: b""}, people[1])
     kind = "<i4" if abs(vote) < 2**31 else "<i8"
@@ -243,8 +243,8 @@ def lying(change: Any) -> Any:
         control = dict(reply.content.config_records["dpfed"])
         if node == 104 and control["stage"] == "input":
             sent = reply.content.array_records["reply"]["sum"].data
-            said, words = wire.unpack_masked(sent)
-            data = wire.pack_masked(change(said), words)
+            said, words = secagg.unpack_masked(sent)
+            data = secagg.pack_masked(change(said), words)
             truth = Truth("input", 4, control, {"sum": data}, {}, {}, {})
             return Message(truth.record(), reply_to=message)
         return reply
@@ -252,12 +252,12 @@ def lying(change: Any) -> Any:
     return tamper
 
 
-def wrong_pairs(said: wire.Masked) -> wire.Masked:
-    return wire.Masked(said.sealed, said.shares, dict.fromkeys(said.pairs, bytes(32)), said.own)
+def wrong_pairs(said: secagg.Masked) -> secagg.Masked:
+    return secagg.Masked(said.sealed, said.shares, dict.fromkeys(said.pairs, bytes(32)), said.own)
 
 
-def wrong_own(said: wire.Masked) -> wire.Masked:
-    return wire.Masked(said.sealed, said.shares, said.pairs, bytes(32))
+def wrong_own(said: secagg.Masked) -> secagg.Masked:
+    return secagg.Masked(said.sealed, said.shares, said.pairs, bytes(32))
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 """Servers, SuperLinks and silos die and come back: the training goes on, and nothing is made twice.
 
 First over a Grid in this process, which dies by an exception at every moment of a round in turn;
-then once with Flower's own processes, which get SIGKILL.
+then with Flower's own processes, which get SIGKILL.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from tests.training.flower.network import Net
 from tests.training.flower.restart import Training
 from tests.training.flower.test_deployment import environment
 from tests.training.flower.warm import warm
-from tests.training.test_round import make_plan, members
+from tests.training.test_round import client_states, make_plan
 
 # a server that dies by an exception leaves a secure sum's scratch file to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore:Unclosed file <tempfile.Spooled:ResourceWarning")
@@ -43,7 +45,7 @@ SIZES = [3, 4, 5, 6, 7]
 START = torch.zeros(MODEL.layout.size)
 INITIAL = ArrayRecord(MODEL.layout.unflatten(START))
 WANTED = 6
-MOMENTS = ["asked", "pushed", "first reply", "last reply", "played", "committed"]
+MOMENTS = ["asked", "pushed", "first reply", "last reply", "completed", "committed"]
 
 
 class Died(Exception):
@@ -54,7 +56,7 @@ class Clients(LocalGrid):
     """Clients that outlive servers, with disks of their own, and who know what they were asked."""
 
     def __init__(self, plan: Plan) -> None:
-        self.people = members(SIZES)
+        self.people = client_states(SIZES)
         made = client_app(
             lambda c: self.people[c.node_config["partition-id"]].problem, plan, "ward"
         )
@@ -111,14 +113,14 @@ class Mortal(Checkpoint):
 
     clients: Clients
 
-    def ask(self, progress: Any) -> None:
-        super().ask(progress)
-        self.clients.here(progress.round, "asked")
+    def ask(self, state: Any) -> None:
+        super().ask(state)
+        self.clients.here(state.round, "asked")
 
-    def commit(self, plan: Any, progress: Any, *rest: Any) -> None:
-        self.clients.here(progress.round - 1, "played")
-        super().commit(plan, progress, *rest)
-        self.clients.here(progress.round - 1, "committed")
+    def commit(self, plan: Any, state: Any, *rest: Any) -> None:
+        self.clients.here(state.round - 1, "completed")
+        super().commit(plan, state, *rest)
+        self.clients.here(state.round - 1, "committed")
 
 
 @pytest.fixture(autouse=True)
@@ -159,19 +161,19 @@ def outlive(
 
 
 def check(clients: Clients, strategy: DPStrategy, result: DPResult, ledger: Path) -> None:
-    """The model of the committed rounds, and each attempt on each client's books, once."""
+    """The model of the committed rounds, and each attempt in each client's ledger, once."""
     assert result.stopped is None
     committed = strategy.step.committed
     assert [each.round for each in committed] == list(range(len(committed)))
-    problems = [member.problem for member in clients.people.values()]
+    problems = [client.problem for client in clients.people.values()]
     again = replay(clients.plan, problems, START, committed)
     assert torch.equal(MODEL.layout.flatten(result.arrays.to_torch_state_dict()), again.params)
     assert set(clients.asked.values()) == {1}
-    book = Ledger(ledger)
-    assert book.verify() == []
-    rows = [row.body for row in book.rows() if row.body["kind"] == "book"]
-    booked = Counter((row["round"], row["attempt"], int(row["client"])) for row in rows)
-    assert booked == clients.asked
+    entries = Ledger(ledger)
+    assert entries.verify() == []
+    rows = [row.body for row in entries.rows() if row.body["kind"] == "book"]
+    entered = Counter((row["round"], row["attempt"], int(row["client"])) for row in rows)
+    assert entered == clients.asked
     attempts = {(round, attempt) for round, attempt, _ in clients.asked}
     assert {(each.round, each.attempt) for each in committed} <= attempts
     assert len([row for row in result.history if not row["aborted"]]) == len(committed)
@@ -200,7 +202,7 @@ def test_dying_in_the_first_round_again_and_again(tmp_path: Path, sum: str) -> N
 def test_a_reply_that_was_made_and_not_counted_leaves_no_trace(tmp_path: Path, sum: str) -> None:
     """Client 1 answers round 2, attempt 0, and misses attempt 1; its c_i stays that of round 1."""
     clients = Clients(plan_with("scaffold", sum))
-    clients.death = (2, "played")
+    clients.death = (2, "completed")
     with pytest.raises(Died):
         serve(clients, tmp_path / "run")
     clients.lose = (2, 1)
@@ -210,7 +212,7 @@ def test_a_reply_that_was_made_and_not_counted_leaves_no_trace(tmp_path: Path, s
 
 
 def test_an_order_of_a_dead_server_that_comes_late_does_no_harm(tmp_path: Path) -> None:
-    """It is booked, since it was asked for, and the states of the living training stay."""
+    """It is entered, since it was asked for, and the states of the living training stay."""
     clients = Clients(plan_with("scaffold", "plain"))
     for at in (1, 3):
         clients.death = (at, "pushed")
@@ -244,15 +246,15 @@ def test_random_deaths_with_replies_lost(tmp_path: Path, seed: int) -> None:
     check(clients, strategy, result, tmp_path / "ledger.sqlite")
 
 
-def test_the_promise_ends_a_training_that_died_too_often(tmp_path: Path) -> None:
+def test_the_guarantee_ends_a_training_that_died_too_often(tmp_path: Path) -> None:
     clients = Clients(plan_with("gradient", "plain", rounds=4))
-    deaths = [(0, "played"), (1, "last reply")]
+    deaths = [(0, "completed"), (1, "last reply")]
     strategy, result = outlive(clients, tmp_path / "run", deaths, wanted=4)
     assert len(strategy.step.committed) == 2
     assert result.stopped == "the next round would exceed the plan's guarantee"
     assert result.guarantee is not None
-    promised = clients.plan.guarantee().claims[0].epsilon
-    assert result.guarantee.claims[0].epsilon == pytest.approx(promised)
+    planned = clients.plan.guarantee().claims[0].epsilon
+    assert result.guarantee.claims[0].epsilon == pytest.approx(planned)
 
 
 def test_one_server_at_a_time(tmp_path: Path) -> None:
@@ -273,7 +275,7 @@ def test_the_state_that_a_client_goes_on_from_is_kept(tmp_path: Path) -> None:
     kept = sorted(path.stem for path in tmp_path.glob("*.safetensors"))
     assert kept == ["1", "3-1", "4"]
     assert states.load_at(tmp_path, (1, 0), (torch.zeros(2), 0))[1] == 1
-    assert states.load_at(tmp_path, (2, 0), (torch.zeros(2), 7))[1] == 7  # lost: as a new client
+    assert states.load_at(tmp_path, (2, 0), (torch.zeros(2), 7))[1] == 7  # missing: as a new client
 
 
 def test_the_rows_of_committed_rounds_are_never_away(tmp_path: Path) -> None:
@@ -308,20 +310,51 @@ def write_recipe(folder: Path, rounds: int) -> Path:
     return path
 
 
+@contextmanager
+def begun(folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: int) -> Iterator[Training]:
+    """TLS, node keys, ledgers, DP-SCAFFOLD; the first round is done, the second is asked for."""
+    deploy.init(folder / "fed", server_names=["127.0.0.1"], nodes=SILOS)
+    for name in ("DPFED_STATE", "DPFED_LEDGER", "DPFED_IDENTITY"):
+        monkeypatch.delenv(name)  # each silo has its own, in its folder
+    env = environment(folder) | warm(folder)
+    del env["DPFED_STATE"]
+    with Net(folder, SILOS, folder=folder / "fed", env=env) as net:
+        training = Training(net, folder / "run", write_recipe(folder, 20), wanted, timeout=12)
+        training.start()
+        training.wait_asked((0, 0))
+        yield training
+
+
+def check_found(training: Training, left: result_files.ResultFiles) -> None:
+    found = training.look()
+    assert found.problems == []
+    assert found.same_bits
+    assert left.stopped is None
+    rounds = [row["round"] for row in left.history if not row["aborted"]]
+    assert rounds == list(range(1, training.wanted + 1))
+    assert found.wasted >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("flower")
+def test_a_real_training_outlives_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ServerApp gets SIGKILL in a round; a further ``flwr run`` goes on."""
+    with begun(tmp_path, monkeypatch, wanted=3) as training:
+        assert training.kill_serverapp()
+        training.start()
+        left = training.wait()
+    check_found(training, left)
+
+
+@pytest.mark.long  # three minutes
+@pytest.mark.xdist_group("flower")
 def test_a_real_training_outlives_its_server_its_superlink_and_a_silo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TLS, node keys, ledgers, DP-SCAFFOLD: whatever is killed, a further ``flwr run`` goes on."""
-    fed, wanted = tmp_path / "fed", 5
-    deploy.init(fed, server_names=["127.0.0.1"], nodes=SILOS)
-    for name in ("DPFED_STATE", "DPFED_LEDGER", "DPFED_IDENTITY"):
-        monkeypatch.delenv(name)  # each silo has its own, in its folder
-    env = environment(tmp_path) | warm(tmp_path)
-    del env["DPFED_STATE"]
-    with Net(tmp_path, SILOS, folder=fed, env=env) as net:
-        training = Training(net, tmp_path / "run", write_recipe(tmp_path, 20), wanted, timeout=12)
-        training.start()
-        training.wait_asked((0, 0))
+    """Whatever is killed, a further ``flwr run`` goes on."""
+    with begun(tmp_path, monkeypatch, wanted=5) as training:
         assert training.kill_serverapp()
         at = training.asked()
         training.start()
@@ -332,9 +365,4 @@ def test_a_real_training_outlives_its_server_its_superlink_and_a_silo(
         training.wait_asked(at)
         training.restart_node(SILOS[1])
         left = training.wait()
-    found = training.look()
-    assert found.problems == []
-    assert found.same_bits
-    assert left.stopped is None
-    assert [row["round"] for row in left.history if not row["aborted"]] == [1, 2, 3, 4, 5]
-    assert found.wasted >= 1
+    check_found(training, left)

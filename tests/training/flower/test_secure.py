@@ -105,15 +105,15 @@ def test_a_replayed_round_is_refused_even_after_a_restart(tmp_path: Path) -> Non
     assert {path.stat().st_mode & 0o777 for path in vaults} == {0o600}
 
 
-def test_only_the_input_stage_carries_the_model() -> None:
+def test_only_the_input_stage_has_the_model() -> None:
     plan = plan_with(secure())
-    carried: dict[str, set[int]] = {}
+    seen: dict[str, set[int]] = {}
 
     def tamper(node: int, message: Message, reply: Message) -> Message:
         stage = str(message.content.config_records["dpfed"]["stage"])
         arrays: ArrayRecord = message.content.array_records["arrays"]
-        carried.setdefault(stage, set()).add(len(arrays))
+        seen.setdefault(stage, set()).add(len(arrays))
         return reply
 
     DPStrategy(plan).start(grid_for(plan, tamper, SIZES), INITIAL)
-    assert carried == {"keys": {0}, "input": {len(INITIAL)}, "unmask": {0}}
+    assert seen == {"keys": {0}, "input": {len(INITIAL)}, "unmask": {0}}

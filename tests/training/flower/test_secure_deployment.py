@@ -27,6 +27,8 @@ from tests.training.flower.network import Net, miss_heartbeats
 from tests.training.flower.test_deployment import SILOS, environment, replay, write_app
 from tests.training.flower.warm import warm
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
+
 # As dpfed's own client_app, but it writes down what it is asked for, and never answers at ``cut``.
 CLIENT = """
 import time
@@ -43,7 +45,7 @@ def train(message, context):
     asked, config = message.content.config_records["dpfed"], context.run_config
     words = (asked.get("round", 0), asked["stage"], context.node_config["partition-id"])
     line = " ".join(map(str, words))
-    with Path(config["diary"]).open("a") as file:
+    with Path(config["notes"]).open("a") as file:
         file.write(line + "\\n")
     if line == config["cut"]:
         time.sleep(600)
@@ -111,16 +113,16 @@ def write_recipe(folder: Path, rounds: int) -> Path:
 
 def run(net: Net, folder: Path, rounds: int, cut: Cut | None = None) -> CommittedRound:
     """A run to its end; at the cut, the client's SuperNode is killed with all its children."""
-    recipe, diary, out = write_recipe(folder, rounds), folder / "diary", folder / "out"
-    place = write_app(folder / "app", client="cuts.client:app", config={"diary": "", "cut": ""})
+    recipe, notes, out = write_recipe(folder, rounds), folder / "notes", folder / "out"
+    place = write_app(folder / "app", client="cuts.client:app", config={"notes": "", "cut": ""})
     (place / "cuts").mkdir()
     (place / "cuts/__init__.py").touch()
     (place / "cuts/client.py").write_text(CLIENT)
-    config = {"recipe": str(recipe), "out": str(out), "diary": str(diary), "cut": str(cut or "")}
+    config = {"recipe": str(recipe), "out": str(out), "notes": str(notes), "cut": str(cut or "")}
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(net.run, place, config, timeout=280)
         if cut:
-            while str(cut) not in lines(diary):
+            while str(cut) not in lines(notes):
                 assert not running.done(), running.result()
                 time.sleep(0.05)
             net.kill(SILOS[cut.client])
@@ -129,16 +131,16 @@ def run(net: Net, folder: Path, rounds: int, cut: Cut | None = None) -> Committe
     assert ended.completed, (ended, net.tail("superlink"))
     left = result_files.read_result(out)
     assert left is not None
-    return CommittedRound(left, asked_for(lines(diary)), recipe, ended.log)
+    return CommittedRound(left, asked_for(lines(notes)), recipe, ended.log)
 
 
 def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def asked_for(diary: list[str]) -> dict[tuple[int, str], list[int]]:
+def asked_for(notes: list[str]) -> dict[tuple[int, str], list[int]]:
     found: dict[tuple[int, str], list[int]] = {}
-    for line in diary:
+    for line in notes:
         round, stage, client = line.split()
         found.setdefault((int(round), stage), []).append(int(client))
     return {at: sorted(clients) for at, clients in found.items()}
@@ -164,20 +166,20 @@ def in_clear(prepared: Prepared) -> Prepared:
 
 
 def check(committed: CommittedRound, absent: list[set[int]]) -> None:
-    """All rounds, the right sum of the right clients, and the promise that was planned."""
+    """All rounds, the right sum of the right clients, and the guarantee that was planned."""
     left = committed.left
     assert left.stopped is None
     assert [row["aborted"] for row in left.history] == [""] * len(absent)
     assert committed.absences == [(5 - len(who), who) for who in absent]
 
     prepared = prepare(recipes.load_recipe(committed.recipe))
-    layout, progress = prepared.federation.model.layout, replay(in_clear(prepared), absent)
-    assert torch.equal(layout.flatten(left.params), progress.params)
+    layout, state = prepared.federation.model.layout, replay(in_clear(prepared), absent)
+    assert torch.equal(layout.flatten(left.params), state.params)
     everyone = replay(in_clear(prepared), [set()] * len(absent))
-    assert not torch.equal(progress.params, everyone.params)
+    assert not torch.equal(state.params, everyone.params)
 
     plan = prepared.plan
-    assert left.guarantee == plan.guarantee(progress.release_counts, progress.round)
+    assert left.guarantee == plan.guarantee(state.release_counts, state.round)
     assert (
         left.guarantee.claims == plan.guarantee().claims
     )  # a dropout costs nothing: it is planned
@@ -202,6 +204,7 @@ def test_a_silo_killed_after_the_key_stage_is_repaired(net: Net, tmp_path: Path)
     net.start_node(SILOS[gone])
 
 
+@pytest.mark.long  # one minute; tests/sums/test_secure.py has dropouts at every stage
 def test_a_silo_killed_after_its_masked_input_is_in_that_sum(net: Net, tmp_path: Path) -> None:
     gone = 4
     committed = run(net, tmp_path, rounds=2, cut=Cut(gone, "unmask"))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the releases of a data set have cost: rows on the owner's disk, and what they add up to."""
+"""What the releases of a data set have cost: rows on the owner's disk, and their sums."""

@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """An append-only file of rows on a local disk: SQLite, a chain of hashes, and a head beside it.
 
-Guarantee: what ``turn`` wrote is on the disk (fsync) when it returns, all of it or nothing, and one
-writer has its turn at a time, whatever the processes. Each row's hash covers the row before it:
+Guarantee: what ``turn`` wrote is on the disk (fsync) when it returns, all of it or nothing, and
+only one writer at a time has its turn, over all processes. Each row's hash covers the row before:
 
     hash_n = SHA-256(hash_(n-1) || body_n),    body_n canonical JSON with the number of its write
 
-so an edited, deleted, inserted or reordered row breaks the chain. That the last rows are missing no
-chain can show: the head, a small file beside the database, says how many rows there are and the
-last hash. It is replaced after each commit, so a crash in between leaves it exactly one write
-behind. That, and nothing else, is accepted, and mended at the next write.
+so an edited, deleted, inserted or reordered row breaks the chain. The chain cannot show that the
+last rows are missing. The head does: a small file beside the database with the number of rows and
+the last hash. It is replaced after each commit, so a crash in between leaves it exactly one write
+behind. Only that is accepted, and the next write fixes it.
 
     path         the database (with -wal and -shm beside it while it is open)
     path.head    {"rows": 12, "writes": 5, "hash": "..."}
 
-What it is not: a seal. Who may write to the disk can put an older database and its head there
-together, or make a chain anew. docs/ledger.md says what helps.
+The file is not sealed: whoever may write to the disk can put an older database and its head there
+together, or make a new chain. docs/ledger.md says what helps.
 
 | edge case                                   | what happens                                       |
 |---------------------------------------------|----------------------------------------------------|
 | killed before the commit                    | nothing was written                                |
-| killed between the commit and the head      | accepted; the head is mended at the next write     |
+| killed between the commit and the head      | accepted; the next write fixes the head            |
 | the head is two writes behind, or ahead     | DataError: rows were taken away or put back        |
-| the head is gone, and rows are there        | DataError, unless there was but one write          |
+| the head is gone, and rows are there        | DataError, unless there was only one write         |
 | a row is edited, deleted, moved             | DataError with its number                          |
 | the file gets shorter while it is open      | DataError                                          |
 | a disk without shared memory (WAL refused)  | DataError: put it on a local disk                  |
@@ -49,7 +49,7 @@ from dpfed.core.files import replace_file
 Body = dict[str, Any]
 
 VERSION = 1
-_PATIENCE = 60.0  # seconds to wait for another process's turn
+_PATIENCE = 60.0  # seconds to wait for another process
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS rows"
     " (number INTEGER PRIMARY KEY, body TEXT NOT NULL, hash TEXT NOT NULL)",
@@ -64,7 +64,7 @@ _BACKWARDS = "SELECT number, body, hash FROM rows ORDER BY number DESC"
 
 
 class Row(NamedTuple):
-    """One row, whose link to the row before was checked."""
+    """One row; its link to the row before was checked."""
 
     number: int
     body: Body
@@ -72,7 +72,7 @@ class Row(NamedTuple):
 
 
 class JournalHead(NamedTuple):
-    """How far the rows go."""
+    """The number of rows and writes, and the last row's hash."""
 
     rows: int = 0
     writes: int = 0
@@ -80,7 +80,7 @@ class JournalHead(NamedTuple):
 
 
 class Journal:
-    """Rows in turns. Opening makes the folder and the file, unless it must be there already."""
+    """The file of rows. Opening creates the folder and the file, unless ``create`` is false."""
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         self.path, self._head_path = path, path.with_name(f"{path.name}.head")
@@ -91,29 +91,29 @@ class Journal:
         self._tail, self._write = JournalHead(), 0
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._db.close()
 
     def news(self) -> list[Row]:
-        """The rows since the last look, each checked against the one before."""
+        """The rows since the last read, each checked against the one before."""
         with self._lock:
             return self._news()
 
     def forget(self) -> None:
-        """Look at all rows again next time."""
+        """Read all rows again next time."""
         self._tail = JournalHead()
 
     @contextmanager
     def turn(self) -> Iterator[list[Row]]:
-        """The only way to write: nobody else does until it ends. Gives the news.
+        """The only way to write: no other writer has a turn until it ends. Gives the new rows.
 
-        Leaving it commits what was appended; an exception takes all of it back.
+        Leaving the context commits what was appended; an exception rolls all of it back.
         """
         with self._lock, self._readable():
             self._begin()
             try:
                 news = self._news()
-                self._mend()
+                self._fix_head()
                 before = self._tail
                 self._write = before.writes + 1
                 yield news
@@ -131,7 +131,7 @@ class Journal:
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        """A file that SQLite finds broken only when it writes is refused like any other."""
+        """Turn SQLite's errors into DataError, also those that appear only at a write."""
         try:
             yield
         except sqlite3.OperationalError as error:  # a full disk: the file itself is as it was
@@ -153,7 +153,7 @@ class Journal:
 
     @property
     def tail(self) -> JournalHead:
-        """How far the rows were read."""
+        """The head that fits the rows read so far."""
         return self._tail
 
     def verify(self) -> tuple[list[Row], list[str]]:
@@ -179,8 +179,8 @@ class Journal:
             self._db.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
             raise DataError(
-                f"the ledger {str(self.path)!r} cannot be written to ({error}); is another "
-                f"process stuck in it, or is the disk full or read-only?"
+                f"the ledger {str(self.path)!r} cannot be written to ({error}); end the process "
+                f"that holds it, or make its disk writable"
             ) from error
 
     def _insert(self, number: int, text: str, digest: str) -> None:
@@ -190,7 +190,7 @@ class Journal:
         self._db.execute("COMMIT")
 
     def _settle(self) -> None:
-        """The head as the rows are now: others may have had their turn since the commit."""
+        """Write the head for the rows as they are now: others may have written since."""
         self._begin()
         try:
             number, body, digest = next(self._select(_BACKWARDS))
@@ -242,13 +242,13 @@ class Journal:
             raise DataError(f"row {number} of {where!r} is not a row; {_WAY_OUT}") from error
         return Row(number, body, digest)
 
-    def _mend(self) -> None:
-        """Bring the head up to the rows, if a crash left it one write behind."""
+    def _fix_head(self) -> None:
+        """Bring the head up to date if a crash left it one write behind."""
         if self._behind():
             self._write_head(self._tail)
 
     def _behind(self) -> bool:
-        """Whether the head is one write behind what was read; refuses all else but equality."""
+        """Whether the head is one write behind the rows; refuses it if it differs otherwise."""
         head, tail = self._read_head(), self._tail
         if head == tail:
             return False
@@ -260,7 +260,7 @@ class Journal:
         )
 
     def _before_last(self, write: int) -> JournalHead:
-        """What the head must have been before the last write."""
+        """The head as it was before the last write."""
         for number, text, digest in self._select(_BACKWARDS):
             at = json.loads(text)["write"]
             if at != write:
@@ -301,11 +301,19 @@ def _open(path: Path) -> sqlite3.Connection:
         if version == 0:
             _make(db)
     except (OSError, sqlite3.DatabaseError) as error:
-        raise DataError(f"the ledger {str(path)!r} cannot be opened ({error})") from error
+        raise DataError(
+            f"the ledger {str(path)!r} cannot be opened ({error}); check the file and its folder, "
+            f"or give another path (--ledger, ledger.path or DPFED_LEDGER)"
+        ) from error
     if mode != "wal":
-        raise DataError(f"the disk of {str(path)!r} refuses SQLite's WAL; use a local disk")
+        raise DataError(
+            f"the ledger {str(path)!r} must be on a disk with SQLite's WAL, got the mode {mode!r}; "
+            f"put it on a local disk"
+        )
     if version not in {0, VERSION}:
-        raise DataError(f"{str(path)!r} is of version {version}, not {VERSION}; update dpfed")
+        raise DataError(
+            f"the ledger {str(path)!r} must be of version {VERSION}, got {version}; update dpfed"
+        )
     return db
 
 

@@ -3,10 +3,10 @@
 
 Certificates: one CA, and the server's, which it signs. Keys: ECDSA on P-384; those of the CA and
 the server in PKCS8 form, those of the nodes in OpenSSH form, which is what Flower reads. The
-silos' identity keys are Ed25519, in PKCS8 form; dpfed/identity.py reads them back.
+silos' identity keys are Ed25519, in PKCS8 form; sums/secagg/identity.py reads them back.
 
-What is read back and is wrong raises a RecipeError that names the file. deploy.py says where the
-files lie and who holds which.
+A file that is wrong when it is read back raises a RecipeError that names it. deploy.py says where
+the files lie and who holds which.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509 import verification
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST_NAME = re.compile(rf"({_LABEL}\.)*(?!\d+$){_LABEL}")  # 10.1.2.300 is no name
+_ANEW = "make a new folder with `dpfed deploy init`"
 
 
 # -------------------------------------------------------------------------------------- making
@@ -67,7 +69,15 @@ def server_certificate(
     ca_key: ec.EllipticCurvePrivateKey,
     days: int,
 ) -> x509.Certificate:
-    """The server's certificate, valid for the DNS names and IP addresses in ``hosts``."""
+    """The server's certificate.
+
+    Args:
+        key: the server's private key.
+        hosts: DNS names and IP addresses for which it is valid.
+        ca: the certificate of the CA that signs it.
+        ca_key: that CA's private key.
+        days: for how many days it is valid.
+    """
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dpfed SuperLink")])
     names = x509.SubjectAlternativeName([general_name(host) for host in hosts])
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
@@ -128,10 +138,8 @@ def general_name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         if not _HOST_NAME.fullmatch(name):
-            raise RecipeError(
-                f"server name {name!r} is neither a DNS name nor an IP address; give it without "
-                "https:// and without a port."
-            ) from None
+            way_out = "give it without https:// and without a port"
+            raise refuse("--server", "a DNS name or an IP address", name, way_out) from None
         return x509.DNSName(name)
 
 
@@ -176,7 +184,7 @@ def load_certificate(path: Path) -> x509.Certificate:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError:
         raise RecipeError(
-            f"{path} is not a certificate in PEM form; restore it, or make a new folder."
+            f"{path} is not a certificate in PEM form; restore it, or {_ANEW}"
         ) from None
 
 
@@ -187,7 +195,9 @@ def load_public(path: Path) -> ec.EllipticCurvePublicKey:
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise RecipeError(f"{path} is not an ECDSA public key in OpenSSH form; make it anew.")
+        raise RecipeError(
+            f"{path} is not an ECDSA public key in OpenSSH form; copy the silo's node.pub there"
+        )
     return key
 
 
@@ -200,35 +210,39 @@ def load_private(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise RecipeError(
             f"{path} is not an unencrypted ECDSA private key in OpenSSH form, the only one that "
-            "flower-supernode reads; make it with `ssh-keygen -t ecdsa -b 384`."
+            "flower-supernode reads; make it with `ssh-keygen -t ecdsa -b 384`"
         )
     return key
 
 
 def check_dates(path: Path, certificate: x509.Certificate, warn: int) -> str:
-    """Refuse a certificate that has ended; warn if it ends within ``warn`` days."""
+    """Refuse a certificate that has expired; warn if it expires soon.
+
+    Args:
+        path: the certificate's file, for the message.
+        certificate: what is in it.
+        warn: within how many days of its end to warn.
+    """
     end = certificate.not_valid_after_utc
     left = (end - now()).days
     if left < 0:
-        raise RecipeError(
-            f"{path} expired on {end:%Y-%m-%d}; make a new folder with `dpfed deploy init`."
-        )
+        raise RecipeError(f"{path} expired on {end:%Y-%m-%d}; {_ANEW}")
     if left < warn:
-        return f"warning: {path} expires on {end:%Y-%m-%d}, in {left} days; make a new folder"
+        return f"warning: {path} expires on {end:%Y-%m-%d}, in {left} days; {_ANEW}"
     return f"{path} is valid until {end:%Y-%m-%d}"
 
 
 def check_copies(paths: list[Path], ca: x509.Certificate) -> None:
-    """Refuse a copy of the CA's certificate that is of another CA."""
+    """Refuse a copy of the CA's certificate that is another CA's."""
     for path in paths:
         if path.is_file() and load_certificate(path) != ca:
             raise RecipeError(
-                f"{path} is not ca/ca.crt; copy that file there, or its host cannot join."
+                f"{path} is not ca/ca.crt, so its host cannot join; copy ca/ca.crt there"
             )
 
 
 def hosts_of(server: x509.Certificate) -> list[x509.DNSName | x509.IPAddress]:
-    """What the server may be called; loopback must be among it."""
+    """The names and addresses of the server; loopback must be one of them."""
     try:
         names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -237,7 +251,7 @@ def hosts_of(server: x509.Certificate) -> list[x509.DNSName | x509.IPAddress]:
     if "127.0.0.1" not in {str(host.value) for host in hosts}:
         raise RecipeError(
             f"server/server.crt names {[str(host.value) for host in hosts]} but not 127.0.0.1, at "
-            "which the SuperLink's own workers reach it; make a new folder."
+            f"which the SuperLink's own workers reach it; {_ANEW}"
         )
     return hosts
 
@@ -245,23 +259,37 @@ def hosts_of(server: x509.Certificate) -> list[x509.DNSName | x509.IPAddress]:
 def check_signature(
     ca: x509.Certificate, server: x509.Certificate, host: x509.DNSName | x509.IPAddress
 ) -> str:
-    """Let a TLS client's verifier judge, for one of the server's names."""
+    """Verify the server's certificate as a TLS client does, for one of the server's names.
+
+    Args:
+        ca: the CA's certificate.
+        server: the server's certificate.
+        host: the name or address that must be valid.
+    """
     verifier = verification.PolicyBuilder().store(verification.Store([ca]))
     try:
         verifier.build_server_verifier(host).verify(server, [])
     except verification.VerificationError as error:
         raise RecipeError(
-            f"ca/ca.crt does not vouch for server/server.crt as {host.value} ({error}); make a "
-            "new folder, so that both come from one CA."
+            f"ca/ca.crt does not vouch for server/server.crt as {host.value} ({error}); {_ANEW}, "
+            "so that both come from one CA"
         ) from None
     return f"ca/ca.crt vouches for server/server.crt as {host.value}"
 
 
 def same_key(path: Path, other: Path, certificate: x509.Certificate) -> None:
-    """Refuse a private key that is not that of the certificate in ``other``."""
+    """Refuse a private key that is not the certificate's.
+
+    Args:
+        path: the private key's file.
+        other: the certificate's file, for the message.
+        certificate: what is in it.
+    """
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise RecipeError(f"{path} is not an unencrypted private key; restore it.") from None
+        raise RecipeError(
+            f"{path} is not an unencrypted private key; restore it, or {_ANEW}"
+        ) from None
     if key.public_key() != certificate.public_key():
-        raise RecipeError(f"{path} does not fit {other}; restore the pair that belongs together.")
+        raise RecipeError(f"{path} does not fit {other}; restore the pair that belongs together")

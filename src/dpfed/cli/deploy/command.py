@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D301  click cuts the help at \f
 """The command line of deployment: ``dpfed deploy init`` and ``dpfed deploy check``."""
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def init_command(
         typer.Option("--node", help="A silo's name; its place is its partition-id. Repeatable."),
     ],
     port: Annotated[int, typer.Option(help="The SuperLink's port.")] = 8000,
-    days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 365,
+    days: Annotated[int, typer.Option(help="For how many days the certificates are valid.")] = 365,
 ) -> None:
     """Make a CA, the server's certificate, keys per silo, and a start script for each host.
 
@@ -41,6 +42,15 @@ def init_command(
     silo, start-supernode.sh. Existing keys are never overwritten.
 
     Example: dpfed deploy init fed --server fl.example.org --node north --node south
+
+    \f
+
+    Args:
+        folder: where to write; made if missing.
+        server: DNS names and IP addresses of the server, the one that silos call first.
+        node: one name per silo; its place is its partition-id.
+        port: the SuperLink's port, from 1 to 65535.
+        days: for how many days the certificates are valid, from 1 to 3650.
     """
     from dpfed.cli.deploy import deploy
 

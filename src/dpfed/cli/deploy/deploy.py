@@ -22,15 +22,15 @@
     nodes/NAME/roster.sig         public; the CA's signature of roster.json
     nodes/NAME/start-supernode.sh that silo's host
 
-TLS hides and authenticates the wire towards the server; node authentication keeps strangers out
-of the sum, whose privacy is priced for silos that add their share of the noise. Flower wants both
+TLS encrypts and authenticates the connection to the server. Node authentication keeps strangers out
+of the sum, whose accounting assumes that each silo adds its share of the noise. Flower wants both
 or neither: node keys are ECDSA on a NIST curve, in OpenSSH form (``--auth-supernode-private-key``).
 Identity keys are for a secure sum, in which silos agree on masks by messages that the server
-carries and must not be able to forge (dpfed/identity.py).
+transports and must not be able to forge (sums/secagg/identity.py).
 
 What this does not do: the open-source SuperLink serves its Control API (submit a run, register a
-node) on the same port and asks nobody there who they are. Whoever reaches that path of the port
-can start code on the silos. Let only ``/v1/fleet/`` through from outside; ``check`` says so too.
+node) on the same port and authenticates nobody there. Whoever reaches that path of the port can
+start code on the silos. Let only ``/v1/fleet/`` through from outside; ``check`` says so too.
 
 Edge cases:
 
@@ -57,6 +57,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dpfed.cli.deploy import certificates as certs
 from dpfed.cli.deploy import scripts
+from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.sums.secagg import identity
 
@@ -90,16 +91,16 @@ def init(
     """Write keys, certificates and start scripts, and return what was written.
 
     Args:
-        folder: Where to write; made if missing.
+        folder: where to write; made if missing.
         server_names: DNS names and IP addresses under which silos reach the server. The first is
             the one that the scripts use; loopback is always added to the certificate.
-        nodes: One name per silo; its place in the list is its partition-id.
-        port: The SuperLink's port.
-        days: How long the certificates are valid.
+        nodes: one name per silo; its place in the list is its partition-id.
+        port: the SuperLink's port, from 1 to 65535.
+        days: for how many days the certificates are valid, from 1 to 3650.
     """
     _check_names(server_names, nodes)
-    _check_range("port", port, 1, 65535)
-    _check_range("days", days, 1, 3650)
+    _check_range("--port", port, 1, 65535)
+    _check_range("--days", days, 1, 3650)
     _refuse_existing(folder)
     address = scripts.address(server_names[0], port)
     ca_key = certs.new_tls_key()
@@ -116,23 +117,22 @@ def init(
 
 def _check_names(server_names: list[str], nodes: list[str]) -> None:
     if not server_names:
-        raise RecipeError("server_names is empty; give the DNS name or IP address of the server.")
+        raise RecipeError("--server is missing; give the DNS name or IP address of the server")
     if not nodes:
-        raise RecipeError("nodes is empty; give one name per silo, e.g. hospital-a.")
+        raise RecipeError("--node is missing; give one name per silo, e.g. hospital-a")
     if len({name.lower() for name in nodes}) < len(nodes):
-        raise RecipeError(f"nodes {nodes} repeats a name; give each silo its own.")
+        raise refuse("--node", "a different name for each silo (case aside)", nodes, "rename one")
     for name in nodes:
         if not identity.NAME.fullmatch(name):
-            raise RecipeError(
-                f"node name {name!r} is not a plain word; use letters, digits, - and _ only."
-            )
+            way_out = "use A-Z, a-z, 0-9, - and _ only, and neither - nor _ first"
+            raise refuse("--node", "a plain word of 63 characters or fewer", name, way_out)
     for name in server_names:
         certs.general_name(name)
 
 
 def _check_range(what: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        raise RecipeError(f"{what} is {value}, but must be between {low} and {high}.")
+        raise refuse(what, f"between {low} and {high}", value)
 
 
 def _refuse_existing(folder: Path) -> None:
@@ -140,7 +140,7 @@ def _refuse_existing(folder: Path) -> None:
         if (folder / part).exists():
             raise RecipeError(
                 f"{folder / part} already exists, and new keys would lock out every host that "
-                "holds the old ones; choose another folder, or move this one away first."
+                "holds the old ones; choose another folder, or move this one away first"
             )
 
 
@@ -223,16 +223,16 @@ def _write(path: Path, content: bytes, mode: int = 0o644) -> Path:
 
 
 def check(folder: Path, *, insecure: bool = False) -> list[str]:
-    """Say what was verified; lines that start with "warning:" want a decision.
+    """Say what was verified; lines that start with "warning:" need a decision.
 
     Args:
-        folder: A folder that ``init`` made.
-        insecure: Warn, rather than refuse, where TLS, node authentication or a roster is missing.
+        folder: a folder that ``init`` made.
+        insecure: warn, rather than refuse, where TLS, node authentication or a roster is missing.
             Anything else that is wrong (expired, unsigned, mismatched, readable by others) still
             raises.
     """
     if not folder.is_dir():
-        raise RecipeError(f"{folder} is not a folder; make it with `dpfed deploy init {folder}`.")
+        raise RecipeError(f"{folder} is not a folder; make it with `dpfed deploy init {folder}`")
     return [
         *_check_permissions(folder),
         *_check_tls(folder, insecure),
@@ -250,8 +250,8 @@ def _check_permissions(folder: Path) -> list[str]:
         mode = key.stat().st_mode & 0o777
         if mode & 0o077:
             raise RecipeError(
-                f"{key} has mode {mode:04o}, but only its owner may read a private key; run "
-                f"`chmod 600 {key}`, and make new keys if others may have read it."
+                f"{key} must be readable by its owner only, got mode {mode:04o}; run "
+                f"`chmod 600 {key}`, and make new keys if others may have read it"
             )
     return [f"{len(keys)} private keys: readable by their owner only"]
 
@@ -260,7 +260,7 @@ def _missing(message: str, *, insecure: bool) -> list[str]:
     if not insecure:
         raise RecipeError(
             f"{message}; make a new folder with `dpfed deploy init`, or say --insecure if every "
-            "process runs on one machine."
+            "process runs on one machine"
         )
     return [f"warning: {message}"]
 
@@ -295,7 +295,7 @@ def _check_nodes(folder: Path, insecure: bool) -> list[str]:
         return _missing(message, insecure=insecure)
     keys = {path.stem: certs.load_public(path) for path in public}
     if len({certs.openssh_public(key, "") for key in keys.values()}) < len(keys):
-        raise RecipeError(f"two of the nodes {sorted(keys)} share one key; give each its own.")
+        raise RecipeError(f"two of the nodes {sorted(keys)} share one key; give each its own")
     return [_check_node(folder, name, key) for name, key in keys.items()]
 
 
@@ -305,8 +305,8 @@ def _check_node(folder: Path, name: str, public: ec.EllipticCurvePublicKey) -> s
         return f"node {name}: public key is fine; its private key is not here, as it should be"
     if certs.load_private(home / "node.key").public_key() != public:
         raise RecipeError(
-            f"{home / 'node.key'} does not fit server/nodes/{name}.pub; copy the silo's node.pub "
-            "there, or the SuperLink will refuse it."
+            f"{home / 'node.key'} does not fit server/nodes/{name}.pub, so the SuperLink would "
+            "refuse the silo; copy the silo's node.pub there"
         )
     return f"node {name}: node.key fits server/nodes/{name}.pub"
 
@@ -320,26 +320,26 @@ def _check_rosters(folder: Path, insecure: bool) -> list[str]:
         return _missing(message, insecure=insecure)
     roster = _common_roster(homes)
     registered = {path.stem for path in folder.glob("server/nodes/*.pub")}
-    known = registered or set(roster.names)  # none at all is what _check_nodes speaks of
+    known = registered or set(roster.names)  # that there is none at all, _check_nodes has said
     strays = (known ^ set(roster.names)) | ({home.name for home in homes} - known)
     if strays:
         raise RecipeError(
             f"{sorted(strays)} is not in all of nodes, server/nodes and {identity.ROSTER}, so it "
-            "could not take part; make a new folder with `dpfed deploy init`."
+            "could not take part; make a new folder with `dpfed deploy init`"
         )
     lines = [_check_identity(home, roster) for home in homes]
     return [f"roster of {len(roster.names)} silos: signed by the CA, the same for each", *lines]
 
 
 def _common_roster(homes: list[Path]) -> identity.Roster:
-    """Each is judged by the ca.crt beside it, as its silo does; _check_copies compared those."""
+    """Each roster is verified with the ca.crt beside it, as its silo does; see _check_copies."""
     rosters = [identity.load_roster(home) for home in homes]
     for home, roster in zip(homes, rosters, strict=True):
         if roster != rosters[0]:
             raise RecipeError(
                 f"{home / identity.ROSTER} is not {homes[0] / identity.ROSTER}, so these silos "
                 "would refuse each other's signatures; copy one roster.json, with its roster.sig, "
-                "to all of them."
+                "to all of them"
             )
     return rosters[0]
 
@@ -350,7 +350,7 @@ def _check_identity(home: Path, roster: identity.Roster) -> str:
     if starts not in (None, (place, count)):
         raise RecipeError(
             f"{home / 'start-supernode.sh'} says partition-id={starts[0]} of {starts[1]}, but "
-            f"{home / identity.ROSTER} has {home.name} as {place} of {count}; make both the same."
+            f"{home / identity.ROSTER} has {home.name} as {place} of {count}; make both the same"
         )
     if not (home / identity.KEY).is_file():
         return f"node {home.name}: client {place}; its identity.key is not here, as it should be"
@@ -358,7 +358,7 @@ def _check_identity(home: Path, roster: identity.Roster) -> str:
     if found != place:
         raise RecipeError(
             f"{home / identity.KEY} is the key of {roster.names[found]} in the roster and not of "
-            f"{home.name}; give each silo its own."
+            f"{home.name}; give each silo its own"
         )
     return f"node {home.name}: identity.key fits client {place} of the roster"
 

@@ -6,8 +6,8 @@
     start_node(...)      nodes/NAME/start-supernode.sh
     connection(...)      config.toml
 
-``flaws`` reads them back: do they still ask for TLS, for node authentication, and for the silo's
-own identity? ``partition`` says as which client a silo's script starts.
+``flaws`` reads them back, and says whether they still ask for TLS, for node authentication and for
+the silo's own identity. ``partition_of`` says as which client a silo's script starts.
 """
 
 from __future__ import annotations
@@ -32,17 +32,24 @@ _PARTITION = re.compile(r"partition-id=(\d+) num-partitions=(\d+)")
 
 
 def start_server(bind: str, port: int) -> bytes:
-    """Starts the SuperLink, which listens at ``bind``."""
+    """The script that starts the SuperLink, which listens at ``bind``."""
     return _filled("start-superlink.sh", host=bind, port=str(port))
 
 
 def register(name: str, port: int) -> bytes:
-    """Registers the silos' public keys; ``name`` is the SuperLink's in a passing config.toml."""
+    """The script that registers silos; ``name`` is the SuperLink's in a temporary config.toml."""
     return _filled("register-nodes.sh", connection=name, port=str(port))
 
 
 def start_node(name: str, server: str, partition: int, count: int) -> bytes:
-    """Starts the SuperNode of one silo, which is client ``partition`` of ``count``."""
+    """The script that starts the SuperNode of one silo.
+
+    Args:
+        name: the silo's; also the default name of its data in its ledger.
+        server: the SuperLink's address, as HOST:PORT.
+        partition: which client the silo is, from 0 on.
+        count: how many clients there are.
+    """
     config = f"partition-id={partition} num-partitions={count}"
     return _filled(
         "start-supernode.sh", name=name, address=shlex.quote(server), config=config,
@@ -51,7 +58,13 @@ def start_node(name: str, server: str, partition: int, count: int) -> bytes:
 
 
 def connection(name: str, server: str, ca: Path) -> bytes:
-    """Where the SuperLink is and whom to trust, for ``flwr run``."""
+    """The config.toml that tells ``flwr run`` where the SuperLink is and whom to trust.
+
+    Args:
+        name: the SuperLink's, as ``flwr run APP NAME`` calls it.
+        server: the SuperLink's address, as HOST:PORT.
+        ca: the file of the CA's certificate, on the machine that starts runs.
+    """
     return _filled("config.toml", connection=name, address=server, ca=json.dumps(str(ca)))
 
 
@@ -61,7 +74,7 @@ def _filled(template: str, **words: str) -> bytes:
 
 
 def address(host: str, port: int) -> str:
-    """The two in one, as Flower takes them."""
+    """Host and port as one text, as Flower takes them."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -79,7 +92,7 @@ def flaws(folder: Path) -> dict[Path, str | None]:
 
 
 def partition_of(script: Path) -> tuple[int, int] | None:
-    """A silo's client index and the number of clients, if its script says them as we write it."""
+    """A silo's client index and the number of clients; None if the script does not say them."""
     found = _PARTITION.findall("\n".join(_code(script)))
     return (int(found[-1][0]), int(found[-1][1])) if found else None
 

@@ -10,8 +10,8 @@ that is given ``About`` and yields ``add``.
 | edge case                         | what happens                                              |
 |-----------------------------------|-----------------------------------------------------------|
 | an unknown sink, a missing extra  | an error before the first round: nothing is spent         |
-| a sink fails while the run goes on| it is left out from there on, with one warning: a round   |
-|                                   | that is spent must not be lost to a dashboard that is down|
+| a sink fails while the run goes on| it is left out from there on, with one warning: a         |
+|                                   | dashboard that is down must not waste a round             |
 | a sink fails at its close         | a warning                                                 |
 | a row with columns of its own     | only ``training/history.py``'s columns get through        |
 """
@@ -104,7 +104,7 @@ def _open(name: str, sink: AbstractContextManager[Add]) -> Add:
         raise
     except Exception as error:
         raise RecipeError(
-            f"sink {name!r} cannot be opened: {error}; mend that, or run without --sink {name}"
+            f"sink {name!r} cannot be opened ({error}); fix that, or run without --sink {name}"
         ) from error
 
 

@@ -2,7 +2,7 @@
 """MLflow: the server that MLFLOW_TRACKING_URI names, or mlflow.db in the run's folder.
 
 One MLflow run per run; a resumed one is a new MLflow run with all of its rounds. MLflow's own
-telemetry is turned off: a library that promises privacy calls nobody.
+telemetry is turned off: a library for privacy sends nothing to third parties.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CALM = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # 7 of 120 s would hold a round up for minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-"""What is set unless the user has: MLflow's own choices."""
+"""Settings of MLflow, used unless the user has set them."""
 
 
 @contextmanager
 def mlflow(about: About) -> Iterator[Add]:
-    """Metrics by round, the recipe as parameters, the promise as a tag."""
+    """Metrics by round, the recipe as parameters, the guarantee as a tag."""
     client, run = _begin(about)
     from mlflow.entities import Metric
 
@@ -50,7 +50,7 @@ def mlflow(about: About) -> Iterator[Add]:
 def _begin(about: About) -> tuple[Any, str]:
     for name, value in CALM.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("mlflow.store").setLevel(logging.WARNING)  # it tells of its own tables
+    logging.getLogger("mlflow.store").setLevel(logging.WARNING)  # it logs its own tables
     with needs("mlflow"):
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient

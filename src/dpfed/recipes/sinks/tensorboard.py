@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorBoard: ``tensorboard --logdir runs`` shows the curves while the run goes on.
 
-A run that is resumed writes its earlier rounds anew, and hides what the dead process had written.
+A resumed run writes its earlier rounds anew, and hides what the process that died had written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dpfed.training.history import Row, numbers
 
 @contextmanager
 def tensorboard(about: About) -> Iterator[Add]:
-    """Curves of all columns that are numbers, and the promise as a text."""
+    """Curves of all columns that are numbers, and the guarantee as a text."""
     with needs("tensorboard"):
         from torch.utils.tensorboard import SummaryWriter
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the secure sum is made of: key agreement, masks, shares, a graph of neighbours."""
+"""The parts of the secure sum: key agreement, masks, shares, a graph of neighbours."""

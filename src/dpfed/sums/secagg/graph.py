@@ -3,8 +3,8 @@
 
 Bell et al. 2020 (SecAgg+): a k-regular graph with k = O(log n) is enough against an honest-but-
 curious server, and a client's work no longer grows with n. The ring's order comes from a hash of
-the run, so it does not depend on who colludes or drops out; client i is tied to the k/2 next ones
-on either side.
+the run, so it does not depend on who colludes or drops out; the neighbours of a client are the k/2
+next ones on either side.
 
 Guarantee: ``design`` returns the least even k for which, with ``least`` of n clients surviving and
 ``colluders`` of them with the server, the union bounds
@@ -13,8 +13,8 @@ Guarantee: ``design`` returns the least even k for which, with ``least`` of n cl
     n P[k/2 clients in a row on the ring dropped out or collude]   else the honest stay connected
 
 sum to at most ``failure`` = 2^-40, which a plan adds to delta, and an honest run fails to open for
-lack of shares with a chance of at most 2^-20. Where no k below n - 1 does, everyone is tied to
-everyone, and nothing is left to chance.
+lack of shares with a chance of at most 2^-20. Where no k below n - 1 does, all clients are
+neighbours, and neither failure can happen by chance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dpfed.core.errors import UnsoundPlan
 SECURITY = 2.0**-40
 CORRECTNESS = 2.0**-20
 SMALL = 64
-"""So many silos can all be tied to all: some kilobytes each, and no chance is taken."""
+"""Up to so many clients, all are neighbours: it costs some kilobytes each, and cannot fail."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,17 @@ class Design:
 def design(clients: int, least: int, colluders: int, degree: int | None = None) -> Design:
     """The complete graph up to SMALL clients, then the sparsest that is good enough.
 
-    ``degree`` asks for one; 0 is the complete graph, whatever the number of clients.
+    Args:
+        clients: how many the plan has.
+        least: the least number of clients in a total.
+        colluders: how many of them may be on the server's side.
+        degree: the number of neighbours, even; None chooses it, 0 is the complete graph.
     """
     if colluders > max(0, least - 2):
         raise UnsoundPlan(
-            f"{colluders} colluders among {least} survivors could open a mask by themselves, "
-            f"and {colluders + 2} survivors are the least; have more clients, raise sum.survivors, "
-            f"or use local trust"
+            f"survivors must be at least {colluders + 2}, or {colluders} colluders could open a "
+            f"mask by themselves, got {least}; have more clients, raise sum.survivors, or use "
+            f"local trust"
         )
     if degree is None:
         wanted = range(2, clients - 1, 2) if clients > SMALL else range(0)
@@ -63,8 +67,8 @@ def design(clients: int, least: int, colluders: int, degree: int | None = None) 
             return found
     if degree is not None and len(wanted):
         raise UnsoundPlan(
-            f"{degree} neighbours are too few for {clients} clients, {least} survivors and "
-            f"{colluders} colluders; leave out sum.degree, and it is chosen"
+            f"sum.degree must be even and large enough for {clients} clients, {least} survivors "
+            f"and {colluders} colluders, got {degree}; leave it out, and it is chosen"
         )
     return Design(clients - 1, max(1, least - 1), 0.0)
 
@@ -98,7 +102,14 @@ def _tail(population: int, marked: int, draws: int, least: int) -> float:
 
 
 def neighbours(client: int, clients: int, degree: int, run: str) -> tuple[int, ...]:
-    """Those whom a client shares masks with; if i is one of j's, j is one of i's."""
+    """The clients that a client shares masks with; if i is one of j's, j is one of i's.
+
+    Args:
+        client: its index.
+        clients: how many the plan has.
+        degree: the number of neighbours; clients - 1 or more is the complete graph.
+        run: the training's name and the plan's fingerprint, which fix the ring's order.
+    """
     if degree >= clients - 1:
         return tuple(i for i in range(clients) if i != client)
     order, place = _ring(clients, run)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is who among the clients of a secure sum: an Ed25519 key each, and the roster of all.
 
-In a secure sum each client makes X25519 keys and the server carries them to the others. A server
-that swapped them for its own would read every release; so they are signed, and a signature counts
-only under a key of the roster (RFC 8032). Flower's own node keys stay in the SuperNode, out of a
-ClientApp's reach, hence keys of ours.
+In a secure sum each client makes X25519 keys, and the server passes them on to the others. A server
+that replaced them with its own could read every release; so they are signed, and a signature counts
+only under a key of the roster (RFC 8032). Flower's own node keys stay in the SuperNode, where a
+ClientApp cannot use them, so dpfed has its own.
 
-Guarantee: roster and private key come from the client's own disk, and neither from a message. Who
-cannot sign as the CA cannot add a client to the roster, nor exchange one. ``dpfed deploy init``
+Guarantee: roster and private key come from the client's own disk, and neither from a message.
+Without the CA's key nobody can add a client to the roster, or replace one. ``dpfed deploy init``
 writes, into each silo's folder::
 
     identity.key    the private key, PKCS8 in PEM form, for its owner only
@@ -16,8 +16,8 @@ writes, into each silo's folder::
     roster.sig      the CA's signature of roster.json's bytes: ECDSA with SHA-384, in DER form
     ca.crt          the CA's certificate
 
-What it does not do: whoever holds the CA's key can sign another roster, and whoever made the keys
-may have kept them. docs/deployment.md says how a silo makes its own, and compares rosters.
+This does not protect from whoever holds the CA's key, who can sign another roster, or from whoever
+made the keys and kept them. docs/deployment.md says how a silo makes its own, and compares rosters.
 
 | edge case                                     | what happens                                   |
 |-----------------------------------------------|------------------------------------------------|
@@ -27,7 +27,7 @@ may have kept them. docs/deployment.md says how a silo makes its own, and compar
 | the roster is signed by another CA            | load refuses                                   |
 | the key is not in the roster, or is in twice  | load refuses                                   |
 | others may read the key                       | load refuses                                   |
-| the key is another client's                   | from_environment refuses: the index is not ours |
+| the key is another client's                   | from_environment refuses: the index differs    |
 | the roster counts other clients than the plan | from_environment refuses                       |
 | $DPFED_IDENTITY is unset or empty             | from_environment refuses; never simulated keys |
 | an identity is printed or pickled             | no private key in it; pickle refuses           |
@@ -51,8 +51,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from dpfed.core.environment import IDENTITY, variable
 from dpfed.core.errors import DataError
-
-"""The environment variable with a client's folder, or the word ``simulated``."""
 
 SIMULATED = "simulated"
 KEY, ROSTER, SIGNATURE, CA = "identity.key", "roster.json", "roster.sig", "ca.crt"
@@ -84,7 +82,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class Identity:
-    """One client: its index, the roster that it trusts, and a key that only signs."""
+    """One client: its index, the roster that it trusts, and its signing key."""
 
     client: int
     roster: Roster
@@ -106,7 +104,7 @@ class Identity:
 def simulated(clients: int) -> tuple[Identity, ...]:
     """Identities from SHA-256 of a fixed label and the index: anyone can make them.
 
-    For simulations, where one machine is everyone: signatures are checked, and nothing is secret.
+    For simulations, where all clients are on one machine: signatures are checked, none is secret.
     """
     seeds = [hashlib.sha256(_LABEL + index.to_bytes(8, "big")).digest() for index in range(clients)]
     keys = [Ed25519PrivateKey.from_private_bytes(seed) for seed in seeds]
@@ -125,18 +123,20 @@ def from_environment(client: int, clients: int) -> Identity:
     ``simulated``, could pose as every other client.
 
     Args:
-        client: This client's index, its partition-id.
-        clients: How many clients the plan has.
+        client: this client's index, its partition-id.
+        clients: how many clients the plan has.
     """
     value = variable(IDENTITY) or ""
     if not value:
         raise DataError(
             f"{IDENTITY} is not set, so client {client} has no key to sign with; name the "
             "folder that `dpfed deploy init` made for it (its start-supernode.sh does), or for "
-            f"simulations on one machine set {IDENTITY}={SIMULATED}."
+            f"simulations on one machine set {IDENTITY}={SIMULATED}"
         )
     if not 0 <= client < clients:
-        raise DataError(f"client is {client}, but must be between 0 and {clients - 1}.")
+        raise DataError(
+            f"client must be between 0 and {clients - 1}, got {client}; correct its partition-id"
+        )
     if value == SIMULATED:
         return simulated(clients)[client]
     found = load_identity(Path(value))
@@ -145,7 +145,7 @@ def from_environment(client: int, clients: int) -> Identity:
         raise DataError(
             f"{value} is the folder of client {found.client} "
             f"({found.roster.names[found.client]}), but this is client {client} "
-            f"({found.roster.names[client]}); give it the folder of its own name."
+            f"({found.roster.names[client]}); give it the folder of its own name"
         )
     return found
 
@@ -159,7 +159,7 @@ def load_identity(folder: Path) -> Identity:
     if public not in roster.keys:
         raise DataError(
             f"{path} has the public key {public.hex()}, which is not in {folder / ROSTER}; "
-            f"{_RESTORE}."
+            f"{_RESTORE}"
         )
     return Identity(roster.keys.index(public), roster, key)
 
@@ -167,7 +167,7 @@ def load_identity(folder: Path) -> Identity:
 def roster_from_environment(clients: int) -> Roster | None:
     """What the server knows of the clients, if $DPFED_IDENTITY says; it only names wrong keys.
 
-    Clients trust their own rosters: without one here, a wrong key costs a round instead.
+    Clients trust their own rosters: without one on the server, a wrong key makes a round fail.
     """
     value = variable(IDENTITY) or ""
     if not value:
@@ -180,8 +180,8 @@ def roster_from_environment(clients: int) -> Roster | None:
 def _check_count(folder: str, roster: Roster, clients: int) -> None:
     if len(roster.keys) != clients:
         raise DataError(
-            f"{folder}/{ROSTER} lists {len(roster.keys)} clients, but the plan has {clients}; "
-            "run `dpfed deploy init` with one --node per client of the plan."
+            f"{folder}/{ROSTER} must list the plan's {clients} clients, got {len(roster.keys)}; "
+            "run `dpfed deploy init` with one --node per client of the plan"
         )
 
 
@@ -208,7 +208,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); {_RESTORE}.") from None
+        raise DataError(f"{path} cannot be read ({error.strerror}); {_RESTORE}") from None
 
 
 def _load_key(path: Path) -> Ed25519PrivateKey:
@@ -216,15 +216,15 @@ def _load_key(path: Path) -> Ed25519PrivateKey:
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
         raise DataError(
-            f"{path} has mode {mode:04o}, but only its owner may read a private key; run "
-            f"`chmod 600 {path}`, and make a new key if others may have read it."
+            f"{path} must be readable by its owner only, got mode {mode:04o}; run "
+            f"`chmod 600 {path}`, and make a new key if others may have read it"
         )
     try:
         key = serialization.load_pem_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise DataError(f"{path} is not an unencrypted Ed25519 key in PEM form; {_RESTORE}.")
+        raise DataError(f"{path} is not an unencrypted Ed25519 key in PEM form; {_RESTORE}")
     return key
 
 
@@ -234,7 +234,7 @@ def _check_signature(folder: Path, content: bytes) -> None:
     except InvalidSignature:
         raise DataError(
             f"{folder / SIGNATURE} is not a signature of {folder / ROSTER} by the CA of "
-            f"{folder / CA}, so anyone may have written that roster; {_RESTORE}."
+            f"{folder / CA}, so anyone may have written that roster; {_RESTORE}"
         ) from None
 
 
@@ -247,7 +247,7 @@ def _ca_key(path: Path) -> ec.EllipticCurvePublicKey:
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise DataError(f"{path} is not a certificate with an ECDSA key; {_RESTORE}.")
+        raise DataError(f"{path} is not a certificate with an ECDSA key; {_RESTORE}")
     return key
 
 
@@ -255,18 +255,18 @@ def _parse(path: Path, content: bytes) -> Roster:
     try:
         found = json.loads(content)
     except ValueError:  # also where the bytes are not UTF-8
-        raise DataError(f"{path} is not JSON; {_RESTORE}.") from None
+        raise DataError(f"{path} is not JSON; {_RESTORE}") from None
     version = found.get("version") if isinstance(found, dict) else None
     if version != VERSION or isinstance(version, bool):
-        raise DataError(f"{path} has version {version!r}, but must have {VERSION}; {_RESTORE}.")
+        raise DataError(f"{path} must have version {VERSION}, got {version!r}; {_RESTORE}")
     clients = found.get("clients")
     if not isinstance(clients, list) or not clients:
-        raise DataError(f"{path} lists no clients; {_RESTORE}.")
+        raise DataError(f"{path} lists no clients; {_RESTORE}")
     pairs = [_parse_client(path, index, each) for index, each in enumerate(clients)]
     names, keys = (tuple(column) for column in zip(*pairs, strict=True))
     for what, column in (("name", names), ("key", keys)):
         if len(set(column)) < len(column):
-            raise DataError(f"{path} gives two clients one {what}; give each client its own.")
+            raise DataError(f"{path} gives two clients one {what}; give each client its own")
     return Roster(names, tuple(bytes.fromhex(key) for key in keys))
 
 
@@ -275,12 +275,12 @@ def _parse_client(path: Path, index: int, client: Any) -> tuple[str, str]:
     name, key = fields.get("name"), fields.get("key")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise DataError(
-            f"{path} names client {index} {name!r}, but a name has 1 to 63 letters, digits, - and "
-            f"_; {_RESTORE}."
+            f"{path}: the name of client {index} must be 1 to 63 of A-Z, a-z, 0-9, - and _, got "
+            f"{name!r}; {_RESTORE}"
         )
     if not isinstance(key, str) or not _HEX_KEY.fullmatch(key):
         raise DataError(
-            f"{path} gives client {index} the key {key!r}, but a key has 64 digits of 0-9a-f; "
-            f"{_RESTORE}."
+            f"{path}: the key of client {index} must be 64 digits of 0-9a-f, got {key!r}; "
+            f"{_RESTORE}"
         )
     return name, key

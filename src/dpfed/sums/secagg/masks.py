@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masks: ChaCha20 streams added to a vector of machine words, which wrap by themselves.
 
-Guarantee: each seed makes one stream and is used for one round only; adding a pad and subtracting
+Guarantee: each seed makes one stream and is used for one round only; adding a mask and subtracting
 it leaves every word as it was. Flower's own SecAgg+ expands masks with a 32-bit generator that is
 not cryptographic (flower issue 7522); this is the cipher's key stream itself.
 """
@@ -19,23 +19,29 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NONCE = bytes(16)
-_BLOCK = 1 << 16  # bytes made at a time: the block of the vector and that of the pad stay in cache
+_BLOCK = 1 << 16  # bytes at a time: the blocks of the vector and of the mask stay in cache
 _ZEROS = bytes(_BLOCK)
 
 
 def apply(words: NDArray[Any], plus: Iterable[bytes], minus: Iterable[bytes]) -> None:
-    """Add the pads of some seeds to a vector of words, subtract others, in place."""
+    """Add the masks of some seeds to a vector of words, subtract others, in place.
+
+    Args:
+        words: unsigned integers of 32 or 64 bits, which wrap; overwritten.
+        plus: seeds of 32 bytes whose masks are added.
+        minus: seeds of 32 bytes whose masks are subtracted.
+    """
     streams: list[tuple[Any, Any]] = [(_stream(seed), np.add) for seed in plus]
     streams += [(_stream(seed), np.subtract) for seed in minus]
     buffer = bytearray(_BLOCK + 64)
-    pad = np.frombuffer(buffer, words.dtype)
+    mask = np.frombuffer(buffer, words.dtype)
     per_block = _BLOCK // words.itemsize
     for start in range(0, words.size, per_block):
         block = words[start : start + per_block]
         zeros = memoryview(_ZEROS)[: block.nbytes]
         for stream, change in streams:
             stream.update_into(zeros, buffer)
-            change(block, pad[: block.size], out=block)
+            change(block, mask[: block.size], out=block)
 
 
 def _stream(seed: bytes) -> Any:

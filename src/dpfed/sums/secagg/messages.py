@@ -19,9 +19,13 @@ import msgspec
 
 from dpfed.core.errors import BadReply
 
+SAME_PLAN = "use the same plan and the same version of dpfed on all machines"
+ASK_CLIENT = "ask who runs that client what happened"
+"""What to do about messages that do not fit, and about those that only a lie explains."""
+
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """Positions instead of names, after the message's kind: one is not taken for another."""
+    """Fields by position, after a tag with the message's kind, so that kinds are not confused."""
 
 
 class Key(_Message, frozen=True):
@@ -50,7 +54,7 @@ class Masked(_Message, frozen=True):
     sealed: dict[int, bytes]
     """A share of the sender's own seed for each neighbour, which only that one can read."""
     shares: dict[int, bytes]
-    """Commitments to these shares: a forged one is told from the true one."""
+    """Commitments to these shares, so that a forged one is detected."""
     pairs: dict[int, bytes]
     """Commitments to the round's seeds with the neighbours."""
     own: bytes
@@ -70,16 +74,16 @@ class Seeds(_Message, frozen=True):
 
 
 class Alive(_Message, frozen=True):
-    """Those whose vectors are in the total, their letters to the receiver, and what is in them."""
+    """Those whose vectors are in the total, and their sealed shares for the receiver."""
 
     clients: list[int]
     sealed: dict[int, bytes]
     marks: dict[int, bytes]
-    """The commitments to the shares in the letters: one that does not fit is not handed over."""
+    """The commitments to these shares: one that does not fit is not handed over."""
 
 
 class Shares(_Message, frozen=True):
-    """Shares of the own seeds of those who are in the total, but for unreadable ones."""
+    """Shares of the own seeds of those in the total, without those that could not be read."""
 
     shares: dict[int, bytes]
 
@@ -95,11 +99,13 @@ def pack_message(message: msgspec.Struct) -> bytes:
 
 
 def unpack(data: bytes | memoryview, kind: type[M]) -> M:
-    """A message of this kind, or a refusal that quotes nothing of it."""
+    """A message of this kind; the error of another one quotes nothing of it."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise BadReply(f"a message of {len(data)} bytes is not a {kind.__name__}") from error
+        raise BadReply(
+            f"a message must be of kind {kind.__name__}, got {len(data)} other bytes; {SAME_PLAN}"
+        ) from error
 
 
 def pack_masked(message: Masked, words: memoryview) -> bytes:
@@ -113,5 +119,7 @@ def unpack_masked(data: bytes) -> tuple[Masked, memoryview]:
     view = memoryview(data)
     end = _HEAD + int.from_bytes(view[:_HEAD], "little")
     if end > len(view):
-        raise BadReply(f"a masked vector of {len(view)} bytes is cut off")
+        raise BadReply(
+            f"a masked vector must have at least {end} bytes, got {len(view)}; {SAME_PLAN}"
+        )
     return unpack(view[_HEAD:end], Masked), view[end:]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's side of the secure sum: it carries letters, adds words, and takes masks off.
+"""The server's side of the secure sum: it transports sealed shares, adds words, removes masks.
 
 Guarantee: the opened total is the sum of the vectors of those in it, to the bit; a message that
 does not fit is refused with the sender's name, and its sender is out of the round. O(size) memory:
@@ -14,7 +14,7 @@ silent while a dropout is repaired.
 | a client goes silent in unmask                     | others' shares open its own mask           |
 | a share or a seed that does not fit its commitment | BadReply naming the sender                 |
 | a key that is not signed, where a roster is known  | BadReply: it is not in the cohort          |
-| a client deals shares of something else            | others' go on; too few true: Aborted       |
+| a client deals shares of something else            | others are used; too few true: Aborted     |
 | two clients commit to different seeds              | Aborted, naming both                       |
 | fewer than ``least`` are left                      | Aborted: nothing is opened                 |
 """
@@ -32,11 +32,9 @@ import torch
 from dpfed.core.errors import BadReply
 from dpfed.core.sum_protocol import Aborted, Opened, Requests
 from dpfed.core.types import Total
-from dpfed.sums.secagg import keys as letters
-from dpfed.sums.secagg import masks as pads
-from dpfed.sums.secagg import messages as wire
-from dpfed.sums.secagg import shamir
+from dpfed.sums.secagg import keys, masks, messages, shamir
 from dpfed.sums.secagg.graph import Design, neighbours
+from dpfed.sums.secagg.messages import ASK_CLIENT, SAME_PLAN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 
 KEYS, INPUT, REPAIR, UNMASK = "keys", "input", "repair", "unmask"
 SUM = "sum"
-"""The name under which the secure sum's messages travel."""
+"""The name under which the secure sum's messages are sent."""
 
 _IN_MEMORY = 256 << 20
 
@@ -54,15 +52,15 @@ _IN_MEMORY = 256 << 20
 class Directory:
     """The clients' signed keys, and who has seen whose: public, kept between rounds."""
 
-    keys: Mapping[int, wire.Key] = field(default_factory=dict)
+    keys: Mapping[int, messages.Key] = field(default_factory=dict)
     seen: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Session:
-    """A round's sum under way."""
+    """The state of a round's sum."""
 
-    keys: dict[int, wire.Key]
+    keys: dict[int, messages.Key]
     seen: dict[int, frozenset[int]]
     sizes: Mapping[str, int]
     cohort: set[int]
@@ -75,7 +73,7 @@ class Session:
     answered: set[int] = field(default_factory=set)
     alive: set[int] = field(default_factory=set)
     out: set[int] = field(default_factory=set)
-    masked: dict[int, wire.Masked] = field(default_factory=dict)
+    masked: dict[int, messages.Masked] = field(default_factory=dict)
     places: dict[int, int] = field(default_factory=dict)
     seeds: dict[tuple[int, int], bytes] = field(default_factory=dict)
     shares: dict[int, dict[int, bytes]] = field(default_factory=dict)
@@ -86,7 +84,10 @@ class Session:
     def add(self, client: int, data: bytes) -> None:
         """Check and take one client's message of the stage."""
         if client not in self.asked or client in self.answered:
-            raise BadReply(f"client {client} is not expected in {self.stage!r}, or has answered")
+            raise BadReply(
+                f"client {client} is not expected in {self.stage!r}, or has answered; its message "
+                f"is dropped"
+            )
         take = {
             KEYS: self._take_key,
             INPUT: self._take_input,
@@ -97,24 +98,34 @@ class Session:
         self.answered.add(client)
 
     def _take_key(self, client: int, data: bytes) -> None:
-        key = wire.unpack(data, wire.Key)
-        roster, text = self.context.roster, letters.signed_text(self.context.run, client, key.key)
+        key = messages.unpack(data, messages.Key)
+        roster, text = self.context.roster, keys.signed_text(self.context.run, client, key.key)
         signed = roster is None or roster.verify(client, key.signature, text)
-        if not signed or not letters.is_key(key.key):
-            raise BadReply(f"client {client} sent a key that nobody would accept")
+        if not signed or not keys.is_key(key.key):
+            raise BadReply(
+                f"client {client} sent a key that is not valid, or that it has not signed; check "
+                f"its DPFED_IDENTITY"
+            )
         self.keys[client] = key
 
     def _take_input(self, client: int, data: bytes) -> None:
-        message, raw = wire.unpack_masked(data)
+        message, raw = messages.unpack_masked(data)
         if len(raw) != self.total.nbytes:
-            raise BadReply(f"a vector of {len(raw)} bytes, where {self.total.nbytes} are due")
+            raise BadReply(
+                f"a vector must have {self.total.nbytes} bytes, got {len(raw)}; {SAME_PLAN}"
+            )
         near = set(self._near(client, self.cohort))
         marks = (*message.shares.values(), *message.pairs.values(), message.own)
         lengths = {len(text) for text in message.sealed.values()}
         if not set(message.sealed) == set(message.shares) == set(message.pairs) == near:
-            raise BadReply(f"client {client} has not written to each of its neighbours")
+            raise BadReply(
+                f"client {client} must seal a share for each of its neighbours, and no other; "
+                f"{ASK_CLIENT}"
+            )
         if {len(mark) for mark in marks} != {32} or lengths != {shamir.SHARE + 16}:
-            raise BadReply(f"client {client} sent letters of the wrong length")
+            raise BadReply(
+                f"client {client} sent shares or commitments of the wrong length; {SAME_PLAN}"
+            )
         self.seen[client] = self.seen.get(client, frozenset()) | near
         self.total += np.frombuffer(raw, self.total.dtype)
         self.masked[client] = message
@@ -122,21 +133,28 @@ class Session:
         self.spool.write(raw)
 
     def _take_seeds(self, client: int, data: bytes) -> None:
-        seeds = wire.unpack(data, wire.Seeds).seeds
+        seeds = messages.unpack(data, messages.Seeds).seeds
         if set(seeds) != set(self._near(client, self.out)):
-            raise BadReply(f"client {client} has not revealed the seeds that were asked for")
+            raise BadReply(
+                f"client {client} must reveal the seeds that it was asked for, and no other; "
+                f"{ASK_CLIENT}"
+            )
         for other, seed in seeds.items():
-            if len(seed) != 32 or letters.digest(seed) != self.masked[client].pairs[other]:
-                raise BadReply(f"client {client} forged its seed with client {other}")
+            if len(seed) != 32 or keys.digest(seed) != self.masked[client].pairs[other]:
+                raise BadReply(f"client {client} forged its seed with client {other}; {ASK_CLIENT}")
         self.seeds.update({(client, other): seed for other, seed in seeds.items()})
 
     def _take_shares(self, client: int, data: bytes) -> None:
-        shares = wire.unpack(data, wire.Shares).shares
+        shares = messages.unpack(data, messages.Shares).shares
         if not set(shares) <= set(self._near(client, self.alive)):
-            raise BadReply(f"client {client} handed over shares that were not asked for")
+            raise BadReply(
+                f"client {client} handed over shares that it was not asked for; {ASK_CLIENT}"
+            )
         for other, share in shares.items():
-            if letters.digest(share) != self.masked[other].shares[client]:
-                raise BadReply(f"client {client} forged its share of client {other}'s mask")
+            if keys.digest(share) != self.masked[other].shares[client]:
+                raise BadReply(
+                    f"client {client} forged its share of client {other}'s mask; {ASK_CLIENT}"
+                )
         for other, share in shares.items():
             self.shares.setdefault(other, {})[client] = share
 
@@ -182,30 +200,30 @@ class Session:
     def _cohort(self, client: int) -> bytes:
         """A client's request, with the neighbours' keys that it has not seen."""
         unseen = set(self._near(client, self.cohort)) - self.seen.get(client, frozenset())
-        keys = {other: self.keys[other] for other in sorted(unseen)}
-        return wire.pack_message(wire.Cohort(sorted(self.cohort), keys))
+        offers = {other: self.keys[other] for other in sorted(unseen)}
+        return messages.pack_message(messages.Cohort(sorted(self.cohort), offers))
 
     def _repair(self) -> Requests:
-        message = wire.pack_message(wire.Dropped(sorted(self.out)))
+        message = messages.pack_message(messages.Dropped(sorted(self.out)))
         return self._ask(REPAIR, dict.fromkeys(sorted(self.alive), message))
 
     def _unmask(self) -> Requests:
         alive = sorted(self.alive)
-        return self._ask(UNMASK, {client: self._letters(client, alive) for client in alive})
+        return self._ask(UNMASK, {client: self._alive(client, alive) for client in alive})
 
-    def _letters(self, client: int, alive: list[int]) -> bytes:
+    def _alive(self, client: int, alive: list[int]) -> bytes:
         near = {other: self.masked[other] for other in self._near(client, self.alive)}
-        return wire.pack_message(
-            wire.Alive(
+        return messages.pack_message(
+            messages.Alive(
                 alive,
                 sealed={other: message.sealed[client] for other, message in near.items()},
                 marks={other: message.shares[client] for other, message in near.items()},
             )
         )
 
-    def _ask(self, stage: str, messages: dict[int, bytes]) -> Requests:
-        self.stage, self.answered, self.asked = stage, set(), set(messages)
-        return Requests(stage, {SUM: messages})
+    def _ask(self, stage: str, requests: dict[int, bytes]) -> Requests:
+        self.stage, self.answered, self.asked = stage, set(), set(requests)
+        return Requests(stage, {SUM: requests})
 
     # ----------------------------------------------------------------------------- what can fail
 
@@ -215,7 +233,7 @@ class Session:
         return Aborted(f"{len(clients)} clients {what}, and {self.least} are agreed on")
 
     def _disagreement(self) -> Aborted | None:
-        """Two who commit to different seeds would leave a mask in the total."""
+        """Two clients that commit to different seeds would leave a mask in the total."""
         for client, message in self.masked.items():
             for other, mark in message.pairs.items():
                 if other in self.masked and self.masked[other].pairs[client] != mark:
@@ -223,7 +241,7 @@ class Session:
         return None
 
     def _take_off(self, silent: set[int]) -> None:
-        """Undo the vectors of those who fell silent before their pair masks could be repaired."""
+        """Subtract the vectors of clients that dropped out before their masks were repaired."""
         for client in silent:
             self.spool.seek(self.places.pop(client))
             raw = self.spool.read(self.total.nbytes)
@@ -235,7 +253,7 @@ class Session:
     # ----------------------------------------------------------------------------------- the end
 
     def _open(self) -> Opened | Aborted:
-        """Take all masks off: what is left is the sum."""
+        """Remove all masks: what is left is the sum."""
         need = self.graph.threshold
         short = [c for c in sorted(self.alive) if len(self.shares.get(c, {})) < need]
         if short:
@@ -246,7 +264,7 @@ class Session:
             return Aborted(f"the shares of clients {liars} are not those of their own masks")
         pairs = [(i < j, seed) for (i, j), seed in self.seeds.items() if i in self.alive]
         added = [seed for plus, seed in pairs if plus]
-        pads.apply(
+        masks.apply(
             self.total,
             [seed for plus, seed in pairs if not plus],
             [*filter(None, own.values()), *added],
@@ -260,7 +278,7 @@ class Session:
             seed = shamir.join(shares)
         except BadReply:
             return None
-        return seed if letters.digest(seed) == self.masked[client].own else None
+        return seed if keys.digest(seed) == self.masked[client].own else None
 
     def _totals(self) -> dict[str, Total]:
         signed = self.total.view(np.dtype(f"<i{self.total.itemsize}")).astype(np.int64, copy=False)

@@ -3,12 +3,12 @@
 
 Guarantee: any ``threshold`` shares give the seed; fewer are uniform and independent of it. The
 field is the integers modulo the least prime above 2^256, so a seed is one element and a share
-takes 33 bytes. Written by hand, since the kept libraries work on 16 bytes at a time and need
+takes 33 bytes. Written by hand, since maintained libraries work on 16 bytes at a time and need
 seconds for 100 shares; the coefficients come from the operating system.
 
 | edge case                                  | what happens                                   |
 |--------------------------------------------|------------------------------------------------|
-| fewer holders than the threshold           | refused: nobody could ever open it             |
+| fewer holders than the threshold           | refused: the seed could never be opened        |
 | a share that is not a field element        | refused                                        |
 | shares of another polynomial among them    | another seed comes out: compare its digest     |
 """
@@ -27,12 +27,18 @@ SHARE = 33
 
 
 def split(seed: bytes, holders: Iterable[int], threshold: int) -> dict[int, bytes]:
-    """A share for each holder; holders are client indices."""
+    """A share for each holder; holders are client indices.
+
+    Args:
+        seed: the secret, 32 bytes.
+        holders: the indices of the clients that get a share.
+        threshold: how many shares open the seed, between 1 and the number of holders.
+    """
     among = list(holders)
     if not 1 <= threshold <= len(among):
         raise UnsoundPlan(
-            f"{len(among)} others are there to hold shares, and {threshold} must be able to open "
-            f"one; wait for more clients, or lower sum.survivors"
+            f"the threshold must be between 1 and the {len(among)} clients that hold shares, got "
+            f"{threshold}; wait for more clients, or lower sum.survivors"
         )
     tail = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     line = [*reversed(tail), int.from_bytes(seed, "big")]
@@ -50,7 +56,9 @@ def join(shares: Mapping[int, bytes]) -> bytes:
     """The seed from as many shares as its threshold, by holder."""
     values = [int.from_bytes(share, "big") for share in shares.values()]
     if any(len(share) != SHARE for share in shares.values()) or max(values) >= PRIME:
-        raise BadReply("a share is not an element of the field")
+        raise BadReply(
+            f"a share must be {SHARE} bytes, an element of the field; open the seed with others"
+        )
     at_zero = _coefficients(tuple(shares))
     seed = sum(c * value for c, value in zip(at_zero, values, strict=True)) % PRIME
     return (seed % 2**256).to_bytes(32, "big")

@@ -7,8 +7,8 @@
     def train(message, context): ...
 
 The client builds the plan by itself, from what its owner agreed to: clip and noise never come from
-the server. A message of a server that runs another plan is refused. Nothing that goes wrong here
-crosses the wire but as a class name; the whole sentence is in the local log.
+the server. A message of a server that runs another plan is refused. Whatever goes wrong here leaves
+as a class name only; the whole sentence is in the local log.
 """
 
 from __future__ import annotations
@@ -51,8 +51,12 @@ def client_app(
 ) -> ClientApp:
     """A ClientApp that answers a DPStrategy from this problem, under this plan.
 
-    ``ledger`` is the name of the data, under which releases are booked before they are made; the
-    node's owner may give it another one: $DPFED_DATASET.
+    Args:
+        problem: makes the node's data and model from its Context.
+        plan: what the node's owner has agreed to, or a function that makes it from the Context.
+        ledger: the name of the data, under which releases are entered before they are made, or a
+            function that opens the account; $DPFED_DATASET, the owner's name, overrides a name.
+            None keeps no ledger unless the owner sets that variable.
     """
     app = ClientApp()
     responder = _Responder(plan, problem, ledger)
@@ -71,8 +75,12 @@ def private(
 ) -> Callable[[Message, Context, Train], Message]:
     """A mod: the user's train function runs as it is, and only its private update leaves.
 
-    The update (parameters before minus after) is one row: the promise is for each client. Metrics
+    The update (parameters before minus after) is one row: the guarantee is for each client. Metrics
     and all else that the function returns stay here.
+
+    Args:
+        plan: what the node's owner has agreed to, or a function that makes it from the Context.
+        ledger: as for ``client_app``.
     """
     responder = _Responder(plan, None, ledger)
 
@@ -85,7 +93,7 @@ def private(
 
 @dataclass(eq=False)
 class _Responder:
-    """Takes messages, gives answers; problems are built once per process and client."""
+    """Answers messages; problems are built once per process and client."""
 
     plan: Plan | MakePlan
     problem: MakeProblem | None
@@ -93,7 +101,7 @@ class _Responder:
     own: dict[str, dict[Any, Any]] = field(default_factory=dict)
 
     def plan_of(self, context: Context) -> Plan:
-        """The plan of a run: its configuration is all that it may depend on."""
+        """The plan of a run; it may depend on the run's configuration only."""
         if isinstance(self.plan, Plan):
             return self.plan
         run = (context.run_id, repr(sorted(context.run_config.items())))
@@ -101,7 +109,7 @@ class _Responder:
         return plan
 
     def account_of(self, context: Context) -> Account | None:
-        """Where this node's releases are booked, if its owner or the app gives the data a name."""
+        """Where this node's releases are entered, if its owner or the app names the data."""
         if self.ledger is None or isinstance(self.ledger, str):
             return account(self.ledger, environment=True)
         return self.ledger(context)
@@ -169,30 +177,31 @@ class _Responder:
             )
         if not 0 <= order.broadcast.round < plan.rounds:
             raise UnsoundPlan(
-                f"round {order.broadcast.round} is not one of the {plan.rounds} priced"
+                f"the round must be from 0 to {plan.rounds - 1}, as the plan accounts for, got "
+                f"{order.broadcast.round}; start the server with num_rounds up to {plan.rounds}"
             )
         folder = states.folder_for(order.broadcast.training, client)
         with states.locked(folder):
-            member = ClientState(client, ledger=self.account_of(context))
-            return self._answer_in(folder, plan, order, member, problem)
+            state = ClientState(client, ledger=self.account_of(context))
+            return self._answer_in(folder, plan, order, state, problem)
 
     def _answer_in(
         self,
         folder: Path,
         plan: Plan,
         order: Order,
-        member: ClientState,
+        client: ClientState,
         problem: Callable[[], Problem],
     ) -> Answer:
         """What the client keeps goes in, and is on its disk again before the answer leaves."""
         if plan.sum.hides_terms:
-            signer = from_environment(member.client, len(plan.nominal))
-            member = replace(member, signer=signer, secret=states.read_secret(folder))
+            signer = from_environment(client.client, len(plan.nominal))
+            client = replace(client, signer=signer, secret=states.read_secret(folder))
         if order.stage == plan.sum.release_stage:  # other stages need no data
-            member = _remember(plan, order, replace(member, problem=problem()), folder)
-        reply, after = answer(plan, order.broadcast, order.stage, order.requests, member)
+            client = _remember(plan, order, replace(client, problem=problem()), folder)
+        reply, after = answer(plan, order.broadcast, order.stage, order.requests, client)
         if not isinstance(reply, ClientRefused):
-            if after.secret != member.secret:
+            if after.secret != client.secret:
                 states.write_secret(folder, after.secret)
             if order.stage == plan.sum.release_stage:
                 states.save_state(folder / _MECHANISMS, 0, dict(after.mechanisms))
@@ -201,21 +210,21 @@ class _Responder:
         return reply
 
 
-def _remember(plan: Plan, order: Order, member: ClientState, folder: Path) -> ClientState:
-    """The member with the state that it kept after the last round whose total it is in.
+def _remember(plan: Plan, order: Order, client: ClientState, folder: Path) -> ClientState:
+    """The client with the state that it kept after the last round whose total it is in.
 
-    The algorithm's goes back with a round that was not committed. The mechanisms' never does: two
-    releases from one state of correlated noise would cost more than they are priced.
+    The algorithm's state goes back if a round was not committed. The mechanisms' states never do:
+    two releases from one state of correlated noise would cost more than is accounted for.
     """
     params = order.broadcast.params
     fresh = plan.client.init(params)
     state = fresh if order.since is None else states.load_at(folder, order.since, fresh)
     mechanisms: dict[str, State] = {}
-    if order.broadcast.round > 0:  # in round 0 all noise is new, which is never too little
+    if order.broadcast.round > 0:  # in round 0 all noise is new, which is always enough
         new = plan.mechanism_states(params.numel())
         kept = states.load_before(folder / _MECHANISMS, 1, new)
-        mechanisms = {} if kept is new else kept  # the ledger prices new noise from its start
-    return replace(member, state=state, mechanisms=mechanisms)
+        mechanisms = {} if kept is new else kept  # none: the ledger counts new noise from its start
+    return replace(client, state=state, mechanisms=mechanisms)
 
 
 def client_index(context: Context) -> int:
@@ -223,7 +232,8 @@ def client_index(context: Context) -> int:
     value = context.node_config.get("partition-id")
     if not isinstance(value, int):
         raise DataError(
-            f"partition-id is {value!r}; start the node with --node-config partition-id=N"
+            f"partition-id must be a whole number, got {value!r}; start the node with "
+            f"--node-config partition-id=N"
         )
     return value
 
@@ -242,7 +252,10 @@ class _Trained:
 
     def rows(self, params: Vector, unit: Unit) -> Rows:
         if unit is not Unit.CLIENT:
-            raise UnsoundPlan(f"a train function is one row per client; it cannot protect a {unit}")
+            raise UnsoundPlan(
+                f"privacy.unit must be client for a train function, which is one row, got {unit}; "
+                f"set it in the plan"
+            )
         names = [str(n) for n in self.message.content.config_records[CONTROL]["names"]]  # type: ignore[union-attr]
         trained = self.train(self.message, self.context)
         return Dense((params - _flat(trained, names))[None])
@@ -261,5 +274,9 @@ def _flat(reply: Message, names: list[str]) -> Vector:
 
     records = list(reply.content.array_records.values())
     if len(records) != 1 or any(name not in records[0] for name in names):
-        raise DataError(f"the train function must return one ArrayRecord with {names}")
+        found = [list(record) for record in records]
+        raise DataError(
+            f"the train function must return one ArrayRecord with {names}, got {found}; return the "
+            f"model's parameters under the names that came in"
+        )
     return torch.cat([torch.from_numpy(records[0][n].numpy().copy()).reshape(-1) for n in names])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What crosses Flower's wire, as Flower records.
+"""The messages between server and clients, as Flower records.
 
     to a client    arrays   the public parameters, by name: what any Flower app sends
                    shared   what the optimizer publishes, if anything
@@ -29,6 +29,7 @@ from dpfed.core.vector import Layout
 ARRAYS, SHARED, CONFIG, CONTROL, REPLY = "arrays", "shared", "config", "dpfed", "reply"
 At = tuple[int, int]
 _GRID = "dpfed.grid"  # the serialisation of a release: little-endian integers, no header
+_SAME = "use the server's version of dpfed on that client"
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Envelope:
-    """What a reply must say about itself, so that a late or forged one is told apart."""
+    """What a reply must say about itself, so that a late or forged one is recognized."""
 
     round: int
     attempt: int
@@ -102,7 +103,7 @@ def named_arrays(layout: Layout, params: Vector) -> ArrayRecord:
 
 
 def read_order(content: RecordDict) -> Order:
-    """A client's message, read. Whatever is missing or wrong is a BadReply of the server's."""
+    """A message to a client, read. Raises BadReply if anything is missing or wrong."""
     try:
         control = content.config_records[CONTROL]
         arrays = content.array_records[ARRAYS]
@@ -126,7 +127,7 @@ def read_order(content: RecordDict) -> Order:
         )
     except Exception as error:  # numpy's reader of arrays alone raises many kinds
         raise BadReply(
-            f"the server's message has no valid {error}; is it a DPStrategy's?"
+            f"the server's message has no valid {error}; run a DPStrategy on the server"
         ) from error
 
 
@@ -149,7 +150,7 @@ def write_answer(envelope: Envelope, reply: Answer) -> RecordDict:
 
 
 def _grid(message: bytes) -> Array:
-    """A sum's message; the sum decides by its length what it holds."""
+    """A message of the sum, which tells by its length what is in it."""
     return Array("uint8", (len(message),), _GRID, message)
 
 
@@ -157,15 +158,20 @@ def read_answer(content: RecordDict, due: Envelope) -> Answer:
     """A reply, checked against what is due; its integers are not looked at here."""
     control = content.config_records.get(CONTROL)
     if control is None:
-        raise BadReply("a reply without dpfed's own record; is the ClientApp a dpfed one?")
+        raise BadReply(
+            f"a reply must have a record {CONTROL!r}, got none; make the ClientApp with "
+            f"dpfed.flower.client_app, or give it the mod dpfed.flower.private"
+        )
     for name in ("round", "attempt", "stage", "client"):
         if control.get(name) != getattr(due, name):
-            raise BadReply(f"a reply for another {name} than {getattr(due, name)!r}")
+            raise BadReply(
+                f"a reply must be for {name} {getattr(due, name)!r}, got another; {_SAME}"
+            )
     if "error" in control:
         word = str(control["error"])
         return ClientRefused(word if word in WIRE_NAMES else "ClientError")
     if set(content.array_records) != {REPLY}:
-        raise BadReply(f"a reply with other arrays than {REPLY!r}")
+        raise BadReply(f"a reply must have the arrays {REPLY!r}, got others; {_SAME}")
     arrays = content.array_records[REPLY]
     taken = {str(name): _bytes(str(name), array) for name, array in arrays.items()}
     arrays.clear()  # a record refers to itself, and would keep its arrays until a collection
@@ -175,7 +181,10 @@ def read_answer(content: RecordDict, due: Envelope) -> Answer:
 def _bytes(channel: str, array: Array) -> bytes:
     fits = array.stype == _GRID and array.dtype == "uint8" and array.shape == (len(array.data),)
     if not fits:
-        raise BadReply(f"a reply on {channel!r} that is not a vector of integers on the grid")
+        raise BadReply(
+            f"a reply on {channel!r} must be a vector of integers on the grid, got another array; "
+            f"{_SAME}"
+        )
     return array.data
 
 

@@ -3,9 +3,9 @@
 
 Keyed by (training, client, round, attempt). The server says which total had this client's last
 reply, and its state goes on from there: an attempt that was not committed, or whose reply came too
-late, leaves no trace. That one is kept, and the last two that were written.
-What must never go back (the noise that a mechanism still owes) is kept under one number.
-Flower's ``context.state`` would be empty in a new run; the training's name is ours and is not.
+late, has no effect. That state is kept, and the last two that were written.
+What must never go back (the state of a mechanism's correlated noise) is kept under one number.
+Flower's ``context.state`` is empty in a new run; a state under the training's name is not.
 """
 
 from __future__ import annotations
@@ -37,14 +37,29 @@ _SECRET = "sum.vault"  # noqa: S105 (a file name)
 
 
 def folder_for(training: str, client: int, root: Path | None = None) -> Path:
-    """Where a client keeps its state: $DPFED_STATE, or .dpfed in the home folder."""
+    """Where a client keeps its state.
+
+    Args:
+        training: the name of the training: up to 100 word characters, '-' and '.', no '.' first.
+        client: the client's index in the plan.
+        root: the folder of all trainings; None is $DPFED_STATE, or .dpfed in the home folder.
+    """
     if not re.fullmatch(r"[\w.-]{1,100}", training) or training.startswith("."):
-        raise DataError(f"training is {training!r}; use up to 100 letters, digits, '-', '_', '.'")
+        raise DataError(
+            f"training must be 1 to 100 of the characters A-Z a-z 0-9 - _ . and not begin with a "
+            f"dot, got {training!r}; give DPStrategy such a name"
+        )
     return (root or state_folder()) / training / f"client-{client}"
 
 
 def load_before(folder: Path, round: int, template: State) -> State:
-    """The newest state of a round before ``round``, in the template's form; else the template."""
+    """The newest state of a round before ``round``, in the template's form; else the template.
+
+    Args:
+        folder: where the client keeps its states (``folder_for``).
+        round: only states of earlier rounds are looked at.
+        template: the state of a new client.
+    """
     earlier = [at for at in _kept(folder) if at[0] < round]
     if not earlier:
         return template
@@ -52,12 +67,18 @@ def load_before(folder: Path, round: int, template: State) -> State:
 
 
 def load_at(folder: Path, at: At, template: State) -> State:
-    """The state after one attempt of a round; if it is lost, the template: as a new client."""
+    """The state after one attempt of a round; if it is missing, the template: as a new client.
+
+    Args:
+        folder: where the client keeps its states (``folder_for``).
+        at: the round and the attempt after which the state was written.
+        template: the state of a new client; it gives the form.
+    """
     path = folder / _name(at)
     if not leaves(template):
         return template
     if not path.exists():
-        log.warning("%s is lost: this client goes on as a new one", path)
+        log.warning("%s is missing: this client goes on as a new one", path)
         return template
     try:
         with safe_open(path, framework="pt") as file:
@@ -71,7 +92,15 @@ def load_at(folder: Path, at: At, template: State) -> State:
 def save_state(
     folder: Path, round: int, state: State, attempt: int = 0, since: At | None = None
 ) -> None:
-    """Write the state after ``round`` atomically; forget all but the last two, and ``since``."""
+    """Write the state after ``round`` atomically; forget all but the last two, and ``since``.
+
+    Args:
+        folder: where the client keeps its states (``folder_for``); made if it is not there.
+        round: the round that the state is of, from 0.
+        state: what is written; nothing is, if it has neither tensors nor numbers.
+        attempt: the attempt at the round, from 0.
+        since: the round and attempt whose state is kept, too; None keeps no other.
+    """
     tensors, numbers = split_state(state)
     if not tensors and not numbers:
         return
@@ -83,7 +112,7 @@ def save_state(
     with draft.open("rb") as file:
         os.fsync(file.fileno())  # noise that went back to an earlier state would cost more
     now = max(time.time_ns(), 1 + max(written.values(), default=0))
-    os.utime(draft, ns=(now, now))  # by which the last two are told, whatever rounds they are of
+    os.utime(draft, ns=(now, now))  # which two are the last is told by this time, not by the round
     draft.replace(path)
     newest = sorted(written, key=lambda at: written[at])
     others = [at for at in newest if at != (round, attempt)]
@@ -94,7 +123,7 @@ def save_state(
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One message of a client at a time: two at once would both find the state of before."""
+    """One message of a client at a time: two at once would both go on from the same state."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -7,7 +7,7 @@
 
 It is a Flower Strategy with a ``start`` of its own, since Flower's loop can neither stop, nor
 stream replies, nor ask a second stage. loop.py is the loop, and says what ends a training;
-transport.py carries its bytes.
+transport.py exchanges its bytes.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ the number of clients.
 
 | edge case                                     | what happens                               |
 |-----------------------------------------------|--------------------------------------------|
-| a node drops out                              | it contributes zero, the divisor is public |
+| a node drops out                              | it adds zero; the divisor is public        |
 | a late, forged, doubled or malformed reply    | refused, logged; the round goes on         |
 | a node that the plan does not know, or twice  | not enrolled, with a logged reason         |
 | nobody is connected within ``wait`` seconds   | training ends, and nothing is spent        |
@@ -231,15 +231,15 @@ def _reason(reply: Message) -> str:
 
 def _enrolled(reply: Message, plan: Plan) -> int:
     if reply.has_error():
-        raise BadReply(f"{_reason(reply)}; is the ClientApp a dpfed one?")
+        raise BadReply(f"{_reason(reply)}; its log says why, and its ClientApp must be a dpfed one")
     control = reply.content.config_records.get(CONTROL, ConfigRecord())
     client = control.get("client")
     if "error" in control or not isinstance(client, int):
         raise BadReply(f"it could not say who it is ({control.get('error')!r}); its log says why")
     if not 0 <= client < len(plan.nominal):
         raise BadReply(
-            f"its client index {client} is not one of the plan's {len(plan.nominal)}; give it a "
-            f"partition-id from 0 to {len(plan.nominal) - 1}"
+            f"its partition-id must be from 0 to {len(plan.nominal) - 1}, got {client}; correct "
+            f"its --node-config, or start fewer SuperNodes"
         )
     if control.get("fingerprint") != plan.fingerprint():
         raise BadReply("it has agreed to another plan; give both sides the same run_config")

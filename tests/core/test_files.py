@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are whole or not there, and JSON with infinities."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from dpfed.core.files import from_word, json_line, jsonable, read_json_lines, replace_file
+
+
+def test_a_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    replace_file(path, b"old")
+
+    def broken(_: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="no space"):
+        replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+def test_a_file_is_for_its_owner_unless_told_otherwise(tmp_path: Path) -> None:
+    replace_file(tmp_path / "a", b"secret")
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
+    replace_file(tmp_path / "b", b"public", 0o644)
+    assert (tmp_path / "b").stat().st_mode & 0o077 == 0o044
+
+
+def test_floats_that_json_lacks_come_back() -> None:
+    row = {"a": math.inf, "b": -math.inf, "c": 1.5, "d": None, "e": "text", "f": 3}
+    text = json_line(row)
+    assert json.loads(text, parse_constant=pytest.fail) == jsonable(row)
+    assert {key: from_word(value) for key, value in json.loads(text).items()} == row
+    assert math.isnan(from_word(jsonable(math.nan)))
+    assert jsonable((1, [math.inf, {"x": math.nan}])) == [1, ["inf", {"x": "nan"}]]
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    assert read_json_lines(path) == []
+    path.write_text(json_line({"round": 1, "snr": math.inf}) + '{"round": 2, "sn')
+    assert read_json_lines(path) == [{"round": 1, "snr": math.inf}]

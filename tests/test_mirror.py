@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a module's tests are: ``room/module.py`` in ``tests/room/test_module.py``, or as listed.
+
+A module that stands in ELSEWHERE has its tests in files that are named after what it is a part of;
+each of them must speak of it.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src" / "dpfed"
+MODULES = sorted(
+    str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if path.name != "__init__.py"
+)
+
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "accounting/attack_odds.py": ("cli/test_start.py",),
+    "accounting/ledger/balance.py": ("accounting/ledger/test_ledger.py",),
+    "accounting/ledger/events.py": ("accounting/ledger/test_ledger.py",),
+    "accounting/ledger/journal.py": ("accounting/ledger/test_ledger.py",),
+    "audit/adversary_view.py": ("audit/planted.py",),
+    "audit/clip.py": ("audit/test_planted.py",),
+    "audit/finding.py": ("audit/test_planted.py",),
+    "audit/membership.py": ("cli/test_audit.py",),
+    "audit/noise.py": ("audit/test_planted.py",),
+    "audit/one_run.py": ("audit/test_planted.py",),
+    "audit/order.py": ("audit/test_planted.py",),
+    "audit/report.py": ("cli/test_audit.py",),
+    "audit/suite.py": ("audit/test_planted.py",),
+    "cli/demo.py": ("cli/test_start.py",),
+    "cli/deploy/certificates.py": ("cli/deploy/test_deploy.py",),
+    "cli/deploy/command.py": ("cli/deploy/test_deploy.py",),
+    "cli/deploy/scripts.py": ("cli/deploy/test_deploy.py",),
+    "cli/doctor.py": ("cli/test_start.py",),
+    "cli/explain.py": ("cli/test_start.py",),
+    "cli/explain_page.py": ("cli/test_start.py",),
+    "cli/methods.py": ("cli/test_main.py",),
+    "cli/new.py": ("cli/test_start.py",),
+    "client/_local_steps.py": ("recipes/test_methods.py", "laws/test_client_laws.py"),
+    "client/fedavg.py": ("recipes/test_methods.py", "laws/test_client_laws.py"),
+    "client/gradient.py": ("oracles/test_algorithm1.py", "laws/test_client_laws.py"),
+    "core/clipping.py": ("core/test_rows.py", "mechanisms/test_discrete_gaussian.py"),
+    "core/errors.py": ("test_mistakes.py",),
+    "core/log.py": ("training/flower/test_strategy.py",),
+    "core/sum_protocol.py": ("sums/table.py",),
+    "core/testing.py": ("laws/test_server_laws.py",),
+    "core/types.py": ("training/test_round.py",),
+    "data/_checks.py": ("data/test_readers.py",),
+    "data/architectures.py": ("data/test_backbones.py",),
+    "data/modules.py": ("data/test_models.py",),
+    "experiments/findings.py": ("experiments/test_report.py",),
+    "experiments/heat_map.py": ("experiments/test_figures.py",),
+    "experiments/jobs.py": ("experiments/test_sweep.py",),
+    "experiments/reproduce.py": ("experiments/test_sweep.py", "experiments/test_miniature.py"),
+    "experiments/scores.py": ("experiments/test_study_tables.py",),
+    "experiments/study.py": ("experiments/test_sweep.py",),
+    "flower.py": ("test_public_api.py", "training/flower/test_strategy.py"),
+    "mechanisms/_noise.py": ("mechanisms/test_gaussian.py", "laws/test_mechanism_laws.py"),
+    "recipes/federation.py": ("recipes/test_build.py",),
+    "recipes/flower_app.py": ("recipes/test_simulation.py",),
+    "recipes/prepared.py": ("recipes/test_run.py", "training/test_checkpoint.py"),
+    "recipes/result.py": ("recipes/test_run.py", "recipes/test_simulation.py"),
+    "recipes/sinks/csv.py": ("recipes/sinks/test_open.py",),
+    "recipes/sinks/mlflow.py": ("recipes/sinks/test_open.py",),
+    "recipes/sinks/tensorboard.py": ("recipes/sinks/test_open.py",),
+    "server/_moments.py": ("server/test_adam.py", "server/test_yogi.py"),
+    "server/scale.py": ("laws/test_server_laws.py",),
+    "sums/secagg/client.py": ("sums/test_secure.py", "sums/test_secure_attacks.py"),
+    "sums/secagg/messages.py": ("sums/test_secure_attacks.py",),
+    "sums/secagg/server.py": ("sums/test_secure.py", "sums/test_secure_attacks.py"),
+    "training/account.py": ("accounting/ledger/test_ledger.py",),
+    "training/answer.py": ("training/test_round.py", "laws/test_client_laws.py"),
+    "training/flower/client.py": ("training/flower/test_strategy.py",),
+    "training/flower/codec.py": ("training/flower/test_strategy.py", "test_fuzz.py"),
+    "training/flower/state.py": ("training/flower/test_resume.py", "test_fuzz.py"),
+    "training/flower/transport.py": ("training/test_loop.py", "training/flower/test_strategy.py"),
+    "training/history.py": ("recipes/sinks/test_open.py",),
+    "training/metrics.py": ("recipes/test_methods.py",),
+    "training/plan.py": ("training/test_round.py", "recipes/test_build.py"),
+    "training/soundness.py": ("training/test_round.py", "recipes/test_build.py"),
+    "training/state_tree.py": ("training/test_checkpoint.py", "test_fuzz.py"),
+}
+
+
+def mirror(module: str) -> Path:
+    path = Path(module)
+    return TESTS / path.parent / f"test_{path.stem.lstrip('_')}.py"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_modules_tests_are_found_by_its_name(module: str) -> None:
+    assert mirror(module).exists() != (module in ELSEWHERE), module
+    for name in ELSEWHERE.get(module, ()):
+        assert (TESTS / name).exists(), name
+
+
+def test_the_list_has_no_module_that_is_gone() -> None:
+    assert set(ELSEWHERE) <= set(MODULES)
+
+
+def words(module: str) -> set[str]:
+    """What a test that speaks of a module may say: its path, its name, or a name that it has."""
+    tree = ast.parse((SOURCE / module).read_text(encoding="utf-8"))
+    defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    stem = Path(module).stem.lstrip("_")
+    return {stem, *(name for name in defined if not name.startswith("_"))}
+
+
+@pytest.mark.parametrize("module", [each for each in MODULES if each in ELSEWHERE])
+def test_the_tests_elsewhere_speak_of_it(module: str) -> None:
+    texts = [(TESTS / name).read_text(encoding="utf-8") for name in ELSEWHERE[module]]
+    assert any(word in text for text in texts for word in words(module)), module
