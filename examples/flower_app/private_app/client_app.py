@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client: its data under the model, behind the one door that adds the noise."""
+"""The client: its data and the model. Noise is added before anything leaves the client."""
 
 from dpfed.flower import client_app
 from private_app.task import MODEL, data, plan

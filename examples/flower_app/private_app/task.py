@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both sides agree on: the model, the data, and the plan with its promise."""
+"""What both sides agree on: the model, the data, and the plan with its guarantee."""
 
 from flwr.app import Context
 
@@ -10,17 +10,23 @@ from dpfed.flower import Linear, Records, make_plan
 
 RECORDS, FEATURES, CLASSES = 6000, 40, 10
 MODEL = Linear("softmax", FEATURES, CLASSES)
+SERVERS = {
+    "dp-fedadam": [{"name": "adam", "rate": 0.05, "beta1": 0.8, "beta2": 0.8, "eps": 0.1}],
+    "ema-only": [{"name": "ema"}, {"name": "scale", "rate": 0.3}],
+    "dp-fedgd": [{"name": "scale", "rate": 0.3}],
+}
+"""What the server does with the noisy sum. docs/choose.md: which when."""
 
 
 def plan(context: Context) -> Plan:
-    """The promise: each record, epsilon and delta of the run_config, over all rounds."""
+    """The guarantee: each record, epsilon and delta of the run_config, over all rounds."""
     config = context.run_config
     clients = int(config["num-clients"])
     return make_plan(
         nominal=[RECORDS // clients] * clients,
         rounds=config["num-server-rounds"],
         privacy={key: config[key] for key in ("epsilon", "delta", "clip")},
-        server=[{"name": config["method"]}, {"name": "scale", "rate": config["rate"]}],
+        server=SERVERS[str(config["method"])],
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client: its images under the CNN, behind the one door that adds the noise."""
+"""The client: its images and the CNN. Noise is added before anything leaves the client."""
 
 from dpfed.flower import client_app
 from private_cnn.task import images, network, parts, plan

@@ -15,7 +15,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train, print the promise, and leave the model."""
+    """Train, print the guarantee, and leave the model."""
     dataset = images(context)
     model = network(dataset)
 

@@ -40,7 +40,7 @@ def parts(context: Context, dataset: Dataset) -> list[torch.Tensor]:
 
 
 def plan(context: Context) -> Plan:
-    """The promise: each image, over all rounds. Replace-one leaves sizes as they are: public."""
+    """The guarantee: each image, over all rounds. Replace-one leaves sizes as they are: public."""
     config = context.run_config
     return make_plan(
         nominal=[len(part) for part in parts(context, images(context))],

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a plan to the ledger: what a client is about to release in a round, under its data's name.
 
-    account = booking.account("adult", epsilon=8.0, delta=1e-5)      # from a recipe's [ledger]
-    Member(client, problem, ledger=account)
+    ledger = account("adult", epsilon=8.0, delta=1e-5)      # from a recipe's [ledger]
+    ClientState(client, problem, ledger=ledger)
 
-Guarantee: ``begin`` books every release that the plan makes in the round, on all channels, before
-any noise is drawn; what an algorithm then leaves out stays booked. Simulated clients divide one
-name, each with a budget of its own ("adult/3"): a record is at one client. That holds while records
-stay where they are, so runs on one name must divide the data the same way. A node's owner can give
-the node's data a name of its own: $DPFED_DATASET.
+Guarantee: ``begin`` enters every release that the plan makes in the round, on all channels, before
+any noise is drawn; a release that an algorithm then leaves out stays entered. Simulated clients
+divide one name, each with a budget of its own ("adult/3"): a record is at one client. That holds
+while records stay where they are, so runs on one name must divide the data the same way. A node's
+owner can give the node's data a name of its own: $DPFED_DATASET.
 
 | edge case                                      | what happens                                    |
 |------------------------------------------------|-------------------------------------------------|
 | neither a name nor a ledger is given           | no account: nothing is written anywhere         |
 | $DPFED_LEDGER without any name                 | DataError: the owner wants a ledger, so name it |
 | a name with a '/', or an empty one             | DataError                                       |
-| $DPFED_DATASET and a recipe's name             | the owner's stands                              |
-| one of many clients cannot pay                 | it alone is refused, the others are booked      |
+| $DPFED_DATASET and a recipe's name             | the owner's is used                             |
+| the budget of one of many clients is spent     | it alone is refused, the others are entered     |
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dpfed.training.plan import Plan
 
 
 class Bookable(Protocol):
-    """Of a client: who it is, and whether correlated noise would go on from a state."""
+    """What the ledger needs of a client: who it is, and whether its noise goes on from a state."""
 
     @property
     def client(self) -> int:
@@ -59,7 +59,7 @@ class Account:
     budget: Budget | None = None
 
     def key(self, plan: Plan, client: int) -> LedgerKey:
-        """Under which key a client's releases are booked."""
+        """The key under which a client's releases are entered."""
         mechanism = plan.update
         name = f"{self.dataset}/{client}" if self.divided else self.dataset
         adversary = adversary_for(mechanism.trust)
@@ -82,7 +82,7 @@ class Account:
     def begin_all(
         self, plan: Plan, broadcast: Broadcast, members: Sequence[Bookable]
     ) -> dict[int, tuple[int, ...] | DpfedError]:
-        """Book the round of several clients in one commit: rows, or why not, by client."""
+        """Enter the round of several clients in one commit: rows, or why not, by client."""
         if self.budget and members:
             key = self.key(plan, members[0].client)
             self.ledger.agree(key._replace(dataset=self.dataset), self.budget)
@@ -91,7 +91,7 @@ class Account:
         return {member.client: rows for member, rows in zip(members, found, strict=True)}
 
     def begin(self, plan: Plan, broadcast: Broadcast, member: Bookable) -> tuple[int, ...]:
-        """Book the round of one client, or refuse it."""
+        """Enter the round of one client, or refuse it."""
         found = self.begin_all(plan, broadcast, [member])[member.client]
         if isinstance(found, DpfedError):
             raise found
@@ -110,15 +110,28 @@ def account(
     delta: float = 1e-5,
     environment: bool = False,
 ) -> Account | None:
-    """The account of a recipe's name; on a node (``environment``) its owner's name stands first."""
+    """The account of a data set in the ledger; None where neither a name nor a ledger is given.
+
+    Args:
+        dataset: the recipe's name for the data, without a '/'; None keeps no account.
+        path: the ledger's file; None is $DPFED_LEDGER, or ledger.sqlite beside clients' states.
+        epsilon: the budget of each client's data over all runs, above 0; None sets no budget.
+        delta: the delta of that budget; not used without epsilon.
+        environment: on a node: $DPFED_DATASET, its owner's name for the data, overrides
+            ``dataset``, and with it the account is one client's own.
+    """
     own = variable(DATASET) if environment else None
     name = own or dataset
     if name is None:
         if environment and variable(LEDGER):
-            raise DataError(f"${LEDGER} is set, but the data has no name; set ${DATASET}")
+            raise DataError(f"${LEDGER} is set, but the data has no name; set ${DATASET} too")
         return None
     if not name or "/" in name:
-        raise DataError(f"the data set's name is {name!r}; use one without a '/', such as 'adult'")
+        label = f"${DATASET}" if own else "the data's name (ledger.dataset)"
+        raise DataError(
+            f"{label} must be one or more characters without a '/', got {name!r}; use one such as "
+            f"'adult'"
+        )
     where = ledger_path() if path is None else Path(path).expanduser()
     budget = None if epsilon is None else Budget(epsilon, delta)
     return Account(_opened(where.resolve(), os.getpid()), name, own is None, budget)
@@ -126,6 +139,6 @@ def account(
 
 @lru_cache(maxsize=8)
 def _opened(path: Path, process: int) -> Ledger:
-    """One ledger per process and file: it has read all rows already."""
+    """One ledger per process and file, so that its rows are read once."""
     del process
     return Ledger(path)

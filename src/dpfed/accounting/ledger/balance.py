@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ledger's rows add up to: costs, budgets, names and reservations, one row at a time.
 
-Guarantee: ``Books`` is a function of the rows alone, in their order, so every process that reads
-the file knows the same; ``Cost.epsilon`` is an upper bound. "server" counts local and distributed
-releases; "outsiders" counts central ones and those too, since outsiders see less than the server.
+Guarantee: ``Balance`` is a function of the rows and their order alone, so every process that reads
+the file has the same one; ``Cost.epsilon`` is an upper bound. "server" counts local and distributed
+releases; "outsiders" counts these and central ones, since outsiders see less than the server.
 
 | edge case                                        | what happens                                  |
 |--------------------------------------------------|-----------------------------------------------|
 | a row of an unknown kind                         | DataError: it was written by a newer version  |
-| a budget for another promise on the same name    | UnsoundPlan: declare one for this one, too    |
-| secure sums took all of delta                    | the cost is infinite                          |
-| a price that is not its event's                  | ``wrong_sums`` says so                        |
+| a budget for another guarantee on the same name  | UnsoundPlan: declare one for this one, too    |
+| secure sums have reserved all of delta           | the cost is infinite                          |
+| a row whose cost is not that of its event        | ``wrong_sums`` says so                        |
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SERVER, OUTSIDERS = "server", "outsiders"
 
 
 class LedgerKey(NamedTuple):
-    """Whose budget it is: data under its owner's name, and what is promised to whom."""
+    """What a budget is for: data under its owner's name, and what is guaranteed against whom."""
 
     dataset: str
     unit: Unit = Unit.RECORD
@@ -48,12 +48,22 @@ class LedgerKey(NamedTuple):
         """The name without the client: simulated clients divide one name."""
         return self.dataset.partition("/")[0]
 
+    def command(self, epsilon: str, delta: str) -> str:
+        """The command that declares a budget for this key."""
+        others = [
+            f" --{name} {value}"
+            for name, value in self._asdict().items()
+            if value != self._field_defaults.get(name, value)
+        ]
+        options = f"--epsilon {epsilon} --delta {delta}{''.join(others)}"
+        return f"dpfed ledger budget {self.dataset} {options}"
+
     def __str__(self) -> str:
         return f"{self.dataset!r} ({self.unit}, {self.adjacency}, against {self.adversary})"
 
 
 def adversary_for(trust: Trust) -> str:
-    """Whom a release faces: a trusted server is no adversary."""
+    """The adversary of a release: a trusted server is none."""
     return OUTSIDERS if trust is Trust.CENTRAL else SERVER
 
 
@@ -69,7 +79,7 @@ class Budget(NamedTuple):
 
 @dataclass
 class Cost:
-    """What some releases cost together: Gaussian ones by mu^2, others as counted events."""
+    """The joint cost of some releases: mu^2 of Gaussian ones, and counts of other events."""
 
     mu_squared: float = 0.0
     events: Counter[str] = field(default_factory=Counter)
@@ -80,7 +90,7 @@ class Cost:
         return Cost(self.mu_squared + other.mu_squared, self.events + other.events, delta_reserved)
 
     def add(self, body: Mapping[str, Any], sign: int = 1) -> None:
-        """A row's cost more, or less where it is given back."""
+        """Add a row's cost, or subtract it (sign -1) where a reservation is returned."""
         if body["mu_squared"] is None:
             self.events[canonical(body["event"])] += sign
         else:
@@ -89,7 +99,7 @@ class Cost:
             self.delta_reserved[body["training"], body["client"]] = float(body["lost"])
 
     def event(self, adjacency: Adjacency) -> Json:
-        """All of it as one event."""
+        """The whole cost as one event."""
         others = [
             {"kind": "SelfComposed", "count": count, "event": json.loads(text)}
             for text, count in sorted(self.events.items())
@@ -98,7 +108,7 @@ class Cost:
         return events.composed([events.worth_of(self.mu_squared, adjacency), *others])
 
     def epsilon(self, delta: float, adjacency: Adjacency) -> float:
-        """An upper bound at this delta, of which secure sums took their part."""
+        """An upper bound at this delta, of which secure sums have reserved a part."""
         left = delta - math.fsum(self.delta_reserved.values())
         if left <= 0:
             return math.inf
@@ -107,7 +117,7 @@ class Cost:
         return price(events.from_json(self.event(adjacency)), left, adjacency)[0]
 
     def within(self, budget: Budget, adjacency: Adjacency) -> bool:
-        """Whether the budget suffices: B is a part in 10^9 below the true bound, so rounding is."""
+        """Whether the budget suffices; the bounds' own caution covers the tolerance of 10^-9."""
         left = budget.delta - math.fsum(self.delta_reserved.values())
         if left <= 0:
             return False
@@ -116,7 +126,7 @@ class Cost:
         return self.epsilon(budget.delta, adjacency) <= budget.epsilon * (1 + gdp.CAUTION)
 
     def left(self, budget: Budget) -> float:
-        """The epsilon that a further Gaussian run may have; NaN where more is not added so."""
+        """The epsilon left for a further Gaussian run; NaN where the cost is not Gaussian."""
         delta = budget.delta - math.fsum(self.delta_reserved.values())
         if +self.events or delta <= 0:
             return math.nan if delta > 0 else 0.0
@@ -126,7 +136,7 @@ class Cost:
 
 @lru_cache(maxsize=256)
 def _limit(epsilon: float, delta: float) -> float:
-    """B^2: how much mu^2 a budget takes."""
+    """B^2: the largest mu^2 that a budget allows."""
     return gdp.mu_for(epsilon, delta) ** 2
 
 
@@ -135,13 +145,13 @@ def _limit(epsilon: float, delta: float) -> float:
 
 @dataclass
 class Usage:
-    """What a run has booked on a channel."""
+    """What a run has entered on a channel."""
 
     cost: Cost = field(default_factory=Cost)
     releases: int = 0
     rows: int = 0
     open: int = 0
-    """Rows that were not confirmed: they count as spent."""
+    """Rows that were not confirmed; they count as spent."""
 
 
 @dataclass
@@ -169,29 +179,32 @@ class Balance:
     open: dict[int, Usage] = field(default_factory=dict)
 
     def take(self, row: Row) -> None:
-        """One more row."""
+        """Add one more row."""
         kind = row.body.get("kind")
         if not isinstance(kind, str) or kind not in _TAKES:
-            raise DataError(f"row {row.number} of the ledger is a {kind!r}; update dpfed")
+            raise DataError(
+                f"row {row.number} of the ledger is of kind {kind!r}, which this version does not "
+                f"know; update dpfed"
+            )
         try:
             _TAKES[kind](self, row)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
-                f"row {row.number} of the ledger is a {kind!r} with a wrong part ({error}); put "
-                f"back the newest backup of the ledger and its head"
+                f"row {row.number} of the ledger is of kind {kind!r} and has a wrong part "
+                f"({error}); put back the newest backup of the ledger and its head"
             ) from error
 
     def resolve(self, key: LedgerKey) -> LedgerKey:
-        """The key under the name that rows are kept by."""
+        """The key under the first name of its data, which the rows have."""
         base, slash, client = key.dataset.partition("/")
         return key._replace(dataset=f"{self.names.get(base, base)}{slash}{client}")
 
     def budget(self, key: LedgerKey) -> Budget | None:
-        """The data set's own budget, or that of the name that clients divide."""
+        """The data set's own budget, or the budget of the name that its clients divide."""
         return self.budgets.get(key) or self.budgets.get(key._replace(dataset=key.base))
 
     def spent(self, key: LedgerKey) -> Cost:
-        """What counts against a key: to outsiders, what the server saw counts too."""
+        """What counts against a key; for outsiders, what the server saw counts too."""
         own = self.costs.get(key, Cost())
         if key.adversary == OUTSIDERS:
             return own + self.costs.get(key._replace(adversary=SERVER), Cost())
@@ -204,15 +217,14 @@ class Balance:
         named = [each for each in self.budgets if each.dataset in {key.dataset, key.base}]
         if named and not found:
             raise UnsoundPlan(
-                f"data set {key.dataset!r} has a budget for {named[0]}, none for {key}; "
-                f"declare one: dpfed ledger budget {key.base} --unit {key.unit} "
-                f"--adjacency {key.adjacency} --adversary {key.adversary} --epsilon ..."
+                f"data set {key.dataset!r} has a budget for {named[0]}, none for {key}; declare "
+                f"one: {key._replace(dataset=key.base).command('EPSILON', 'DELTA')}"
             )
         return found
 
 
 def key_of(body: Mapping[str, Any]) -> LedgerKey:
-    """A row's key."""
+    """The key of a row."""
     unit, adjacency = Unit(body["unit"]), Adjacency(body["adjacency"])
     return LedgerKey(body["dataset"], unit, adjacency, body["adversary"])
 
@@ -268,7 +280,7 @@ def _take_confirm(balance: Balance, row: Row) -> None:
 
 
 def finite(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """JSON knows no infinity: it is kept as a word."""
+    """The body with its mu^2 as a number: JSON has no infinity, so rows have a word for it."""
     return {**body, "mu_squared": from_word(body["mu_squared"])}
 
 
@@ -286,32 +298,32 @@ _TAKES = {
 
 
 def wrong_sums(rows: Iterable[Row]) -> Iterator[str]:
-    """Rows whose price is not that of their event, or that do not fit those before."""
-    balance, booked = Balance(), set[int]()
+    """Rows whose cost is not that of their event, or that contradict earlier rows."""
+    balance, entered = Balance(), set[int]()
     for row in rows:
         try:
             balance.take(row)
-            wrong = list(_wrong_row(row, booked))
+            wrong = list(_wrong_row(row, entered))
         except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
             yield f"row {row.number} cannot be added up: {error}"
             return
         yield from wrong
     for (key, training, client), reserve in balance.reserves.items():
         if min(reserve.left.values(), default=0) < 0:
-            yield f"training {training!r} of {key}, client {client}, booked more than reserved"
+            yield f"training {training!r} of {key}, client {client}, entered more than it reserved"
 
 
-def _wrong_row(row: Row, booked: set[int]) -> Iterator[str]:
-    """What is wrong with one row, given the numbers of those that were booked before."""
+def _wrong_row(row: Row, entered: set[int]) -> Iterator[str]:
+    """What is wrong with one row, given the numbers of the releases' rows before it."""
     body, number = row.body, row.number
     if body["kind"] in {"book", "reserve"} and body["mu_squared"] is not None:
         stated, true = float(body["mu_squared"]), _mu_squared(body)
         if not math.isclose(stated, true, rel_tol=1e-9) and stated != true:
             yield f"row {number} states mu^2 = {stated:g}, and its event costs {true:g}"
-    if body["kind"] == "confirm" and not booked >= set(body["rows"]):
-        yield f"row {number} confirms rows that were never booked"
+    if body["kind"] == "confirm" and not entered >= set(body["rows"]):
+        yield f"row {number} confirms rows that were never entered"
     if body["kind"] == "book":
-        booked.add(number)
+        entered.add(number)
 
 
 def _mu_squared(body: Mapping[str, Any]) -> float:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""dp_accounting's events as JSON and back, so that what was booked can be priced by anyone, later.
+"""dp_accounting's events as JSON and back, so that anyone can account for the ledger's rows later.
 
 Guarantee: ``from_json(to_json(event)) == event`` for every kind listed, counts and floats to the
 last bit; a kind that is not listed is refused, never dropped. Gaussian events are written without
-importing dp_accounting, which takes more than a second.
+importing dp_accounting, since the import takes more than a second.
 
 | edge case                                     | what happens                               |
 |-----------------------------------------------|--------------------------------------------|
 | an event of another kind                      | Unpriceable, with its name                 |
 | JSON of an unknown kind                       | Unpriceable, with what it says             |
 | a sampled or a composed event                 | its parts are written the same way         |
-| an infinite cost                              | NonPrivate: JSON knows no infinity         |
+| an infinite cost                              | NonPrivate, since JSON has no infinity     |
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def canonical(tree: Any) -> str:
 
 
 def gaussian_event(noise_multiplier: float, count: int = 1) -> Json:
-    """So many Gaussian releases, in dp_accounting's convention."""
+    """``count`` Gaussian releases, in dp_accounting's convention."""
     one = {"kind": "Gaussian", "noise_multiplier": noise_multiplier}
     return {"kind": "SelfComposed", "count": count, "event": one}
 
 
 def worth_of(mu_squared: float, adjacency: Adjacency) -> Json:
-    """One Gaussian release of this squared mu: it stands for all that cost as much."""
+    """One Gaussian release with this squared mu; it stands for releases that cost as much."""
     if mu_squared == 0:
         return {"kind": "NoOp"}
     if math.isinf(mu_squared):
@@ -50,12 +50,12 @@ def worth_of(mu_squared: float, adjacency: Adjacency) -> Json:
 
 
 def composed(parts: list[Json]) -> Json:
-    """All of them together."""
+    """All parts together, as one event."""
     return {"kind": "Composed", "events": parts}
 
 
 def to_json(event: Any) -> Json:
-    """An event as plain tables."""
+    """An event as JSON objects."""
     import dp_accounting as dp
 
     match event:
@@ -96,4 +96,6 @@ def from_json(tree: Json) -> DpEvent:
             return dp.PoissonSampledDpEvent(rate, from_json(one))
         case {"kind": "NoOp" | "NonPrivate" as kind}:
             return dp.NoOpDpEvent() if kind == "NoOp" else dp.NonPrivateDpEvent()
-    raise Unpriceable(f"the ledger has an event {str(tree)[:80]!r}, which this version cannot read")
+    raise Unpriceable(
+        f"the ledger has an event {str(tree)[:80]!r}, which this version cannot read; update dpfed"
+    )

@@ -2,28 +2,28 @@
 """The ledger: what the releases of a data set have cost, on its owner's disk, before they are made.
 
 Guarantee: no noise is drawn for a release that is not on the disk (fsync), and no row is written
-that would take the data set over its declared budget, whatever is killed at whatever moment:
+that would take the data set over its declared budget, even if a process is killed at any moment:
 
-    one turn: nothing booked twice, budget checked, rows appended, committed  ->  noise drawn
+    one turn: no entry repeated, budget checked, rows appended, committed  ->  noise drawn
     -> sent -> confirmed by one more row.      A row without confirmation counts as spent.
 
-The key is a name that the owner declares, with (unit, adjacency, adversary): changed content goes
-on under the same name and budget. Gaussian releases: sum mu^2 <= B^2, B = mu_for(epsilon, delta),
-which holds for adaptive choices and early stopping. Where any event of the data set is not
-Gaussian, a run's whole plan is reserved before its first release and priced with all else; the
-reservation stays spent. balance.py adds the rows up.
+The key is a name that the owner declares, with (unit, adjacency, adversary): data that changes
+keeps its name and its budget. Gaussian releases: sum mu^2 <= B^2, B = mu_for(epsilon, delta), which
+holds for adaptive choices and early stopping. Where any event of the data set is not Gaussian, a
+run's whole plan is reserved before its first release, and its cost is computed together with all
+other costs; the reservation stays spent. balance.py adds the rows up.
 
 | edge case                                         | what happens                                 |
 |---------------------------------------------------|----------------------------------------------|
-| a round, attempt and channel that was booked      | UnsoundPlan: a retry is a new attempt        |
+| a round, attempt and channel that was entered     | UnsoundPlan: a retry is a new attempt        |
 | the budget does not suffice                       | BudgetSpent, nothing is written              |
-| a training asks for more than its plan promised   | BudgetSpent, with or without a budget        |
+| a training asks for more than its plan            | BudgetSpent, with or without a budget        |
 | no budget was declared for the data set           | recorded only                                |
 | a budget for another unit, adjacency or adversary | UnsoundPlan: declare one for this one, too   |
 | a recipe states another budget than was declared  | RecipeError: only the command changes it     |
 | a killed process                                  | what was committed counts, confirmed or not  |
 | a file that was tampered with                     | DataError (journal.py)                       |
-| correlated noise whose state began anew           | priced from its beginning again              |
+| correlated noise whose state began anew           | its cost begins anew, too                    |
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from dpfed.core.types import Mechanism
 
 @dataclass(frozen=True)
 class Part:
-    """One channel of a round to come, and of its whole run."""
+    """One channel's releases in the next round, and in the whole run (``planned``)."""
 
     mechanism: Mechanism
     releases: int
@@ -70,7 +70,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Request:
-    """All that one client is about to release in a round: it is booked as a whole, or not."""
+    """All that one client is about to release in a round: entered as a whole, or not at all."""
 
     key: LedgerKey
     training: str
@@ -79,13 +79,13 @@ class Request:
     attempt: int
     parts: Mapping[str, Part]
     fresh: bool = True
-    """Whether correlated noise begins anew with this round: it is then priced from the start."""
+    """Whether correlated noise begins anew with this round; its cost then does so, too."""
     delta_reserved: float = 0.0
-    """The part of delta that the run's secure sum takes."""
+    """The part of delta that the run's secure sum reserves."""
 
     @property
     def run(self) -> tuple[str, int]:
-        """Which run of which client."""
+        """The training, and the client."""
         return self.training, self.client
 
 
@@ -93,7 +93,13 @@ class Request:
 
 
 def cost_of(part: Part, releases: int, place: int = 0) -> dict[str, Any]:
-    """The cost of so many releases, of which the first is the ``place``-th of its noise."""
+    """The cost of some releases: "mu_squared" (None if not Gaussian) and "event", as in a row.
+
+    Args:
+        part: the channel: its mechanism, and its draw of clients.
+        releases: how many releases, at least 0.
+        place: how many releases the same correlated noise has made before, at least 0.
+    """
     mechanism, adjacency = part.mechanism, part.mechanism.adjacency
     if not is_gaussian(mechanism, part.participation):
         spent = Spent(mechanism, releases, {}, part.participation)
@@ -123,7 +129,7 @@ def _plan_cost(request: Request) -> dict[str, Any]:
 
 
 class Ledger:
-    """See the file's docstring. One object per process and file; threads may share it."""
+    """See the module's docstring. One object per process and file; threads may share it."""
 
     def __init__(self, path: Path | None = None, *, create: bool = True) -> None:
         self._journal = Journal(path or ledger_path(), create=create)
@@ -131,29 +137,29 @@ class Ledger:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """Where the file is."""
         return self._journal.path
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._journal.close()
 
-    # ------------------------------------------------------------------------------- booking
+    # ------------------------------------------------------------------------------- entries
 
     def begin(self, request: Request) -> tuple[int, ...]:
-        """Book a round of one client, or refuse it. On the disk when it returns."""
+        """Enter a round of one client, or refuse it. On the disk when it returns."""
         (found,) = self.begin_all([request])
         if isinstance(found, DpfedError):
             raise found
         return found
 
     def begin_all(self, requests: Sequence[Request]) -> list[tuple[int, ...] | DpfedError]:
-        """Book several clients' rounds in one commit; each is booked as a whole, or refused."""
+        """Enter several clients' rounds in one commit; each is entered as a whole, or refused."""
         found: list[tuple[int, ...] | DpfedError] = []
         with self._turn():
             for request in requests:
                 try:
-                    found.append(self._book(request))
+                    found.append(self._enter(request))
                 except DpfedError as error:  # nothing of this one was appended
                     found.append(error)
         return found
@@ -164,7 +170,7 @@ class Ledger:
             if rows := sorted(numbers):
                 self._append(kind="confirm", rows=rows)
 
-    def _book(self, request: Request) -> tuple[int, ...]:
+    def _enter(self, request: Request) -> tuple[int, ...]:
         key = self._balance.resolve(request.key)
         parts = {name: part for name, part in request.parts.items() if part.releases}
         self._refuse_repeats(key, request, parts)
@@ -194,18 +200,18 @@ class Ledger:
             at = request.round, request.attempt
             if (key.dataset, *request.run, *at, channel) in self._balance.seen:
                 raise UnsoundPlan(
-                    f"round {at[0]}, attempt {at[1]} of training {request.training!r} was booked "
-                    f"before on {channel!r}; a retry is a new attempt, at full cost"
+                    f"round {at[0]}, attempt {at[1]} of training {request.training!r} is in the "
+                    f"ledger already, on {channel!r}; retry it as a new attempt, at full cost"
                 )
 
     def _place(self, key: LedgerKey, request: Request, channel: str) -> int:
-        """How many releases the noise of a channel has behind it."""
+        """How many releases the noise of a channel has made before."""
         if request.fresh:
             return 0
         return self._balance.places.get((key.dataset, *request.run, channel), 0)
 
     def _must_reserve(self, key: LedgerKey, request: Request) -> bool:
-        """Whether the filter of Gaussian releases does not apply to this data set."""
+        """Whether the request, or an earlier cost of the data set, is not Gaussian."""
         parts = request.parts.values()
         if not all(is_gaussian(part.mechanism, part.participation) for part in parts):
             return True
@@ -229,7 +235,7 @@ class Ledger:
             planned = {name: part.planned for name, part in request.parts.items()}
             self._append(kind="reserve", **_plain(key), **body, releases=planned)
         else:
-            self._keep_within(request, Cost(), limits)  # it may have been lowered since
+            self._keep_within(request, Cost(), limits)  # the budget may be lower now
         return self._balance.reserves[run]
 
     def _afford(
@@ -239,15 +245,15 @@ class Ledger:
         costs: Mapping[str, Any],
         limits: Mapping[LedgerKey, Budget],
     ) -> None:
-        """Gaussian releases: within what the plan promised, and within every budget."""
+        """Refuse Gaussian releases that exceed the run's plan or any budget."""
         run = (key, *request.run)
         more = math.fsum(float(cost["mu_squared"]) for cost in costs.values())
         before = self._balance.trainings.get(run, 0.0)
-        promised = float(_plan_cost(request)["mu_squared"])
-        if before + more > promised * (1 + gdp.CAUTION):
+        planned = float(_plan_cost(request)["mu_squared"])
+        if before + more > planned * (1 + gdp.CAUTION):
             raise BudgetSpent(
-                f"training {request.training!r} has booked mu^2 = {before:.6g}, and round "
-                f"{request.round} would take it to {before + more:.6g}, over the {promised:.6g} "
+                f"training {request.training!r} has spent mu^2 = {before:.6g}, and round "
+                f"{request.round} would take it to {before + more:.6g}, over the {planned:.6g} "
                 f"of its plan; start another training"
             )
         delta_reserved = {request.run: request.delta_reserved} if request.delta_reserved else {}
@@ -259,7 +265,8 @@ class Ledger:
         for key, budget in limits.items():
             before = self._balance.spent(key)
             if not (before + more).within(budget, key.adjacency):
-                name = key.dataset if key in self._balance.budgets else key.base
+                base = key._replace(dataset=key.base)
+                owner = key if key in self._balance.budgets else base
                 spent, needed = (
                     round_up(cost.epsilon(budget.delta, key.adjacency))
                     for cost in (before, before + more)
@@ -267,8 +274,7 @@ class Ledger:
                 raise BudgetSpent(
                     f"data set {key} has spent epsilon {spent} of its budget {budget}, and round "
                     f"{request.round} of {request.training!r} needs {needed}; stop here, or raise "
-                    f"it: dpfed ledger budget {name} --epsilon {needed} "
-                    f"--delta {budget.delta:g}"
+                    f"it: {owner.command(needed, f'{budget.delta:g}')}"
                 )
 
     # --------------------------------------------------------------------- budgets and names
@@ -282,7 +288,7 @@ class Ledger:
             self._append(kind="budget", **_plain(key), **budget._asdict(), by="command")
 
     def agree(self, key: LedgerKey, budget: Budget) -> None:
-        """What a recipe states: it declares the first budget, and never changes one."""
+        """The budget that a recipe states: it declares the first one, and never changes one."""
         gdp.check_epsilon(budget.epsilon)
         gdp.check_delta(budget.delta)
         known = self.budget(key)
@@ -292,10 +298,11 @@ class Ledger:
                 if (known := self._balance.budgets.get(key)) is None:
                     self._append(kind="budget", **_plain(key), **budget._asdict(), by="recipe")
         if known is not None and known != budget:
+            base = key._replace(dataset=key.base)
             raise RecipeError(
                 f"data set {key} has the budget {known}, and the recipe states {budget}; change "
-                f"the recipe, or the budget: dpfed ledger budget {key.base} "
-                f"--epsilon {budget.epsilon:g} --delta {budget.delta:g}"
+                f"the recipe, or the budget: "
+                f"{base.command(f'{budget.epsilon:g}', f'{budget.delta:g}')}"
             )
 
     def rename(self, old: str, new: str) -> None:
@@ -304,22 +311,23 @@ class Ledger:
             names = {each.base for each in (*self._balance.costs, *self._balance.budgets)}
             old = self._balance.names.get(old, old)
             if old not in names:
-                raise DataError(f"the ledger has no data set {old!r}; it has {sorted(names)}")
+                raise DataError(f"the ledger has no data set {old!r}; use one of {sorted(names)}")
             if new in names or new in self._balance.names or "/" in new or not new:
                 raise DataError(
-                    f"the name {new!r} is taken, empty or has a '/'; use one that is new here"
+                    f"a new name must be unused, not empty and without '/', got {new!r}; choose "
+                    f"another one"
                 )
             self._append(kind="name", name=new, dataset=old)
 
     def budget(self, key: LedgerKey) -> Budget | None:
-        """What was declared for a key, if anything."""
+        """The budget that was declared for a key, if there is one."""
         self._look()
         return self._balance.budget(self._balance.resolve(key))
 
     # ------------------------------------------------------------------------------ reading
 
     def spent(self, key: LedgerKey) -> Cost:
-        """All that was booked under a key, confirmed or not."""
+        """The cost of all entries under a key, confirmed or not."""
         self._look()
         return self._balance.spent(self._balance.resolve(key))
 
@@ -329,7 +337,7 @@ class Ledger:
         return self._balance
 
     def rows(self) -> list[Row]:
-        """All rows as they were written; refuses a file that was tampered with."""
+        """All rows as they were written; a file that was tampered with is refused."""
         found, wrong = self._journal.verify()
         self._balance = Balance()
         if wrong:
@@ -337,7 +345,7 @@ class Ledger:
         return found
 
     def verify(self) -> list[str]:
-        """What is wrong, in sentences: chain, head, prices and sums. Empty if all is well."""
+        """What is wrong, in sentences: chain, head, costs and sums. Empty if nothing is."""
         found, wrong = self._journal.verify()
         self._balance = Balance()
         if not wrong:
@@ -345,7 +353,7 @@ class Ledger:
         return wrong
 
     def export(self) -> dict[str, Any]:
-        """All rows as plain tables; events.from_json reads their events back."""
+        """All rows as JSON objects; events.from_json reads their events back."""
         rows = [{"number": row.number, "hash": row.hash, **row.body} for row in self.rows()]
         return {"format": "dpfed ledger", "version": 1, "rows": rows}
 
