@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,30 +20,68 @@ from dpfed.data.models import Linear
 settings.register_profile(
     "ci", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("ci")
+settings.register_profile("fast", settings.get_profile("ci"), max_examples=15)
+settings.load_profile("ci")  # scripts/test --fast says --hypothesis-profile=fast
 
 REPOSITORY = Path(__file__).parent.parent
-REAL_FLOWER = {
-    "test_deploy.py",
-    "test_deployment.py",
-    "test_resume.py",
-    "test_secure_deployment.py",
-    "test_simulation.py",
-}
+
+# ------------------------------------------------------------------------------------- the suites
+
+HEAVY = ("python", "flwr", "flower-", "dpfed")
+"""Programs that a test which is neither slow nor long must not start."""
+PATIENCE = 10.0
+"""Seconds of processor time that such a test may take: five times what it should, since machines
+differ. Other programs and threads do not count."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
+def is_slow(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("slow", "long"))
+
+
+def pytest_configure() -> None:
+    sys.addaudithook(_refuse_processes)
+
+
+_RUNNING: list[pytest.Item] = []
+
+
+def _refuse_processes(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "subprocess.Popen" and _RUNNING and not is_slow(_RUNNING[-1]):
+        program = Path(os.fsdecode(arguments[0])).name
+        if program.startswith(HEAVY):
+            raise RuntimeError(f"this test starts {program}; mark it slow")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    _RUNNING.append(item)
+    try:
+        return (yield)
+    finally:
+        _RUNNING.pop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    began = time.thread_time()
+    result = yield
+    spent = time.thread_time() - began
+    if spent > PATIENCE and not is_slow(item):
+        pytest.fail(f"this test takes {spent:.0f} s; make it shorter, or mark it slow")
+    return result
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Flower's processes take turns; the long suite runs only when asked for: --long."""
-    for item in items:
-        if item.path.name in REAL_FLOWER:
-            item.add_marker(pytest.mark.xdist_group("flower"))
+    """The long suite runs only when asked for: --long."""
     if config.getoption("-m"):
         return
     skip = pytest.mark.skip(reason="long suite: scripts/test --long")
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(skip)
+
+
+# ------------------------------------------------------------------------------ what tests share
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from dpfed.experiments.report import write_report
 from tests.experiments.test_report import folder
+
+pytestmark = pytest.mark.slow  # a browser looks at pages
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "check-page"
 

@@ -32,6 +32,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("dist")  # built once
 def test_the_wheel_has_every_file_of_the_package(dist: Path) -> None:
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
         inside = {name for name in wheel.namelist() if name.startswith("dpfed/")}
@@ -46,6 +48,8 @@ def test_the_wheel_has_every_file_of_the_package(dist: Path) -> None:
     assert "dpfed/experiments/studies/sofim-cifar10.settings.json" in inside
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("dist")  # built once
 def test_the_wheel_says_what_it_needs(dist: Path) -> None:
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
         name = next(name for name in wheel.namelist() if name.endswith("METADATA"))
@@ -57,6 +61,8 @@ def test_the_wheel_says_what_it_needs(dist: Path) -> None:
     assert "dpfed = dpfed.cli.main:main" in scripts
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("dist")  # built once
 def test_the_source_archive_builds_on_and_tests(dist: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
@@ -67,6 +73,7 @@ def test_the_source_archive_builds_on_and_tests(dist: Path) -> None:
     assert not [name for name in inside if name.startswith((".venv", "runs", "site", "results"))]
 
 
+@pytest.mark.slow
 def test_the_changelog_is_made_of_its_fragments() -> None:
     pytest.importorskip("towncrier")
     done = subprocess.run(
