@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
+import tempfile
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -101,7 +103,6 @@ def run() -> list[Result]:
     """Start one simulation, and let three strategies take turns in it."""
     from flwr.simulation import run_simulation
 
-    os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     found: dict[int, dict[str, Timing]] = {}
     server = ServerApp()
 
@@ -112,8 +113,9 @@ def run() -> list[Result]:
         for size in SIZES:
             found[size] = interleaved(_tasks(grid, size), REPEATS, warmup=3)
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
+        os.environ.update(FLWR_TELEMETRY_ENABLED="0", DPFED_STATE=folder)
         backend: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
         run_simulation(server, app(), CLIENTS, backend_config=backend)
     return [line for size, timings in found.items() for line in _lines(size, timings)]
@@ -131,15 +133,16 @@ def _tasks(grid: Grid, size: int) -> dict[str, Task]:
     }
 
 
-def begun(plan: Plan, grid: Grid, size: int, training: str = "run") -> Iterator[Step]:
+def begun(plan: Plan, grid: Grid, size: int, name: str = "bench") -> Iterator[Step]:
     """A training whose nodes are enrolled: each ``next`` is one round.
 
     Args:
         plan: what is done.
         grid: Flower's way to its nodes.
         size: how many parameters the model has.
-        training: the name under which clients keep state.
+        name: what the training is called; clients answer a training once, so a number follows.
     """
+    training = f"{name}-{secrets.token_hex(4)}"
     transport = GridTransport(plan, grid, layout_of({"weight": torch.empty(size)}), timeout=600.0)
     steps = train(plan, torch.zeros(size), transport, training=training)
     transport.ready(next(steps))

@@ -70,6 +70,7 @@ def test_the_root_shows_the_rooms() -> None:
     assert len(entries) <= 15, sorted(entries)
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_no_heavy_library() -> None:
     heavy = "{'torch', 'dp_accounting', 'numpy'}"
     code = f"import dpfed, dpfed.core.types, sys; print({heavy} & set(sys.modules))"

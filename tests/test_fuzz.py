@@ -27,9 +27,11 @@ from safetensors import safe_open
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from dpfed.accounting.ledger.balance import Budget, LedgerKey
+from dpfed.accounting.ledger.balance import Budget
+from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.journal import Journal, _digest
-from dpfed.accounting.ledger.ledger import Ledger, Part, Request
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.accounting.ledger.request import Part, Request
 from dpfed.core.errors import BadReply, DataError, DpfedError
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes import schema as recipe
@@ -42,6 +44,8 @@ from dpfed.training.flower.codec import Envelope, read_answer, read_order
 from dpfed.training.round import start
 from tests.laws.leaks import MODEL
 from tests.training.test_round import make_plan
+
+pytestmark = pytest.mark.slow
 
 FACTOR = int(os.environ.get("DPFED_FUZZ", "1"))  # so many times more cases than in CI
 SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -174,7 +178,7 @@ def test_a_recipe_of_any_name_is_read_or_refused(name: str) -> None:
 
 
 def request(at: int) -> Request:
-    return Request(LedgerKey("d"), "t", 0, at, 0, {"update": Part(gaussian(1.0, 20.0), 1, 9)})
+    return Request(LedgerKey("d"), "t", 0, at, 0, {"update": Part(gaussian(1.0, 20.0), 1, 9)}, "p")
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +317,6 @@ def test_the_bytes_of_a_checkpoint_are_read_or_refused(
     resumed(kept, tmp_path, data.draw(edits(kept[2])), ASKED)
 
 
-@pytest.mark.slow
 @settings(FUZZ, max_examples=150 * FACTOR)
 @given(data=st.data())
 def test_the_facts_of_a_checkpoint_are_read_or_refused(
@@ -361,7 +364,7 @@ def test_a_clients_state_is_read_or_refused(tmp_path: Path, data: Any) -> None:
     path = tmp_path / "0.safetensors"
     path.write_bytes(data.draw(edits(path.read_bytes())))
     found = refused_or_read(
-        lambda: states.load_before(tmp_path, 1, Kept(torch.zeros(4), 0)), DataError
+        lambda: states.load_at(tmp_path, (0, 0), Kept(torch.zeros(4), 0)), DataError
     )
     if found is not None:
         assert found.c.shape == (4,)
@@ -376,7 +379,7 @@ def test_a_clients_state_of_another_form_is_refused(
     content = save_tensors({"0": torch.zeros(shape)}, {"numbers": json.dumps(numbers)})
     (tmp_path / "0.safetensors").write_bytes(content)
     found = refused_or_read(
-        lambda: states.load_before(tmp_path, 1, Kept(torch.zeros(4), 0)), DataError
+        lambda: states.load_at(tmp_path, (0, 0), Kept(torch.zeros(4), 0)), DataError
     )
     if found is not None:
         assert found.c.shape == (4,)

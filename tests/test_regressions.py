@@ -307,6 +307,7 @@ def test_some_values_released_without_noise() -> None:
         assert bool((first != second).all())
 
 
+@pytest.mark.slow
 def test_double_noise() -> None:
     """fedbiomed issue 1443: noise is added by two layers, and only one is priced."""
     for trust, expected in ((Trust.LOCAL, 2.0 * math.sqrt(3)), (Trust.CENTRAL, 2.0)):

@@ -80,6 +80,7 @@ def test_closed_form_is_pld_to_1e_6_in_200_settings():
     assert worst < 1e-6, worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", Adjacency)
 def test_delta_agrees_with_pld(adjacency):
     relation = RELATIONS[adjacency]
@@ -186,6 +187,7 @@ def ways(event: dp_event.DpEvent) -> list[dp_event.DpEvent]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("adjacency", "kind"), PLACES)
 def test_compose_n_is_n_times_compose(adjacency, kind):
@@ -263,6 +265,7 @@ def test_kept_distributions_give_the_figures_of_pld_to_the_last_bit(relation):
                 assert ours.get_epsilon(delta) == theirs.get_epsilon(delta), event
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("event", COMPOSED)
 def test_a_cached_figure_is_that_of_pld(event):
     expected = PLDAccountant(RELATIONS[Adjacency.ZERO_OUT]).compose(event).get_epsilon(DELTA)

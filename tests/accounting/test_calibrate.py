@@ -95,6 +95,7 @@ TARGETS = (
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(*TARGETS)
 def test_calibrated_noise_never_overshoots(epsilon, delta, releases, clip, shares):
@@ -164,6 +165,7 @@ def test_the_search_ends_on_the_safe_side_and_is_tight(epsilon, clip, releases):
     assert spent(found.with_std(found.std * (1 - 1e-3)), releases)[0] > epsilon
 
 
+@pytest.mark.slow
 def test_gaussian_noise_on_a_sample_is_not_accounted_for_as_if_everyone_took_part():
     mechanism = replace(gaussian(adjacency=Adjacency.ADD_REMOVE), sampling=Tenth())
     assert not is_gaussian(mechanism)

@@ -98,6 +98,7 @@ def test_tiny_deltas_keep_their_accuracy(epsilon, delta):
     assert mp_error(epsilon, mu) < 3e-10
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(logs(1e-9, 1e4), logs(1e-6, 1e3))
 def test_delta_agrees_with_mpmath_anywhere(epsilon, mu):
@@ -175,6 +176,7 @@ TARGETS = (logs(1e-6, 1e4), logs(1e-290, 0.999))
 CURVES = (logs(1e-4, 1e3), logs(1e-290, 0.999))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(*TARGETS)
 def test_mu_for_never_overshoots(epsilon, delta):
@@ -188,6 +190,7 @@ def test_mu_for_never_overshoots_in_ten_thousand_cases(epsilon, delta):
     mu_keeps(epsilon, delta)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(*CURVES)
 @example(mu=1.0, delta=gdp.delta_for(0.0, 1.0) * (1 - 1e-6))

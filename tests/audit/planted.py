@@ -115,7 +115,7 @@ class Telling(Gaussian):
 
     def bounded(self, rows: Rows) -> BoundedSum:
         made = super().bounded(rows)
-        SEEN.append(made.vector.clone())
+        SEEN.append(made.vector.float())
         return made
 
 

@@ -18,6 +18,7 @@ def measured_mu(subject) -> float:
     return float((seen.inside.mean() - seen.outside.mean()) / spread)
 
 
+@pytest.mark.slow
 def test_the_worlds_of_a_sound_run_are_as_far_apart_as_claimed() -> None:
     sound = target()
     claimed = _claim(sound, 10)[1]
@@ -25,6 +26,7 @@ def test_the_worlds_of_a_sound_run_are_as_far_apart_as_claimed() -> None:
     assert measured_mu(with_mechanism(sound, Quiet)) == pytest.approx(2 * claimed, abs=0.1)
 
 
+@pytest.mark.slow
 def test_only_the_run_with_half_the_noise_is_flagged() -> None:
     sound = target()
     assert two_world(sound).verdict is Verdict.PASSED

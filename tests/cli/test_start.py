@@ -119,7 +119,7 @@ def test_a_local_run_is_explained_against_both_adversaries(tmp_path: Path) -> No
             "The presence and content of one record",
             "replace-one",
             "The server",
-            "All other clients and whoever gets the model",
+            "1 other client (the rest add their noise) and whoever gets the model",
             "where 50 is chance",
             "noise from the operating system",
             "Tuning: trying several settings",
@@ -142,7 +142,7 @@ def test_a_secure_sum_is_explained_with_its_assumptions(tmp_path: Path) -> None:
     text, _ = explained(trained(tmp_path, privacy, sum={"name": "secure"}))
     assert "which keeps to the protocol and has up to 1 client on its side" in text
     assert "At most 1 participant may side with the server" in text
-    assert "does not break the secure sum's cryptography" in text
+    assert "noise is made with, or the secure sum's cryptography" in text
     assert "sums and noise are exact integers" in text
     assert "lowest bits" not in text
 

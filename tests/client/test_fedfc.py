@@ -119,6 +119,7 @@ def test_all_trusts_are_sound(unit: Unit) -> None:
     assert len(local.guarantee().claims) == 2
 
 
+@pytest.mark.slow
 def test_records_may_be_drawn() -> None:
     privacy = {"std_over_clip": 5.0, "adjacency": "add-remove", "record_rate": 0.5}
     plan = plan_of({"name": "fedfc", "radius": 2.0}, **privacy)
@@ -144,12 +145,13 @@ def test_only_a_linear_layer_will_do() -> None:
             build("client", "fedfc", {}, layout=layout)
     plan = plan_of({"name": "fedfc"}, epsilon=1.0)
     x, y = silos()[0]
-    stranger = Network(torch.nn.Linear(3, 1)).problem(Records(x, y))
+    stranger = Network(torch.nn.Linear(3, 1)).problem(Records(x, y.long()))
     reply, _ = answer(plan, Broadcast(0, torch.zeros(4)), "reply", {}, ClientState(0, stranger))
     assert isinstance(reply, ClientRefused)
     assert str(reply) == UnsoundPlan.__name__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [Unit.RECORD, Unit.CLIENT])
 @pytest.mark.parametrize("link", ["logistic", "poisson"])
 def test_without_noise_it_reaches_the_pooled_minimiser(link: str, unit: Unit) -> None:

@@ -26,6 +26,8 @@ from tests.experiments.made_up import ODD, ROWS, SETTINGS, STUDY, losses, one_se
 from tests.experiments.studies import write
 from tests.experiments.test_figures import TRIALS
 
+pytestmark = pytest.mark.xdist_group("report")  # the page is made once
+
 VOID = {"meta", "img", "br", "hr", "link"}
 
 
@@ -90,6 +92,7 @@ def words_only(monkeypatch: pytest.MonkeyPatch) -> None:
 # ----------------------------------------------------------------------------------------- the page
 
 
+@pytest.mark.slow
 def test_the_page_is_well_formed_and_has_every_figure(made: Path, page: Page) -> None:
     files = {path.stem for path in (made / "figures").glob("*.png")}
     assert files == {
@@ -108,6 +111,7 @@ def test_the_page_is_well_formed_and_has_every_figure(made: Path, page: Page) ->
         assert base64.b64decode(data).startswith(b"<?xml")
 
 
+@pytest.mark.slow
 def test_the_page_loads_nothing(made: Path, page: Page) -> None:
     text = (made / "report.html").read_text(encoding="utf-8")
     assert all(load.startswith(("data:", "#")) for load in page.loads)
@@ -117,6 +121,7 @@ def test_the_page_loads_nothing(made: Path, page: Page) -> None:
     assert not re.search(r"https?://|@import|url\(", text)
 
 
+@pytest.mark.slow
 def test_the_page_says_what_was_run_and_what_is_guaranteed(page: Page) -> None:
     for expected in (
         "made up", "made-up records", "on test records that the server holds",
@@ -131,6 +136,7 @@ def test_the_page_says_what_was_run_and_what_is_guaranteed(page: Page) -> None:
         assert expected in page.text
 
 
+@pytest.mark.slow
 def test_tables_are_on_the_page_and_in_files(made: Path, page: Page) -> None:
     names = {"final", "progress-epsilon-0_5", "progress-epsilon-8", "speed", "paired", "mcnemar",
              "settings"}  # fmt: skip
@@ -260,6 +266,7 @@ def test_silos_and_published_figures_have_their_tables(tmp_path: Path) -> None:
     assert "theirs less DP-FedGD" not in page.text
 
 
+@pytest.mark.slow
 def test_marks_leave_figures_in_line(made: Path) -> None:
     text = (made / "report.html").read_text(encoding="utf-8")
     assert '<strong>55.33 ± 2.08 <span class="mark better">▲</span></strong>' in text

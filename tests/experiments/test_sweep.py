@@ -328,6 +328,7 @@ def table(path: Path) -> list[dict[str, str]]:
     return [{name: v for name, v in row.items() if name not in TIMING} for row in rows]
 
 
+@pytest.mark.slow
 def test_two_runs_give_the_same_table_but_for_timing(tmp_path: Path) -> None:
     source = write(tmp_path)
     for name in ("one", "two"):

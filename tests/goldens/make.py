@@ -129,8 +129,9 @@ def spent(path: Path) -> dict[str, Any]:
 
 
 def _told(ledger: Ledger) -> dict[str, Any]:
-    costs = ledger.balance().costs
-    found = {str(key): cost.epsilon(BUDGET["delta"], key.adjacency) for key, cost in costs.items()}
+    balance = ledger.balance()
+    keys = [key for name in sorted(balance.guarantees) for key in balance.stated_for(name)]
+    found = {str(k): balance.spent(k).epsilon(BUDGET["delta"], k.adjacency) for k in keys}
     return {"rows": len(ledger.rows()), "wrong": ledger.verify(), "epsilon": found}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +94,15 @@ def test_a_recipe_of_before_is_read_as_it_was_and_repeats_its_run(kept: Path) ->
     model = result.model.layout.flatten(load_file(kept / "recipe" / "model.safetensors"))
     torch.testing.assert_close(result.params, model, rtol=1e-5, atol=1e-5)
     told: dict[str, Any] = json.loads((kept / "recipe" / "guarantee.json").read_text())
-    assert told["sentence"] == result.guarantee.sentence
+    figures = [(claim["epsilon"], claim["delta"]) for claim in told["claims"]]  # worded otherwise
+    assert figures == [(claim.epsilon, claim.delta) for claim in result.guarantee.claims]
 
 
 def test_a_checkpoint_and_a_ledger_of_before_go_on_to_the_same_end(kept: Path) -> None:
     folder = kept / "checkpoint"
     result = run(folder / "recipe.toml", resume=folder)
-    assert_same_result(result.params, result.guarantee.sentence)
+    assert result.guarantee.budgeted
+    assert_same_result(result.params, replace(result.guarantee, budgeted=False).sentence)
     assert [[row["round"], row["epsilon"]] for row in result.history] == FACTS["history"]
     after = spent(kept / "ledger.sqlite")
     assert after["wrong"] == []
@@ -115,11 +118,17 @@ def test_a_ledger_of_before_says_what_it_said_and_holds_its_budget(kept: Path) -
         run(recipe)
 
 
-def test_a_flower_server_and_its_clients_go_on_from_their_files(
+def test_clients_of_before_that_have_counted_nothing_do_not_go_on(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Version 0.1 counted releases in a named ledger only: a client cannot know what it has made.
+
+    The server goes on from its checkpoint, and its clients refuse: begin a new training.
+    """
     monkeypatch.setenv("DPFED_STATE", str(kept / "state"))
     golden: Golden = GOLDENS["dp-scaffold"]
-    params, sentence = over_flower(golden, checkpoint=kept / "flower")
-    assert_same(params, "dp-scaffold")
-    assert sentence == RUNS["dp-scaffold"]["sentence"]
+    params, _ = over_flower(golden, checkpoint=kept / "flower")
+    assert digest(params) != RUNS["dp-scaffold"]["digest"]
+    assert not list((kept / "state").rglob("releases.sqlite*"))
+    found = {path.name for path in (kept / "state/run/client-0").iterdir()}
+    assert found == {"0.safetensors", "lock"}

@@ -79,14 +79,22 @@ def plan_of(method: str, model: str, unit: str, **privacy: Any) -> Plan:
     return plan_for(parse(tables), sizes(unit), MODELS[model].layout)
 
 
+TABLE = methods.methods_table()
+
+
 def supported() -> list[tuple[str, str, str]]:
     """Every method with every model and unit that it declares."""
     found = []
-    for row in methods.methods_table():
+    for row in TABLE:
         units = [unit for unit in ("record", "group", "client") if unit in row["protects"]]
         models = [model for model in MODELS if model != "network" or row["model"] == "any"]
         found.extend((row["method"], model, unit) for unit in units for model in models)
     return found
+
+
+def marked(place: tuple[str, str, str]) -> Any:
+    """The fast suite has one model."""
+    return pytest.param(*place, marks=[pytest.mark.slow] * (place[1] != "softmax"))
 
 
 SUPPORTED = supported()
@@ -98,7 +106,7 @@ def _server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     become_a_server(monkeypatch)
 
 
-@pytest.mark.parametrize(("method", "model", "unit"), SUPPORTED)
+@pytest.mark.parametrize(("method", "model", "unit"), map(marked, SUPPORTED))
 def test_a_method_runs_where_it_says_with_the_same_bits_over_flower(
     method: str, model: str, unit: str
 ) -> None:
@@ -221,7 +229,7 @@ HIDING = secure(survivors=1.0)
 @pytest.mark.parametrize("trust", [Trust.DISTRIBUTED, Trust.CENTRAL])
 @pytest.mark.parametrize(("method", "unit"), sorted({(m, u) for m, _, u in SUPPORTED}))
 def test_trust_is_what_the_table_says(method: str, unit: str, trust: Trust) -> None:
-    row = next(row for row in methods.methods_table() if row["method"] == method)
+    row = next(row for row in TABLE if row["method"] == method)
     parts = [part for part in row["trust"].split("; ") if ":" not in part or unit in part]
     assert len(parts) == 1
     allowed = str(trust) in parts[0]
@@ -326,6 +334,7 @@ def test_federated_metrics_go_with_every_method(name: str) -> None:
     assert [bool(each) for each in figures] == [False, True, False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dp-fedavg", "dp-scaffold"])
 def test_a_client_in_flight_holds_few_vectors(method: str) -> None:
     """All methods: benchmarks/method_memory.py. Here two, with room for a busy machine."""
@@ -383,6 +392,7 @@ def test_every_method_has_a_limit() -> None:
     assert set(LIMITS) == set(METHODS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", list(METHODS))
 def test_without_noise_a_method_reaches_the_minimiser(method: str) -> None:
     """Logistic regression on labels that no model explains in full; the oracle is scipy's."""

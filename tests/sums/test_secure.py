@@ -60,9 +60,7 @@ def all_in(clients: int) -> Secure:
 # -------------------------------------------------------------------------------- nobody drops out
 
 
-@pytest.mark.parametrize(
-    "clients", [2, 5, 20, 100, pytest.param(500, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("clients", [2, 5, 20, 100, pytest.param(500, marks=pytest.mark.slow)])
 def test_the_opened_sum_is_the_plain_one(clients: int) -> None:
     table = Table(all_in(clients), clients)
     made = vectors(clients, 650)
@@ -101,6 +99,7 @@ def rounds(draw: st.DrawFn) -> tuple[dict[int, list[int]], dict[str, set[int]]]:
     return made, {stage: {i for i, at in enumerate(leaves) if at == stage} for stage in STAGES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [32, 64])
 @given(case=rounds())
 @settings(max_examples=100)
@@ -119,6 +118,7 @@ def test_whoever_is_silent_when_the_sum_is_of_those_inside_or_of_nobody(bits: in
         assert opened.weights == (1.0,) * len(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_fifth_of_a_hundred_may_drop_out_at_any_stage_of_a_sparse_graph(stage: str) -> None:
     table = Table(secure(), 100)

@@ -547,6 +547,7 @@ REPLIES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["keys", "input", "repair", "unmask"])
 @given(data=st.binary(max_size=200) | REPLIES)
 @settings(max_examples=60)
@@ -569,6 +570,7 @@ def says_what_is_true(data: bytes) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["input", "repair", "unmask"])
 @given(data=st.binary(max_size=200) | REQUESTS)
 @settings(max_examples=60)

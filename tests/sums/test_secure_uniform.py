@@ -51,6 +51,7 @@ def assert_uniform(vectors: list[np.ndarray]) -> None:
     assert stats.kstest(found, "uniform").pvalue > CHANCE
 
 
+@pytest.mark.slow
 def test_what_each_client_sends_is_uniform(sent: Sent) -> None:
     for client in range(CLIENTS):
         assert_uniform([sent[round, client] for round in range(ROUNDS)])
@@ -62,6 +63,7 @@ def test_the_difference_of_two_rounds_is_uniform(sent: Sent) -> None:
         assert_uniform([first - second for first, second in pairs])
 
 
+@pytest.mark.slow
 def test_what_two_clients_send_is_uniform_together(sent: Sent) -> None:
     """Their common mask cancels, and their own ones still hide the sum."""
     assert_uniform([sent[r, 0] + sent[r, 1] for r in range(ROUNDS)])

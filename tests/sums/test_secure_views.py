@@ -78,6 +78,7 @@ def component(start: int, edges: set[tuple[int, int]]) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("colluders", [0, 1])
 def test_of_five_clients_no_lies_open_fewer_than_the_formula_says(colluders: int) -> None:
     n, least = 5, 4

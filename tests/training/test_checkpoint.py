@@ -130,6 +130,24 @@ def test_dying_again_and_again_never_asks_twice_for_the_same_attempt(tmp_path: P
     assert asked == sorted(asked)
 
 
+def test_an_attempt_that_is_asked_for_again_counts_even_if_it_ends_before_a_release(
+    tmp_path: Path,
+) -> None:
+    """Nobody sends a key the second time; the first time, releases may have been sent."""
+    plan = make_plan(rounds=4, sum=secure(survivors=1.0))
+    checkpoint, fresh = Checkpoint(tmp_path), start(plan, MODEL.initial(0))
+    checkpoint.ask(fresh)
+    saved = checkpoint.load(plan, fresh, again=True)
+    assert saved is not None
+    assert (saved.state.round, saved.state.attempt) == (0, 0)
+    assert saved.state.release_counts == {UPDATE: {1.0: 1}}
+    after, result = run_round(plan, saved.state, lambda *_: [])
+    assert result.aborted == "0 clients have sent keys, and 3 are agreed on"
+    assert result.spent
+    assert after.release_counts == {UPDATE: {1.0: 1}}
+    assert (after.attempt, after.counts_before) == (1, None)
+
+
 def test_a_secure_sum_goes_on_with_the_keys_that_clients_have(tmp_path: Path) -> None:
     plan = make_plan(rounds=4, sum=secure(survivors=1.0))
     exchange = exchange_of(plan)  # the clients live on

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two plans have one fingerprint only if they cost the same; that of version 0.1 stays."""
+"""Two plans have one fingerprint only if they do and cost the same; that of 0.1 is still known."""
 
 from __future__ import annotations
 
@@ -9,14 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from flwr.app import ConfigRecord
 from safetensors import safe_open
 
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
 from dpfed.core.sampling import Poisson
-from dpfed.core.types import METRICS, UPDATE, Adjacency, Channel, Phase, Trust, Unit, Weights
+from dpfed.core.types import (
+    METRICS,
+    UPDATE,
+    Adjacency,
+    Broadcast,
+    Channel,
+    Phase,
+    Trust,
+    Unit,
+    Weights,
+)
+from dpfed.core.vector import layout_of
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.secure import secure
+from dpfed.training.fingerprint import WIRE_FORMAT, legacy_fingerprint
+from dpfed.training.flower.codec import CONTROL, Envelope, Sender, write_answer
 from dpfed.training.plan import Plan
 from tests.goldens.runs import GOLDENS, plan_of
 from tests.training.test_round import make_plan
@@ -27,7 +42,8 @@ KEPT = Path(__file__).parent.parent / "goldens" / "kept" / "flower" / "progress.
 def test_a_checkpoint_of_version_0_1_has_the_same_one() -> None:
     with safe_open(KEPT, framework="pt") as file:
         facts = json.loads(file.metadata()["facts"])
-    assert facts["plan"] == plan_of(GOLDENS["dp-scaffold"]).fingerprint()
+    assert facts["plan"] == legacy_fingerprint(plan_of(GOLDENS["dp-scaffold"]))
+    assert facts["plan"] != plan_of(GOLDENS["dp-scaffold"]).fingerprint()
 
 
 def other(**changes: Any) -> Plan:
@@ -61,6 +77,10 @@ OTHERS = {
     "loss bound": lambda: other(loss_bound=4.0),
     "sends unmodified": lambda: algorithm(sends_unmodified=False),
     "phases": lambda: algorithm(channels={UPDATE: Channel((Phase(None, 2),))}),
+    "noise source": lambda: other(noise=Noise(None)),
+    "algorithm": lambda: algorithm(made_by="adadps()"),
+    "reuses releases": lambda: algorithm(reuses_own_releases=True),
+    "spare attempts": lambda: other(spare=1),
     "census": lambda: algorithm(channels={UPDATE: Channel(census=True)}),
 }
 
@@ -74,3 +94,17 @@ def test_what_costs_nothing_does_not() -> None:
     plan = make_plan()
     assert other(noise=Noise(7)).fingerprint() == plan.fingerprint()
     assert other(server=build("server", "adam", {})).fingerprint() == plan.fingerprint()
+
+
+def test_the_wire_format_is_the_one_that_its_number_stands_for() -> None:
+    """Whoever changes a message raises WIRE_FORMAT, and then this test."""
+    layout = layout_of({"w": torch.zeros(2)})
+    sender = Sender(layout, "fingerprint", ConfigRecord(), Broadcast(0, torch.zeros(2)))
+    sent = sender.order("reply", {UPDATE: b""}).config_records[CONTROL]
+    back = write_answer(Envelope(0, 0, "reply", 1), {UPDATE: bytes(8)}).config_records[CONTROL]
+    assert (WIRE_FORMAT, sorted(sent), sorted(back)) == (
+        2,
+        ["attempt", "channels", "fingerprint", "names", "requests", "round", "since", "stage",
+         "training"],
+        ["attempt", "client", "round", "stage"],
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,17 @@ from dpfed.recipes.run import run as run_recipe
 from dpfed.sums.secure import secure
 from dpfed.training.account import Account
 from dpfed.training.checkpoint import Checkpoint
+from dpfed.training.ending import EXHAUSTED, PATIENCE
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.inprocess import InProcess
-from dpfed.training.loop import EXHAUSTED, PATIENCE, Step, Transport, train
+from dpfed.training.loop import Step, Transport, train
 from dpfed.training.plan import Plan
 from tests.laws.leaks import MODEL
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
 from tests.training.test_round import SIZES, client_states, make_plan
 
 Silent = Callable[[Broadcast, str, int], bool]
+NUMBERS = count()
 EXCEEDS = "the next round would exceed the plan's guarantee"
 
 
@@ -44,9 +47,12 @@ class Died(Exception):
 
 
 class Broken:
-    """A client whose code raises."""
+    """A client whose code raises, on made-up records too."""
 
     dimension = MODEL.layout.size
+
+    def made_up(self) -> Broken:
+        return self
 
     def rows(self, *_: object) -> None:
         raise RuntimeError("disk on fire")
@@ -113,7 +119,8 @@ def trained(
     plan = plan or make_plan()
     found = [m.problem for m in client_states().values()] if problems is None else list(problems)
     transport = Quiet(engine(plan, found, ledger), silent)
-    *_, last = train(plan, torch.zeros(MODEL.layout.size), transport, **options)
+    named = {"training": f"training-{next(NUMBERS)}", **options}  # clients answer each name once
+    *_, last = train(plan, torch.zeros(MODEL.layout.size), transport, **named)
     return last
 
 
@@ -268,16 +275,20 @@ def test_nobody_is_connected() -> None:
 def test_a_process_that_dies_goes_on_and_what_it_asked_for_is_spent(
     engine: Any, round: int, tmp_path: Path
 ) -> None:
+    """Clients that store their answers are asked again; others make the attempt anew."""
     plan, checkpoint = make_plan(), Checkpoint(tmp_path / "run")
     problems = [m.problem for m in client_states().values()]
     start = torch.zeros(MODEL.layout.size)
     dying = Quiet(engine(plan, problems, None), lambda b, *_: b.round == round, die=True)
     with pytest.raises(Died):
         list(train(plan, start, dying, checkpoint=checkpoint))
-    first, *_, last = train(plan, start, engine(plan, problems, None), checkpoint=checkpoint)
-    assert (first.state.round, first.state.attempt) == (round, 1)
+    living = engine(plan, problems, None)
+    first, *_, last = train(plan, start, living, checkpoint=checkpoint)
+    anew = int(not living.stores_answers)
+    assert (first.state.round, first.state.attempt, releases(first)) == (round, anew, round + 1)
     assert [row["round"] for row in first.history] == list(range(1, round + 1))
-    assert (last.state.round, last.stopped, releases(last)) == (3, EXCEEDS, 4)
+    assert (last.state.round, releases(last)) == (4 - anew, 4)
+    assert last.stopped == (EXCEEDS if anew else None)
 
 
 def test_a_step_is_on_the_disk_before_anyone_sees_it(engine: Any, tmp_path: Path) -> None:

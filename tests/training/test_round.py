@@ -168,7 +168,7 @@ def test_the_mean_is_the_formula(weights: Weights) -> None:
     plan = make_plan(weights=weights, channels={UPDATE: gaussian(clip=1.0, std=1e-6)})
     _, result = one_round(plan)
     sums = [
-        m.problem.rows(torch.zeros(MODEL.layout.size), Unit.RECORD).clipped_sum(1.0).vector
+        m.problem.rows(torch.zeros(MODEL.layout.size), Unit.RECORD).clipped_sum(1.0).vector.float()
         for m in client_states().values()
     ]
     if weights is Weights.SUM:
@@ -179,6 +179,7 @@ def test_the_mean_is_the_formula(weights: Weights) -> None:
     assert torch.allclose(result.aggregate.mean, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", list(Weights))
 @pytest.mark.parametrize("trust", [Trust.LOCAL, Trust.CENTRAL])
 def test_the_aggregate_knows_its_noise_level(weights: Weights, trust: Trust) -> None:
@@ -265,7 +266,7 @@ def test_a_missing_client_contributes_zero_and_the_divisor_stays() -> None:
     missing = client_states()[1].problem.rows(torch.zeros(MODEL.layout.size), Unit.RECORD)
     assert whole.aggregate is not None
     assert result.aggregate is not None
-    expected = whole.aggregate.mean - missing.clipped_sum(1.0).vector / sum(SIZES)
+    expected = whole.aggregate.mean - missing.clipped_sum(1.0).vector.float() / sum(SIZES)
     assert torch.allclose(result.aggregate.mean, expected, atol=1e-6)
     assert state.release_counts[UPDATE] == {1.0: 1}  # two shares less the reader's own
 

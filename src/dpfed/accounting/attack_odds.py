@@ -3,7 +3,8 @@
 
 The attacker sees all that a claim covers, and guesses which of two data sets was used; they differ
 in one unit. The claim bounds the trade-off between its two kinds of error (Wasserman and Zhou 2010;
-Kairouz et al. 2015; Dong et al. 2022), for any attack and any computing power:
+Kairouz et al. 2015; Dong et al. 2022), for any attack that does not break the cipher which noise is
+made with (core/randomness.py: ChaCha20, so every claim is computational, whatever the trust):
 
     claim               right guesses at even odds           units found at false alarms a
     (epsilon, delta)    1 - (1 - delta) / (1 + e^epsilon)    min(e^epsilon a + delta,

@@ -9,7 +9,11 @@ that none of them bounds is refused.
 Under LOCAL trust there are two figures. The server reads each release, so one share of noise hides
 a unit from it. Everyone else sees only the broadcasts, so the noise of all other honest clients
 protects a unit as well, but only where each client sends its release unmodified, so that the
-noise of all clients adds up in the sum.
+noise of all clients adds up in the sum. Clients who pool what they know subtract their own noise
+from it: the second figure is for the plan's number of them, and the sentence names it.
+
+Against a server that is not trusted, a sentence is about one training. That it starts no other one
+on the data is said to be assumed, unless an owner's budget holds it to that (``budgeted``).
 """
 
 from __future__ import annotations
@@ -36,7 +40,9 @@ RDP = "RDP accounting (dp_accounting)"
 NONE = "no accounting, since nothing is hidden"
 
 SERVER = "the server"
-OTHERS = "all other clients and whoever gets the model"
+READER = "whoever gets the model"
+OTHERS = f"all other clients and {READER}"
+"""Where one share of noise, or the server's, hides a unit from all of them together."""
 
 
 @runtime_checkable
@@ -88,6 +94,12 @@ class Guarantee:
     shares: float = 1
     draws: str = ""
     """What is drawn at random, how likely, and who knows the draw; empty without a draw."""
+    colluders: int = 1
+    """How many clients may pool what they know, where the noise of others hides a unit."""
+    budgeted: bool = False
+    """Whether an owner's budget stands, so that another training cannot add to it unnoticed."""
+    correlated: bool = False
+    """Whether noise is kept for later releases: whoever reads it there can take it off."""
 
     @property
     def epsilon(self) -> float:
@@ -104,8 +116,8 @@ class Guarantee:
         """The guarantee in one sentence."""
         if math.isinf(self.epsilon):
             return f"No privacy: {self._rounds()} in clear, for comparison only."
-        parts = [self._claims(), f"over {self._rounds()}; {self.claims[0].accounting}"]
-        return "; ".join([", ".join(parts), *self._footing()]) + "."
+        stated = ", ".join([self._claims(), f"over {self._rounds()}", *self._counting_on()])
+        return "; ".join([stated, self.claims[0].accounting, *self._footing()]) + "."
 
     def __str__(self) -> str:
         return self.sentence
@@ -125,6 +137,11 @@ class Guarantee:
         text = f"{_pair(first)} for each {unit} ({self.adjacency}), against {first.adversary}"
         more = [f"{_pair(claim)} against {claim.adversary}" for claim in rest]
         return ", and ".join([text, *more])
+
+    def _counting_on(self) -> list[str]:
+        """What a server that is not trusted must not do, where no budget keeps it from that."""
+        trusted = self.trust is Trust.CENTRAL or self.budgeted
+        return [] if trusted else ["if the server starts no other training on the data"]
 
     def _footing(self) -> list[str]:
         arithmetic = "idealized arithmetic" if self.idealized else "exact integer arithmetic"
@@ -163,6 +180,7 @@ def guarantee(
     rounds: int,
     delta_reserved: float = 0.0,
     server: str = SERVER,
+    colluders: int = 1,
 ) -> Guarantee:
     """What these releases guarantee against each adversary that the trust model names.
 
@@ -173,7 +191,10 @@ def guarantee(
         rounds: the number of rounds that the sentence states.
         delta_reserved: the part of delta for a secure sum's own chance of failure, at least 0 and
             below delta; LOCAL trust ignores it.
-        server: under DISTRIBUTED trust, the kind of server that the sum withstands, in words.
+        server: under DISTRIBUTED trust, the kind of server that the sum withstands, in words, with
+            the clients on its side.
+        colluders: how many clients pool what they know, at least 0; the caller's figures for LOCAL
+            outsiders leave out so many shares of noise.
     """
     kinds = {(s.mechanism.unit, s.mechanism.adjacency, s.mechanism.trust) for s in spent}
     if len(kinds) != 1:
@@ -182,8 +203,10 @@ def guarantee(
             f"each of them on its own"
         )
     first = spent[0].mechanism
-    local = first.trust is Trust.LOCAL
-    found = _local(spent, delta) if local else _pooled(spent, delta - delta_reserved, server)
+    if first.trust is Trust.LOCAL:
+        found = _local(spent, delta, colluders)
+    else:
+        found = _pooled(spent, delta - delta_reserved, server)
     claims = tuple(replace(claim, delta=delta) for claim in found)
     return Guarantee(
         claims=claims,
@@ -195,6 +218,8 @@ def guarantee(
         idealized=not all(s.mechanism.exact for s in spent),
         shares=first.shares,
         draws=_draws(spent),
+        colluders=colluders,
+        correlated=not all(s.mechanism.independent for s in spent),
     )
 
 
@@ -204,17 +229,25 @@ def _draws(spent: Sequence[Spent]) -> str:
     asked = {s.participation.rate for s in spent} - {1.0}
     inside = [f"each {spent[0].mechanism.unit} is drawn for a release with probability {rate:g}, "
               f"known to its client only" for rate in sorted(rates)]  # fmt: skip
-    among = [f"each client is asked with probability {rate:g}, known to the server only"
-             for rate in sorted(asked)]  # fmt: skip
+    among = [f"each client is asked with probability {rate:g}, known to the server only (how long "
+             f"a round takes is not covered)" for rate in sorted(asked)]  # fmt: skip
     return "; ".join([*inside, *among])
 
 
-def _local(spent: Sequence[Spent], delta: float) -> tuple[Claim, ...]:
+def _local(spent: Sequence[Spent], delta: float, colluders: int) -> tuple[Claim, ...]:
     server = _claim(SERVER, spent, delta, lambda s: {1: s.releases})
-    others = _claim(OTHERS, spent, delta, lambda s: s.outside or {1: s.releases})
+    others = _claim(_pooling(colluders), spent, delta, lambda s: s.outside or {1: s.releases})
     if others.epsilon < server.epsilon:
         return server, others
     return (Claim(f"{SERVER}, {OTHERS}", server.epsilon, delta, server.accounting),)
+
+
+def _pooling(colluders: int) -> str:
+    """The readers from whom the noise of all others hides a unit, if so many of them pool."""
+    if not colluders:
+        return READER
+    some = "1 other client" if colluders == 1 else f"{colluders} other clients together"
+    return f"{some} (the rest add their noise) and {READER}"
 
 
 def _pooled(spent: Sequence[Spent], delta: float, server: str) -> tuple[Claim, ...]:
@@ -226,7 +259,7 @@ def _pooled(spent: Sequence[Spent], delta: float, server: str) -> tuple[Claim, .
         adversary = f"{OTHERS} (the server is trusted {trusted})"
     else:
         adversary = (
-            f"{server}, {OTHERS}, who see only sums with at least "
+            f"{server}, and {READER}, who see only sums with at least "
             f"{first.shares:g} honest shares of noise"
         )
     return (_claim(adversary, spent, delta, lambda s: {s.mechanism.shares: s.releases}),)

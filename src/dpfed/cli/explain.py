@@ -28,6 +28,7 @@ import msgspec
 from dpfed.accounting.attack_odds import ALARMS, Reading, of_100, read_odds
 from dpfed.accounting.guarantee import Guarantee, round_up
 from dpfed.core.errors import RecipeError
+from dpfed.core.registry import build
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.schema import Recipe
@@ -161,8 +162,8 @@ def _meaning(material: StatementMaterial) -> Section:
     strongest = max(found.claims, key=lambda claim: claim.epsilon)
     return Section("What epsilon means here", (
         game(read_odds(strongest, found.trust), found.adjacency, UNITS[found.unit]),
-        f"This holds for every attack, also future ones, with any computing power"
-        f"{_computing(found.trust)} and any side knowledge. Figures are rounded up. Epsilon "
+        f"This holds for every attack, also future ones, with any side knowledge and any computing "
+        f"power that does not break {_ciphers(found.trust)}. Figures are rounded up. Epsilon "
         f"{round_up(strongest.epsilon)} itself says: whatever is seen is at most "
         f"{_factor(strongest.epsilon)} times as likely under the one collection as under the "
         f"other, plus a chance of {round_up(strongest.delta)} (delta). What is true of the "
@@ -192,8 +193,10 @@ def game(reading: Reading, adjacency: Adjacency, unit: str) -> str:
     )
 
 
-def _computing(trust: Trust) -> str:
-    return " that does not break the secure sum's cryptography" * (trust is Trust.DISTRIBUTED)
+def _ciphers(trust: Trust) -> str:
+    noise = "ChaCha20, the 256-bit stream cipher that noise is made with"
+    hidden = ", or the secure sum's cryptography" * (trust is Trust.DISTRIBUTED)
+    return noise + hidden
 
 
 def _factor(epsilon: float) -> str:
@@ -214,7 +217,8 @@ def _rests_on(material: StatementMaterial) -> Section:
             "take the noise off: for research only, never for people's data."
         )
     else:
-        lines.append("Noise: from the operating system's cryptographic generator, kept by nobody.")
+        source = "a ChaCha20 stream, its key from the operating system"
+        lines.append(f"Noise: {source}; {_kept(material)}")
     if found.idealized:
         lines.append("Arithmetic: idealized; noise is a floating-point number (see below).")
     else:
@@ -225,26 +229,64 @@ def _rests_on(material: StatementMaterial) -> Section:
     return Section("What it rests on", (lines,))
 
 
+def _kept(material: StatementMaterial) -> str:
+    """Whether noise is kept, and by whom: correlated noise goes on from that of earlier rounds."""
+    found, recipe = material.guarantee, material.recipe
+    correlated = found.correlated
+    if "correlated" not in material.contents:  # an earlier version's file did not say
+        mechanism = "tree" if recipe is None else recipe.privacy.mechanism
+        correlated = not build("mechanisms", mechanism, {}).independent
+    if not correlated:
+        return "both are new for each release, and neither is kept."
+    keeper = "the server" if found.trust is Trust.CENTRAL else "each participant"
+    return (
+        f"part of it is kept by {keeper} for later rounds, since it is correlated: whoever reads "
+        f"it there can take it off."
+    )
+
+
 def _trust(material: StatementMaterial) -> Iterable[str]:
     found = material.guarantee
-    privacy = None if material.recipe is None else material.recipe.privacy
-    if found.trust is Trust.LOCAL:
-        yield "Trust: none in the server. Each participant's message is private on its own."
-        if len(found.claims) > 1 and privacy is not None:
-            pooled = f"while at most {privacy.colluders} participants pool what they know"
-            held = "against each participant alone" if privacy.colluders == 1 else pooled
-            yield f"The smaller figure counts on the noise of others: it holds {held}."
-        return
     if found.trust is Trust.CENTRAL:
         yield "Trust: the server sees clipped sums in clear and adds the noise: it must be honest."
         return
-    yield (
-        f"Trust: the server can open only sums with at least {found.shares:g} honest shares of "
-        f"noise, by a secure sum (X25519, ChaCha20, AES-GCM); messages before that are not private "
-        f"on their own."
-    )
-    if privacy is not None:
-        yield f"At most {_clients(privacy.colluders)} may side with the server."
+    if found.trust is Trust.LOCAL:
+        yield f"Trust: each participant's message is private on its own, {_asked(material)}."
+    else:
+        yield (
+            f"Trust: the server can open only sums with at least {found.shares:g} honest shares of "
+            f"noise, by a secure sum (X25519, ChaCha20, AES-GCM); messages before that are not "
+            f"private on their own. It opens one sum a round, {_asked(material)}."
+        )
+    if found.budgeted:
+        yield "A budget that the data's owner declared in the ledger bounds all trainings on it."
+    else:
+        yield (
+            "Further, that the server starts no other training on the data is taken on trust: a "
+            "budget that the data's owner declares in the ledger would bound all of them."
+        )
+    yield from _pooling(material)
+
+
+def _asked(material: StatementMaterial) -> str:
+    """Who sees to it that no more is asked than was accounted for; files of 0.1 have no count."""
+    if "budgeted" in material.contents:
+        return (
+            "and the server is not trusted to ask no more often: each participant counts its "
+            "messages and refuses more than the plan has, as dpfed's ClientApp does"
+        )
+    return "and the server is trusted to ask no more often than the plan has"
+
+
+def _pooling(material: StatementMaterial) -> Iterable[str]:
+    found, recipe = material.guarantee, material.recipe
+    colluders = found.colluders if recipe is None else recipe.privacy.colluders
+    if found.trust is Trust.DISTRIBUTED:
+        yield f"At most {_clients(colluders)} may side with the server."
+    elif len(found.claims) > 1:
+        pooled = f"while at most {_clients(colluders)} pool what they know"
+        held = "against each participant alone" if colluders == 1 else pooled
+        yield f"The smaller figure counts on the noise of others: it holds {held}."
 
 
 def _clients(count: int) -> str:
@@ -287,7 +329,9 @@ def _all_runs(material: StatementMaterial) -> Section:
 def _lacks(rows: list[tuple[str, ...]], own: Guarantee) -> bool:
     """Whether no line can contain the run: each is below it, at a delta that is no larger."""
     epsilon, delta = float(round_up(own.epsilon)), float(round_up(own.delta))
-    return all(float(row[3]) < epsilon and float(row[4]) <= delta for row in rows)
+    bounded = [row for row in rows if row[3] != "no bound"]
+    lower = all(float(row[3]) < epsilon and float(row[4]) <= delta for row in bounded)
+    return lower and len(bounded) == len(rows)
 
 
 def _where(material: StatementMaterial) -> tuple[Path | None, str | None]:
@@ -304,33 +348,30 @@ def _where(material: StatementMaterial) -> tuple[Path | None, str | None]:
 
 
 def totals(path: Path, dataset: str | None, delta: float) -> list[tuple[str, ...]]:
-    """Per data set and kind of guarantee: the number of runs, their epsilon, and the budget.
+    """Per data set: what its budget is stated for, the number of runs, and their epsilon so.
+
+    Without a budget there is a row for each guarantee that was given; all releases count in each.
 
     Args:
         path: the ledger's file; one that was tampered with is refused.
         dataset: the data set that is asked for, by any of its names; None is all.
         delta: at which epsilon is stated where no budget states a delta.
     """
-    from dpfed.accounting.ledger.balance import LedgerKey
+    from dpfed.accounting.ledger.conversions import LedgerKey
     from dpfed.accounting.ledger.ledger import Ledger
 
     ledger = Ledger(path, create=False)
     ledger.rows()  # refuses a file that was tampered with
     balance = ledger.balance()
     name = None if dataset is None else balance.resolve(LedgerKey(dataset)).dataset
-    groups: dict[LedgerKey, list[LedgerKey]] = {}
-    for key in balance.costs:
-        if name in {None, key.base}:
-            groups.setdefault(key._replace(dataset=key.base), []).append(key)
     rows: list[tuple[str, ...]] = []
-    for shared, keys in sorted(groups.items()):
-        budget = balance.budget(keys[0])
-        at = budget.delta if budget else delta
-        spent = max(balance.spent(key).epsilon(at, key.adjacency) for key in keys)
-        runs = {training for key, training, *_ in balance.usage if key in keys}
-        kind = f"{shared.unit}, {shared.adjacency}, against {shared.adversary}"
-        most = f"{budget.epsilon:g}" if budget else "none declared"
-        rows.append((shared.base, kind, str(len(runs)), round_up(spent), round_up(at), most))
+    for total in balance.totals(delta):
+        if name not in {None, total.key.base}:
+            continue
+        kind = f"{total.key.unit}, {total.key.adjacency}, against {total.key.against}"
+        most = f"{total.budget.epsilon:g}" if total.budget else "none declared"
+        spent = "no bound" if total.unbounded else round_up(total.epsilon)
+        rows.append((total.key.base, kind, str(total.runs), spent, round_up(total.delta), most))
     return rows
 
 

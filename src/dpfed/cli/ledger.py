@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpfed.accounting.ledger.conversions import Server
 from dpfed.core.types import Adjacency, Unit
 
 if TYPE_CHECKING:
-    from dpfed.accounting.ledger.balance import Balance, LedgerKey, Usage
+    from dpfed.accounting.ledger.balance import AccountTotal, Balance, Usage
+    from dpfed.accounting.ledger.conversions import LedgerKey
     from dpfed.accounting.ledger.ledger import Ledger
 
 ledger_app = typer.Typer(
@@ -61,6 +63,8 @@ def show(
 ) -> None:
     """What each data set, run and channel has cost, the budget, and what is left of it.
 
+    A run's line is in the terms of the run. The total is in the terms of the budget: all that was
+    released on the data, converted; "no bound" where something cannot be.
     Where the clients of a simulation divide a data set, the line is the most exposed client's.
 
     \f
@@ -81,51 +85,37 @@ def show(
 
 
 def _figures(balance: Balance, delta: float, *, every: bool) -> Iterator[Figures]:
-    groups: dict[LedgerKey, list[LedgerKey]] = {}
-    for key in (*balance.costs, *(key for key in balance.budgets if key not in balance.costs)):
-        shared = key if every else key._replace(dataset=key.base)
-        groups.setdefault(shared, []).append(key)
-    for shared, keys in sorted(groups.items()):
-        budget = balance.budget(keys[0])
-        at = budget.delta if budget else delta
-        yield from _runs(balance, shared, keys, at)
-        yield _total(balance, shared, keys, at)
-
-
-def _runs(
-    balance: Balance, shared: LedgerKey, keys: list[LedgerKey], delta: float
-) -> Iterator[Figures]:
-    """A line per run and channel."""
-    lines: dict[tuple[str, str], list[Usage]] = {}
-    for (key, training, _, channel), usage in balance.usage.items():
-        if key in keys:
-            lines.setdefault((training, channel), []).append(usage)
-    for (training, channel), used in lines.items():
+    """Each data set's runs, then its total; only the total is in the budget's terms."""
+    for total in balance.totals(delta, every=every):
+        yield from _runs(balance, total, every=every)
         yield {
-            **_names(shared), "run": training, "channel": channel, "clients": len(used),
-            "releases": max(each.releases for each in used),
-            "unconfirmed": sum(each.open for each in used),
-            "epsilon": max(each.cost.epsilon(delta, shared.adjacency) for each in used),
-            "delta": delta, "budget": None, "left": None,
+            **_names(total.key), "run": "all", "channel": "all", "clients": total.clients,
+            "releases": total.releases, "unconfirmed": total.open,
+            "epsilon": total.epsilon, "delta": total.delta, "unbounded": total.unbounded,
+            "budget": total.budget.epsilon if total.budget else None, "left": total.left,
         }  # fmt: skip
 
 
-def _total(balance: Balance, shared: LedgerKey, keys: list[LedgerKey], delta: float) -> Figures:
-    budget = balance.budget(keys[0])
-    costs = [balance.spent(key) for key in keys]
-    spent = max(cost.epsilon(delta, shared.adjacency) for cost in costs)
-    return {
-        **_names(shared), "run": "all", "channel": "all", "clients": len(keys),
-        "releases": sum(u.releases for k, u in balance.usage.items() if k[0] == keys[0]),
-        "unconfirmed": sum(u.open for k, u in balance.usage.items() if k[0] in keys),
-        "epsilon": spent, "delta": delta,
-        "budget": budget.epsilon if budget else None,
-        "left": min(cost.left(budget) for cost in costs) if budget else None,
-    }  # fmt: skip
+def _runs(balance: Balance, total: AccountTotal, *, every: bool) -> Iterator[Figures]:
+    """A line per run and channel, in the terms of the run's own guarantee."""
+    lines: dict[tuple[LedgerKey, str, str], list[Usage]] = {}
+    for (key, training, _, channel), usage in balance.usage.items():
+        own = key if every else key._replace(dataset=key.base)
+        if own.dataset == total.key.dataset and (total.budget or own == total.key):
+            lines.setdefault((own, training, channel), []).append(usage)
+    for (own, training, channel), used in lines.items():
+        yield {
+            **_names(own), "run": training, "channel": channel, "clients": len(used),
+            "releases": max(each.releases for each in used),
+            "unconfirmed": sum(each.open for each in used),
+            "epsilon": max(each.cost.epsilon(total.delta, own.adjacency) for each in used),
+            "delta": total.delta, "unbounded": "", "budget": None, "left": None,
+        }  # fmt: skip
 
 
 def _names(key: LedgerKey) -> Figures:
-    return {name: str(value) for name, value in key._asdict().items()}
+    names = {name: str(value) for name, value in key._asdict().items()}
+    return {**names, "colluders": key.colluders, "against": key.against}
 
 
 def _print(found: list[Figures]) -> None:
@@ -137,10 +127,11 @@ def _print(found: list[Figures]) -> None:
         "left", box=None, pad_edge=False,
     )  # fmt: skip
     for row in found:
-        kind = f"{row['unit']}, {row['adjacency']}, {row['adversary']}, delta {row['delta']:g}"
+        kind = f"{row['unit']}, {row['adjacency']}, {row['against']}, delta {row['delta']:g}"
         style = "bold" if row["run"] == "all" else None
         counts = (str(row["releases"]), str(row["unconfirmed"]))
-        figures = (_up(row["epsilon"]), _down(row["budget"]), _down(row["left"]))
+        spent = "no bound" if row["unbounded"] else _up(row["epsilon"])
+        figures = (spent, _down(row["budget"]), _down(row["left"]))
         names = (row["dataset"], kind, row["run"], row["channel"])
         table.add_row(*names, *counts, *figures, style=style)
     Console(width=None if Console().is_terminal else 200).print(table)
@@ -228,11 +219,24 @@ def budget(
         Adjacency, typer.Option(help="What neighbouring data sets differ in.")
     ] = Adjacency.REPLACE_ONE,
     adversary: Annotated[
-        str, typer.Option(help="server, or outsiders where the server is trusted (central).")
-    ] = "server",
+        Server,
+        typer.Option(
+            help="A server that keeps to the protocol, a malicious one, or outsiders only."
+        ),
+    ] = Server.CURIOUS,
+    colluders: Annotated[
+        str, typer.Option(help="How many clients may pool what they know, or 'all'.")
+    ] = "1",
+    keeps_person: Annotated[
+        bool,
+        typer.Option("--keeps-person", help="A record that is replaced stays with its person."),
+    ] = False,
     ledger: Where = None,
 ) -> None:
-    """Declare or change a data set's budget. The change stays in the ledger.
+    """Declare or change a data set's budget: one for all that is released on it.
+
+    Every run counts, converted into the budget's terms; a run that cannot be converted is refused.
+    The change stays in the ledger, and takes the place of all earlier budgets.
 
     Where clients divide a data set, each client's part has this budget for itself.
 
@@ -246,19 +250,34 @@ def budget(
         delta: at which the epsilon is stated, above 0 and below 1.
         unit: whose presence is hidden.
         adjacency: what neighbouring data sets differ in.
-        adversary: server, or outsiders where the server is trusted.
+        adversary: what the server may do; "outsiders" trusts it.
+        colluders: how many clients may pool what they know, at least 1, or "all".
+        keeps_person: count what protects whole persons for a record of theirs, too.
         ledger: the ledger's file; None is $DPFED_LEDGER, or the one beside the clients' state.
     """
-    from dpfed.accounting.ledger.balance import OUTSIDERS, SERVER, Budget, LedgerKey
+    from dpfed.accounting.ledger.balance import Budget
+    from dpfed.accounting.ledger.conversions import LedgerKey
+
+    key = LedgerKey(
+        dataset=name, unit=unit, adjacency=adjacency, adversary=adversary,
+        colluders=_colluders(colluders),
+    )  # fmt: skip
+    asked = Budget(epsilon, delta, keeps_person)
+    opened = _open(ledger, create=True)
+    before = opened.account(name)
+    opened.declare(key, asked)
+    earlier = [str(b) if k == key else f"{b} for {k}" for k, b in before.items()]
+    typer.echo(f"{key}: budget {asked}{', before '.join(['', *earlier])}")
+
+
+def _colluders(text: str) -> int | None:
     from dpfed.core.checks import refuse
 
-    if adversary not in {SERVER, OUTSIDERS}:
-        raise refuse("--adversary", f"{SERVER!r} or {OUTSIDERS!r}", adversary)
-    key, asked = LedgerKey(name, unit, adjacency, adversary), Budget(epsilon, delta)
-    opened = _open(ledger, create=True)
-    before = opened.budget(key)
-    opened.declare(key, asked)
-    typer.echo(f"{key}: budget {asked}{f', before {before}' if before else ''}")
+    if text == "all":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise refuse("--colluders", "a whole number, at least 1, or 'all'", text)
+    return int(text)
 
 
 @ledger_app.command()

@@ -86,7 +86,7 @@ def adadps(eps: float = 1.0, beta: float = 0.9, side: str | None = None) -> Clie
     def update(
         mean: Vector, state: Preconditioner, seen: Aggregate
     ) -> tuple[Vector, Preconditioner]:
-        if side is not None or not seen.clients:
+        if side is not None or not seen.clients:  # nobody, where a draw is no secret
             return mean, state
         noise = seen.std**2 if math.isfinite(seen.std) else 0.0
         square = mean.square().sub_(noise).div_(_scale(state.v, eps).square_())

@@ -121,7 +121,7 @@ def _weights(mu: Vector, rate: float, steps: int) -> tuple[float, float]:
 
 
 def _adapted(old: Proximal, seen: Aggregate, change: float, patience: int, most: float) -> Proximal:
-    if not seen.clients:
+    if not seen.clients:  # nobody was asked; where that is a secret, the expected number is told
         return old
     noise = seen.mean.numel() * seen.std**2 if math.isfinite(seen.std) else 0.0
     signal = max(0.0, dot(seen.mean, seen.mean) - noise)

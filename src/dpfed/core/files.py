@@ -27,11 +27,16 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
         file.flush()
         os.fsync(handle)
     draft.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Let the names in a folder be on the disk when the call returns."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def jsonable(tree: Any) -> Any:

@@ -25,6 +25,7 @@ import msgspec
 
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
+from dpfed.core.types import ClientAlgorithm
 
 KINDS = ("client", "mechanisms", "sums", "server")
 FACTS = ("unit", "layout")
@@ -95,7 +96,17 @@ def build(kind: str, name: str, options: Mapping[str, Any], **facts: Any) -> Any
     checked = {
         key: _convert(f"{name}.{key}", value, hints.get(key, Any)) for key, value in options.items()
     }
-    return factory(**{**{key: facts[key] for key in facts if key in known}, **checked})
+    made = factory(**{**{key: facts[key] for key in facts if key in known}, **checked})
+    if isinstance(made, ClientAlgorithm):
+        return made._replace(made_by=_call(factory, name, checked))
+    return made
+
+
+def _call(factory: Callable[..., Any], name: str, options: Mapping[str, Any]) -> str:
+    """A plug-in's name with all of its options, defaults too; facts of the plan are not options."""
+    parameters = inspect.signature(factory).parameters.values()
+    given = {p.name: options.get(p.name, p.default) for p in parameters if p.name not in FACTS}
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
 
 
 def check_names(kind: str, name: str, options: Iterable[str]) -> None:

@@ -94,6 +94,10 @@ class Sum(Protocol):
         """Whether the server learns nothing but the total."""
 
     @property
+    def against(self) -> str:
+        """The server that it withstands where terms are hidden: "curious" or "malicious"."""
+
+    @property
     def stages(self) -> tuple[str, ...]:
         """The names of its exchanges, in their order."""
 
@@ -108,7 +112,7 @@ class Sum(Protocol):
         """The server that it stands against, in the words of the guarantee."""
 
     def failure(self, clients: int, colluders: int) -> float:
-        """The chance, over a whole run, that it shows more than that: added to delta."""
+        """The chance, in one attempt, that it shows more than that: added to delta for each."""
 
     def capacity(self) -> float:
         """The largest value of a total that does not wrap."""

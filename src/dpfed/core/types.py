@@ -159,8 +159,9 @@ class Aggregate:
     mean: Vector
     std: float
     """The known noise level of each coordinate of ``mean``; NaN where it is not known."""
-    clients: int
-    """How many are in the mean."""
+    clients: float
+    """How many are in the mean; where the guarantee counts on a secret draw of clients, how many
+    are expected in it: the drawn number is in nothing that server code sees."""
     public: Mapping[str, Vector] = field(default_factory=dict)
     """The means of the other channels."""
     enrolled: int = 0
@@ -254,9 +255,10 @@ class Channel(NamedTuple):
         """Whether its replies are functions of what was released on the other channels."""
         return not any(phase.releases for phase in self.phases)
 
-    def planned(self, rounds: int) -> int:
-        """How many releases so many rounds make."""
-        return sum(self.releases(at) for at in range(rounds))
+    def planned(self, rounds: int, spare: int = 0) -> int:
+        """How many releases so many rounds make, and spare attempts, each at the costliest one."""
+        each = [self.releases(at) for at in range(rounds)]
+        return sum(each) + spare * max(each, default=0)
 
     def releases(self, round: int) -> int:
         """How many are made in a round."""
@@ -309,6 +311,8 @@ class ClientAlgorithm(NamedTuple):
     """What a client must hold while it works, in terms of the model's size d and its inputs f."""
     companion: ServerOptimizer | None = None
     """The server half of two-sided methods; it runs before the plan's own optimizer."""
+    made_by: str = ""
+    """The plug-in's name and options: the registry writes it, and both sides compare it."""
 
 
 class Mechanism(Protocol):

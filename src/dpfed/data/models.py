@@ -10,6 +10,16 @@ client's private side: rows of gradients at record, group or client level.
     network    any torch module with a loss per batch         rows by torch.func or Opacus
 
 The first three are one linear layer: their rows are `Outer`, and no per-record gradient is built.
+
+Guarantee: no value of a record makes a problem raise; a record that cannot be used adds nothing,
+and changes no other record's row. What works for no record is refused when a problem is made.
+
+| edge case                                           | what happens                         |
+|-----------------------------------------------------|--------------------------------------|
+| a label outside of the classes, a target that the   | zero row, zero metric; the local log |
+| link cannot have (a negative count, a NaN)          | says how many                        |
+| a feature that is not finite                        | the unit counts for nothing          |
+| labels of another type, records of another width    | DataError                            |
 """
 
 from __future__ import annotations
@@ -24,6 +34,7 @@ from torch.nn import functional
 
 from dpfed.core.clipping import row_norms
 from dpfed.core.errors import DataError
+from dpfed.core.log import log
 from dpfed.core.matrices import Gram, Hessians, MatrixRows
 from dpfed.core.rows import Dense, Outer, group_sums, linear_vector
 from dpfed.core.types import Problem, Rows, Unit, Vector
@@ -109,11 +120,41 @@ def unit_ids(groups: torch.Tensor | None, unit: Unit, records: int) -> torch.Ten
     return require_groups(groups, "unit 'group'", "use unit 'record'")
 
 
+def made_up(
+    x: torch.Tensor, y: torch.Tensor, groups: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Three records that stand for nobody: features in [0, 1], class 0, two persons.
+
+    On them code is tried before it meets data.
+
+    Args:
+        x: features whose shape and type they have.
+        y: labels whose shape and type they have.
+        groups: group ids; None if the records have none.
+    """
+    size = math.prod(x.shape[1:])
+    made = torch.stack([torch.zeros(size), torch.ones(size), torch.linspace(0, 1, size)])
+    people = None if groups is None else torch.tensor([0, 1, 1])
+    return made.view(3, *x.shape[1:]).to(x), y.new_zeros(3, *y.shape[1:]), people
+
+
+def say_unknown(known: torch.Tensor | None) -> None:
+    """A line in the local log: how many labels the model does not know. It never leaves."""
+    if known is not None and not bool(known.all()):
+        log.warning(
+            "%d of %d records have a label that the model does not know; they count for nothing",
+            int((~known).sum()), len(known),
+        )  # fmt: skip
+
+
 # -------------------------------------------------------------------------------- linear models
 
 
 class Link(Protocol):
     """What a linear model does with its scores."""
+
+    def known(self, y: torch.Tensor, outputs: int) -> torch.Tensor:
+        """Which labels it can be fitted to."""
 
     def residual(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The loss's gradient by the scores; may overwrite them."""
@@ -126,6 +167,9 @@ class Link(Protocol):
 
 
 class _Softmax:
+    def known(self, y: torch.Tensor, outputs: int) -> torch.Tensor:
+        return (y >= 0) & (y < outputs)
+
     def residual(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         residual = torch.softmax(scores.T, dim=0).T  # torch is slow along a short last axis
         minus_one = residual.new_full((1, 1), -1.0).expand(len(y), 1)
@@ -141,6 +185,9 @@ class _Softmax:
 
 
 class _Logistic:
+    def known(self, y: torch.Tensor, outputs: int) -> torch.Tensor:
+        return (y >= 0) & (y <= outputs)
+
     def residual(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return scores.sigmoid_().sub_(y[:, None])
 
@@ -155,6 +202,10 @@ class _Logistic:
 
 
 class _Poisson:
+    def known(self, y: torch.Tensor, outputs: int) -> torch.Tensor:
+        del outputs
+        return (y >= 0) & torch.isfinite(y)
+
     def residual(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return scores.exp_().sub_(y[:, None])
 
@@ -191,20 +242,39 @@ class Linear:
 
     def problem(self, records: Records) -> LinearProblem:
         """One client's records with a column of ones for the bias."""
+        made = self._problem(records)
+        say_unknown(made.known)
+        return made
+
+    def _problem(self, records: Records) -> LinearProblem:
         x = records.x.flatten(1)
         if x.shape[1] != self.features:
             raise DataError(
                 f"records must have the model's {self.features} features, got {x.shape[1]}; "
                 "give each client the columns of the model"
             )
+        self._check_labels(records.y)
         if self.bias:
             x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
-        return LinearProblem(self, x.contiguous(), records.y, records.groups)
+        known = _LINKS[self.link].known(records.y, self.outputs)
+        if bool(known.all()):
+            return LinearProblem(self, x.contiguous(), records.y, records.groups)
+        # without features, the bias included, a row and a second derivative are zero
+        x, y = torch.where(known[:, None], x, 0.0), torch.where(known, records.y, 0)
+        return LinearProblem(self, x.contiguous(), y, records.groups, known=known)
+
+    def _check_labels(self, y: torch.Tensor) -> None:
+        """Types are public, values are not: only the former may refuse."""
+        if y.dim() != 1 or (self.link == "softmax" and y.is_floating_point()):
+            kind = "class labels, int64" if self.link == "softmax" else "one number per record"
+            raise DataError(
+                f"labels of a {self.link} model must be {kind}, got {y.dtype} of shape "
+                f"{tuple(y.shape)}; convert them, or use another model"
+            )
 
     def judge(self, params: Vector, records: Records) -> tuple[torch.Tensor, torch.Tensor]:
         """Per record: right or not, and the loss."""
-        problem = self.problem(records)
-        return _LINKS[self.link].judge(problem.scores(params), records.y)
+        return self._problem(records).judge(params)
 
     def matrix(self, params: Vector) -> torch.Tensor:
         """Weight and bias side by side, [outputs, features (+ 1)]."""
@@ -222,11 +292,18 @@ class LinearProblem:
     x: torch.Tensor
     y: torch.Tensor
     groups: torch.Tensor | None = None
+    known: torch.Tensor | None = None
+    """Which records have a label that the link knows; None is all of them."""
 
     @property
     def dimension(self) -> int:
         """The number of parameters."""
         return self.model.layout.size
+
+    def made_up(self) -> LinearProblem:
+        """The same on made-up records, on which a round is tried before it touches data."""
+        x, y, groups = made_up(self.x, self.y, self.groups)
+        return replace(self, x=x, y=y, groups=groups, known=None)
 
     @cached_property
     def feature_norms(self) -> torch.Tensor:
@@ -246,16 +323,24 @@ class LinearProblem:
         groups = self._groups(unit)
         return Outer(
             residual=residual, feature=self.x, bias=self.model.bias, groups=groups,
-            feature_norms=self.feature_norms, scratch=True,
+            feature_norms=self.feature_norms,
         )  # fmt: skip
 
     def doubled(self) -> LinearProblem:
         """The same in double precision."""
         return replace(self, x=self.x.double())
 
+    def judge(self, params: Vector) -> tuple[torch.Tensor, torch.Tensor]:
+        """Per record: right or not, and the loss; both 0 where the label is not known."""
+        judged = _LINKS[self.model.link].judge(self.scores(params), self.y)
+        if self.known is None:
+            return judged
+        right, loss = (torch.where(self.known, each, 0.0) for each in judged)
+        return right, loss
+
     def loss(self, params: Vector) -> float:
         """The mean loss over all records, in clear."""
-        return float(_LINKS[self.model.link].judge(self.scores(params), self.y)[1].mean())
+        return float(self.judge(params)[1].mean())
 
     def gradient(self, params: Vector) -> Vector:
         """The mean gradient over all records, in clear."""
@@ -281,5 +366,5 @@ class LinearProblem:
 
     def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
         """Per unit: right or not, and the clipped loss."""
-        correct, losses = _LINKS[self.model.link].judge(self.scores(params), self.y)
+        correct, losses = self.judge(params)
         return metric_rows(correct, losses, self.groups, unit, loss_bound)

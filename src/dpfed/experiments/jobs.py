@@ -247,7 +247,7 @@ def run_one(job: Job) -> Row:
     last = result.history[-1]
     judged_by = "loss" if last["accuracy"] is None else "accuracy"
     measured = {str(r["round"]): r[judged_by] for r in result.history if r[judged_by] is not None}
-    seconds = round(sum(r["seconds"] for r in result.history), 3)
+    seconds = round(sum(r["seconds"] or 0.0 for r in result.history), 3)
     judged = {"key": job.key, **job.labels, "accuracy": last["accuracy"], "loss": last["loss"]}
     if job.brief:
         return {**judged, "seconds": seconds}

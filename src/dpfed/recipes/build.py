@@ -14,6 +14,7 @@ import torch
 from dpfed.accounting import gdp
 from dpfed.accounting.calibrate import closed_form, least_factor
 from dpfed.core.chain import chain
+from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
@@ -85,6 +86,7 @@ def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = N
         metrics_every=recipe.evaluation.every,
         loss_bound=recipe.evaluation.loss_bound,
         participation=EVERYONE if privacy.client_rate == 1 else Poisson(privacy.client_rate),
+        spare=privacy.spare_attempts or 0,
     )
     if privacy.epsilon is None:
         draft.guarantee()  # what cannot be accounted for is refused before the first round
@@ -123,7 +125,7 @@ def _channels(
             _uncorrelated(privacy) if channel.census else privacy,
             channel,
             sampling=EVERYONE if channel.census else drawn,
-            releases=channel.planned(recipe.rounds),
+            releases=channel.planned(recipe.rounds, privacy.spare_attempts or 0),
             shares=shares,
         )
         for name, channel in _declared(recipe, client).items()
@@ -156,6 +158,7 @@ def _mechanism(
     shares: dict[str, int],
 ) -> Mechanism:
     """The mechanism of a channel; correlated noise is laid out for so many releases."""
+    _refuse_repeated(privacy)
     clip = channel.clip or privacy.clip
     given = privacy.epsilon is not None, privacy.std_over_clip is not None
     options: dict[str, Any] = {
@@ -183,6 +186,15 @@ def _mechanism(
         "mechanisms", privacy.mechanism, options, horizon=ahead, rounds=ahead, **shares
     )
     return mechanism if sampling == EVERYONE else mechanism.with_sampling(sampling)
+
+
+def _refuse_repeated(privacy: PrivacyRecipe) -> None:
+    """An option that stands for a field would come too late for what is decided by the field."""
+    for name in privacy.options:
+        if name in PrivacyRecipe.__struct_fields__:
+            raise refuse(
+                "privacy.options", "options of the mechanism's own", name, f"set privacy.{name}"
+            )
 
 
 def _shares(channels: Channels) -> dict[str, float]:

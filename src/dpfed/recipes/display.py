@@ -180,4 +180,6 @@ def _answered(row: Row) -> str:
     missing = f", missing: {row['absent']}" if row["missing"] else ""
     snr = row["snr"]
     signal = "" if snr is None or snr != snr else f", signal to noise {snr:.2g}"
+    if row["seconds"] is None:  # a secret draw: history.py leaves out what would show it
+        return f"expected{signal}"
     return f"answered{missing}; {1000 * row['seconds']:.0f} ms a round{signal}"

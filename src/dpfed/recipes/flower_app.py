@@ -31,6 +31,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
+from dpfed.core.environment import IDENTITY, variable
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Problem
 from dpfed.recipes import schema as recipes
@@ -45,6 +46,7 @@ from dpfed.recipes.result import (
 )
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.sinks._open import Add, open_sinks
+from dpfed.sums.secagg.identity import SIMULATED
 from dpfed.training.account import Account
 from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.flower import client
@@ -106,8 +108,12 @@ def plan_for_context(context: Context) -> Plan:
 
 
 def ledger_for(context: Context) -> Account | None:
-    """Where a client's releases are entered; its owner's settings override the recipe's."""
-    return prepared_for(context).account(environment=True)
+    """Where a client's releases are entered.
+
+    A node's owner did not write the recipe: there it names no file and opens no budget. The clients
+    of a simulation are its own.
+    """
+    return prepared_for(context).account(environment=variable(IDENTITY) != SIMULATED)
 
 
 client_app = client.client_app(problem_for, plan_for_context, ledger_for)
@@ -127,8 +133,10 @@ def run_server(grid: Grid, context: Context) -> None:
         kept = _kept(context)
         clear_result(out, kept)
         run = prepared_for(context)
-        with open_sinks(_sinks(context), run.about(out)) as add:
+        about = run.about(out)
+        with open_sinks(_sinks(context), about) as add:
             result = _train(grid, run, context, _writer(out, add, len(kept)))
+            about.finished = result.guarantee.sentence
         result.save(out)
     except Exception as error:
         write_error(out, error)

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from dpfed.accounting import gdp
 from dpfed.accounting.calibrate import calibrate
-from dpfed.accounting.guarantee import Spent, delta_warning, guarantee
+from dpfed.accounting.guarantee import SERVER, Spent, delta_warning, guarantee
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
@@ -66,11 +66,15 @@ def noise_for(
     unit, adjacency = _choice(Unit, unit), _choice(Adjacency, adjacency)
     trust = _choice(Trust, trust)
     _check_whole(rounds=rounds, clients=clients, survivors=survivors)
-    shares = _honest(trust, clients, survivors, colluders)
+    apart = (1 if trust is Trust.LOCAL else 0) if colluders is None else colluders
+    shares = _honest(trust, clients, survivors, apart)
     start = gaussian(1.0, 1.0, unit, adjacency, trust, shares if trust is Trust.DISTRIBUTED else 1)
     mechanism = calibrate(start, epsilon=epsilon, delta=delta, releases=rounds)
     spent = Spent(mechanism, rounds, {shares: rounds} if trust is Trust.LOCAL else {})
-    stated = guarantee([spent], delta, NoiseSource.OPERATING_SYSTEM, rounds)
+    side = f", with up to {apart} client{'' if apart == 1 else 's'} on its side" if apart else ""
+    stated = guarantee(
+        [spent], delta, NoiseSource.OPERATING_SYSTEM, rounds, server=SERVER + side, colluders=apart
+    )
     count = clients if unit is Unit.CLIENT and units is None else units
     warning = None if count is None else delta_warning(delta, count)
     return {
@@ -101,10 +105,9 @@ def _mu(mechanism: Gaussian, rounds: int) -> float:
     return math.sqrt(gdp.mu_squared(mechanism.noise_multiplier(), rounds, mechanism.adjacency))
 
 
-def _honest(trust: Trust, clients: int, survivors: int | None, colluders: int | None) -> int:
+def _honest(trust: Trust, clients: int, survivors: int | None, apart: int) -> int:
     """The shares of noise in an opened sum that no adversary can subtract."""
     present = clients if survivors is None else survivors
-    apart = (1 if trust is Trust.LOCAL else 0) if colluders is None else colluders
     if present > clients:
         bound = f"at most {clients}, the number of clients"
         raise refuse("survivors", bound, present, "lower it, or leave it out for all of them")

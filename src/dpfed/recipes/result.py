@@ -32,8 +32,9 @@ from dpfed.data.models import Model
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.display import percent
 from dpfed.recipes.schema import Recipe
+from dpfed.training.ending import EXHAUSTED
 from dpfed.training.history import COLUMNS, Row, known
-from dpfed.training.loop import EXHAUSTED, Step
+from dpfed.training.loop import Step
 
 if TYPE_CHECKING:
     import torch
@@ -299,7 +300,7 @@ def _draw_epsilon(axes: Axes, result: Result) -> None:
         axes.plot(*_column(result, "epsilon"), color=VERMILION, label="to the server")
         if len(result.guarantee.claims) > 1:
             axes.plot(
-                *_column(result, "epsilon_others"), color=GREEN, ls="--", label="to everyone else"
+                *_column(result, "epsilon_others"), color=GREEN, ls="--", label="to others below"
             )
         axes.legend(fontsize=8, frameon=False)
         axes.set_ylim(bottom=0)

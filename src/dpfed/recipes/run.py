@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from dpfed.recipes import schema as recipes
 from dpfed.recipes.prepared import Prepared, prepare
 from dpfed.recipes.result import Result, require_a_round, result_of
 from dpfed.recipes.schema import Recipe
-from dpfed.recipes.sinks._open import open_sinks
+from dpfed.recipes.sinks._open import About, open_sinks
+from dpfed.training.account import Account
 from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.history import Row
 from dpfed.training.inprocess import InProcess
@@ -65,8 +67,12 @@ def run(
     checkpoint = None if resume is None else Checkpoint(Path(resume))
     if checkpoint:
         _same_recipe(checkpoint, prepared.recipe)
-    with _watched(prepared, watch, sinks, out) as follow:
+    if sinks and out is None:
+        raise RecipeError(f"sinks {list(sinks)} write into a folder; give out='runs/NAME', too")
+    about = prepared.about(Path(out or "."))
+    with _watched(about, watch, sinks) as follow:
         result = _ENGINES[engine](prepared, root, follow, checkpoint)
+        about.finished = result.guarantee.sentence
     if out is not None:
         result.save(out)
     return result
@@ -116,16 +122,12 @@ def _same_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
 
 
 @contextmanager
-def _watched(
-    prepared: Prepared, watch: Watch | None, sinks: Sequence[str], out: str | Path | None
-) -> Iterator[Watch | None]:
+def _watched(about: About, watch: Watch | None, sinks: Sequence[str]) -> Iterator[Watch | None]:
     """A ``watch`` that hands each row to the sinks and to the caller's own ``watch``."""
     if not sinks:
         yield watch
         return
-    if out is None:
-        raise RecipeError(f"sinks {list(sinks)} write into a folder; give out='runs/NAME', too")
-    with open_sinks(sinks, prepared.about(Path(out))) as add:
+    with open_sinks(sinks, about) as add:
 
         def follow(row: Row, rounds: int) -> None:
             add(row)
@@ -155,8 +157,8 @@ def run_prepared(
         watch: called with each round's row, those of an earlier process too.
         checkpoint: where the run keeps itself.
     """
-    plan, shown = prepared.plan, 0
-    transport = InProcess(plan, prepared.federation.problems, prepared.account())
+    plan, shown, account = prepared.plan, 0, prepared.account()
+    transport = InProcess(plan, prepared.federation.problems, account)
     steps = train(
         plan, prepared.initial, transport,
         training=_training(prepared, checkpoint), checkpoint=checkpoint, judge=prepared.judge,
@@ -167,16 +169,18 @@ def run_prepared(
                 watch(row, plan.rounds)
         shown, last = len(step.history), step
     require_a_round(last, _first_refusal(transport))
-    return _finished(prepared, last)
+    return _finished(prepared, last, account)
 
 
 def _first_refusal(transport: InProcess) -> str:
     return str(transport.refusals[0]) if transport.refusals else ""
 
 
-def _finished(prepared: Prepared, step: Step) -> Result:
+def _finished(prepared: Prepared, step: Step, account: Account | None) -> Result:
     state = step.state
     spent = prepared.plan.guarantee(state.release_counts, state.round)
+    if account and account.ledger.account(account.dataset):
+        spent = replace(spent, budgeted=True)
     return result_of(prepared, state.params, spent, step.history, step.stopped)
 
 

@@ -108,6 +108,8 @@ class PrivacyRecipe(_Section, frozen=True):
     """Each unit is drawn with this probability for each release of its client (Poisson)."""
     client_rate: float = 1.0
     """Each client is asked with this probability in each round (Poisson)."""
+    spare_attempts: int | msgspec.UnsetType = msgspec.UNSET
+    """Attempts beyond the rounds that noise is sized for; unset is 0: each takes a round away."""
     options: dict[str, Any] = {}
     """The mechanism's own options, such as restart of tree."""
 

@@ -72,6 +72,11 @@ class Plain:
     stages: tuple[str, ...] = ("reply",)
     release_stage: str = "reply"
 
+    @property
+    def against(self) -> str:
+        """No server: it reads each term."""
+        return "curious"
+
     def honest(self, clients: int, colluders: int) -> int:
         """One: the server reads each term by itself."""
         del clients, colluders

@@ -91,7 +91,7 @@ class Secure:
         return f"the server, which {conduct} and has up to {some} on its side"
 
     def failure(self, clients: int, colluders: int) -> float:
-        """The chance that a run's graph hides fewer honest terms."""
+        """The chance that a run's graph, with one attempt's dropouts, hides fewer honest terms."""
         return self._graph(clients, colluders).failure
 
     def capacity(self) -> float:
@@ -163,12 +163,14 @@ class Secure:
         return Directory()
 
     def pack_directory(self, directory: Directory) -> bytes:
-        """The signed keys; who has seen which is not kept, so all are sent once more."""
-        return messages.pack_message(messages.Keys(dict(directory.keys)))
+        """The signed keys, and who has seen which: a round is asked for again in the same bytes."""
+        seen = {client: sorted(others) for client, others in directory.seen.items()}
+        return messages.pack_message(messages.Keys(dict(directory.keys), seen))
 
     def unpack_directory(self, packed: bytes) -> Directory:
-        """The keys, none of which counts as seen."""
-        return Directory(dict(messages.unpack(packed, messages.Keys).keys))
+        """The same directory again."""
+        found = messages.unpack(packed, messages.Keys)
+        return Directory(found.keys, {c: frozenset(others) for c, others in found.seen.items()})
 
     def begin(
         self, directory: Directory, cohorts: Cohorts, sizes: Mapping[str, int], context: SumContext

@@ -16,6 +16,7 @@ owner can give the node's data a name of its own: $DPFED_DATASET.
 | $DPFED_LEDGER without any name                 | DataError: the owner wants a ledger, so name it |
 | a name with a '/', or an empty one             | DataError                                       |
 | $DPFED_DATASET and a recipe's name             | the owner's is used                             |
+| on a node: a recipe names a file or a budget   | a warning, and no more: that is its owner's     |
 | the budget of one of many clients is spent     | it alone is refused, the others are entered     |
 """
 
@@ -28,11 +29,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from dpfed.accounting.ledger.balance import Budget, LedgerKey, adversary_for
-from dpfed.accounting.ledger.ledger import Ledger, Part, Request
+from dpfed.accounting.ledger.balance import Budget
+from dpfed.accounting.ledger.conversions import LedgerKey, Server, adversary_of
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.accounting.ledger.request import Part, Request
 from dpfed.core.environment import DATASET, LEDGER, ledger_path, variable
 from dpfed.core.errors import DataError, DpfedError
-from dpfed.core.types import Broadcast
+from dpfed.core.log import log
+from dpfed.core.types import Broadcast, Trust
 from dpfed.training.plan import Plan
 
 
@@ -62,8 +66,11 @@ class Account:
         """The key under which a client's releases are entered."""
         mechanism = plan.update
         name = f"{self.dataset}/{client}" if self.divided else self.dataset
-        adversary = adversary_for(mechanism.trust)
-        return LedgerKey(name, mechanism.unit, mechanism.adjacency, adversary)
+        server, colluders = adversary_of(mechanism.trust, plan.sum.against, plan.colluders)
+        return LedgerKey(
+            dataset=name, unit=mechanism.unit, adjacency=mechanism.adjacency, adversary=server,
+            colluders=colluders,
+        )  # fmt: skip
 
     def request(self, plan: Plan, broadcast: Broadcast, member: Bookable) -> Request:
         """What a client is about to release."""
@@ -76,7 +83,7 @@ class Account:
         return Request(
             key=key, training=broadcast.training, client=member.client, round=at,
             attempt=broadcast.attempt, parts=parts, fresh=not member.mechanisms,
-            delta_reserved=plan.delta_reserved,
+            delta_reserved=plan.delta_reserved, plan=plan.fingerprint(), covered=_covered(plan),
         )  # fmt: skip
 
     def begin_all(
@@ -84,11 +91,18 @@ class Account:
     ) -> dict[int, tuple[int, ...] | DpfedError]:
         """Enter the round of several clients in one commit: rows, or why not, by client."""
         if self.budget and members:
-            key = self.key(plan, members[0].client)
-            self.ledger.agree(key._replace(dataset=self.dataset), self.budget)
+            self.ledger.agree(self._stated(plan), self.budget)
         asked = [self.request(plan, broadcast, member) for member in members]
         found = self.ledger.begin_all(asked)
         return {member.client: rows for member, rows in zip(members, found, strict=True)}
+
+    def _stated(self, plan: Plan) -> LedgerKey:
+        """What a recipe's budget is stated for: the plan's own guarantee, against its server."""
+        server = Server.OUTSIDERS if plan.update.trust is Trust.CENTRAL else Server.CURIOUS
+        return LedgerKey(
+            dataset=self.dataset, unit=plan.update.unit, adjacency=plan.update.adjacency,
+            adversary=server, colluders=plan.colluders,
+        )  # fmt: skip
 
     def begin(self, plan: Plan, broadcast: Broadcast, member: Bookable) -> tuple[int, ...]:
         """Enter the round of one client, or refuse it."""
@@ -100,6 +114,12 @@ class Account:
     def confirm(self, rows: Iterable[int]) -> None:
         """The releases of these rows were made."""
         self.ledger.confirm(rows)
+
+
+def _covered(plan: Plan) -> bool:
+    """Whether a row's norm is at most the distance that replacing a unit is priced for."""
+    bounds = {name: plan.declared[name].replace_bound for name in plan.channels}
+    return all(bound is None or bound >= plan.channels[name].clip for name, bound in bounds.items())
 
 
 def account(
@@ -117,8 +137,9 @@ def account(
         path: the ledger's file; None is $DPFED_LEDGER, or ledger.sqlite beside clients' states.
         epsilon: the budget of each client's data over all runs, above 0; None sets no budget.
         delta: the delta of that budget; not used without epsilon.
-        environment: on a node: $DPFED_DATASET, its owner's name for the data, overrides
-            ``dataset``, and with it the account is one client's own.
+        environment: on a node, where the recipe is not the owner's: $DPFED_DATASET overrides
+            ``dataset``, and with it the account is one client's own; path and budget are the
+            owner's alone ($DPFED_LEDGER, dpfed ledger budget), and the recipe's are not used.
     """
     own = variable(DATASET) if environment else None
     name = own or dataset
@@ -132,6 +153,9 @@ def account(
             f"{label} must be one or more characters without a '/', got {name!r}; use one such as "
             f"'adult'"
         )
+    if environment and (path is not None or epsilon is not None):
+        log.warning("the recipe's ledger.path and budget are not used: a node's owner sets them")
+        path = epsilon = None
     where = ledger_path() if path is None else Path(path).expanduser()
     budget = None if epsilon is None else Budget(epsilon, delta)
     return Account(_opened(where.resolve(), os.getpid()), name, own is None, budget)

@@ -5,31 +5,47 @@
                (rows -> clip -> noise -> grid)
 
 Guarantee: an algorithm can send nothing but what a PricedReleaser gave it, as often as the plan
-accounts for; each release is in the client's ledger, if there is one, before noise is drawn for it;
-whatever goes wrong leaves as a class name from a fixed list.
+accounts for; each release is in the client's ledger, if there is one, before noise is drawn for it.
+Once data has been touched a client does not refuse: whatever goes wrong then is an answer of zero
+rows with full noise. What is refused is found before, on made-up records, and leaves as a class
+name from a fixed list. How long an answer takes is not covered.
 
 | edge case                                            | what happens                            |
 |------------------------------------------------------|-----------------------------------------|
-| one release more than the plan has, or another channel | UnsoundPlan, nothing leaves           |
-| a reply that was not released, or was changed        | UnsoundPlan, nothing leaves             |
+| a broadcast that does not fit model or algorithm     | refused before data is touched          |
+| one release more than the plan has, or another channel | UnsoundPlan, likewise                 |
+| a reply that was not released, or was changed        | UnsoundPlan, likewise                   |
 | the ledger refuses                                   | BudgetSpent; no noise is drawn          |
 | a client without data at the release stage           | DataError                               |
-| any other exception                                  | logged locally; ClientError leaves      |
+| any exception, or lack of memory, on the data itself | zero rows, full noise, the state stays; |
+|                                                      | logged and counted here, never sent     |
+| a problem of one's own, without ``made_up``          | is not tried: a fault of its code is an |
+|                                                      | answer of zero rows, too                |
+| numbers below the smallest normal float              | are 0 in a client's work: they are slow |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
-from dpfed.core.errors import ClientRefused, DataError, UnsoundPlan, wire_name
+import torch
+
+from dpfed.core.errors import BadRelease, ClientRefused, DataError, UnsoundPlan, wire_name
+from dpfed.core.grid import pack
 from dpfed.core.log import log
+from dpfed.core.randomness import Stream
+from dpfed.core.sampling import drawn
 from dpfed.core.sum_protocol import Answer, Signer
 from dpfed.core.types import (
     METRICS,
     UPDATE,
+    BoundedSum,
     Broadcast,
+    Mechanism,
     Problem,
     Release,
     Releaser,
@@ -37,6 +53,7 @@ from dpfed.core.types import (
     Rows,
     State,
     Unit,
+    Vector,
 )
 from dpfed.training.plan import Plan
 
@@ -65,6 +82,8 @@ class ClientState:
     signer: Signer | None = None
     ledger: ClientLedger | None = None
     """Where its releases are entered; without one they are not."""
+    zeroed: int = 0
+    """How many rounds it answered with zero rows since its data or code failed. Never sent."""
 
 
 class PricedReleaser:
@@ -76,12 +95,13 @@ class PricedReleaser:
         fresh = plan.mechanism_states(broadcast.params.numel())
         self.states: dict[str, State] = {**fresh, **client.mechanisms}
         self.made: dict[str, list[Release | None]] = {}  # held only if it must be sent as it is
+        self.round = broadcast.round
         self._plan, self._broadcast, self._client = plan, broadcast, client.client
 
     def __call__(self, rows: Rows, channel: str = UPDATE) -> Release:
         """Release rows on a channel, once more in this round."""
         made = self.made.setdefault(channel, [])
-        at = self._broadcast.round
+        at = self.round
         known = channel in self._plan.channels
         planned = self._plan.releases(channel, at) if known else 0
         if len(made) >= planned:
@@ -89,12 +109,35 @@ class PricedReleaser:
                 f"releases on {channel!r} in round {at} must be at most {planned}, as the plan "
                 f"accounts for, got number {len(made) + 1}; declare it in the algorithm's channels"
             )
+        if isinstance(rows, _Nothing):
+            rows = _Nothing(self._plan.size(channel, self._broadcast.params.numel()))
         mechanism = self._plan.channels[channel]
         call = (at, self._client, self._broadcast.attempt, channel, len(made))
         rng = self._plan.noise.stream("release", *call)
-        release, self.states[channel] = mechanism.release(rows, self.states[channel], rng)
+        release, self.states[channel] = self._release(mechanism, rows, channel, rng)
         made.append(release if self._plan.client.sends_unmodified else None)
         return release
+
+    def _release(
+        self, mechanism: Mechanism, rows: Rows, channel: str, rng: Stream
+    ) -> tuple[Release, State]:
+        return mechanism.release(rows, self.states[channel], rng)
+
+
+class _Rehearsal(PricedReleaser):
+    """The same door where nothing goes out: rows are drawn, clipped and added, and not released."""
+
+    def _release(
+        self, mechanism: Mechanism, rows: Rows, channel: str, rng: Stream
+    ) -> tuple[Release, State]:
+        made = drawn(rows, mechanism.sampling, rng).clipped_sum(mechanism.clip)
+        if made.bound > mechanism.clip:
+            raise BadRelease(
+                f"rows on {channel!r} must be bounded by {mechanism.clip:g}, got {made.bound:g}; "
+                f"give the mechanism this clip"
+            )
+        grid = pack(made.vector, mechanism.step)
+        return Release(grid, mechanism.std, mechanism.step), self.states[channel]
 
 
 def answer(
@@ -130,9 +173,10 @@ def _answer(
     reply: Reply | None = None
     entered: tuple[int, ...] = ()
     if stage == plan.sum.release_stage:
+        try_out(plan, broadcast, client)
         if client.ledger:  # on the disk before any noise is drawn
             entered = client.ledger.begin(plan, broadcast, client)
-        reply, client = make_reply(plan, broadcast, client, PricedReleaser(plan, broadcast, client))
+        reply, client = _reply(plan, broadcast, client, PricedReleaser(plan, broadcast, client))
     context = plan.sum_context(broadcast, client.client, client.signer)
     messages, secret = plan.sum.answer(stage, requests, reply, client.secret, context)
     if client.ledger and entered:  # what is not confirmed counts as spent, too
@@ -149,17 +193,37 @@ def make_reply(
         plan: what this client has agreed to.
         broadcast: what the server published for the round.
         client: what the client keeps; its data is in it.
-        release: the one door out.
+        release: the one door out; if it is a test's own, what goes wrong is raised.
     """
-    if client.problem is None:
-        raise DataError(
-            f"client {client.client} has no data, and a release is due; give its ClientState a "
-            f"problem"
-        )
+    if not isinstance(release, PricedReleaser):
+        return _work(plan, broadcast, client, release)
+    try_out(plan, broadcast, client)
+    return _reply(plan, broadcast, client, release)
+
+
+def _reply(
+    plan: Plan, broadcast: Broadcast, client: ClientState, release: PricedReleaser
+) -> tuple[Reply, ClientState]:
+    """What the algorithm makes of the data; zero rows if that fails, whatever the reason."""
+    try:
+        with _flushing():
+            return _work(plan, broadcast, client, release)
+    except (Exception, SystemExit):  # from here on a refusal would tell something of the data
+        log.exception(
+            "client %d answers round %d with zero rows, and tells nobody: see the error; %d rounds "
+            "before were answered so", client.client, broadcast.round, client.zeroed,
+        )  # fmt: skip
+        return _nothing(plan, broadcast, client)
+
+
+def _work(
+    plan: Plan, broadcast: Broadcast, client: ClientState, release: Releaser
+) -> tuple[Reply, ClientState]:
+    problem = _data(client)
     state = plan.client.init(broadcast.params) if client.state is None else client.state
-    reply, state = plan.client.work(broadcast, client.problem, state, release)
+    reply, state = plan.client.work(broadcast, problem, state, release)
     if METRICS in plan.due(broadcast.round):
-        rows = client.problem.metric_rows(broadcast.params, release.unit, plan.loss_bound)
+        rows = problem.metric_rows(broadcast.params, release.unit, plan.loss_bound)
         reply = {**reply, METRICS: release(rows, METRICS)}
     if isinstance(release, PricedReleaser):
         _check_reply(plan, reply, release)
@@ -167,8 +231,150 @@ def make_reply(
     return reply, replace(client, state=state)
 
 
+def _data(client: ClientState) -> Problem:
+    if client.problem is None:
+        raise DataError(
+            f"client {client.client} has no data, and a release is due; give its ClientState a "
+            f"problem"
+        )
+    return client.problem
+
+
+def _nothing(plan: Plan, broadcast: Broadcast, client: ClientState) -> tuple[Reply, ClientState]:
+    """What a client without any records would send: as many releases, with the same noise.
+
+    What was released before the failure has not left and is dropped; the algorithm's state stays.
+    """
+    release, due = PricedReleaser(plan, broadcast, client), plan.due(broadcast.round)
+    if plan.client.sends_unmodified:
+        reply: Reply = {name: release(_Nothing(), name) for name in due}
+    else:
+        nowhere = replace(client, problem=_Nowhere(broadcast.params))
+        reply, _ = _work(plan, broadcast, nowhere, release)
+    after = replace(client, mechanisms=release.states, zeroed=client.zeroed + 1)
+    return reply, after
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    """Rows of no unit, on any channel: the door knows how long they are."""
+
+    size: int = 0
+    units: int = 0
+
+    def select(self, kept: torch.Tensor) -> _Nothing:
+        del kept
+        return self
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        del clip
+        return BoundedSum(torch.zeros(self.size), 0.0, 0.0)
+
+    def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
+        del clip
+        return iter(())
+
+
+@dataclass(frozen=True, eq=False)
+class _Nowhere:
+    """The problem of a client without records."""
+
+    params: Vector
+
+    @property
+    def dimension(self) -> int:
+        return self.params.numel()
+
+    def rows(self, params: Vector, unit: Unit) -> Rows:
+        del params, unit
+        return _Nothing()
+
+    hessian_rows = rows
+
+    def gram_rows(self, unit: Unit) -> Rows:
+        del unit
+        return _Nothing()
+
+    def gradient(self, params: Vector) -> Vector:
+        return torch.zeros_like(params)
+
+    def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
+        del params, unit, loss_bound
+        return _Nothing()
+
+
+_DENORMAL = 1e-310
+
+
+@contextmanager
+def _flushing() -> Iterator[None]:
+    """Denormal numbers are 0: with them one record could slow an answer down thirty times."""
+    before = _DENORMAL * 2.0 == 0.0  # torch sets what it cannot tell
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
+
+
+# ------------------------------------------------------------------- before data is touched
+
+
+@runtime_checkable
+class _Rehearsable(Protocol):
+    """A problem whose model can be tried on made-up records of the same shape and types."""
+
+    def made_up(self) -> Problem: ...
+
+
+_tried: WeakKeyDictionary[Plan, set[object]] = WeakKeyDictionary()
+
+
+def try_out(plan: Plan, broadcast: Broadcast, client: ClientState) -> None:
+    """Rehearse each kind of round on made-up records: what is wrong with code or order raises here.
+
+    Nothing of it depends on a record, so that the refusal may leave. It is done once for a kind of
+    problem and the shapes of a broadcast: a plan's clients have one model.
+
+    Args:
+        plan: what this client has agreed to.
+        broadcast: what the server published for the round.
+        client: what the client keeps; its problem's records are not looked at.
+    """
+    problem = _data(client)
+    if broadcast.params.numel() != problem.dimension:
+        raise DataError(
+            f"the model must have {problem.dimension} parameters, as this client's has, got "
+            f"{broadcast.params.numel()}; give both sides the same model"
+        )
+    sent = {**broadcast.shared, "": broadcast.params}
+    shapes = frozenset((name, v.shape, v.dtype) for name, v in sent.items())
+    kind, done = (type(problem), problem.dimension, shapes), _tried.setdefault(plan, set())
+    if kind in done or not isinstance(problem, _Rehearsable):
+        return
+    for first in _kinds_of_rounds(plan):
+        stand_in = ClientState(client.client, problem.made_up())
+        at = replace(broadcast, round=first)
+        _work(plan, at, stand_in, _Rehearsal(plan, at, stand_in))
+    done.add(kind)
+
+
+def _kinds_of_rounds(plan: Plan) -> Iterable[int]:
+    """The first round of each kind: with other releases than those before."""
+    kinds: dict[object, int] = {}
+    for at in range(plan.rounds):
+        kinds.setdefault(tuple(plan.releases(name, at) for name in plan.declared), at)
+    return kinds.values()
+
+
 def _check_reply(plan: Plan, reply: Reply, releaser: PricedReleaser) -> None:
     """Refuse a reply that was not released, or was modified where the algorithm says it is not."""
+    due = plan.due(releaser.round)
+    if set(reply) != set(due):
+        raise UnsoundPlan(
+            f"the reply must be on the channels {sorted(due)} that are due, got {sorted(reply)}; "
+            f"send each of them, whatever the data"
+        )
     for name, release in reply.items():
         made = releaser.made.get(name, [])
         if plan.client.sends_unmodified and [id(release)] != [id(one) for one in made]:

@@ -8,13 +8,13 @@
                            round
 
 Guarantee: whenever the process dies, ``load`` finds the last committed round, and no round that was
-committed is asked for again. An attempt that was asked for and not committed counts as spent, and
-the round goes on as a new attempt: its noise is new. Files are replaced as a whole and synced,
-never pickled.
+committed is asked for again. An attempt that was asked for and not committed counts as spent, once.
+Where clients store their answers it is asked for again, in the same bytes; otherwise the round goes
+on as a new attempt, with new noise. Files are replaced as a whole and synced, never pickled.
 
 | edge case                                        | what happens                              |
 |--------------------------------------------------|-------------------------------------------|
-| the process dies before, in or after a round     | the round is asked again as a new attempt |
+| the process dies before, in or after a round     | the attempt is asked for again, or anew   |
 | it dies while a file is written                  | the earlier file is still there           |
 | another plan, model or training under the folder | refused: DataError                        |
 | a file that is cut off or is not ours            | refused: DataError                        |
@@ -40,11 +40,12 @@ from safetensors.torch import save
 from dpfed.core.errors import DataError
 from dpfed.core.files import jsonable, replace_file
 from dpfed.core.types import State
+from dpfed.training.fingerprint import legacy_fingerprint
 from dpfed.training.plan import Plan
-from dpfed.training.round import ServerState, spent_attempt
+from dpfed.training.round import ServerState, next_attempt, with_next
 from dpfed.training.state_tree import join_state, split_state
 
-VERSION = 1
+VERSION = 2
 _MOST_ATTEMPTS = 100_000  # at one round: a larger number was never written here
 _ASKED, _STATE, _TRAINING = "asked.json", "progress.safetensors", "training.txt"
 _LOCK = "lock"
@@ -84,6 +85,8 @@ class Checkpoint:
         """The name under which the run began; a new one for a new run."""
         path = self.folder / _TRAINING
         if not path.exists():
+            if self.begun:  # by version 0.1, or under a name that the caller gave it
+                return name
             self._write(_TRAINING, f"{name}-{secrets.token_hex(4)}".encode())
         return path.read_text(encoding="utf-8")
 
@@ -145,26 +148,31 @@ class Checkpoint:
         mechanisms = dict(state.mechanisms)
         return (state.params, state.optimizer, mechanisms, clients)
 
-    def load(self, plan: Plan, fresh: ServerState, clients: State = ()) -> Saved | None:
+    def load(
+        self, plan: Plan, fresh: ServerState, clients: State = (), again: bool = False
+    ) -> Saved | None:
         """The last committed round, ready to go on; None where there is none yet.
 
         Args:
             plan: the run's plan: a checkpoint of another one is refused.
             fresh: the server as a new run would begin: it gives the form.
             clients: what a new engine would keep for its clients: the form, too.
+            again: whether an attempt that died may be asked for once more: only where clients
+                send the answers that they have stored; otherwise it is made anew.
         """
         facts, tensors = self._read()
         if facts is None:
-            begun = self._spend_asked(plan, fresh)
+            begun = self._spend_asked(plan, fresh, again)
             return None if begun is fresh else Saved(begun, (), [], clients)
         self._check(plan, fresh, facts)
         try:
-            return self._saved(plan, fresh, clients, facts, tensors)
+            saved = self._saved(plan, fresh, clients, facts, tensors)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
                 f"the checkpoint in {self.folder} lacks a part ({error}); resume with the recipe "
                 f"that it was begun with, or choose another folder"
             ) from error
+        return replace(saved, state=self._spend_asked(plan, saved.state, again))
 
     def _saved(
         self,
@@ -191,7 +199,7 @@ class Checkpoint:
             cohort=plan.draw(at, attempt),
         )
         committed = tuple(CommittedRound(r, a, tuple(clients)) for r, a, clients in facts["played"])
-        return Saved(self._spend_asked(plan, state), committed, _rows(facts), kept)
+        return Saved(state, committed, _rows(facts), kept)
 
     def history(self) -> list[dict[str, Any]]:
         """The rows that were written with the last committed round."""
@@ -212,6 +220,8 @@ class Checkpoint:
 
     def _check(self, plan: Plan, fresh: ServerState, facts: dict[str, Any]) -> None:
         ours = {"version": VERSION, "plan": plan.fingerprint(), "training": fresh.training}
+        if facts.get("version") == 1:  # of version 0.1, whose fingerprint covered less
+            ours |= {"version": 1, "plan": legacy_fingerprint(plan)}
         for name, value in ours.items():
             if facts.get(name) != value:
                 raise DataError(
@@ -219,8 +229,8 @@ class Checkpoint:
                     f"was begun with, or choose another folder"
                 )
 
-    def _spend_asked(self, plan: Plan, state: ServerState) -> ServerState:
-        """Attempts that were asked for and never committed: spent, and never asked for again."""
+    def _spend_asked(self, plan: Plan, state: ServerState, again: bool) -> ServerState:
+        """Attempts that were asked for and never committed are spent; the last goes on, or not."""
         path = self.folder / _ASKED
         if not path.exists():
             return state
@@ -231,9 +241,19 @@ class Checkpoint:
                 raise ValueError(attempt)
         except (ValueError, KeyError, TypeError) as error:
             raise _unreadable(path) from error
-        while at == state.round and state.attempt <= attempt:
-            state = spent_attempt(plan, state)
-        return state
+        while at == state.round and state.attempt < attempt:
+            state = next_attempt(plan, _spent(plan, state))
+        if (at, attempt) != (state.round, state.attempt):
+            return state
+        spent = _spent(plan, state)
+        if again:  # it counts from now on, and once
+            return replace(spent, counts_before=state.release_counts)
+        return next_attempt(plan, spent)
+
+
+def _spent(plan: Plan, state: ServerState) -> ServerState:
+    """With the attempt to come counted: nobody knows how far it went."""
+    return replace(state, release_counts=with_next(plan, state, {}))
 
 
 def _unreadable(path: Path) -> DataError:

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fingerprint of a plan: what server and clients compare before they work together.
 
-It covers clip, noise, unit, adjacency, trust, channels, sum, weights, sizes, rounds, delta and who
-is asked; not the model, the optimizer or the noise's seed, which cost nothing.
+It covers clip, noise and its source, unit, adjacency, trust, channels, the client algorithm with
+its options, sum, weights, sizes, rounds, spare attempts, delta, who is asked, and the wire format;
+not the model, the optimizer or the noise's seed, which cost nothing.
+
+| edge case                            | what happens                                            |
+|--------------------------------------|---------------------------------------------------------|
+| an algorithm that was made by hand   | it is known by its code's name: its options are not seen |
+| a checkpoint of version 0.1          | it has the ``legacy_fingerprint``, and goes on          |
 """
 
 from __future__ import annotations
@@ -11,11 +17,30 @@ import hashlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dpfed.core.types import ClientAlgorithm
     from dpfed.training.plan import Plan
+
+WIRE_FORMAT = 2
+"""Raise it where a message between server and clients changes: both sides must have the same."""
 
 
 def fingerprint(plan: Plan) -> str:
     """A digest of what both sides must agree on."""
+    facts = (
+        WIRE_FORMAT, legacy_fingerprint(plan), plan.noise.source.value, _name_of(plan.client),
+        plan.client.reuses_own_releases, plan.spare,
+    )  # fmt: skip
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _name_of(client: ClientAlgorithm) -> str:
+    """How the registry built it; of one that was made by hand, where its code is."""
+    named = client.work if hasattr(client.work, "__qualname__") else type(client.work)
+    return client.made_by or f"{named.__module__}.{named.__qualname__}"
+
+
+def legacy_fingerprint(plan: Plan) -> str:
+    """The digest of version 0.1, which its checkpoints have."""
     channels = sorted((name, _stable(repr(m))) for name, m in plan.channels.items())
     declared = ", ".join(
         f"({name!r}, {_stable(repr(channel))})"
@@ -29,5 +54,5 @@ def fingerprint(plan: Plan) -> str:
 
 
 def _stable(text: str) -> str:
-    """A repr with the names of version 0.1: checkpoints and clients of then still agree."""
+    """A repr with the names of version 0.1."""
     return text.replace("replace_bound=", "swap=").replace(", census=False)", ")")

@@ -7,13 +7,15 @@
 | accuracy, loss            | by ``evaluation.kind``: test records that the server holds (test),   |
 |                           | or the metrics channel, which has noise (federated)                  |
 | worst_silo                | ``evaluation.kind = "exact"`` only: in clear, and the report says so |
-| epsilon, epsilon_others   | spent so far: to the server, to everyone else                        |
+| epsilon, epsilon_others   | spent so far: to the server, to the others that the sentence names   |
 | surplus, snr              | of the private mean, its known noise and the public plan             |
 | clients, missing, absent, | who answered, who did not, and the error's name where there was one: |
-| refused, aborted          | the server sees that                                                 |
+| refused, aborted          | the server sees that. Where a draw of clients is priced, clients is  |
+|                           | the expected number, and the others and seconds are empty            |
 
-Guarantee: whoever shows or stores a row adds nothing to what the server knows. A client's own
-losses, counts and times are no columns: they would be releases that nobody accounts for.
+Guarantee: whoever shows or stores a row adds nothing to what the guarantee covers: not to what the
+server knows, nor, where the server alone may know who was drawn, to what everyone does. A client's
+own losses, counts and times are no columns: they would be releases that nobody accounts for.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from dpfed.core.types import Aggregate, Trust
 from dpfed.core.vector import dot
 from dpfed.training.metrics import measured
 from dpfed.training.plan import Plan
-from dpfed.training.round import RoundResult, ServerState
+from dpfed.training.round import RoundResult, ServerState, clients_told, draw_is_secret
 
 Row: TypeAlias = dict[str, Any]
 """One round: plain numbers and texts, ready for CSV and JSON; None where there is no figure."""
@@ -62,13 +64,20 @@ def make_row(
         "epsilon_others": spent.claims[-1].epsilon,
         "surplus": surplus(plan, len(result.clients)),
         "snr": signal_to_noise(result.aggregate),
-        "clients": len(result.clients),
+        "clients": clients_told(plan, len(result.clients)),
+        **({} if draw_is_secret(plan) else _conduct(result, seconds)),
+    })  # fmt: skip
+
+
+def _conduct(result: RoundResult, seconds: float) -> Row:
+    """Who did not answer, and how long it took: it shows who was asked."""
+    return {
         "missing": len(result.missing),
         "absent": " ".join(map(str, result.missing)),
         "refused": " | ".join(f"{client}: {why}" for client, why in result.refused.items()),
         "aborted": result.aborted or "",
         "seconds": seconds,
-    })  # fmt: skip
+    }
 
 
 def only_columns(row: Mapping[str, Any]) -> Row:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from dpfed.core.errors import ClientRefused, DpfedError, RoundAborted, wire_name
+from dpfed.core.errors import ClientRefused, DpfedError, RoundAborted, UnsoundPlan, wire_name
 from dpfed.core.log import log
 from dpfed.core.sum_protocol import Answer, Verifier
 from dpfed.core.types import Broadcast, Problem, State, Vector
@@ -27,6 +27,28 @@ from dpfed.training.round import RoundResult, ServerState, run_round, start
 _Reply = Callable[[int], Answer]
 
 
+class _Count:
+    """A client's count in memory: each attempt once, and no more of them than the plan has."""
+
+    def __init__(self) -> None:
+        self.entered: set[tuple[int, int]] = set()
+
+    def begin(self, plan: Plan, broadcast: Broadcast, client: ClientState) -> tuple[int, ...]:
+        """Enter an attempt; there are no rows to confirm."""
+        del client
+        at = broadcast.round, broadcast.attempt
+        if at in self.entered or len(self.entered) >= plan.attempts:
+            raise UnsoundPlan(
+                f"attempts must be new, and at most {plan.attempts}, as the plan accounts for, got "
+                f"{at} after {len(self.entered)}; make a new engine for a new training"
+            )
+        self.entered.add(at)
+        return ()
+
+    def confirm(self, rows: Iterable[int]) -> None:
+        """Nothing is left open."""
+
+
 class InProcess:
     """A transport to clients of this process: it keeps what they keep.
 
@@ -39,12 +61,14 @@ class InProcess:
     def __init__(
         self, plan: Plan, problems: Sequence[Problem], ledger: Account | None = None
     ) -> None:
+        self.stores_answers = False
         count = len(problems)
         signers = simulated(count) if plan.sum.hides_terms else [None] * count
         self.plan, self.ledger = plan, ledger
         self.roster: Verifier | None = signers[0] if signers else None
         self.clients = {
-            i: ClientState(i, problem, signer=signers[i]) for i, problem in enumerate(problems)
+            i: ClientState(i, problem, signer=signers[i], ledger=_Count())
+            for i, problem in enumerate(problems)
         }
         self.refusals: list[DpfedError] = []
         """Why clients were not entered in the ledger: the sentences, which stay in this process."""

@@ -21,7 +21,7 @@ again, free   a new attempt; nothing is spent. PATIENCE failed attempts in a row
 again, spent  a new attempt at full cost; PATIENCE failed attempts in a row end the training
 ends          nothing more is asked for
 left out      the error's name is in the row, and the round goes on with the others
-goes on       from its checkpoint, if it has one; an attempt that died counts as spent
+goes on       from its checkpoint, if it has one; an attempt that died counts as spent, once
 
 Whenever training ends, the model, the history and the guarantee of what was spent are kept. A
 recipe's run that completed no round has nothing to keep: it raises BudgetSpent or RoundAborted, in
@@ -36,20 +36,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
-from dpfed.accounting.gdp import CAUTION
 from dpfed.core.log import log
 from dpfed.core.sum_protocol import Answer, Verifier
-from dpfed.core.types import Broadcast, State, Vector
+from dpfed.core.types import Broadcast, State, Trust, Vector
 from dpfed.core.vector import one_thread
 from dpfed.training.checkpoint import Checkpoint, CommittedRound
+from dpfed.training.ending import exceeds, reason_to_end
 from dpfed.training.history import Row, make_row
 from dpfed.training.plan import Plan
-from dpfed.training.round import RoundResult, ServerState, run_round, start, with_next
-
-PATIENCE = 3
-"""Attempts in a row that may fail: free ones would never end, others waste the budget."""
-
-EXHAUSTED = "no client's budget suffices for a further round"
+from dpfed.training.round import RoundResult, ServerState, run_round, start
 
 Judge: TypeAlias = Callable[[int, Vector], Mapping[str, float | None]]
 """What the server itself measures after a round (accuracy, loss), from its number and the model."""
@@ -74,6 +69,10 @@ class Transport(Protocol):
     @property
     def roster(self) -> Verifier | None:
         """Who the clients are, where the sum asks for signatures."""
+
+    @property
+    def stores_answers(self) -> bool:
+        """Whether clients keep what they sent, and send it again for the same order."""
 
     def ready(self, step: Step) -> str | None:
         """Before a round: look who is there. A reason to ask nobody, or None."""
@@ -121,11 +120,11 @@ def train(
         yield step
         while step.state.round < last and not step.stopped:
             step = replace(step, result=None)  # its vectors are not needed while a round runs
-            reason = _exceeds(plan, step.state) or transport.ready(step)
+            reason = exceeds(plan, step.state) or transport.ready(step)
             if reason is None:
                 step = _attempt(plan, step, transport, checkpoint, judge)
                 failures = failures + 1 if step.result and step.result.aborted else 0
-                reason = _reason_to_end(step, failures)
+                reason = reason_to_end(step.result, failures)
             if reason:
                 log.warning("stopping after %d rounds: %s", step.state.round, reason)
             step = replace(step, stopped=reason)
@@ -136,7 +135,10 @@ def _found(
     plan: Plan, fresh: ServerState, transport: Transport, checkpoint: Checkpoint | None
 ) -> Step:
     """Where the training stands: at its beginning, or where a checkpoint left it."""
-    saved = checkpoint and checkpoint.load(plan, fresh, transport.client_states(fresh.params))
+    # not where the server adds the noise: it would add other noise to the same sums
+    again = transport.stores_answers and plan.update.trust is not Trust.CENTRAL
+    form = transport.client_states(fresh.params)
+    saved = checkpoint and checkpoint.load(plan, fresh, form, again)
     if not saved:
         return Step(state=fresh)
     transport.restore(saved.clients)
@@ -167,26 +169,3 @@ def _attempt(
         kept = transport.client_states(state.params)
         checkpoint.commit(plan, state, committed, history, kept)
     return after
-
-
-def affords(plan: Plan, state: ServerState) -> bool:
-    """Whether one more round stays within the plan's guarantee: aborted attempts count too."""
-    counts = with_next(plan, state, {})
-    planned = plan.guarantee().claims[0].epsilon
-    spent = plan.guarantee(counts, state.round + 1).claims[0].epsilon
-    return spent <= planned * (1 + 4 * CAUTION)
-
-
-def _exceeds(plan: Plan, state: ServerState) -> str | None:
-    return None if affords(plan, state) else "the next round would exceed the plan's guarantee"
-
-
-def _reason_to_end(step: Step, failures: int) -> str | None:
-    result = step.result
-    if result and result.exhausted:
-        return EXHAUSTED
-    if result is None or failures < PATIENCE:
-        return None
-    if result.spent:
-        return f"{PATIENCE} attempts in a row got no total, the last one since {result.aborted}"
-    return f"{PATIENCE} attempts in a row failed before any release was asked for"

@@ -63,6 +63,8 @@ class Plan:
     loss_bound: float = 5.0
     participation: Sampling = EVERYONE
     """Which clients the server asks in a round: hidden from all but the server."""
+    spare: int = 0
+    """Attempts beyond the rounds that noise and delta are sized for; with 0 each costs a round."""
 
     def __post_init__(self) -> None:
         refuse_unsound(self)
@@ -101,9 +103,14 @@ class Plan:
         """How often a client uses a channel in a round."""
         return self.declared[channel].releases(round)
 
+    @property
+    def attempts(self) -> int:
+        """How often a client is asked for releases at most."""
+        return self.rounds + self.spare
+
     def planned(self, channel: str) -> int:
-        """How many releases all rounds make on a channel."""
-        return self.declared[channel].planned(self.rounds)
+        """How many releases all rounds and spare attempts make on a channel."""
+        return self.declared[channel].planned(self.rounds, self.spare)
 
     def expected(self, channel: str) -> float:
         """The part of all units that is expected in a release."""
@@ -170,7 +177,7 @@ class Plan:
         found = guarantee(
             spent, self.delta, self.noise.source,
             rounds=self.rounds if rounds is None else rounds,
-            delta_reserved=self.delta_reserved, server=server,
+            delta_reserved=self.delta_reserved, server=server, colluders=self.colluders,
         )  # fmt: skip
         # public weights round each term again, which exact arithmetic does not cover
         return replace(found, idealized=True) if self.uneven else found
@@ -179,12 +186,8 @@ class Plan:
     def _planned_guarantee(self) -> Guarantee:
         """Computed once: every round is held to it, and PLD takes its time."""
         everyone = isinstance(self.participation, Everyone)
-        counts = {
-            name: {
-                self.hidden_by(self.cohort(name).values()) if everyone else 1.0: self.planned(name)
-            }
-            for name in self.channels
-        }
+        weights = {name: self.cohort(name).values() if everyone else () for name in self.channels}
+        counts = {name: {self.hidden_by(w): self.planned(name)} for name, w in weights.items()}
         return self.guarantee(counts, self.rounds)
 
     def _spent(self, channel: str, count: Mapping[float, int]) -> Spent:
@@ -199,10 +202,10 @@ class Plan:
 
     @property
     def delta_reserved(self) -> float:
-        """The part of delta that the sum's own chance of failure takes."""
+        """The part of delta that the sum's chance of failure takes: others drop out each time."""
         if self.update.trust is not Trust.DISTRIBUTED:
             return 0.0
-        return self.sum.failure(len(self.nominal), self.colluders)
+        return self.attempts * self.sum.failure(len(self.nominal), self.colluders)
 
     @property
     def honest(self) -> int:

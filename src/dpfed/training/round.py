@@ -12,10 +12,22 @@
 
 ``run_round`` walks it; a transport exchanges the bytes. Everything here uses protocols only, never
 a particular algorithm, mechanism or sum. State goes in, state comes out.
+
+Guarantee: where a draw of clients is priced (``draw_is_secret``), nothing that leaves the server
+depends on who was drawn, but for the total that has the noise.
+
+| edge case                            | the draw is priced            | it is not              |
+|--------------------------------------|-------------------------------|------------------------|
+| nobody is drawn                      | zeros, and the full noise     | the same               |
+| a client that is asked is not there  | it adds zero, and nobody says | the row and the log    |
+|                                      | so; the log at level debug    | name it                |
+| none of them answers                 | as if nobody had been drawn   | the round is aborted   |
+| how many an optimizer is told        | the expected number           | those in the total     |
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +38,7 @@ import torch
 from dpfed.core.errors import WIRE_NAMES, BadReply, BudgetSpent, ClientRefused
 from dpfed.core.grid import to_values
 from dpfed.core.log import log
+from dpfed.core.sampling import Everyone
 from dpfed.core.sum_protocol import (
     Aborted,
     Answer,
@@ -55,11 +68,13 @@ class ServerState:
     """What the sum keeps between rounds, such as clients' public keys."""
     roster: Verifier | None = None
     training: str = "run"
+    counts_before: ReleaseCounts | None = None
+    """Where the attempt to come was asked for by a process that died: the counts without it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RoundResult:
-    """What happened in a round, for the report: nothing here is data."""
+    """What happened in a round: the server's own; history.py says what of it may be shown."""
 
     round: int
     aggregate: Aggregate | None = None
@@ -99,6 +114,16 @@ def start(
     )  # fmt: skip
 
 
+def draw_is_secret(plan: Plan) -> bool:
+    """Whether the price counts on it that nobody but the server knows who was drawn."""
+    return not isinstance(plan.amplified, Everyone)
+
+
+def clients_told(plan: Plan, inside: int) -> float:
+    """How many clients a total has, as others are told: a secret draw gives the expected number."""
+    return plan.participation.rate * len(plan.nominal) if draw_is_secret(plan) else inside
+
+
 def publish(plan: Plan, state: ServerState) -> Broadcast:
     """What goes out at the start of a round."""
     shared = plan.optimizer.share(state.optimizer)
@@ -125,30 +150,27 @@ def run_round(
     """
     broadcast = publish(plan, state)
     gathered = _gather(plan, broadcast, state, exchange)
-    state = replace(state, directory=gathered.directory)
-    if gathered.asked:
+    spent = gathered.asked or state.counts_before is not None
+    counts = state.counts_before or state.release_counts
+    state = replace(state, directory=gathered.directory, release_counts=counts, counts_before=None)
+    if spent:
         state = _count(plan, state, gathered.totals)
     clients = () if gathered.aborted else next(iter(gathered.totals.values())).clients
     result = RoundResult(
         round=state.round, clients=clients,
         missing=tuple(sorted(set(state.cohort) - set(clients))), refused=gathered.refused,
-        aborted=gathered.aborted, spent=gathered.asked,
+        aborted=gathered.aborted, spent=spent,
     )  # fmt: skip
     if gathered.aborted:
-        return _again(plan, state), result
+        return next_attempt(plan, state), result
     state, aggregate = _aggregate(plan, state, gathered.totals)
     return _step(plan, state, aggregate), replace(result, aggregate=aggregate)
 
 
-def _again(plan: Plan, state: ServerState) -> ServerState:
+def next_attempt(plan: Plan, state: ServerState) -> ServerState:
     """The same round as a new attempt."""
     attempt = state.attempt + 1
     return replace(state, attempt=attempt, cohort=plan.draw(state.round, attempt))
-
-
-def spent_attempt(plan: Plan, state: ServerState) -> ServerState:
-    """After an attempt whose end is unknown: it counts as spent, and is made anew."""
-    return _again(plan, _count(plan, state, {}))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -168,8 +190,7 @@ def _gather(plan: Plan, broadcast: Broadcast, state: ServerState, exchange: Exch
     cohorts = {name: plan.cohort(name, state.cohort) for name in due}
     sizes = {name: plan.size(name, broadcast.params.numel()) for name in due}
     if not state.cohort:  # drawing again would invalidate the accounting
-        nothing = {name: _nothing(size) for name, size in sizes.items()}
-        return _Gathered(totals=nothing, refused=refused, directory=state.directory)
+        return _Gathered(totals=_zeros(sizes), refused=refused, directory=state.directory)
     context = replace(plan.sum_context(broadcast, SERVER), roster=state.roster)
     following: Requests | Opened | Aborted
     session, following = plan.sum.begin(state.directory, cohorts, sizes, context)
@@ -180,6 +201,8 @@ def _gather(plan: Plan, broadcast: Broadcast, state: ServerState, exchange: Exch
             session = _take(plan, session, client, reply, refused)
             del reply  # or two messages are alive while the next one is made
         following = plan.sum.close(session)
+    if isinstance(following, Aborted) and draw_is_secret(plan):
+        following = Opened(_zeros(sizes))  # giving up would tell that somebody had been drawn
     opened = {} if isinstance(following, Aborted) else following.totals
     return _Gathered(
         totals={name: opened[name] for name in due if name in opened}, refused=refused,
@@ -188,8 +211,9 @@ def _gather(plan: Plan, broadcast: Broadcast, state: ServerState, exchange: Exch
     )  # fmt: skip
 
 
-def _nothing(size: int) -> Total:
-    return Total(torch.zeros(size, dtype=torch.int64), (), ())
+def _zeros(sizes: Mapping[str, int]) -> dict[str, Total]:
+    """The totals of nobody."""
+    return {n: Total(torch.zeros(size, dtype=torch.int64), (), ()) for n, size in sizes.items()}
 
 
 SERVER = -1
@@ -206,14 +230,16 @@ def _take(
         return plan.sum.add(session, client, reply)
     except (BadReply, ClientRefused) as error:
         hint = "; its own log says why" if str(error) in WIRE_NAMES else ""
-        log.warning("client %d is left out of this round: %s%s", client, error, hint)
+        level = logging.DEBUG if draw_is_secret(plan) else logging.WARNING  # Flower's log is read
+        log.log(level, "client %d is left out of this round: %s%s", client, error, hint)
         refused[client] = str(error)
         return session
 
 
 def _count(plan: Plan, state: ServerState, totals: Mapping[str, Total]) -> ServerState:
     """Enter the round's releases: asked for is spent, opened or not."""
-    shares = {name: plan.hidden_by(total.weights) for name, total in totals.items()}
+    counted = {} if draw_is_secret(plan) else totals  # there the server's noise alone hides them
+    shares = {name: plan.hidden_by(total.weights) for name, total in counted.items()}
     return replace(state, release_counts=with_next(plan, state, shares))
 
 
@@ -241,7 +267,7 @@ def _aggregate(
     means: dict[str, Vector] = {}
     levels: dict[str, float] = {}
     lead = next(iter(totals))
-    clients = len(totals[lead].clients)
+    clients = clients_told(plan, len(totals[lead].clients))
     for name in list(totals):
         release = _finish(plan, state, name, totals.pop(name), states)
         divisor = plan.denominator(name)

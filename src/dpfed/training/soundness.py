@@ -38,9 +38,11 @@ def _wrong_numbers(plan: Plan) -> str | None:
             f"nominal sizes must be finite numbers above 0, one per client, got {wrong[:5]}; give "
             f"each client records, or declare privacy.nominal"
         )
-    for name, count in (("rounds", plan.rounds), ("evaluation.every", plan.metrics_every)):
-        if count < 1:
-            return f"{name} must be a whole number, at least 1, got {count}; raise it"
+    counts = (("rounds", plan.rounds, 1), ("evaluation.every", plan.metrics_every, 1),
+              ("privacy.spare_attempts", plan.spare, 0))  # fmt: skip
+    for name, count, least in counts:
+        if count < least:
+            return f"{name} must be a whole number, at least {least}, got {count}; raise it"
     if plan.colluders < 1:
         return (
             f"privacy.colluders must be at least 1, got {plan.colluders}: a reader knows its own "
@@ -150,6 +152,11 @@ def _wrong_sampling(plan: Plan) -> str | None:
 
 def _unbounded_draw(plan: Plan) -> str | None:
     """A draw that no accountant here bounds."""
+    if plan.sum.hides_terms and not isinstance(plan.amplified, Everyone):
+        return (
+            f"sum.name must be 'plain' where privacy.client_rate = {plan.amplified.rate:g} is "
+            f"priced, got a secure sum, which shows by giving up that few were drawn; use 'plain'"
+        )
     draws = (plan.update.sampling, plan.amplified)
     drawn = any(not isinstance(draw, Everyone) for draw in draws)
     if drawn and plan.update.adjacency is Adjacency.REPLACE_ONE:

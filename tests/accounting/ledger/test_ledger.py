@@ -22,10 +22,12 @@ import torch
 from dpfed.accounting import gdp
 from dpfed.accounting.guarantee import price
 from dpfed.accounting.ledger import events
-from dpfed.accounting.ledger.balance import Budget, LedgerKey
+from dpfed.accounting.ledger.balance import Budget
+from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.events import from_json, to_json
 from dpfed.accounting.ledger.journal import Journal
-from dpfed.accounting.ledger.ledger import Ledger, Part, Request, cost_of
+from dpfed.accounting.ledger.ledger import Ledger, _plain
+from dpfed.accounting.ledger.request import Part, Request, cost_of
 from dpfed.core.environment import ledger_path
 from dpfed.core.errors import (
     BudgetSpent,
@@ -48,7 +50,7 @@ from tests.laws.leaks import MODEL
 from tests.training.test_round import SIZES, client_states, make_plan
 
 BUDGET = Budget(1.0, 1e-5)
-B2 = gdp.mu_for(*BUDGET) ** 2
+B2 = gdp.mu_for(*BUDGET[:2]) ** 2
 TENTH = gaussian(1.0, 2.0 / math.sqrt(B2 / 10))  # ten releases spend the budget
 KEY = LedgerKey("adult")
 DRAWN = gaussian(1.0, 4.0, adjacency=Adjacency.ZERO_OUT).with_sampling(Poisson(0.1))
@@ -63,7 +65,7 @@ def ledger(tmp_path: Path) -> Ledger:
 def request(round: int = 0, **changes: Any) -> Request:
     options: dict[str, Any] = {
         "key": KEY, "training": "t", "client": 0, "round": round, "attempt": 0,
-        "parts": {UPDATE: Part(TENTH, 1, 10)},
+        "parts": {UPDATE: Part(TENTH, 1, 10)}, "plan": "p",
     }  # fmt: skip
     return Request(**{**options, **changes})
 
@@ -191,7 +193,7 @@ def test_without_a_budget_it_only_records(ledger: Ledger) -> None:
     for training in range(5):
         for at in range(10):
             ledger.begin(request(at, training=f"t{training}"))
-    assert ledger.budget(KEY) is None
+    assert not ledger.account("adult")
     assert ledger.spent(KEY).mu_squared == pytest.approx(5 * B2)
 
 
@@ -223,8 +225,9 @@ def test_what_the_server_saw_counts_for_outsiders_but_not_the_other_way(ledger: 
     outside = KEY._replace(adversary="outsiders")
     ledger.begin(request())
     ledger.begin(request(key=outside, training="central"))
-    assert ledger.spent(KEY).mu_squared == pytest.approx(B2 / 10)
     assert ledger.spent(outside).mu_squared == pytest.approx(2 * B2 / 10)
+    assert ledger.spent(KEY).unbounded == "'adult' (record, replace-one, against outsiders)"
+    assert ledger.spent(KEY).epsilon(1e-5, KEY.adjacency) == math.inf
     ledger.declare(outside, Budget(0.3, 1e-5))
     with pytest.raises(BudgetSpent, match=r"against outsiders.*--adversary outsiders"):
         ledger.begin(request(1))
@@ -232,19 +235,23 @@ def test_what_the_server_saw_counts_for_outsiders_but_not_the_other_way(ledger: 
 
 def test_a_budget_for_another_guarantee_is_no_way_round(ledger: Ledger) -> None:
     ledger.declare(KEY, BUDGET)
-    other = gaussian(1.0, 9.0, adjacency=Adjacency.ZERO_OUT)
-    said = r"none for 'adult' \(record, zero-out.*budget adult --epsilon .*--adjacency zero-out"
-    with pytest.raises(UnsoundPlan, match=said):
-        ledger.begin(request(key=ZERO, parts={UPDATE: Part(other, 1, 1)}))
+    same = gaussian(1.0, TENTH.std, adjacency=Adjacency.ZERO_OUT)
+    for at in range(10):  # half the sensitivity, counted twice
+        ledger.begin(request(at, key=ZERO, parts={UPDATE: Part(same, 1, 10)}))
+    with pytest.raises(BudgetSpent, match=r"'adult' \(record, replace-one, against the server\)"):
+        ledger.begin(request(training="u"))
+    groups = LedgerKey("adult", Unit.GROUP)
+    with pytest.raises(UnsoundPlan, match=r"bounds no releases for 'adult' \(group, replace-one"):
+        ledger.begin(request(key=groups, training="g"))
 
 
 def test_a_recipe_declares_once_and_never_raises(ledger: Ledger) -> None:
     ledger.agree(KEY, BUDGET)
     ledger.agree(KEY, BUDGET)
-    with pytest.raises(RecipeError, match=r"has the budget \(1, 1e-05\).*states \(9, 1e-05\)"):
+    with pytest.raises(RecipeError, match=r"is \(1, 1e-05\) for .*states \(9, 1e-05\)"):
         ledger.agree(KEY, Budget(9.0, 1e-5))
     ledger.declare(KEY, Budget(9.0, 1e-5))  # the explicit command
-    assert ledger.budget(KEY) == Budget(9.0, 1e-5)
+    assert ledger.account("adult") == {KEY: Budget(9.0, 1e-5)}
     kinds = [(row.body["kind"], row.body["by"]) for row in ledger.rows()]
     assert kinds == [("budget", "recipe"), ("budget", "command")]
 
@@ -447,7 +454,7 @@ def test_a_cost_that_is_not_its_events_is_found(ledger: Ledger) -> None:
     cost = cost_of(Part(TENTH, 1, 1), 1)
     with ledger._turn():
         ledger._append(
-            kind="book", **{k: str(v) for k, v in KEY._asdict().items()}, training="t", client=0,
+            kind="book", **_plain(KEY), training="t", client=0,
             round=0, attempt=0, lost=0.0, channel=UPDATE, releases=1, place=0, reserve=None,
             mu_squared=cost["mu_squared"] / 2, event=cost["event"],
         )  # fmt: skip
@@ -545,13 +552,22 @@ def test_a_client_enters_a_release_before_it_draws_and_confirms_after(tmp_path: 
     assert str(again) == "UnsoundPlan"
 
 
-def test_a_client_that_fails_has_spent_all_the_same(tmp_path: Path) -> None:
+def test_a_client_whose_code_fails_has_spent_all_the_same(tmp_path: Path) -> None:
+    """It sends zeros with full noise; one without data refuses before anything is entered."""
     made = Account(Ledger(tmp_path / "ledger.sqlite"), "adult")
-    plan, client = make_plan(), replace(client_states()[1], ledger=made, problem=None)
+
+    class Broken:
+        dimension = MODEL.layout.size
+
+        def rows(self, *_: object) -> None:
+            raise ZeroDivisionError
+
+    plan, client = make_plan(), replace(client_states()[1], ledger=made)
     broadcast = publish(plan, start(plan, MODEL.initial(0)))
-    reply, _ = answer(plan, broadcast, plan.sum.release_stage, {UPDATE: b""}, client)
-    assert str(reply) == "DataError"
-    assert [row.body["kind"] for row in made.ledger.rows()] == ["book"]
+    for problem, kinds in ((None, []), (Broken(), ["book", "confirm"])):
+        reply, _ = answer(plan, broadcast, "reply", {UPDATE: b""}, replace(client, problem=problem))
+        assert isinstance(reply, ClientRefused) == (not kinds)
+        assert [row.body["kind"] for row in made.ledger.rows()] == kinds
 
 
 def test_nothing_is_drawn_where_nothing_could_be_entered(tmp_path: Path) -> None:

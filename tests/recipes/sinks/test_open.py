@@ -101,7 +101,8 @@ def test_mlflow_has_metrics_settings_and_the_guarantee(tmp_path: Path) -> None:
     found = mlflow_run(tmp_path)
     assert found.info.status == "FINISHED"
     assert found.info.run_name == "tiny"
-    assert found.data.tags["promise"] == result.guarantee.sentence
+    assert found.data.tags["guarantee"] == result.guarantee.sentence
+    assert found.data.tags["planned_guarantee"].startswith("(5, 1e-05)-DP")
     assert found.data.params["privacy.epsilon"] == "5.0"
     assert found.data.params["server.1.name"] == "scale"
     seen = mlflow_client(tmp_path).get_metric_history(found.info.run_id, "accuracy")
@@ -118,6 +119,7 @@ def test_a_run_that_fails_is_a_failed_run_in_mlflow(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         dpfed.run(TINY, out=tmp_path, sinks=["mlflow"], watch=stop)
     assert mlflow_run(tmp_path).info.status == "FAILED"
+    assert "guarantee" not in mlflow_run(tmp_path).data.tags
 
 
 @pytest.mark.slow

@@ -104,6 +104,7 @@ def test_the_honest_are_cut_apart_less_often_than_the_bound_says(
     assert found > 0  # or the size is one where nothing is seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "degree", "marked", "least"), [(20, 6, 5, 4), (30, 8, 6, 4)])
 def test_too_many_marked_neighbours_are_less_often_than_the_bound_says(
     clients: int, degree: int, marked: int, least: int
@@ -141,6 +142,7 @@ def test_a_design_for_visible_chances_keeps_its_targets(monkeypatch: pytest.Monk
         assert often <= target + 4 * error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "least", "colluders"), [(100, 80, 10), (500, 400, 0)])
 def test_the_degree_is_the_least_even_one_that_keeps_both_targets(
     clients: int, least: int, colluders: int

@@ -63,6 +63,7 @@ def app_for(plan: Plan, sizes: list[int]) -> Any:
 # -------------------------------------------------------------------------------- fuzzed replies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("secure", "replies", "kinds"), [(False, 2200, 30), (True, 800, 54)], ids=["plain", "secure"]
 )

@@ -95,11 +95,11 @@ def test_a_client_without_an_identity_is_not_in_the_sum(monkeypatch: pytest.Monk
 
 def test_a_replayed_round_is_refused_even_after_a_restart(tmp_path: Path) -> None:
     plan = plan_with(secure())
-    first = DPStrategy(plan).start(grid_for(plan, sizes=SIZES), INITIAL, num_rounds=2)
+    first = DPStrategy(plan, training="t").start(grid_for(plan, sizes=SIZES), INITIAL, num_rounds=2)
     assert len(first.history) == 2
-    again = DPStrategy(plan).start(grid_for(plan, sizes=SIZES), INITIAL, num_rounds=1)
+    again = DPStrategy(plan, training="t").start(grid_for(plan, sizes=SIZES), INITIAL, num_rounds=1)
     assert again.history[0]["aborted"] == "0 clients are in the total, and 4 are agreed on"
-    assert set(refused(again.history[0]).values()) == {"Untrusted"}
+    assert set(refused(again.history[0]).values()) == {"UnsoundPlan"}
     vaults = list((tmp_path / "state").rglob("sum.vault"))
     assert len(vaults) == 5
     assert {path.stat().st_mode & 0o777 for path in vaults} == {0o600}

@@ -459,10 +459,22 @@ def test_client_state_is_on_the_clients_disk_and_outlives_a_run(tmp_path: Path) 
     folder = states.folder_for("t1", 1)
     kept_files = sorted(path.name for path in folder.glob("*.safetensors"))
     assert kept_files == ["2.safetensors", "3.safetensors"]
-    kept = states.load_before(folder, 4, Kept(torch.zeros(SIZE), 0))
-    assert kept.t == 4
-    uncommitted = states.load_before(folder, 3, Kept(torch.zeros(SIZE), 0))
-    assert uncommitted.t == 3
+    form = Kept(torch.zeros(SIZE, dtype=torch.float64), 0)
+    assert states.load_at(folder, (3, 0), form).t == 4
+    assert states.load_at(folder, (2, 0), form).t == 3
+
+
+def test_clients_answer_a_training_once_and_one_without_a_name_is_a_new_one(tmp_path: Path) -> None:
+    plan = make_plan(rounds=2)
+    for _ in range(2):
+        result = DPStrategy(plan).start(grid_for(plan), INITIAL)
+        assert [row["clients"] for row in result.history] == [3, 3]
+    DPStrategy(plan, training="t").start(grid_for(plan), INITIAL)
+    again = DPStrategy(plan, training="t").start(grid_for(plan), INITIAL)
+    assert set(refused(again.history[0]).values()) == {"UnsoundPlan"}
+    DPStrategy(plan, checkpoint=tmp_path / "run").start(grid_for(plan), INITIAL, num_rounds=1)
+    resumed = DPStrategy(plan, checkpoint=tmp_path / "run").start(grid_for(plan), INITIAL)
+    assert [row["clients"] for row in resumed.history] == [3, 3]
 
 
 def test_correlated_noise_never_goes_back_to_an_earlier_state() -> None:
@@ -481,22 +493,25 @@ def test_correlated_noise_never_goes_back_to_an_earlier_state() -> None:
     DPStrategy(plan, training="t2").start(grid_for(plan, lost), INITIAL, num_rounds=3)
     assert sorted(set(asked)) == [(0, 0), (1, 0), (1, 1), (2, 0)]
     folder = states.folder_for("t2", 0)
-    assert states.load_before(folder, 9, Kept(torch.zeros(SIZE), 0)).t == 3
+    assert states.load_at(folder, (2, 0), Kept(torch.zeros(SIZE), 0)).t == 3
     fresh = plan.mechanism_states(MODEL.layout.size)
-    assert states.load_before(folder / "mechanisms", 1, fresh)[UPDATE].t == 4
+    assert states.load_noise(folder, {UPDATE: 4}, fresh)[UPDATE].t == 4
+    for wrong in (3, 5):
+        with pytest.raises(UnsoundPlan, match=f"must be that after .*{wrong}.* attempts"):
+            states.load_noise(folder, {UPDATE: wrong}, fresh)
 
 
 def test_a_run_that_starts_again_forgets_the_later_rounds_of_the_one_before(tmp_path: Path) -> None:
     for round in (68, 69, 0, 1):
         states.save_state(tmp_path, round, (torch.ones(2), round))
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["0", "1"]
-    assert states.load_before(tmp_path, 2, (torch.zeros(2), 0))[1] == 1
+    assert states.load_at(tmp_path, (1, 0), (torch.zeros(2), 0))[1] == 1
 
 
 def test_state_of_another_form_or_a_strange_name_is_refused(tmp_path: Path) -> None:
     states.save_state(tmp_path, 0, (torch.ones(2), 3))
     with pytest.raises(DataError, match=r"has no leaf .*; go on with the recipe"):
-        states.load_before(tmp_path, 1, (torch.ones(2), 3, 4))
+        states.load_at(tmp_path, (0, 0), (torch.ones(2), 3, 4))
     with pytest.raises(DataError, match="tensors and numbers"):
         states.save_state(tmp_path, 1, {"a": object()})
     for name in ("../x", "a/b", "", ".hidden", "x" * 101):

@@ -2,15 +2,18 @@
 """What the ledger's rows add up to: costs, budgets, names and reservations, one row at a time.
 
 Guarantee: ``Balance`` is a function of the rows and their order alone, so every process that reads
-the file has the same one; ``Cost.epsilon`` is an upper bound. "server" counts local and distributed
-releases; "outsiders" counts these and central ones, since outsiders see less than the server.
+the file has the same one; ``Cost.epsilon`` is an upper bound. A data set has one account: whatever
+was released on it counts for its budget, converted into the budget's own unit, adjacency and
+adversary (conversions.py).
 
 | edge case                                        | what happens                                  |
 |--------------------------------------------------|-----------------------------------------------|
 | a row of an unknown kind                         | DataError: it was written by a newer version  |
-| a budget for another guarantee on the same name  | UnsoundPlan: declare one for this one, too    |
+| a release that no conversion covers              | ``Cost.unbounded`` says so: no bound          |
+| several budgets, as version 0.1 allowed          | all of them hold until one is declared anew   |
 | secure sums have reserved all of delta           | the cost is infinite                          |
 | a row whose cost is not that of its event        | ``wrong_sums`` says so                        |
+| releases entered at another price than reserved  | ``wrong_sums`` says so                        |
 """
 
 from __future__ import annotations
@@ -19,52 +22,19 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from dpfed.accounting import gdp
 from dpfed.accounting.guarantee import price
 from dpfed.accounting.ledger import events
+from dpfed.accounting.ledger.conversions import LedgerKey, Server, factor
 from dpfed.accounting.ledger.events import Json, canonical
 from dpfed.accounting.ledger.journal import Row
-from dpfed.core.errors import DataError, UnsoundPlan
+from dpfed.core.errors import DataError
 from dpfed.core.files import from_word
-from dpfed.core.types import Adjacency, Trust, Unit
-
-SERVER, OUTSIDERS = "server", "outsiders"
-
-
-class LedgerKey(NamedTuple):
-    """What a budget is for: data under its owner's name, and what is guaranteed against whom."""
-
-    dataset: str
-    unit: Unit = Unit.RECORD
-    adjacency: Adjacency = Adjacency.REPLACE_ONE
-    adversary: str = SERVER
-
-    @property
-    def base(self) -> str:
-        """The name without the client: simulated clients divide one name."""
-        return self.dataset.partition("/")[0]
-
-    def command(self, epsilon: str, delta: str) -> str:
-        """The command that declares a budget for this key."""
-        others = [
-            f" --{name} {value}"
-            for name, value in self._asdict().items()
-            if value != self._field_defaults.get(name, value)
-        ]
-        options = f"--epsilon {epsilon} --delta {delta}{''.join(others)}"
-        return f"dpfed ledger budget {self.dataset} {options}"
-
-    def __str__(self) -> str:
-        return f"{self.dataset!r} ({self.unit}, {self.adjacency}, against {self.adversary})"
-
-
-def adversary_for(trust: Trust) -> str:
-    """The adversary of a release: a trusted server is none."""
-    return OUTSIDERS if trust is Trust.CENTRAL else SERVER
+from dpfed.core.types import Adjacency, Unit
 
 
 class Budget(NamedTuple):
@@ -72,6 +42,8 @@ class Budget(NamedTuple):
 
     epsilon: float
     delta: float
+    keeps_person: bool = False
+    """Whether a record that is replaced stays with its person, by the owner's word."""
 
     def __str__(self) -> str:
         return f"({self.epsilon:g}, {self.delta:g})"
@@ -84,10 +56,15 @@ class Cost:
     mu_squared: float = 0.0
     events: Counter[str] = field(default_factory=Counter)
     delta_reserved: dict[tuple[str, int], float] = field(default_factory=dict)
+    unbounded: str = ""
+    """Releases without a bound in what is asked for, in words; empty if there are none."""
 
     def __add__(self, other: Cost) -> Cost:
         delta_reserved = {**self.delta_reserved, **other.delta_reserved}
-        return Cost(self.mu_squared + other.mu_squared, self.events + other.events, delta_reserved)
+        return Cost(
+            self.mu_squared + other.mu_squared, self.events + other.events, delta_reserved,
+            self.unbounded or other.unbounded,
+        )  # fmt: skip
 
     def add(self, body: Mapping[str, Any], sign: int = 1) -> None:
         """Add a row's cost, or subtract it (sign -1) where a reservation is returned."""
@@ -110,7 +87,7 @@ class Cost:
     def epsilon(self, delta: float, adjacency: Adjacency) -> float:
         """An upper bound at this delta, of which secure sums have reserved a part."""
         left = delta - math.fsum(self.delta_reserved.values())
-        if left <= 0:
+        if left <= 0 or self.unbounded:
             return math.inf
         if not +self.events:
             return gdp.epsilon_for(left, math.sqrt(self.mu_squared))
@@ -119,7 +96,7 @@ class Cost:
     def within(self, budget: Budget, adjacency: Adjacency) -> bool:
         """Whether the budget suffices; the bounds' own caution covers the tolerance of 10^-9."""
         left = budget.delta - math.fsum(self.delta_reserved.values())
-        if left <= 0:
+        if left <= 0 or self.unbounded:
             return False
         if not +self.events:
             return self.mu_squared <= _limit(budget.epsilon, left) * (1 + gdp.CAUTION)
@@ -128,10 +105,25 @@ class Cost:
     def left(self, budget: Budget) -> float:
         """The epsilon left for a further Gaussian run; NaN where the cost is not Gaussian."""
         delta = budget.delta - math.fsum(self.delta_reserved.values())
-        if +self.events or delta <= 0:
-            return math.nan if delta > 0 else 0.0
+        if delta <= 0 or self.unbounded:
+            return 0.0
+        if +self.events:
+            return math.nan
         mu = math.sqrt(max(0.0, _limit(budget.epsilon, delta) - self.mu_squared))
         return gdp.epsilon_for(delta, mu)
+
+
+def converted(cost: Cost, times: float | None, source: LedgerKey) -> Cost:
+    """The cost of releases for one guarantee, in another.
+
+    Args:
+        cost: what the releases cost in their own guarantee.
+        times: what mu is multiplied by; None where there is no bound.
+        source: their own guarantee, for the words.
+    """
+    if times is None or (times != 1 and +cost.events):
+        return Cost(delta_reserved=dict(cost.delta_reserved), unbounded=str(source))
+    return replace(cost, mu_squared=cost.mu_squared * times * times)
 
 
 @lru_cache(maxsize=256)
@@ -164,13 +156,39 @@ class Reserve:
     used: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class AccountTotal:
+    """What a data set has cost in all, in the terms of one guarantee."""
+
+    key: LedgerKey
+    """The data set, and what the figure is stated for."""
+    budget: Budget | None
+    delta: float
+    epsilon: float
+    """Infinite where there is no bound."""
+    unbounded: str
+    """The releases without a bound, in words."""
+    left: float | None
+    clients: int
+    runs: int
+    releases: int
+    open: int
+
+
 @dataclass
 class Balance:
     """All rows, added up one by one in their order."""
 
-    budgets: dict[LedgerKey, Budget] = field(default_factory=dict)
+    budgets: dict[str, dict[LedgerKey, Budget]] = field(default_factory=dict)
+    """By data set: its account's budget; several where version 0.1 declared them."""
     names: dict[str, str] = field(default_factory=dict)
     costs: dict[LedgerKey, Cost] = field(default_factory=dict)
+    guarantees: dict[str, set[LedgerKey]] = field(default_factory=dict)
+    """By data set: the keys of ``costs``."""
+    uncovered: set[LedgerKey] = field(default_factory=set)
+    """Keys with rows that may be longer than the distance which replace-one was priced for."""
+    plans: dict[tuple[str, str, int], str | None] = field(default_factory=dict)
+    """By data set, training and client: the plan's fingerprint; None in rows of version 0.1."""
     trainings: dict[tuple[LedgerKey, str, int], float] = field(default_factory=dict)
     reserves: dict[tuple[LedgerKey, str, int], Reserve] = field(default_factory=dict)
     usage: dict[tuple[LedgerKey, str, int, str], Usage] = field(default_factory=dict)
@@ -199,38 +217,105 @@ class Balance:
         base, slash, client = key.dataset.partition("/")
         return key._replace(dataset=f"{self.names.get(base, base)}{slash}{client}")
 
-    def budget(self, key: LedgerKey) -> Budget | None:
-        """The data set's own budget, or the budget of the name that its clients divide."""
-        return self.budgets.get(key) or self.budgets.get(key._replace(dataset=key.base))
+    def account(self, dataset: str) -> dict[LedgerKey, Budget]:
+        """The budget that stands for a data set: its own, or that of the name which clients divide.
 
-    def spent(self, key: LedgerKey) -> Cost:
-        """What counts against a key; for outsiders, what the server saw counts too."""
-        own = self.costs.get(key, Cost())
-        if key.adversary == OUTSIDERS:
-            return own + self.costs.get(key._replace(adversary=SERVER), Cost())
-        return own + Cost()
+        Version 0.1 allowed several, one per guarantee; then each of them stands.
+        """
+        base = dataset.partition("/")[0]
+        found = self.budgets.get(dataset) or self.budgets.get(base, {})
+        return {key._replace(dataset=dataset): budget for key, budget in found.items()}
 
-    def limits(self, key: LedgerKey) -> dict[LedgerKey, Budget]:
-        """The budgets that a release under this key must keep."""
-        keys = {key, key._replace(adversary=OUTSIDERS)}
-        found = {each: budget for each in keys if (budget := self.budget(each))}
-        named = [each for each in self.budgets if each.dataset in {key.dataset, key.base}]
-        if named and not found:
-            raise UnsoundPlan(
-                f"data set {key.dataset!r} has a budget for {named[0]}, none for {key}; declare "
-                f"one: {key._replace(dataset=key.base).command('EPSILON', 'DELTA')}"
-            )
-        return found
+    def stated_for(self, dataset: str) -> dict[LedgerKey, Budget | None]:
+        """What the totals of a data set are stated for: its budget, or each guarantee given."""
+        known: dict[LedgerKey, Budget | None] = {**self.account(dataset)}
+        return known or dict.fromkeys(sorted(self.guarantees.get(dataset, ()), key=str))
+
+    def spent(self, key: LedgerKey, *, keeps_person: bool = False) -> Cost:
+        """All that was released on the data, in the terms of one guarantee.
+
+        Args:
+            key: the data, and the guarantee.
+            keeps_person: whether a record that is replaced stays with its person.
+        """
+        total = Cost()
+        for source in sorted(self.guarantees.get(key.dataset, ()), key=str):
+            total = total + self.counts(self.costs[source], source, key, keeps_person=keeps_person)
+        return total
+
+    def totals(self, delta: float, *, every: bool = False) -> list[AccountTotal]:
+        """What each data set has cost, in the terms of its budget, or of each guarantee given.
+
+        Args:
+            delta: at which epsilon is stated where no budget states a delta.
+            every: each client's data on its own; else the most exposed client of a divided name.
+        """
+        groups: dict[LedgerKey, list[LedgerKey]] = {}
+        for dataset in sorted({*self.guarantees, *self.budgets}):
+            for key in self.stated_for(dataset):
+                shared = key if every else key._replace(dataset=key.base)
+                groups.setdefault(shared, []).append(key)
+        return [self._total(shared, keys, delta) for shared, keys in groups.items()]
+
+    def _total(self, shared: LedgerKey, keys: list[LedgerKey], delta: float) -> AccountTotal:
+        budget = self.account(keys[0].dataset).get(keys[0])
+        keeps = bool(budget and budget.keeps_person)
+        costs = [self.spent(key, keeps_person=keeps) for key in keys]
+        at, names = budget.delta if budget else delta, {key.dataset for key in keys}
+        used = [(key, usage) for key, usage in self.usage.items() if key[0].dataset in names]
+        releases = Counter[str]()
+        for (key, *_), usage in used:
+            releases[key.dataset] += usage.releases
+        return AccountTotal(
+            key=shared, budget=budget, delta=at, clients=len(releases) or len(keys),
+            epsilon=max(cost.epsilon(at, shared.adjacency) for cost in costs),
+            unbounded=next((cost.unbounded for cost in costs if cost.unbounded), ""),
+            left=min(cost.left(budget) for cost in costs) if budget else None,
+            runs=len({key[1] for key, _ in used}), open=sum(each.open for _, each in used),
+            releases=max(releases.values(), default=0),
+        )  # fmt: skip
+
+    def counts(
+        self, cost: Cost, source: LedgerKey, target: LedgerKey, *, keeps_person: bool = False
+    ) -> Cost:
+        """A cost that was priced for one guarantee, in the terms of another.
+
+        Args:
+            cost: what the releases cost.
+            source: the guarantee that they were priced for.
+            target: the guarantee that they are to count for.
+            keeps_person: whether a record that is replaced stays with its person.
+        """
+        covered = source not in self.uncovered
+        times = factor(source, target, covered=covered, keeps_person=keeps_person)
+        return converted(cost, times, source)
+
+    def add_cost(self, key: LedgerKey, body: Mapping[str, Any]) -> None:
+        """Add a row's cost to what was released for a guarantee."""
+        self.costs.setdefault(key, Cost()).add(body)
+        self.guarantees.setdefault(key.dataset, set()).add(key)
+        if not body.get("covered", False):
+            self.uncovered.add(key)
 
 
 def key_of(body: Mapping[str, Any]) -> LedgerKey:
-    """The key of a row."""
-    unit, adjacency = Unit(body["unit"]), Adjacency(body["adjacency"])
-    return LedgerKey(body["dataset"], unit, adjacency, body["adversary"])
+    """The key of a row. Version 0.1 named no colluders: there, all sums withstood one."""
+    adversary = Server(body["adversary"])
+    colluders = body.get("colluders", None if adversary is Server.OUTSIDERS else 1)
+    if colluders is not None and not isinstance(colluders, int):
+        raise TypeError(colluders)
+    return LedgerKey(
+        dataset=body["dataset"], unit=Unit(body["unit"]), adjacency=Adjacency(body["adjacency"]),
+        adversary=adversary, colluders=colluders,
+    )  # fmt: skip
 
 
 def _take_budget(balance: Balance, row: Row) -> None:
-    balance.budgets[key_of(row.body)] = Budget(float(row.body["epsilon"]), float(row.body["delta"]))
+    key, body = key_of(row.body), row.body
+    keeps = body.get("keeps_person")
+    others = balance.budgets.get(key.dataset, {}) if keeps is None else {}
+    found = Budget(float(body["epsilon"]), float(body["delta"]), bool(keeps))
+    balance.budgets[key.dataset] = {**others, key: found}
 
 
 def _take_name(balance: Balance, row: Row) -> None:
@@ -240,7 +325,8 @@ def _take_name(balance: Balance, row: Row) -> None:
 def _take_reserve(balance: Balance, row: Row) -> None:
     key, body = key_of(row.body), row.body
     run = (key, body["training"], body["client"])
-    balance.costs.setdefault(key, Cost()).add(finite(body))
+    balance.add_cost(key, finite(body))
+    balance.plans[key.dataset, body["training"], body["client"]] = body.get("plan")
     balance.reserves[run] = Reserve(row.number, dict(body["releases"]), body)
 
 
@@ -256,6 +342,7 @@ def _take_book(balance: Balance, row: Row) -> None:
     training, client, channel = body["training"], body["client"], body["channel"]
     balance.seen.add((key.dataset, training, client, body["round"], body["attempt"], channel))
     balance.places[key.dataset, training, client, channel] = body["place"] + body["releases"]
+    balance.plans[key.dataset, training, client] = body.get("plan")
     usage = balance.usage.setdefault((key, training, client, channel), Usage())
     usage.cost.add(body)
     usage.releases += body["releases"]
@@ -267,7 +354,7 @@ def _take_book(balance: Balance, row: Row) -> None:
         reserve.left[channel] -= body["releases"]
         reserve.used = True
         return
-    balance.costs.setdefault(key, Cost()).add(body)
+    balance.add_cost(key, body)
     run = (key, training, client)
     balance.trainings[run] = balance.trainings.get(run, 0.0) + (body["mu_squared"] or 0.0)
 
@@ -307,7 +394,7 @@ def wrong_sums(rows: Iterable[Row]) -> Iterator[str]:
         except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
             yield f"row {row.number} cannot be added up: {error}"
             return
-        yield from wrong
+        yield from (*wrong, *_wrong_price(row, balance))
     for (key, training, client), reserve in balance.reserves.items():
         if min(reserve.left.values(), default=0) < 0:
             yield f"training {training!r} of {key}, client {client}, entered more than it reserved"
@@ -324,6 +411,19 @@ def _wrong_row(row: Row, entered: set[int]) -> Iterator[str]:
         yield f"row {number} confirms rows that were never entered"
     if body["kind"] == "book":
         entered.add(number)
+
+
+def _wrong_price(row: Row, balance: Balance) -> Iterator[str]:
+    """Whether a row's releases have the price of one release that was reserved for them."""
+    body = row.body
+    if body["kind"] != "book" or body["reserve"] is None:
+        return
+    kept = balance.reserves[key_of(body), body["training"], body["client"]].body
+    if kept.get("plan") != body.get("plan"):
+        yield f"row {row.number} is of another plan than the releases that were reserved"
+    one = kept.get("each", {}).get(body["channel"])
+    if one is not None and body["event"] != events.repeated(one, body["releases"]):
+        yield f"row {row.number} has another price than the releases that were reserved"
 
 
 def _mu_squared(body: Mapping[str, Any]) -> float:

@@ -49,6 +49,13 @@ def worth_of(mu_squared: float, adjacency: Adjacency) -> Json:
     return gaussian_event(SENSITIVITY[adjacency] / math.sqrt(mu_squared))
 
 
+def repeated(one: Json, count: int) -> Json:
+    """So many releases of which each is the event ``one``, in the form of a row."""
+    if one["kind"] == "SelfComposed":
+        return {**one, "count": one["count"] * count}
+    return one  # in clear once is in clear
+
+
 def composed(parts: list[Json]) -> Json:
     """All parts together, as one event."""
     return {"kind": "Composed", "events": parts}

@@ -7,11 +7,13 @@ that would take the data set over its declared budget, even if a process is kill
     one turn: no entry repeated, budget checked, rows appended, committed  ->  noise drawn
     -> sent -> confirmed by one more row.      A row without confirmation counts as spent.
 
-The key is a name that the owner declares, with (unit, adjacency, adversary): data that changes
-keeps its name and its budget. Gaussian releases: sum mu^2 <= B^2, B = mu_for(epsilon, delta), which
-holds for adaptive choices and early stopping. Where any event of the data set is not Gaussian, a
-run's whole plan is reserved before its first release, and its cost is computed together with all
-other costs; the reservation stays spent. balance.py adds the rows up.
+One data set, one account. The owner names the data and declares one budget for it, for one unit,
+adjacency and adversary; data that changes keeps its name and its budget. Whatever is released on it
+is converted into the budget's terms before it is added (conversions.py). A training is bound to its
+plan: every row has the plan's fingerprint. Gaussian releases: sum mu^2 <= B^2, which holds for
+adaptive choices and early stopping, with B = mu_for(epsilon, delta). Where any event of the data
+set is not Gaussian, a run's whole plan is reserved before its first release, and its cost computed
+together with all other costs; the reservation stays spent. balance.py adds the rows up.
 
 | edge case                                         | what happens                                 |
 |---------------------------------------------------|----------------------------------------------|
@@ -19,7 +21,8 @@ other costs; the reservation stays spent. balance.py adds the rows up.
 | the budget does not suffice                       | BudgetSpent, nothing is written              |
 | a training asks for more than its plan            | BudgetSpent, with or without a budget        |
 | no budget was declared for the data set           | recorded only                                |
-| a budget for another unit, adjacency or adversary | UnsoundPlan: declare one for this one, too   |
+| a release that cannot be converted into a budget  | UnsoundPlan, nothing is written              |
+| another plan under the name of a training         | UnsoundPlan: give it another name            |
 | a recipe states another budget than was declared  | RecipeError: only the command changes it     |
 | a killed process                                  | what was committed counts, confirmed or not  |
 | a file that was tampered with                     | DataError (journal.py)                       |
@@ -32,98 +35,25 @@ import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpfed.accounting import gdp
-from dpfed.accounting.guarantee import Spent, event_of, is_gaussian, mechanism_mu_squared, round_up
-from dpfed.accounting.ledger import events
+from dpfed.accounting.guarantee import is_gaussian, round_up
 from dpfed.accounting.ledger.balance import (
-    OUTSIDERS,
-    SERVER,
     Balance,
     Budget,
     Cost,
-    LedgerKey,
     Reserve,
+    converted,
     finite,
     wrong_sums,
 )
+from dpfed.accounting.ledger.conversions import LedgerKey, factor
 from dpfed.accounting.ledger.journal import Journal, Row
+from dpfed.accounting.ledger.request import Part, Request, cost_of, plan_cost, release_event
 from dpfed.core.environment import ledger_path
 from dpfed.core.errors import BudgetSpent, DataError, DpfedError, RecipeError, UnsoundPlan
-from dpfed.core.files import jsonable
-from dpfed.core.sampling import EVERYONE, Sampling
-from dpfed.core.types import Mechanism
-
-
-@dataclass(frozen=True)
-class Part:
-    """One channel's releases in the next round, and in the whole run (``planned``)."""
-
-    mechanism: Mechanism
-    releases: int
-    planned: int
-    participation: Sampling = EVERYONE
-
-
-@dataclass(frozen=True)
-class Request:
-    """All that one client is about to release in a round: entered as a whole, or not at all."""
-
-    key: LedgerKey
-    training: str
-    client: int
-    round: int
-    attempt: int
-    parts: Mapping[str, Part]
-    fresh: bool = True
-    """Whether correlated noise begins anew with this round; its cost then does so, too."""
-    delta_reserved: float = 0.0
-    """The part of delta that the run's secure sum reserves."""
-
-    @property
-    def run(self) -> tuple[str, int]:
-        """The training, and the client."""
-        return self.training, self.client
-
-
-# -------------------------------------------------------------------------------- what a part costs
-
-
-def cost_of(part: Part, releases: int, place: int = 0) -> dict[str, Any]:
-    """The cost of some releases: "mu_squared" (None if not Gaussian) and "event", as in a row.
-
-    Args:
-        part: the channel: its mechanism, and its draw of clients.
-        releases: how many releases, at least 0.
-        place: how many releases the same correlated noise has made before, at least 0.
-    """
-    mechanism, adjacency = part.mechanism, part.mechanism.adjacency
-    if not is_gaussian(mechanism, part.participation):
-        spent = Spent(mechanism, releases, {}, part.participation)
-        event = events.to_json(event_of(spent, releases, mechanism.shares))
-        return {"mu_squared": None, "event": event}
-    if mechanism.independent:
-        multiplier = mechanism.noise_multiplier()  # type: ignore[attr-defined]  # is_gaussian saw it
-        cost = mechanism_mu_squared(mechanism, releases)
-        return {"mu_squared": cost, "event": events.gaussian_event(multiplier, releases)}
-    ahead = mechanism_mu_squared(mechanism, place + releases)
-    cost = (
-        math.inf if math.isinf(ahead) else max(0.0, ahead - mechanism_mu_squared(mechanism, place))
-    )
-    return {"mu_squared": jsonable(cost), "event": events.worth_of(cost, adjacency)}
-
-
-def _plan_cost(request: Request) -> dict[str, Any]:
-    """The cost of the whole run."""
-    costs = [cost_of(part, part.planned) for part in request.parts.values() if part.planned]
-    known = [cost["mu_squared"] for cost in costs]
-    total = None if None in known else math.fsum(map(float, known))
-    event = events.composed([cost["event"] for cost in costs])
-    return {"mu_squared": jsonable(total), "event": event}
-
 
 # -------------------------------------------------------------------------------------- the ledger
 
@@ -174,10 +104,12 @@ class Ledger:
         key = self._balance.resolve(request.key)
         parts = {name: part for name, part in request.parts.items() if part.releases}
         self._refuse_repeats(key, request, parts)
-        limits = self._balance.limits(key)
+        self._refuse_another_plan(key, request)
+        limits = self._balance.account(key.dataset)
         where = {
             "kind": "book", **_plain(key), "training": request.training, "client": request.client,
             "round": request.round, "attempt": request.attempt, "lost": request.delta_reserved,
+            "plan": request.plan, "covered": request.covered,
         }  # fmt: skip
         places = {name: self._place(key, request, name) for name in parts}
         costs = {name: cost_of(part, part.releases, places[name]) for name, part in parts.items()}
@@ -204,6 +136,20 @@ class Ledger:
                     f"ledger already, on {channel!r}; retry it as a new attempt, at full cost"
                 )
 
+    def _refuse_another_plan(self, key: LedgerKey, request: Request) -> None:
+        """A training's releases were priced by one plan, which nothing may take the place of."""
+        known = self._balance.plans.get((key.dataset, *request.run), request.plan)
+        reserve = self._balance.reserves.get((key, *request.run))
+        if known is None and reserve:  # a row of version 0.1 has no plan, but its price
+            cost = plan_cost(request)
+            same = all(reserve.body[name] == cost[name] for name in cost)
+            known = request.plan if same else known
+        if known != request.plan and (known is not None or reserve):
+            raise UnsoundPlan(
+                f"another plan has releases under training {request.training!r} of data set "
+                f"{key.dataset!r}; give this one another name"
+            )
+
     def _place(self, key: LedgerKey, request: Request, channel: str) -> int:
         """How many releases the noise of a channel has made before."""
         if request.fresh:
@@ -215,10 +161,8 @@ class Ledger:
         parts = request.parts.values()
         if not all(is_gaussian(part.mechanism, part.participation) for part in parts):
             return True
-        keys = (key, key._replace(adversary=SERVER), key._replace(adversary=OUTSIDERS))
-        return any(
-            +self._balance.costs[each].events for each in keys if each in self._balance.costs
-        )
+        known = self._balance.guarantees.get(key.dataset, ())
+        return any(+self._balance.costs[each].events for each in known)
 
     def _reserved(
         self, key: LedgerKey, request: Request, limits: Mapping[LedgerKey, Budget]
@@ -226,16 +170,18 @@ class Ledger:
         """The run's reservation, made now if there is none."""
         run = (key, *request.run)
         if run not in self._balance.reserves:
-            cost = _plan_cost(request)
+            cost = plan_cost(request)
             body = {**cost, "training": request.training, "client": request.client,
-                    "lost": request.delta_reserved}  # fmt: skip
+                    "lost": request.delta_reserved, "plan": request.plan,
+                    "covered": request.covered}  # fmt: skip
             more = Cost()
             more.add(finite(body))
-            self._keep_within(request, more, limits)
+            self._keep_within(key, request, more, limits)
             planned = {name: part.planned for name, part in request.parts.items()}
-            self._append(kind="reserve", **_plain(key), **body, releases=planned)
+            each = {name: release_event(part) for name, part in request.parts.items()}
+            self._append(kind="reserve", **_plain(key), **body, releases=planned, each=each)
         else:
-            self._keep_within(request, Cost(), limits)  # the budget may be lower now
+            self._keep_within(key, request, Cost(), limits)  # the budget may be lower now
         return self._balance.reserves[run]
 
     def _afford(
@@ -249,7 +195,7 @@ class Ledger:
         run = (key, *request.run)
         more = math.fsum(float(cost["mu_squared"]) for cost in costs.values())
         before = self._balance.trainings.get(run, 0.0)
-        planned = float(_plan_cost(request)["mu_squared"])
+        planned = float(plan_cost(request)["mu_squared"])
         if before + more > planned * (1 + gdp.CAUTION):
             raise BudgetSpent(
                 f"training {request.training!r} has spent mu^2 = {before:.6g}, and round "
@@ -257,30 +203,50 @@ class Ledger:
                 f"of its plan; start another training"
             )
         delta_reserved = {request.run: request.delta_reserved} if request.delta_reserved else {}
-        self._keep_within(request, Cost(more, delta_reserved=delta_reserved), limits)
+        self._keep_within(key, request, Cost(more, delta_reserved=delta_reserved), limits)
 
     def _keep_within(
-        self, request: Request, more: Cost, limits: Mapping[LedgerKey, Budget]
+        self, key: LedgerKey, request: Request, more: Cost, limits: Mapping[LedgerKey, Budget]
     ) -> None:
-        for key, budget in limits.items():
-            before = self._balance.spent(key)
-            if not (before + more).within(budget, key.adjacency):
-                base = key._replace(dataset=key.base)
-                owner = key if key in self._balance.budgets else base
-                spent, needed = (
-                    round_up(cost.epsilon(budget.delta, key.adjacency))
-                    for cost in (before, before + more)
+        """Refuse a cost that exceeds a budget, in the budget's own terms.
+
+        Args:
+            key: what the releases are priced for.
+            request: what is about to be released.
+            more: its cost.
+            limits: the data set's budgets, by what each of them is stated for.
+        """
+        for target, budget in limits.items():
+            keeps = budget.keeps_person
+            before = self._balance.spent(target, keeps_person=keeps)
+            covered = request.covered and key not in self._balance.uncovered
+            times = factor(key, target, covered=covered, keeps_person=keeps)
+            after = before + converted(more, times, key)
+            if after.unbounded:
+                raise UnsoundPlan(
+                    f"the budget of data set {target} bounds no releases for {after.unbounded}; "
+                    f"train for what the budget is stated for, or let the owner declare another one"
                 )
-                raise BudgetSpent(
-                    f"data set {key} has spent epsilon {spent} of its budget {budget}, and round "
-                    f"{request.round} of {request.training!r} needs {needed}; stop here, or raise "
-                    f"it: {owner.command(needed, f'{budget.delta:g}')}"
-                )
+            if not after.within(budget, target.adjacency):
+                raise self._overspent(request, target, before, after, budget)
+
+    def _overspent(
+        self, request: Request, target: LedgerKey, before: Cost, after: Cost, budget: Budget
+    ) -> BudgetSpent:
+        owner = target if target.dataset in self._balance.budgets else _undivided(target)
+        spent, needed = (
+            round_up(cost.epsilon(budget.delta, target.adjacency)) for cost in (before, after)
+        )
+        return BudgetSpent(
+            f"data set {target} has spent epsilon {spent} of its budget {budget}, and round "
+            f"{request.round} of {request.training!r} needs {needed}; stop here, or raise "
+            f"it: {owner.command(needed, f'{budget.delta:g}')}"
+        )
 
     # --------------------------------------------------------------------- budgets and names
 
     def declare(self, key: LedgerKey, budget: Budget) -> None:
-        """Set a budget, or change it: the owner's explicit command, kept as a row."""
+        """Set the data set's budget, or change it: the owner's own command, kept as a row."""
         gdp.check_epsilon(budget.epsilon)
         gdp.check_delta(budget.delta)
         with self._turn():
@@ -291,24 +257,25 @@ class Ledger:
         """The budget that a recipe states: it declares the first one, and never changes one."""
         gdp.check_epsilon(budget.epsilon)
         gdp.check_delta(budget.delta)
-        known = self.budget(key)
-        if known is None:
-            with self._turn():
-                key = self._balance.resolve(key)
-                if (known := self._balance.budgets.get(key)) is None:
-                    self._append(kind="budget", **_plain(key), **budget._asdict(), by="recipe")
-        if known is not None and known != budget:
-            base = key._replace(dataset=key.base)
+        with self._turn():
+            key = self._balance.resolve(key)
+            known = self._balance.account(key.dataset)
+            if not known:
+                self._append(kind="budget", **_plain(key), **budget._asdict(), by="recipe")
+                return
+        if any(each[:2] != budget[:2] for each in known.values()):
+            stated = " and ".join(f"{each} for {name}" for name, each in known.items())
             raise RecipeError(
-                f"data set {key} has the budget {known}, and the recipe states {budget}; change "
-                f"the recipe, or the budget: "
-                f"{base.command(f'{budget.epsilon:g}', f'{budget.delta:g}')}"
+                f"the budget of data set {key.dataset!r} is {stated}, and the recipe states "
+                f"{budget}; change the recipe, or the budget: "
+                f"{_undivided(key).command(f'{budget.epsilon:g}', f'{budget.delta:g}')}"
             )
 
     def rename(self, old: str, new: str) -> None:
         """Let a new name stand for the same data: both share one budget from now on."""
         with self._turn():
-            names = {each.base for each in (*self._balance.costs, *self._balance.budgets)}
+            datasets = (*self._balance.guarantees, *self._balance.budgets)
+            names = {name.partition("/")[0] for name in datasets}
             old = self._balance.names.get(old, old)
             if old not in names:
                 raise DataError(f"the ledger has no data set {old!r}; use one of {sorted(names)}")
@@ -319,15 +286,15 @@ class Ledger:
                 )
             self._append(kind="name", name=new, dataset=old)
 
-    def budget(self, key: LedgerKey) -> Budget | None:
-        """The budget that was declared for a key, if there is one."""
+    def account(self, dataset: str) -> dict[LedgerKey, Budget]:
+        """The budget that stands for a data set, with what it is stated for; empty without one."""
         self._look()
-        return self._balance.budget(self._balance.resolve(key))
+        return self._balance.account(self._balance.resolve(LedgerKey(dataset)).dataset)
 
     # ------------------------------------------------------------------------------ reading
 
     def spent(self, key: LedgerKey) -> Cost:
-        """The cost of all entries under a key, confirmed or not."""
+        """The cost of all entries on the data, confirmed or not, in the terms of a guarantee."""
         self._look()
         return self._balance.spent(self._balance.resolve(key))
 
@@ -400,5 +367,12 @@ def _check_left(reserve: Reserve | None, request: Request, parts: Mapping[str, P
             )
 
 
-def _plain(key: LedgerKey) -> dict[str, str]:
-    return {name: str(value) for name, value in key._asdict().items()}
+def _undivided(key: LedgerKey) -> LedgerKey:
+    """The key of the name that clients divide, which is what the owner's command takes."""
+    return key._replace(dataset=key.base)
+
+
+def _plain(key: LedgerKey) -> dict[str, Any]:
+    return {name: str(value) for name, value in key._asdict().items()} | {
+        "colluders": key.colluders
+    }

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sinks: where a run's rows go while it goes on, beside the files that it leaves at its end.
 
-    with open_sinks(("csv", "tensorboard"), About("ward", Path("out"))) as add:
-        DPStrategy(plan, watch=add).start(grid, arrays)
+    about = About("ward", Path("out"), plan.guarantee().sentence)
+    with open_sinks(("csv", "tensorboard"), about) as add:
+        result = DPStrategy(plan, watch=add).start(grid, arrays)
+        about.finished = str(result.guarantee)
 
 A sink is one file of ``sinks/`` (or an entry point of the group ``dpfed.sinks``): a context manager
-that is given ``About`` and yields ``add``.
+that is given ``About`` and yields ``add``. At its close ``About.finished`` is what was spent.
 
 | edge case                         | what happens                                              |
 |-----------------------------------|-----------------------------------------------------------|
@@ -14,6 +16,8 @@ that is given ``About`` and yields ``add``.
 |                                   | dashboard that is down must not waste a round             |
 | a sink fails at its close         | a warning                                                 |
 | a row with columns of its own     | only ``training/history.py``'s columns get through        |
+| a run that dies, or does not say  | the sink has the planned guarantee, which is called that, |
+| what it spent                     | and no other                                              |
 """
 
 from __future__ import annotations
@@ -33,15 +37,17 @@ Add = Callable[[Row], None]
 """Takes one round's row."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class About:
-    """What a sink is told of a run before its first round."""
+    """What a sink is told of a run: before its first round, but for ``finished``."""
 
     name: str
     folder: Path
     guarantee: str = ""
     """The sentence of the whole run, as planned."""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    finished: str = ""
+    """The sentence of what was spent: whoever runs sets it before the sinks are closed."""
 
 
 @contextmanager

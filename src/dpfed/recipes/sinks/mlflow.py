@@ -29,7 +29,7 @@ CALM = {
 
 @contextmanager
 def mlflow(about: About) -> Iterator[Add]:
-    """Metrics by round, the recipe as parameters, the guarantee as a tag."""
+    """Metrics by round, the recipe as parameters, the guarantee as a tag once it is known."""
     client, run = _begin(about)
     from mlflow.entities import Metric
 
@@ -44,6 +44,8 @@ def mlflow(about: About) -> Iterator[Add]:
         yield add
         status = "FINISHED"
     finally:
+        if about.finished:
+            client.set_tag(run, "guarantee", about.finished)
         client.set_terminated(run, status)
 
 
@@ -57,7 +59,7 @@ def _begin(about: About) -> tuple[Any, str]:
     own = f"sqlite:///{(about.folder / 'mlflow.db').resolve()}"
     client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or own)
     run = client.create_run(
-        _experiment(client), run_name=about.name, tags={"promise": about.guarantee}
+        _experiment(client), run_name=about.name, tags={"planned_guarantee": about.guarantee}
     )
     params = [Param(key, str(value)[:LONGEST]) for key, value in about.settings.items()]
     for start in range(0, len(params), MOST):

@@ -15,7 +15,7 @@ from dpfed.training.history import Row, numbers
 
 @contextmanager
 def tensorboard(about: About) -> Iterator[Add]:
-    """Curves of all columns that are numbers, and the guarantee as a text."""
+    """Curves of all columns that are numbers, and the guarantee as a text: planned, then spent."""
     with needs("tensorboard"):
         from torch.utils.tensorboard import SummaryWriter
 
@@ -27,7 +27,9 @@ def tensorboard(about: About) -> Iterator[Add]:
         writer.flush()
 
     try:
-        writer.add_text("promise", about.guarantee)
+        writer.add_text("planned_guarantee", about.guarantee)
         yield add
     finally:
+        if about.finished:
+            writer.add_text("guarantee", about.finished)
         writer.close()

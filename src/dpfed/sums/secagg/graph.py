@@ -12,9 +12,9 @@ Guarantee: ``design`` returns the least even k for which, with ``least`` of n cl
     n P[a client has >= threshold colluding neighbours]            Hypergeometric(n-1, c, k)
     n P[k/2 clients in a row on the ring dropped out or collude]   else the honest stay connected
 
-sum to at most ``failure`` = 2^-40, which a plan adds to delta, and an honest run fails to open for
-lack of shares with a chance of at most 2^-20. Where no k below n - 1 does, all clients are
-neighbours, and neither failure can happen by chance.
+sum to at most ``failure`` = 2^-40, which a plan adds to delta for each attempt (others drop out in
+each), and an honest run fails to open for lack of shares with a chance of at most 2^-20. Where no k
+below n - 1 does, all clients are neighbours, and neither failure can happen by chance.
 """
 
 from __future__ import annotations

@@ -36,9 +36,10 @@ class Key(_Message, frozen=True):
 
 
 class Keys(_Message, frozen=True):
-    """The keys of all: what the server's own checkpoint keeps."""
+    """The keys of all, and who has seen whose: what the server's own checkpoint keeps."""
 
     keys: dict[int, Key]
+    seen: dict[int, list[int]] = {}
 
 
 class Cohort(_Message, frozen=True):

@@ -9,11 +9,26 @@
 The client builds the plan by itself, from what its owner agreed to: clip and noise never come from
 the server. A message of a server that runs another plan is refused. Whatever goes wrong here leaves
 as a class name only; the whole sentence is in the local log.
+
+Guarantee: a client counts its releases, always: in the ledger of its owner's or the app's name for
+the data, or else in one of its own beside the training's state. However a server asks, a training
+releases what its plan has priced, and an answer leaves after it is on the disk (answers.py).
+
+| edge case                                           | what happens                            |
+|-----------------------------------------------------|-----------------------------------------|
+| the byte-identical order once more, crash or not    | the same bytes: nothing new is released |
+| the same attempt with anything changed              | UnsoundPlan                             |
+| an attempt that was entered, its answer is missing  | UnsoundPlan: it is spent                |
+| more attempts than the plan's rounds and spare ones | BudgetSpent                             |
+| another plan, or another name of the data, under    | UnsoundPlan                             |
+| the name of a training                              |                                         |
+| correlated noise whose state or count is lost       | UnsoundPlan: it never begins anew       |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,29 +36,32 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from dpfed.core.errors import ClientRefused, DataError, UnsoundPlan, wire_name
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.core.errors import BudgetSpent, ClientRefused, DataError, UnsoundPlan, wire_name
 from dpfed.core.log import log
-from dpfed.core.rows import Dense
 from dpfed.core.sum_protocol import Answer
-from dpfed.core.types import Problem, Rows, State, Unit, Vector
+from dpfed.core.types import Problem, Trust
 from dpfed.core.vector import one_thread
 from dpfed.sums.secagg.identity import from_environment
 from dpfed.training.account import Account, account
 from dpfed.training.answer import ClientState, answer
 from dpfed.training.flower import state as states
+from dpfed.training.flower.answers import StoredAnswer, order_digest
 from dpfed.training.flower.codec import CONTROL, Envelope, Order, read_order, write_answer
+from dpfed.training.flower.trained import Train, Trained
 from dpfed.training.plan import Plan
 
 MakeProblem = Callable[[Context], Problem]
 MakePlan = Callable[[Context], Plan]
 MakeAccount = Callable[[Context], "Account | None"]
-Train = Callable[[Message, Context], Message]
+MakeOwn = Callable[[], Problem]
 
 ENROL = "enrol"
-_MECHANISMS = "mechanisms"
+_UNNAMED, _COUNT = "unnamed", "releases.sqlite"
 
 _ROOM = 64  # things that a cache keeps, since simulated clients share a process
 _CACHES: dict[str, dict[Any, Any]] = {}
+_COUNTS: dict[tuple[Path, int], Ledger] = {}
 
 
 def client_app(
@@ -56,7 +74,7 @@ def client_app(
         plan: what the node's owner has agreed to, or a function that makes it from the Context.
         ledger: the name of the data, under which releases are entered before they are made, or a
             function that opens the account; $DPFED_DATASET, the owner's name, overrides a name.
-            None keeps no ledger unless the owner sets that variable.
+            None, if the owner sets none, counts each training by itself, beside its state.
     """
     app = ClientApp()
     responder = _Responder(plan, problem, ledger)
@@ -76,7 +94,8 @@ def private(
     """A mod: the user's train function runs as it is, and only its private update leaves.
 
     The update (parameters before minus after) is one row: the guarantee is for each client. Metrics
-    and all else that the function returns stay here.
+    and all else that the function returns stay here; so do arrays that the server's strategy keeps
+    out of a row (``DPStrategy(keep=...)``), which the function finds again in the next round.
 
     Args:
         plan: what the node's owner has agreed to, or a function that makes it from the Context.
@@ -85,7 +104,7 @@ def private(
     responder = _Responder(plan, None, ledger)
 
     def mod(message: Message, context: Context, call_next: Train) -> Message:
-        trained = _Trained(message, context, call_next)
+        trained = Trained(message, context, call_next)
         return Message(responder.work(message, context, lambda: trained), reply_to=message)
 
     return mod
@@ -114,7 +133,7 @@ class _Responder:
             return account(self.ledger, environment=True)
         return self.ledger(context)
 
-    def problem_of(self, context: Context) -> Callable[[], Problem]:
+    def problem_of(self, context: Context) -> MakeOwn:
         def get() -> Problem:
             run = (context.run_id, repr(sorted(context.run_config.items())))
             key = (*run, client_index(context))
@@ -148,9 +167,7 @@ class _Responder:
             return write_answer(Envelope(0, 0, ENROL, -1), ClientRefused(wire_name(error)))
         return record
 
-    def work(
-        self, message: Message, context: Context, problem: Callable[[], Problem]
-    ) -> RecordDict:
+    def work(self, message: Message, context: Context, problem: MakeOwn) -> RecordDict:
         """One stage of one round, or the enrolment before the first."""
         envelope = Envelope(-1, -1, "", -1)
         try:
@@ -159,72 +176,148 @@ class _Responder:
             order = read_order(message.content)
             at = order.broadcast
             envelope = Envelope(at.round, at.attempt, order.stage, client_index(context))
+            digest = order_digest(message.content)
             with one_thread():
-                reply = self._answer(order, envelope.client, context, problem)
+                reply = self._answer(order, digest, envelope.client, context, problem)
         except Exception as error:
             log.exception("this client could not answer")
             reply = ClientRefused(wire_name(error))
         return write_answer(envelope, reply)
 
     def _answer(
-        self, order: Order, client: int, context: Context, problem: Callable[[], Problem]
+        self, order: Order, digest: str, client: int, context: Context, problem: MakeOwn
     ) -> Answer:
+        """What was stored for this very order; or else a new answer, stored before it leaves."""
         plan = self.plan_of(context)
-        if order.fingerprint != plan.fingerprint():
-            raise UnsoundPlan(
-                "the server runs another plan than this client has agreed to; give both sides the "
-                "same run_config and the same versions"
-            )
-        if not 0 <= order.broadcast.round < plan.rounds:
-            raise UnsoundPlan(
-                f"the round must be from 0 to {plan.rounds - 1}, as the plan accounts for, got "
-                f"{order.broadcast.round}; start the server with num_rounds up to {plan.rounds}"
-            )
+        _check_order(plan, order)
         folder = states.folder_for(order.broadcast.training, client)
         with states.locked(folder):
-            state = ClientState(client, ledger=self.account_of(context))
-            return self._answer_in(folder, plan, order, state, problem)
+            named = self.account_of(context)
+            states.bind(folder, plan.fingerprint(), named.dataset if named else "")
+            book = named or Account(_count_in(folder), _UNNAMED, divided=False)
+            at = f"{order.broadcast.round}-{order.broadcast.attempt}"
+            stored = StoredAnswer(folder, at, plan.sum.stages.index(order.stage), digest)
+            found = stored.read()
+            if found is not None:
+                return found
+            task = _Task(plan=plan, order=order, client=client, folder=folder, book=book)
+            reply = task.answer(problem)
+            if not isinstance(reply, ClientRefused):
+                stored.write(reply)
+            return reply
 
-    def _answer_in(
-        self,
-        folder: Path,
-        plan: Plan,
-        order: Order,
-        client: ClientState,
-        problem: Callable[[], Problem],
-    ) -> Answer:
+
+def _count_in(folder: Path) -> Ledger:
+    """The ledger of one training whose data has no name; open ones are kept, as they are slow."""
+    key = folder / _COUNT, os.getpid()
+    if key not in _COUNTS:
+        while len(_COUNTS) >= _ROOM:
+            _COUNTS.pop(next(iter(_COUNTS))).close()
+        _COUNTS[key] = Ledger(key[0])
+    return _COUNTS[key]
+
+
+def _check_order(plan: Plan, order: Order) -> None:
+    """Refuse what the plan does not have, whatever was released before."""
+    if order.fingerprint != plan.fingerprint():
+        raise UnsoundPlan(
+            "the server runs another plan than this client has agreed to; give both sides the "
+            "same run_config and the same versions"
+        )
+    at = order.broadcast
+    if not 0 <= at.round < plan.rounds or at.attempt < 0:
+        raise UnsoundPlan(
+            f"the round must be from 0 to {plan.rounds - 1}, as the plan accounts for, and its "
+            f"attempt at least 0, got {at.round} and {at.attempt}; start the server with "
+            f"num_rounds up to {plan.rounds}"
+        )
+    if order.stage not in plan.sum.stages:
+        raise UnsoundPlan(
+            f"the stage must be one of {plan.sum.stages}, as the plan's sum has them, got another; "
+            f"use the same version of dpfed on all machines"
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Task:
+    """An order that nothing is stored for, and what this client answers it from."""
+
+    plan: Plan
+    order: Order
+    client: int
+    folder: Path
+    book: Account
+
+    def answer(self, problem: MakeOwn) -> Answer:
         """What the client keeps goes in, and is on its disk again before the answer leaves."""
+        plan, order, folder = self.plan, self.order, self.folder
+        client = ClientState(self.client, ledger=self.book)
         if plan.sum.hides_terms:
-            signer = from_environment(client.client, len(plan.nominal))
+            signer = from_environment(self.client, len(plan.nominal))
             client = replace(client, signer=signer, secret=states.read_secret(folder))
-        if order.stage == plan.sum.release_stage:  # other stages need no data
-            client = _remember(plan, order, replace(client, problem=problem()), folder)
+        made: dict[str, int] = {}
+        releases = order.stage == plan.sum.release_stage  # other stages need no data
+        if releases:
+            made = self._made()
+            client = self._remember(replace(client, problem=problem()), made)
         reply, after = answer(plan, order.broadcast, order.stage, order.requests, client)
-        if not isinstance(reply, ClientRefused):
-            if after.secret != client.secret:
-                states.write_secret(folder, after.secret)
-            if order.stage == plan.sum.release_stage:
-                states.save_state(folder / _MECHANISMS, 0, dict(after.mechanisms))
-                at = order.broadcast.round, order.broadcast.attempt
-                states.save_state(folder, at[0], after.state, at[1], order.since)
+        if isinstance(reply, ClientRefused):
+            return reply
+        if after.secret != client.secret:
+            states.write_secret(folder, after.secret)
+        if releases:
+            self._keep(after, made)
         return reply
 
+    def _made(self) -> dict[str, int]:
+        """In how many attempts each channel of correlated noise was used, by the own ledger.
 
-def _remember(plan: Plan, order: Order, client: ClientState, folder: Path) -> ClientState:
-    """The client with the state that it kept after the last round whose total it is in.
+        Entries that were not confirmed are not among them: nothing leaves before that.
+        """
+        plan, balance = self.plan, self.book.ledger.balance()
+        key = balance.resolve(self.book.key(plan, self.client))
+        run = (self.order.broadcast.training, self.client)
+        entered = {seen[3:5] for seen in balance.seen if seen[:3] == (key.dataset, *run)}
+        self._refuse_more(entered)
+        if plan.update.trust is Trust.CENTRAL:  # there the noise is the server's
+            return {}
+        names = [name for name, mechanism in plan.channels.items() if not mechanism.independent]
+        if names and self.order.since and not entered:
+            raise UnsoundPlan(
+                f"the count must have the attempt {self.order.since} that the server has a release "
+                f"of, got none; bring back the state of training {run[0]!r}, or begin another one, "
+                f"since correlated noise cannot begin anew"
+            )
+        usage = {name: balance.usage.get((key, *run, name)) for name in names}
+        return {name: used.rows - used.open if used else 0 for name, used in usage.items()}
 
-    The algorithm's state goes back if a round was not committed. The mechanisms' states never do:
-    two releases from one state of correlated noise would cost more than is accounted for.
-    """
-    params = order.broadcast.params
-    fresh = plan.client.init(params)
-    state = fresh if order.since is None else states.load_at(folder, order.since, fresh)
-    mechanisms: dict[str, State] = {}
-    if order.broadcast.round > 0:  # in round 0 all noise is new, which is always enough
-        new = plan.mechanism_states(params.numel())
-        kept = states.load_before(folder / _MECHANISMS, 1, new)
-        mechanisms = {} if kept is new else kept  # none: the ledger counts new noise from its start
-    return replace(client, state=state, mechanisms=mechanisms)
+    def _refuse_more(self, entered: set[tuple[int, int]]) -> None:
+        """Refuse a new attempt if the plan has no more of them, whatever it would cost."""
+        at, most = self.order.broadcast, self.plan.attempts
+        if len(entered - {(at.round, at.attempt)}) >= most:
+            raise BudgetSpent(
+                f"attempts of training {at.training!r} must be at most {most}, as the plan "
+                f"accounts for, got one more; plan privacy.spare_attempts in the next one"
+            )
+
+    def _remember(self, client: ClientState, made: Mapping[str, int]) -> ClientState:
+        """The client with the state that it kept after the last round whose total it is in.
+
+        The algorithm's state goes back if a round was not committed, the mechanisms' never do.
+        """
+        params, since = self.order.broadcast.params, self.order.since
+        fresh, noise = self.plan.client.init(params), self.plan.mechanism_states(params.numel())
+        state = fresh if since is None else states.load_at(self.folder, since, fresh)
+        kept = states.load_noise(self.folder, made, noise)
+        return replace(client, state=state, mechanisms={**noise, **kept})
+
+    def _keep(self, client: ClientState, made: Mapping[str, int]) -> None:
+        at = self.order.broadcast
+        used = {
+            name: count + bool(self.plan.releases(name, at.round)) for name, count in made.items()
+        }
+        states.save_noise(self.folder, used, client.mechanisms)
+        states.save_state(self.folder, at.round, client.state, at.attempt, self.order.since)
 
 
 def client_index(context: Context) -> int:
@@ -236,47 +329,3 @@ def client_index(context: Context) -> int:
             f"--node-config partition-id=N"
         )
     return value
-
-
-@dataclass(frozen=True, eq=False)
-class _Trained:
-    """A problem whose one row is what the user's train function did to the parameters."""
-
-    message: Message
-    context: Context
-    train: Train
-
-    @property
-    def dimension(self) -> int:
-        return read_order(self.message.content).broadcast.params.numel()
-
-    def rows(self, params: Vector, unit: Unit) -> Rows:
-        if unit is not Unit.CLIENT:
-            raise UnsoundPlan(
-                f"privacy.unit must be client for a train function, which is one row, got {unit}; "
-                f"set it in the plan"
-            )
-        names = [str(n) for n in self.message.content.config_records[CONTROL]["names"]]  # type: ignore[union-attr]
-        trained = self.train(self.message, self.context)
-        return Dense((params - _flat(trained, names))[None])
-
-    def gradient(self, params: Vector) -> Vector:
-        del params
-        raise UnsoundPlan("a train function has no gradient; use client 'gradient' with it")
-
-    def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
-        del params, unit, loss_bound
-        raise UnsoundPlan("a train function has no metrics to release; turn evaluation off")
-
-
-def _flat(reply: Message, names: list[str]) -> Vector:
-    import torch
-
-    records = list(reply.content.array_records.values())
-    if len(records) != 1 or any(name not in records[0] for name in names):
-        found = [list(record) for record in records]
-        raise DataError(
-            f"the train function must return one ArrayRecord with {names}, got {found}; return the "
-            f"model's parameters under the names that came in"
-        )
-    return torch.cat([torch.from_numpy(records[0][n].numpy().copy()).reshape(-1) for n in names])

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The messages between server and clients, as Flower records.
 
-    to a client    arrays   the public parameters, by name: what any Flower app sends
+    to a client    arrays   the public parameters, by name: what any Flower app sends; integers and
+                            what nodes keep among them, as the server's model has them
                    shared   what the optimizer publishes, if anything
                    config   the user's train_config
-                   dpfed    round, attempt, stage, training, fingerprint, channels, since
+                   dpfed    round, attempt, stage, training, fingerprint, channels, since; and
+                            names: the arrays that are trained, as they lie in a row
     to the server  reply    channel -> integers on the public grid
                    dpfed    round, attempt, stage, client; or the name of an error
 
@@ -14,7 +16,8 @@ A reply that does not fit is a BadReply, with a reason that quotes no value of i
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -62,6 +65,8 @@ class Sender:
     fingerprint: str
     config: ConfigRecord
     broadcast: Broadcast
+    around: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """The model's other arrays: see ``named_arrays``."""
 
     def order(
         self, stage: str, requests: Messages, bare: bool = False, since: At | None = None
@@ -91,15 +96,24 @@ class Sender:
 
     @cached_property
     def _arrays(self) -> dict[str, ArrayRecord]:
-        arrays = {ARRAYS: named_arrays(self.layout, self.broadcast.params)}
+        arrays = {ARRAYS: named_arrays(self.layout, self.broadcast.params, self.around)}
         if self.broadcast.shared:
             arrays[SHARED] = ArrayRecord(OrderedDict(self.broadcast.shared))
         return arrays
 
 
-def named_arrays(layout: Layout, params: Vector) -> ArrayRecord:
-    """Flat parameters as Flower's named arrays."""
-    return ArrayRecord(OrderedDict(layout.unflatten(params)))
+def named_arrays(
+    layout: Layout, params: Vector, around: Mapping[str, torch.Tensor] | None = None
+) -> ArrayRecord:
+    """Flat parameters as Flower's named arrays.
+
+    Args:
+        layout: the names and shapes of what is trained.
+        params: the flat parameters.
+        around: all names of the model in their order, with the values of those that are not
+            trained; None if there are no others.
+    """
+    return ArrayRecord(OrderedDict({**(around or {}), **layout.unflatten(params)}))
 
 
 def read_order(content: RecordDict) -> Order:

@@ -4,8 +4,19 @@
 Keyed by (training, client, round, attempt). The server says which total had this client's last
 reply, and its state goes on from there: an attempt that was not committed, or whose reply came too
 late, has no effect. That state is kept, and the last two that were written.
-What must never go back (the state of a mechanism's correlated noise) is kept under one number.
 Flower's ``context.state`` is empty in a new run; a state under the training's name is not.
+
+Guarantee: a training's folder belongs to one plan, and to one name under which its releases are
+counted (``bind``). Correlated noise goes on from the state after all releases that the client's own
+ledger counts, or not at all (``load_noise``): the server's round number has no say in it.
+
+| edge case                                          | what happens                             |
+|----------------------------------------------------|------------------------------------------|
+| another plan, or another name of the data          | UnsoundPlan                              |
+| a folder of states that says no plan               | UnsoundPlan                              |
+| the noise's state is lost, older or newer than the | UnsoundPlan: begin a new training        |
+| ledger (a backup, a crash while it was written)    |                                          |
+| an algorithm's state is lost                       | it goes on as a new client: a warning    |
 """
 
 from __future__ import annotations
@@ -15,7 +26,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,8 +34,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dpfed.core.environment import state_folder
-from dpfed.core.errors import DataError
-from dpfed.core.files import replace_file
+from dpfed.core.errors import DataError, UnsoundPlan
+from dpfed.core.files import replace_file, sync_folder
 from dpfed.core.log import log
 from dpfed.core.types import State
 from dpfed.training.state_tree import join_state, leaves, split_state
@@ -34,6 +45,7 @@ At = tuple[int, int]
 
 _KEPT = 2
 _SECRET = "sum.vault"  # noqa: S105 (a file name)
+_PLAN, _LOCK, _NOISE = "plan", "lock", "mechanisms"
 
 
 def folder_for(training: str, client: int, root: Path | None = None) -> Path:
@@ -52,18 +64,64 @@ def folder_for(training: str, client: int, root: Path | None = None) -> Path:
     return (root or state_folder()) / training / f"client-{client}"
 
 
-def load_before(folder: Path, round: int, template: State) -> State:
-    """The newest state of a round before ``round``, in the template's form; else the template.
+def bind(folder: Path, plan: str, dataset: str) -> None:
+    """Let a training's folder belong to one plan and one count; refuse it to any other.
 
     Args:
-        folder: where the client keeps its states (``folder_for``).
-        round: only states of earlier rounds are looked at.
-        template: the state of a new client.
+        folder: where the client keeps its state (``folder_for``).
+        plan: the plan's fingerprint.
+        dataset: the name under which the training's releases are counted.
     """
-    earlier = [at for at in _kept(folder) if at[0] < round]
-    if not earlier:
-        return template
-    return load_at(folder, max(earlier), template)
+    path, ours = folder / _PLAN, f"{plan}\n{dataset}\n"
+    if path.exists():
+        found = path.read_text(encoding="utf-8")
+    else:
+        begun = {each.name for each in folder.iterdir()} - {_LOCK, f"{_PLAN}.draft"}
+        found = "" if begun else ours
+        if not begun:
+            replace_file(path, ours.encode())
+    if found != ours:
+        raise UnsoundPlan(
+            f"{folder} must be of this plan, and of data under the name {dataset!r}, got states of "
+            f"others, or that say neither; give this training another name"
+        )
+
+
+def load_noise(
+    folder: Path, made: Mapping[str, int], fresh: Mapping[str, State]
+) -> dict[str, State]:
+    """The states of correlated noise after all releases that were made; refuses any other.
+
+    Two releases from one state, or a schedule that begins anew, cost more than is accounted for.
+
+    Args:
+        folder: where the client keeps its state (``folder_for``).
+        made: channel -> in how many attempts the client's own ledger says that it was used.
+        fresh: the states that the channels' noise begins with: the form.
+    """
+    template = (dict.fromkeys(made, 0), {name: fresh[name] for name in made})
+    counted, states = load_at(folder / _NOISE, (0, 0), template) if _begun(folder) else template
+    if counted != dict(made):
+        raise UnsoundPlan(
+            f"the noise in {folder} must be that after {dict(made)} attempts, as the ledger says, "
+            f"got {counted}; begin a new training, since its earlier noise cannot be gone on with"
+        )
+    return dict(states)
+
+
+def _begun(folder: Path) -> bool:
+    return (folder / _NOISE / _name((0, 0))).exists()
+
+
+def save_noise(folder: Path, made: Mapping[str, int], states: Mapping[str, State]) -> None:
+    """Write the states of correlated noise, with the number of attempts that they are after.
+
+    Args:
+        folder: where the client keeps its state (``folder_for``).
+        made: channel -> in how many attempts it was used, this one included.
+        states: the channels' states; others than those in ``made`` are not kept.
+    """
+    save_state(folder / _NOISE, 0, (dict(made), {name: states[name] for name in made}))
 
 
 def load_at(folder: Path, at: At, template: State) -> State:
@@ -114,6 +172,7 @@ def save_state(
     now = max(time.time_ns(), 1 + max(written.values(), default=0))
     os.utime(draft, ns=(now, now))  # which two are the last is told by this time, not by the round
     draft.replace(path)
+    sync_folder(folder)
     newest = sorted(written, key=lambda at: written[at])
     others = [at for at in newest if at != (round, attempt)]
     for at in others[: len(others) + 1 - _KEPT]:
@@ -125,7 +184,7 @@ def save_state(
 def locked(folder: Path) -> Iterator[None]:
     """One message of a client at a time: two at once would both go on from the same state."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (folder / "lock").open("w") as file:
+    with (folder / _LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -13,19 +13,23 @@ transport.py exchanges its bytes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from dpfed.accounting.guarantee import Guarantee
-from dpfed.core.errors import UnsoundPlan
+from dpfed.core.checks import refuse
+from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.log import log
-from dpfed.core.types import Vector
+from dpfed.core.types import Unit, Vector
 from dpfed.core.vector import Layout, layout_of
 from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.flower.codec import named_arrays
@@ -36,6 +40,9 @@ from dpfed.training.plan import Plan
 from dpfed.training.soundness import small_delta
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+Tensors = Mapping[str, torch.Tensor]
+
+_STATISTICS = ("running_mean", "running_var")  # as torch names them in every layer that has them
 
 
 @dataclass
@@ -53,24 +60,35 @@ class DPStrategy(Strategy):
 
     Args:
         plan: what is done, and what it costs.
-        training: the name of this training, stable across Flower runs; clients keep state under it.
+        training: the name of this training, stable across Flower runs; clients keep state under it,
+            and answer what its plan has, once. None is a new name, or that of the checkpoint.
         wait: how many seconds to wait for all clients of the plan before the first round.
         watch: called after each round with its row of the history, and of a resumed training with
             the earlier rows first; ``dpfed.flower.open_sinks`` makes one for TensorBoard, MLflow
             or CSV.
         checkpoint: a folder on the server's disk; a training that died there goes on from the
             last committed round, under the same name.
+        keep: patterns of names, such as ("*running_mean", "*running_var"): arrays that each node
+            keeps for itself, and no row has; at client level only. Integers are in no row anyway:
+            the server's value stays.
     """
 
     def __init__(
         self,
         plan: Plan,
         *,
-        training: str = "run",
+        training: str | None = None,
         wait: float = 60.0,
         watch: Callable[[dict[str, Any]], None] | None = None,
         checkpoint: str | Path | None = None,
+        keep: Sequence[str] = (),
     ) -> None:
+        if keep and plan.update.unit is not Unit.CLIENT:
+            raise RecipeError(
+                f"keep must be empty where a {plan.update.unit} is protected, got {tuple(keep)}: a "
+                f"layer with such buffers mixes records; use GroupNorm or LayerNorm instead"
+            )
+        self.keep = tuple(keep)
         self.plan, self.training, self.wait, self.watch = plan, training, wait, watch
         self.checkpoint = None if checkpoint is None else Checkpoint(Path(checkpoint))
         self.step: Step | None = None
@@ -100,25 +118,34 @@ class DPStrategy(Strategy):
         """
         del evaluate_config
         log_through_flower()
-        tensors = initial_arrays.to_torch_state_dict()
+        tensors, around = _trained(initial_arrays.to_torch_state_dict(), self.keep)
         layout = layout_of(tensors)
         self.summary()
         transport = GridTransport(
-            self.plan, grid, layout, config=train_config, timeout=timeout, wait=self.wait
-        )
+            self.plan, grid, layout, config=train_config, timeout=timeout, wait=self.wait,
+            around=around,
+        )  # fmt: skip
         result = DPResult(arrays=initial_arrays)
         steps = train(
             self.plan, layout.flatten(tensors), transport,
-            training=self.training, checkpoint=self.checkpoint,
-            judge=_judge(layout, evaluate_fn, result), until=num_rounds,
+            training=self._name(), checkpoint=self.checkpoint,
+            judge=_judge(layout, around, evaluate_fn, result), until=num_rounds,
         )  # fmt: skip
         for step in steps:
             self.step = step
             self._note(step, result)
             self.step = replace(step, result=None)  # its vectors are not needed while a round runs
             del step
-        self._finish(result, layout)
+        self._finish(result, layout, around)
         return result
+
+    def _name(self) -> str:
+        """Clients refuse a name under which they have answered a whole training."""
+        if self.training is not None:
+            return self.training
+        if self.checkpoint:
+            return self.checkpoint.training("run")
+        return f"run-{secrets.token_hex(8)}"
 
     def _note(self, step: Step, result: DPResult) -> None:
         if self.watch:
@@ -139,11 +166,11 @@ class DPStrategy(Strategy):
         if judged:
             result.evaluate_metrics_clientapp[row["round"]] = MetricRecord(dict(judged))
 
-    def _finish(self, result: DPResult, layout: Layout) -> None:
+    def _finish(self, result: DPResult, layout: Layout, around: Tensors) -> None:
         if self.step is None:
             return
         state = self.step.state
-        result.arrays = named_arrays(layout, state.params)
+        result.arrays = named_arrays(layout, state.params, around)
         result.guarantee = self.plan.guarantee(state.release_counts, state.round)
         log.info("%s", result.guarantee)
 
@@ -192,13 +219,38 @@ def _refuse_flowers_loop() -> NoReturn:
     )
 
 
-def _judge(layout: Layout, evaluate_fn: EvaluateFn | None, result: DPResult) -> Judge | None:
+def _trained(tensors: Tensors, keep: Sequence[str]) -> tuple[Tensors, Tensors]:
+    """The arrays that a row has, and all names with the values of the others.
+
+    An integer, such as a count of batches, is no parameter: in a row it would take up the clip.
+    Running statistics of a layer come back with noise, and a variance below zero is none.
+    """
+    kept = {name for name in tensors if any(fnmatchcase(name, pattern) for pattern in keep)}
+    idle = [pattern for pattern in keep if not any(fnmatchcase(name, pattern) for name in tensors)]
+    found = {n: t for n, t in tensors.items() if t.is_floating_point() and n not in kept}
+    if idle or not found:
+        bound = f"patterns of names of the model, which leave some to be trained: {list(tensors)}"
+        raise refuse("keep", bound, tuple(idle or keep), "correct it")
+    noisy = [name for name in found if name.rpartition(".")[2] in _STATISTICS]
+    if noisy:
+        raise RecipeError(
+            f"array {noisy[0]!r} is a running statistic of a BatchNorm, which would come back with "
+            f"noise; give DPStrategy keep=('*running_mean', '*running_var'), by which it stays on "
+            f"the nodes, or use GroupNorm or LayerNorm instead"
+        )
+    place = torch.empty(0)  # taken by the parameters, and no second model in memory
+    return found, {name: place if name in found else t for name, t in tensors.items()}
+
+
+def _judge(
+    layout: Layout, around: Tensors, evaluate_fn: EvaluateFn | None, result: DPResult
+) -> Judge | None:
     """The user's evaluate_fn as the loop calls it; all that it measures is in Flower's result."""
     if evaluate_fn is None:
         return None
 
     def judge(round: int, params: Vector) -> Mapping[str, float | None]:
-        measured = evaluate_fn(round, named_arrays(layout, params))
+        measured = evaluate_fn(round, named_arrays(layout, params, around))
         if measured is None:
             return {}
         result.evaluate_metrics_serverapp[round] = measured

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -44,10 +45,11 @@ class GridTransport:
     Args:
         plan: what is done, and what it costs.
         grid: Flower's way to its nodes.
-        layout: the names and shapes of the model's parameters.
+        layout: the names and shapes of the model's parameters that are trained.
         config: the user's train_config, which goes out with every order.
         timeout: how many seconds a stage waits for replies.
         wait: how many seconds to wait for all clients of the plan before the first round.
+        around: the model's other arrays, which go out as they are; None if there are none.
     """
 
     def __init__(
@@ -59,9 +61,11 @@ class GridTransport:
         config: ConfigRecord | None = None,
         timeout: float = 3600.0,
         wait: float = 60.0,
+        around: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        self.plan, self.grid, self.layout = plan, grid, layout
+        self.plan, self.grid, self.layout, self.around = plan, grid, layout, around or {}
         self.config, self.timeout, self.wait = config or ConfigRecord(), timeout, wait
+        self.stores_answers = True
         hides = plan.sum.hides_terms
         self.roster: Verifier | None = roster_from_environment(len(plan.nominal)) if hides else None
         self.nodes: dict[int, int] = {}
@@ -137,7 +141,10 @@ class GridTransport:
         self, broadcast: Broadcast, stage: str, requests: Requests
     ) -> Iterator[tuple[int, Answer]]:
         """Orders out, answers back as they come."""
-        sender = Sender(self.layout, self.plan.fingerprint(), self.config, broadcast)
+        sender = Sender(
+            layout=self.layout, fingerprint=self.plan.fingerprint(), config=self.config,
+            broadcast=broadcast, around=self.around,
+        )  # fmt: skip
         orders = self._orders(sender, stage, requests)
         ids = self.grid.push_messages(list(orders.values()))
         clients = {i: client for i, client in zip(ids, orders, strict=True) if i}

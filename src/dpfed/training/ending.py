@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ends a training before its rounds are done: the rules behind the table of loop.py."""
+
+from __future__ import annotations
+
+from dpfed.accounting.gdp import CAUTION
+from dpfed.training.plan import Plan
+from dpfed.training.round import RoundResult, ServerState, with_next
+
+PATIENCE = 3
+"""Attempts in a row that may fail: free ones would never end, others waste the budget."""
+
+EXHAUSTED = "no client's budget suffices for a further round"
+
+
+def affords(plan: Plan, state: ServerState) -> bool:
+    """Whether one more attempt stays within the plan's guarantee: aborted ones count too."""
+    if state.counts_before is not None:  # it was asked for before, and is counted already
+        return True
+    counts = with_next(plan, state, {})
+    planned = plan.guarantee().claims[0].epsilon
+    spent = plan.guarantee(counts, state.round + 1).claims[0].epsilon
+    return spent <= planned * (1 + 4 * CAUTION)
+
+
+def exceeds(plan: Plan, state: ServerState) -> str | None:
+    """Why no further attempt is made, if the plan's guarantee affords none."""
+    return None if affords(plan, state) else "the next round would exceed the plan's guarantee"
+
+
+def reason_to_end(result: RoundResult | None, failures: int) -> str | None:
+    """Why training ends after an attempt, if it does; ``failures`` of them in a row have failed."""
+    if result and result.exhausted:
+        return EXHAUSTED
+    if result is None or failures < PATIENCE:
+        return None
+    if result.spent:
+        return f"{PATIENCE} attempts in a row got no total, the last one since {result.aborted}"
+    return f"{PATIENCE} attempts in a row failed before any release was asked for"

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own train function as a problem: what it did to the parameters is the client's one row.
+
+    names, in the order      the arrays that are trained: the row
+    other floating arrays    stay on this node, in Flower's Context: the function gets its own back
+    integers, booleans       are the server's, before and after
+
+Guarantee: nothing but the row is read off what the function returns.
+
+| edge case                                          | what happens                              |
+|----------------------------------------------------|-------------------------------------------|
+| a plan for records or groups                       | UnsoundPlan, before the function is run   |
+| an order that names an array that is not floating  | DataError, before the function is run     |
+| the function raises, exits, or returns other names | the row is zero (answer.py)               |
+| or shapes                                          |                                           |
+| a new Flower run, whose Context is empty           | what was kept begins as the server has it |
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+
+from dpfed.core.errors import DataError, UnsoundPlan
+from dpfed.core.rows import Dense
+from dpfed.core.types import Rows, Unit, Vector
+from dpfed.training.flower.codec import ARRAYS, CONTROL
+
+Train = Callable[[Message, Context], Message]
+
+KEPT = "dpfed.kept"
+"""The record in the Context's state that has the arrays of this node."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A problem whose one row is what the user's train function did to the parameters."""
+
+    message: Message
+    context: Context
+    train: Train
+
+    @property
+    def dimension(self) -> int:
+        """The number of parameters that are trained."""
+        return sum(math.prod(self._arrays[name].shape) for name in self._names)
+
+    @property
+    def _arrays(self) -> ArrayRecord:
+        return self.message.content.array_records[ARRAYS]
+
+    @property
+    def _names(self) -> list[str]:
+        return [str(n) for n in self.message.content.config_records[CONTROL]["names"]]  # type: ignore[union-attr]
+
+    def made_up(self) -> Trained:
+        """The same with a function that changes nothing: tells whether the order can be met."""
+        wrong = [name for name in self._names if not _floats(self._arrays[name])]
+        if wrong:
+            raise DataError(
+                f"array {wrong[0]!r} must be floating point to be trained, got "
+                f"{self._arrays[wrong[0]].dtype}; use the same version of dpfed on the server"
+            )
+        return replace(self, train=_unchanged)
+
+    def rows(self, params: Vector, unit: Unit) -> Rows:
+        """One row: the parameters before the user's function, less those after it."""
+        if unit is not Unit.CLIENT:
+            raise UnsoundPlan(
+                f"privacy.unit must be client for a train function, which is one row, got {unit}; "
+                f"set it in the plan"
+            )
+        kept = [n for n in self._arrays if n not in self._names and _floats(self._arrays[n])]
+        reply = self.train(self._with_kept(kept), self.context)
+        after = self._returned(reply, [*self._names, *kept])
+        if kept:
+            own = ArrayRecord({name: after[name] for name in kept})
+            self.context.state.array_records[KEPT] = own
+        flat = [torch.from_numpy(after[n].numpy().copy()).reshape(-1) for n in self._names]
+        return Dense((params - torch.cat(flat))[None])
+
+    def _with_kept(self, kept: list[str]) -> Message:
+        """The message with the arrays of this node in the place of the server's."""
+        own = self.context.state.array_records.get(KEPT)
+        if own is None or set(own) != set(kept):
+            return self.message
+        message = copy.copy(self.message)  # in one process, others may have the same content
+        message.content = RecordDict(
+            {**message.content, ARRAYS: ArrayRecord({**self._arrays, **own})}
+        )
+        return message
+
+    def _returned(self, reply: Message, names: list[str]) -> ArrayRecord:
+        """The arrays of the function's reply, if they are those that came in."""
+        records = list(reply.content.array_records.values())
+        sent = {name: self._arrays[name].shape for name in names}
+        found = [{name: array.shape for name, array in each.items()} for each in records]
+        if len(found) != 1 or not sent.items() <= found[0].items():
+            raise DataError(
+                f"the train function must return one ArrayRecord with {sent}, got {found}; return "
+                f"the model's parameters under the names that came in"
+            )
+        return records[0]
+
+    def gradient(self, params: Vector) -> Vector:
+        """Not offered."""
+        del params
+        raise UnsoundPlan("a train function has no gradient; use client 'gradient' with it")
+
+    def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
+        """Not offered."""
+        del params, unit, loss_bound
+        raise UnsoundPlan("a train function has no metrics to release; turn evaluation off")
+
+
+def _unchanged(message: Message, context: Context) -> Message:
+    del context
+    return Message(RecordDict({ARRAYS: message.content.array_records[ARRAYS]}), reply_to=message)
+
+
+def _floats(array: Array) -> bool:
+    return np.issubdtype(np.dtype(array.dtype), np.floating)
