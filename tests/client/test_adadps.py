@@ -206,7 +206,7 @@ def test_all_kinds_of_rows_give_the_same_sum() -> None:
     matrix = torch.from_numpy(rows_of(np.zeros(SIZE), *data))
     outer = reply(None, data)
     dense = reply(lambda: Dense(matrix), data)
-    chunks = reply(lambda: Chunks(lambda i: matrix[i], 12, SIZE, 5, dtype=torch.float64), data)
+    chunks = reply(lambda: Chunks(lambda i: matrix[i], 12, SIZE, 5), data)
     assert torch.allclose(outer, dense, atol=1e-9)
     assert torch.allclose(chunks, dense, atol=1e-9)
 

@@ -126,6 +126,7 @@ def test_one_client_with_gamma_1_begins_as_torchs_adamw() -> None:
     assert np.abs(end(plan, data) - parameter.detach().numpy()).max() < 1e-8
 
 
+@pytest.mark.slow
 def test_clients_that_are_alike_reach_the_minimiser() -> None:
     """Without noise and decay, to 1e-5 in 100 rounds."""
     data = federation(3, 40, alike=True)

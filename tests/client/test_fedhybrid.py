@@ -124,6 +124,7 @@ def test_the_start_leads_its_rounds_and_has_noise_of_its_own() -> None:
         assert level.std == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_the_level_of_the_starts_noise_is_measured() -> None:
     """At a small rate, where the local steps hardly turn the noise."""
     client = {"name": "fedhybrid", "start": 1, "steps": 4, "rate": 1e-4}
@@ -200,6 +201,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
 # ----------------------------------------------------------------------------- where it ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", ["logistic", "poisson"])
 def test_without_noise_it_reaches_the_pooled_minimiser_where_fedavg_does_not(link: str) -> None:
     """Clients with features apart: FedSGD's stage has no federation bias, local steps have one."""

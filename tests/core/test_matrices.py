@@ -255,15 +255,20 @@ def test_a_mean_leaves_out_what_is_not_finite() -> None:
     assert torch.allclose(Gram(broken, mean=True).clipped_matrix(9.0), x.T @ x / 4)
 
 
-def test_what_overflows_counts_for_nothing() -> None:
-    """In single precision 3e38 squared is infinite, and a factor of 1e-39 keeps few digits."""
-    x = torch.tensor([[3e38, 1e38], [1.0, 0.0]])
-    for groups in (None, torch.tensor([7, 9])):
-        for rows in both_kinds(x, groups):
-            alone = rows.select(torch.tensor([False, True])).clipped_matrix(0.5)
-            assert bool(alone.any())
-            assert torch.equal(rows.clipped_matrix(0.5), alone)
-    for rows in both_kinds(x, mean=True):
+def test_a_square_beyond_single_precision_is_clipped_like_any_other() -> None:
+    """There 3e38 squared is infinite, and a factor of 1e-39 keeps few digits."""
+    x = torch.tensor([[3e38, 1e38]])
+    for groups, mean in ((None, False), (torch.tensor([7]), False), (None, True)):
+        for rows in both_kinds(x, groups, mean):
+            norm = float(torch.linalg.matrix_norm(rows.clipped_matrix(0.5)))
+            assert 0.5 * (1 - 1e-5) <= norm <= 0.5
+
+
+def test_numbers_beyond_products_of_three_count_for_nothing() -> None:
+    x = torch.tensor([[1e60, 1.0], [1e-60, 1.0]], dtype=torch.float64)
+    gram, _ = both_kinds(x)
+    assert torch.allclose(gram.clipped_matrix(9.0), torch.tensor([[0.0, 0.0], [0.0, 1.0]]).double())
+    for rows in both_kinds(x[:1], mean=True):
         assert not rows.clipped_matrix(0.5).any()
 
 

@@ -38,6 +38,7 @@ def draws(sampling: Any, count: int = DRAWS, units: int = UNITS) -> np.ndarray:
     )
 
 
+@pytest.mark.slow
 def test_every_unit_is_included_as_often_as_the_rate_says() -> None:
     included = draws(Poisson(RATE)).sum(axis=0)
     pvalues = [stats.binomtest(int(k), DRAWS, RATE).pvalue for k in included]
@@ -46,6 +47,7 @@ def test_every_unit_is_included_as_often_as_the_rate_says() -> None:
     assert pooled > 1e-3
 
 
+@pytest.mark.slow
 def test_units_are_drawn_independently_of_each_other_and_of_the_last_draw() -> None:
     """Pairs within a draw, and each unit with itself in the next draw: all uncorrelated."""
     kept = draws(Poisson(RATE))
@@ -77,6 +79,7 @@ class FixedBatch:
         return dp.SampledWithoutReplacementDpEvent(self.of, self.size, event)
 
 
+@pytest.mark.slow
 def test_the_size_of_a_batch_is_binomial_which_a_fixed_draw_is_not() -> None:
     sizes = draws(Poisson(RATE)).sum(axis=1)
     expected = stats.binom.pmf(np.arange(UNITS + 1), UNITS, RATE) * DRAWS
@@ -228,7 +231,7 @@ def test_poisson_under_replace_one_is_refused_with_the_way_out() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epsilon", [0.5, 3.0])
+@pytest.mark.parametrize("epsilon", [0.5, pytest.param(3.0, marks=pytest.mark.long)])
 def test_calibrated_noise_keeps_the_guarantee_and_is_close_to_the_least(epsilon: float) -> None:
     given: dict[str, Any] = {"record_rate": 0.1, "adjacency": "zero-out", "rounds": 30}
     plan = sampled_plan(epsilon=epsilon, **given)
@@ -258,6 +261,7 @@ def test_metrics_are_accounted_for_beside_drawn_records() -> None:
 # -------------------------------------------------------------- whom a draw of clients hides from
 
 
+@pytest.mark.slow
 def test_client_sampling_amplifies_where_the_server_is_trusted_and_a_client_is_the_unit() -> None:
     given: dict[str, Any] = {"unit": "client", "trust": "central", "adjacency": "zero-out"}
     drawn = sampled_plan(client_rate=0.2, std_over_clip=2.0, **given)
@@ -302,6 +306,7 @@ class Ones:
         return Dense(torch.ones(1, 4) / 2)
 
 
+@pytest.mark.slow
 def test_clients_are_drawn_as_often_as_the_rate_says_and_the_divisor_is_public() -> None:
     plan = plan_for(
         parse(

@@ -59,6 +59,7 @@ def test_the_real_resnets_load_and_give_64_features(shared_data, depth: int) -> 
     assert logits.shape == (5, 100)
 
 
+@pytest.mark.slow
 def test_features_equal_the_published_ones(shared_data, fashion_mnist) -> None:
     images = to_rgb(load(fashion_mnist).test.x[:200], 32)
     path = shared_data / "weights" / "resnet32-cifar100.npz"

@@ -49,9 +49,9 @@ def test_linear_gradients_are_those_of_autograd(link: str, bias: bool) -> None:
         loss = losses(link, scores, records.y[i : i + 1]).sum()
         rows.append(torch.autograd.grad(loss, here)[0])
     problem = model.problem(records)
-    huge = problem.rows(params, Unit.RECORD).clipped_sum(1e6).vector
+    huge = problem.rows(params, Unit.RECORD).clipped_sum(1e6).vector.float()
     assert torch.allclose(huge, torch.stack(rows).sum(0), atol=1e-5)
-    mean = problem.rows(params, Unit.CLIENT).clipped_sum(1e6).vector
+    mean = problem.rows(params, Unit.CLIENT).clipped_sum(1e6).vector.float()
     assert torch.allclose(mean, torch.stack(rows).mean(0), atol=1e-5)
     _, judged = model.judge(params, records)
     parts = model.layout.unflatten(params)
@@ -77,7 +77,7 @@ def test_metric_rows_lie_in_the_unit_square_and_mean_per_unit(unit: Unit) -> Non
         params = torch.randn(18) * 5
         correct, loss = model.judge(params, records)
         rows = model.problem(records).metric_rows(params, unit, loss_bound=2.0)
-        got = rows.clipped_sum(math.sqrt(2)).vector
+        got = rows.clipped_sum(math.sqrt(2)).vector.float()
         table = torch.stack([correct, loss.clamp(0, 2) / 2], 1)
         groups = {
             Unit.RECORD: torch.arange(20), Unit.GROUP: records.groups, Unit.CLIENT: torch.zeros(20),

@@ -52,7 +52,7 @@ def test_per_record_gradients_flow_to_every_tensor(sampler: str) -> None:
     network, records = Network(module, chunk=3, sampler=sampler), records_of(5)
     params = network.initial(0)
     rows = network.problem(records).rows(params, Unit.RECORD)
-    total = rows.clipped_sum(1e6).vector
+    total = rows.clipped_sum(1e6).vector.float()
     # The slow oracle: one record at a time through autograd.
     slow = torch.zeros_like(params)
     for i in range(5):

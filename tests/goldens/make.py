@@ -101,7 +101,6 @@ def make_kept() -> dict[str, Any]:
         (KEPT / folder / "lock").unlink()
     _into_one_file(ledger)
     return {
-        "digest": digest(whole.params),
         "guarantee": whole.guarantee.sentence,
         "history": [[row["round"], row["epsilon"]] for row in whole.history],
         "spent": spent(ledger),

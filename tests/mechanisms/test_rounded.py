@@ -51,6 +51,7 @@ def test_the_fast_path_gives_what_the_exact_one_gives(scale: float) -> None:
     assert np.array_equal(fast, exact)
 
 
+@pytest.mark.slow
 def test_ndtri_is_right_far_below_the_margin() -> None:
     """Random points, the smallest U that floats decide, and both ends of each of its branches."""
     uniform = (stream(2)(600) >> np.uint64(11)) * 2.0**-53
@@ -79,6 +80,7 @@ def test_a_million_draws_pass_ks_and_fail_at_nine_tenths() -> None:
     assert stats.kstest(drawn[:5000] / 0.9, "norm").pvalue < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "margin"), [(8_000, ALL), (1_000_000, rounded.MARGIN)], ids=["exact", "fast"]
 )

@@ -83,7 +83,8 @@ def test_a_release_is_the_sum_and_its_noise() -> None:
     quiet = run(tree(std=2.0), torch.zeros(16, 40))
     for row, (release, _), (noise, _) in zip(sums, run(tree(std=2.0), sums), quiet, strict=True):
         values = (release.vector - noise.vector).double() * release.step
-        assert float((values - row).abs().max()) <= release.step / 2
+        shorter = row * (1 - 2 * release.step * math.sqrt(40))  # by what rounding may add
+        assert float((values - shorter).abs().max()) <= release.step / 2
         assert release.std == noise.std
 
 

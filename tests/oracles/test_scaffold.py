@@ -16,6 +16,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+from dpfed.core.clipping import SHORTFALL
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
 from dpfed.core.sampling import Poisson
@@ -67,7 +68,8 @@ def mean_of(theta: np.ndarray, data: tuple[np.ndarray, np.ndarray]) -> np.ndarra
 
 
 def clipped(rows: np.ndarray, C: float) -> np.ndarray:
-    return rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True) / C)
+    """Each row at most C long, less what pays for the rounding of sums."""
+    return rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True) / C / (1 - SHORTFALL))
 
 
 def minimiser(data: Data) -> np.ndarray:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 from scipy.special import erfcx, ndtr
 
@@ -77,6 +78,7 @@ def _erfcx_gap(x: float, width: float) -> float:
     return 2 * width * (1 / math.sqrt(math.pi) - middle * float(erfcx(middle)))
 
 
+@lru_cache(maxsize=1024)  # a round asks for the same one several times
 def epsilon_for(delta: float, mu: float) -> float:
     """An upper bound, tight to a part in 10^9, of the epsilon of mu-GDP at this delta."""
     check_delta(delta)

@@ -44,6 +44,7 @@ from dpfed.core import (
     Vector,
 )
 from dpfed.core.checks import positive
+from dpfed.core.clipping import SHORTFALL
 from dpfed.core.grid import values_of
 from dpfed.core.matrices import second_order, solve
 from dpfed.core.rows import Dense
@@ -68,9 +69,15 @@ class Direction(NamedTuple):
     replace_bound: float
 
     def clipped_sum(self, clip: float) -> BoundedSum:
-        """The options set the clips; a mechanism that was built for less refuses the bound."""
+        """The options set the clips; a mechanism that was built for less refuses the bound.
+
+        Shorter by more than rounding adds; zero if the server sent what is not finite.
+        """
         del clip
-        return BoundedSum(self.make(), self.bound, self.replace_bound)
+        made = self.make()
+        usable = bool(torch.isfinite(made).all())
+        vector = made.mul_(1 - SHORTFALL) if usable else torch.zeros_like(made)
+        return BoundedSum(vector, self.bound, self.replace_bound)
 
 
 def fednew(

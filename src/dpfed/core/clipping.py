@@ -1,29 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of clipping: norms that neither overflow nor underflow, factors a few ulps short.
+"""The arithmetic of clipping: in double precision, and so short that rounding is paid for.
 
-Two paths. ``clip_rows`` is fast, in the rows' own precision. ``clip_alone`` is for sums in exact
-integers: each row is scaled by operations that no other row can change, to the last bit.
+Two paths. ``weighted`` rows are added up by a ``ProductSum``, in floats. ``clip_alone`` is for sums
+in exact integers: each row is scaled by operations that no other row can change, to the last bit.
+
+Guarantee of float sums: two neighbouring ones lie within what the clip C allows their rows, D >= C,
+so that no price has to add anything for rounding. Rows are cut to C (1 - 2^-20), by norms that are
+right to 2^-25. Of the 2^-20 C that this leaves, with u = 2^-53 and m <= 2^25 rows,
+
+    the sum      takes 0.7: s = 2^31 / m rows at a time are off by (s + 2) u s C at most, in any
+                 order (Higham 2002, section 3.1); such parts are added by halves, a few thousand
+                 at most, and these in pairs of floats, which is as good as exact: together
+                 (s + 16) u m C <= 1.25 2^-22 C, in each of the two worlds
+    the others   take 0.1: a library may round their norms otherwise where rows come or go. It is
+                 asked where m (width + 16) <= 2^28, so that they move by 2^-24 C together for each
+                 factor of a row; above, norms are added by halves, and no bit of them moves
+
+| edge case                                    | what happens                                  |
+|----------------------------------------------|-----------------------------------------------|
+| a norm that is zero or not finite            | the row is zero                               |
+| more than 2^25 rows in a sum                 | BadRelease                                    |
+| a clip that is not from 2^-300 to 2^300      | BadRelease                                    |
+| ``moderate``: an entry below 2^-160          | is zero                                       |
+| ``moderate``: a row with one beyond 2^160    | is zero                                       |
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dpfed.core.errors import BadRelease
 from dpfed.core.grid import SLACK
 from dpfed.core.types import BoundedSum, Vector
 
-_TINY = {torch.float32: 1e-15, torch.float64: 1e-140}  # below, squares lose digits
-_HUGE = {torch.float32: 1e15, torch.float64: 1e140}  # above, squares may overflow
-SAFE = {torch.float32: 1e30, torch.float64: 1e300}  # above, clip / norm may be denormal
+Exponents: TypeAlias = NDArray[np.int32]
 
-_SHORTFALL = 2.0**-40  # of the clip, given up in the exact path: more than any norm is off by
+SHORTFALL = 2.0**-20
+"""The part of the clip that rows give up in float sums: more than rounding may add to them."""
+
+MOST_ROWS = 2**25
+"""The most rows of a float sum."""
+
+_ALONE = 2.0**-40  # of the clip, given up in the exact path: more than any norm is off by
+_SPAN = 2**31  # rows of a sum, times those that are added without care
+_LIBRARY = 2**28  # rows times width: above, a library may not choose how norms are added up
 _ELEMENTS = 1 << 21  # of a block of rows: 16 MiB in double precision
+_TILE, _ACROSS = 1 << 18, 1 << 12  # of what is made double at a time: it stays in cache
+_EXTREME = 2.0**300  # a clip or a step beyond it is not proven to be safe
+_MODERATE = 2.0**160  # products of three numbers within it, and their squares, are safe
 
 
 def checked_clip(clip: float) -> float:
@@ -33,77 +65,236 @@ def checked_clip(clip: float) -> float:
             f"clip must be a finite number above 0, got {clip}; set privacy.clip, or the clip that "
             f"the method has of its own"
         )
+    if not 1 / _EXTREME <= clip <= _EXTREME:
+        raise BadRelease(
+            f"clip must be between 2^-300 and 2^300, where rounding is covered, got {clip}; set "
+            f"privacy.clip to the size of a gradient"
+        )
     return clip
 
 
-def bounded(vector: Vector, clip: float) -> BoundedSum:
-    """A sum of rows of norm at most ``clip``, of no particular direction."""
+def bounded(
+    vector: Vector, clip: float, rows: int = MOST_ROWS, dtype: torch.dtype = torch.float64
+) -> BoundedSum:
+    """A sum of rows of norm at most ``clip``, of no particular direction.
+
+    Args:
+        vector: the sum, in double precision.
+        clip: the bound of a row's norm, above 0.
+        rows: how many rows it is the sum of.
+        dtype: of the rows. One or two in single precision have a sum in it, too: that rounding is
+            2^-23 clip at most, and a client that is one row needs half the memory.
+    """
+    if rows <= 2 and 2.0**-100 <= clip <= 2.0**100:
+        vector = vector.to(dtype)
     return BoundedSum(vector=vector, bound=clip, replace_bound=2 * clip)
 
 
-def within(values: torch.Tensor, low: float, high: float) -> bool:
-    """Whether all values lie between: False for a NaN, in one pass.
-
-    Args:
-        values: a tensor of any shape; True if it is empty.
-        low: the least value that is allowed.
-        high: the largest value that is allowed.
-    """
-    if values.numel() == 0:
-        return True
-    least, most = torch.aminmax(values)
-    return low <= float(least) and float(most) <= high
+# ------------------------------------------------------------------------------- norms and factors
 
 
 def row_norms(matrix: torch.Tensor) -> torch.Tensor:
-    """Euclidean norms of the rows, without overflow or underflow of the squares."""
-    norms: torch.Tensor
-    if matrix.is_contiguous():
-        norms = torch.linalg.vector_norm(matrix, dim=1)
-    else:  # columns lie together in memory: vector_norm would be 30 times slower
-        norms = (matrix * matrix).sum(dim=1).sqrt_()
-    tiny, huge = _TINY[matrix.dtype], _HUGE[matrix.dtype]
-    if not within(norms, tiny, huge):
-        doubtful = ~((norms > tiny) & (norms < huge))
-        norms[doubtful] = _scaled_norms(matrix[doubtful])
-    return norms
+    """Euclidean norms of the rows, in double precision.
+
+    Squares of float32 neither overflow nor underflow there; rows that are double already must be
+    ``normalised`` or ``moderate``.
+    """
+    rows, width = matrix.shape
+    if few(rows, width) and matrix.numel() <= _TILE:
+        part = matrix.double()
+        return (part * part).sum(dim=1).sqrt_()
+    squares = torch.zeros(rows, dtype=torch.float64)
+    for some in _slices(rows, width):
+        for tile in _columns(matrix[some]):
+            part = _doubled(tile).square_()
+            squares[some] += part.sum(dim=1) if few(rows, width) else _tree_sums(part)
+    return squares.sqrt_()
 
 
-def _scaled_norms(matrix: torch.Tensor) -> torch.Tensor:
-    largest = matrix.abs().amax(dim=1, keepdim=True)
-    scaled = matrix / largest.clamp(min=torch.finfo(matrix.dtype).tiny)
-    norms: torch.Tensor = torch.linalg.vector_norm(scaled, dim=1)
-    return norms * largest.squeeze(1)
+def few(rows: int, width: int) -> bool:
+    """Whether a library may choose how the norms of so many rows are added up."""
+    return rows * (width + 16) <= _LIBRARY
 
 
-def clip_factors(norms: torch.Tensor, clip: float, shortfall: float = 0.0) -> torch.Tensor:
-    """min(1, clip / norm), a few ulps short where it clips; a norm of 0 gives inf, then 1.
+def _slices(rows: int, width: int) -> Iterator[slice]:
+    """Rows of which a tile is made double at a time."""
+    step = _TILE // max(1, min(width, _ACROSS))
+    return (slice(at, at + step) for at in range(0, rows, step))
+
+
+def _columns(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A matrix as tiles, from left to right."""
+    return (matrix,) if matrix.shape[1] <= _ACROSS else torch.split(matrix, _ACROSS, dim=1)
+
+
+class _Scratch(threading.local):
+    """Memory that is used again and again: to get it anew takes longer than to sum a tile."""
+
+    buffer: torch.Tensor | None = None
+
+
+_scratch = _Scratch()
+
+
+def _doubled(tile: torch.Tensor) -> torch.Tensor:
+    """A tile in double precision, in the thread's own buffer: until the next call."""
+    if _scratch.buffer is None:
+        _scratch.buffer = torch.empty(_TILE, dtype=torch.float64)
+    held = _scratch.buffer[: tile.numel()]
+    if tile.stride(0) == 1:  # columns lie together in memory, and stay so: adding is faster
+        return held.view(tile.T.shape).copy_(tile.T).T
+    return held.view(tile.shape).copy_(tile)
+
+
+def clip_factors(norms: torch.Tensor, clip: float, shortfall: float = SHORTFALL) -> torch.Tensor:
+    """min(1, clip / norm), short where it clips; a norm of 0 gives inf, then 1.
 
     Args:
-        norms: the norms of the rows, at least 0.
+        norms: the norms of the rows, in double precision, at least 0.
         clip: the largest norm that a row may keep, above 0.
         shortfall: the part of the clip to give up, so that rounding cannot exceed it; at least 8
             ulps are given up whatever it is.
     """
-    short = clip * (1 - max(shortfall, 8 * torch.finfo(norms.dtype).eps))
-    return (short / norms).clamp_(max=1.0)
+    short = clip * (1 - max(shortfall, 2.0**-49))
+    return norms.reciprocal().mul_(short).clamp_(max=1.0)
 
 
-def clip_rows(matrix: torch.Tensor, clip: float) -> torch.Tensor:
-    """Each row scaled to norm at most ``clip``; rows that are not finite are zero."""
-    norms = row_norms(matrix)
-    if not within(norms, 0.0, SAFE[norms.dtype]):
-        usable = torch.isfinite(matrix).all(dim=1, keepdim=True)
-        matrix, norms = tamed(torch.where(usable, matrix, 0.0))
-    return matrix * clip_factors(norms, clip)[:, None]
+def normalised(matrix: torch.Tensor) -> tuple[torch.Tensor, Exponents]:
+    """Each row over a power of two, in double precision, and its exponent; zero if not finite.
+
+    The largest entry of a row comes to lie between 1/2 and 1, so that squares lose nothing.
+    """
+    matrix = matrix.double()
+    largest = matrix.abs().amax(dim=1) if matrix.numel() else matrix.new_zeros(len(matrix))
+    usable = torch.isfinite(largest)
+    if not bool(usable.all()):
+        matrix = torch.where(usable[:, None], matrix, 0.0)
+        largest = torch.where(usable, largest, 0.0)
+    _, exponents = np.frexp(largest.numpy())
+    exponents = np.maximum(exponents, -1000)  # below, a row is shorter than any clip
+    return matrix * torch.from_numpy(np.ldexp(1.0, -exponents))[:, None], exponents
 
 
-def tamed(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Finite rows and their norms; rows near the largest float are shrunk, their direction kept."""
-    norms = row_norms(matrix)
-    beyond = norms > SAFE[matrix.dtype]
-    matrix = torch.where(beyond[:, None], matrix * 2.0**-32, matrix)
-    return matrix, torch.where(beyond, row_norms(matrix), norms)
+def scaled_factors(norms: torch.Tensor, exponents: Exponents, short: float) -> torch.Tensor:
+    """What normalised rows are multiplied by, so that they are themselves, or as long as allowed.
+
+    Args:
+        norms: the norms of the normalised rows.
+        exponents: of the powers of two that rows were divided by.
+        short: the largest norm that a row may keep, above 0.
+    """
+    found = norms.numpy()
+    with np.errstate(over="ignore", divide="ignore"):  # an infinite norm is longer than any clip
+        fits = np.ldexp(found, exponents) <= short
+        factors = np.where(fits, np.ldexp(1.0, exponents), short / found)
+    return torch.from_numpy(np.where(found > 0, factors, 0.0))
+
+
+def moderate(matrix: torch.Tensor) -> torch.Tensor:
+    """Rows whose products in double precision neither overflow nor lose digits."""
+    if matrix.dtype == torch.float32 and bool(torch.isfinite(matrix).all()):
+        return matrix
+    matrix = matrix.double()
+    sizes = matrix.abs()
+    largest = sizes.amax(dim=1, keepdim=True) if matrix.numel() else sizes
+    usable = (largest <= _MODERATE) & (sizes >= 1 / _MODERATE)  # False for a NaN
+    return torch.where(usable, matrix, 0.0)
+
+
+def all_finite(norms: torch.Tensor) -> bool:
+    """Whether no norm is infinite or a NaN: their sum tells, as none is near the largest float."""
+    return math.isfinite(float(norms.sum()))
+
+
+# -------------------------------------------------------------------------------------- float sums
+
+
+def weighted(
+    matrix: torch.Tensor, clip: float, plain: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The factors [rows, 1] that clip rows, and the rows; zero where they are not finite.
+
+    Args:
+        matrix: one row per unit.
+        clip: the largest norm that a row may keep, above 0.
+        plain: whether rows that are double are known to be moderate; float32 always is.
+    """
+    if plain or matrix.dtype == torch.float32:
+        norms = row_norms(matrix)
+        if all_finite(norms):
+            return clip_factors(norms, clip)[:, None], matrix
+    matrix, exponents = normalised(matrix)
+    factors = scaled_factors(row_norms(matrix), exponents, clip * (1 - SHORTFALL))
+    return factors[:, None], matrix
+
+
+def product_sum(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The sum of rows left_i x right_i: [rows, a] in double precision, [rows, b] in any."""
+    if len(left) ** 2 <= _SPAN and right.numel() <= _TILE:  # all of it in one piece
+        return left.T @ (right if right.dtype == torch.float64 else _doubled(right))
+    total = ProductSum(len(left), (left.shape[1], right.shape[1]))
+    total.add(left, right)
+    return total.matrix
+
+
+class ProductSum:
+    """A sum of rows left_i x right_i in double precision: see the file's docstring."""
+
+    def __init__(self, rows: int, shape: tuple[int, int]) -> None:
+        if rows > MOST_ROWS:
+            raise BadRelease(
+                f"the rows of a sum must be at most 2^25, got {rows}; give a client fewer records"
+            )
+        self._span = _SPAN // max(1, rows)
+        self._part, self._held = torch.zeros(shape, dtype=torch.float64), 0
+        self._sum: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def add(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        """Add rows that are products of two factors: [rows, a] in double precision, [rows, b]."""
+        for rows in _slices(*right.shape):
+            tall, some = right[rows], left[rows]
+            self._make_room(len(some))
+            for tile, part in zip(_columns(tall), _columns(self._part), strict=True):
+                self._add(some, tile if tile.dtype == torch.float64 else _doubled(tile), part)
+
+    def _add(self, left: torch.Tensor, right: torch.Tensor, part: torch.Tensor) -> None:
+        """As many rows at a time as may be; such sums by halves."""
+        whole = len(left) // self._span * self._span
+        if whole:
+            first, second = (
+                each[:whole].reshape(-1, self._span, each.shape[1]) for each in (left, right)
+            )
+            parts = torch.bmm(first.mT, second).flatten(1)
+            part += _tree_sums(parts.T).view_as(part)
+            left, right = left[whole:], right[whole:]
+        part.addmm_(left.T, right)
+
+    def _make_room(self, rows: int) -> None:
+        if self._held + rows > self._span:
+            self._sum = self._folded()
+            self._part, self._held = torch.zeros_like(self._part), 0
+        self._held += rows
+
+    def _folded(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum so far as a pair, high and low: what one float loses, the other keeps."""
+        part = self._part
+        if self._sum is None:
+            return part, torch.zeros_like(part)
+        high, low = self._sum
+        both = high + part
+        grown = both - high
+        return both, low + (high - (both - grown)) + (part - grown)
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """The sum of all that was added."""
+        if self._sum is None:
+            return self._part
+        high, low = self._folded()
+        return high + low
+
+
+# ---------------------------------------------------------------------------------- one by one
 
 
 def clip_alone(matrix: torch.Tensor, clip: float) -> torch.Tensor:
@@ -113,20 +304,10 @@ def clip_alone(matrix: torch.Tensor, clip: float) -> torch.Tensor:
     differs in its last bit may differ by a step once it is truncated. Here every operation is on
     single numbers or a maximum, and powers of two keep squares from overflow: bit by bit the same.
     """
-    largest = matrix.abs().amax(dim=1) if matrix.numel() else matrix.new_zeros(len(matrix))
-    usable = torch.isfinite(largest)
-    if not bool(usable.all()):
-        matrix = torch.where(usable[:, None], matrix, 0.0)
-        largest = torch.where(usable, largest, 0.0)
-    _, exponents = np.frexp(largest.numpy())
-    exponents = np.maximum(exponents, -1000)  # below, a row is shorter than any clip
-    scaled = matrix * torch.from_numpy(np.ldexp(1.0, -exponents))[:, None]
-    norms = _tree_sums(scaled * scaled).sqrt_().numpy()
-    short = clip * (1 - _SHORTFALL)
-    with np.errstate(over="ignore", divide="ignore"):  # an infinite norm is longer than any clip
-        fits = np.ldexp(norms, exponents) <= short
-        factors = np.where(fits, np.ldexp(1.0, exponents), short / norms)
-    return scaled.mul_(torch.from_numpy(factors)[:, None])
+    scaled, exponents = normalised(matrix)
+    norms = _tree_sums(scaled * scaled).sqrt_()
+    factors = scaled_factors(norms, exponents, clip * (1 - _ALONE))
+    return scaled.mul_(factors[:, None])
 
 
 def _tree_sums(matrix: torch.Tensor) -> torch.Tensor:
@@ -153,7 +334,6 @@ def stacked(rows: Iterator[Vector], size: int) -> Iterator[torch.Tensor]:
 # ------------------------------------------------------------ rows that are products of two factors
 
 _PLAIN = 2.0**250  # factors within it, and above its inverse, cannot overflow or lose digits
-_EXTREME = 2.0**300  # a clip or a step beyond it is not proven to be safe
 
 
 def ordinary(matrix: torch.Tensor) -> torch.Tensor:

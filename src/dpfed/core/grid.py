@@ -77,13 +77,19 @@ def to_grid(values: NDArray[np.float64], step: float) -> Vector:
     return torch.from_numpy(values.astype(np.int32 if largest < 2.0**31 else np.int64))
 
 
-def pack(values: torch.Tensor, step: float, noise: Callable[[int], Floats] | None = None) -> Vector:
+def pack(
+    values: torch.Tensor,
+    step: float,
+    noise: Callable[[int], Floats] | None = None,
+    factor: float = 1.0,
+) -> Vector:
     """Values, with noise added to each block, as integers on the grid; blocks bound the memory.
 
     Args:
         values: a flat vector of floats; it is not changed.
         step: the step of the grid, a power of two.
         noise: gives so many draws of noise, in the values' unit; None adds none.
+        factor: what the values are multiplied by before noise is added.
     """
     import torch
 
@@ -91,6 +97,7 @@ def pack(values: torch.Tensor, step: float, noise: Callable[[int], Floats] | Non
     for start in range(0, values.numel(), _BLOCK):
         part = slice(start, min(start + _BLOCK, values.numel()))
         block = values[part].numpy().astype("float64")
+        block *= factor
         if noise is not None:
             block += noise(block.size)
         integers = to_grid(block, step)

@@ -9,12 +9,16 @@ sqrt(2) clip, not 2 clip, since <A, B> >= 0 for positive semidefinite A and B:
 
     |A - B|^2 = |A|^2 + |B|^2 - 2 <A, B> <= 2 clip^2.
 
+Sums are made in double precision, and their rounding is paid for by rows that are short of the
+clip (clipping.py). Rounding may leave a second derivative of softmax indefinite, where a class is
+nearly certain; <A, B> >= 0 holds all the same: no diagonal is negative, nothing else positive.
+
 | edge case                                    | what happens                                 |
 |----------------------------------------------|----------------------------------------------|
 | a feature or a curvature that is not finite  | the record counts for nothing                |
 | ... with groups                              | the whole person counts for nothing          |
 | groups                                       | a person's matrices are summed, then clipped |
-| a factor below 1e-30, or a sum that overflows | the unit counts for nothing                 |
+| numbers beyond 2^-160 .. 2^160               | count for nothing; a record, if large        |
 | a zero row                                   | adds zero                                    |
 | no rows at all                               | a zero matrix                                |
 | a part of the one client is selected         | all of its records, or none                  |
@@ -30,7 +34,15 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from dpfed.core.clipping import checked_clip
+from dpfed.core.clipping import (
+    ProductSum,
+    checked_clip,
+    clip_factors,
+    moderate,
+    product_sum,
+    row_norms,
+    weighted,
+)
 from dpfed.core.errors import BadRelease, UnsoundPlan
 from dpfed.core.rows import count_units, linear_matrix, linear_vector, members_of, records_of
 from dpfed.core.types import BoundedSum, Problem, Rows, Unit, Vector
@@ -62,9 +74,6 @@ def second_order(problem: Problem, method: str) -> SecondOrderProblem:
     raise UnsoundPlan(
         f"{method} needs a model of one linear layer, got {kind}; use softmax, logistic or poisson"
     )
-
-
-_LEAST = 1e-30  # a factor near the smallest float32 loses digits, and a row could grow
 
 
 def to_triangle(matrix: torch.Tensor) -> Vector:
@@ -150,24 +159,24 @@ class Gram:
 
     def clipped_matrix(self, clip: float) -> torch.Tensor:
         """|x x^T| = |x|^2: each x is shortened to sqrt(clip), then one product makes the sum."""
-        checked_clip(clip)
-        x = self.feature[torch.isfinite(self.feature).all(dim=1)]
-        if self.mean:
-            return _shortened(x.T @ x / max(1, len(x)), clip)
-        if self.groups is not None:
-            return self._people(clip)
-        norms = torch.linalg.vector_norm(x.double(), dim=1)
-        factors = _short(math.sqrt(clip), norms)
-        x = x * factors.to(x.dtype)[:, None]
-        return x.T @ x
+        bound = checked_clip(clip)
+        if self.mean or self.groups is not None:
+            return _sum_of_units(self._units(), self.units, self.feature.shape[1], bound)
+        x = moderate(self.feature)
+        x = x.double() * clip_factors(row_norms(x), math.sqrt(bound))[:, None]
+        return product_sum(x, x)
 
-    def _people(self, clip: float) -> torch.Tensor:
-        total = self.feature.new_zeros(self.feature.shape[1], self.feature.shape[1])
+    def _units(self) -> Iterator[torch.Tensor]:
+        """The matrix of the client, or of each person."""
+        whole = _usable(self.feature)
+        if self.mean:
+            x = moderate(self.feature[whole]).double()
+            yield product_sum(x, x) / max(1, len(x))
+            return
         for index in members_of(self.groups):
-            x = self.feature[index]
-            if bool(torch.isfinite(x).all()):
-                total += _shortened(x.T @ x, clip)
-        return total
+            if bool(whole[index].all()):
+                x = moderate(self.feature[index]).double()
+                yield product_sum(x, x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,17 +210,20 @@ class Hessians:
 
     def clipped_matrix(self, clip: float) -> torch.Tensor:
         """The sum, each unit's matrix scaled to ``clip``, in the order of the flat vector."""
-        checked_clip(clip)
-        rows = self._finite()
-        if self.mean:
-            return rows._ordered(_shortened(rows._sum() / max(1, len(rows.feature)), clip))
-        if rows.groups is not None:
-            people = (_shortened(rows._at(i)._sum(), clip) for i in members_of(rows.groups))
-            return rows._ordered(sum(people, rows._nothing()))
-        norms = torch.linalg.matrix_norm(rows.curvature.double())
-        norms = norms * (rows.feature.double() ** 2).sum(dim=1)
-        shrink = _short(clip, norms).sqrt().to(rows.feature.dtype)  # once on each x of x x^T
+        bound, rows = checked_clip(clip), self._finite()
+        if rows.mean or rows.groups is not None:
+            side = rows.curvature.shape[1] * rows.feature.shape[1]
+            return rows._ordered(_sum_of_units(rows._units(), rows.units, side, bound))
+        norms = row_norms(rows.curvature.flatten(1)) * row_norms(rows.feature).square_()
+        shrink = clip_factors(norms, bound).sqrt_()  # once on each x of x x^T
         return rows._ordered(replace(rows, feature=rows.feature * shrink[:, None])._sum())
+
+    def _units(self) -> Iterator[torch.Tensor]:
+        """The matrix of the client, or of each person."""
+        if self.mean:
+            yield self._sum() / max(1, len(self.feature))
+        else:
+            yield from (self._at(index)._sum() for index in members_of(self.groups))
 
     def _at(self, index: torch.Tensor) -> Hessians:
         groups = None if self.groups is None else self.groups[index]
@@ -221,24 +233,20 @@ class Hessians:
         )  # fmt: skip
 
     def _finite(self) -> Hessians:
-        whole = torch.isfinite(self.feature).all(dim=1)
-        whole &= torch.isfinite(self.curvature).flatten(1).all(dim=1)
-        if bool(whole.all()):
-            return self
+        """The usable records, in double precision."""
+        whole = _usable(self.feature) & _usable(self.curvature.flatten(1))
         if self.groups is not None:  # one bad record: the whole person counts for nothing
             whole = ~torch.isin(self.groups, self.groups[~whole])
-        return self._at(torch.nonzero(whole).squeeze(1))
-
-    def _nothing(self) -> torch.Tensor:
-        size = self.curvature.shape[1] * self.feature.shape[1]
-        return self.feature.new_zeros(size, size)
+        rows = self if bool(whole.all()) else self._at(torch.nonzero(whole).squeeze(1))
+        curvature = moderate(rows.curvature.flatten(1)).double().view_as(rows.curvature)
+        return replace(rows, curvature=curvature, feature=moderate(rows.feature).double())
 
     def _sum(self) -> torch.Tensor:
         """Sum over records of S (x) x x^T, outputs first: [c, f] by [c, f]."""
         c, f = self.curvature.shape[1], self.feature.shape[1]
-        total = self.feature.new_zeros(c, f, c, f)
+        total = self.curvature.new_zeros(c, f, c, f)
         for a, b in _pairs(c):
-            block = (self.feature * self.curvature[:, a, b, None]).T @ self.feature
+            block = product_sum(self.feature * self.curvature[:, a, b, None], self.feature)
             total[a, :, b, :] = block
             total[b, :, a, :] = block.T
         return total.view(c * f, c * f)
@@ -265,14 +273,15 @@ def _spread(kept: torch.Tensor, records: int, mean: bool) -> torch.Tensor:
     return kept.expand(records) if mean else kept
 
 
-def _short(limit: float, norms: torch.Tensor) -> torch.Tensor:
-    """min(1, limit / norm), a few ulps of a float32 short where it cuts; a norm of 0 gives 1."""
-    factors = (limit * (1 - 1e-6) / norms).clamp(max=1.0)
-    return torch.where(factors < _LEAST, 0.0, factors)
+def _usable(matrix: torch.Tensor) -> torch.Tensor:
+    return torch.isfinite(matrix).all(dim=1)
 
 
-def _shortened(matrix: torch.Tensor, clip: float) -> torch.Tensor:
-    norm = torch.linalg.matrix_norm(matrix.double())
-    if not bool(torch.isfinite(norm)):
-        return torch.zeros_like(matrix)
-    return matrix * _short(clip, norm).to(matrix.dtype)
+def _sum_of_units(
+    matrices: Iterator[torch.Tensor], units: int, side: int, clip: float
+) -> torch.Tensor:
+    """Each matrix is a row of its own: clipped last, and added up."""
+    total = ProductSum(units, (1, side * side))
+    for matrix in matrices:
+        total.add(*weighted(matrix.view(1, -1), clip, plain=True))
+    return total.matrix.view(side, side)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Per-unit vectors that clip and sum themselves.
 
-Guarantee: ``clipped_sum(clip)`` is a sum over units of vectors of norm at most ``clip``, so that
-removing one unit moves it by at most ``bound`` and replacing one by at most ``replace_bound`` (in
-idealized arithmetic: the float sum itself rounds). ``clipped_rows(clip)`` are the same vectors one
-by one in double precision, some at a time, for sums in exact integers (grid.truncated_sum). There
-the factor is short by 2^-40, so that truncated rows keep within the clip, and each row depends on
-its own unit only, to the last bit: neither on its place nor on other units.
+Guarantee: ``clipped_sum(clip)`` is a sum over units of vectors of norm at most ``clip``, made in
+double precision; whatever a record or a server chose, removing one unit moves it by at most
+``bound`` and replacing one by at most ``replace_bound``, its rounding included (clipping.py).
+``clipped_rows(clip)`` are the same vectors one by one, some at a time, for sums in exact integers
+(grid.truncated_sum). There the factor is short by 2^-40, so that truncated rows keep within the
+clip, and each row depends on its own unit only, to the last bit: not on its place, nor on others.
 
 | edge case                                     | what happens                           |
 |-----------------------------------------------|----------------------------------------|
@@ -17,7 +17,10 @@ its own unit only, to the last bit: neither on its place nor on other units.
 | rounding pushes a scaled row above ``clip``   | cannot: the factor is a few ulps short |
 | no rows at all                                | a zero vector                          |
 | ``clip`` is zero, negative, NaN or infinite   | refused                                |
+| more than 2^27 units                          | refused                                |
 | groups: one record of a person is not finite  | the whole person counts for nothing    |
+| Scaled: a scale that is not finite            | all units count for nothing            |
+| Scaled Outer: numbers beyond 2^-160 .. 2^160  | count for nothing; a unit's, if large  |
 | exact: a product of factors overflows (1e308) | the unit counts for nothing            |
 | exact: Outer factors beyond 2^-250 .. 2^250   | the unit may count for nothing         |
 
@@ -31,6 +34,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -38,20 +42,25 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from dpfed.core.clipping import (
-    SAFE,
+    SHORTFALL,
+    ProductSum,
+    all_finite,
     bounded,
     checked_clip,
     clip_alone,
     clip_factors,
-    clip_rows,
     covered,
+    few,
+    moderate,
+    normalised,
     ordinary,
     product_error,
+    product_sum,
     row_norms,
     rows_in_block,
+    scaled_factors,
     stacked,
-    tamed,
-    within,
+    weighted,
 )
 from dpfed.core.types import BoundedSum, Rows, Vector
 
@@ -77,11 +86,34 @@ class Selectable(Protocol):
 
 
 class _ByUnit:
-    """What the exact path shares: each unit's row is made, in double precision, and clipped."""
+    """What all kinds share: each unit's row is made, and then clipped."""
+
+    @property
+    def units(self) -> int:
+        """Records, or groups where there are any."""
+        raise NotImplementedError
+
+    @property
+    def _length(self) -> int:
+        """Of a row, and of the sum."""
+        raise NotImplementedError
 
     def unit_rows(self) -> Iterator[torch.Tensor]:
-        """Blocks of rows before the clip, one row per unit. Sensitive."""
+        """Blocks of rows before the clip, in double precision, one row per unit. Sensitive."""
         raise NotImplementedError
+
+    def _blocks(self) -> Iterator[torch.Tensor]:
+        """The same, in any precision."""
+        return self.unit_rows()
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        """Clip each unit's row, then add them up."""
+        bound, dtype = checked_clip(clip), torch.float64
+        total = ProductSum(self.units, (1, self._length))
+        for block in self._blocks():
+            total.add(*weighted(block, bound))
+            dtype = block.dtype
+        return bounded(total.matrix.view(-1), bound, self.units, dtype)
 
     def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
         """Blocks of clipped rows, one row per unit, at most 2^21 numbers (or one row) each."""
@@ -106,17 +138,18 @@ class Dense(_ByUnit):
         index = records_of(kept, self.groups)
         return Dense(self.matrix[index], _part(self.groups, index))
 
-    def clipped_sum(self, clip: float) -> BoundedSum:
-        """Clip each row (or each group's sum of rows), then add them up."""
-        matrix = self.matrix if self.groups is None else group_sums(self.matrix, self.groups)
-        return bounded(clip_rows(matrix, checked_clip(clip)).sum(dim=0), clip)
+    @property
+    def _length(self) -> int:
+        return self.matrix.shape[1]
+
+    def _blocks(self) -> Iterator[torch.Tensor]:
+        if self.groups is None:
+            return iter(torch.split(self.matrix, rows_in_block(self._length)))
+        return stacked(self._people(rows_in_block(self._length)), self._length)
 
     def unit_rows(self) -> Iterator[torch.Tensor]:
         """Rows as they are, or summed person by person."""
-        size = self.matrix.shape[1]
-        if self.groups is None:
-            return (part.double() for part in torch.split(self.matrix, rows_in_block(size)))
-        return stacked(self._people(rows_in_block(size)), size)
+        return (block.double() for block in self._blocks())
 
     def _people(self, chunk: int) -> Iterator[Vector]:
         for members in members_of(self.groups):
@@ -159,8 +192,8 @@ class Outer(_ByUnit):
 
     ``residual`` [records, c] is the loss's gradient by the scores, ``feature`` [records, f] the
     layer's input; with a bias, its last column is 1. ``feature_norms`` may be given, since features
-    stay the same from round to round. The sum lies in a vector as nn.Linear's weight, then bias.
-    ``scratch`` says that the residual may be overwritten.
+    stay the same from round to round; norms in single precision are not used. The sum lies in a
+    vector as nn.Linear's weight, then bias.
     """
 
     residual: torch.Tensor
@@ -168,7 +201,6 @@ class Outer(_ByUnit):
     bias: bool = True
     groups: torch.Tensor | None = None
     feature_norms: torch.Tensor | None = None
-    scratch: bool = False
 
     @property
     def units(self) -> int:
@@ -181,51 +213,42 @@ class Outer(_ByUnit):
         groups, norms = _part(self.groups, index), _part(self.feature_norms, index)
         return Outer(
             residual=self.residual[index], feature=self.feature[index], bias=self.bias,
-            groups=groups, feature_norms=norms, scratch=True,
+            groups=groups, feature_norms=norms,
         )  # fmt: skip
+
+    @property
+    def _length(self) -> int:
+        return math.prod(self._widths)
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """Scale each residual by its row's factor; one matrix product then makes the sum."""
-        checked_clip(clip)
         if self.groups is not None:
-            return bounded(self._by_group(clip), clip)
-        residual, feature, norms = self._finite()
-        factors = clip_factors(norms, clip)[:, None]
-        scaled = residual.mul_(factors) if self.scratch else residual * factors
-        return bounded(linear_vector(scaled.T @ feature, self.bias), clip)
+            return super().clipped_sum(clip)
+        total = product_sum(*self._clipped(checked_clip(clip)))
+        return bounded(linear_vector(total, self.bias), clip, self.units, self.residual.dtype)
 
-    def _finite(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Residual, feature and row norms, without the rows that are not finite."""
-        features = row_norms(self.feature) if self.feature_norms is None else self.feature_norms
-        norms = row_norms(self.residual) * features
-        if within(norms, 0.0, SAFE[norms.dtype]):
-            return self.residual, self.feature, norms
-        return self._tame()
+    def _clipped(self, clip: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """The two factors of each row, the first one as long as the clip allows."""
+        if self.residual.dtype == torch.float32:  # beyond 2^128 no product can be that matters
+            residual = self.residual.double()
+            norms = row_norms(residual).mul_(self._feature_norms())
+            if all_finite(norms):
+                return residual.mul_(clip_factors(norms, clip)[:, None]), self.feature
+        residual, first = normalised(self.residual)
+        feature, second = normalised(self.feature)
+        norms = row_norms(residual) * row_norms(feature)
+        factors = scaled_factors(norms, first + second, clip * (1 - SHORTFALL))
+        return residual * factors[:, None], feature
 
-    def _tame(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The rare case: drop what is not finite, shrink what would overflow."""
-        usable = torch.isfinite(self.residual).all(dim=1) & torch.isfinite(self.feature).all(dim=1)
-        residual, residual_norms = tamed(self.residual[usable])
-        feature, feature_norms = tamed(self.feature[usable])
-        norms = residual_norms * feature_norms
-        beyond = norms > SAFE[norms.dtype]
-        shrink = torch.where(beyond, 1.0 / residual_norms, 1.0)  # |residual| = 1: norm = |feature|
-        return residual * shrink[:, None], feature, torch.where(beyond, feature_norms, norms)
-
-    def _by_group(self, clip: float) -> Vector:
-        """One group's sum at a time: [c, f], whatever the number of its records."""
-        total = self.residual.new_zeros(self.residual.shape[1], self.feature.shape[1])
-        for index in members_of(self.groups):
-            person = self.residual[index].T @ self.feature[index]
-            total += clip_rows(person.reshape(1, -1), clip).view_as(total)
-        return linear_vector(total, self.bias)
+    def _feature_norms(self) -> torch.Tensor:
+        given = self.feature_norms
+        return row_norms(self.feature) if given is None or given.dtype != torch.float64 else given
 
     def unit_rows(self) -> Iterator[torch.Tensor]:
         """Materialised, some at a time: the oracle of ``rounded_sum``, and what groups need."""
-        size = self.residual.shape[1] * self.feature.shape[1]
         if self.groups is not None:
-            return stacked(self._people(), size)
-        parts = torch.split(torch.arange(len(self.residual)), rows_in_block(size))
+            return stacked(self._people(), self._length)
+        parts = torch.split(torch.arange(len(self.residual)), rows_in_block(self._length))
         return (self._products(part) for part in parts)
 
     def _products(self, index: torch.Tensor) -> torch.Tensor:
@@ -236,8 +259,9 @@ class Outer(_ByUnit):
         return torch.cat([wide[:, :, :-1].flatten(1), wide[:, :, -1]], dim=1)
 
     def _people(self) -> Iterator[Vector]:
+        most = rows_in_block(sum(self._widths))
         for members in members_of(self.groups):
-            parts = torch.split(members, rows_in_block(sum(self._widths)))
+            parts = torch.split(members, most) if len(members) > most else (members,)
             person = sum_of(self.residual[i].double().T @ self.feature[i].double() for i in parts)
             yield linear_vector(person, self.bias)
 
@@ -303,7 +327,6 @@ class Chunks(_ByUnit):
     size: int
     chunk: int = 64
     groups: torch.Tensor | None = None
-    dtype: torch.dtype = torch.float32
 
     @property
     def units(self) -> int:
@@ -321,25 +344,17 @@ class Chunks(_ByUnit):
             groups=groups,
         )
 
-    def clipped_sum(self, clip: float) -> BoundedSum:
-        """Clip and add chunk by chunk; with groups, person by person."""
-        checked_clip(clip)
-        total = torch.zeros(self.size, dtype=self.dtype)
-        for rows in self._records() if self.groups is None else self._people():
-            total += clip_rows(rows, clip).sum(dim=0)
-        return bounded(total, clip)
+    @property
+    def _length(self) -> int:
+        return self.size
+
+    def _blocks(self) -> Iterator[torch.Tensor]:
+        return self._records() if self.groups is None else self.unit_rows()
 
     def _records(self) -> Iterator[torch.Tensor]:
         for index in torch.split(torch.arange(self.records), self.chunk):
             if index.numel():
                 yield self.gradients(index)
-
-    def _people(self) -> Iterator[torch.Tensor]:
-        for members in members_of(self.groups):
-            person = torch.zeros(1, self.size, dtype=self.dtype)
-            for index in torch.split(members, self.chunk):
-                person += self.gradients(index).sum(dim=0)
-            yield person
 
     def unit_rows(self) -> Iterator[torch.Tensor]:
         """Gradients chunk by chunk, or summed person by person."""
@@ -374,52 +389,42 @@ class Scaled(_ByUnit):
         """The rows of the units in ``kept``."""
         return Scaled(self.rows.select(kept), self.scale)
 
+    @property
+    def _length(self) -> int:
+        return self.scale.numel()
+
     def clipped_sum(self, clip: float) -> BoundedSum:
         """Scale, clip, add up."""
-        rows = self.rows
-        if isinstance(rows, Outer):
-            return self._outer(rows, checked_clip(clip))
-        if isinstance(rows, Chunks):
-            return self._chunks(rows).clipped_sum(clip)
-        return Dense(rows.matrix * self.scale, rows.groups).clipped_sum(clip)
+        rows, bound = self.rows, checked_clip(clip)
+        if isinstance(rows, Outer) and rows.groups is None and few(rows.units, sum(rows._widths)):
+            return self._outer(rows, bound)
+        return super().clipped_sum(clip)
 
     def unit_rows(self) -> Iterator[torch.Tensor]:
         """Each row times the scale, all of it made."""
         scale = self.scale.double()
         return (block * scale for block in self.rows.unit_rows())
 
-    def _chunks(self, rows: Chunks) -> Chunks:
-        return replace(rows, gradients=lambda index: rows.gradients(index) * self.scale)
-
     def _outer(self, rows: Outer, clip: float) -> BoundedSum:
-        if rows.groups is not None:
-            return self._people(rows, clip)
-        usable = torch.isfinite(rows.residual).all(dim=1) & torch.isfinite(rows.feature).all(dim=1)
-        residual, feature = rows.residual[usable], rows.feature[usable]
-        scale = linear_matrix(self.scale, feature.shape[1], rows.bias)
+        """The server's numbers meet the records' in double precision; the clip comes last."""
+        residual, feature = moderate(rows.residual), moderate(rows.feature)
+        scale = linear_matrix(moderate(self.scale[None])[0], feature.shape[1], rows.bias)
         norms = _scaled_outer_norms(residual, feature, scale)
-        # a norm that overflows even in double precision is of no use: the unit counts for nothing
-        factors = torch.where(torch.isfinite(norms), clip_factors(norms, clip), 0.0)
-        short = torch.where(factors < 1, factors * (1 - 8 * torch.finfo(residual.dtype).eps), 1.0)
-        weighted = (residual * short[:, None].to(residual.dtype)).nan_to_num()
-        return bounded(linear_vector((weighted.T @ feature).mul_(scale), rows.bias), clip)
-
-    def _people(self, rows: Outer, clip: float) -> BoundedSum:
-        total = torch.zeros_like(self.scale)
-        for index in members_of(rows.groups):
-            person = linear_vector(rows.residual[index].T @ rows.feature[index], rows.bias)
-            total += clip_rows((person * self.scale)[None], clip)[0]
-        return bounded(total, clip)
+        total = product_sum(residual.double() * clip_factors(norms, clip)[:, None], feature)
+        vector = linear_vector(total.mul_(scale), rows.bias)
+        return bounded(vector, clip, self.units, rows.residual.dtype)
 
 
 def _scaled_outer_norms(
     residual: torch.Tensor, feature: torch.Tensor, scale: torch.Tensor
 ) -> torch.Tensor:
-    """In double precision, some columns at a time: no other vector of the model's size is made."""
-    squared = residual.double() ** 2
-    parts = (slice(at, at + 1024) for at in range(0, feature.shape[1], 1024))
-    columns = ((scale[:, p].double() ** 2, feature[:, p].double() ** 2) for p in parts)
-    return sum((squared @ s * x).sum(dim=1) for s, x in columns).sqrt()  # type: ignore[union-attr]
+    """Some columns at a time: no other vector of the model's size is made."""
+    squares = torch.zeros(len(residual), dtype=torch.float64)
+    squared = residual.double().square()
+    for part in (slice(at, at + 1024) for at in range(0, feature.shape[1], 1024)):
+        x, s = feature[:, part].double().square(), scale[:, part].double().square()
+        squares += (squared @ s).mul_(x).sum(dim=1)
+    return squares.sqrt_()
 
 
 def linear_matrix(vector: Vector, inputs: int, bias: bool) -> torch.Tensor:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws of server optimizers, for plug-ins of this package and of others.
+"""Laws of server optimizers and of rows, for plug-ins of this package and of others.
 
-A law takes the optimizer's name in a recipe, and raises AssertionError with one sentence if the
+A law of optimizers takes the name in a recipe, and raises AssertionError with one sentence if the
 optimizer breaks it. In a test of your own package:
 
     @pytest.mark.parametrize("law", SERVER_LAWS)
@@ -12,19 +12,26 @@ What they check: an optimizer builds with no arguments, keeps shape and dtype, w
 that it was given, is finite at zero, gives equal updates for equal aggregates (so it is
 post-processing and costs no privacy), fits into a chain, and its buffer-reusing path gives the same
 bits.
+
+A law of rows takes rows that are made of ``hostile_vectors``, whatever a record or a server could
+have sent, and one of ``HOSTILE_CLIPS``: no unit adds more than the bound that its rows state, and
+none that takes its place moves a sum by more than the ``replace_bound``, in exact arithmetic.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import torch
 
 from dpfed.core import registry
 from dpfed.core.chain import chain
-from dpfed.core.types import Aggregate, ServerOptimizer, Vector
+from dpfed.core.rows import UnitRows
+from dpfed.core.types import Aggregate, Rows, ServerOptimizer, Vector
 from dpfed.core.vector import BLOCK
 
 Law = Callable[[str], None]
@@ -113,6 +120,71 @@ SERVER_LAWS: tuple[Law, ...] = (
     fits_into_a_chain,
     reuses_buffers_to_the_bit,
 )
+
+
+# --------------------------------------------------------------------------------------- rows
+
+HOSTILE = (
+    math.nan, math.inf, -math.inf, 0.0, 5e-324, 1e-310, 1e-200, 1e-60, 1e-45, 1e-38, 1e-15, 0.6,
+    1.0, 1e5, 1e8, 1e18, 1e37, 3e38, 1e60, 1e160, 1e300, 1.7e308,
+)  # fmt: skip
+"""Numbers of every magnitude that a server, a file or a record may choose."""
+
+HOSTILE_CLIPS = (2.0**-300, 1e-30, 0.7, 1e30, 2.0**300)
+
+
+def hostile_vectors(size: int, dtype: torch.dtype) -> Iterator[Vector]:
+    """Each hostile number throughout, at one place, and falling off; then they are mixed."""
+    falling = torch.linspace(1.0, -0.5, size, dtype=torch.float64)
+    for value in HOSTILE:
+        throughout = torch.full((size,), value, dtype=torch.float64)
+        alone = torch.ones(size, dtype=torch.float64)
+        alone[0] = value
+        yield from (each.to(dtype) for each in (throughout, alone, throughout * falling))
+    finite = [value for value in HOSTILE if math.isfinite(value)]
+    for start in range(len(finite)):
+        mixed = [finite[(start + 7 * k) % len(finite)] for k in range(size)]
+        yield torch.tensor(mixed, dtype=torch.float64).to(dtype)
+
+
+def unit_keeps_its_bound(rows: Rows, clip: float) -> float:
+    """What rows of one unit add, over the bound; refuses more than 1."""
+    made = rows.clipped_sum(clip)
+    reached = _ratio(made.vector, made.bound, f"a unit's {type(rows).__name__} row")
+    if isinstance(rows, UnitRows):
+        for row in (row for block in rows.clipped_rows(clip) for row in block):
+            _ratio(row, clip, f"a {type(rows).__name__} row that is made alone")
+    return reached
+
+
+def exchange_keeps_its_bound(one: Rows, other: Rows, clip: float) -> float:
+    """How far apart rows are that differ in one unit, over ``replace_bound``; refuses more than 1.
+
+    Args:
+        one: the rows of a client.
+        other: the same with another unit in the place of one of them.
+        clip: the bound of a row's norm, above 0.
+    """
+    made, instead = one.clipped_sum(clip), other.clipped_sum(clip)
+    pairs = zip(made.vector.tolist(), instead.vector.tolist(), strict=True)
+    apart = [Fraction(here) - Fraction(there) for here, there in pairs]
+    return _ratio(apart, made.replace_bound, f"an exchanged {type(one).__name__} row")
+
+
+def _ratio(vector: Iterable[Any], bound: float, whose: str) -> float:
+    """The norm over the bound, decided in exact arithmetic."""
+    squared = sum(_exact(value) ** 2 for value in vector)
+    ratio = math.sqrt(squared / Fraction(bound) ** 2)
+    if squared > Fraction(bound) ** 2:
+        raise AssertionError(f"{whose} has {ratio} times the bound of {bound}")
+    return ratio
+
+
+def _exact(value: Any) -> Fraction:
+    return value if isinstance(value, Fraction) else Fraction(float(value))
+
+
+# ------------------------------------------------------------------------------ of the optimizers
 
 
 def _build(name: str) -> ServerOptimizer:

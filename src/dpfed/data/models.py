@@ -147,7 +147,28 @@ def say_unknown(known: torch.Tensor | None) -> None:
         )  # fmt: skip
 
 
+BLOCK = 192
+"""Records are computed so many at a time, or a multiple of it, the last ones beside empty ones.
+
+A library adds up in an order that may depend on how many records there are, and on a record's place
+among the last ones. Where a server sends large weights that cancel, a score is nothing but
+rounding, and one record more or less would turn the rows of others. 192 records fill the registers
+of every width (64 times 3), so that no record is at an edge: tests/laws/test_sensitivity.py.
+"""
+
+
+def whole_blocks(tensor: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
+    """One entry per record, with zeros up to a multiple of ``block``."""
+    missing = -len(tensor) % block
+    if not missing:
+        return tensor
+    return torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
+
+
 # -------------------------------------------------------------------------------- linear models
+
+
+_KEPT = 1 << 21  # numbers that are kept in double precision, too: 16 MiB
 
 
 class Link(Protocol):
@@ -258,7 +279,7 @@ class Linear:
             x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
         known = _LINKS[self.link].known(records.y, self.outputs)
         if bool(known.all()):
-            return LinearProblem(self, x.contiguous(), records.y, records.groups)
+            return LinearProblem(model=self, x=x.contiguous(), y=records.y, groups=records.groups)
         # without features, the bias included, a row and a second derivative are zero
         x, y = torch.where(known[:, None], x, 0.0), torch.where(known, records.y, 0)
         return LinearProblem(self, x.contiguous(), y, records.groups, known=known)
@@ -310,19 +331,46 @@ class LinearProblem:
         """The norms of the feature rows: the same in every round, so computed once."""
         return row_norms(self.x)
 
+    @cached_property
+    def _features(self) -> torch.Tensor:
+        """In double precision, in which rows are added up, unless that needs much memory."""
+        return self.x.double() if self.x.numel() <= _KEPT else self.x
+
+    @cached_property
+    def _last(self) -> torch.Tensor:
+        """The records after the last whole block, and empty ones that fill it."""
+        return whole_blocks(self.x[len(self.x) // BLOCK * BLOCK :])
+
+    @cached_property
+    def _labels(self) -> torch.Tensor:
+        return whole_blocks(self.y)
+
+    def _scores(self, params: Vector) -> torch.Tensor:
+        """X W^T + b of whole blocks, [outputs, records and empty ones]."""
+        weights, whole = self.model.matrix(params), len(self.x) // BLOCK * BLOCK
+        if not whole or not len(self._last):
+            return weights @ (self.x if whole else self._last).T
+        scores = weights.new_empty(len(weights), whole + BLOCK)
+        torch.mm(weights, self.x[:whole].T, out=scores[:, :whole])
+        torch.mm(weights, self._last.T, out=scores[:, whole:])
+        return scores
+
     def scores(self, params: Vector) -> torch.Tensor:
-        """X W^T + b."""
-        return self.x @ self.model.matrix(params).T
+        """X W^T + b, [records, outputs]: a record's depend on no other's, to the last bit."""
+        return self._scores(params).T[: len(self.y)]
+
+    def _residual(self, params: Vector) -> torch.Tensor:
+        residual = _LINKS[self.model.link].residual(self._scores(params).T, self._labels)
+        return residual[: len(self.y)]
 
     def rows(self, params: Vector, unit: Unit) -> Rows:
         """Residual x feature per record; by group, or the client's mean as one row."""
-        scores = (self.model.matrix(params) @ self.x.T).T  # outputs first in memory: see residual
-        residual = _LINKS[self.model.link].residual(scores, self.y)
+        residual = self._residual(params)
         if unit is Unit.CLIENT:
             return Dense(self._mean(residual)[None])
         groups = self._groups(unit)
         return Outer(
-            residual=residual, feature=self.x, bias=self.model.bias, groups=groups,
+            residual=residual, feature=self._features, bias=self.model.bias, groups=groups,
             feature_norms=self.feature_norms,
         )  # fmt: skip
 
@@ -332,11 +380,11 @@ class LinearProblem:
 
     def judge(self, params: Vector) -> tuple[torch.Tensor, torch.Tensor]:
         """Per record: right or not, and the loss; both 0 where the label is not known."""
-        judged = _LINKS[self.model.link].judge(self.scores(params), self.y)
+        judged = _LINKS[self.model.link].judge(self._scores(params).T, self._labels)
+        right, loss = (each[: len(self.y)] for each in judged)
         if self.known is None:
-            return judged
-        right, loss = (torch.where(self.known, each, 0.0) for each in judged)
-        return right, loss
+            return right, loss
+        return torch.where(self.known, right, 0.0), torch.where(self.known, loss, 0.0)
 
     def loss(self, params: Vector) -> float:
         """The mean loss over all records, in clear."""
@@ -344,8 +392,7 @@ class LinearProblem:
 
     def gradient(self, params: Vector) -> Vector:
         """The mean gradient over all records, in clear."""
-        residual = _LINKS[self.model.link].residual(self.scores(params), self.y)
-        return self._mean(residual)
+        return self._mean(self._residual(params))
 
     def _mean(self, residual: torch.Tensor) -> Vector:
         mean = residual.T @ self.x / max(1, len(self.y))
@@ -357,7 +404,7 @@ class LinearProblem:
 
     def hessian_rows(self, params: Vector, unit: Unit) -> MatrixRows:
         """S (x) x x^T per record, by group, or the client's mean."""
-        curvature = _LINKS[self.model.link].curvature(self.scores(params))
+        curvature = _LINKS[self.model.link].curvature(self._scores(params).T)[: len(self.y)]
         groups = self._groups(unit)
         return Hessians(curvature, self.x, self.model.bias, groups, mean=unit is Unit.CLIENT)
 

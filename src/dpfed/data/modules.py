@@ -39,7 +39,7 @@ from dpfed.core.types import Rows, Unit, Vector
 from dpfed.core.vector import Layout, layout_of
 from dpfed.data._checks import first_sentence
 from dpfed.data.datasets import Records
-from dpfed.data.models import made_up, metric_rows, say_unknown, unit_ids
+from dpfed.data.models import made_up, metric_rows, say_unknown, unit_ids, whole_blocks
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -135,9 +135,8 @@ class Network:
     def judge(self, params: Vector, records: Records) -> tuple[torch.Tensor, torch.Tensor]:
         """Per record: right or not, and the loss."""
         pieces = zip(torch.split(records.x, 512), torch.split(records.y, 512), strict=True)
-        judged = [
-            _forgiving(lambda x, y: self._judge(self.score(params, x), y), x, y) for x, y in pieces
-        ]
+        compute = _in_blocks(lambda x, y: self._judge(self.score(params, x), y), 64)
+        judged = [_forgiving(compute, x, y) for x, y in pieces]
         correct, losses = torch.cat(judged).unbind(dim=1)
         return correct, losses
 
@@ -179,6 +178,7 @@ class NetworkProblem:
         ids = None if unit is Unit.RECORD else unit_ids(groups, unit, len(self.records))
         self.model._once(_try_rows, self.records)
         rows = _SAMPLERS[self.model.sampler](self.model, params)
+        rows = rows if ids is not None else _in_blocks(rows, self.model.chunk)
         x, y = self.records.x, self.records.y
         return Chunks(
             gradients=lambda index: _forgiving(rows, x[index], y[index]),
@@ -203,6 +203,18 @@ class NetworkProblem:
 
 PerRecord = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(x [k, ...], y [k, ...]) -> one row per record, [k, size]."""
+
+
+def _in_blocks(compute: PerRecord, block: int) -> PerRecord:
+    """The same of whole blocks, empty records at the end: other records' bits stay as they are.
+
+    A person's records are computed beside nobody else's, and need it not.
+    """
+
+    def gradients(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return compute(whole_blocks(x, block), whole_blocks(y, block))[: len(x)]
+
+    return gradients
 
 
 def _forgiving(compute: PerRecord, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

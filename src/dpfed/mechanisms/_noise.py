@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from dpfed.core.checks import refuse
 from dpfed.core.errors import BadRelease, RecipeError
+from dpfed.core.grid import pack
 from dpfed.core.sampling import EVERYONE
 from dpfed.core.types import Adjacency, Trust, Unit
 
@@ -90,6 +91,22 @@ class GaussianNoise:
                 f"{made.bound} ({made.replace_bound}); give the mechanism these bounds"
             )
         return made
+
+    def rounded(self, rows: Rows, step: float) -> Vector:
+        """The clipped sum on a grid, where noise comes later: shorter by what rounding may add.
+
+        A coordinate is off by half a step, in each of two neighbouring worlds; by another half,
+        where the server rounds it again after a weight.
+        """
+        vector = self.bounded(rows).vector
+        lost = 2 * step * math.sqrt(vector.numel()) / self.clip
+        if not lost < 0.5:
+            raise BadRelease(
+                f"a step of the grid must be below clip / (4 sqrt(size)), got {step:.3g} for a "
+                f"clip of {self.clip:.3g} and size {vector.numel()}; use less noise, or "
+                f"mechanism 'gaussian' with local trust"
+            )
+        return pack(vector, step, factor=1 - lost)
 
     def noise_multiplier(self, shares: float | None = None) -> float:
         """Noise over sensitivity, in dp_accounting's convention: it doubles for replace-one."""

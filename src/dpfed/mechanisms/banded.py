@@ -97,9 +97,9 @@ class Banded(GaussianNoise):
 
     def release(self, rows: Rows, state: Past, rng: Stream) -> tuple[Release, Past]:
         """Clip, sum, add the noise of this step, round to the grid."""
-        bounded = self.bounded(rows)
         if self.trust is Trust.CENTRAL:  # there the server adds the noise
-            return Release(pack(bounded.vector, self.step), 0.0, self.step), state
+            return Release(self.rounded(rows, self.step), 0.0, self.step), state
+        bounded = self.bounded(rows)
         if not state.noise:  # C is diagonal: nothing to remember, so no noise vector is made
             level = self._std_at(t := state.t + 1)
             vector = pack(bounded.vector, self.step, lambda count: level * rng.normal(count))

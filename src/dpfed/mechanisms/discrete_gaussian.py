@@ -90,9 +90,10 @@ class DiscreteGaussian(FreshNoise):
     def exact(self) -> bool:
         """Integers, and draws of the law that is accounted for.
 
-        Under add-remove a batch of gradients changes its size, and the others' last bits with it.
+        Not where neighbours may have another number of records: under add-remove, and where a unit
+        is a person. A batch of gradients then changes its size, and the others' last bits with it.
         """
-        return self.adjacency is not Adjacency.ADD_REMOVE
+        return self.adjacency is not Adjacency.ADD_REMOVE and self.unit is not Unit.GROUP
 
     def noise_multiplier(self, shares: float | None = None) -> float:
         """Noise over sensitivity, the latter enlarged by what rounding a sum may add."""

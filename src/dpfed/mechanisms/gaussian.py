@@ -16,7 +16,8 @@ accountant.
 
 Guarantee: ``event(k)`` accounts exactly for what k calls of ``release`` (and ``finish``) drew, in
 idealized arithmetic: float normals, rounded to the grid after they were added (post-processing;
-under CENTRAL before, on a grid finer than the rounding of the float sum).
+under CENTRAL before, and the sum is then shorter by as much). The rounding of the float sum itself
+is not idealized: rows are short of the clip by more than it (core/clipping.py).
 
 | edge case                                              | what happens                          |
 |--------------------------------------------------------|---------------------------------------|
@@ -65,12 +66,12 @@ class Gaussian(FreshNoise):
 
     def release(self, rows: Rows, state: State, rng: Stream) -> tuple[Release, State]:
         """Draw who takes part, clip, sum, add this client's share of noise, round to the grid."""
-        bounded = self.bounded(drawn(rows, self.sampling, rng))
-        silent = self.trust is Trust.CENTRAL  # there the server adds the noise
-        noise = None if silent else (lambda size: self._noise(size, rng))
-        return Release(
-            pack(bounded.vector, self.step, noise), 0.0 if silent else self.std, self.step
-        ), state
+        taking_part = drawn(rows, self.sampling, rng)
+        if self.trust is Trust.CENTRAL:  # there the server adds the noise
+            return Release(self.rounded(taking_part, self.step), 0.0, self.step), state
+        vector = self.bounded(taking_part).vector
+        noisy = pack(vector, self.step, lambda size: self._noise(size, rng))
+        return Release(noisy, self.std, self.step), state
 
     def finish(self, total: Total, state: State, rng: Stream) -> tuple[Release, State]:
         """Add the server's noise to the total under CENTRAL; otherwise it is private already."""

@@ -21,8 +21,9 @@ release, made adaptively. So mu^2 adds (with equality for a unit that adds the s
 
 Only opened nodes count: worth(70) = 6139 = 78.35^2, where independent noise has 70. Trees are made
 for units that take part once; dp_accounting's event for these would understate mu by 29.6 there.
-The grid is clip / 2^36, since sums are rounded before noise is added: 8 bytes a coordinate. The
-state is such a vector per level (11 for a horizon of 1024); only open nodes take up memory.
+The grid is clip / 2^36, since sums are rounded before noise is added (and are shorter by what that
+may add): 8 bytes a coordinate. The state is such a vector per level (11 for a horizon of 1024);
+only open nodes take up memory.
 
 | edge case                                              | what happens                            |
 |--------------------------------------------------------|-----------------------------------------|
@@ -98,8 +99,7 @@ class Tree(GaussianNoise):
 
     def release(self, rows: Rows, state: Nodes, rng: Stream) -> tuple[Release, Nodes]:
         """Clip, sum, round to the grid; then open a node, and close those that it takes over."""
-        bounded = self.bounded(rows)
-        sums = pack(bounded.vector, self.step)
+        sums = self.rounded(rows, self.step)
         if self.trust is Trust.CENTRAL:  # there the server adds the noise
             return Release(sums, 0.0, self.step), state
         std = self.std * math.sqrt(1 + self._level(state.t + 1))
