@@ -189,6 +189,7 @@ def check(committed: CommittedRound, absent: list[set[int]]) -> None:
 # ---------------------------------------------------------------------------------------- dropouts
 
 
+@pytest.mark.long
 def test_a_silo_killed_after_the_key_stage_is_repaired(net: Net, tmp_path: Path) -> None:
     gone = 2
     committed = run(net, tmp_path, rounds=2, cut=Cut(gone, "input"))
