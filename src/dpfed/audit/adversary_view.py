@@ -20,13 +20,12 @@ attempt).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from dpfed.core.types import UPDATE, BoundedSum, Broadcast, Release, Rows, Total, Trust
-from dpfed.training.answer import ClientState, PricedReleaser
+from dpfed.core.types import UPDATE, Broadcast, Release, Rows, Total, Trust
+from dpfed.training.answer import ClientState, Nothing, PricedReleaser
 from dpfed.training.plan import Plan
 
 if TYPE_CHECKING:
@@ -42,29 +41,6 @@ class Call(NamedTuple):
     round: int
     client: int
     attempt: int
-
-
-@dataclass(frozen=True, eq=False)
-class Nothing:
-    """One unit that adds nothing."""
-
-    size: int
-    units: int = 1
-
-    def select(self, kept: torch.Tensor) -> Nothing:
-        """The same: it adds nothing, drawn or not."""
-        del kept
-        return self
-
-    def clipped_sum(self, clip: float) -> BoundedSum:
-        """Zero."""
-        del clip
-        return BoundedSum(torch.zeros(self.size), 0.0, 0.0)
-
-    def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
-        """One row of zeros."""
-        del clip
-        return iter([torch.zeros(1, self.size, dtype=torch.float64)])
 
 
 def calls(plan: Plan, channel: str, count: int) -> Iterator[Call]:

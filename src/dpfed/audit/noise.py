@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import special, stats
 
-from dpfed.audit.adversary_view import Nothing, calls, see, stated
+from dpfed.audit.adversary_view import calls, see, stated
 from dpfed.audit.finding import ERROR, Finding, Subject, judged
 from dpfed.audit.repriced import epsilon_with, level
 from dpfed.audit.statistics import spread_at_most
+from dpfed.training.answer import Nothing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -109,8 +109,8 @@ class PricedReleaser:
                 f"releases on {channel!r} in round {at} must be at most {planned}, as the plan "
                 f"accounts for, got number {len(made) + 1}; declare it in the algorithm's channels"
             )
-        if isinstance(rows, _Nothing):
-            rows = _Nothing(self._plan.size(channel, self._broadcast.params.numel()))
+        if isinstance(rows, Nothing):
+            rows = Nothing(self._plan.size(channel, self._broadcast.params.numel()))
         mechanism = self._plan.channels[channel]
         call = (at, self._client, self._broadcast.attempt, channel, len(made))
         rng = self._plan.noise.stream("release", *call)
@@ -247,7 +247,7 @@ def _nothing(plan: Plan, broadcast: Broadcast, client: ClientState) -> tuple[Rep
     """
     release, due = PricedReleaser(plan, broadcast, client), plan.due(broadcast.round)
     if plan.client.sends_unmodified:
-        reply: Reply = {name: release(_Nothing(), name) for name in due}
+        reply: Reply = {name: release(Nothing(), name) for name in due}
     else:
         nowhere = replace(client, problem=_Nowhere(broadcast.params))
         reply, _ = _work(plan, broadcast, nowhere, release)
@@ -256,21 +256,24 @@ def _nothing(plan: Plan, broadcast: Broadcast, client: ClientState) -> tuple[Rep
 
 
 @dataclass(frozen=True)
-class _Nothing:
+class Nothing:
     """Rows of no unit, on any channel: the door knows how long they are."""
 
     size: int = 0
     units: int = 0
 
-    def select(self, kept: torch.Tensor) -> _Nothing:
+    def select(self, kept: torch.Tensor) -> Nothing:
+        """The same, whoever is drawn."""
         del kept
         return self
 
     def clipped_sum(self, clip: float) -> BoundedSum:
+        """Zero."""
         del clip
         return BoundedSum(torch.zeros(self.size), 0.0, 0.0)
 
     def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
+        """None."""
         del clip
         return iter(())
 
@@ -287,20 +290,20 @@ class _Nowhere:
 
     def rows(self, params: Vector, unit: Unit) -> Rows:
         del params, unit
-        return _Nothing()
+        return Nothing()
 
     hessian_rows = rows
 
     def gram_rows(self, unit: Unit) -> Rows:
         del unit
-        return _Nothing()
+        return Nothing()
 
     def gradient(self, params: Vector) -> Vector:
         return torch.zeros_like(params)
 
     def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
         del params, unit, loss_bound
-        return _Nothing()
+        return Nothing()
 
 
 _DENORMAL = 1e-310
