@@ -29,8 +29,9 @@ from dpfed.core.rows import Dense
 from dpfed.core.types import UPDATE, Rows, Unit, Vector
 from dpfed.core.vector import layout_of
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.training.flower.client import ENROL, client_app, client_index
+from dpfed.training.flower.client import client_app, client_index
 from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
+from dpfed.training.flower.responder import ENROL
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.loop import Step, train
 from dpfed.training.plan import Plan

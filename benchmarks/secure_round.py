@@ -26,8 +26,9 @@ from benchmarks.flower_round import CLIENTS, SIZES, Nothing, begun
 from dpfed.core.registry import build
 from dpfed.core.types import UPDATE
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.training.flower.client import ENROL, client_app
+from dpfed.training.flower.client import client_app
 from dpfed.training.flower.codec import CONTROL
+from dpfed.training.flower.responder import ENROL
 from dpfed.training.loop import Step
 from dpfed.training.plan import Plan
 

@@ -79,6 +79,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "training/ending.py": ("training/test_loop.py",),
     "training/flower/answers.py": ("attacks/test_asking_again.py",),
     "training/flower/client.py": ("training/flower/test_strategy.py",),
+    "training/flower/responder.py": ("attacks/test_asking_again.py", "attacks/test_kept_noise.py"),
     "training/flower/codec.py": ("training/flower/test_strategy.py", "test_fuzz.py"),
     "training/flower/state.py": ("training/flower/test_resume.py", "test_fuzz.py"),
     "training/flower/trained.py": ("attacks/test_batchnorm.py",),

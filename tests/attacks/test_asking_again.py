@@ -24,7 +24,7 @@ from dpfed.core.registry import build
 from dpfed.core.types import UPDATE, Broadcast, Channel, ClientAlgorithm, Phase, Trust, Unit
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.secure import secure
-from dpfed.training.flower import client as responder
+from dpfed.training.flower import responder
 from dpfed.training.flower import state as states
 from dpfed.training.inprocess import InProcess
 from dpfed.training.plan import Plan

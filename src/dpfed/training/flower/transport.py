@@ -28,8 +28,8 @@ from dpfed.core.sum_protocol import Answer, Verifier
 from dpfed.core.types import Broadcast, State, Vector
 from dpfed.core.vector import Layout
 from dpfed.sums.secagg.identity import roster_from_environment
-from dpfed.training.flower.client import ENROL
 from dpfed.training.flower.codec import CONTROL, At, Envelope, Sender, read_answer
+from dpfed.training.flower.responder import ENROL
 from dpfed.training.loop import Step
 from dpfed.training.plan import Plan
 
@@ -81,7 +81,7 @@ class GridTransport:
         for each in step.committed[self._seen :]:
             self._since.update(dict.fromkeys(each.clients, (each.round, each.attempt)))
         self._seen = len(step.committed)
-        self._enrol(wait=0.0 if self.nodes else self.wait)
+        self._enrol(step.state.training, wait=0.0 if self.nodes else self.wait)
         if not self.nodes:
             return (
                 f"no client was connected within {self.wait:g} s; start {len(self.plan.nominal)} "
@@ -101,7 +101,7 @@ class GridTransport:
                 here, planned, planned,
             )  # fmt: skip
 
-    def _enrol(self, wait: float) -> None:
+    def _enrol(self, training: str, wait: float) -> None:
         """Ask nodes not seen before who they are; wait for the plan's clients at the beginning."""
         deadline = time.monotonic() + wait
         while True:
@@ -110,13 +110,13 @@ class GridTransport:
             self._asked &= online
             fresh = sorted(online - self._asked)
             if fresh:
-                self._ask_who(fresh)
+                self._ask_who(fresh, training)
             if len(self.nodes) == len(self.plan.nominal) or time.monotonic() >= deadline:
                 return
             time.sleep(0.5)
 
-    def _ask_who(self, nodes: list[int]) -> None:
-        content = RecordDict({CONTROL: ConfigRecord({"stage": ENROL})})
+    def _ask_who(self, nodes: list[int], training: str) -> None:
+        content = RecordDict({CONTROL: ConfigRecord({"stage": ENROL, "training": training})})
         messages = [Message(content, node, "train", ttl=600) for node in nodes]
         sent = dict(zip(self.grid.push_messages(messages), nodes, strict=True))
         for reply in _replies(self.grid, sent, 60.0, batch=len(sent)):

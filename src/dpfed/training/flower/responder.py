@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client does with a message: from its bytes to an answer that may leave.
+
+A ``Node`` says who answers, and from what; nothing of it comes from the message. A Flower app's own
+process is one (client.py), and so is the process of a data owner's, behind a socket (dpfed.silo).
+
+Guarantee: a client counts its releases, always: in the ledger of its owner's or the app's name for
+the data, or else in one of its own beside the training's state. However a server asks, a training
+releases what its plan has priced, and an answer leaves after it is on the disk (answers.py).
+Whatever goes wrong here leaves as a class name only; the whole sentence is in the local log.
+
+| edge case                                           | what happens                            |
+|-----------------------------------------------------|-----------------------------------------|
+| the byte-identical order once more, crash or not    | the same bytes: nothing new is released |
+| the same attempt with anything changed              | UnsoundPlan                             |
+| an attempt that was entered, its answer is missing  | UnsoundPlan: it is spent                |
+| more attempts than the plan's rounds and spare ones | BudgetSpent                             |
+| another plan, or another name of the data, under    | UnsoundPlan                             |
+| the name of a training                              |                                         |
+| correlated noise whose state or count is lost       | UnsoundPlan: it never begins anew       |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from flwr.app import RecordDict
+
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.core.errors import BudgetSpent, ClientRefused, UnsoundPlan, wire_name
+from dpfed.core.log import log
+from dpfed.core.sum_protocol import Answer
+from dpfed.core.types import Problem, Trust
+from dpfed.core.vector import one_thread
+from dpfed.sums.secagg.identity import from_environment
+from dpfed.training.account import Account
+from dpfed.training.answer import ClientState, answer
+from dpfed.training.flower import state as states
+from dpfed.training.flower.answers import StoredAnswer, order_digest
+from dpfed.training.flower.codec import CONTROL, Envelope, Order, read_order, write_answer
+from dpfed.training.plan import Plan
+
+ENROL = "enrol"
+_UNNAMED, _COUNT, _ROOM = "unnamed", "releases.sqlite", 64
+_COUNTS: dict[tuple[Path, int], Ledger] = {}
+
+
+class Node(Protocol):
+    """Who answers, and from what: all of it the node's own. Each may refuse with an exception."""
+
+    @property
+    def client(self) -> int:
+        """Its index in the plan."""
+
+    def plan(self, training: str) -> Plan:
+        """What its owner has agreed to, for the training of this name; "" if none is named."""
+
+    def account(self) -> Account | None:
+        """Where its releases are entered; None counts each training by itself."""
+
+    def problem(self) -> Problem:
+        """Its data and model."""
+
+
+def respond(content: RecordDict, node: Node) -> RecordDict:
+    """One stage of one round, or the enrolment before the first."""
+    envelope = Envelope(-1, -1, "", -1)
+    try:
+        if content.config_records[CONTROL].get("stage") == ENROL:
+            return _enrol(content, node)
+        order = read_order(content)
+        at = order.broadcast
+        envelope = Envelope(at.round, at.attempt, order.stage, node.client)
+        with one_thread():
+            reply = _answer(order, order_digest(content), node)
+    except Exception as error:
+        log.exception("this client could not answer")
+        reply = ClientRefused(wire_name(error))
+    return write_answer(envelope, reply)
+
+
+def _enrol(content: RecordDict, node: Node) -> RecordDict:
+    """Who this node is, and which plan it has agreed to."""
+    try:
+        training = str(content.config_records[CONTROL].get("training", ""))
+        client, plan = node.client, node.plan(training)
+        record = write_answer(Envelope(0, 0, ENROL, client), {})
+        record.config_records[CONTROL]["fingerprint"] = plan.fingerprint()
+    except Exception as error:
+        log.exception("this node cannot enrol")
+        return write_answer(Envelope(0, 0, ENROL, -1), ClientRefused(wire_name(error)))
+    return record
+
+
+def _answer(order: Order, digest: str, node: Node) -> Answer:
+    """What was stored for this very order; or else a new answer, stored before it leaves."""
+    plan = node.plan(order.broadcast.training)
+    _check_order(plan, order)
+    folder = states.folder_for(order.broadcast.training, node.client)
+    with states.locked(folder):
+        named = node.account()
+        states.bind(folder, plan.fingerprint(), named.dataset if named else "")
+        book = named or Account(_count_in(folder), _UNNAMED, divided=False)
+        at = f"{order.broadcast.round}-{order.broadcast.attempt}"
+        stored = StoredAnswer(folder, at, plan.sum.stages.index(order.stage), digest)
+        found = stored.read()
+        if found is not None:
+            return found
+        task = _Task(plan=plan, order=order, node=node, folder=folder, book=book)
+        reply = task.answer()
+        if not isinstance(reply, ClientRefused):
+            stored.write(reply)
+        return reply
+
+
+def _count_in(folder: Path) -> Ledger:
+    """The ledger of one training whose data has no name; open ones are kept, as they are slow."""
+    key = folder / _COUNT, os.getpid()
+    if key not in _COUNTS:
+        while len(_COUNTS) >= _ROOM:
+            _COUNTS.pop(next(iter(_COUNTS))).close()
+        _COUNTS[key] = Ledger(key[0])
+    return _COUNTS[key]
+
+
+def _check_order(plan: Plan, order: Order) -> None:
+    """Refuse what the plan does not have, whatever was released before."""
+    if order.fingerprint != plan.fingerprint():
+        raise UnsoundPlan(
+            "the server runs another plan than this client has agreed to; give both sides the "
+            "same run_config and the same versions"
+        )
+    at = order.broadcast
+    if not 0 <= at.round < plan.rounds or at.attempt < 0:
+        raise UnsoundPlan(
+            f"the round must be from 0 to {plan.rounds - 1}, as the plan accounts for, and its "
+            f"attempt at least 0, got {at.round} and {at.attempt}; start the server with "
+            f"num_rounds up to {plan.rounds}"
+        )
+    if order.stage not in plan.sum.stages:
+        raise UnsoundPlan(
+            f"the stage must be one of {plan.sum.stages}, as the plan's sum has them, got another; "
+            f"use the same version of dpfed on all machines"
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Task:
+    """An order that nothing is stored for, and what this client answers it from."""
+
+    plan: Plan
+    order: Order
+    node: Node
+    folder: Path
+    book: Account
+
+    def answer(self) -> Answer:
+        """What the client keeps goes in, and is on its disk again before the answer leaves."""
+        plan, order, folder, index = self.plan, self.order, self.folder, self.node.client
+        client = ClientState(index, ledger=self.book)
+        if plan.sum.hides_terms:
+            signer = from_environment(index, len(plan.nominal))
+            client = replace(client, signer=signer, secret=states.read_secret(folder))
+        made: dict[str, int] = {}
+        releases = order.stage == plan.sum.release_stage  # other stages need no data
+        if releases:
+            made = self._made()
+            client = self._remember(replace(client, problem=self.node.problem()), made)
+        reply, after = answer(plan, order.broadcast, order.stage, order.requests, client)
+        if isinstance(reply, ClientRefused):
+            return reply
+        if after.secret != client.secret:
+            states.write_secret(folder, after.secret)
+        if releases:
+            self._keep(after, made)
+        return reply
+
+    def _made(self) -> dict[str, int]:
+        """In how many attempts each channel of correlated noise was used, by the own ledger.
+
+        Entries that were not confirmed are not among them: nothing leaves before that.
+        """
+        plan, balance = self.plan, self.book.ledger.balance()
+        key = balance.resolve(self.book.key(plan, self.node.client))
+        run = (self.order.broadcast.training, self.node.client)
+        entered = {seen[3:5] for seen in balance.seen if seen[:3] == (key.dataset, *run)}
+        self._refuse_more(entered)
+        if plan.update.trust is Trust.CENTRAL:  # there the noise is the server's
+            return {}
+        names = [name for name, mechanism in plan.channels.items() if not mechanism.independent]
+        if names and self.order.since and not entered:
+            raise UnsoundPlan(
+                f"the count must have the attempt {self.order.since} that the server has a release "
+                f"of, got none; bring back the state of training {run[0]!r}, or begin another one, "
+                f"since correlated noise cannot begin anew"
+            )
+        usage = {name: balance.usage.get((key, *run, name)) for name in names}
+        return {name: used.rows - used.open if used else 0 for name, used in usage.items()}
+
+    def _refuse_more(self, entered: set[tuple[int, int]]) -> None:
+        """Refuse a new attempt if the plan has no more of them, whatever it would cost."""
+        at, most = self.order.broadcast, self.plan.attempts
+        if len(entered - {(at.round, at.attempt)}) >= most:
+            raise BudgetSpent(
+                f"attempts of training {at.training!r} must be at most {most}, as the plan "
+                f"accounts for, got one more; plan privacy.spare_attempts in the next one"
+            )
+
+    def _remember(self, client: ClientState, made: Mapping[str, int]) -> ClientState:
+        """The client with the state that it kept after the last round whose total it is in.
+
+        The algorithm's state goes back if a round was not committed, the mechanisms' never do.
+        """
+        params, since = self.order.broadcast.params, self.order.since
+        fresh, noise = self.plan.client.init(params), self.plan.mechanism_states(params.numel())
+        state = fresh if since is None else states.load_at(self.folder, since, fresh)
+        kept = states.load_noise(self.folder, made, noise)
+        return replace(client, state=state, mechanisms={**noise, **kept})
+
+    def _keep(self, client: ClientState, made: Mapping[str, int]) -> None:
+        at = self.order.broadcast
+        used = {
+            name: count + bool(self.plan.releases(name, at.round)) for name, count in made.items()
+        }
+        states.save_noise(self.folder, used, client.mechanisms)
+        states.save_state(self.folder, at.round, client.state, at.attempt, self.order.since)
