@@ -74,6 +74,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "sums/secagg/client.py": ("sums/test_secure.py", "sums/test_secure_attacks.py"),
     "sums/secagg/messages.py": ("sums/test_secure_attacks.py",),
     "sums/secagg/server.py": ("sums/test_secure.py", "sums/test_secure_attacks.py"),
+    "cli/officer.py": ("silo/test_keeper.py",),
+    "cli/silo.py": ("silo/test_gate.py",),
     "training/account.py": ("accounting/ledger/test_ledger.py",),
     "training/answer.py": ("training/test_round.py", "laws/test_client_laws.py"),
     "training/ending.py": ("training/test_loop.py",),

@@ -27,11 +27,14 @@ PUBLIC = {
         "Linear",
         "Network",
         "Records",
+        "Terms",
         "client_app",
         "evaluate",
         "make_plan",
         "open_sinks",
         "private",
+        "read_terms",
+        "silo_app",
     ],
 }
 MODULES = {"dpfed": dpfed, "dpfed.flower": dpfed.flower}
@@ -42,6 +45,8 @@ SIGNATURES = {
     "dpfed.flower.make_plan": "(nominal, layout=None, **sections)",
     "dpfed.flower.private": "(plan, ledger=None)",
     "dpfed.flower.client_app": "(problem, plan, ledger=None)",
+    "dpfed.flower.read_terms": "(text)",
+    "dpfed.flower.silo_app": "(path=None)",
     "dpfed.flower.open_sinks": "(names, about)",
     "dpfed.flower.evaluate": "(model, params, records)",
 }

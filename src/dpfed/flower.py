@@ -1,21 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Flower users import: a private strategy, a private ClientApp, a mod, and their arguments."""
+"""What Flower users import: a private strategy, a private ClientApp, a mod, and their arguments.
+
+Names load on first use: a relay (``silo_app``) starts without torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from dpfed.core.vector import layout_of
-from dpfed.data.datasets import Records
-from dpfed.data.models import Linear, evaluate
-from dpfed.data.modules import Network
-from dpfed.recipes.build import plan_for
-from dpfed.recipes.schema import parse
-from dpfed.recipes.sinks._open import About, open_sinks
-from dpfed.training.flower.client import client_app, private
-from dpfed.training.flower.strategy import DPResult, DPStrategy
-from dpfed.training.plan import Plan
+if TYPE_CHECKING:
+    from dpfed.data.datasets import Records as Records
+    from dpfed.data.models import Linear as Linear
+    from dpfed.data.models import evaluate as evaluate
+    from dpfed.data.modules import Network as Network
+    from dpfed.recipes.sinks._open import About as About
+    from dpfed.recipes.sinks._open import open_sinks as open_sinks
+    from dpfed.silo.relay import silo_app as silo_app
+    from dpfed.silo.terms import Terms as Terms
+    from dpfed.silo.terms import read_terms as read_terms
+    from dpfed.training.flower.client import client_app as client_app
+    from dpfed.training.flower.client import private as private
+    from dpfed.training.flower.strategy import DPResult as DPResult
+    from dpfed.training.flower.strategy import DPStrategy as DPStrategy
+    from dpfed.training.plan import Plan
+
+_HOMES = {
+    "About": "dpfed.recipes.sinks._open",
+    "DPResult": "dpfed.training.flower.strategy",
+    "DPStrategy": "dpfed.training.flower.strategy",
+    "Linear": "dpfed.data.models",
+    "Network": "dpfed.data.modules",
+    "Records": "dpfed.data.datasets",
+    "Terms": "dpfed.silo.terms",
+    "client_app": "dpfed.training.flower.client",
+    "evaluate": "dpfed.data.models",
+    "open_sinks": "dpfed.recipes.sinks._open",
+    "private": "dpfed.training.flower.client",
+    "read_terms": "dpfed.silo.terms",
+    "silo_app": "dpfed.silo.relay",
+}
 
 __all__ = [
     "About",
@@ -24,12 +49,25 @@ __all__ = [
     "Linear",
     "Network",
     "Records",
+    "Terms",
     "client_app",
     "evaluate",
     "make_plan",
     "open_sinks",
     "private",
+    "read_terms",
+    "silo_app",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dpfed.flower' has no attribute {name!r}; it has {__all__}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def make_plan(
@@ -45,4 +83,8 @@ def make_plan(
         layout: the model's state dict, for methods that need its shape; None for all others.
         **sections: the recipe's sections as keywords.
     """
+    from dpfed.core.vector import layout_of
+    from dpfed.recipes.build import plan_for
+    from dpfed.recipes.schema import parse
+
     return plan_for(parse(sections), nominal, None if layout is None else layout_of(layout))

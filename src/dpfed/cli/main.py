@@ -21,6 +21,7 @@ from dpfed.cli.audit import audit_command
 from dpfed.cli.deploy.command import deploy_app
 from dpfed.cli.ledger import ledger_app
 from dpfed.cli.methods import methods
+from dpfed.cli.silo import silo_app
 from dpfed.cli.start import demo, doctor, explain, new
 from dpfed.core.errors import DpfedError
 from dpfed.core.types import Adjacency, Trust, Unit
@@ -36,6 +37,7 @@ for first in (demo, new, doctor):  # panels and commands are shown in the order 
     app.command(rich_help_panel=START)(first)
 app.add_typer(deploy_app, name="deploy", rich_help_panel=OPERATE)
 app.add_typer(ledger_app, name="ledger", rich_help_panel=OPERATE)
+app.add_typer(silo_app, name="silo", rich_help_panel=OPERATE)
 
 
 @app.callback(invoke_without_command=True)

@@ -210,16 +210,30 @@ def build_model(recipe: ModelRecipe, dataset: Dataset, seed: int = 0) -> Model:
         dataset: the data set, which gives the number of features and classes.
         seed: the run's seed, from which a network's initial weights follow.
     """
-    features = math.prod(dataset.train.x.shape[1:])
+    return sized_model(recipe, dataset.train.x.shape[1:], dataset.classes, seed)
+
+
+def sized_model(
+    recipe: ModelRecipe, shape: Sequence[int], classes: int | None, seed: int = 0
+) -> Model:
+    """The model that the recipe names, for records of this shape.
+
+    Args:
+        recipe: the recipe's table ``model``.
+        shape: of a record's features.
+        classes: how many there are; None if labels are numbers.
+        seed: the run's seed, from which a network's initial weights follow.
+    """
+    features = math.prod(shape)
     if recipe.name == "network":
         return Network(_module(recipe, seed), chunk=recipe.chunk, sampler=recipe.sampler)
     if recipe.name == "softmax":
-        if dataset.classes is None:
+        if classes is None:
             raise RecipeError(
                 "model.name 'softmax' needs class labels, got numbers; set it to 'logistic', "
                 "'poisson' or 'network'"
             )
-        return Linear("softmax", features, dataset.classes, recipe.bias)
+        return Linear("softmax", features, classes, recipe.bias)
     if recipe.name in {"logistic", "poisson"}:
         return Linear(recipe.name, features, 1, recipe.bias)
     raise refuse("model.name", "softmax, logistic, poisson or network", recipe.name)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an officer of the owner's reads: a proposal before it is approved, status, and the log.
+
+Every word that came from a server passes ``shown``; figures are this silo's own computation.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.core.types import Trust
+from dpfed.silo.approvals import shown
+from dpfed.silo.keeper import Keeper
+from dpfed.silo.policy import permit
+from dpfed.silo.terms import Terms
+
+_SEES = {
+    Trust.LOCAL: "the server sees this silo's releases, each with its noise",
+    Trust.DISTRIBUTED: "the server opens totals of all silos only, with the noise of all",
+    Trust.CENTRAL: "the server sees this silo's sums WITHOUT NOISE, and adds noise itself",
+}
+
+
+def proposal(keeper: Keeper, terms: Terms) -> str:
+    """What a training would do, and what it would cost; refuses what the policy does not allow."""
+    data = permit(keeper.policy, terms, dt.datetime.now(dt.UTC).date())
+    plan, name = terms.plan, terms.pins.dataset
+    recipe, released = terms.recipe, sum(plan.planned(channel) for channel in plan.channels)
+    lines = {
+        "training": shown(terms.name),
+        "terms": terms.fingerprint,
+        "data": f"{name}: each {data.unit} under {data.adjacency}",
+        "method": f"{shown(str(recipe.method or recipe.client['name']))}, {recipe.rounds} rounds "
+        f"and {plan.spare} spare attempts, {released} releases",
+        "model": f"{shown(str(recipe.model.factory or recipe.model.name))}, "
+        f"{terms.model.layout.size:,} numbers",
+        "silos": f"{len(terms.pins.sizes)}, this one is number {data.client}",
+        "sees": _SEES[plan.update.trust],
+        "keeps": plan.guarantee().sentence,
+        "budget": f"{data.budget} for all trainings; {_spent(keeper, name)} so far",
+    }
+    return "\n".join(f"{word:9} {said}" for word, said in lines.items())
+
+
+def _spent(keeper: Keeper, dataset: str) -> str:
+    data = keeper.policy.data[dataset]
+    cost = Ledger(keeper.state / "ledger.sqlite").spent(data.key(dataset))
+    return f"epsilon {cost.epsilon(data.delta, data.adjacency):.4g} is spent"
+
+
+def state_of(keeper: Keeper) -> str:
+    """Approvals, counts, and what is spent."""
+    now, events = dt.datetime.now(dt.UTC), keeper.approvals.events()
+    lines = [
+        f"{name}: {_spent(keeper, name)} of {data.budget}"
+        for name, data in keeper.policy.data.items()
+    ]
+    for each in keeper.approvals.all():
+        counts = {
+            kind: sum(e.times for e in events if (e.kind, e.training) == (kind, each.name))
+            for kind in ("answered", "refused")
+        }
+        lines.append(
+            f"{each.name}: {each.state(now)} until {each.until[:10]} by {shown(each.by)}, "
+            f"{counts['answered']} answered, {counts['refused']} refused"
+        )
+    others = sum(e.times for e in events if e.kind == "refused" and not e.training)
+    return "\n".join([*lines, f"under names that are not approved: {others} refused"])
+
+
+def days_of(keeper: Keeper) -> str:
+    """One line per day, kind and training."""
+    return "\n".join(
+        f"{e.last}  {e.kind:9} {e.training or '(not approved)':24} {e.times:6} x  {e.said}"
+        for e in keeper.approvals.events()
+    )

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D301  click cuts the help at \f
+"""The command line of a data owner: ``dpfed silo serve``, ``approve``, ``status``, ``log``, ..."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+silo_app = typer.Typer(
+    help="Hold the door of a silo: a process of the owner's that alone reads the data.",
+    no_args_is_help=True,
+)
+
+PolicyFile = Annotated[Path, typer.Option("--policy", help="The owner's policy.")]
+DEFAULT = Path("/etc/dpfed/silo.toml")
+
+
+@silo_app.command()
+def serve(policy: PolicyFile = DEFAULT) -> None:
+    """Answer orders of approved trainings, on a Unix socket, until the process is told to end.
+
+    Run it as the user that owns the data, from the owner's own installation; it needs no network.
+
+    Example: dpfed silo serve --policy /etc/dpfed/silo.toml
+    """
+    from dpfed.silo.gate import run_gate
+    from dpfed.silo.policy import load_policy
+
+    found = load_policy(policy)
+    run_gate(found, ready=lambda: typer.echo(f"the gate answers on {found.gate.socket}"))
+
+
+@silo_app.command()
+def terms(
+    recipe: Annotated[Path, typer.Argument(help="A recipe; its tables data and ledger are left.")],
+    dataset: Annotated[str, typer.Option(help="The owners' name for the data.")],
+    shape: Annotated[str, typer.Option(help="Of a record's features, such as 64 or 1,28,28.")],
+    sizes: Annotated[str, typer.Option(help="Each silo's public number of units: 1200,800,950.")],
+    classes: Annotated[int, typer.Option(help="How many classes; 1 if labels are numbers.")] = 1,
+    roster: Annotated[
+        Path | None, typer.Option(help="roster.json, for a secure sum: it is pinned.")
+    ] = None,
+    package: Annotated[
+        list[str] | None, typer.Option("--package", help="Pin an installed package. Repeatable.")
+    ] = None,
+) -> None:
+    """Write what all silos are asked to approve: a recipe without data, and its pins.
+
+    Example: dpfed silo terms run.toml --dataset sepsis --shape 24 --classes 2 --sizes 1200,800
+
+    \f
+
+    Args:
+        recipe: the training; its tables data and ledger are left out.
+        dataset: the owners' name for the data.
+        shape: of a record's features, numbers with commas.
+        sizes: each silo's public number of units, numbers with commas.
+        classes: how many classes; 1 if labels are numbers.
+        roster: the roster's file, where the sum is a secure one.
+        package: installed packages to pin, where a model comes from one.
+    """
+    from dpfed.silo.terms import write_terms
+
+    typer.echo(
+        write_terms(
+            recipe, dataset=dataset, shape=[int(n) for n in shape.split(",")],
+            sizes=[float(n) for n in sizes.split(",")], classes=classes, roster=roster,
+            packages=package or [],
+        ),
+        nl=False,
+    )  # fmt: skip
+
+
+@silo_app.command()
+def approve(
+    file: Annotated[Path, typer.Argument(help="The terms, as the server's side wrote them.")],
+    policy: PolicyFile = DEFAULT,
+    days: Annotated[float | None, typer.Option(help="The approval ends after so many.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Show what a training would cost and who would see what; ask; then let it be answered.
+
+    Example: dpfed silo approve terms.toml
+
+    \f
+
+    Args:
+        file: the terms.
+        policy: the owner's policy.
+        days: after which the approval ends; None is the policy's approval_days.
+        yes: do not ask.
+    """
+    import getpass
+
+    from dpfed.cli.officer import proposal
+    from dpfed.silo.keeper import Keeper
+    from dpfed.silo.policy import load_policy
+    from dpfed.silo.terms import read_terms
+
+    text = file.read_text(encoding="utf-8")
+    asked, keeper = read_terms(text), Keeper(load_policy(policy))
+    typer.echo(proposal(keeper, asked))
+    if not yes and not typer.confirm("approve?", default=False):
+        raise typer.Exit(1)
+    given = keeper.policy.data[asked.pins.dataset].approval_days if days is None else days
+    keeper.approvals.approve(asked, text, days=given, by=getpass.getuser())
+    typer.echo(f"approved for {given:g} days: {asked.name}, {asked.fingerprint[:16]}")
+
+
+@silo_app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="The training's name.")], policy: PolicyFile = DEFAULT
+) -> None:
+    """End an approval at once: nothing is answered under this name from now on.
+
+    Example: dpfed silo revoke sepsis-2026
+    """
+    from dpfed.silo.keeper import Keeper
+    from dpfed.silo.policy import load_policy
+
+    Keeper(load_policy(policy)).approvals.revoke(name)
+    typer.echo(f"revoked: {name}")
+
+
+@silo_app.command()
+def status(policy: PolicyFile = DEFAULT) -> None:
+    """What is approved, what was answered and refused, and what each data set has spent.
+
+    Example: dpfed silo status
+    """
+    from dpfed.cli.officer import state_of
+    from dpfed.silo.keeper import Keeper
+    from dpfed.silo.policy import load_policy
+
+    typer.echo(state_of(Keeper(load_policy(policy))))
+
+
+@silo_app.command("log")
+def log_command(policy: PolicyFile = DEFAULT) -> None:
+    """What happened, day by day: approvals, answers, refusals with their number.
+
+    Example: dpfed silo log
+    """
+    from dpfed.cli.officer import days_of
+    from dpfed.silo.keeper import Keeper
+    from dpfed.silo.policy import load_policy
+
+    typer.echo(days_of(Keeper(load_policy(policy))))

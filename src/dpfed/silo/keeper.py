@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate's inside: from an order's bytes to the bytes that may leave, by approved terms alone.
+
+It has the data loaded, and everything else it answers from is the owner's: policy, approvals,
+ledger, identity. The same ``respond`` answers as in a Flower app's own process.
+
+| edge case                                        | what happens                               |
+|--------------------------------------------------|--------------------------------------------|
+| data that cannot be loaded                       | the gate does not start: its owner reads   |
+|                                                  | why, and nobody else                       |
+| records of another shape than the policy says    | the gate does not start, either            |
+| a training that is not approved                  | UnsoundPlan, counted; nothing is spent     |
+| new terms in an enrolment, mode "within-policy"  | held against the policy, then approved     |
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as Bytes
+
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.core.environment import IDENTITY, LEDGER, STATE
+from dpfed.core.errors import DataError, UnsoundPlan
+from dpfed.core.types import Broadcast, Problem
+from dpfed.data.datasets import Records
+from dpfed.recipes.federation import load_dataset
+from dpfed.recipes.schema import Recipe
+from dpfed.silo.approvals import Approvals
+from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
+from dpfed.silo.terms import Terms, read_terms
+from dpfed.training.account import Account, Bookable
+from dpfed.training.flower.codec import CONTROL
+from dpfed.training.flower.responder import ENROL, respond
+from dpfed.training.plan import Plan
+
+TERMS = "terms"
+"""Where an enrolment has the text of the terms, for silos that approve by rule."""
+
+
+@dataclass(eq=False)
+class Keeper:
+    """What the gate answers from, loaded once."""
+
+    policy: Policy
+    records: dict[str, Records] = field(default_factory=dict)
+    _trainings: dict[str, tuple[Terms, Problem]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        gate = self.policy.gate
+        self.state = Path(gate.state)
+        self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.environ[STATE] = str(self.state / "trainings")
+        os.environ[LEDGER] = str(self.state / "ledger.sqlite")
+        os.environ[IDENTITY] = gate.identity
+        self.approvals = Approvals(self.state)
+
+    def open(self) -> None:
+        """Load the data, declare the owner's budgets, and build what is approved."""
+        ledger = Ledger(self.state / "ledger.sqlite")
+        for name, data in self.policy.data.items():
+            if ledger.account(name) != {data.key(name): data.budget}:
+                ledger.declare(data.key(name), data.budget)
+            self.records[name] = _load(name, data)
+        ledger.close()
+        for approval in self.approvals.all():
+            if approval.state(dt.datetime.now(dt.UTC)) == "approved":
+                self.training(approval.name)
+
+    def training(self, name: str) -> tuple[Terms, Problem]:
+        """The terms of an approved training, and the problem that they make of the data."""
+        terms = self.approvals.terms(name)  # each time: it may be revoked
+        permit(self.policy, terms, dt.datetime.now(dt.UTC).date())
+        if name not in self._trainings:
+            self._trainings[name] = terms, self._problem(terms)
+        return self._trainings[name]
+
+    def _problem(self, terms: Terms) -> Problem:
+        problem: Problem = terms.model.problem(self.records[terms.pins.dataset])
+        return problem
+
+    def answer(self, order: bytes, nothing: bool = False) -> bytes:
+        """What may leave for an order: an answer, an enrolment, or the name of an error.
+
+        ``nothing`` makes an answer of zero rows, for an order that could not be answered before.
+        """
+        try:
+            content = recorddict_from_proto(Bytes.FromString(order))
+        except Exception:  # a frame that Flower did not make
+            content = RecordDict()
+        name = _named(content)
+        reply = respond(content, _Asked(self, content, nothing))
+        error = reply.config_records[CONTROL].get("error")
+        self.approvals.note("refused" if error else "answered", name, str(error or ""))
+        sent: bytes = recorddict_to_proto(reply).SerializeToString()
+        return sent
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A node for one order; what it answers from is fixed by the training's name."""
+
+    keeper: Keeper
+    content: RecordDict
+    nothing: bool = False
+    _found: tuple[Terms, Problem] | None = None
+
+    @property
+    def client(self) -> int:
+        """The owner's number for this silo; 0 while no approved training is named."""
+        return self._data(self._look(_named(self.content))[0]).client
+
+    def _data(self, terms: Terms) -> DataPolicy:
+        return self.keeper.policy.data[terms.pins.dataset]
+
+    def _look(self, training: str) -> tuple[Terms, Problem]:
+        if self._found is None:
+            self._approve_by_rule()
+            self._found = self.keeper.training(training)
+        return self._found
+
+    def plan(self, training: str) -> Plan:
+        """Of approved terms alone."""
+        return self._look(training)[0].plan
+
+    def account(self) -> Account:
+        """The owner's ledger, under the owner's name for the data."""
+        terms = self._look(_named(self.content))[0]
+        ledger = Ledger(self.keeper.state / "ledger.sqlite")
+        kind = _Entered if self.nothing else Account
+        return kind(ledger, terms.pins.dataset, divided=False)
+
+    def problem(self) -> Problem:
+        """The data, as approved terms see it."""
+        problem = self._look(_named(self.content))[1]
+        return _Lost(problem) if self.nothing else problem
+
+    def _approve_by_rule(self) -> None:
+        """Terms that came with an enrolment, if the policy lets them be approved by rule."""
+        control: Any = self.content.config_records.get(CONTROL, {})
+        text = control.get(TERMS)
+        if control.get("stage") != ENROL or not isinstance(text, str) or not text:
+            return
+        terms, approvals = read_terms(text), self.keeper.approvals
+        if approvals.known(terms.name) or terms.name != _named(self.content):
+            return
+        data = permit(self.keeper.policy, terms, dt.datetime.now(dt.UTC).date())
+        if data.approve is Mode.WITHIN_POLICY:
+            self._keep_to_the_week(data, terms)
+            approvals.approve(terms, text, days=data.approval_days, by="the policy")
+
+    def _keep_to_the_week(self, data: DataPolicy, terms: Terms) -> None:
+        week = (dt.datetime.now(dt.UTC) - dt.timedelta(days=7)).isoformat()
+        recent = [a for a in self.keeper.approvals.all() if a.at >= week and a.by == "the policy"]
+        spent = sum(_epsilon(read_terms(each.terms)) for each in recent)
+        asked = _epsilon(terms)
+        if data.week_epsilon is None or not spent + asked <= data.week_epsilon:
+            raise UnsoundPlan(
+                f"the silo's policy has week_epsilon: at most {data.week_epsilon}, got "
+                f"{spent:.4g} in seven days, and {asked:.4g} more; wait, or ask the owner"
+            )
+
+
+class _Entered(Account):
+    """An account for an order that was entered, and of which nothing has left."""
+
+    def begin(self, plan: Plan, broadcast: Broadcast, member: Bookable) -> tuple[int, ...]:
+        try:
+            return super().begin(plan, broadcast, member)
+        except UnsoundPlan:
+            at = (broadcast.training, member.client, broadcast.round, broadcast.attempt)
+            left = self.ledger.balance().open  # what was confirmed may have left
+            rows = [each for each in self.ledger.rows() if each.number in left]
+            names = ("training", "client", "round", "attempt")
+            found = [row.number for row in rows if tuple(row.body[n] for n in names) == at]
+            if not found:
+                raise
+            return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class _Lost:
+    """A problem whose data cannot be worked on: what is answered then is zero rows."""
+
+    whole: Any
+
+    @property
+    def dimension(self) -> int:
+        size: int = self.whole.dimension
+        return size
+
+    def made_up(self) -> Problem:
+        made: Problem = self.whole.made_up()
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        raise MemoryError(f"the data was not worked on ({name})")
+
+
+def _load(name: str, data: DataPolicy) -> Records:
+    """The data, if it has the shape that the policy makes public."""
+    found = load_dataset(Recipe(data=data.load), None).train
+    shape = list(found.x.shape[1:])
+    if shape != data.shape:
+        raise DataError(
+            f"data.{name}.shape must be {shape}, as its records have it, got {data.shape}; correct "
+            f"the policy"
+        )
+    return found
+
+
+def _epsilon(terms: Terms) -> float:
+    return terms.plan.guarantee().claims[0].epsilon
+
+
+def _named(content: RecordDict) -> str:
+    """The training that an order names; "" if it names none."""
+    control: Any = content.config_records.get(CONTROL, {})
+    name = control.get("training", "")
+    return name if isinstance(name, str) else ""

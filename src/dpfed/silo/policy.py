@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``silo.toml``: what a data owner allows. Nothing that a server sends can change a word of it.
+
+    [gate]
+    socket = "/run/dpfed/gate.sock"
+    state = "/var/lib/dpfed"           # ledger, approvals, what a training keeps
+    relay_users = ["flower"]           # who may connect
+
+    [data.sepsis]
+    client = 0                         # this silo's place in every roster
+    load = {source = "/srv/sepsis.csv", options = {y = "died"}}
+    shape = [24]                       # numbers per record
+    classes = 2
+    epsilon = 2.0                      # the budget of all trainings together
+    methods = ["dp-fedgd", "dp-fedadam"]
+
+``permit`` holds terms against it, key by key; each refusal names its key. It looks at no record.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpfed import __version__
+from dpfed.accounting.ledger.balance import Budget
+from dpfed.accounting.ledger.conversions import LedgerKey, Server
+from dpfed.core.checks import refuse
+from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
+from dpfed.recipes.methods import method_tables
+from dpfed.recipes.schema import DataRecipe
+from dpfed.silo.terms import NAME, Terms, package_digest
+
+
+class Mode(StrEnum):
+    """Who approves a training."""
+
+    BY_HAND = "by-hand"
+    WITHIN_POLICY = "within-policy"
+
+
+class _Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    pass
+
+
+class GatePolicy(_Table, frozen=True):
+    """The process, and who may ask it."""
+
+    socket: str
+    state: str
+    relay_users: list[str]
+    """Users of this machine that may connect: the SuperNode's."""
+    identity: str = ""
+    """The folder of the silo's key and roster, for secure sums."""
+    answer_after: float = 0.0
+    """Seconds after an order at which every answer leaves; 0 answers when it is done."""
+    longest: float = 600.0
+    """Seconds that an answer may take; one that takes longer is an answer of zero rows."""
+    most_bytes: int = 1 << 26
+    """Of a request."""
+    per_minute: int = 600
+    """Requests; more have to wait."""
+
+
+class DataPolicy(_Table, frozen=True):
+    """One data set: where it is, and what may be done with it."""
+
+    client: int
+    load: DataRecipe
+    shape: list[int]
+    """Of a record's features: public, and checked when the gate loads the data."""
+    epsilon: float
+    methods: list[str]
+    classes: int | None = None
+    """How many classes labels have; None if they are numbers."""
+    delta: float = 1e-5
+    unit: Unit = Unit.RECORD
+    adjacency: Adjacency = Adjacency.REPLACE_ONE
+    against: Server = Server.CURIOUS
+    colluders: int = 1
+    size: float | None = None
+    """The public number of units; must be set under add-remove, and is the terms' for this silo."""
+    trust: tuple[Trust, ...] = (Trust.LOCAL,)
+    least_silos: int = 2
+    """How many silos the roster must have, under distributed trust."""
+    models: tuple[str, ...] = ("softmax", "logistic", "poisson")
+    factories: dict[str, dict[str, list[Any]]] = {}
+    """``package.module:function`` -> its options: [least, most] for numbers, or the words."""
+    most_rounds: int = 100
+    largest_model: int = 1_000_000
+    since: dt.date | None = None
+    until: dt.date | None = None
+    approve: Mode = Mode.BY_HAND
+    most_epsilon: float | None = None
+    """Of one training."""
+    week_epsilon: float | None = None
+    """Of all that ``within-policy`` approves in seven days."""
+    approval_days: float = 30.0
+    keyed_noise: bool = False
+    """Noise that whoever knows the seed can make again: for tests."""
+
+    def key(self, dataset: str) -> LedgerKey:
+        """What the budget is stated for."""
+        return LedgerKey(
+            dataset=dataset, unit=self.unit, adjacency=self.adjacency, adversary=self.against,
+            colluders=self.colluders,
+        )  # fmt: skip
+
+    @property
+    def budget(self) -> Budget:
+        """What all trainings together may cost."""
+        return Budget(self.epsilon, self.delta)
+
+
+class Policy(_Table, frozen=True):
+    """The whole file."""
+
+    gate: GatePolicy
+    data: dict[str, DataPolicy]
+
+
+def load_policy(path: Path) -> Policy:
+    """The owner's file; refuses by name what it cannot have."""
+    try:
+        found = msgspec.toml.decode(path.read_bytes(), type=Policy)
+    except OSError as error:
+        raise RecipeError(
+            f"the policy {str(path)!r} cannot be read ({error.strerror}); write one with 'dpfed "
+            f"silo init'"
+        ) from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise RecipeError(f"the policy {path.name!r} is not valid ({error}); correct it") from error
+    _check(found)
+    return found
+
+
+def _check(policy: Policy) -> None:
+    gate = policy.gate
+    for label, value in (("gate.socket", gate.socket), ("gate.state", gate.state)):
+        if not Path(value).is_absolute():
+            raise refuse(label, "an absolute path", value)
+    if not gate.relay_users:
+        raise refuse("gate.relay_users", "one or more users", gate.relay_users)
+    if not (0 <= gate.answer_after < gate.longest <= 86_400):
+        raise refuse("gate.answer_after", "at least 0 and below gate.longest", gate.answer_after)
+    if gate.most_bytes < 1024 or gate.per_minute < 1:
+        raise refuse("gate.most_bytes and gate.per_minute", "at least 1024 and 1",
+                     (gate.most_bytes, gate.per_minute))  # fmt: skip
+    if not policy.data:
+        raise refuse("data", "one or more data sets", "none", "add a table [data.NAME]")
+    for name, data in policy.data.items():
+        _check_data(name, data)
+
+
+def _check_data(name: str, data: DataPolicy) -> None:
+    if not NAME.fullmatch(name):
+        raise refuse("a data set's name", "1 to 64 of A-Z a-z 0-9 - _ .", name)
+    _check_bounds(name, data)
+    if data.adjacency is Adjacency.ADD_REMOVE and data.size is None:
+        raise refuse(f"data.{name}.size", "set under add-remove, as the true one is private", None)
+    if data.approve is Mode.WITHIN_POLICY and None in (data.most_epsilon, data.week_epsilon):
+        raise refuse(f"data.{name}.approve", "by-hand, without most_epsilon and week_epsilon",
+                     str(data.approve), "set both ceilings")  # fmt: skip
+    for method in data.methods:
+        method_tables(method)  # refuses what it does not know
+
+
+def _check_bounds(name: str, data: DataPolicy) -> None:
+    least = {
+        "client": (data.client, 0), "colluders": (data.colluders, 1),
+        "least_silos": (data.least_silos, 1), "most_rounds": (data.most_rounds, 1),
+        "largest_model": (data.largest_model, 1), "shape": (min(data.shape, default=0), 1),
+    }  # fmt: skip
+    for key, (value, bound) in least.items():
+        if value < bound:
+            raise refuse(f"data.{name}.{key}", f"at least {bound}", value)
+    for key in ("epsilon", "most_epsilon", "week_epsilon", "size", "approval_days"):
+        value = getattr(data, key)
+        if value is not None and not 0 < value < 1e9:
+            raise refuse(f"data.{name}.{key}", "a number above 0", value)
+    if not 0 < data.delta < 1:
+        raise refuse(f"data.{name}.delta", "above 0 and below 1", data.delta)
+
+
+# ------------------------------------------------------------------------------- terms against it
+
+
+def permit(policy: Policy, terms: Terms, today: dt.date) -> DataPolicy:
+    """The data set's policy, if the terms keep within all of it; each refusal names its key.
+
+    Args:
+        policy: the owner's.
+        terms: what a server asks for.
+        today: for ``since`` and ``until``.
+    """
+    data = policy.data.get(terms.pins.dataset)
+    if data is None:
+        raise _not("data", f"a table for {terms.pins.dataset!r}", "none")
+    _permit_pins(policy, data, terms)
+    _permit_privacy(data, terms)
+    _permit_code(data, terms)
+    if (data.since and today < data.since) or (data.until and today > data.until):
+        raise _not("since and until", f"a day from {data.since} to {data.until}", today)
+    if terms.recipe.rounds > data.most_rounds:
+        raise _not("most_rounds", f"at most {data.most_rounds}", terms.recipe.rounds)
+    if terms.model.layout.size > data.largest_model:
+        raise _not("largest_model", f"at most {data.largest_model}", terms.model.layout.size)
+    epsilon = terms.plan.guarantee().claims[0].epsilon
+    if data.most_epsilon is not None and not epsilon <= data.most_epsilon:
+        raise _not("most_epsilon", f"at most {data.most_epsilon:g}", f"{epsilon:.4g}")
+    return data
+
+
+def _not(key: str, bound: str, got: object) -> UnsoundPlan:
+    return UnsoundPlan(
+        f"the silo's policy has {key}: {bound}, got {str(got)[:80]!r} in the terms; change the "
+        f"terms, or ask the owner to change the policy"
+    )
+
+
+def _permit_pins(policy: Policy, data: DataPolicy, terms: Terms) -> None:
+    pins = terms.pins
+    if pins.dpfed != __version__:
+        raise _not("dpfed (installed)", __version__, pins.dpfed)
+    if pins.shape != data.shape or pins.classes != (data.classes or 1):
+        raise _not("shape and classes", f"{data.shape}, {data.classes}", (pins.shape, pins.classes))
+    if data.client >= len(pins.sizes):
+        raise _not("client", f"{data.client}, a place in terms.sizes", len(pins.sizes))
+    if data.size is not None and pins.sizes[data.client] != data.size:
+        raise _not("size", f"{data.size:g} at place {data.client}", pins.sizes[data.client])
+    if terms.recipe.privacy.trust is Trust.DISTRIBUTED:
+        _permit_roster(policy, data, terms)
+    for name, digest in pins.packages.items():
+        if package_digest(name) != digest:
+            raise _not("packages (installed)", f"{name} as the terms pin it", digest)
+
+
+def _permit_roster(policy: Policy, data: DataPolicy, terms: Terms) -> None:
+    silos = len(terms.pins.sizes)
+    if silos < data.least_silos:
+        raise _not("least_silos", f"at least {data.least_silos}", silos)
+    if terms.pins.roster != roster_digest(policy.gate.identity):
+        raise _not("identity", "the roster that the owner pinned", terms.pins.roster)
+
+
+def roster_digest(identity: str) -> str:
+    """The digest of the roster in the silo's folder."""
+    path = Path(identity) / "roster.json"
+    if not identity or not path.is_file():
+        raise _not("identity", "a folder with roster.json, for distributed trust", identity)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _permit_privacy(data: DataPolicy, terms: Terms) -> None:
+    recipe, privacy = terms.recipe, terms.recipe.privacy
+    if privacy.trust not in data.trust:
+        raise _not("trust", f"one of {[str(t) for t in data.trust]}", str(privacy.trust))
+    if privacy.mechanism == "clear":
+        raise _not("methods", "noise in every release", "clear")
+    if privacy.noise is NoiseSource.KEYED and not data.keyed_noise:
+        raise _not("keyed_noise", "noise from the operating system", str(privacy.noise))
+    if recipe.evaluation.kind.in_clear:
+        raise _not("evaluation", "test, federated or off", str(recipe.evaluation.kind))
+
+
+def _permit_code(data: DataPolicy, terms: Terms) -> None:
+    recipe = terms.recipe
+    allowed = [method_tables(name) for name in data.methods]
+    if recipe.client["name"] not in {table["client"]["name"] for table in allowed}:
+        raise _not("methods", f"an algorithm of {data.methods}", recipe.client["name"])
+    if recipe.privacy.mechanism not in {table["mechanism"] for table in allowed}:
+        raise _not("methods", f"a mechanism of {data.methods}", recipe.privacy.mechanism)
+    if recipe.model.factory is not None:
+        _permit_factory(data, terms)
+    elif recipe.model.name not in data.models:
+        raise _not("models", f"one of {data.models}", recipe.model.name)
+
+
+def _permit_factory(data: DataPolicy, terms: Terms) -> None:
+    model = terms.recipe.model
+    options = data.factories.get(str(model.factory))
+    if options is None:
+        raise _not("factories", f"one of {sorted(data.factories)}", model.factory)
+    package = str(model.factory).partition(":")[0].partition(".")[0]
+    if package not in terms.pins.packages:
+        raise _not("factories", f"a pin of package {package!r} in terms.packages", "none")
+    for name, value in model.options.items():
+        if name not in options or not _fits(value, options[name]):
+            raise _not(f"factories.{name}", f"within {options.get(name)}", value)
+
+
+def _fits(value: Any, allowed: list[Any]) -> bool:
+    """A word or switch of the list, or a number of the bounds' own type between them."""
+    if isinstance(value, str | bool):
+        return any(type(each) is type(value) and each == value for each in allowed)
+    bounds = len(allowed) == 2 and not any(isinstance(each, str | bool) for each in allowed)
+    return bounds and type(value) is type(allowed[0]) and bool(allowed[0] <= value <= allowed[1])

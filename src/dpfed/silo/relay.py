@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The relay: a whole ClientApp that passes bytes to the gate and back, and knows nothing else.
+
+    app = dpfed.flower.silo_app()
+
+It imports neither torch nor any code that reads data, so that it starts fast; anyone may ship it,
+and nothing depends on its being honest. The frames, both ways: 8 bytes, the length of what follows,
+big-endian; then a Flower RecordDict as Flower encodes it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as Bytes
+
+GATE = "DPFED_GATE"
+SOCKET = "/run/dpfed/gate.sock"
+LENGTH = struct.Struct(">Q")
+PATIENCE = 3600.0
+
+
+def silo_app(path: str | None = None) -> ClientApp:
+    """A ClientApp that asks the silo's own gate.
+
+    Args:
+        path: the gate's socket; None is $DPFED_GATE, or /run/dpfed/gate.sock.
+    """
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        del context
+        where = path or os.environ.get(GATE) or SOCKET
+        asked = recorddict_to_proto(message.content).SerializeToString()
+        reply = recorddict_from_proto(Bytes.FromString(ask(where, asked)))
+        return Message(reply, reply_to=message)
+
+    return app
+
+
+def ask(path: str, order: bytes, patience: float = PATIENCE) -> bytes:
+    """The gate's answer to an order.
+
+    Args:
+        path: the gate's socket.
+        order: the bytes of one order.
+        patience: how many seconds to wait.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gate:
+        gate.settimeout(patience)
+        gate.connect(path)
+        gate.sendall(LENGTH.pack(len(order)) + order)
+        (size,) = LENGTH.unpack(receive(gate, LENGTH.size))
+        return receive(gate, size)
+
+
+def receive(source: socket.socket, size: int) -> bytes:
+    """Exactly so many bytes, or ConnectionError."""
+    found = bytearray()
+    while len(found) < size:
+        part = source.recv(min(size - len(found), 1 << 20))
+        if not part:
+            raise ConnectionError("the other side has closed the socket")
+        found += part
+    return bytes(found)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Terms: what a data owner is asked to agree to. A recipe without data, and what it is pinned to.
+
+    name = "sepsis-2026"            # of the training, once and for all
+    method = "dp-fedadam"           # ... and all that a recipe has, but data and ledger
+    rounds = 40
+    [privacy]
+    epsilon = 1.0
+    [terms]
+    dataset = "sepsis"              # which data of the owner's
+    shape = [64]                    # of a record's features
+    classes = 2
+    sizes = [1200, 800, 950]        # each silo's public number of units
+    dpfed = "0.1.0"
+    roster = "..."                  # the digest of the roster, under distributed trust
+    packages = {}                   # package -> digest, where a model comes from one
+
+Server and silos read the same file: the plan, the model and the start follow from it. Its
+fingerprint is that of its meaning, not of its spelling.
+
+| edge case                                       | what happens                              |
+|-------------------------------------------------|-------------------------------------------|
+| a table ``data`` or ``ledger``, an unknown key  | RecipeError                               |
+| more than 64 KiB, not TOML, not text            | RecipeError                               |
+| options that are not numbers, switches or words | RecipeError: no path, URL or code         |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpfed import __version__
+from dpfed.core.checks import refuse
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Vector
+from dpfed.recipes.build import plan_for
+from dpfed.recipes.federation import public_seed, sized_model
+from dpfed.recipes.schema import Recipe, parse, read_toml, to_toml
+from dpfed.training.plan import Plan
+
+MOST_BYTES = 1 << 16
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Pins(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The table ``terms``: what a training is bound to."""
+
+    dataset: str
+    shape: list[int]
+    sizes: list[float]
+    dpfed: str
+    classes: int = 1
+    roster: str = ""
+    packages: dict[str, str] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """A training that can be agreed to."""
+
+    recipe: Recipe
+    pins: Pins
+
+    @property
+    def name(self) -> str:
+        """The training's name."""
+        return self.recipe.name
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of all that the terms say."""
+        whole = {"recipe": self.recipe, "terms": self.pins}
+        return hashlib.sha256(msgspec.json.encode(whole, order="deterministic")).hexdigest()
+
+    @cached_property
+    def model(self) -> Any:
+        """The model, sized as the terms say."""
+        return sized_model(self.recipe.model, self.pins.shape, self.pins.classes, self.recipe.seed)
+
+    @property
+    def initial(self) -> Vector:
+        """The parameters that training begins with."""
+        start: Vector = self.model.initial(public_seed(self.recipe.seed, "model"))
+        return start
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What the training costs, by every silo's own computation."""
+        return plan_for(self.recipe, self.pins.sizes, self.model.layout)
+
+
+def read_terms(text: str | bytes) -> Terms:
+    """Terms from a file's content; refuses by name what it cannot have."""
+    raw = text.encode() if isinstance(text, str) else text
+    if len(raw) > MOST_BYTES:
+        raise refuse("terms", f"at most {MOST_BYTES} bytes", len(raw), "shorten them")
+    try:
+        tree = tomllib.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise RecipeError("terms must be TOML in UTF-8, and are not; correct the file") from error
+    pins = tree.pop("terms", None)
+    for name in ("data", "ledger"):
+        if name in tree:
+            raise RecipeError(f"terms have no table {name!r}, which is the owner's; leave it out")
+    try:
+        found = Terms(parse(tree), msgspec.convert(pins, Pins))
+    except msgspec.ValidationError as error:
+        raise RecipeError(f"the table 'terms' cannot be read ({error}); correct it") from error
+    _check(found)
+    return found
+
+
+def _check(terms: Terms) -> None:
+    recipe, pins = terms.recipe, terms.pins
+    for label, name in (("name", recipe.name), ("terms.dataset", pins.dataset)):
+        if not NAME.fullmatch(name):
+            raise refuse(label, "1 to 64 of A-Z a-z 0-9 - _ .", name, "choose another")
+    if not pins.shape or any(size < 1 for size in pins.shape):
+        raise refuse("terms.shape", "one or more whole numbers, at least 1", pins.shape)
+    if not 1 <= len(pins.sizes) <= 10_000 or any(not 0 < size < 1e12 for size in pins.sizes):
+        raise refuse("terms.sizes", "1 to 10,000 numbers from 1 to 1e12", len(pins.sizes))
+    tables = (recipe.client, recipe.sum, *recipe.server, recipe.privacy.options)
+    for value in _leaves([*tables, recipe.model.options]):
+        plain = isinstance(value, bool | int | float)
+        if not plain and not (isinstance(value, str) and _WORD.fullmatch(value)):
+            raise refuse("an option in terms", "a number, true, false or one word", value)
+
+
+def _leaves(node: Any) -> Iterator[Any]:
+    if isinstance(node, dict | list):
+        for each in node.values() if isinstance(node, dict) else node:
+            yield from _leaves(each)
+    else:
+        yield node
+
+
+def write_terms(
+    recipe: Path,
+    *,
+    dataset: str,
+    shape: list[int],
+    sizes: list[float],
+    classes: int = 1,
+    roster: Path | None = None,
+    packages: Sequence[str] = (),
+) -> str:
+    """The text of terms for a recipe's training.
+
+    Args:
+        recipe: its file; the tables data and ledger are left out.
+        dataset: the owners' name for the data.
+        shape: of a record's features.
+        sizes: each silo's public number of units.
+        classes: how many classes; 1 if labels are numbers.
+        roster: the roster's file, under distributed trust.
+        packages: installed packages that the model comes from.
+    """
+    tree = {k: v for k, v in read_toml(recipe).items() if k not in ("data", "ledger")}
+    pins = Pins(
+        dataset=dataset, shape=shape, sizes=sizes, dpfed=__version__, classes=classes,
+        roster=hashlib.sha256(roster.read_bytes()).hexdigest() if roster else "",
+        packages={name: package_digest(name) for name in packages},
+    )  # fmt: skip
+    text = to_toml({**tree, "terms": msgspec.to_builtins(pins)})
+    read_terms(text)
+    return text
+
+
+def package_digest(name: str) -> str:
+    """What is installed of a package: a digest of its files' names and contents."""
+    try:
+        files = distribution(name).files or []
+    except PackageNotFoundError as error:
+        raise RecipeError(f"package {name!r} is not installed; install it first") from error
+    found = hashlib.sha256()
+    for path in sorted(files, key=str):
+        if path.suffix != ".pyc" and path.locate().is_file():  # type: ignore[attr-defined]
+            found.update(f"{path}\n".encode() + hashlib.sha256(path.read_binary()).digest())
+    return found.hexdigest()

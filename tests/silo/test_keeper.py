@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the keeper of the data answers, without a process: by rule, refused, zero rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as Bytes
+
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.cli.officer import days_of, proposal, state_of
+from dpfed.core.errors import DataError, DpfedError
+from dpfed.core.types import Broadcast
+from dpfed.silo.keeper import Keeper
+from dpfed.silo.policy import load_policy
+from dpfed.silo.terms import Terms, read_terms
+from dpfed.training.flower.codec import CONTROL, Sender
+from tests.silo.gates import FEATURES, RECORDS, Silo, terms_for
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DPFED_STATE", "DPFED_LEDGER", "DPFED_IDENTITY"):
+        monkeypatch.setenv(name, "")  # the keeper sets them, and they are put back
+
+
+def keeper(folder: Path, gate: dict[str, Any] | None = None, **data: Any) -> Keeper:
+    silo = Silo(folder / "silo", 0)
+    silo.write(gate, **data)
+    made = Keeper(load_policy(silo.policy))
+    made.open()
+    return made
+
+
+def approved(folder: Path, **changes: Any) -> tuple[Keeper, Terms]:
+    text = terms_for(folder, 3, **changes).read_text()
+    held, terms = keeper(folder), read_terms(text)
+    held.approvals.approve(terms, text, days=1, by="root")
+    return held, terms
+
+
+def sent(content: RecordDict) -> bytes:
+    raw: bytes = recorddict_to_proto(content).SerializeToString()
+    return raw
+
+
+def said(reply: bytes) -> dict[str, Any]:
+    return dict(recorddict_from_proto(Bytes.FromString(reply)).config_records[CONTROL])
+
+
+def enrolment(name: str, terms: str = "") -> bytes:
+    control = ConfigRecord({"stage": "enrol", "training": name, "terms": terms})
+    return sent(RecordDict({CONTROL: control}))
+
+
+def order(terms: Terms, round: int = 0, attempt: int = 0) -> bytes:
+    broadcast = Broadcast(round, terms.initial, attempt=attempt, training=terms.name)
+    plan = terms.plan
+    sender = Sender(terms.model.layout, plan.fingerprint(), ConfigRecord(), broadcast)
+    return sent(sender.order(plan.sum.release_stage, {}))
+
+
+def test_an_order_under_approved_terms_is_answered_and_entered(tmp_path: Path) -> None:
+    held, terms = approved(tmp_path)
+    assert "error" not in said(held.answer(order(terms)))
+    data = held.policy.data["sepsis"]
+    cost = Ledger(held.state / "ledger.sqlite").spent(data.key("sepsis"))
+    assert 0 < cost.epsilon(data.delta, data.adjacency) < 2
+
+
+def test_orders_under_other_terms_are_refused_and_cost_nothing(tmp_path: Path) -> None:
+    held, terms = approved(tmp_path)
+    other = read_terms(terms_for(tmp_path, 3, name="other").read_bytes())
+    louder = read_terms(terms_for(tmp_path, 3, privacy={"epsilon": 3.0}).read_bytes())
+    for asked in (other, louder):
+        assert said(held.answer(order(asked)))["error"] == "UnsoundPlan"
+    held.approvals.revoke(terms.name)
+    assert said(held.answer(order(terms)))["error"] == "UnsoundPlan"
+    assert not [row for row in Ledger(held.state / "ledger.sqlite").rows() if row.body["kind"] == "book"]
+    assert "under names that are not approved: 1 refused" in state_of(held)
+
+
+def test_a_thousand_repeats_give_one_answer_and_one_entry(tmp_path: Path) -> None:
+    held, terms = approved(tmp_path)
+    replies = {held.answer(order(terms)) for _ in range(50)}
+    assert len(replies) == 1
+    for attempt in range(1, 20):
+        held.answer(order(terms, attempt=attempt))
+    booked = [r for r in Ledger(held.state / "ledger.sqlite").rows() if r.body["kind"] == "book"]
+    assert len(booked) == terms.plan.attempts
+
+
+def test_enrolment_and_refusals_are_the_same_bytes_for_neighbours(tmp_path: Path) -> None:
+    answers = []
+    for change in (0.0, 1e30, float("nan")):
+        folder = tmp_path / f"{change}"
+        (folder / "silo").mkdir(parents=True)
+        x, y = np.ones((RECORDS, FEATURES), np.float32), np.zeros(RECORDS, np.int64)
+        x[0], y[0] = change, 0 if change == 0 else 2
+        np.savez(folder / "silo" / "data.npz", x=x, y=y)
+        held, terms = approved(folder)
+        answers.append([
+            held.answer(enrolment(terms.name)), held.answer(enrolment("unknown")),
+            held.answer(order(terms, round=99)), held.answer(b"\x00garbage"),
+            len(held.answer(order(terms))),
+        ])  # fmt: skip
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_terms_of_an_enrolment_are_approved_by_rule_within_the_week(tmp_path: Path) -> None:
+    rule = {"approve": "within-policy", "most_epsilon": 2.0, "week_epsilon": 3.0}
+    held = keeper(tmp_path, **rule)
+    texts = {n: terms_for(tmp_path, 3, name=n).read_text() for n in ("first", "second")}
+    assert said(held.answer(enrolment("first", texts["first"])))["client"] == 0
+    assert said(held.answer(enrolment("second", texts["second"])))["error"] == "UnsoundPlan"
+    louder = terms_for(tmp_path, 3, name="third", privacy={"epsilon": 2.1}).read_text()
+    assert said(held.answer(enrolment("third", louder)))["error"] == "UnsoundPlan"
+    assert [each.name for each in held.approvals.all()] == ["first"]
+
+
+def test_by_hand_no_enrolment_approves_anything(tmp_path: Path) -> None:
+    held = keeper(tmp_path)
+    text = terms_for(tmp_path, 3).read_text()
+    assert said(held.answer(enrolment("gated", text)))["error"] == "UnsoundPlan"
+    assert held.approvals.all() == []
+
+
+def test_zero_rows_are_answered_where_the_first_answer_died(tmp_path: Path) -> None:
+    """The entry is there, and nothing has left: the second answer has full noise, and no data."""
+    held, terms = approved(tmp_path, privacy={"epsilon": 2.0, "noise": "os"})
+
+    class Died(BaseException):
+        pass
+
+    _, problem = held.training(terms.name)
+
+    def die(*_: object) -> None:
+        raise Died
+
+    object.__setattr__(problem, "rows", die)
+    with pytest.raises(Died):
+        held.answer(order(terms))
+    again = held.answer(order(terms), nothing=True)
+    assert "error" not in said(again)
+    assert held.answer(order(terms), nothing=True) == again  # stored
+    rows = Ledger(held.state / "ledger.sqlite").rows()
+    assert [row.body["kind"] for row in rows].count("book") == 1
+
+
+def test_data_of_another_shape_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data.sepsis.shape must be \[6\]"):
+        keeper(tmp_path, shape=[5])
+
+
+def test_an_officer_reads_what_it_costs_who_sees_and_how_much_is_left(tmp_path: Path) -> None:
+    held, terms = approved(tmp_path)
+    page = proposal(held, terms)
+    assert "(2, 1e-05)-DP for each record" in page
+    assert "the server sees this silo's releases, each with its noise" in page
+    assert "epsilon 0 is spent so far" in page
+    held.answer(order(terms))
+    assert "answered" in days_of(held)
+    louder = read_terms(terms_for(tmp_path, 3, rounds=101).read_bytes())
+    with pytest.raises(DpfedError, match="most_rounds"):
+        proposal(held, louder)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Terms: one meaning, one fingerprint; no path, code or data in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpfed.core.errors import RecipeError
+from dpfed.silo.terms import package_digest, read_terms
+from tests.silo.gates import terms_for
+
+TEXT = """
+name = "one"
+method = "dp-fedgd"
+rounds = 2
+{more}
+[privacy]
+epsilon = 1.0
+[terms]
+dataset = "d"
+shape = [2]
+classes = 2
+sizes = [5.0, 5.0]
+dpfed = "0.1.0"
+"""
+
+
+def text(more: str = "") -> str:
+    return TEXT.format(more=more)
+
+
+def test_the_fingerprint_is_of_the_meaning_not_of_the_spelling() -> None:
+    one = read_terms(text()).fingerprint
+    assert read_terms(text("# a comment")).fingerprint == one
+    assert read_terms(text("seed = 0")).fingerprint == one  # the default, spelt out
+    assert read_terms(text("seed = 1")).fingerprint != one
+    assert read_terms(text().replace("5.0, 5.0", "5.0, 6.0")).fingerprint != one
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ('[data]\nsource = "/etc/passwd"', "no table 'data'"),
+        ('[ledger]\ndataset = "x"', "no table 'ledger'"),
+        ('[client]\nname = "gradient"\nrate = "/etc/passwd"', "one word"),
+        ('[client]\nname = "gradient"\nrate = "http://x"', "one word"),
+        ("unknown = 1", "unknown"),
+    ],
+)
+def test_what_terms_cannot_have_is_named(more: str, why: str) -> None:
+    with pytest.raises(RecipeError, match=why):
+        read_terms(text(more))
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a" * 65, "a b", "x\n", "\u202ex"])
+def test_names_fit_a_file_and_a_screen(name: str) -> None:
+    import json
+
+    with pytest.raises(RecipeError, match="name must be 1 to 64"):
+        read_terms(text().replace('"one"', json.dumps(name)))
+
+
+def test_long_ones_are_not_read() -> None:
+    with pytest.raises(RecipeError, match="at most 65536 bytes"):
+        read_terms(text("#" + "x" * 70_000))
+
+
+def test_server_and_silo_make_the_same_plan_of_them(tmp_path: Path) -> None:
+    path = terms_for(tmp_path, 3)
+    one, other = read_terms(path.read_bytes()), read_terms(path.read_text())
+    assert one.plan.fingerprint() == other.plan.fingerprint()
+    assert one.model.layout == other.model.layout
+
+
+def test_a_packages_digest_is_of_its_files() -> None:
+    assert package_digest("tomli-w") == package_digest("tomli-w") != package_digest("msgspec")
+    with pytest.raises(RecipeError, match="not installed"):
+        package_digest("no-such-package")
