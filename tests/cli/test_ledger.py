@@ -23,7 +23,7 @@ from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.events import from_json
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.main import app
-from dpfed.core.errors import BudgetSpent, RecipeError
+from dpfed.core.errors import BudgetSpent, RecipeError, RoundAborted
 from dpfed.core.types import UPDATE, Adjacency
 from dpfed.experiments.jobs import make_job
 from dpfed.flower import DPStrategy, client_app
@@ -71,6 +71,9 @@ def test_a_run_is_shown_with_its_budget_and_what_is_left(path: Path) -> None:
     assert code == 0
     for word in ("toy", "record, replace-one, the server, delta 1e-05", "update", "all"):
         assert word in text
+    head, *_, last = text.splitlines()
+    assert head.split("  ")[-1].strip() == "left for one more run"
+    assert last.split()[-3:] == ["2", "3", "2.0615"]  # mu^2 adds up; 2 and 2.0615 make 3
     code, text = call("show", "--json")
     run, total = json.loads(text)
     assert run["epsilon"] == pytest.approx(2.0, rel=1e-6)
@@ -110,9 +113,15 @@ def test_budget_declares_changes_and_logs(path: Path) -> None:
     assert "budget (5, 1e-05), before (3, 1e-05)" in text
     train(epsilon=5.0)
     code, text = call("budget", "toy", "--epsilon", "5", "--adversary", "nobody")
-    assert (code, "'nobody' is not one of" in text) == (2, True)
+    assert (code, "one of outsiders, server, malicious, curious, got 'nobody'" in text) == (2, True)
     code, text = call("budget", "toy", "--epsilon", "-1")
     assert (code, "above 0, got -1.0" in text) == (2, True)
+
+
+def test_a_budgets_server_has_the_name_that_recipes_use_too(path: Path) -> None:
+    for word in ("server", "curious"):
+        code, text = call("budget", word, "--epsilon", "3", "--adversary", word)
+        assert (code, "(record, replace-one, against the server): budget" in text) == (0, True)
 
 
 def test_rename_shares_what_was_spent(path: Path) -> None:
@@ -120,6 +129,8 @@ def test_rename_shares_what_was_spent(path: Path) -> None:
     assert call("rename", "toy", "toys")[0] == 0
     with pytest.raises(BudgetSpent):
         train(dataset="toys")
+    assert all(line.startswith("toy (also toys)  ") for line in call("show")[1].splitlines()[1:])
+    assert [row["also"] for row in json.loads(call("show", "--json")[1])] == [["toys"]] * 2
     code, text = call("rename", "nothing", "x")
     assert (code, "no data set 'nothing'" in text) == (2, True)
 
@@ -134,6 +145,15 @@ def test_export_can_be_priced_by_others(path: Path, tmp_path: Path) -> None:
     event = ComposedDpEvent([from_json(row["event"]) for row in first])
     assert price(event, 1e-5, Adjacency.REPLACE_ONE)[0] == pytest.approx(2.0, rel=1e-6)
     assert json.loads(call("export")[1])["rows"] == rows
+
+
+def test_a_run_that_the_budget_cannot_bound_ends_with_the_ledgers_sentence(path: Path) -> None:
+    call("budget", "toy", "--epsilon", "5")
+    run = {**RECIPE, "privacy": {"epsilon": 2.0, "unit": "group"}, "ledger": {"dataset": "toy"}}
+    with pytest.raises(RoundAborted, match=r"\(no client answered\).*the ledger refuses: ") as told:
+        dpfed.run(run)
+    assert "bounds no releases for 'toy/0' (group, replace-one" in str(told.value)
+    assert "; train for what the budget is stated for, or let the owner" in str(told.value)
 
 
 def test_verify_says_which_row_is_wrong_and_exits_with_1(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,20 @@ def test_other_packages_plug_in_by_entry_point(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.undo()
     clear_caches()
     assert "mine" not in registry.names("server")
+
+
+def test_a_file_without_a_function_of_its_name_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toywrong.py").write_text("def toyright():\n    pass\n")
+    folder = importlib.import_module("dpfed.server")
+    monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
+    clear_caches()
+    wanted = "^server/toywrong.py must have a function 'toywrong'; rename one of them$"
+    with pytest.raises(RecipeError, match=wanted):
+        registry.find("server", "toywrong")
+    monkeypatch.undo()
+    clear_caches()
 
 
 def test_the_catalogue_describes_every_plug_in() -> None:

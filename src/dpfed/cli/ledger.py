@@ -64,7 +64,8 @@ def show(
     """What each data set, run and channel has cost, the budget, and what is left of it.
 
     A run's line is in the terms of the run. The total is in the terms of the budget: all that was
-    released on the data, converted; "no bound" where something cannot be.
+    released on the data, converted; "no bound" where something cannot be. What is left is the
+    epsilon of one more run, which is not budget minus epsilon: mu^2 adds up, epsilon does not.
     Where the clients of a simulation divide a data set, the line is the most exposed client's.
 
     \f
@@ -89,7 +90,7 @@ def _figures(balance: Balance, delta: float, *, every: bool) -> Iterator[Figures
     for total in balance.totals(delta, every=every):
         yield from _runs(balance, total, every=every)
         yield {
-            **_names(total.key), "run": "all", "channel": "all", "clients": total.clients,
+            **_names(balance, total.key), "run": "all", "channel": "all", "clients": total.clients,
             "releases": total.releases, "unconfirmed": total.open,
             "epsilon": total.epsilon, "delta": total.delta, "unbounded": total.unbounded,
             "budget": total.budget.epsilon if total.budget else None, "left": total.left,
@@ -105,7 +106,7 @@ def _runs(balance: Balance, total: AccountTotal, *, every: bool) -> Iterator[Fig
             lines.setdefault((own, training, channel), []).append(usage)
     for (own, training, channel), used in lines.items():
         yield {
-            **_names(own), "run": training, "channel": channel, "clients": len(used),
+            **_names(balance, own), "run": training, "channel": channel, "clients": len(used),
             "releases": max(each.releases for each in used),
             "unconfirmed": sum(each.open for each in used),
             "epsilon": max(each.cost.epsilon(total.delta, own.adjacency) for each in used),
@@ -113,9 +114,10 @@ def _runs(balance: Balance, total: AccountTotal, *, every: bool) -> Iterator[Fig
         }  # fmt: skip
 
 
-def _names(key: LedgerKey) -> Figures:
+def _names(balance: Balance, key: LedgerKey) -> Figures:
     names = {name: str(value) for name, value in key._asdict().items()}
-    return {**names, "colluders": key.colluders, "against": key.against}
+    also = sorted(new for new, first in balance.names.items() if first == key.base)
+    return {**names, "also": also, "colluders": key.colluders, "against": key.against}
 
 
 def _print(found: list[Figures]) -> None:
@@ -124,7 +126,7 @@ def _print(found: list[Figures]) -> None:
 
     table = Table(
         "data set", "guarantee", "run", "channel", "releases", "unconfirmed", "epsilon", "budget",
-        "left", box=None, pad_edge=False,
+        "left for one more run", box=None, pad_edge=False,
     )  # fmt: skip
     for row in found:
         kind = f"{row['unit']}, {row['adjacency']}, {row['against']}, delta {row['delta']:g}"
@@ -132,7 +134,8 @@ def _print(found: list[Figures]) -> None:
         counts = (str(row["releases"]), str(row["unconfirmed"]))
         spent = "no bound" if row["unbounded"] else _up(row["epsilon"])
         figures = (spent, _down(row["budget"]), _down(row["left"]))
-        names = (row["dataset"], kind, row["run"], row["channel"])
+        also = f" (also {', '.join(row['also'])})" if row["also"] else ""
+        names = (f"{row['dataset']}{also}", kind, row["run"], row["channel"])
         table.add_row(*names, *counts, *figures, style=style)
     Console(width=None if Console().is_terminal else 200).print(table)
 
@@ -219,11 +222,11 @@ def budget(
         Adjacency, typer.Option(help="What neighbouring data sets differ in.")
     ] = Adjacency.REPLACE_ONE,
     adversary: Annotated[
-        Server,
+        str,
         typer.Option(
-            help="A server that keeps to the protocol, a malicious one, or outsiders only."
+            help="server (it keeps to the protocol; recipes say curious), malicious, or outsiders."
         ),
-    ] = Server.CURIOUS,
+    ] = "server",
     colluders: Annotated[
         str, typer.Option(help="How many clients may pool what they know, or 'all'.")
     ] = "1",
@@ -250,7 +253,8 @@ def budget(
         delta: at which the epsilon is stated, above 0 and below 1.
         unit: whose presence is hidden.
         adjacency: what neighbouring data sets differ in.
-        adversary: what the server may do; "outsiders" trusts it.
+        adversary: what the server may do: "server" or "curious" (keep to the protocol),
+            "malicious" (anything), or "outsiders", which trusts it.
         colluders: how many clients may pool what they know, at least 1, or "all".
         keeps_person: count what protects whole persons for a record of theirs, too.
         ledger: the ledger's file; None is $DPFED_LEDGER, or the one beside the clients' state.
@@ -259,7 +263,7 @@ def budget(
     from dpfed.accounting.ledger.conversions import LedgerKey
 
     key = LedgerKey(
-        dataset=name, unit=unit, adjacency=adjacency, adversary=adversary,
+        dataset=name, unit=unit, adjacency=adjacency, adversary=_adversary(adversary),
         colluders=_colluders(colluders),
     )  # fmt: skip
     asked = Budget(epsilon, delta, keeps_person)
@@ -268,6 +272,16 @@ def budget(
     opened.declare(key, asked)
     earlier = [str(b) if k == key else f"{b} for {k}" for k, b in before.items()]
     typer.echo(f"{key}: budget {asked}{', before '.join(['', *earlier])}")
+
+
+def _adversary(text: str) -> Server:
+    """What the ledger calls ``server``, recipes call ``curious``: both are taken."""
+    from dpfed.core.checks import refuse
+
+    known = {**{str(each): each for each in Server}, "curious": Server.CURIOUS}
+    if text not in known:
+        raise refuse("--adversary", f"one of {', '.join(known)}", text)
+    return known[text]
 
 
 def _colluders(text: str) -> int | None:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file name is the plug-in's name: to add an algorithm, add one file and edit nothing else.
+"""The file name is the plug-in's name: to add an algorithm, add one file; no other code changes.
 
-``find("server", "sofim")`` imports ``dpfed/server/sofim.py`` and returns its function ``sofim``.
+``find("server", "sofim")`` imports ``dpfed/server/sofim.py`` and returns its function ``sofim``. In
+this repository a plug-in also has ``tests/ROOM/test_NAME.py`` (tests/test_mirror.py asks for it),
+and a client or server a line in METHODS (recipes/methods.py; tests/recipes/test_methods.py asks).
 Other packages add theirs by an entry point of the group ``dpfed.server`` (or client, mechanisms,
 sums) that names such a function.
 """
@@ -63,9 +65,10 @@ def find(kind: str, name: str) -> Callable[..., Any]:
         raise RecipeError(f"{kind} has no plug-in {name!r}; {suggest(name, list(names(kind)))}")
     if name in _foreign(kind):
         return _loaded(_foreign(kind)[name])
-    return typing.cast(
-        "Callable[..., Any]", getattr(import_module(f"{_package(kind)}.{name}"), name)
-    )
+    factory = getattr(import_module(f"{_package(kind)}.{name}"), name, None)
+    if not callable(factory):
+        raise RecipeError(f"{kind}/{name}.py must have a function {name!r}; rename one of them")
+    return typing.cast("Callable[..., Any]", factory)
 
 
 def _loaded(point: EntryPoint) -> Callable[..., Any]:

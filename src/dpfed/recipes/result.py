@@ -97,9 +97,9 @@ def require_a_round(step: Step, detail: str = "") -> None:
         way_out = detail or "see 'dpfed ledger show' on a client's machine"
         raise errors.BudgetSpent(f"no round was completed: {step.stopped}; {way_out}")
     tried = f" ({step.history[-1]['aborted']})" if step.history else ""
-    raise errors.RoundAborted(
-        f"no round was completed{tried}: {step.stopped}; the clients' logs say why they are missing"
-    )
+    logs = "the clients' logs say why they are missing"
+    why = f"the ledger refuses: {detail}" if detail else logs
+    raise errors.RoundAborted(f"no round was completed{tried}: {step.stopped}; {why}")
 
 
 def result_of(

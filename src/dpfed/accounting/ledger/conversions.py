@@ -3,7 +3,7 @@
 
 A data set has one account. Its owner states the budget for one unit, adjacency and adversary, and
 every release on the data is converted into that before it is added up. docs/ledger.md has a proof
-of each line, and a test looks for a worse pair:
+of each line, and a test looks for a worse pair. A person is the unit ``group``:
 
     released for                         counts for                           mu times
     the same                             the same                             1
