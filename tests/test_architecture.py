@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,39 @@ def test_the_path_can_be_read_in_one_sitting() -> None:
 def test_the_root_shows_the_rooms() -> None:
     entries = {p.name for p in SOURCE.iterdir()} - {"__pycache__", "__init__.py", "py.typed"}
     assert len(entries) <= 15, sorted(entries)
+
+
+DESIGN = (SOURCE.parent.parent / "docs" / "design.md").read_text(encoding="utf-8")
+COMING = {"silo"}
+"""Rooms whose entry in the map comes with them."""
+
+
+def test_the_map_of_the_design_names_every_module() -> None:
+    block = DESIGN.partition("    src/dpfed/\n")[2].partition("\n    examples/")[0]
+    entries = re.split(r"^ {6}(?=\S)", block, flags=re.MULTILINE)
+    said = {entry.partition("/")[0]: set(re.findall(r"\w+", entry)) for entry in entries}
+    for path in FILES:
+        room, *inside = path.relative_to(SOURCE).parts
+        if inside and inside[-1] != "__init__.py" and room not in COMING - set(said):
+            assert path.stem in said.get(room, ()), f"name {path.stem} under {room}/ in design.md"
+
+
+def test_the_design_has_the_contract_inside_of_training() -> None:
+    settings = tomllib.loads((SOURCE.parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    found = settings["tool"]["importlinter"]["contracts"]
+    (layers,) = [each["layers"] for each in found if each["name"] == "Inside of training"]
+    assert f"Inside of training: `{' > '.join(layers)}`." in DESIGN
+
+
+@pytest.mark.parametrize("page", ["docs/design.md", "docs/api.md", "src/dpfed/core/__init__.py"])
+def test_what_plug_ins_build_on_is_what_they_import(page: str) -> None:
+    rooms = ("client", "mechanisms", "sums", "server")
+    texts = [path.read_text("utf-8") for room in rooms for path in (SOURCE / room).glob("*.py")]
+    wanted = {name for text in texts for name in re.findall(r"from dpfed\.core\.(\w+)", text)}
+    text = (SOURCE.parent.parent / page).read_text(encoding="utf-8").replace("\n", " ")
+    said = set(re.findall(r"\w+", text.partition("Plug-ins build on ")[2].partition(". ")[0]))
+    modules = {path.stem for path in (SOURCE / "core").glob("*.py")}
+    assert said & modules == {*wanted, "chain", "testing"}  # for those of other packages
 
 
 @pytest.mark.slow

@@ -2,12 +2,15 @@
 """Where a module's tests are: ``room/module.py`` in ``tests/room/test_module.py``, or as listed.
 
 A module that stands in ELSEWHERE has its tests in files that are named after what it is a part of;
-each of them must speak of it.
+each of them is a file of tests, and one of them must speak of it.
+
+    python -m tests.test_mirror sums/secure.py      prints the files with a module's tests
 """
 
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "accounting/ledger/events.py": ("accounting/ledger/test_ledger.py",),
     "accounting/ledger/journal.py": ("accounting/ledger/test_ledger.py",),
     "accounting/ledger/request.py": ("accounting/ledger/test_ledger.py",),
-    "audit/adversary_view.py": ("audit/planted.py",),
+    "audit/adversary_view.py": ("audit/test_planted.py",),
     "audit/clip.py": ("audit/test_planted.py",),
     "audit/finding.py": ("audit/test_planted.py",),
     "audit/membership.py": ("cli/test_audit.py",),
@@ -48,7 +51,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "core/clipping.py": ("core/test_rows.py", "mechanisms/test_discrete_gaussian.py"),
     "core/errors.py": ("test_mistakes.py",),
     "core/log.py": ("training/flower/test_strategy.py",),
-    "core/sum_protocol.py": ("sums/table.py",),
+    "core/sum_protocol.py": ("sums/test_plain.py", "sums/test_secure.py"),
     "core/testing.py": ("laws/test_server_laws.py",),
     "core/types.py": ("training/test_round.py",),
     "data/_checks.py": ("data/test_readers.py",),
@@ -99,11 +102,30 @@ def mirror(module: str) -> Path:
     return TESTS / path.parent / f"test_{path.stem.lstrip('_')}.py"
 
 
+def files_for(module: str) -> list[Path]:
+    """The files with a module's tests."""
+    return [TESTS / name for name in ELSEWHERE.get(module, ())] or [mirror(module)]
+
+
+def main(*modules: str) -> None:
+    for module in (each.removeprefix("src/dpfed/") for each in modules or [""]):
+        if module not in MODULES:
+            raise SystemExit(f"src/dpfed has no {module!r}; name a module such as sums/secure.py")
+        for path in files_for(module):
+            print(path.relative_to(TESTS.parent))
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_a_modules_tests_are_found_by_its_name(module: str) -> None:
-    assert mirror(module).exists() != (module in ELSEWHERE), module
-    for name in ELSEWHERE.get(module, ()):
-        assert (TESTS / name).exists(), name
+    where = mirror(module).relative_to(TESTS.parent)
+    if module in ELSEWHERE:
+        assert not mirror(module).exists(), f"{module} has {where}: take it out of ELSEWHERE"
+    else:
+        wanted = f"{module} has no tests: write {where}, or name its tests in ELSEWHERE"
+        assert mirror(module).exists(), wanted
+    for path in files_for(module):
+        assert path.is_file(), f"{module}: {path} is not there"
+        assert path.name.startswith("test_"), f"{module}: {path} is not a file of tests"
 
 
 def test_the_list_has_no_module_that_is_gone() -> None:
@@ -122,3 +144,15 @@ def words(module: str) -> set[str]:
 def test_the_tests_elsewhere_speak_of_it(module: str) -> None:
     texts = [(TESTS / name).read_text(encoding="utf-8") for name in ELSEWHERE[module]]
     assert any(word in text for text in texts for word in words(module)), module
+
+
+def test_a_modules_tests_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    main("sums/secure.py", "src/dpfed/core/sum_protocol.py")
+    said = capsys.readouterr().out.split()
+    assert said == ["tests/sums/test_secure.py", "tests/sums/test_plain.py", said[0]]
+    with pytest.raises(SystemExit, match=r"has no 'sums/nothing\.py'; name a module"):
+        main("sums/nothing.py")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every other package builds on: the types of one round, and arithmetic.
 
-All names that the author of a plug-in needs can be imported from here; none of them loads torch.
+Plug-ins build on the names below, which load no torch, and on the modules types, chain, errors,
+checks, vector and testing; client algorithms also on rows, clipping, matrices and grid, mechanisms
+on grid, sampling and randomness, sums on grid and sum_protocol. The rest is for dpfed itself.
 """
 
 from dpfed.core.chain import rescale, stateless
