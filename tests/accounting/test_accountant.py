@@ -102,6 +102,17 @@ def test_mu_of_mixed_releases_adds_in_squares(adjacency, distance):
     assert accountant.neighboring_relation is RELATIONS[adjacency]
 
 
+def test_each_word_for_a_neighbour_is_one_of_dp_accountings():
+    """The names are its own; a data set of another size is another matter than an empty record."""
+    assert {str(word): relation.name for word, relation in RELATIONS.items()} == {
+        "replace-one": "REPLACE_ONE",
+        "add-remove": "ADD_OR_REMOVE_ONE",
+        "zero-out": "REPLACE_SPECIAL",
+    }
+    for relation, distance in zip(RELATIONS.values(), (2, 1, 1), strict=True):
+        assert GaussianAccountant(relation).compose(GaussianDpEvent(1.0)).mu == distance
+
+
 @pytest.mark.parametrize("adjacency", Adjacency)
 def test_no_noise_is_no_privacy(adjacency):
     accountant = GaussianAccountant(RELATIONS[adjacency]).compose(GaussianDpEvent(0.0))

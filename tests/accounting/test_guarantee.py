@@ -38,7 +38,9 @@ from dpfed.core.errors import DpfedError, Unpriceable
 from dpfed.core.sampling import Poisson
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.mechanisms.clear import clear
+from dpfed.mechanisms.discrete_gaussian import discrete_gaussian
 from dpfed.mechanisms.gaussian import Gaussian, gaussian
+from dpfed.mechanisms.tree import tree
 
 DELTA = 1e-5
 ROUNDS = 70
@@ -102,6 +104,19 @@ def test_rdp_is_the_last_resort_and_for_add_remove_only(event):
 def test_what_no_accountant_bounds_is_refused(adjacency, event):
     with pytest.raises(Unpriceable, match="no accountant here gives an upper bound"):
         price(ComposedDpEvent([GaussianDpEvent(3.0), event]), DELTA, adjacency)
+
+
+def test_a_draw_is_not_accounted_for_under_replace_one():
+    """Whether PLD's figure is a bound after composition is an open question."""
+    event = SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(3.0)), 2)
+    with pytest.raises(Unpriceable, match="replace-one"):
+        price(event, DELTA, Adjacency.REPLACE_ONE)
+
+
+def test_a_draw_of_clients_does_not_amplify_correlated_noise():
+    mechanism = tree(std=9.0, trust="central", adjacency="zero-out", unit="client")
+    with pytest.raises(Unpriceable, match="Tree correlates the noise of its releases"):
+        account(Spent(mechanism, 4, participation=Poisson(0.1)))
 
 
 def test_the_same_event_is_accounted_for_once_and_others_anew(monkeypatch):
@@ -216,6 +231,16 @@ def test_missing_noise_shares_cost_what_privacy_md_says(missing, epsilon):
     assert account(Spent(mechanism, ROUNDS)).epsilon == pytest.approx(epsilon, rel=3e-3)
 
 
+def test_what_a_sum_may_fail_with_is_taken_out_of_delta():
+    """The sentence states the whole delta, and the epsilon at what is left of it."""
+    mechanism = gaussian(std=STD, trust=Trust.DISTRIBUTED, shares=4)
+    spent = [Spent(mechanism, ROUNDS)]
+    found = guarantee(spent, DELTA, OS, ROUNDS, delta_reserved=DELTA / 2)
+    (at_half,) = guarantee(spent, DELTA / 2, OS, ROUNDS).claims
+    assert (found.delta, found.epsilon) == (DELTA, at_half.epsilon)
+    assert found.epsilon > guarantee(spent, DELTA, OS, ROUNDS).epsilon
+
+
 def test_central_trusts_the_server():
     found = account(Spent(gaussian(std=STD, trust=Trust.CENTRAL), ROUNDS))
     (claim,) = found.claims
@@ -267,6 +292,12 @@ def test_the_sentence_says_which_arithmetic():
     ours = (Unit.RECORD, Adjacency.REPLACE_ONE, Trust.LOCAL, ROUNDS, OS)
     assert "; idealized arithmetic;" in Guarantee(claims, *ours).sentence
     assert "; exact integer arithmetic;" in Guarantee(claims, *ours, idealized=False).sentence
+
+
+def test_one_channel_in_floats_makes_the_whole_idealized():
+    exact, floats = Spent(discrete_gaussian(std=STD), ROUNDS), Spent(gaussian(std=STD), ROUNDS)
+    assert not account(exact).idealized
+    assert account(exact, floats).idealized
 
 
 @pytest.mark.parametrize("trust", Trust)

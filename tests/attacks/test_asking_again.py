@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
+from flwr.app import ConfigRecord, RecordDict
 
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.errors import ClientRefused, UnsoundPlan
@@ -26,6 +28,7 @@ from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.secure import secure
 from dpfed.training.flower import responder
 from dpfed.training.flower import state as states
+from dpfed.training.flower.answers import order_digest
 from dpfed.training.inprocess import InProcess
 from dpfed.training.plan import Plan
 from dpfed.training.round import run_round, start
@@ -137,6 +140,23 @@ def test_in_one_process_the_plan_is_the_end_too() -> None:
     assert [isinstance(each, ClientRefused) for each in rest] == [False] * 2 + [True] * 3
 
 
+def test_two_orders_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    """Else both would find that nothing was answered, and go on from one state."""
+    done = []
+
+    def second() -> None:
+        with states.locked(tmp_path / "client-0"):
+            done.append("second")
+
+    thread = Thread(target=second)
+    with states.locked(tmp_path / "client-0"):
+        thread.start()
+        thread.join(0.3)
+        done.append("first")
+    thread.join(10.0)
+    assert done == ["first", "second"]
+
+
 # ---------------------------------------------------------------------------- the secure sum
 
 
@@ -184,6 +204,13 @@ def test_any_other_order_for_the_attempt_is_refused() -> None:
     assert release(app, plan, Broadcast(0, START), since=(0, 0)) == "UnsoundPlan"
     assert release(app, plan, Broadcast(0, START), config={"lr": 1.0}) == "UnsoundPlan"
     assert release(app, plan, Broadcast(0, START), requests={UPDATE: b"x"}) == "UnsoundPlan"
+
+
+def test_no_two_orders_run_together() -> None:
+    """A digest of the bare texts would take a longer name and a shorter value for the same."""
+    options = [{"a": 11}, {"a1": 1}, {"a": 1, "b": 1}, {"a": "1', 'b"}]
+    orders = [RecordDict({"config": ConfigRecord(each)}) for each in options]
+    assert len({order_digest(order) for order in orders}) == len(orders)
 
 
 def test_an_answer_that_left_the_disk_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:

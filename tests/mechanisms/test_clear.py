@@ -6,9 +6,11 @@ import math
 import pytest
 import torch
 
+from dpfed.accounting.guarantee import price
 from dpfed.core.errors import RecipeError
 from dpfed.core.randomness import Noise
 from dpfed.core.rows import Dense
+from dpfed.core.types import Adjacency
 from dpfed.mechanisms.clear import Clear, clear
 
 
@@ -17,6 +19,13 @@ def test_the_sum_is_clipped_and_in_clear() -> None:
     release, _ = clear(clip=1.0).release(Dense(rows), (), Noise(0).stream("release"))
     values = release.vector.double() * release.step
     assert torch.allclose(values, torch.tensor([0.9, 1.2]).double(), atol=1e-5)
+
+
+@pytest.mark.parametrize("adjacency", Adjacency)
+def test_it_costs_everything_from_the_first_release_on(adjacency: Adjacency) -> None:
+    mechanism = clear(adjacency=adjacency)
+    assert price(mechanism.event(1), 1e-5, adjacency)[0] == math.inf
+    assert price(mechanism.event(0), 1e-5, adjacency)[0] == 0.0
 
 
 def test_it_cannot_be_given_noise_or_a_useless_clip() -> None:

@@ -96,3 +96,16 @@ def test_an_opened_sum_carries_the_noise_of_its_terms() -> None:
     total = Total(torch.zeros(3, dtype=torch.int64), (0, 1, 2), (1.0, 0.5, 0.5))
     release, _ = gaussian(std=4.0).finish(total, (), Noise(0).stream("finish"))
     assert release.std == pytest.approx(4.0 * math.sqrt(1.5))
+
+
+@pytest.mark.parametrize("trust", Trust)
+def test_all_of_a_long_release_has_noise_of_its_own(trust: Trust) -> None:
+    size = 50_000  # some blocks, and a part of one
+    mechanism, rng = gaussian(std=3.0, trust=trust), Noise(0).stream("noise")
+    release, _ = mechanism.release(Dense(torch.zeros(1, size)), (), rng)
+    if trust is Trust.CENTRAL:
+        total = Total(release.vector.long(), (0,), (1.0,))
+        release, _ = mechanism.finish(total, (), Noise(0).stream("finish"))
+    parts = (release.vector.double() * release.step).split(5_000)
+    assert all(float(part.std()) == pytest.approx(3.0, rel=0.05) for part in parts)
+    assert float(torch.corrcoef(torch.stack(parts)).fill_diagonal_(0).abs().max()) < 0.07

@@ -70,6 +70,16 @@ def test_a_reply_that_is_wrong_on_one_channel_counts_on_none() -> None:
         plain().add(session, 0, {UPDATE: message([5])})
 
 
+def test_a_client_counts_once_and_a_stranger_not_at_all() -> None:
+    """The server's noise hides one term of each client, not two."""
+    session = add(begun({0: 1.0, 1: 1.0}, 2), 0, message([3, 4]))
+    for client in (0, 2):
+        with pytest.raises(BadReply, match=f"client {client} is not expected, or has answered"):
+            add(session, client, message([5, 6]))
+    total = opened(session)
+    assert (total.vector.tolist(), total.clients) == ([3, 4], (0,))
+
+
 def test_nothing_can_wrap_the_total() -> None:
     cohort = dict.fromkeys(range(1000), 1.0)
     session = begun(cohort, 1)

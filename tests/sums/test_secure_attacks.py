@@ -18,7 +18,7 @@ from dpfed.core.types import UPDATE
 from dpfed.sums.secagg import keys, messages, shamir
 from dpfed.sums.secagg.client import Vault
 from dpfed.sums.secagg.identity import simulated
-from dpfed.sums.secagg.server import SUM
+from dpfed.sums.secagg.server import SUM, Directory
 from dpfed.sums.secure import Secure, secure
 from tests.sums.table import Table, Tamper
 
@@ -125,6 +125,28 @@ def rewritten(kind: type[msgspec.Struct], field: str, change: Callable) -> Calla
         return messages.pack_message(msgspec.structs.replace(message, **{field: new}))
 
     return edit
+
+
+# ----------------------------------------------------------------------------------- the own mask
+
+
+def test_own_masks_are_new_for_each_client_and_attempt() -> None:
+    """A seed that others know, or that comes again, hides nothing once seeds are revealed."""
+    tables = [answered(), answered()]
+    tables[1].run_round(VECTORS, attempt=1, silent={"repair": ALL, "unmask": ALL})
+    marks = {masked(table, client).own for table in tables for client in ALL}
+    assert len(marks) == 2 * N
+    assert keys.digest(bytes(32)) not in marks
+
+
+def test_one_share_fewer_than_the_threshold_does_not_open_an_own_mask() -> None:
+    table = answered(STRICT)  # 4 of 5 must be in a total, so 3 of the others open a seed
+    answers = {i: ask(table, i, "unmask", alive(table, i)) for i in (1, 2, 3)}
+    shares = {i: messages.unpack(data, messages.Shares).shares[0] for i, data in answers.items()}
+    mark = masked(table, 0).own
+    assert keys.digest(shamir.join(shares)) == mark
+    for some in ([1], [1, 2], [1, 3], [2, 3]):
+        assert keys.digest(shamir.join({i: shares[i] for i in some})) != mark
 
 
 # --------------------------------------------------------------- both kinds of share for one client
@@ -243,6 +265,15 @@ def test_a_signed_key_of_small_order_is_refused() -> None:
     )
 
 
+def test_another_run_has_other_keys() -> None:
+    """Whoever learns one run's key learns nothing of the next, and a round 0 there is a new one."""
+    table = keyed()
+    before = {client: offer.key for client, offer in table.directory.keys.items()}
+    table.run, table.directory = "another run/plan", Directory()
+    assert opened(table.run_round(VECTORS), ALL)
+    assert all(table.directory.keys[client].key != before[client] for client in ALL)
+
+
 def test_the_keys_that_are_asked_for_twice_are_the_same() -> None:
     table = answered()
     again = table.ask(0, "keys", b"whatever", None, table.context(0, 7))
@@ -311,6 +342,20 @@ def test_too_many_who_are_out_are_refused_whatever_came_before() -> None:
     ask(table, 0, "repair", out(3))
     refused(table, 0, "repair", out(3, 4), "a total must be of at least 4 clients, got 3;")
     refused(table, 0, "unmask", alive(table, 0, [0, 1, 2]), "must be the cohort without")
+
+
+def test_clients_whose_channels_lie_elsewhere_share_no_mask() -> None:
+    """Else a client's words on one channel would be added to the others' on another one."""
+    layouts = {"a": 1, "b": 2}, {"a": 2, "b": 1}
+    table = Table(LOOSE, N, channels=layouts[0])
+
+    def lie(stage: str, client: int, message: bytes) -> bytes:
+        table.channels = layouts[stage == "input" and client == 2]
+        return message
+
+    result = table.run_round(VECTORS, to_client=lie)
+    assert isinstance(result, Aborted)
+    assert "2 disagree on their seed" in result.reason
 
 
 def test_no_message_has_a_field_for_the_threshold() -> None:

@@ -261,6 +261,11 @@ def test_a_curious_server_opens_least_less_the_colluders(
     assert secure(survivors=0.8).honest(n, colluders) == honest
 
 
+def test_against_a_malicious_server_all_are_neighbours_however_many() -> None:
+    """A server that lies about dropouts would cut a client off from its few neighbours."""
+    assert secure(against=MALICIOUS).failure(200, 3) == 0.0 < secure().failure(200, 3)
+
+
 def test_so_many_colluders_that_one_would_be_alone_are_refused() -> None:
     with pytest.raises(UnsoundPlan, match=r"at least 9, or 7 colluders .*, got 8;"):
         secure(survivors=0.8).honest(10, 7)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from dpfed.core.chain import identity, stateless
 from dpfed.core.errors import ClientRefused, UnsoundPlan
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
+from dpfed.core.rows import Dense
+from dpfed.core.sampling import Poisson
 from dpfed.core.sum_protocol import Answer
 from dpfed.core.types import (
     METRICS,
@@ -26,15 +29,17 @@ from dpfed.core.types import (
     Adjacency,
     Broadcast,
     ClientAlgorithm,
+    Release,
     ServerOptimizer,
     Trust,
     Unit,
     Weights,
 )
 from dpfed.mechanisms.gaussian import gaussian
+from dpfed.mechanisms.tree import tree
 from dpfed.sums.plain import plain
 from dpfed.sums.secure import secure
-from dpfed.training.answer import ClientState, answer
+from dpfed.training.answer import ClientState, PricedReleaser, answer
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState, run_round, start
 from tests.conftest import make_records
@@ -85,6 +90,68 @@ class Wire:
 def one_round(plan: Plan, wire: Wire | None = None) -> tuple[ServerState, RoundResult]:
     state = start(plan, torch.zeros(MODEL.layout.size))
     return run_round(plan, state, wire or Wire(plan, client_states()))
+
+
+def test_no_two_releases_of_a_seed_share_noise() -> None:
+    """Not those of two steps, channels, clients, attempts or rounds: one would tell the other."""
+    noise = gaussian(clip=1.0, std=2.0)
+    plan = make_plan(
+        client=build("client", "fedavg", {"steps": 2}), channels={UPDATE: noise, METRICS: noise}
+    )
+    rows, found = Dense(torch.zeros(1, 6)), []
+    for at, client, attempt in product(range(2), repeat=3):
+        broadcast = Broadcast(at, torch.zeros(6), attempt=attempt)
+        release = PricedReleaser(plan, broadcast, ClientState(client))
+        made = release(rows), release(rows), release(rows, METRICS)
+        found += [tuple(each.vector.tolist()) for each in made]
+    assert len(set(found)) == len(found) == 24
+
+
+def test_the_servers_noise_is_new_for_each_channel_attempt_and_round() -> None:
+    noise = gaussian(1.0, 2.0, trust=Trust.CENTRAL)
+    plan = make_plan(channels={UPDATE: noise, METRICS: noise})
+    alike, found = torch.zeros(plan.size(METRICS, 0)), []  # channels of one length
+    for at, attempt in product(range(2), repeat=2):
+        nobody = replace(start(plan, alike), round=at, attempt=attempt, cohort=())
+        seen = run_round(plan, nobody, Wire(plan, {}))[1].aggregate
+        assert seen
+        found += [tuple(each.tolist()) for each in (seen.mean, seen.public[METRICS])]
+    assert len(set(found)) == len(found) == 8
+
+
+class Failing:
+    """A client's data on which the code fails, and which has no stand-in to rehearse on."""
+
+    dimension = MODEL.layout.size
+
+    def rows(self, *_: object) -> None:
+        raise ValueError("a record is broken")
+
+
+@pytest.mark.parametrize("problem", [client_states()[0].problem, Failing()], ids=["sound", "fails"])
+def test_correlated_noise_goes_on_from_round_to_round(problem: Any) -> None:
+    """Also where a client answers with zero rows: from one state it would release twice."""
+    plan = make_plan(channels={UPDATE: tree(std=2.0, horizon=4)})
+    client, before = ClientState(0, problem), plan.mechanism_states(MODEL.layout.size)[UPDATE]
+    for at in range(3):
+        order = Broadcast(at, torch.zeros(MODEL.layout.size))
+        found, client = answer(plan, order, "reply", {UPDATE: b""}, client)
+        assert not isinstance(found, ClientRefused)
+        kept = client.mechanisms[UPDATE]
+        assert kept.t == at + 1
+        assert not all(map(torch.equal, kept.noise, before.noise))
+        before = kept
+
+
+def test_a_reply_that_nothing_was_released_for_is_refused() -> None:
+    def work(at: Broadcast, problem: Any, state: Any, release: Any) -> Any:
+        del problem, release
+        return {UPDATE: Release(torch.ones(at.params.numel(), dtype=torch.int32), 2.0, 1.0)}, state
+
+    plan = make_plan(client=ClientAlgorithm(stateless, work, frozenset(Unit)))
+    order = Broadcast(0, torch.zeros(MODEL.layout.size))
+    found, _ = answer(plan, order, "reply", {UPDATE: b""}, client_states()[0])
+    assert str(found) == "UnsoundPlan"
 
 
 # --------------------------------------------------------------------------------------- plans
@@ -157,6 +224,60 @@ def test_no_client_is_more_exposed_than_the_plan_says(weights: list[float], coll
             honest = sum(weights[i] ** 2 for i in range(len(weights)) if i not in gang)
             exact.append(honest / weights[victim] ** 2)
     assert plan.hidden_by(weights) == pytest.approx(max(1.0, min(exact)))
+
+
+def test_a_draw_of_clients_counts_where_a_trusted_server_hides_whole_clients() -> None:
+    for trust, unit in product((Trust.LOCAL, Trust.CENTRAL), Unit):
+        noise = gaussian(1.0, 9.0, unit, Adjacency.ZERO_OUT, trust)
+        everyone = make_plan(channels={UPDATE: noise}).guarantee().epsilon
+        drawn = make_plan(channels={UPDATE: noise}, participation=Poisson(0.1)).guarantee().epsilon
+        hides = (trust, unit) == (Trust.CENTRAL, Unit.CLIENT)
+        assert (drawn < everyone / 2) if hides else (drawn == everyone)
+
+
+def test_who_is_asked_is_drawn_anew_in_each_round_and_attempt() -> None:
+    plan = make_plan(nominal=[10] * 40, participation=Poisson(0.5))
+    draws = {plan.draw(round, attempt) for round in range(4) for attempt in range(3)}
+    assert len(draws) == 12
+    assert plan.draw(1, 2) == plan.draw(1, 2)
+
+
+def test_others_noise_counts_only_where_it_stays_in_the_sum() -> None:
+    """Not where a client goes on from its own releases, or takes noise back later."""
+    reusing = make_plan().client._replace(reuses_own_releases=True)
+    correlated = {UPDATE: tree(std=2.0)}
+    plans = [make_plan(), make_plan(client=reusing), make_plan(channels=correlated)]
+    assert [len(plan.guarantee().claims) for plan in plans] == [2, 1, 1]
+
+
+def test_noise_is_sized_for_no_more_shares_than_a_sum_surely_has() -> None:
+    def shares(count: int, **more: int) -> Plan:
+        noise = {UPDATE: count, **more}
+        made = {n: gaussian(trust=Trust.DISTRIBUTED, shares=h) for n, h in noise.items()}
+        return make_plan(channels=made, sum=secure(survivors=1.0))
+
+    assert shares(2, metrics=2).honest == 2  # of three clients, one colludes
+    for wrong in ({"count": 3}, {"count": 2, METRICS: 3}):
+        with pytest.raises(UnsoundPlan, match=r"shares must be at most 2, .* got 3; lower"):
+            shares(**wrong)
+
+
+def test_a_plan_whose_totals_could_wrap_is_refused() -> None:
+    """Around the modulus a large sum looks like a small one, noise and all."""
+    noise = {UPDATE: gaussian(std=2.0, trust=Trust.DISTRIBUTED, shares=2)}
+    fits, wraps = ([each * SIZES[0]] * 3 for each in (1, 10**6))
+    make_plan(channels=noise, sum=secure(survivors=1.0, bits=32), nominal=fits)
+    make_plan(channels=noise, sum=secure(survivors=1.0, bits=64), nominal=wraps)
+    with pytest.raises(UnsoundPlan, match=r"must be below 2.15e\+09 steps, where it wraps, got up"):
+        make_plan(channels=noise, sum=secure(survivors=1.0, bits=32), nominal=wraps)
+
+
+def test_a_sums_messages_are_bound_to_training_plan_round_and_attempt() -> None:
+    first = Broadcast(0, torch.zeros(3))
+    others = [replace(first, round=1), replace(first, attempt=1), replace(first, training="other")]
+    bound = [make_plan().sum_context(order, 0) for order in (first, *others)]
+    bound.append(make_plan(delta=2e-5).sum_context(first, 0))
+    assert len({(each.run, each.round, each.attempt) for each in bound}) == 5
 
 
 # ----------------------------------------------------------------------------------- one round

@@ -110,6 +110,15 @@ def test_what_has_no_line_has_a_pair_that_is_worse() -> None:
     assert factor(LedgerKey("d", GROUP), LedgerKey("d", RECORD)) is None  # it may change its person
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("adjacency", Adjacency)
+def test_a_part_never_counts_for_the_whole(adjacency: Adjacency, keeps: bool) -> None:
+    """A record does not count for its person, nor a person for the client that has many."""
+    for part, whole in ((RECORD, GROUP), (RECORD, CLIENT), (GROUP, CLIENT)):
+        source, target = LedgerKey("d", part, adjacency), LedgerKey("d", whole, adjacency)
+        assert factor(source, target, covered=True, keeps_person=keeps) is None
+
+
 @pytest.mark.parametrize(
     ("source", "target"),
     [
@@ -131,6 +140,9 @@ def test_only_a_stronger_adversary_counts_for_a_weaker_one() -> None:
         **dict(zip(("adversary", "colluders"), adversary_of(Trust.LOCAL, "", 1), strict=True))
     )
     some = LedgerKey("d", adversary=Server.CURIOUS, colluders=3)
+    assert adversary_of(Trust.DISTRIBUTED, "curious", 3) == (some.adversary, some.colluders)
+    assert adversary_of(Trust.DISTRIBUTED, "malicious", 3) == (Server.MALICIOUS, 3)
+    assert adversary_of(Trust.CENTRAL, "curious", 3) == (Server.OUTSIDERS, None)
     outside = LedgerKey("d", adversary=Server.OUTSIDERS, colluders=None)
     assert factor(local, some) == factor(some, LedgerKey("d")) == 1.0
     assert factor(local, outside) == 1.0

@@ -39,7 +39,7 @@ from dpfed.core.errors import (
 )
 from dpfed.core.registry import build
 from dpfed.core.sampling import Poisson
-from dpfed.core.types import METRICS, UPDATE, Adjacency, Trust, Unit
+from dpfed.core.types import METRICS, UPDATE, Adjacency, Broadcast, Channel, Trust, Unit
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.account import Account, account
@@ -312,6 +312,14 @@ def test_a_drawn_run_that_does_not_fit_is_refused_before_its_first_release(ledge
     assert ledger.spent(ZERO).epsilon(1e-5, Adjacency.ZERO_OUT) == 0.0
 
 
+def test_a_drawn_run_for_persons_counts_for_no_record(ledger: Ledger) -> None:
+    """A record counts twice there, and a factor on mu says nothing of what a draw costs."""
+    ledger.declare(ZERO, Budget(8.0, 1e-5))
+    persons = ZERO._replace(unit=Unit.GROUP)
+    with pytest.raises(UnsoundPlan, match=r"bounds no releases for 'adult' \(group, zero-out"):
+        ledger.begin(drawn(key=persons))
+
+
 def test_a_gaussian_run_beside_a_drawn_one_is_reserved_too(ledger: Ledger) -> None:
     ledger.begin(drawn(0))
     plain = gaussian(1.0, 20.0, adjacency=Adjacency.ZERO_OUT)
@@ -464,6 +472,17 @@ def test_a_cost_that_is_not_its_events_is_found(ledger: Ledger) -> None:
     assert "row 2 confirms rows that were never entered" in never_entered
 
 
+def test_rows_of_version_01_do_not_count_for_zero_out(ledger: Ledger) -> None:
+    """They do not say whether a row may be longer than the distance that was priced."""
+    with ledger._turn():
+        ledger._append(
+            kind="book", **_plain(KEY), training="t", client=0, round=0, attempt=0, lost=0.0,
+            channel=UPDATE, releases=1, place=0, reserve=None, **cost_of(Part(TENTH, 1, 1), 1),
+        )  # fmt: skip
+    assert ledger.spent(KEY).mu_squared == pytest.approx(B2 / 10)
+    assert ledger.spent(ZERO).epsilon(1e-5, ZERO.adjacency) == math.inf
+
+
 def test_only_the_owner_may_read_it(ledger: Ledger) -> None:
     ledger.begin(request())
     for name in ("ledger.sqlite", "ledger.sqlite.head"):
@@ -550,6 +569,33 @@ def test_a_client_enters_a_release_before_it_draws_and_confirms_after(tmp_path: 
     assert confirm["rows"] == [1]
     again, _ = answer(plan, broadcast, plan.sum.release_stage, {UPDATE: b""}, client)
     assert str(again) == "UnsoundPlan"
+
+
+def test_correlated_noise_is_entered_as_it_goes_on(tmp_path: Path) -> None:
+    """The second release of a tree tells four times as much as its first."""
+    made = Account(Ledger(tmp_path / "ledger.sqlite"), "adult")
+    noise = build("mechanisms", "tree", {"std": 2.0, "horizon": 4}, rounds=4)
+    plan = make_plan(channels={UPDATE: noise})
+    client = replace(client_states()[1], ledger=made)
+    for at in range(4):
+        order = Broadcast(at, MODEL.initial(0))
+        _, client = answer(plan, order, plan.sum.release_stage, {UPDATE: b""}, client)
+    costs = [row.body["mu_squared"] for row in made.ledger.rows() if row.body["kind"] == "book"]
+    assert costs == pytest.approx([1.0, 4.0, 1.0, 16.0])
+
+
+@pytest.mark.parametrize(("bound", "covered"), [(None, True), (1.0, True), (0.9, False)])
+def test_rows_longer_than_their_distance_are_entered_as_such(
+    tmp_path: Path, bound: float | None, covered: bool
+) -> None:
+    """Two of them lie closer to each other than one to nothing: zero-out would cost more."""
+    noise = gaussian(1.0, 2.0, replace_bound=bound or math.nan)
+    algorithm = make_plan().client._replace(channels={UPDATE: Channel(replace_bound=bound)})
+    plan = make_plan(client=algorithm, channels={UPDATE: noise})
+    made = Account(Ledger(tmp_path / "ledger.sqlite"), "adult")
+    made.begin(plan, publish(plan, start(plan, MODEL.initial(0))), client_states()[0])
+    found = made.ledger.spent(made.key(plan, 0)._replace(adjacency=Adjacency.ZERO_OUT))
+    assert (not found.unbounded) is covered
 
 
 def test_a_client_whose_code_fails_has_spent_all_the_same(tmp_path: Path) -> None:

@@ -143,7 +143,9 @@ def test_a_design_for_visible_chances_keeps_its_targets(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("clients", "least", "colluders"), [(100, 80, 10), (500, 400, 0)])
+@pytest.mark.parametrize(
+    ("clients", "least", "colluders"), [(100, 80, 10), (500, 400, 0), (500, 450, 100)]
+)
 def test_the_degree_is_the_least_even_one_that_keeps_both_targets(
     clients: int, least: int, colluders: int
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_seed_is_neither_the_pairs_key_nor_anothers() -> None:
     seeds = {keys.round_seed(KEY, at, bytes(32)) for at in ((0, 1), (1, 0), (0, 0), (1, 1))}
     assert len(seeds | {KEY}) == 5
     assert keys.round_seed(bytes(32), (0, 1), bytes(32)) not in seeds
+    assert keys.round_seed(KEY, (0, 1), bytes([1] * 32)) not in seeds  # another layout
 
 
 def test_what_is_signed_tells_runs_and_clients_apart() -> None:

@@ -32,13 +32,13 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
-from dpfed.core.errors import DataError, UnsoundPlan
+from dpfed.core.errors import ClientRefused, DataError, UnsoundPlan
 from dpfed.core.registry import build
 from dpfed.core.types import METRICS, UPDATE, Broadcast, ClientAlgorithm, Unit
 from dpfed.flower import DPStrategy, client_app, private
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.flower import state as states
-from dpfed.training.flower.codec import Sender
+from dpfed.training.flower.codec import CONTROL, Envelope, Sender, write_answer
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.inprocess import rounds
 from dpfed.training.loop import train
@@ -337,6 +337,14 @@ def test_an_exception_on_a_client_crosses_as_a_class_name() -> None:
     result = DPStrategy(plan).start(LocalGrid(app, nodes(3), listen), INITIAL)
     assert refused(result.history[0]) == {1: "ClientError"}
     assert not any(secret in each for each in sent)
+
+
+def test_of_a_refusal_nothing_but_a_known_name_crosses() -> None:
+    """Whatever it is made of: the last look before it leaves."""
+    for word, crosses in (("BudgetSpent", "BudgetSpent"), ("patient 4711", "ClientError")):
+        sent = write_answer(Envelope(0, 0, "reply", 1), ClientRefused(word))
+        assert list(sent) == [CONTROL]
+        assert sent.config_records[CONTROL]["error"] == crosses
 
 
 def test_a_client_refuses_a_server_with_another_plan() -> None:
