@@ -12,7 +12,7 @@ import pytest
 from dpfed.core import environment
 
 NAMES = (environment.DATA, environment.STATE, environment.LEDGER, environment.DATASET,
-         environment.IDENTITY)  # fmt: skip
+         environment.IDENTITY, environment.GATE)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

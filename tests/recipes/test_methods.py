@@ -103,6 +103,7 @@ SUPPORTED = supported()
 @pytest.fixture(autouse=True)
 def _server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPFED_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("DPFED_IDENTITY", "simulated")
     become_a_server(monkeypatch)
 
 

@@ -65,6 +65,7 @@ def context(recipe: Path, out: Path, **more: str) -> Context:
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs a recipe's apps in this process and returns what they left."""
     monkeypatch.setenv("DPFED_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("DPFED_IDENTITY", "simulated")
     become_a_server(monkeypatch)
 
     def run(recipe: Path, out: Path = tmp_path / "out", **more: str) -> result_files.ResultFiles:

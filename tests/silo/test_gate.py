@@ -39,7 +39,8 @@ def test_an_honest_federation_gets_the_bits_of_one_process(tmp_path: Path, silos
             assert "approved for 30 days" in each.command("approve", str(path), "--yes")
             each.start()
         strategy = DPStrategy(terms.plan, training=terms.name, wait=10)
-        strategy.start(grid_of(owners), named_arrays(terms.model.layout, terms.initial))
+        result = strategy.start(grid_of(owners), named_arrays(terms.model.layout, terms.initial))
+        assert "enforced by each silo's own process; " in str(result.guarantee)
         assert strategy.step is not None
         assert strategy.step.state.round == RECIPE["rounds"]
         assert torch.equal(strategy.step.state.params, in_one_process(path, silos))

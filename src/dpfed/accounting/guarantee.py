@@ -100,6 +100,8 @@ class Guarantee:
     """Whether an owner's budget stands, so that another training cannot add to it unnoticed."""
     correlated: bool = False
     """Whether noise is kept for later releases: whoever reads it there can take it off."""
+    enforced: str = ""
+    """Who sees to it, in words: ``GATED``, ``SHIPPED``, or nobody else where all is one process."""
 
     @property
     def epsilon(self) -> float:
@@ -140,8 +142,10 @@ class Guarantee:
 
     def _counting_on(self) -> list[str]:
         """What a server that is not trusted must not do, where no budget keeps it from that."""
+        enforced = [self.enforced] if self.enforced else []
         trusted = self.trust is Trust.CENTRAL or self.budgeted
-        return [] if trusted else ["if the server starts no other training on the data"]
+        more = [] if trusted else ["if the server starts no other training on the data"]
+        return [*enforced, *more]
 
     def _footing(self) -> list[str]:
         arithmetic = "idealized arithmetic" if self.idealized else "exact integer arithmetic"
@@ -152,6 +156,9 @@ class Guarantee:
             return "noise keyed by a seed (research only)"
         return "noise from the operating system"
 
+
+GATED = "enforced by each silo's own process"
+SHIPPED = "if the app that the server ships is the reviewed one"
 
 _UNITS = {
     Unit.RECORD: "record",

@@ -7,7 +7,9 @@ Every word that came from a server passes ``shown``; figures are this silo's own
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 
+from dpfed.accounting.guarantee import GATED
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.types import Trust
 from dpfed.silo.approvals import shown
@@ -37,7 +39,7 @@ def proposal(keeper: Keeper, terms: Terms) -> str:
         f"{terms.model.layout.size:,} numbers",
         "silos": f"{len(terms.pins.sizes)}, this one is number {data.client}",
         "sees": _SEES[plan.update.trust],
-        "keeps": plan.guarantee().sentence,
+        "keeps": replace(plan.guarantee(), enforced=GATED, budgeted=True).sentence,
         "budget": f"{data.budget} for all trainings; {_spent(keeper, name)} so far",
     }
     return "\n".join(f"{word:9} {said}" for word, said in lines.items())

@@ -8,6 +8,7 @@
 | DPFED_LEDGER   | the ledger's file                                     | in DPFED_STATE          |
 | DPFED_DATASET  | the name of a node's data in its ledger; overrides    | the app's name for it   |
 |                | the name that the app gives                           |                         |
+| DPFED_GATE     | the socket of a silo's gate, for its relay            | /run/dpfed/gate.sock    |
 | DPFED_IDENTITY | the folder of a silo's keys, or ``simulated``         | no secure sum           |
 """
 
@@ -17,7 +18,7 @@ import os
 from pathlib import Path
 
 DATA, STATE, LEDGER = "DPFED_DATA", "DPFED_STATE", "DPFED_LEDGER"
-DATASET, IDENTITY = "DPFED_DATASET", "DPFED_IDENTITY"
+DATASET, IDENTITY, GATE = "DPFED_DATASET", "DPFED_IDENTITY", "DPFED_GATE"
 
 
 def variable(name: str) -> str | None:

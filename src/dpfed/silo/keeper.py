@@ -109,6 +109,7 @@ class _Asked:
     keeper: Keeper
     content: RecordDict
     nothing: bool = False
+    gated: bool = True
     _found: tuple[Terms, Problem] | None = None
 
     @property

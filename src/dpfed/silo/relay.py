@@ -10,7 +10,6 @@ big-endian; then a Flower RecordDict as Flower encodes it.
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 
@@ -19,7 +18,8 @@ from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 
-GATE = "DPFED_GATE"
+from dpfed.core.environment import GATE, variable
+
 SOCKET = "/run/dpfed/gate.sock"
 LENGTH = struct.Struct(">Q")
 PATIENCE = 3600.0
@@ -36,7 +36,7 @@ def silo_app(path: str | None = None) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         del context
-        where = path or os.environ.get(GATE) or SOCKET
+        where = path or variable(GATE) or SOCKET
         asked = recorddict_to_proto(message.content).SerializeToString()
         reply = recorddict_from_proto(Bytes.FromString(ask(where, asked)))
         return Message(reply, reply_to=message)

@@ -22,13 +22,14 @@ import signal
 import time
 import uuid
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 import torch
 
+from dpfed.accounting.guarantee import SHIPPED
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.recipes import result as result_files
 from dpfed.recipes import schema as recipes
@@ -189,7 +190,8 @@ class Training:
         rounds = [each.round for each in saved.committed]
         if rounds != list(range(len(rounds))):
             wrong.append(f"rounds {rounds} were committed")
-        if left.guarantee != run.plan.guarantee(saved.state.release_counts, saved.state.round):
+        spent = run.plan.guarantee(saved.state.release_counts, saved.state.round)
+        if left.guarantee != replace(spent, enforced=SHIPPED):
             wrong.append("the guarantee is not that of the release counts")
         asked = {(each.round, n) for each in saved.committed for n in range(each.attempt + 1)}
         booked = {}

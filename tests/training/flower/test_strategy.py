@@ -32,6 +32,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
+from dpfed.accounting.guarantee import SHIPPED
 from dpfed.core.errors import ClientRefused, DataError, UnsoundPlan
 from dpfed.core.registry import build
 from dpfed.core.types import METRICS, UPDATE, Broadcast, ClientAlgorithm, Unit
@@ -83,7 +84,7 @@ def test_the_same_bits_as_in_process(server: str, weights: Any) -> None:
     result = DPStrategy(plan).start(grid_for(plan), INITIAL)
     assert torch.equal(params(result), final(plan))
     assert result.guarantee is not None
-    assert result.guarantee.sentence == plan.guarantee().sentence
+    assert result.guarantee == replace(plan.guarantee(), enforced=SHIPPED)
     assert [row["round"] for row in result.history] == [1, 2, 3, 4]
 
 
@@ -177,7 +178,7 @@ def test_the_budget_ends_training_and_nothing_is_lost() -> None:
     assert len(result.history) == 4
     assert torch.equal(params(result), final(plan))
     assert result.guarantee is not None
-    assert result.guarantee.sentence == plan.guarantee().sentence
+    assert result.guarantee == replace(plan.guarantee(), enforced=SHIPPED)
 
 
 def test_a_client_refuses_a_round_that_is_not_in_the_plan() -> None:

@@ -112,6 +112,7 @@ class _AppNode:
     context: Context
     trained: Trained | None = None
     """A user's own train function in the place of a problem."""
+    gated: bool = False
 
     @property
     def client(self) -> int:

@@ -56,6 +56,10 @@ class Node(Protocol):
     def client(self) -> int:
         """Its index in the plan."""
 
+    @property
+    def gated(self) -> bool:
+        """Whether it is a process of the data owner's, not of the app that a server ships."""
+
     def plan(self, training: str) -> Plan:
         """What its owner has agreed to, for the training of this name; "" if none is named."""
 
@@ -89,7 +93,8 @@ def _enrol(content: RecordDict, node: Node) -> RecordDict:
         training = str(content.config_records[CONTROL].get("training", ""))
         client, plan = node.client, node.plan(training)
         record = write_answer(Envelope(0, 0, ENROL, client), {})
-        record.config_records[CONTROL]["fingerprint"] = plan.fingerprint()
+        said: dict[str, str | bool] = {"fingerprint": plan.fingerprint(), "gate": node.gated}
+        record.config_records[CONTROL].update(said)
     except Exception as error:
         log.exception("this node cannot enrol")
         return write_answer(Envelope(0, 0, ENROL, -1), ClientRefused(wire_name(error)))

@@ -25,12 +25,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from dpfed.accounting.guarantee import Guarantee
+from dpfed.accounting.guarantee import GATED, SHIPPED, Guarantee
 from dpfed.core.checks import refuse
+from dpfed.core.environment import IDENTITY, variable
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.log import log
 from dpfed.core.types import Unit, Vector
 from dpfed.core.vector import Layout, layout_of
+from dpfed.sums.secagg.identity import SIMULATED
 from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.flower.codec import named_arrays
 from dpfed.training.flower.transport import GridTransport
@@ -126,6 +128,7 @@ class DPStrategy(Strategy):
             around=around,
         )  # fmt: skip
         result = DPResult(arrays=initial_arrays)
+        earlier = self.checkpoint is not None and self.checkpoint.begun
         steps = train(
             self.plan, layout.flatten(tensors), transport,
             training=self._name(), checkpoint=self.checkpoint,
@@ -136,8 +139,18 @@ class DPStrategy(Strategy):
             self._note(step, result)
             self.step = replace(step, result=None)  # its vectors are not needed while a round runs
             del step
-        self._finish(result, layout, around)
+        self._finish(result, layout, around, self._enforced(transport, earlier))
         return result
+
+    def _enforced(self, transport: GridTransport, earlier: bool) -> str:
+        """Who sees to the guarantee: the silos' own processes, or the app that runs on them.
+
+        Who answered an earlier process of the training is not known, so the weaker is said.
+        """
+        if variable(IDENTITY) == SIMULATED:  # all clients are this machine's own
+            return ""
+        asked = transport.shipped
+        return GATED if asked and not any(asked.values()) and not earlier else SHIPPED
 
     def _name(self) -> str:
         """Clients refuse a name under which they have answered a whole training."""
@@ -166,12 +179,14 @@ class DPStrategy(Strategy):
         if judged:
             result.evaluate_metrics_clientapp[row["round"]] = MetricRecord(dict(judged))
 
-    def _finish(self, result: DPResult, layout: Layout, around: Tensors) -> None:
+    def _finish(self, result: DPResult, layout: Layout, around: Tensors, enforced: str) -> None:
         if self.step is None:
             return
         state = self.step.state
         result.arrays = named_arrays(layout, state.params, around)
-        result.guarantee = self.plan.guarantee(state.release_counts, state.round)
+        spent = self.plan.guarantee(state.release_counts, state.round)
+        # a gate has a budget of its owner's, always
+        result.guarantee = replace(spent, enforced=enforced, budgeted=enforced == GATED)
         log.info("%s", result.guarantee)
 
     def summary(self) -> None:

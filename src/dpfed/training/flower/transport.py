@@ -70,6 +70,8 @@ class GridTransport:
         self.roster: Verifier | None = roster_from_environment(len(plan.nominal)) if hides else None
         self.nodes: dict[int, int] = {}
         """Client -> node."""
+        self.shipped: dict[int, bool] = {}
+        """Client -> whether an app of the server's answers for it, not a process of its owner's."""
         self._asked: set[int] = set()  # nodes that were asked to enrol
         self._since: dict[int, At] = {}  # client -> the last total that it is in
         self._seen = 0  # committed rounds that _since knows
@@ -126,12 +128,13 @@ class GridTransport:
 
     def _admit(self, node: int, reply: Message) -> None:
         try:
-            client = _enrolled(reply, self.plan)
+            client, gated = _enrolled(reply, self.plan)
             if client in self.nodes:
                 raise BadReply(
                     f"client {client} is enrolled by another node; give each its own partition-id"
                 )
             self.nodes[client] = node
+            self.shipped[client] = self.shipped.get(client, False) or not gated
         except BadReply as error:
             log.warning("node %d is not enrolled: %s", node, error)
 
@@ -236,7 +239,8 @@ def _reason(reply: Message) -> str:
     return f"Flower reports {words.get(reply.error.code, 'an error')} (code {reply.error.code})"
 
 
-def _enrolled(reply: Message, plan: Plan) -> int:
+def _enrolled(reply: Message, plan: Plan) -> tuple[int, bool]:
+    """Which client a node is, and whether it says that it is behind a gate."""
     if reply.has_error():
         raise BadReply(f"{_reason(reply)}; its log says why, and its ClientApp must be a dpfed one")
     control = reply.content.config_records.get(CONTROL, ConfigRecord())
@@ -250,4 +254,4 @@ def _enrolled(reply: Message, plan: Plan) -> int:
         )
     if control.get("fingerprint") != plan.fingerprint():
         raise BadReply("it has agreed to another plan; give both sides the same run_config")
-    return client
+    return client, control.get("gate") is True
