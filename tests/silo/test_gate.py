@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from dpfed.cli.deploy import deploy
 from dpfed.data.datasets import Records
-from dpfed.flower import DPStrategy
+from dpfed.flower import DPResult, DPStrategy
 from dpfed.training.flower.codec import named_arrays
 from dpfed.training.inprocess import rounds
-from tests.silo.gates import RECIPE, gates, grid_of, read, records, terms_for
+from tests.silo.gates import RECIPE, Silo, gates, grid_of, read, records, terms_for
 from tests.training.flower.local_grid import become_a_server
 
 pytestmark = pytest.mark.slow
@@ -30,21 +31,67 @@ def in_one_process(terms_path: Path, silos: int) -> torch.Tensor:
     return step.params
 
 
-@pytest.mark.parametrize("silos", [3])
-def test_an_honest_federation_gets_the_bits_of_one_process(tmp_path: Path, silos: int) -> None:
-    path = terms_for(tmp_path, silos)
+def trained(owners: list[Silo], path: Path) -> tuple[DPStrategy, DPResult]:
+    """Approve, start the gates, and train over their relays."""
     terms = read(path)
-    with gates(tmp_path, silos) as owners:
-        for each in owners:
-            assert "approved for 30 days" in each.command("approve", str(path), "--yes")
-            each.start()
-        strategy = DPStrategy(terms.plan, training=terms.name, wait=10)
-        result = strategy.start(grid_of(owners), named_arrays(terms.model.layout, terms.initial))
-        assert "enforced by each silo's own process; " in str(result.guarantee)
-        assert strategy.step is not None
-        assert strategy.step.state.round == RECIPE["rounds"]
-        assert torch.equal(strategy.step.state.params, in_one_process(path, silos))
+    for each in owners:
+        assert "approved for 30 days" in each.command("approve", str(path), "--yes")
+        each.start()
+    strategy = DPStrategy(terms.plan, training=terms.name, wait=20)
+    start = named_arrays(terms.model.layout, terms.initial)
+    return strategy, strategy.start(grid_of(owners), start)
+
+
+def check_bits(strategy: DPStrategy, path: Path, silos: int) -> None:
+    assert strategy.step is not None
+    assert strategy.step.state.round == RECIPE["rounds"]
+    assert torch.equal(strategy.step.state.params, in_one_process(path, silos))
+
+
+def test_an_honest_federation_gets_the_bits_of_one_process(tmp_path: Path) -> None:
+    path = terms_for(tmp_path, 3)
+    with gates(tmp_path, 3) as owners:
+        strategy, result = trained(owners, path)
+        check_bits(strategy, path, 3)
         status = owners[0].command("status")
+    assert "enforced by each silo's own process; " in str(result.guarantee)
     assert "gated: approved until" in status
     assert "4 answered, 0 refused" in status
     assert "epsilon 2 is spent of" in status
+
+
+@pytest.mark.parametrize("silos", [3, pytest.param(5, marks=pytest.mark.long)])
+def test_a_secure_sum_behind_gates_gets_them_too(tmp_path: Path, silos: int) -> None:
+    names = [f"silo-{i}" for i in range(silos)]
+    deploy.init(tmp_path / "fed", server_names=["127.0.0.1"], nodes=names)
+    roster = tmp_path / "fed" / "nodes" / names[0] / "roster.json"
+    path = terms_for(
+        tmp_path, silos, roster, sum={"name": "secure"},
+        privacy={"epsilon": 2.0, "noise": "keyed", "trust": "distributed"},
+    )  # fmt: skip
+    with gates(tmp_path, silos) as owners:
+        for name, each in zip(names, owners, strict=True):
+            each.write({"identity": str(tmp_path / "fed" / "nodes" / name)}, trust=["distributed"])
+        strategy, _ = trained(owners, path)
+        check_bits(strategy, path, silos)
+
+
+def test_a_gate_killed_between_two_rounds_goes_on(tmp_path: Path) -> None:
+    path = terms_for(tmp_path, 3)
+    terms = read(path)
+    with gates(tmp_path, 3) as owners:
+        killed = 0
+
+        def watch(_: object) -> None:
+            nonlocal killed
+            owners[killed % 3].kill()
+            owners[killed % 3].start()
+            killed += 1
+
+        for each in owners:
+            each.command("approve", str(path), "--yes")
+            each.start()
+        strategy = DPStrategy(terms.plan, training=terms.name, wait=20, watch=watch)
+        strategy.start(grid_of(owners), named_arrays(terms.model.layout, terms.initial))
+        assert killed == RECIPE["rounds"]
+        check_bits(strategy, path, 3)

@@ -88,7 +88,9 @@ def listen(gate: GatePolicy) -> socket.socket:
         found.bind(gate.socket)
     finally:
         os.umask(before)
-    os.chown(gate.socket, -1, path.parent.stat().st_gid)
+    group = path.parent.stat().st_gid
+    if path.stat().st_gid != group:  # a folder with the set-group-id bit gives it by itself
+        os.chown(gate.socket, -1, group)
     found.listen(16)
     return found
 
@@ -131,7 +133,9 @@ def _one(relay: socket.socket, keeper: Keeper, users: set[int]) -> None:
         return
     policy, began = keeper.policy.gate, time.monotonic()
     order = _received(relay, policy.most_bytes, began + _PATIENCE)
-    reply = _in_a_child(lambda: keeper.answer(order), policy.longest)
+    reply = keeper.turned_away(order)
+    if reply is None:
+        reply = _in_a_child(lambda: keeper.answer(order), policy.longest)
     if reply is None:
         reply = _in_a_child(lambda: keeper.answer(order, nothing=True), policy.longest)
     if reply is not None:

@@ -27,7 +27,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.environment import IDENTITY, LEDGER, STATE
-from dpfed.core.errors import DataError, UnsoundPlan
+from dpfed.core.errors import ClientRefused, DataError, UnsoundPlan
 from dpfed.core.types import Broadcast, Problem
 from dpfed.data.datasets import Records
 from dpfed.recipes.federation import load_dataset
@@ -36,7 +36,7 @@ from dpfed.silo.approvals import Approvals
 from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
 from dpfed.silo.terms import Terms, read_terms
 from dpfed.training.account import Account, Bookable
-from dpfed.training.flower.codec import CONTROL
+from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
 from dpfed.training.flower.responder import ENROL, respond
 from dpfed.training.plan import Plan
 
@@ -90,14 +90,24 @@ class Keeper:
 
         ``nothing`` makes an answer of zero rows, for an order that could not be answered before.
         """
-        try:
-            content = recorddict_from_proto(Bytes.FromString(order))
-        except Exception:  # a frame that Flower did not make
-            content = RecordDict()
-        name = _named(content)
+        content = _read(order)
         reply = respond(content, _Asked(self, content, nothing))
+        return self._noted(content, reply)
+
+    def turned_away(self, order: bytes) -> bytes | None:
+        """The refusal of what nobody has approved, without any work; None for all else."""
+        content = _read(order)
+        control: Any = content.config_records.get(CONTROL, {})
+        if control.get(TERMS) or self.approvals.known(_named(content)):
+            return None
+        enrolling = control.get("stage") == ENROL
+        at = Envelope(0, 0, ENROL, -1) if enrolling else Envelope(-1, -1, "", -1)
+        return self._noted(content, write_answer(at, ClientRefused("UnsoundPlan")))
+
+    def _noted(self, content: RecordDict, reply: RecordDict) -> bytes:
         error = reply.config_records[CONTROL].get("error")
-        self.approvals.note("refused" if error else "answered", name, str(error or ""))
+        kind = "refused" if error else "answered"
+        self.approvals.note(kind, _named(content), str(error or ""))
         sent: bytes = recorddict_to_proto(reply).SerializeToString()
         return sent
 
@@ -218,6 +228,14 @@ def _load(name: str, data: DataPolicy) -> Records:
 
 def _epsilon(terms: Terms) -> float:
     return terms.plan.guarantee().claims[0].epsilon
+
+
+def _read(order: bytes) -> RecordDict:
+    """An order's records; none of a frame that Flower did not make."""
+    try:
+        return recorddict_from_proto(Bytes.FromString(order))
+    except Exception:
+        return RecordDict()
 
 
 def _named(content: RecordDict) -> str:

@@ -91,6 +91,7 @@ def environment(folder: Path) -> dict[str, str]:
 # ----------------------------------------------------------------- TLS and node authentication
 
 
+@pytest.mark.long  # CI has the same behind gates: tests/silo/test_owners.py
 def test_silos_behind_tls_train_the_same_model_as_one_process(tmp_path: Path) -> None:
     """DP-FedSOFIM by the folder's own scripts; a node that nobody registered stays outside.
 
