@@ -361,7 +361,7 @@ def test_the_templates_are_in_the_wheel(tmp_path: Path, repository: Path) -> Non
     ours = {path.relative_to(repository / "src").as_posix()
             for ending in ("template", "css") for path in (repository / "src").rglob(f"*.{ending}")
             }  # fmt: skip
-    assert len(ours) == 9 + 4 + 3  # apps, start scripts, styles
+    assert len(ours) == 9 + 4 + 5 + 3  # apps, start scripts, silos, styles
     assert ours <= set(ZipFile(wheel).namelist())
 
 
@@ -407,6 +407,7 @@ def healthy(home: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     monkeypatch.setattr(doctor, "is_free", lambda port: True)
     monkeypatch.setattr(doctor, "answers", lambda port: False)
+    monkeypatch.setattr("dpfed.cli.silo.DEFAULT", home / "no-silo.toml")
     return monkeypatch
 
 
@@ -418,7 +419,7 @@ def test_a_healthy_machine_has_no_problem(healthy: pytest.MonkeyPatch) -> None:
     said = call("doctor")
     assert "problem" not in said
     for what in ("torch", "flwr", "dp-accounting", "opacus", "ray", "ports", "state", "folder",
-                 "data", "identity", "ledger", "telemetry"):  # fmt: skip
+                 "data", "identity", "ledger", "silo", "telemetry"):  # fmt: skip
         assert any(line.split()[1] == what for line in said.splitlines()), what
 
 

@@ -9,6 +9,7 @@ removed. A check that fails in an unforeseen way is reported as a problem, witho
 | packages                          | missing, or another version    | an optional one is missing  |
 | ports of Flower's local SuperLink | taken by another program       |                             |
 | folders, data, identity, ledger   | not writable, missing, unsound | readable by others          |
+| silo: its policy, users and files | what 'dpfed silo check' finds  | what it warns of            |
 | telemetry                         |                                | on                          |
 """
 
@@ -242,6 +243,28 @@ def ledger() -> Iterator[Line]:
         yield Line(OK, "ledger", f"{path}: all rows in order")
 
 
+def silo() -> Iterator[Line]:
+    """Is a data owner's gate installed here, and closed to others?"""
+    from dpfed.cli.silo import DEFAULT
+
+    try:
+        DEFAULT.open("rb").close()
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        yield Line(OK, "silo", "no policy" if missing else f"{DEFAULT} is not yours to read")
+        return
+    from dpfed.cli.silo_check import check_silo
+
+    try:
+        lines = list(check_silo(DEFAULT))
+    except DpfedError as error:
+        yield Line(PROBLEM, "silo", str(error))
+        return
+    warnings = [line.removeprefix("warning: ") for line in lines if line.startswith("warning:")]
+    said = warnings[0] if warnings else f"{len(lines)} things verified: see 'dpfed silo check'"
+    yield Line(WARNING if warnings else OK, "silo", said)
+
+
 def telemetry() -> Iterator[Line]:
     """Does Flower report how it is used?"""
     if os.environ.get("FLWR_TELEMETRY_ENABLED", "1") == "1":
@@ -258,5 +281,6 @@ CHECKS: dict[str, Callable[[], Iterator[Line]]] = {
     "data": data,
     "identity": identity_key,
     "ledger": ledger,
+    "silo": silo,
     "telemetry": telemetry,
 }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: D301  click cuts the help at \f
-"""The command line of a data owner: ``dpfed silo serve``, ``approve``, ``status``, ``log``, ..."""
+"""The command line of a data owner: ``dpfed silo init``, ``check``, ``serve``, ``approve``, ..."""
 
 from __future__ import annotations
 
@@ -16,6 +16,65 @@ silo_app = typer.Typer(
 
 PolicyFile = Annotated[Path, typer.Option("--policy", help="The owner's policy.")]
 DEFAULT = Path("/etc/dpfed/silo.toml")
+
+
+@silo_app.command("init")
+def init_silo(
+    folder: Annotated[Path, typer.Argument(help="Where to write, such as /etc/dpfed.")],
+    gate_user: Annotated[str, typer.Option(help="The gate's user: owns the data.")] = "dpfed-gate",
+    relay_user: Annotated[str, typer.Option(help="The SuperNode's user: no data.")] = "flower",
+    data: Annotated[Path, typer.Option(help="The data's file or folder.")] = Path(
+        "/srv/dpfed/data.csv"
+    ),
+    name: Annotated[str, typer.Option(help="The owners' name for the data.")] = "records",
+    server: Annotated[str, typer.Option(help="The SuperLink.")] = "fl.example.org:8000",
+) -> None:
+    """Write a policy with every key explained, two systemd units, and the same as containers.
+
+    Existing files are never overwritten. What to do next is printed.
+
+    Example: dpfed silo init /etc/dpfed --data /srv/sepsis.csv --name sepsis
+
+    \f
+
+    Args:
+        folder: where to write; made if missing.
+        gate_user: the user that the gate runs under, and that owns the data.
+        relay_user: the user that the SuperNode runs under.
+        data: the data's file or folder.
+        name: the owners' name for the data, as terms have it.
+        server: the SuperLink's address, as HOST:PORT.
+    """
+    from dpfed.cli.silo_install import Silo, next_steps, write_silo
+
+    silo = Silo(gate=gate_user, relay=relay_user, data=data, name=name, server=server)
+    for path in write_silo(folder, silo):
+        typer.echo(path)
+    typer.echo("next, as root:")
+    for step in next_steps(folder, silo):
+        typer.echo(f"  {step}")
+
+
+@silo_app.command("check")
+def check_owner(
+    policy: PolicyFile = DEFAULT,
+    relay_user: Annotated[
+        list[str] | None,
+        typer.Option("--relay-user", help="A user that the SuperNode runs under. Repeatable."),
+    ] = None,
+) -> None:
+    """Verify that only the gate's user can read the data: users, groups, owners, modes, the socket.
+
+    Says what it verified, and stops with one sentence at the first thing that is wrong. As root it
+    judges for the owner of the state folder.
+
+    Example: dpfed silo check --policy /etc/dpfed/silo.toml
+    """
+    from dpfed.cli.silo_check import check_silo
+
+    for line in check_silo(policy, relay_user or ()):
+        warning = line.startswith("warning:")
+        typer.secho(line, err=warning, fg=typer.colors.YELLOW if warning else None)
 
 
 @silo_app.command()

@@ -15,7 +15,7 @@ dies of, this process goes on.
 | more requests in a minute than allowed           | they wait                                  |
 | a child that dies, or takes too long             | asked once more for zero rows: if data did |
 |                                                  | it, nobody can tell                        |
-| the socket's folder is not the owner's alone, or | refused: ``checks.py`` says why            |
+| the socket's folder is not the owner's alone, or | refused: ``dpfed silo check`` says why     |
 | a link is in its path                            |                                            |
 """
 
@@ -95,13 +95,17 @@ def listen(gate: GatePolicy) -> socket.socket:
     return found
 
 
-def refuse_open_folder(folder: Path) -> None:
-    """Refuse a folder that others could have put another socket into, or under."""
+def refuse_open_folder(folder: Path, user: int | None = None) -> None:
+    """Refuse a folder that others than a user could have put another socket into, or under.
+
+    Without ``user`` it is this process's.
+    """
+    user = os.geteuid() if user is None else user
     for each in (folder, *folder.parents):
         facts = each.lstat()
         if each.is_symlink():
             raise DataError(f"{each} must be a folder, got a link; use the path that it leads to")
-        mine = facts.st_uid == os.geteuid() if each == folder else facts.st_uid in (0, os.geteuid())
+        mine = facts.st_uid == user if each == folder else facts.st_uid in (0, user)
         sticky = bool(facts.st_mode & 0o1000)
         if not mine or (facts.st_mode & 0o022 and not sticky):
             raise DataError(

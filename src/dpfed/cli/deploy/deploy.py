@@ -46,6 +46,7 @@ Edge cases:
     a script starts another client     check refuses: the roster counts by partition-id
     DPFED_IDENTITY=simulated           the start script overrides it; in a script, check refuses
     no TLS, node keys or rosters       check refuses, or with insecure=True warns
+    the folder has a silo.toml         check goes on with what ``dpfed silo check`` verifies
 """
 
 from __future__ import annotations
@@ -240,6 +241,7 @@ def check(folder: Path, *, insecure: bool = False) -> list[str]:
         *_check_nodes(folder, insecure),
         *_check_rosters(folder, insecure),
         *_check_scripts(folder, insecure),
+        *_check_gate(folder),
         CONTROL_WARNING,
     ]
 
@@ -372,3 +374,12 @@ def _check_scripts(folder: Path, insecure: bool) -> list[str]:
         else:
             lines.append(f"{script} uses TLS and node authentication")
     return lines
+
+
+def _check_gate(folder: Path) -> list[str]:
+    if not (folder / "silo.toml").is_file():
+        return []
+    from dpfed.cli.silo_check import check_silo
+
+    lines = check_silo(folder / "silo.toml")
+    return [x if x.startswith("warning:") else f"silo: {x}" for x in lines]
