@@ -168,9 +168,6 @@ def whole_blocks(tensor: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
 # -------------------------------------------------------------------------------- linear models
 
 
-_KEPT = 1 << 21  # numbers that are kept in double precision, too: 16 MiB
-
-
 class Link(Protocol):
     """What a linear model does with its scores."""
 
@@ -332,11 +329,6 @@ class LinearProblem:
         return row_norms(self.x)
 
     @cached_property
-    def _features(self) -> torch.Tensor:
-        """In double precision, in which rows are added up, unless that needs much memory."""
-        return self.x.double() if self.x.numel() <= _KEPT else self.x
-
-    @cached_property
     def _last(self) -> torch.Tensor:
         """The records after the last whole block, and empty ones that fill it."""
         return whole_blocks(self.x[len(self.x) // BLOCK * BLOCK :])
@@ -370,7 +362,7 @@ class LinearProblem:
             return Dense(self._mean(residual)[None])
         groups = self._groups(unit)
         return Outer(
-            residual=residual, feature=self._features, bias=self.model.bias, groups=groups,
+            residual=residual, feature=self.x, bias=self.model.bias, groups=groups,
             feature_norms=self.feature_norms,
         )  # fmt: skip
 
