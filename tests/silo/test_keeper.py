@@ -62,7 +62,7 @@ def order(terms: Terms, round: int = 0, attempt: int = 0) -> bytes:
     broadcast = Broadcast(round, terms.initial, attempt=attempt, training=terms.name)
     plan = terms.plan
     sender = Sender(terms.model.layout, plan.fingerprint(), ConfigRecord(), broadcast)
-    return sent(sender.order(plan.sum.release_stage, {}))
+    return sent(sender.order(plan.sum.release_stage, dict.fromkeys(plan.channels, b"")))
 
 
 def test_an_order_under_approved_terms_is_answered_and_entered(tmp_path: Path) -> None:
