@@ -48,6 +48,7 @@ def test_a_sum_is_within_its_proven_error(span: int, monkeypatch: pytest.MonkeyP
     """Against exact arithmetic: in one piece, in parts by halves, and in pairs of floats."""
     monkeypatch.setattr(clipping, "_SPAN", span)
     monkeypatch.setattr(clipping, "_TILE", 1 << 12)
+    monkeypatch.setattr(clipping, "_scratch", clipping._Scratch())  # of that size, and gone after
     generator = torch.Generator().manual_seed(1)
     left = torch.randn(1000, 2, generator=generator, dtype=torch.float64)
     right = torch.randn(1000, 3, generator=generator)
@@ -67,11 +68,29 @@ def test_a_sum_is_within_its_proven_error(span: int, monkeypatch: pytest.MonkeyP
             assert off <= Fraction(allowed * float(sizes[a, b]))
 
 
+def test_what_one_float_loses_the_other_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a row of 1, others are half of its last bit each: in one float, they are all lost."""
+    monkeypatch.setattr(clipping, "_SPAN", 1000)
+    monkeypatch.setattr(clipping, "_TILE", 1)
+    ones = torch.ones(1000, 1, dtype=torch.float64)
+    small = torch.full_like(ones, 2.0**-53)
+    small[0] = 1
+    exact = 1 + 999 * Fraction(1, 2**53)
+    assert abs(Fraction(float(product_sum(ones, small))) - exact) <= Fraction(17, 2**53)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_rows_than_are_paid_for_are_refused(kind: str) -> None:
+    rows = torch.zeros(1, 1).expand(clipping.MOST_ROWS + 1, 1)
+    with pytest.raises(BadRelease, match=r"rows of a sum must be at most 2\^25"):
+        KINDS[kind](rows).clipped_sum(1.0)
+
+
 def test_the_shortfall_pays_for_the_proven_errors() -> None:
     """clipping.py's budget, added up: both worlds' sums, the others' norms, the row's own norm."""
     u = Fraction(1, 2**53)
     for rows in (2, 1000, 46_340, 2**22, clipping.MOST_ROWS):
-        span = min(2**31 // rows, rows)
+        span = min(ProductSum(rows, (1, 1))._span, rows)
         sums = 2 * (span + 16) * u * rows
         others = 2 * Fraction(clipping._LIBRARY) * u * 3  # of three factors at most
         used = sums + others + Fraction(1, 2**25) + 2 * rows * u
@@ -109,7 +128,7 @@ def handed_over(mechanism: Mechanism, row: torch.Tensor) -> torch.Tensor:
 def rounds_up(step: float) -> int:
     """A size at which all coordinates of a row as long as the clip, 1, are rounded up."""
     return next(
-        d for d in range(40_000, 41_000) if 0.5 < (1 - 1e-12) / math.sqrt(d) / step % 1 < 0.6
+        d for d in range(40_000, 41_000) if 0.5 < (1 - SHORTFALL) / math.sqrt(d) / step % 1 < 0.6
     )
 
 

@@ -37,6 +37,13 @@ def test_a_norm_that_underflows(small: float) -> None:
     unit_keeps_its_bound(Scaled(Outer(*factors, bias=False), scale), 1.0)
 
 
+def test_a_norm_that_underflows_below_a_small_clip() -> None:
+    """All numbers but one of moderate size: its square is 0, the product 1e11 clips."""
+    factors = [torch.full((1, 1), value, dtype=torch.float64) for value in (1e-165, 1e48)]
+    scale = torch.full((1,), 1e48, dtype=torch.float64)
+    unit_keeps_its_bound(Scaled(Outer(*factors, bias=False), scale), 1e-80)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_scale_that_is_not_finite_leaves_nothing_of_the_rows(value: float) -> None:
     """Before, the sum was not finite either: a refusal in the place of a release."""

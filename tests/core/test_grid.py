@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfed.core.errors import BadRelease
-from dpfed.core.grid import add_weighted, step_below, to_grid, to_values
+from dpfed.core.grid import add_weighted, step_below, to_grid, to_values, truncated_sum
 
 
 @given(st.floats(1e-30, 1e30), st.integers(0, 40))
@@ -58,3 +58,11 @@ def test_to_values_keeps_the_models_type() -> None:
         values = to_values(integers, 0.5, like=torch.zeros(1, dtype=dtype))
         assert values.dtype == dtype
         assert values.tolist() == [0.5, -1.0, 2.0**39]
+
+
+def test_ten_million_rows_are_added_exactly() -> None:
+    """Beyond 2^53 floats leave out odd numbers: rows are added up some at a time."""
+    count, steps = 5 * 2**21 + 1, 2**30 - 1
+    row = torch.tensor([[float(steps)]], dtype=torch.float64)
+    total = truncated_sum([row.expand(count, 1)], 1, 2.0**30, 1.0)
+    assert total.tolist() == [count * steps]

@@ -182,6 +182,30 @@ def test_a_clip_that_bounds_nothing_is_refused(clip: float) -> None:
             rows.clipped_sum(clip)
 
 
+@pytest.mark.parametrize("clip", [2.0**-301, 2.0**301, 5e-324, 1e308])
+def test_a_clip_for_which_rounding_is_not_covered_is_refused(clip: float) -> None:
+    for rows in (Dense(torch.ones(2, 2)), Outer(torch.ones(2, 2), torch.ones(2, 2))):
+        with pytest.raises(BadRelease, match=r"clip must be between 2\^-300 and 2\^300"):
+            rows.clipped_sum(clip)
+
+
+def test_norms_in_single_precision_are_not_used() -> None:
+    """A feature of 1e-30 has a norm of 0 there, and a residual of 1e38 makes a row of it."""
+    residual, feature = torch.full((1, 2), 1e38), torch.full((1, 3), 1e-30)
+    single = torch.linalg.vector_norm(feature, dim=1) * 0
+    made = Outer(residual, feature, bias=False, feature_norms=single).clipped_sum(1.0).vector
+    assert 0.99 < float(torch.linalg.vector_norm(made.double())) <= 1
+
+
+def test_all_columns_are_in_a_scaled_norm() -> None:
+    """Norms are made 1,024 columns at a time."""
+    feature = torch.zeros(1, 2100)
+    feature[0, 2000] = 5.0
+    rows = Scaled(Outer(torch.ones(1, 2), feature, bias=False), torch.full((4200,), 2.0))
+    made = torch.linalg.vector_norm(rows.clipped_sum(1.0).vector.double())
+    assert 0.99 < float(made) <= 1
+
+
 # ------------------------------------------------------------------------------------- by group
 
 

@@ -117,12 +117,13 @@ def kinds() -> dict[str, Rows]:
     return {
         "dense": Dense(dense),
         "outer": Outer(residual, x, bias=False),
+        "outer with norms": Outer(residual, x, bias=False, feature_norms=x.double().norm(dim=1)),
         "chunks": Chunks(lambda index: dense[index], 9, 8, chunk=2),
         "scaled": Scaled(Outer(residual, x, bias=False), torch.ones(8)),
     }
 
 
-@pytest.mark.parametrize("kind", ["dense", "outer", "chunks", "scaled"])
+@pytest.mark.parametrize("kind", kinds())
 @pytest.mark.parametrize("grouped", [False, True])
 def test_a_selection_is_the_sum_over_the_units_kept(kind: str, grouped: bool) -> None:
     groups = torch.tensor([3, 3, 1, 1, 1, 7, 7, 5, 5]) if grouped else None

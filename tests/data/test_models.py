@@ -14,7 +14,7 @@ from dpfed.core.errors import DataError, RecipeError
 from dpfed.core.types import Unit
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, evaluate
-from dpfed.data.modules import Network
+from dpfed.data.modules import Network, seeded
 from tests.conftest import make_records
 
 
@@ -100,6 +100,36 @@ def test_an_empty_client_gives_zero_rows_at_every_unit() -> None:
         for unit in Unit:
             got = model.problem(empty).rows(torch.ones(18), unit).clipped_sum(1.0)
             assert torch.equal(got.vector, torch.zeros(18))
+
+
+@pytest.mark.parametrize("link", ["softmax", "logistic", "poisson"])
+def test_made_up_records_say_nothing_of_the_data(link: str) -> None:
+    model, records = Linear(link, 5, 3 if link == "softmax" else 1), records_for(link)
+    other = Records(records.x * 7, records.y * 0, records.groups)
+    one, instead = (model.problem(each).made_up() for each in (records, other))
+    assert torch.equal(one.x, instead.x)
+    assert torch.equal(one.y, instead.y)
+
+
+def test_a_networks_person_is_one_unit_whatever_the_number_of_records() -> None:
+    network = Network(nn.Linear(5, 3))
+    records = Records(torch.ones(4, 5), torch.zeros(4, dtype=torch.int64), torch.tensor([7] * 4))
+    made = network.problem(records).rows(network.initial(0), Unit.GROUP).clipped_sum(0.1)
+    assert float(torch.linalg.vector_norm(made.vector.double())) <= 0.1
+
+
+@pytest.mark.parametrize("width", [33, 64, 100])
+def test_a_records_metric_depends_on_no_other_to_the_last_bit(width: int) -> None:
+    """Weights of 1e18: where terms cancel, a loss is what a library rounds."""
+    network = Network(seeded(lambda: nn.Linear(width, 3), 0))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(70, width, generator=generator)
+    y = torch.randint(0, 3, (70,), generator=generator)
+    params = torch.randn(network.layout.size, generator=generator) * 1e18
+    _, whole = network.judge(params, Records(x, y))
+    for count in range(1, 70):
+        _, part = network.judge(params, Records(x[:count], y[:count]))
+        assert torch.equal(part, whole[:count])
 
 
 def test_a_model_of_another_width_is_refused() -> None:

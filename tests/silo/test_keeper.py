@@ -86,6 +86,27 @@ def test_orders_under_other_terms_are_refused_and_cost_nothing(tmp_path: Path) -
     assert "under names that are not approved: 1 refused" in state_of(held)
 
 
+def test_an_approval_does_not_outlast_the_policy_that_allowed_it(tmp_path: Path) -> None:
+    held, terms = approved(tmp_path)
+    assert "error" not in said(held.answer(order(terms)))
+    stricter = Silo(tmp_path / "silo", 0)
+    stricter.write(most_rounds=2)
+    held.policy = load_policy(stricter.policy)
+    assert said(held.answer(order(terms, round=1)))["error"] == "UnsoundPlan"
+
+
+def test_the_silos_state_is_its_owners_alone(tmp_path: Path) -> None:
+    assert keeper(tmp_path).state.stat().st_mode & 0o777 == 0o700
+
+
+def test_beyond_the_owners_budget_nothing_is_answered(tmp_path: Path) -> None:
+    text = terms_for(tmp_path, 3).read_text()
+    held, terms = keeper(tmp_path, epsilon=1.9), read_terms(text)  # the terms ask for 2
+    held.approvals.approve(terms, text, days=1, by="root")
+    errors = [said(held.answer(order(terms, round=at))).get("error") for at in range(3)]
+    assert errors == [None, None, "BudgetSpent"]
+
+
 def test_a_thousand_repeats_give_one_answer_and_one_entry(tmp_path: Path) -> None:
     held, terms = approved(tmp_path)
     replies = {held.answer(order(terms)) for _ in range(50)}
@@ -114,7 +135,7 @@ def test_enrolment_and_refusals_are_the_same_bytes_for_neighbours(tmp_path: Path
 
 
 def test_terms_of_an_enrolment_are_approved_by_rule_within_the_week(tmp_path: Path) -> None:
-    rule = {"approve": "within-policy", "most_epsilon": 2.0, "week_epsilon": 3.0}
+    rule: dict[str, Any] = {"approve": "within-policy", "most_epsilon": 2.0, "week_epsilon": 3.0}
     held = keeper(tmp_path, **rule)
     texts = {n: terms_for(tmp_path, 3, name=n).read_text() for n in ("first", "second")}
     assert said(held.answer(enrolment("first", texts["first"])))["client"] == 0
@@ -124,11 +145,47 @@ def test_terms_of_an_enrolment_are_approved_by_rule_within_the_week(tmp_path: Pa
     assert [each.name for each in held.approvals.all()] == ["first"]
 
 
-def test_by_hand_no_enrolment_approves_anything(tmp_path: Path) -> None:
-    held = keeper(tmp_path)
+def test_the_clients_number_is_the_owners(tmp_path: Path) -> None:
     text = terms_for(tmp_path, 3).read_text()
-    assert said(held.answer(enrolment("gated", text)))["error"] == "UnsoundPlan"
+    held = keeper(tmp_path, client=2)
+    held.approvals.approve(read_terms(text), text, days=1, by="root")
+    control = ConfigRecord({"stage": "enrol", "training": "gated", "client": 1})
+    assert said(held.answer(sent(RecordDict({CONTROL: control}))))["client"] == 2
+
+
+def test_by_hand_no_enrolment_approves_anything(tmp_path: Path) -> None:
+    text = terms_for(tmp_path, 3).read_text()
+    ceilings: dict[str, Any] = {"most_epsilon": 2.0, "week_epsilon": 3.0}
+    for held in (keeper(tmp_path), keeper(tmp_path, **ceilings)):
+        assert said(held.answer(enrolment("gated", text)))["error"] == "UnsoundPlan"
+        assert held.approvals.all() == []
+
+
+def test_terms_outside_of_the_policy_are_not_approved_by_rule(tmp_path: Path) -> None:
+    rule: dict[str, Any] = {"approve": "within-policy", "most_epsilon": 2.0, "week_epsilon": 30.0}
+    held = keeper(tmp_path, **rule)
+    changes: list[dict[str, Any]] = [{"rounds": 101}, {"privacy": {"epsilon": 2.1}}]
+    for change in changes:
+        text = terms_for(tmp_path, 3, **change).read_text()
+        assert said(held.answer(enrolment("gated", text)))["error"] == "UnsoundPlan"
+        assert held.approvals.all() == []
+
+
+def test_terms_that_come_with_an_order_are_not_read(tmp_path: Path) -> None:
+    rule: dict[str, Any] = {"approve": "within-policy", "most_epsilon": 2.0, "week_epsilon": 30.0}
+    held, text = keeper(tmp_path, **rule), terms_for(tmp_path, 3).read_text()
+    content = recorddict_from_proto(Bytes.FromString(order(read_terms(text))))
+    content.config_records[CONTROL]["terms"] = text
+    assert said(held.answer(sent(content)))["error"] == "UnsoundPlan"
     assert held.approvals.all() == []
+
+
+def test_what_the_owner_revoked_no_rule_approves_again(tmp_path: Path) -> None:
+    rule: dict[str, Any] = {"approve": "within-policy", "most_epsilon": 2.0, "week_epsilon": 30.0}
+    held, text = keeper(tmp_path, **rule), terms_for(tmp_path, 3).read_text()
+    assert "error" not in said(held.answer(enrolment("gated", text)))
+    held.approvals.revoke("gated")
+    assert said(held.answer(enrolment("gated", text)))["error"] == "UnsoundPlan"
 
 
 def test_zero_rows_are_answered_where_the_first_answer_died(tmp_path: Path) -> None:

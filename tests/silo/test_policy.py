@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpfed import __version__
 from dpfed.core.errors import DpfedError, RecipeError, UnsoundPlan
 from dpfed.silo.policy import Policy, load_policy, permit
-from dpfed.silo.terms import Terms, read_terms
+from dpfed.silo.terms import Terms, package_digest, read_terms
 from tests.silo.gates import Silo, terms_for
 
 TODAY = dt.date(2026, 11, 16)
@@ -65,6 +66,23 @@ def test_each_key_refuses_and_is_named(tmp_path: Path, key: str) -> None:
         permit(found, asked, TODAY)
 
 
+def test_terms_of_another_version_are_refused(tmp_path: Path) -> None:
+    text = terms_for(tmp_path, 3).read_text()
+    other = text.replace(f'dpfed = "{__version__}"', 'dpfed = "0.0.0"')
+    assert other != text
+    with pytest.raises(UnsoundPlan, match=r"dpfed \(installed\).*got '0\.0\.0'"):
+        permit(policy(tmp_path), read_terms(other), TODAY)
+
+
+def test_a_pinned_package_must_be_the_installed_one(tmp_path: Path) -> None:
+    found, asked = policy(tmp_path), terms(tmp_path)
+    asked.pins.packages["tomli-w"] = package_digest("tomli-w")
+    permit(found, asked, TODAY)
+    asked.pins.packages["tomli-w"] = package_digest("msgspec")
+    with pytest.raises(UnsoundPlan, match="tomli-w as the terms pin it"):
+        permit(found, asked, TODAY)
+
+
 def test_a_secure_sum_needs_the_pinned_roster_and_enough_silos(tmp_path: Path) -> None:
     roster = tmp_path / "roster.json"
     roster.write_text("{}")
@@ -81,9 +99,6 @@ def test_a_secure_sum_needs_the_pinned_roster_and_enough_silos(tmp_path: Path) -
     roster.write_text("{ }")
     with pytest.raises(UnsoundPlan, match="roster that the owner pinned"):
         permit(policy(tmp_path, {"identity": str(tmp_path)}, trust=trust), asked, TODAY)
-
-
-FACTORY = "tests.silo.factory:make"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +122,14 @@ def test_a_factorys_options_keep_to_their_list(
     else:
         with pytest.raises(UnsoundPlan, match="factories"):
             module._permit_factory(found.data["sepsis"], asked)
+
+
+def test_a_factory_that_is_not_listed_is_refused_pinned_or_not(tmp_path: Path) -> None:
+    found = policy(tmp_path, factories={"numpy:zeros": {}})
+    asked = terms(tmp_path, model={"name": "network", "factory": "numpy:ones"})
+    asked.pins.packages["numpy"] = package_digest("numpy")
+    with pytest.raises(UnsoundPlan, match=r"factories: one of \['numpy:zeros'\]"):
+        permit(found, asked, TODAY)
 
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -46,6 +46,7 @@ def test_the_fingerprint_is_of_the_meaning_not_of_the_spelling() -> None:
         ('[ledger]\ndataset = "x"', "no table 'ledger'"),
         ('[client]\nname = "gradient"\nrate = "/etc/passwd"', "one word"),
         ('[client]\nname = "gradient"\nrate = "http://x"', "one word"),
+        ('[model]\nname = "softmax"\noptions = {at = "/etc/passwd"}', "one word"),
         ("unknown = 1", "unknown"),
     ],
 )
@@ -78,3 +79,18 @@ def test_a_packages_digest_is_of_its_files() -> None:
     assert package_digest("tomli-w") == package_digest("tomli-w") != package_digest("msgspec")
     with pytest.raises(RecipeError, match="not installed"):
         package_digest("no-such-package")
+
+
+def test_a_packages_digest_is_of_what_its_files_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = tmp_path / "one_model-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: one-model\nVersion: 1.0\n")
+    (facts / "RECORD").write_text("one_model.py,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = []
+    for said in ("layers = 1", "layers = 2"):
+        (tmp_path / "one_model.py").write_text(said)
+        digests.append(package_digest("one-model"))
+    assert digests[0] != digests[1]
