@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -117,6 +118,9 @@ class Keeper:
     def __init__(self, folder: Path, first: Callable[[], bytes], **changes: Any) -> None:
         self.policy = SimpleNamespace(gate=policy(folder, **changes))
         self.folder, self.first = folder, first
+
+    def turned_away(self, order: bytes) -> bytes | None:
+        return None
 
     def answer(self, order: bytes, nothing: bool = False) -> bytes:
         (self.folder / f"asked-{nothing}").write_bytes(order)
@@ -270,3 +274,23 @@ def test_nobody_else_reads_the_process() -> None:
     found = gate._in_a_child(facts, 60.0)
     assert found is not None
     assert json.loads(found) == [0o077, [0, 0], 0]
+
+
+def test_a_sender_that_drips_does_not_move_the_deadline() -> None:
+    ours, theirs = socket.socketpair()
+
+    def drip() -> None:
+        with suppress(OSError):
+            for each in LENGTH.pack(100) + b"x" * 100:
+                theirs.send(bytes([each]))
+                time.sleep(0.02)
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    began = time.monotonic()
+    with pytest.raises((ConnectionError, TimeoutError)):
+        gate._received(ours, 1000, began + 0.3)
+    assert time.monotonic() - began < 1.0
+    ours.close()
+    thread.join()
+    theirs.close()

@@ -226,3 +226,13 @@ def test_an_officer_reads_what_it_costs_who_sees_and_how_much_is_left(tmp_path: 
     louder = read_terms(terms_for(tmp_path, 3, rounds=101).read_bytes())
     with pytest.raises(DpfedError, match="most_rounds"):
         proposal(held, louder)
+
+
+def test_an_approval_that_the_policy_outgrew_stops_no_other(tmp_path: Path) -> None:
+    held, terms = approved(tmp_path)
+    silo = Silo(tmp_path / "silo", 0)
+    silo.write(most_rounds=2)
+    again = Keeper(load_policy(silo.policy))
+    again.open()
+    assert said(again.answer(order(terms)))["error"] == "UnsoundPlan"
+    del held

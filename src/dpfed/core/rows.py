@@ -17,7 +17,7 @@ clip, and each row depends on its own unit only, to the last bit: not on its pla
 | rounding pushes a scaled row above ``clip``   | cannot: the factor is a few ulps short |
 | no rows at all                                | a zero vector                          |
 | ``clip`` is zero, negative, NaN or infinite   | refused                                |
-| more than 2^27 units                          | refused                                |
+| more than 2^25 units                          | refused                                |
 | groups: one record of a person is not finite  | the whole person counts for nothing    |
 | Scaled: a scale that is not finite            | all units count for nothing            |
 | Scaled Outer: numbers beyond 2^-160 .. 2^160  | count for nothing; a unit's, if large  |

@@ -150,18 +150,10 @@ def _one(relay: socket.socket, keeper: Keeper, users: set[int]) -> None:
 
 def _received(relay: socket.socket, most: int, deadline: float) -> bytes:
     """A frame that comes in time, and is not longer than allowed."""
-
-    def part(size: int) -> bytes:
-        relay.settimeout(max(0.001, deadline - time.monotonic()))
-        return receive(relay, size)
-
-    (size,) = LENGTH.unpack(part(LENGTH.size))
+    (size,) = LENGTH.unpack(receive(relay, LENGTH.size, deadline))
     if size > most:
         raise DataError(f"a request must be at most {most} bytes, got {size}; see gate.most_bytes")
-    found = bytearray()
-    while len(found) < size:
-        found += part(min(size - len(found), 1 << 20))
-    return bytes(found)
+    return receive(relay, size, deadline)
 
 
 def _in_a_child(work: Callable[[], bytes], longest: float) -> bytes | None:

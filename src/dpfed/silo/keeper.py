@@ -27,7 +27,8 @@ from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.environment import IDENTITY, LEDGER, STATE
-from dpfed.core.errors import ClientRefused, DataError, UnsoundPlan
+from dpfed.core.errors import ClientRefused, DataError, DpfedError, UnsoundPlan
+from dpfed.core.log import log
 from dpfed.core.types import Broadcast, Problem
 from dpfed.data.datasets import Records
 from dpfed.recipes.federation import load_dataset
@@ -71,7 +72,10 @@ class Keeper:
         ledger.close()
         for approval in self.approvals.all():
             if approval.state(dt.datetime.now(dt.UTC)) == "approved":
-                self.training(approval.name)
+                try:
+                    self.training(approval.name)
+                except DpfedError as error:  # the others go on
+                    log.warning("training %s is not answered: %s", approval.name, error)
 
     def training(self, name: str) -> tuple[Terms, Problem]:
         """The terms of an approved training, and the problem that they make of the data."""

@@ -10,8 +10,10 @@ big-endian; then a Flower RecordDict as Flower encodes it.
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
+import time
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -60,10 +62,20 @@ def ask(path: str, order: bytes, patience: float = PATIENCE) -> bytes:
         return receive(gate, size)
 
 
-def receive(source: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes, or ConnectionError."""
+def receive(source: socket.socket, size: int, deadline: float = math.inf) -> bytes:
+    """Exactly so many bytes; ConnectionError if the other side closes, or is late.
+
+    Args:
+        source: where they come from.
+        size: how many.
+        deadline: by time.monotonic(); whatever comes in drops, it does not move.
+    """
     found = bytearray()
     while len(found) < size:
+        if deadline < math.inf:
+            source.settimeout(max(0.001, deadline - time.monotonic()))
+        if time.monotonic() > deadline:
+            raise ConnectionError("the other side takes too long")
         part = source.recv(min(size - len(found), 1 << 20))
         if not part:
             raise ConnectionError("the other side has closed the socket")
