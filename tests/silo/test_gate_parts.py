@@ -286,11 +286,11 @@ def test_a_sender_that_drips_does_not_move_the_deadline() -> None:
                 time.sleep(0.02)
 
     thread = threading.Thread(target=drip)
-    thread.start()
-    began = time.monotonic()
-    with pytest.raises((ConnectionError, TimeoutError)):
-        gate._received(ours, 1000, began + 0.3)
-    assert time.monotonic() - began < 1.0
-    ours.close()
-    thread.join()
-    theirs.close()
+    with theirs:
+        with ours:
+            thread.start()
+            began = time.monotonic()
+            with pytest.raises((ConnectionError, TimeoutError)):
+                gate._received(ours, 1000, began + 0.3)
+            assert time.monotonic() - began < 1.0
+        thread.join()
