@@ -15,7 +15,7 @@ import pytest
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "mutants"
 ROOMS = {
-    "accounting", "accounting/ledger", "client", "core", "data", "mechanisms", "silo", "sums",
+    "accounting", "accounting/ledger", "client", "core", "data", "mechanisms", "recipes", "silo", "sums",
     "sums/secagg", "training", "training/flower",
 }  # fmt: skip
 """Where code is that a guarantee rests on."""

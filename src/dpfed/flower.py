@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from dpfed.data.modules import Network as Network
     from dpfed.recipes.sinks._open import About as About
     from dpfed.recipes.sinks._open import open_sinks as open_sinks
+    from dpfed.recipes.terms import Terms as Terms
+    from dpfed.recipes.terms import read_terms as read_terms
     from dpfed.silo.relay import silo_app as silo_app
-    from dpfed.silo.terms import Terms as Terms
-    from dpfed.silo.terms import read_terms as read_terms
     from dpfed.training.flower.client import client_app as client_app
     from dpfed.training.flower.client import private as private
     from dpfed.training.flower.strategy import DPResult as DPResult
@@ -33,12 +33,12 @@ _HOMES = {
     "Linear": "dpfed.data.models",
     "Network": "dpfed.data.modules",
     "Records": "dpfed.data.datasets",
-    "Terms": "dpfed.silo.terms",
+    "Terms": "dpfed.recipes.terms",
     "client_app": "dpfed.training.flower.client",
     "evaluate": "dpfed.data.models",
     "open_sinks": "dpfed.recipes.sinks._open",
     "private": "dpfed.training.flower.client",
-    "read_terms": "dpfed.silo.terms",
+    "read_terms": "dpfed.recipes.terms",
     "silo_app": "dpfed.silo.relay",
 }
 

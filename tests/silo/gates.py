@@ -18,8 +18,8 @@ import torch
 from flwr.app import Context, Message
 
 from dpfed.recipes.schema import to_toml
+from dpfed.recipes.terms import Terms, read_terms, write_terms
 from dpfed.silo.relay import silo_app
-from dpfed.silo.terms import Terms, read_terms, write_terms
 from tests.training.flower.local_grid import LocalGrid
 
 ME = pwd.getpwuid(os.geteuid()).pw_name

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dpfed.core.errors import UnsoundPlan
+from dpfed.recipes.terms import read_terms
 from dpfed.silo.approvals import Approvals, shown
-from dpfed.silo.terms import read_terms
 from tests.silo.gates import terms_for
 
 

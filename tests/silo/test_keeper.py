@@ -16,9 +16,9 @@ from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.officer import days_of, proposal, state_of
 from dpfed.core.errors import DataError, DpfedError
 from dpfed.core.types import Broadcast
+from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.keeper import Keeper
 from dpfed.silo.policy import load_policy
-from dpfed.silo.terms import Terms, read_terms
 from dpfed.training.flower.codec import CONTROL, Sender
 from tests.silo.gates import FEATURES, RECORDS, Silo, terms_for
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from dpfed import __version__
 from dpfed.core.errors import DpfedError, RecipeError, UnsoundPlan
+from dpfed.recipes.terms import Terms, package_digest, read_terms
 from dpfed.silo.policy import Policy, load_policy, permit
-from dpfed.silo.terms import Terms, package_digest, read_terms
 from tests.silo.gates import Silo, terms_for
 
 TODAY = dt.date(2026, 11, 16)

@@ -12,10 +12,10 @@ from dataclasses import replace
 from dpfed.accounting.guarantee import GATED
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.types import Trust
+from dpfed.recipes.terms import Terms
 from dpfed.silo.approvals import shown
 from dpfed.silo.keeper import Keeper
 from dpfed.silo.policy import permit
-from dpfed.silo.terms import Terms
 
 _SEES = {
     Trust.LOCAL: "the server sees this silo's releases, each with its noise",

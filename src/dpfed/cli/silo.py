@@ -121,7 +121,7 @@ def terms(
         roster: the roster's file, where the sum is a secure one.
         package: installed packages to pin, where a model comes from one.
     """
-    from dpfed.silo.terms import write_terms
+    from dpfed.recipes.terms import write_terms
 
     typer.echo(
         write_terms(
@@ -155,9 +155,9 @@ def approve(
     import getpass
 
     from dpfed.cli.officer import proposal
+    from dpfed.recipes.terms import read_terms
     from dpfed.silo.keeper import Keeper
     from dpfed.silo.policy import load_policy
-    from dpfed.silo.terms import read_terms
 
     text = file.read_text(encoding="utf-8")
     asked, keeper = read_terms(text), Keeper(load_policy(policy))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpfed.core.errors import UnsoundPlan
-from dpfed.silo.terms import Terms, read_terms
+from dpfed.recipes.terms import Terms, read_terms
 
 _FILE, _SHOWN = "approvals.sqlite", 80
 _SCHEMA = """

@@ -33,9 +33,9 @@ from dpfed.core.types import Broadcast, Problem
 from dpfed.data.datasets import Records
 from dpfed.recipes.federation import load_dataset
 from dpfed.recipes.schema import Recipe
+from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.approvals import Approvals
 from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
-from dpfed.silo.terms import Terms, read_terms
 from dpfed.training.account import Account, Bookable
 from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
 from dpfed.training.flower.responder import ENROL, respond

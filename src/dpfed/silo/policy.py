@@ -35,7 +35,7 @@ from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.schema import DataRecipe
-from dpfed.silo.terms import NAME, Terms, package_digest
+from dpfed.recipes.terms import NAME, Terms, package_digest
 
 
 class Mode(StrEnum):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpfed.core.errors import RecipeError
-from dpfed.silo.terms import package_digest, read_terms
+from dpfed.recipes.terms import package_digest, read_terms
 from tests.silo.gates import terms_for
 
 TEXT = """
