@@ -15,8 +15,8 @@ import pytest
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "mutants"
 ROOMS = {
-    "accounting", "accounting/ledger", "client", "core", "data", "mechanisms", "recipes", "silo", "sums",
-    "sums/secagg", "training", "training/flower",
+    "accounting", "accounting/ledger", "client", "core", "data", "mechanisms", "recipes", "silo",
+    "sums", "sums/secagg", "training", "training/flower",
 }  # fmt: skip
 """Where code is that a guarantee rests on."""
 

@@ -236,3 +236,17 @@ def test_an_approval_that_the_policy_outgrew_stops_no_other(tmp_path: Path) -> N
     again.open()
     assert said(again.answer(order(terms)))["error"] == "UnsoundPlan"
     del held
+
+
+def test_what_nobody_approved_is_turned_away_without_work(tmp_path: Path) -> None:
+    held, terms = approved(tmp_path)
+    assert held._trainings == {}  # approved after it was opened
+    for raw in (b"", b"garbage", enrolment("unknown")):
+        found = held.turned_away(raw)
+        assert found is not None
+        assert said(found)["error"] == "UnsoundPlan"
+        assert found == held.answer(raw) or raw != enrolment("unknown")
+    assert held.turned_away(order(terms)) is None
+    assert set(held._trainings) == {terms.name}  # built once, for all children
+    assert held.turned_away(b"x" * 70_000) is None  # a child's work
+    assert held.turned_away(enrolment("new", "some terms")) is None

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ from dpfed.training.account import Account, Bookable
 from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
 from dpfed.training.flower.responder import ENROL, respond
 from dpfed.training.plan import Plan
+
+_SHORT = 1 << 16  # bytes of an order that is looked at before a child is made for it
 
 TERMS = "terms"
 """Where an enrolment has the text of the terms, for silos that approve by rule."""
@@ -99,14 +102,28 @@ class Keeper:
         return self._noted(content, reply)
 
     def turned_away(self, order: bytes) -> bytes | None:
-        """The refusal of what nobody has approved, without any work; None for all else."""
-        content = _read(order)
+        """The refusal of what nobody has approved, without any work; None for all else.
+
+        A long one is not looked at here: a few bytes of it may stand for many objects.
+        """
+        content = _read(order) if len(order) <= _SHORT else None
+        if content is None:
+            return None
         control: Any = content.config_records.get(CONTROL, {})
-        if control.get(TERMS) or self.approvals.known(_named(content)):
+        if self.approvals.known(_named(content)):
+            self._prepare(_named(content))
+            return None
+        if control.get(TERMS):
             return None
         enrolling = control.get("stage") == ENROL
         at = Envelope(0, 0, ENROL, -1) if enrolling else Envelope(-1, -1, "", -1)
         return self._noted(content, write_answer(at, ClientRefused("UnsoundPlan")))
+
+    def _prepare(self, name: str) -> None:
+        """Build what was approved since the gate began, once, for all children after."""
+        if name not in self._trainings:
+            with suppress(DpfedError):  # a child says why
+                self.training(name)
 
     def _noted(self, content: RecordDict, reply: RecordDict) -> bytes:
         error = reply.config_records[CONTROL].get("error")
