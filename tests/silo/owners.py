@@ -10,16 +10,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.silo.gates import Silo
 from tests.training.flower.network import Net
@@ -29,16 +27,23 @@ SOURCE = Path(__file__).parents[2] / "src" / "dpfed"
 LAUNCHER = "#!{python}\nimport sys\nfrom {module} import {name}\nsys.exit({name}())\n"
 
 
+def as_user(name: str, group: str | None = None) -> list[str]:
+    """Words before a command, so that it runs as that user and with no rights of ours."""
+    return [
+        "setpriv", "--reuid", name, "--regid", group or name, "--clear-groups", "--no-new-privs",
+        "--bounding-set=-all", "--inh-caps=-all", "--",
+    ]  # fmt: skip
+
+
 def possible() -> bool:
     """Whether this machine lets us make users, and has Debian's Python of our version."""
-    if os.geteuid() or not PYTHON.exists() or not shutil.which("useradd"):
+    tools = ("useradd", "setpriv", "unshare", "pkill")
+    if os.geteuid() or not PYTHON.exists() or not all(shutil.which(tool) for tool in tools):
         return False
-    ours = f"{os.sys.version_info.major}.{os.sys.version_info.minor}"  # type: ignore[attr-defined]
-    said = subprocess.run([PYTHON, "--version"], capture_output=True, text=True, check=True).stdout
-    return said.startswith(f"Python {ours}.")
-
-
-needs_users = pytest.mark.skipif(not possible(), reason="needs root, useradd and Debian's python3")
+    try_out = ["unshare", "--net", *as_user("nobody", "nogroup"), str(PYTHON), "--version"]
+    tried = subprocess.run(try_out, capture_output=True, text=True, check=False)
+    ours = f"Python {sys.version_info.major}.{sys.version_info.minor}."
+    return tried.returncode == 0 and tried.stdout.startswith(ours)
 
 
 @contextmanager
@@ -76,15 +81,6 @@ def users(*roles: str) -> Iterator[list[str]]:
         for name in names:
             subprocess.run(["pkill", "-KILL", "-u", name], check=False)
             subprocess.run(["userdel", name], check=False, capture_output=True)
-
-
-def as_user(name: str, group: str | None = None) -> list[str]:
-    """Words before a command, so that it runs as that user and with no rights of ours."""
-    more = ["--groups", group] if group else ["--clear-groups"]
-    return [
-        "setpriv", "--reuid", name, "--regid", name, *more, "--no-new-privs",
-        "--bounding-set=-all", "--inh-caps=-all", "--",
-    ]  # fmt: skip
 
 
 class OwnedSilo(Silo):
@@ -152,9 +148,3 @@ class OwnedNet(Net):
                 keys = self.folder / "nodes" / name
                 subprocess.run(["chown", "-R", self.user, keys], check=True)
         super()._spawn(name, command)
-
-
-def wait_for(what: Any, seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not what() and time.monotonic() < end:
-        time.sleep(0.1)

@@ -376,6 +376,7 @@ def check_found(training: Training, left: result_files.ResultFiles) -> None:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("flower")
+@pytest.mark.long  # CI has the same over a LocalGrid, above, and kills of gates in tests/silo
 def test_a_real_training_outlives_its_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
