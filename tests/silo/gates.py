@@ -19,6 +19,7 @@ from flwr.app import Context, Message
 
 from dpfed.recipes.schema import to_toml
 from dpfed.recipes.terms import Terms, read_terms, write_terms
+from dpfed.silo.approvals import Approvals
 from dpfed.silo.relay import silo_app
 from tests.training.flower.local_grid import LocalGrid
 
@@ -83,12 +84,25 @@ class Silo:
         )  # fmt: skip
         return done.stdout + done.stderr
 
+    def approve(self, terms: Path) -> None:
+        """As the owner's command does, without a process for it."""
+        state = self.folder / "state"
+        state.mkdir(exist_ok=True, mode=0o700)
+        Approvals(state).approve(read(terms), terms.read_text(), days=1, by=ME)
+
     def start(self) -> None:
+        self.spawn()
+        self.wait()
+
+    def spawn(self) -> None:
         with (self.folder / "gate.log").open("a") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "dpfed.cli.main", "silo", "serve", "--policy", self.policy],
                 stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
+
+    def wait(self) -> None:
+        assert self.process is not None
         assert self.process.stdout is not None
         said = self.process.stdout.readline()
         assert "answers on" in said, (self.folder / "gate.log").read_text()

@@ -31,12 +31,18 @@ def in_one_process(terms_path: Path, silos: int) -> torch.Tensor:
     return step.params
 
 
+def start_all(owners: list[Silo], path: Path) -> None:
+    for each in owners:
+        each.approve(path)
+        each.spawn()
+    for each in owners:
+        each.wait()
+
+
 def trained(owners: list[Silo], path: Path) -> tuple[DPStrategy, DPResult]:
     """Approve, start the gates, and train over their relays."""
     terms = read(path)
-    for each in owners:
-        assert "approved for 30 days" in each.command("approve", str(path), "--yes")
-        each.start()
+    start_all(owners, path)
     strategy = DPStrategy(terms.plan, training=terms.name, wait=20)
     start = named_arrays(terms.model.layout, terms.initial)
     return strategy, strategy.start(grid_of(owners), start)
@@ -51,6 +57,7 @@ def check_bits(strategy: DPStrategy, path: Path, silos: int) -> None:
 def test_an_honest_federation_gets_the_bits_of_one_process(tmp_path: Path) -> None:
     path = terms_for(tmp_path, 3)
     with gates(tmp_path, 3) as owners:
+        assert "approved for 30 days" in owners[0].command("approve", str(path), "--yes")
         strategy, result = trained(owners, path)
         check_bits(strategy, path, 3)
         status = owners[0].command("status")
@@ -88,9 +95,7 @@ def test_a_gate_killed_between_two_rounds_goes_on(tmp_path: Path) -> None:
             owners[killed % 3].start()
             killed += 1
 
-        for each in owners:
-            each.command("approve", str(path), "--yes")
-            each.start()
+        start_all(owners, path)
         strategy = DPStrategy(terms.plan, training=terms.name, wait=20, watch=watch)
         strategy.start(grid_of(owners), named_arrays(terms.model.layout, terms.initial))
         assert killed == RECIPE["rounds"]

@@ -42,7 +42,7 @@ from dpfed.silo.policy import GatePolicy, Policy
 from dpfed.silo.relay import LENGTH, receive
 
 _CREDENTIALS = struct.Struct("3i")
-_PATIENCE = 10.0  # seconds for a whole request to come in
+_PATIENCE = 5.0  # seconds for a whole request to come in
 _DUMPABLE, _LOCK_ALL = 4, 3
 
 
