@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,6 @@ class Silo:
     folder: Path
     number: int
     process: subprocess.Popen[str] | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def socket(self) -> Path:

@@ -10,12 +10,10 @@ import datetime as dt
 from dataclasses import replace
 
 from dpfed.accounting.guarantee import GATED
-from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.types import Trust
 from dpfed.recipes.terms import Terms
 from dpfed.silo.approvals import shown
 from dpfed.silo.keeper import Keeper
-from dpfed.silo.policy import permit
 
 _SEES = {
     Trust.LOCAL: "the server sees this silo's releases, each with its noise",
@@ -26,7 +24,7 @@ _SEES = {
 
 def proposal(keeper: Keeper, terms: Terms) -> str:
     """What a training would do, and what it would cost; refuses what the policy does not allow."""
-    data = permit(keeper.policy, terms, dt.datetime.now(dt.UTC).date())
+    data = keeper.permitted(terms)
     plan, name = terms.plan, terms.pins.dataset
     recipe, released = terms.recipe, sum(plan.planned(channel) for channel in plan.channels)
     lines = {
@@ -47,7 +45,7 @@ def proposal(keeper: Keeper, terms: Terms) -> str:
 
 def _spent(keeper: Keeper, dataset: str) -> str:
     data = keeper.policy.data[dataset]
-    cost = Ledger(keeper.state / "ledger.sqlite").spent(data.key(dataset))
+    cost = keeper.ledger().spent(data.key(dataset))
     return f"epsilon {cost.epsilon(data.delta, data.adjacency):.4g} is spent"
 
 

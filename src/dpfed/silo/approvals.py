@@ -108,8 +108,8 @@ class Approvals:
             raise UnsoundPlan(f"no training {shown(name)!r} was approved; 'silo status' lists them")
         self.note("revoked", name, "by the owner")
 
-    def terms(self, name: str) -> Terms:
-        """The terms of a training whose approval stands; refuses any other name."""
+    def standing(self, name: str) -> Approval:
+        """The approval of a training, if it stands; refuses any other name."""
         found = self._at(name)
         if found is None or found.state(_now()) != "approved":
             state = "not approved" if found is None else found.state(_now())
@@ -117,7 +117,11 @@ class Approvals:
                 f"training {shown(name)!r} is {state} here; approve its terms with 'dpfed silo "
                 f"approve'"
             )
-        return read_terms(found.terms)
+        return found
+
+    def terms(self, name: str) -> Terms:
+        """The terms of a training whose approval stands."""
+        return read_terms(self.standing(name).terms)
 
     def known(self, name: str) -> bool:
         """Whether the name was ever approved."""

@@ -195,5 +195,8 @@ def _read_all(reading: int, deadline: float) -> bytes | None:
         if not part:
             break
         found += part
-    whole = len(found) >= LENGTH.size and LENGTH.unpack(found[: LENGTH.size])[0] == len(found) - 8
+    whole = (
+        len(found) >= LENGTH.size
+        and LENGTH.unpack(found[: LENGTH.size])[0] == len(found) - LENGTH.size
+    )
     return bytes(found[LENGTH.size :]) if whole else None

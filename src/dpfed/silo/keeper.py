@@ -42,6 +42,7 @@ from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
 from dpfed.training.flower.responder import ENROL, respond
 from dpfed.training.plan import Plan
 
+_LEDGER = "ledger.sqlite"
 _SHORT = 1 << 16  # bytes of an order that is looked at before a child is made for it
 
 TERMS = "terms"
@@ -61,13 +62,13 @@ class Keeper:
         self.state = Path(gate.state)
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.environ[STATE] = str(self.state / "trainings")
-        os.environ[LEDGER] = str(self.state / "ledger.sqlite")
+        os.environ[LEDGER] = str(self.state / _LEDGER)
         os.environ[IDENTITY] = gate.identity
         self.approvals = Approvals(self.state)
 
     def open(self) -> None:
         """Load the data, declare the owner's budgets, and build what is approved."""
-        ledger = Ledger(self.state / "ledger.sqlite")
+        ledger = self.ledger()
         for name, data in self.policy.data.items():
             if ledger.account(name) != {data.key(name): data.budget}:
                 ledger.declare(data.key(name), data.budget)
@@ -82,15 +83,25 @@ class Keeper:
 
     def training(self, name: str) -> tuple[Terms, Problem]:
         """The terms of an approved training, and the problem that they make of the data."""
-        terms = self.approvals.terms(name)  # each time: it may be revoked
-        permit(self.policy, terms, dt.datetime.now(dt.UTC).date())
-        if name not in self._trainings:
-            self._trainings[name] = terms, self._problem(terms)
-        return self._trainings[name]
+        approval = self.approvals.standing(name)  # each time: it may be revoked
+        built = self._trainings.get(name)  # a name has one set of terms for ever
+        terms = read_terms(approval.terms) if built is None else built[0]
+        self.permitted(terms)
+        if built is None:
+            built = self._trainings[name] = terms, self._problem(terms)
+        return built
+
+    def permitted(self, terms: Terms) -> DataPolicy:
+        """The policy of the terms' data set, if it lets them through today."""
+        return permit(self.policy, terms, dt.datetime.now(dt.UTC).date())
 
     def _problem(self, terms: Terms) -> Problem:
         problem: Problem = terms.model.problem(self.records[terms.pins.dataset])
         return problem
+
+    def ledger(self) -> Ledger:
+        """The owner's, opened anew: a connection does not outlive a fork."""
+        return Ledger(self.state / _LEDGER)
 
     def answer(self, order: bytes, nothing: bool = False) -> bytes:
         """What may leave for an order: an answer, an enrolment, or the name of an error.
@@ -164,9 +175,8 @@ class _Asked:
     def account(self) -> Account:
         """The owner's ledger, under the owner's name for the data."""
         terms = self._look(_named(self.content))[0]
-        ledger = Ledger(self.keeper.state / "ledger.sqlite")
         kind = _Entered if self.nothing else Account
-        return kind(ledger, terms.pins.dataset, divided=False)
+        return kind(self.keeper.ledger(), terms.pins.dataset, divided=False)
 
     def problem(self) -> Problem:
         """The data, as approved terms see it."""
@@ -182,7 +192,7 @@ class _Asked:
         terms, approvals = read_terms(text), self.keeper.approvals
         if approvals.known(terms.name) or terms.name != _named(self.content):
             return
-        data = permit(self.keeper.policy, terms, dt.datetime.now(dt.UTC).date())
+        data = self.keeper.permitted(terms)
         if data.approve is Mode.WITHIN_POLICY:
             self._keep_to_the_week(data, terms)
             approvals.approve(terms, text, days=data.approval_days, by="the policy")

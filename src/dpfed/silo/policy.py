@@ -36,6 +36,7 @@ from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.schema import DataRecipe
 from dpfed.recipes.terms import NAME, Terms, package_digest
+from dpfed.sums.secagg.identity import ROSTER
 
 
 class Mode(StrEnum):
@@ -251,9 +252,9 @@ def _permit_roster(policy: Policy, data: DataPolicy, terms: Terms) -> None:
 
 def roster_digest(identity: str) -> str:
     """The digest of the roster in the silo's folder."""
-    path = Path(identity) / "roster.json"
+    path = Path(identity) / ROSTER
     if not identity or not path.is_file():
-        raise _not("identity", "a folder with roster.json, for distributed trust", identity)
+        raise _not("identity", f"a folder with {ROSTER}, for distributed trust", identity)
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
