@@ -15,7 +15,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from dpfed.cli.main import app
 from dpfed.cli.new import package_name, write_app
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.core.types import Trust
+from dpfed.recipes.terms import read_terms, write_terms
 from tests.training.flower.local_grid import LocalGrid, become_a_server
 
 DATA = {
@@ -321,7 +322,37 @@ def test_a_new_recipe_is_an_app_and_a_recipe(home: Path) -> None:
     assert result.accuracy > 0.7
 
 
-@pytest.mark.parametrize("kind", ["app", "recipe"])
+def test_a_gated_training_is_terms_and_a_relay(home: Path) -> None:
+    call("new", "consortium", "--gated")
+    config = config_of(home / "consortium")
+    assert config["terms"] == str(home / "consortium/terms.toml")
+    recipe = home / "consortium/recipe.toml"
+    text = write_terms(recipe, dataset="sepsis", shape=[24], sizes=[1200, 800], classes=2)
+    assert read_terms(text).name == "consortium"
+    assert read_terms(text).plan.guarantee().claims[0].epsilon == pytest.approx(1.0)
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("flower")
+def test_a_gated_training_is_rehearsed(home: Path) -> None:
+    from dpfed.recipes import simulation
+
+    call("new", "consortium", "--gated")
+    recipe = home / "consortium/recipe.toml"
+    recipe.write_text(recipe.read_text().replace("rounds = 20", "rounds = 2"))
+    with simulation._scratch() as scratch, simulation_of(home, Path(scratch)) as env:
+        env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        command = [sys.executable, str(home / "consortium/rehearse.py")]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200,
+                              check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("consortium: approved until") == 2
+    assert done.stdout.count("3 answered, 0 refused") == 2  # the enrolment, and two rounds
+    contents = json.loads((home / "consortium/out/guarantee.json").read_text())
+    assert "enforced by each silo's own process; " in contents["sentence"]
+
+
+@pytest.mark.parametrize("kind", ["app", "recipe", "gated"])
 def test_all_words_of_a_template_are_filled_in(kind: str, home: Path) -> None:
     for path in write_app(home / "filled", kind):
         text = path.read_text(encoding="utf-8")
@@ -332,7 +363,7 @@ def test_all_words_of_a_template_are_filled_in(kind: str, home: Path) -> None:
             assert max(map(len, text.splitlines())) <= 100
     commands = [line for line in (home / "filled/README.md").read_text().splitlines()
                 if line.startswith("    ")]  # fmt: skip
-    assert len(commands) == 3
+    assert len(commands) == (3 if kind != "gated" else 7)
 
 
 def test_new_refuses_what_exists_or_would_hide_a_module(home: Path) -> None:
@@ -346,7 +377,7 @@ def test_new_refuses_what_exists_or_would_hide_a_module(home: Path) -> None:
             package_name(name)
     with pytest.raises(RecipeError, match="give only one of them"):
         call("new", "both", "--recipe", "--app")
-    with pytest.raises(RecipeError, match="kind must be app or recipe, got 'other'"):
+    with pytest.raises(RecipeError, match="kind must be app or recipe or gated, got 'other'"):
         write_app(Path("x"), "other")
     assert list(home.iterdir()) == [home / "there"]
 
@@ -361,23 +392,18 @@ def test_the_templates_are_in_the_wheel(tmp_path: Path, repository: Path) -> Non
     ours = {path.relative_to(repository / "src").as_posix()
             for ending in ("template", "css") for path in (repository / "src").rglob(f"*.{ending}")
             }  # fmt: skip
-    assert len(ours) == 9 + 4 + 5 + 3  # apps, start scripts, silos, styles
+    assert len(ours) == 13 + 4 + 5 + 3  # apps, start scripts, silos, styles
     assert ours <= set(ZipFile(wheel).namelist())
 
 
-@pytest.mark.long  # scripts/newcomer does it for the app, in CI
-@pytest.mark.xdist_group("flower")
-@pytest.mark.parametrize("kind", ["app", "recipe"])
-def test_flwr_run_trains_a_new_app(kind: str, home: Path) -> None:
-    """With a SuperLink of its own: the one that Flower starts by itself would stay."""
+@contextmanager
+def simulation_of(home: Path, scratch: Path) -> Iterator[dict[str, str]]:
+    """A SuperLink of the test's own: the one that Flower starts by itself would stay."""
     from dpfed.recipes import simulation
 
-    for path in write_app(home / "fresh", kind):
-        text = path.read_text(encoding="utf-8").replace("rounds = 20", "rounds = 2")
-        path.write_text(text, encoding="utf-8")
-    log = home / "flower.log"
-    with simulation._scratch() as scratch, ExitStack() as stack:
-        env = simulation._environment(Path(scratch))
+    log, env = home / "flower.log", simulation._environment(scratch)
+    del env["DPFED_IDENTITY"]  # as in a user's own shell
+    with ExitStack() as stack:
 
         def launch(name: str, *arguments: str) -> subprocess.Popen[bytes]:
             command = [simulation._find(name) or name, *arguments]
@@ -390,8 +416,23 @@ def test_flwr_run_trains_a_new_app(kind: str, home: Path) -> None:
         config.write_text(tomli_w.dumps({"superlink": connection}))
         launch("flower-superexec", "--insecure", "--runtime-api-address", address,
                "--parent-pid", str(os.getpid()))  # fmt: skip
-        done = launch("flwr", "run", str(home / "fresh"), "--stream").wait(150)
-    assert done == 0
+        yield env
+
+
+@pytest.mark.long  # scripts/newcomer does it for the app, in CI
+@pytest.mark.xdist_group("flower")
+@pytest.mark.parametrize("kind", ["app", "recipe"])
+def test_flwr_run_trains_a_new_app(kind: str, home: Path) -> None:
+    from dpfed.recipes import simulation
+
+    for path in write_app(home / "fresh", kind):
+        text = path.read_text(encoding="utf-8").replace("rounds = 20", "rounds = 2")
+        path.write_text(text, encoding="utf-8")
+    with simulation._scratch() as scratch, simulation_of(home, Path(scratch)) as env:
+        command = [simulation._find("flwr") or "flwr", "run", str(home / "fresh"), "--stream"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150,
+                              check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout
     contents = json.loads((home / "fresh/out/guarantee.json").read_text())
     assert contents["sentence"].startswith("(1, 1e-05)-DP for each record (replace-one)")
     assert (home / "fresh/out/model.safetensors").exists()

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import Context, RecordDict, UserConfig
 
 import dpfed
 from dpfed.core.errors import DataError, DpfedError, RecipeError, RoundAborted
@@ -149,8 +149,11 @@ def test_an_error_that_is_not_ours_is_named(tmp_path: Path) -> None:
 
 
 def test_a_run_config_without_a_recipe_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"run_config must have recipe and out, got \[\]; set"):
+    with pytest.raises(RecipeError, match=r"have recipe \(or terms\) and out, got \[\]; set"):
         app.prepared_for(Context(1, 1, {}, RecordDict(), {}))
+    missing: UserConfig = {"terms": "/nowhere/terms.toml", "out": "x"}
+    with pytest.raises(RecipeError, match=r"a file, got '/nowhere/terms.toml' \(No such file"):
+        app.prepared_for(Context(1, 1, {}, RecordDict(), missing))
 
 
 def test_half_a_result_is_none(tmp_path: Path, play: Any) -> None:

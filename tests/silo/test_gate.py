@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from flwr.app import Context, RecordDict, UserConfig
+from safetensors.torch import load_file
 
 from dpfed.cli.deploy import deploy
 from dpfed.data.datasets import Records
 from dpfed.flower import DPResult, DPStrategy
+from dpfed.recipes.flower_app import run_server
 from dpfed.training.flower.codec import named_arrays
 from dpfed.training.inprocess import rounds
 from tests.silo.gates import RECIPE, Silo, gates, grid_of, read, records, terms_for
@@ -81,6 +85,23 @@ def test_a_secure_sum_behind_gates_gets_them_too(tmp_path: Path, silos: int) -> 
             each.write({"identity": str(tmp_path / "fed" / "nodes" / name)}, trust=["distributed"])
         strategy, _ = trained(owners, path)
         check_bits(strategy, path, silos)
+
+
+def test_gates_approve_by_rule_what_the_server_sends_and_an_app_without_code_trains(
+    tmp_path: Path,
+) -> None:
+    path = terms_for(tmp_path, 2)
+    rule = {"approve": "within-policy", "most_epsilon": 2.0, "week_epsilon": 2.0}
+    config: UserConfig = {"terms": str(path), "out": str(tmp_path / "out")}
+    with gates(tmp_path, 2, **rule) as owners:
+        for each in owners:
+            each.start()
+        run_server(grid_of(owners), Context(1, 0, {}, RecordDict(), config))
+        assert "gated: approved until" in owners[1].command("status")
+    got = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(read(path).model.layout.flatten(got), in_one_process(path, 2))
+    said = json.loads((tmp_path / "out" / "guarantee.json").read_text())["sentence"]
+    assert "enforced by each silo's own process; " in said
 
 
 def test_a_gate_killed_between_two_rounds_goes_on(tmp_path: Path) -> None:

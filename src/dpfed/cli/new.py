@@ -3,6 +3,7 @@
 
     templates/app       a PyTorch model and data of one's own, client and server file
     templates/recipe    no code: a recipe, and dpfed's own apps
+    templates/gated     data behind its owners' gates: terms, and a relay
 
 Guarantee: an app is written into a new folder only, with the templates' {{words}} filled in; a name
 that would hide another module is refused.
@@ -21,7 +22,7 @@ from pathlib import Path
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 
-KINDS = ("app", "recipe")
+KINDS = ("app", "recipe", "gated")
 ENDING = ".template"
 
 

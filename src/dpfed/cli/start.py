@@ -69,6 +69,9 @@ def new(
     app: Annotated[
         bool, typer.Option("--app", help="Your own PyTorch model and data. The default.")
     ] = False,
+    gated: Annotated[
+        bool, typer.Option("--gated", help="Data behind its owners' gates, and a rehearsal.")
+    ] = False,
 ) -> None:
     """Write a private Flower app that runs with 'flwr run .', for you to change.
 
@@ -80,13 +83,18 @@ def new(
         folder: the app's folder, which must not exist yet.
         recipe: write an app that is a recipe without code.
         app: write an app with a PyTorch model and data; the default.
+        gated: write a training whose data is behind its owners' gates, with a rehearsal.
     """
     from dpfed.cli.new import write_app
     from dpfed.core.errors import RecipeError
 
-    if recipe and app:
-        raise RecipeError("--recipe and --app are two kinds of app; give only one of them")
-    for path in write_app(folder, "recipe" if recipe else "app"):
+    given = {"app": app, "recipe": recipe, "gated": gated}
+    kinds = [kind for kind, asked in given.items() if asked]
+    if len(kinds) > 1:
+        raise RecipeError(
+            f"--{kinds[0]} and --{kinds[1]} are two kinds of app; give only one of them"
+        )
+    for path in write_app(folder, kinds[0] if kinds else "app"):
         typer.echo(path)
     typer.echo(f"next: cd {folder}, then read README.md")
 

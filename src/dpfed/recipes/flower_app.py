@@ -6,7 +6,7 @@
     clientapp = "dpfed.recipes.flower_app:client_app"
 
     [tool.flwr.app.config]
-    recipe = "/path/of/recipe.toml"
+    recipe = "/path/of/recipe.toml"   # or, where gates hold the data, terms = "/path/of/terms.toml"
     root = "/folder/that/data/paths/of/the/recipe/refer/to"
     out = "/folder/for/the/result"
     timeout = 3600.0       # seconds that a stage of a round waits for replies
@@ -35,7 +35,7 @@ from dpfed.core.environment import IDENTITY, variable
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Problem
 from dpfed.recipes import schema as recipes
-from dpfed.recipes.prepared import Prepared, prepare
+from dpfed.recipes.prepared import Prepared, prepare, prepare_terms
 from dpfed.recipes.result import (
     Result,
     add_row,
@@ -46,6 +46,7 @@ from dpfed.recipes.result import (
 )
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.sinks._open import Add, open_sinks
+from dpfed.recipes.terms import read_terms
 from dpfed.sums.secagg.identity import SIMULATED
 from dpfed.training.account import Account
 from dpfed.training.checkpoint import Checkpoint
@@ -77,14 +78,27 @@ def recipe_for_flower(path: str | Path) -> Recipe:
 def prepared_for(context: Context) -> Prepared:
     """What the run's configuration names."""
     config = context.run_config
-    if not config.get("recipe") or not config.get("out"):
+    asked = config.get("recipe") or config.get("terms")
+    if not asked or not config.get("out"):
         raise RecipeError(
-            f"run_config must have recipe and out, got {sorted(config)}; set both in "
+            f"run_config must have recipe (or terms) and out, got {sorted(config)}; set both in "
             f"[tool.flwr.app.config]"
         )
-    path = Path(str(config["recipe"]))
+    path = Path(str(asked))
+    if not config.get("recipe"):
+        return prepare_terms(read_terms(_read(path)))
     text = path.read_bytes() if path.is_file() else b""
     return _prepared(str(path), str(config.get("root", "")), text)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RecipeError(
+            f"terms must be a file, got {str(path)!r} ({error.strerror}); write one with 'dpfed "
+            f"silo terms', and give its path from the root"
+        ) from error
 
 
 @lru_cache(maxsize=1)
@@ -172,7 +186,7 @@ def _train(grid: Grid, run: Prepared, context: Context, watch: Add) -> Result:
     folder = config.get("checkpoint") or None
     strategy = DPStrategy(
         run.plan, training=_training(run, context, folder), wait=WAIT, watch=watch,
-        checkpoint=None if folder is None else str(folder),
+        checkpoint=None if folder is None else str(folder), terms=run.terms,
     )  # fmt: skip
     found = strategy.start(
         grid,
@@ -199,7 +213,9 @@ def _evaluate_fn(run: Prepared) -> EvaluateFn:
 
 
 def _training(run: Prepared, context: Context, folder: object) -> str:
-    """The training's name: as configured, or a checkpoint's own, or one for this run alone."""
+    """The training's name: the terms', as configured, a checkpoint's, or one for this run alone."""
+    if run.terms:
+        return run.recipe.name
     name = context.run_config.get("training")
     if not name and folder:
         name = Checkpoint(Path(str(folder))).training(run.recipe.name)

@@ -18,6 +18,7 @@ from dpfed.recipes.build import plan_for_clients
 from dpfed.recipes.federation import Federation, evaluation_words, federation, public_seed
 from dpfed.recipes.schema import EvaluationKind, Recipe, settings
 from dpfed.recipes.sinks._open import About
+from dpfed.recipes.terms import Terms
 from dpfed.training.account import Account, account
 from dpfed.training.plan import Plan
 from dpfed.training.soundness import small_delta
@@ -31,6 +32,8 @@ class Prepared:
     federation: Federation
     plan: Plan
     warnings: tuple[str, ...] = ()
+    terms: str = ""
+    """The text of the terms that silos were asked to approve, if their gates hold the data."""
 
     @property
     def initial(self) -> Vector:
@@ -83,7 +86,23 @@ def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None =
     silos = federation(recipe, root) if silos is None else silos
     plan = plan_for_clients(recipe, silos.clients, silos.model)
     warnings = (small_delta(plan), _no_test(recipe, silos))
-    return Prepared(recipe, silos, plan, tuple(each for each in warnings if each))
+    found = tuple(each for each in warnings if each)
+    return Prepared(recipe=recipe, federation=silos, plan=plan, warnings=found)
+
+
+def prepare_terms(terms: Terms) -> Prepared:
+    """The server's side of a training whose data is behind gates: all but the data.
+
+    Args:
+        terms: what the silos were asked to approve.
+    """
+    words = f"{terms.pins.dataset}, behind the gates of {len(terms.pins.sizes)} silos"
+    silos = Federation(model=terms.model, clients=(), problems=(), test=None, held=(), source=words)
+    warnings = (small_delta(terms.plan), _no_test(terms.recipe, silos))
+    found = tuple(each for each in warnings if each)
+    return Prepared(
+        recipe=terms.recipe, federation=silos, plan=terms.plan, warnings=found, terms=terms.text
+    )
 
 
 def _no_test(recipe: Recipe, silos: Federation) -> str | None:
@@ -91,10 +110,10 @@ def _no_test(recipe: Recipe, silos: Federation) -> str | None:
     judged = silos.test is not None or silos.goal is not None
     if recipe.evaluation.kind is not EvaluationKind.TEST or judged:
         return None
-    return (
-        f"{silos.source} has no test records, so accuracy will not be measured; set "
-        f"data.holdout = 0.2 to keep a fifth of the records for that"
-    )
+    way_out = "set data.holdout = 0.2 to keep a fifth of the records for that"
+    if not silos.clients:
+        way_out = "set evaluation.kind = 'federated' for a priced one by the silos, or 'off'"
+    return f"{silos.source} has no test records, so accuracy will not be measured; {way_out}"
 
 
 def _per_silo(judged: list[Evaluation]) -> Mapping[str, float]:

@@ -71,6 +71,8 @@ class Terms:
 
     recipe: Recipe
     pins: Pins
+    text: str = ""
+    """As they were written."""
 
     @property
     def name(self) -> str:
@@ -114,7 +116,7 @@ def read_terms(text: str | bytes) -> Terms:
         if name in tree:
             raise RecipeError(f"terms have no table {name!r}, which is the owner's; leave it out")
     try:
-        found = Terms(parse(tree), msgspec.convert(pins, Pins))
+        found = Terms(parse(tree), msgspec.convert(pins, Pins), raw.decode())
     except msgspec.ValidationError as error:
         raise RecipeError(f"the table 'terms' cannot be read ({error}); correct it") from error
     _check(found)

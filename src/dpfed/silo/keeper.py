@@ -39,14 +39,12 @@ from dpfed.silo.approvals import Approvals
 from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
 from dpfed.training.account import Account, Bookable
 from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
-from dpfed.training.flower.responder import ENROL, respond
+from dpfed.training.flower.responder import ENROL, TERMS, respond
 from dpfed.training.plan import Plan
 
+BY_RULE = "the policy"
 _LEDGER = "ledger.sqlite"
 _SHORT = 1 << 16  # bytes of an order that is looked at before a child is made for it
-
-TERMS = "terms"
-"""Where an enrolment has the text of the terms, for silos that approve by rule."""
 
 
 @dataclass(eq=False)
@@ -195,12 +193,13 @@ class _Asked:
         data = self.keeper.permitted(terms)
         if data.approve is Mode.WITHIN_POLICY:
             self._keep_to_the_week(data, terms)
-            approvals.approve(terms, text, days=data.approval_days, by="the policy")
+            approvals.approve(terms, text, days=data.approval_days, by=BY_RULE)
 
     def _keep_to_the_week(self, data: DataPolicy, terms: Terms) -> None:
         week = (dt.datetime.now(dt.UTC) - dt.timedelta(days=7)).isoformat()
-        recent = [a for a in self.keeper.approvals.all() if a.at >= week and a.by == "the policy"]
-        spent = sum(_epsilon(read_terms(each.terms)) for each in recent)
+        recent = [a for a in self.keeper.approvals.all() if a.at >= week and a.by == BY_RULE]
+        found = [read_terms(each.terms) for each in recent]
+        spent = sum(_epsilon(each) for each in found if each.pins.dataset == terms.pins.dataset)
         asked = _epsilon(terms)
         if data.week_epsilon is None or not spent + asked <= data.week_epsilon:
             raise UnsoundPlan(

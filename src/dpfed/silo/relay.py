@@ -31,19 +31,24 @@ def silo_app(path: str | None = None) -> ClientApp:
     """A ClientApp that asks the silo's own gate.
 
     Args:
-        path: the gate's socket; None is $DPFED_GATE, or /run/dpfed/gate.sock.
+        path: the gate's socket; None is $DPFED_GATE, or ``gate`` of the run's configuration, or
+            /run/dpfed/gate.sock. {partition-id} in it is the node's, for silos on one machine.
     """
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        del context
-        where = path or variable(GATE) or SOCKET
+        where = path or variable(GATE) or str(context.run_config.get("gate") or SOCKET)
+        where = where.replace("{partition-id}", str(context.node_config.get("partition-id", "")))
         asked = recorddict_to_proto(message.content).SerializeToString()
         reply = recorddict_from_proto(Bytes.FromString(ask(where, asked)))
         return Message(reply, reply_to=message)
 
     return app
+
+
+app = silo_app()
+"""For apps without code: ``clientapp = "dpfed.silo.relay:app"``."""
 
 
 def ask(path: str, order: bytes, patience: float = PATIENCE) -> bytes:

@@ -45,6 +45,8 @@ from dpfed.training.flower.codec import CONTROL, Envelope, Order, read_order, wr
 from dpfed.training.plan import Plan
 
 ENROL = "enrol"
+TERMS = "terms"
+"""Where an enrolment has the text of the terms, for silos that approve by rule."""
 _UNNAMED, _COUNT, _ROOM = "unnamed", "releases.sqlite", 64
 _COUNTS: dict[tuple[Path, int], Ledger] = {}
 

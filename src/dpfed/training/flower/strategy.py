@@ -73,6 +73,8 @@ class DPStrategy(Strategy):
         keep: patterns of names, such as ("*running_mean", "*running_var"): arrays that each node
             keeps for itself, and no row has; at client level only. Integers are in no row anyway:
             the server's value stays.
+        terms: the text of the training's terms, for silos whose gates approve by rule; "" if all
+            of them were approved by hand, or there are none.
     """
 
     def __init__(
@@ -84,13 +86,14 @@ class DPStrategy(Strategy):
         watch: Callable[[dict[str, Any]], None] | None = None,
         checkpoint: str | Path | None = None,
         keep: Sequence[str] = (),
+        terms: str = "",
     ) -> None:
         if keep and plan.update.unit is not Unit.CLIENT:
             raise RecipeError(
                 f"keep must be empty where a {plan.update.unit} is protected, got {tuple(keep)}: a "
                 f"layer with such buffers mixes records; use GroupNorm or LayerNorm instead"
             )
-        self.keep = tuple(keep)
+        self.keep, self.terms = tuple(keep), terms
         self.plan, self.training, self.wait, self.watch = plan, training, wait, watch
         self.checkpoint = None if checkpoint is None else Checkpoint(Path(checkpoint))
         self.step: Step | None = None
@@ -125,7 +128,7 @@ class DPStrategy(Strategy):
         self.summary()
         transport = GridTransport(
             self.plan, grid, layout, config=train_config, timeout=timeout, wait=self.wait,
-            around=around,
+            around=around, terms=self.terms,
         )  # fmt: skip
         result = DPResult(arrays=initial_arrays)
         earlier = self.checkpoint is not None and self.checkpoint.begun

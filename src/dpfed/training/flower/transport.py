@@ -29,7 +29,7 @@ from dpfed.core.types import Broadcast, State, Vector
 from dpfed.core.vector import Layout
 from dpfed.sums.secagg.identity import roster_from_environment
 from dpfed.training.flower.codec import CONTROL, At, Envelope, Sender, read_answer
-from dpfed.training.flower.responder import ENROL
+from dpfed.training.flower.responder import ENROL, TERMS
 from dpfed.training.loop import Step
 from dpfed.training.plan import Plan
 
@@ -50,6 +50,7 @@ class GridTransport:
         timeout: how many seconds a stage waits for replies.
         wait: how many seconds to wait for all clients of the plan before the first round.
         around: the model's other arrays, which go out as they are; None if there are none.
+        terms: the text of the training's terms, for silos that approve by rule; or "".
     """
 
     def __init__(
@@ -62,9 +63,11 @@ class GridTransport:
         timeout: float = 3600.0,
         wait: float = 60.0,
         around: Mapping[str, torch.Tensor] | None = None,
+        terms: str = "",
     ) -> None:
         self.plan, self.grid, self.layout, self.around = plan, grid, layout, around or {}
         self.config, self.timeout, self.wait = config or ConfigRecord(), timeout, wait
+        self.terms = terms
         self.stores_answers = True
         hides = plan.sum.hides_terms
         self.roster: Verifier | None = roster_from_environment(len(plan.nominal)) if hides else None
@@ -118,7 +121,10 @@ class GridTransport:
             time.sleep(0.5)
 
     def _ask_who(self, nodes: list[int], training: str) -> None:
-        content = RecordDict({CONTROL: ConfigRecord({"stage": ENROL, "training": training})})
+        control: dict[str, Any] = {"stage": ENROL, "training": training}
+        if self.terms:
+            control[TERMS] = self.terms
+        content = RecordDict({CONTROL: ConfigRecord(control)})
         messages = [Message(content, node, "train", ttl=600) for node in nodes]
         sent = dict(zip(self.grid.push_messages(messages), nodes, strict=True))
         for reply in _replies(self.grid, sent, 60.0, batch=len(sent)):
