@@ -14,12 +14,12 @@ from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.officer import days_of, proposal, state_of
-from dpfed.core.errors import DataError, DpfedError
+from dpfed.core.errors import ClientRefused, DataError, DpfedError
 from dpfed.core.types import Broadcast
-from dpfed.recipes.terms import Terms, read_terms
+from dpfed.recipes.terms import Terms, read_terms, write_terms
 from dpfed.silo.keeper import Keeper
 from dpfed.silo.policy import load_policy
-from dpfed.training.flower.codec import CONTROL, Sender
+from dpfed.training.flower.codec import CONTROL, Envelope, Sender, read_answer
 from tests.silo.gates import FEATURES, RECORDS, Silo, terms_for
 
 
@@ -250,3 +250,69 @@ def test_what_nobody_approved_is_turned_away_without_work(tmp_path: Path) -> Non
     assert set(held._trainings) == {terms.name}  # built once, for all children
     assert held.turned_away(b"x" * 70_000) is None  # a child's work
     assert held.turned_away(enrolment("new", "some terms")) is None
+
+
+# ---------------------------------------------------------------------- an installed train function
+
+
+SHIFT = "tests.silo.trains:shift"
+CLIENT = {"epsilon": 2.0, "noise": "keyed", "unit": "client", "clip": 10.0}
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the package of the tests were an installed one."""
+    for module in ("dpfed.recipes.terms", "dpfed.silo.policy"):
+        monkeypatch.setattr(f"{module}.package_digest", lambda name: f"digest of {name}")
+
+
+def with_train(folder: Path, **changes: Any) -> str:
+    terms_for(folder, 3, **{"privacy": CLIENT, **changes})
+    return write_terms(
+        folder / "recipe.toml", dataset="sepsis", shape=[FEATURES], sizes=[1.0] * 3, classes=3,
+        packages=["tests"], train=SHIFT,
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("pinned")
+def test_an_installed_train_function_makes_the_row_behind_the_gate(tmp_path: Path) -> None:
+    from tests.silo.trains import SEEN
+
+    text = with_train(tmp_path, privacy={**CLIENT, "epsilon": 1e5})
+    held = keeper(tmp_path, unit="client", train=[SHIFT], epsilon=1e6)
+    terms = read_terms(text)
+    held.approvals.approve(terms, text, days=1, by="root")
+    SEEN.clear()
+    reply = recorddict_from_proto(Bytes.FromString(held.answer(order(terms))))
+    assert [f"0 {tmp_path / 'silo' / 'data.npz'}"] == SEEN  # the owner's, not the server's
+    read = read_answer(reply, Envelope(0, 0, terms.plan.sum.release_stage, 0))
+    assert not isinstance(read, ClientRefused)
+    whole = np.frombuffer(read["update"], f"<i{len(read['update']) // terms.initial.numel()}")
+    release = whole * terms.plan.update.step
+    assert abs(release.mean() - 1.0) < 0.1  # the noise of so large an epsilon: 0.08 / sqrt(21)
+    assert f", trained by {SHIFT}" in proposal(held, terms)
+
+
+@pytest.mark.usefixtures("pinned")
+@pytest.mark.parametrize(
+    ("policy", "changes", "key"),
+    [({}, {}, "train: one of"), ({"train": ["tests.silo.trains:other"]}, {}, "train: one of"),
+     ({"train": [SHIFT]}, {"privacy": {**CLIENT, "unit": "record"}}, "unit client"),
+     ({"train": [SHIFT]}, {"evaluation": {"kind": "federated"}}, "evaluation off")],
+)  # fmt: skip
+def test_a_train_function_that_is_not_allowed_is_refused(
+    tmp_path: Path, policy: dict[str, Any], changes: dict[str, Any], key: str
+) -> None:
+    held = keeper(tmp_path, unit="client", **policy)
+    with pytest.raises(DpfedError, match=key):
+        proposal(held, read_terms(with_train(tmp_path, **changes)))
+
+
+@pytest.mark.usefixtures("pinned")
+def test_a_train_function_without_a_pin_or_of_other_words_is_refused(tmp_path: Path) -> None:
+    held, text = keeper(tmp_path, unit="client", train=[SHIFT]), with_train(tmp_path)
+    with pytest.raises(DpfedError, match="a pin of package 'tests'"):
+        proposal(held, read_terms(text.replace('tests = "digest of tests"', "")))
+    for word in ("os", "../x:y", "a b:c", "a:b:c", "a:" + "x" * 80):
+        with pytest.raises(DpfedError, match=r"terms\.train must be package\.module:function"):
+            read_terms(text.replace(SHIFT, word))

@@ -34,7 +34,8 @@ def proposal(keeper: Keeper, terms: Terms) -> str:
         "method": f"{shown(str(recipe.method or recipe.client['name']))}, {recipe.rounds} rounds "
         f"and {plan.spare} spare attempts, {released} releases",
         "model": f"{shown(str(recipe.model.factory or recipe.model.name))}, "
-        f"{terms.model.layout.size:,} numbers",
+        f"{terms.model.layout.size:,} numbers"
+        + (f", trained by {shown(terms.pins.train)}" if terms.pins.train else ""),
         "silos": f"{len(terms.pins.sizes)}, this one is number {data.client}",
         "sees": _SEES[plan.update.trust],
         "keeps": replace(plan.guarantee(), enforced=GATED, budgeted=True).sentence,

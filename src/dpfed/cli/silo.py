@@ -105,6 +105,9 @@ def terms(
     package: Annotated[
         list[str] | None, typer.Option("--package", help="Pin an installed package. Repeatable.")
     ] = None,
+    train: Annotated[
+        str, typer.Option(help="An installed train function: package.module:function.")
+    ] = "",
 ) -> None:
     """Write what all silos are asked to approve: a recipe without data, and its pins.
 
@@ -120,6 +123,7 @@ def terms(
         classes: how many classes; 1 if labels are numbers.
         roster: the roster's file, where the sum is a secure one.
         package: installed packages to pin, where a model comes from one.
+        train: a train function that silos have installed, at client level; "" if there is none.
     """
     from dpfed.recipes.terms import write_terms
 
@@ -127,7 +131,7 @@ def terms(
         write_terms(
             recipe, dataset=dataset, shape=[int(n) for n in shape.split(",")],
             sizes=[float(n) for n in sizes.split(",")], classes=classes, roster=roster,
-            packages=package or [],
+            packages=package or [], train=train,
         ),
         nl=False,
     )  # fmt: skip

@@ -14,6 +14,7 @@
     dpfed = "0.1.0"
     roster = "..."                  # the digest of the roster, under distributed trust
     packages = {}                   # package -> digest, where a model comes from one
+    train = ""                      # package.module:function, a train function that silos installed
 
 Server and silos read the same file: the plan, the model and the start follow from it. Its
 fingerprint is that of its meaning, not of its spelling.
@@ -51,6 +52,7 @@ from dpfed.training.plan import Plan
 MOST_BYTES = 1 << 16
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]{0,127}:[A-Za-z_]\w{0,63}", re.ASCII)
 
 
 class Pins(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -63,6 +65,7 @@ class Pins(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     classes: int = 1
     roster: str = ""
     packages: dict[str, str] = {}
+    train: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +135,8 @@ def _check(terms: Terms) -> None:
         raise refuse("terms.shape", "one or more whole numbers, at least 1", pins.shape)
     if not 1 <= len(pins.sizes) <= 10_000 or any(not 0 < size < 1e12 for size in pins.sizes):
         raise refuse("terms.sizes", "1 to 10,000 numbers from 1 to 1e12", len(pins.sizes))
+    if pins.train and not _FUNCTION.fullmatch(pins.train):
+        raise refuse("terms.train", "package.module:function, or none", pins.train)
     tables = (recipe.client, recipe.sum, *recipe.server, recipe.privacy.options)
     for value in _leaves([*tables, recipe.model.options]):
         plain = isinstance(value, bool | int | float)
@@ -156,6 +161,7 @@ def write_terms(
     classes: int = 1,
     roster: Path | None = None,
     packages: Sequence[str] = (),
+    train: str = "",
 ) -> str:
     """The text of terms for a recipe's training.
 
@@ -166,13 +172,14 @@ def write_terms(
         sizes: each silo's public number of units.
         classes: how many classes; 1 if labels are numbers.
         roster: the roster's file, under distributed trust.
-        packages: installed packages that the model comes from.
+        packages: installed packages that the model or the train function comes from.
+        train: an installed train function as package.module:function; "" if there is none.
     """
     tree = {k: v for k, v in read_toml(recipe).items() if k not in ("data", "ledger")}
     pins = Pins(
         dataset=dataset, shape=shape, sizes=sizes, dpfed=__version__, classes=classes,
         roster=hashlib.sha256(roster.read_bytes()).hexdigest() if roster else "",
-        packages={name: package_digest(name) for name in packages},
+        packages={name: package_digest(name) for name in packages}, train=train,
     )  # fmt: skip
     text = to_toml({**tree, "terms": msgspec.to_builtins(pins)})
     read_terms(text)

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from flwr.app import RecordDict
+from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 
@@ -40,6 +42,7 @@ from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
 from dpfed.training.account import Account, Bookable
 from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
 from dpfed.training.flower.responder import ENROL, TERMS, respond
+from dpfed.training.flower.trained import Train, Trained
 from dpfed.training.plan import Plan
 
 BY_RULE = "the policy"
@@ -94,6 +97,8 @@ class Keeper:
         return permit(self.policy, terms, dt.datetime.now(dt.UTC).date())
 
     def _problem(self, terms: Terms) -> Problem:
+        if terms.pins.train:
+            _installed(terms.pins.train)  # imported once, for all children
         problem: Problem = terms.model.problem(self.records[terms.pins.dataset])
         return problem
 
@@ -178,8 +183,22 @@ class _Asked:
 
     def problem(self) -> Problem:
         """The data, as approved terms see it."""
-        problem = self._look(_named(self.content))[1]
+        terms, problem = self._look(_named(self.content))
+        if terms.pins.train:
+            problem = self._trained(terms)
         return _Lost(problem) if self.nothing else problem
+
+    def _trained(self, terms: Terms) -> Problem:
+        """An installed train function as a problem; it is told where the owner's data is."""
+        data = self._data(terms)
+        about: Any = {"partition-id": data.client, "data": data.load.source}
+        context = Context(0, 0, about, RecordDict(), {})
+        told = Metadata(
+            run_id=0, message_id="", src_node_id=0, dst_node_id=0, reply_to_message_id="",
+            group_id="", created_at=time.time(), ttl=3600.0, message_type="train",
+        )  # fmt: skip
+        message: Message = Message(self.content, metadata=told)  # type: ignore[call-overload]
+        return Trained(message, context, _installed(terms.pins.train))
 
     def _approve_by_rule(self) -> None:
         """Terms that came with an enrolment, if the policy lets them be approved by rule."""
@@ -253,6 +272,13 @@ def _load(name: str, data: DataPolicy) -> Records:
             f"data.{name}.shape must be {shape}, as its records have it, got {data.shape}; correct "
             f"the policy"
         )
+    return found
+
+
+def _installed(function: str) -> Train:
+    """A function of the owner's own installation."""
+    module, _, name = function.partition(":")
+    found: Train = getattr(import_module(module), name)
     return found
 
 

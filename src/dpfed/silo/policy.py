@@ -34,7 +34,7 @@ from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.recipes.methods import method_tables
-from dpfed.recipes.schema import DataRecipe
+from dpfed.recipes.schema import DataRecipe, EvaluationKind
 from dpfed.recipes.terms import NAME, Terms, package_digest
 from dpfed.sums.secagg.identity import ROSTER
 
@@ -93,6 +93,8 @@ class DataPolicy(_Table, frozen=True):
     models: tuple[str, ...] = ("softmax", "logistic", "poisson")
     factories: dict[str, dict[str, list[Any]]] = {}
     """``package.module:function`` -> its options: [least, most] for numbers, or the words."""
+    train: tuple[str, ...] = ()
+    """Train functions of installed packages, ``package.module:function``: at client level only."""
     most_rounds: int = 100
     largest_model: int = 1_000_000
     since: dt.date | None = None
@@ -277,6 +279,8 @@ def _permit_code(data: DataPolicy, terms: Terms) -> None:
         raise _not("methods", f"an algorithm of {data.methods}", recipe.client["name"])
     if recipe.privacy.mechanism not in {table["mechanism"] for table in allowed}:
         raise _not("methods", f"a mechanism of {data.methods}", recipe.privacy.mechanism)
+    if terms.pins.train:
+        _permit_train(data, terms)
     if recipe.model.factory is not None:
         _permit_factory(data, terms)
     elif recipe.model.name not in data.models:
@@ -288,12 +292,26 @@ def _permit_factory(data: DataPolicy, terms: Terms) -> None:
     options = data.factories.get(str(model.factory))
     if options is None:
         raise _not("factories", f"one of {sorted(data.factories)}", model.factory)
-    package = str(model.factory).partition(":")[0].partition(".")[0]
-    if package not in terms.pins.packages:
-        raise _not("factories", f"a pin of package {package!r} in terms.packages", "none")
+    _require_pin("factories", str(model.factory), terms)
     for name, value in model.options.items():
         if name not in options or not _fits(value, options[name]):
             raise _not(f"factories.{name}", f"within {options.get(name)}", value)
+
+
+def _permit_train(data: DataPolicy, terms: Terms) -> None:
+    recipe, function = terms.recipe, terms.pins.train
+    if function not in data.train:
+        raise _not("train", f"one of {list(data.train)}", function)
+    _require_pin("train", function, terms)
+    if recipe.privacy.unit is not Unit.CLIENT or recipe.evaluation.kind is not EvaluationKind.OFF:
+        got = f"{recipe.privacy.unit}, {recipe.evaluation.kind}"
+        raise _not("train", "unit client and evaluation off: a function is one row", got)
+
+
+def _require_pin(key: str, where: str, terms: Terms) -> None:
+    package = where.partition(":")[0].partition(".")[0]
+    if package not in terms.pins.packages:
+        raise _not(key, f"a pin of package {package!r} in terms.packages", "none")
 
 
 def _fits(value: Any, allowed: list[Any]) -> bool:
