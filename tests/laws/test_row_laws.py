@@ -109,7 +109,10 @@ def test_every_kind_of_rows_is_held_to_the_laws() -> None:
     assert found_kinds() - protocols - ELSEWHERE <= held
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+DTYPES = [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_unit_adds_no_more_than_its_bound(name: str, dtype: torch.dtype) -> None:
     pick, reached = picker(1, dtype), 0.0
@@ -119,7 +122,7 @@ def test_a_unit_adds_no_more_than_its_bound(name: str, dtype: torch.dtype) -> No
     assert reached > 0.99  # the law is not empty
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
 def test_an_exchanged_unit_moves_a_sum_by_no_more_than_is_stated(
     name: str, dtype: torch.dtype
@@ -141,6 +144,7 @@ MODELS: dict[str, Model] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_no_parameters_make_a_record_add_more(name: str) -> None:
     """The server chooses the point at which gradients and second derivatives are taken."""

@@ -114,6 +114,7 @@ CHANGING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_a_record_more_or_less_moves_no_other_row(model: str) -> None:
     """A server sends weights of 1e18 that cancel: other records' scores are then rounding alone.

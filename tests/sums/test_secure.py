@@ -60,7 +60,9 @@ def all_in(clients: int) -> Secure:
 # -------------------------------------------------------------------------------- nobody drops out
 
 
-@pytest.mark.parametrize("clients", [2, 5, 20, 100, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "clients", [2, 5, 20, *(pytest.param(n, marks=pytest.mark.slow) for n in (100, 500))]
+)
 def test_the_opened_sum_is_the_plain_one(clients: int) -> None:
     table = Table(all_in(clients), clients)
     made = vectors(clients, 650)
@@ -130,6 +132,7 @@ def test_a_fifth_of_a_hundred_may_drop_out_at_any_stage_of_a_sparse_graph(stage:
     check(table.run_round(made, silent=silent), made, set(range(100)) - set(lost))
 
 
+@pytest.mark.slow
 def test_a_fifth_may_drop_out_a_few_at_each_stage_of_a_sparse_graph() -> None:
     made = vectors(100, 5)
     silent = drawn(np.random.default_rng(5), 100, each=5)

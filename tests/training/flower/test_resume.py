@@ -193,6 +193,7 @@ def check(clients: Clients, strategy: DPStrategy, result: DPResult, ledger: Path
     assert len([row for row in result.history if not row["aborted"]]) == len(committed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["gradient", "scaffold"])
 @pytest.mark.parametrize("sum", ["plain", "secure"])
 def test_a_server_that_dies_at_every_moment_in_turn(tmp_path: Path, client: str, sum: str) -> None:
@@ -203,6 +204,7 @@ def test_a_server_that_dies_at_every_moment_in_turn(tmp_path: Path, client: str,
     assert [each.attempt for each in strategy.step.committed] == [0] * WANTED  # nothing is wasted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sum", ["plain", "secure"])
 def test_dying_in_the_first_round_again_and_again(tmp_path: Path, sum: str) -> None:
     clients = Clients(plan_with("scaffold", sum))
@@ -212,6 +214,7 @@ def test_dying_in_the_first_round_again_and_again(tmp_path: Path, sum: str) -> N
     assert max(clients.asked.values()) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sum", ["plain", "secure"])
 def test_a_reply_that_was_made_and_not_counted_leaves_no_trace(tmp_path: Path, sum: str) -> None:
     """Client 1 answers round 2, and its answer is lost the second time; c_i stays that of round 1.
