@@ -6,11 +6,20 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from dpfed.core.files import from_word, json_line, jsonable, read_json_lines, replace_file
+from dpfed.core.files import (
+    from_word,
+    json_line,
+    jsonable,
+    locked_file,
+    read_json_lines,
+    replace_file,
+)
 
 
 def test_a_write_that_fails_leaves_the_old_file(
@@ -49,3 +58,39 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     assert read_json_lines(path) == []
     path.write_text(json_line({"round": 1, "snr": math.inf}) + '{"round": 2, "sn')
     assert read_json_lines(path) == [{"round": 1, "snr": math.inf}]
+
+
+@pytest.mark.slow
+def test_one_process_holds_a_lock_and_a_dead_one_none(tmp_path: Path) -> None:
+    path, said = tmp_path / "lock", "held"
+    code = (
+        "import sys, time; from pathlib import Path; from dpfed.core.files import locked_file\n"
+        f"with locked_file(Path(sys.argv[1])): print({said!r}, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline().strip() == said
+        with pytest.raises(BlockingIOError, match="is held by another process"):
+            locked_file(path, wait=False).__enter__()
+        other.kill()
+        other.wait()
+    with locked_file(path, wait=False):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.slow
+def test_a_system_without_unix_modules_can_import_all_but_the_gate() -> None:
+    """Windows, as far as it can be tried elsewhere."""
+    missing = ("fcntl", "pwd", "grp", "resource", "termios")
+    code = f"""
+import sys
+for name in {missing!r}: sys.modules[name] = None
+import dpfed, dpfed.flower, dpfed.cli.main
+for name in dpfed.flower.__all__: getattr(dpfed.flower, name)
+import dpfed.recipes.run, dpfed.recipes.simulation, dpfed.experiments.study
+from dpfed.accounting.ledger.ledger import Ledger
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

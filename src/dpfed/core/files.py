@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a crash leaves complete, and JSON with infinities, which are written as words."""
+"""Files that a crash leaves complete, locks, and JSON with infinities, which are words there."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import filelock
 
 _WORDS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
@@ -31,12 +35,33 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Let the names in a folder be on the disk when the call returns."""
+    """Let the names in a folder be on the disk when the call returns, where a system offers it."""
+    if os.name == "nt":  # folders cannot be opened there
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def locked_file(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a lock on a file, on every system; a process that has died holds none.
+
+    Args:
+        path: the file, which stays.
+        wait: until it is free; if not, BlockingIOError where somebody holds it.
+    """
+    lock = filelock.FileLock(path, timeout=-1 if wait else 0, mode=0o600)
+    try:
+        lock.acquire(poll_interval=0.005)
+    except filelock.Timeout as error:
+        raise BlockingIOError(f"{path} is held by another process") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def jsonable(tree: Any) -> Any:

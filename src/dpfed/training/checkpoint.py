@@ -23,11 +23,10 @@ on as a new attempt, with new noise. Files are replaced as a whole and synced, n
 
 from __future__ import annotations
 
-import fcntl
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
@@ -38,7 +37,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from dpfed.core.errors import DataError
-from dpfed.core.files import jsonable, replace_file
+from dpfed.core.files import jsonable, locked_file, replace_file
 from dpfed.core.types import State
 from dpfed.training.fingerprint import legacy_fingerprint
 from dpfed.training.plan import Plan
@@ -98,10 +97,10 @@ class Checkpoint:
     def held(self) -> Iterator[None]:
         """One process at a time: two would ask for the same attempts. A dead one holds no lock."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / _LOCK).open("w") as file:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+                stack.enter_context(locked_file(self.folder / _LOCK, wait=False))
+            except BlockingIOError as error:
                 raise DataError(
                     f"another process goes on with the run in {self.folder}; end that one first"
                 ) from error

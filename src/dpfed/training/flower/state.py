@@ -21,7 +21,6 @@ ledger counts, or not at all (``load_noise``): the server's round number has no 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -35,7 +34,7 @@ from safetensors.torch import save_file
 
 from dpfed.core.environment import state_folder
 from dpfed.core.errors import DataError, UnsoundPlan
-from dpfed.core.files import replace_file, sync_folder
+from dpfed.core.files import locked_file, replace_file, sync_folder
 from dpfed.core.log import log
 from dpfed.core.types import State
 from dpfed.training.state_tree import join_state, leaves, split_state
@@ -184,8 +183,7 @@ def save_state(
 def locked(folder: Path) -> Iterator[None]:
     """One message of a client at a time: two at once would both go on from the same state."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (folder / _LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked_file(folder / _LOCK):
         yield
 
 
