@@ -103,7 +103,7 @@ def test_one_attempt_is_answered_under_one_cohort(opened: bool) -> None:
     first = server.round(0, before="" if opened else "unmask")
     assert bool(first.aborted) is not opened
     assert server.round(0, FEWER).aborted == "0 clients are in the total, and 4 are agreed on"
-    assert server.words() == dict.fromkeys(FEWER, "UnsoundPlan")
+    assert server.words() == dict.fromkeys(FEWER, "Untrusted")
 
 
 @pytest.mark.parametrize("opened", [True, False])
@@ -147,4 +147,4 @@ def test_another_model_gets_nothing_from_a_stored_answer() -> None:
     server.round(0)
     server.state = replace(server.state, params=server.state.params + 1)
     assert server.round(0).aborted
-    assert server.words() == dict.fromkeys(EVERYONE, "UnsoundPlan")
+    assert server.words() == dict.fromkeys(EVERYONE, "Untrusted")

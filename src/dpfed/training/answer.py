@@ -15,6 +15,7 @@ name from a fixed list. How long an answer takes is not covered.
 | a broadcast that does not fit model or algorithm     | refused before data is touched          |
 | one release more than the plan has, or another channel | UnsoundPlan, likewise                 |
 | a reply that was not released, or was changed        | UnsoundPlan, likewise                   |
+| the sum refuses: a wrong cohort, a forged key        | likewise: nothing is entered            |
 | the ledger refuses                                   | BudgetSpent; no noise is drawn          |
 | a client without data at the release stage           | DataError                               |
 | any exception, or lack of memory, on the data itself | zero rows, full noise, the state stays; |
@@ -172,16 +173,23 @@ def _answer(
 ) -> tuple[Answer, ClientState]:
     reply: Reply | None = None
     entered: tuple[int, ...] = ()
+    context = plan.sum_context(broadcast, client.client, client.signer)
     if stage == plan.sum.release_stage:
         try_out(plan, broadcast, client)
+        plan.sum.answer(stage, requests, _blank(plan, broadcast), client.secret, context)
         if client.ledger:  # on the disk before any noise is drawn
             entered = client.ledger.begin(plan, broadcast, client)
         reply, client = _reply(plan, broadcast, client, PricedReleaser(plan, broadcast, client))
-    context = plan.sum_context(broadcast, client.client, client.signer)
     messages, secret = plan.sum.answer(stage, requests, reply, client.secret, context)
     if client.ledger and entered:  # what is not confirmed counts as spent, too
         client.ledger.confirm(entered)
     return messages, replace(client, secret=secret)
+
+
+def _blank(plan: Plan, broadcast: Broadcast) -> Reply:
+    """One zero per channel, to try what the sum is asked for: a refusal then costs nothing."""
+    zero = torch.zeros(1, dtype=torch.int32)
+    return {name: Release(zero, 0.0, plan.step(name)) for name in plan.due(broadcast.round)}
 
 
 def make_reply(

@@ -99,7 +99,7 @@ def test_a_replayed_round_is_refused_even_after_a_restart(tmp_path: Path) -> Non
     assert len(first.history) == 2
     again = DPStrategy(plan, training="t").start(grid_for(plan, sizes=SIZES), INITIAL, num_rounds=1)
     assert again.history[0]["aborted"] == "0 clients are in the total, and 4 are agreed on"
-    assert set(refused(again.history[0]).values()) == {"UnsoundPlan"}
+    assert set(refused(again.history[0]).values()) == {"Untrusted"}
     vaults = list((tmp_path / "state").rglob("sum.vault"))
     assert len(vaults) == 5
     assert {path.stat().st_mode & 0o777 for path in vaults} == {0o600}

@@ -12,7 +12,7 @@ Whatever goes wrong here leaves as a class name only; the whole sentence is in t
 | edge case                                           | what happens                            |
 |-----------------------------------------------------|-----------------------------------------|
 | the byte-identical order once more, crash or not    | the same bytes: nothing new is released |
-| the same attempt with anything changed              | UnsoundPlan                             |
+| the same attempt with anything changed              | UnsoundPlan; by a secure sum Untrusted  |
 | an attempt that was entered, its answer is missing  | UnsoundPlan: it is spent                |
 | more attempts than the plan's rounds and spare ones | BudgetSpent                             |
 | another plan, or another name of the data, under    | UnsoundPlan                             |
