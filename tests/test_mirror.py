@@ -50,7 +50,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "client/gradient.py": ("oracles/test_algorithm1.py", "laws/test_client_laws.py"),
     "core/clipping.py": ("core/test_rows.py", "mechanisms/test_discrete_gaussian.py"),
     "core/errors.py": ("test_mistakes.py",),
-    "core/log.py": ("training/flower/test_strategy.py",),
     "core/sum_protocol.py": ("sums/test_plain.py", "sums/test_secure.py"),
     "core/testing.py": ("laws/test_server_laws.py",),
     "core/types.py": ("training/test_round.py",),

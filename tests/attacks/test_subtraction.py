@@ -22,12 +22,13 @@ from dpfed.core.errors import ClientRefused
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
 from dpfed.core.sum_protocol import Answer
-from dpfed.core.types import UPDATE, Trust
+from dpfed.core.types import UPDATE, Broadcast, Trust
 from dpfed.mechanisms.gaussian import gaussian
+from dpfed.sums.secagg.messages import Cohort, pack_message
 from dpfed.sums.secure import secure
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, run_round, start
-from tests.attacks.asking import app_of, at_home, exchange_with
+from tests.attacks.asking import app_of, ask, at_home, exchange_with
 
 SIZE, CLIENTS, STD = 3000, 5, 20.0
 EVERYONE, FEWER = (0, 1, 2, 3, 4), (0, 1, 2, 3)
@@ -148,3 +149,13 @@ def test_another_model_gets_nothing_from_a_stored_answer() -> None:
     server.state = replace(server.state, params=server.state.params + 1)
     assert server.round(0).aborted
     assert server.words() == dict.fromkeys(EVERYONE, "Untrusted")
+
+
+def test_a_request_that_the_sum_refuses_costs_nothing() -> None:
+    """Before, the release was entered first: each wrong cohort took an attempt away."""
+    server = Server()
+    for cohort in ([0], [0, 0, 1, 2, 3], [0, 1, 2, 3, 9], [1, 2, 3, 4]):
+        request = {"sum": pack_message(Cohort(cohort, {}))}
+        at = Broadcast(0, server.state.params)
+        assert str(ask(server.app, server.plan, at, 0, "input", request)) == "Untrusted"
+    assert server.round(0).clients == EVERYONE

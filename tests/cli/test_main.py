@@ -78,6 +78,19 @@ def test_errors_are_one_sentence_and_exit_two(
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_an_error_that_quotes_a_file_cannot_steer_the_screen(tmp_path: Path) -> None:
+    """A server writes terms, and an officer's terminal shows what is wrong with them."""
+    terms = tmp_path / "terms.toml"
+    forged = r"\u001b[2J\nkeeps (0.1, 1e-05)-DP\u202e"
+    terms.write_text(f'name = "x"\n[terms]\n"{forged}{"x" * 9000}" = 1\n')
+    done = dpfed("silo", "approve", str(terms), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "the table 'terms' cannot be read" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.strip().isprintable()
+    assert len(done.stderr) < 3000
+
+
 def test_methods_lists_every_plug_in() -> None:
     found = json.loads(dpfed("methods", "--plug-ins", "--json").stdout)
     assert {"sofim", "scale", "schedule", "ema", "gradient", "gaussian", "clear", "plain"} <= {

@@ -94,3 +94,19 @@ def test_a_packages_digest_is_of_what_its_files_say(
         (tmp_path / "one_model.py").write_text(said)
         digests.append(package_digest("one-model"))
     assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize("record", ["", "x.pth,,\n", "__editable___x_finder.py,,\nx.pth,,\n"])
+def test_a_package_whose_code_is_elsewhere_has_no_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str
+) -> None:
+    """An editable install: its code changes, and what is installed of it does not."""
+    facts = tmp_path / "elsewhere-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
+    (facts / "RECORD").write_text(record)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RecipeError, match="must be installed with its code"):
+        package_digest("elsewhere")
+    with pytest.raises(RecipeError, match="'' is not installed"):
+        package_digest("")

@@ -205,6 +205,13 @@ def test_every_answer_leaves_at_the_same_time_after_its_order(folder: Path) -> N
         assert 0.3 <= time.monotonic() - began < 2
 
 
+def test_an_answer_that_is_not_done_in_time_is_zero_rows_in_time(folder: Path) -> None:
+    """Before, it left when it was done: a record that takes long could be told by the clock."""
+    keeper, began = Keeper(folder, late, answer_after=1.0), time.monotonic()
+    assert request(keeper) == framed(b"zero rows")
+    assert 1.0 <= time.monotonic() - began < 3
+
+
 def test_a_request_longer_than_allowed_is_not_read(folder: Path) -> None:
     keeper = Keeper(folder, lambda: REPLY, most_bytes=1024)
     with pytest.raises(DataError, match="a request must be at most 1024 bytes, got 1025"):

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from flwr.app import Array
+from flwr.common.serde import recorddict_from_proto
+from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.silo.relay import LENGTH, ask, receive
 from tests.silo.gates import Silo, gates, read, terms_for
-from tests.silo.test_keeper import enrolment, order, said
+from tests.silo.test_keeper import enrolment, order, said, sent
 
 pytestmark = pytest.mark.slow
 
@@ -106,3 +109,20 @@ def test_a_gate_that_is_killed_goes_on_with_the_same_bytes(silo: Silo) -> None:
     silo.start()
     assert ask(str(silo.socket), order(terms)) == before
     assert booked(silo) == 1
+
+
+def test_an_orders_text_forges_no_line_of_the_gates_log_and_fills_no_disk(silo: Silo) -> None:
+    """Flower's own errors quote an array's kind, Python's the names that are missing."""
+    terms = read(silo.folder.parent / "terms.toml")
+    forged = "\nINFO all is well\x1b[2J\u202e"
+    content = recorddict_from_proto(Bytes.FromString(order(terms)))
+    for name, array in content.array_records["arrays"].items():
+        content.array_records["arrays"][name] = Array(array.dtype, array.shape, forged, array.data)
+    assert said(ask(str(silo.socket), sent(content)))["error"] == "ClientError"
+    content.config_records["dpfed"]["names"] = [forged + "x" * 90_000]
+    assert said(ask(str(silo.socket), sent(content)))["error"] == "ClientError"
+    log = (silo.folder / "gate.log").read_text()
+    assert "Unsupported serialization type" in log
+    assert "\nINFO" not in log
+    assert not {"\x1b", "\u202e"} & set(log)
+    assert len(log) < 20_000

@@ -145,6 +145,50 @@ def test_terms_of_an_enrolment_are_approved_by_rule_within_the_week(tmp_path: Pa
     assert [each.name for each in held.approvals.all()] == ["first"]
 
 
+def test_a_week_is_counted_in_the_owners_own_terms(tmp_path: Path) -> None:
+    """Terms of a large delta say a small epsilon; before, a week took any number of them."""
+    rule: dict[str, Any] = {"approve": "within-policy", "most_epsilon": 4.0, "week_epsilon": 4.0}
+    held, privacy = keeper(tmp_path, **rule), {"epsilon": 1.0, "delta": 0.01, "noise": "keyed"}
+    refusals = []
+    for name in ("first", "second", "third"):
+        text = terms_for(tmp_path, 3, name=name, privacy=privacy).read_text()
+        assert read_terms(text).plan.guarantee().claims[0].epsilon <= 1.0
+        refusals.append(said(held.answer(enrolment(name, text))).get("error"))
+    assert refusals == [None, "UnsoundPlan", "UnsoundPlan"]
+
+
+def test_terms_that_cost_next_to_nothing_do_not_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpfed.silo.keeper._LEAST", 0.25)  # else a hundred in a week
+    rule: dict[str, Any] = {"approve": "within-policy", "most_epsilon": 2.0, "week_epsilon": 2.0}
+    held = keeper(tmp_path, **rule)
+    privacy = {"std_over_clip": 1e7, "noise": "keyed"}
+    for at in range(7):
+        text = terms_for(tmp_path, 3, name=f"small-{at}", privacy=privacy).read_text()
+        held.answer(enrolment(f"small-{at}", text))
+    assert len(held.approvals.all()) == 4
+
+
+def test_by_hand_no_work_is_done_for_terms_that_come_with_an_enrolment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, text = keeper(tmp_path), terms_for(tmp_path, 3).read_text()
+    monkeypatch.setattr(Keeper, "permitted", lambda *_: pytest.fail("looked at"))
+    assert said(held.answer(enrolment("gated", text)))["error"] == "UnsoundPlan"
+
+
+def test_a_page_names_the_method_that_is_run(tmp_path: Path) -> None:
+    """Terms may name one method, and give the algorithm of another."""
+    held, terms = approved(tmp_path)
+    assert "method    dp-fedgd, 3 rounds" in proposal(held, terms)
+    held = keeper(tmp_path, methods=["dp-fedgd", "dp-scaffold"])
+    other = terms_for(tmp_path, 3, client={"name": "scaffold", "steps": 2})
+    page = proposal(held, read_terms(other.read_bytes()))
+    assert "method    scaffold with gaussian noise, 3 rounds" in page
+    assert "and this one costs 2 by itself" in page
+
+
 def test_the_clients_number_is_the_owners(tmp_path: Path) -> None:
     text = terms_for(tmp_path, 3).read_text()
     held = keeper(tmp_path, client=2)
@@ -296,7 +340,7 @@ def test_an_installed_train_function_makes_the_row_behind_the_gate(tmp_path: Pat
 @pytest.mark.usefixtures("pinned")
 @pytest.mark.parametrize(
     ("policy", "changes", "key"),
-    [({}, {}, "train: one of"), ({"train": ["tests.silo.trains:other"]}, {}, "train: one of"),
+    [({}, {}, "nothing of package 'tests'"), ({"train": ["tests.silo.trains:other"]}, {}, "train: one of"),
      ({"train": [SHIFT]}, {"privacy": {**CLIENT, "unit": "record"}}, "unit client"),
      ({"train": [SHIFT]}, {"evaluation": {"kind": "federated"}}, "evaluation off")],
 )  # fmt: skip

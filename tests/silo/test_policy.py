@@ -75,12 +75,53 @@ def test_terms_of_another_version_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_pinned_package_must_be_the_installed_one(tmp_path: Path) -> None:
-    found, asked = policy(tmp_path), terms(tmp_path)
-    asked.pins.packages["tomli-w"] = package_digest("tomli-w")
+    found, asked = policy(tmp_path, factories={"tomli_w.models:small": {}}), terms(tmp_path)
+    asked.pins.packages["tomli_w"] = package_digest("tomli-w")
     permit(found, asked, TODAY)
-    asked.pins.packages["tomli-w"] = package_digest("msgspec")
-    with pytest.raises(UnsoundPlan, match="tomli-w as the terms pin it"):
+    asked.pins.packages["tomli_w"] = package_digest("msgspec")
+    with pytest.raises(UnsoundPlan, match="tomli_w as the terms pin it"):
         permit(found, asked, TODAY)
+
+
+def test_packages_that_no_model_comes_from_are_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever writes terms lets the gate read through all that is installed."""
+    found, asked = policy(tmp_path, factories={"tomli_w.models:small": {}}), terms(tmp_path)
+    asked.pins.packages["torch"] = "0"
+    digest = "dpfed.silo.policy.package_digest"
+    monkeypatch.setattr(digest, lambda name: pytest.fail(name))
+    with pytest.raises(UnsoundPlan, match="nothing of package 'torch'"):
+        permit(found, asked, TODAY)
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        {"epsilon": 1.0, "delta": 0.4},
+        {"epsilon": 1.9, "adjacency": "zero-out"},
+        {"epsilon": 1.9, "unit": "client", "adjacency": "zero-out"},
+        {"epsilon": 1.9, "delta": 1e-4},
+    ],
+)
+def test_a_ceiling_is_in_the_owners_own_terms(tmp_path: Path, privacy: dict[str, Any]) -> None:
+    """An epsilon at a large delta, or of another adjacency, is a larger one of the owner's."""
+    found, asked = policy(tmp_path, most_epsilon=2.0), terms(tmp_path, privacy=privacy)
+    assert asked.plan.guarantee().claims[0].epsilon < 2.0
+    with pytest.raises(UnsoundPlan, match=r"most_epsilon: at most 2, got '([2-9]|inf)"):
+        permit(found, asked, TODAY)
+
+
+def test_what_a_training_costs_is_what_its_rounds_are_booked_at(tmp_path: Path) -> None:
+    found, asked = policy(tmp_path).data["sepsis"], terms(tmp_path)
+    assert found.cost(asked) == pytest.approx(2.0, rel=1e-6)
+
+
+def test_spare_attempts_are_rounds_too(tmp_path: Path) -> None:
+    found = policy(tmp_path, most_rounds=4)
+    permit(found, terms(tmp_path, privacy={**PRIVACY, "spare_attempts": 1}), TODAY)
+    with pytest.raises(UnsoundPlan, match="most_rounds: at most 4, got '1000000003'"):
+        permit(found, terms(tmp_path, privacy={**PRIVACY, "spare_attempts": 10**9}), TODAY)
 
 
 def test_a_secure_sum_needs_the_pinned_roster_and_enough_silos(tmp_path: Path) -> None:

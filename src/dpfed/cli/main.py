@@ -24,6 +24,7 @@ from dpfed.cli.methods import methods
 from dpfed.cli.silo import silo_app
 from dpfed.cli.start import demo, doctor, explain, new
 from dpfed.core.errors import DpfedError
+from dpfed.core.log import shown
 from dpfed.core.types import Adjacency, Trust, Unit
 from dpfed.recipes.display import bar, percent
 
@@ -370,7 +371,8 @@ def _usage(error: click.UsageError) -> str:
 
 
 def _fail(sentence: str) -> None:
-    typer.secho(f"error: {sentence}", err=True, fg=typer.colors.RED)
+    said = shown(sentence, 2000)  # it may quote a file that somebody else wrote
+    typer.secho(f"error: {said}", err=True, fg=typer.colors.RED)
     sys.exit(2)
 
 

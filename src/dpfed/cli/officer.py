@@ -10,9 +10,11 @@ import datetime as dt
 from dataclasses import replace
 
 from dpfed.accounting.guarantee import GATED
+from dpfed.core.log import shown
 from dpfed.core.types import Trust
+from dpfed.recipes.methods import method_tables
+from dpfed.recipes.schema import Recipe
 from dpfed.recipes.terms import Terms
-from dpfed.silo.approvals import shown
 from dpfed.silo.keeper import Keeper
 
 _SEES = {
@@ -31,17 +33,27 @@ def proposal(keeper: Keeper, terms: Terms) -> str:
         "training": shown(terms.name),
         "terms": terms.fingerprint,
         "data": f"{name}: each {data.unit} under {data.adjacency}",
-        "method": f"{shown(str(recipe.method or recipe.client['name']))}, {recipe.rounds} rounds "
-        f"and {plan.spare} spare attempts, {released} releases",
+        "method": f"{_method(recipe)}, {recipe.rounds} rounds and {plan.spare} spare attempts, "
+        f"{released} releases",
         "model": f"{shown(str(recipe.model.factory or recipe.model.name))}, "
         f"{terms.model.layout.size:,} numbers"
         + (f", trained by {shown(terms.pins.train)}" if terms.pins.train else ""),
         "silos": f"{len(terms.pins.sizes)}, this one is number {data.client}",
         "sees": _SEES[plan.update.trust],
         "keeps": replace(plan.guarantee(), enforced=GATED, budgeted=True).sentence,
-        "budget": f"{data.budget} for all trainings; {_spent(keeper, name)} so far",
+        "budget": f"{data.budget} for all trainings; {_spent(keeper, name)} so far, and this one "
+        f"costs {data.cost(terms):.4g} by itself",
     }
     return "\n".join(f"{word:9} {said}" for word, said in lines.items())
+
+
+def _method(recipe: Recipe) -> str:
+    """The method's name, if the terms leave its algorithm and noise as they are."""
+    found = (recipe.client["name"], recipe.privacy.mechanism)
+    tables = method_tables(recipe.method) if recipe.method else {"client": {"name": ""}}
+    if found == (tables["client"]["name"], tables.get("mechanism")):
+        return str(recipe.method)
+    return f"{found[0]} with {found[1]} noise"
 
 
 def _spent(keeper: Keeper, dataset: str) -> str:

@@ -190,8 +190,14 @@ def package_digest(name: str) -> str:
     """What is installed of a package: a digest of its files' names and contents."""
     try:
         files = distribution(name).files or []
-    except PackageNotFoundError as error:
+    except (PackageNotFoundError, ValueError) as error:
         raise RecipeError(f"package {name!r} is not installed; install it first") from error
+    code = [path.name for path in files if path.suffix in (".py", ".so")]
+    if all(each.startswith("__editable__") for each in code):
+        raise RecipeError(
+            f"package {name!r} must be installed with its code, got a link to it, or none, so that "
+            f"no digest holds it; install it from a wheel"
+        )
     found = hashlib.sha256()
     for path in sorted(files, key=str):
         if path.suffix != ".pyc" and path.locate().is_file():  # type: ignore[attr-defined]

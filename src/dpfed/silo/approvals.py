@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import datetime as dt
 import sqlite3
-import unicodedata
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 from dpfed.core.errors import UnsoundPlan
+from dpfed.core.log import shown
 from dpfed.recipes.terms import Terms, read_terms
 
-_FILE, _SHOWN = "approvals.sqlite", 80
+_FILE = "approvals.sqlite"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, fingerprint TEXT, terms TEXT, at TEXT,
     until TEXT, revoked TEXT DEFAULT '', by TEXT);
@@ -85,17 +85,20 @@ class Approvals:
         """
         now = _now()
         until = (now + dt.timedelta(days=days)).isoformat()
-        found = self._at(terms.name)
-        if found is not None and found.fingerprint != terms.fingerprint:
-            raise UnsoundPlan(
-                f"training {terms.name!r} was approved under other terms; give it another name"
-            )
         row = Approval(
             name=terms.name, fingerprint=terms.fingerprint, terms=text, at=now.isoformat(),
             until=until, revoked="", by=by,
         )  # fmt: skip
         with closing(self._connect()) as file, file:
-            file.execute("INSERT OR REPLACE INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            entered = file.execute(  # in one step: gate and officer may both be at it
+                "INSERT INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
+                "SET at = excluded.at, until = excluded.until, revoked = '', by = excluded.by "
+                "WHERE fingerprint = excluded.fingerprint", row,
+            ).rowcount  # fmt: skip
+        if not entered:
+            raise UnsoundPlan(
+                f"training {terms.name!r} was approved under other terms; give it another name"
+            )
         self.note("approved", terms.name, f"by {by}, until {until[:10]}")
 
     def revoke(self, name: str) -> None:
@@ -166,15 +169,3 @@ class Approvals:
 
 def _now() -> dt.datetime:
     return dt.datetime.now(dt.UTC).replace(microsecond=0)
-
-
-def shown(text: str) -> str:
-    """Text from elsewhere, fit for a screen: one line, 80 characters, nothing that steers it."""
-    kept = "".join(_plain(each) for each in text[:_SHOWN])
-    return kept + "..." * (len(text) > _SHOWN)
-
-
-def _plain(character: str) -> str:
-    """The same, unless it is a control, a direction, a line end or a private sign."""
-    fine = character.isprintable() and unicodedata.category(character)[0] not in "CZM"
-    return character if fine or character == " " else "\N{REPLACEMENT CHARACTER}"

@@ -22,6 +22,7 @@ dies of, this process goes on.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import pwd
 import resource
@@ -36,7 +37,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dpfed.core.errors import DataError
-from dpfed.core.log import log
+from dpfed.core.log import OneLine, log
 from dpfed.silo.keeper import Keeper
 from dpfed.silo.policy import GatePolicy, Policy
 from dpfed.silo.relay import LENGTH, receive
@@ -54,6 +55,9 @@ def run_gate(policy: Policy, ready: Callable[[], None] = lambda: None) -> None:
         ready: called when requests are taken.
     """
     harden()
+    written = logging.StreamHandler()
+    written.setFormatter(OneLine())  # an order's text may be in an error's
+    log.addHandler(written)
     keeper = Keeper(policy)
     keeper.open()
     users = {pwd.getpwnam(name).pw_uid for name in policy.gate.relay_users}
@@ -137,11 +141,13 @@ def _one(relay: socket.socket, keeper: Keeper, users: set[int]) -> None:
         return
     policy, began = keeper.policy.gate, time.monotonic()
     order = _received(relay, policy.most_bytes, began + _PATIENCE)
-    reply = keeper.turned_away(order)
+    reply, longest = keeper.turned_away(order), policy.longest
+    if policy.answer_after:  # half of it for each, so that no record can make an answer late
+        longest = min(longest, policy.answer_after / 2)
     if reply is None:
-        reply = _in_a_child(lambda: keeper.answer(order), policy.longest)
+        reply = _in_a_child(lambda: keeper.answer(order), longest)
     if reply is None:
-        reply = _in_a_child(lambda: keeper.answer(order, nothing=True), policy.longest)
+        reply = _in_a_child(lambda: keeper.answer(order, nothing=True), longest)
     if reply is not None:
         time.sleep(max(0.0, began + policy.answer_after - time.monotonic()))
         relay.settimeout(_PATIENCE)

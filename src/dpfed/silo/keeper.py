@@ -47,6 +47,7 @@ from dpfed.training.plan import Plan
 
 BY_RULE = "the policy"
 _LEDGER = "ledger.sqlite"
+_LEAST = 0.01  # of a week's epsilon, for each training: terms that cost nothing fill a disk, too
 _SHORT = 1 << 16  # bytes of an order that is looked at before a child is made for it
 
 
@@ -209,18 +210,20 @@ class _Asked:
         terms, approvals = read_terms(text), self.keeper.approvals
         if approvals.known(terms.name) or terms.name != _named(self.content):
             return
-        data = self.keeper.permitted(terms)
-        if data.approve is Mode.WITHIN_POLICY:
-            self._keep_to_the_week(data, terms)
+        data = self.keeper.policy.data.get(terms.pins.dataset)
+        if data is not None and data.approve is Mode.WITHIN_POLICY:  # else no work is done for it
+            self._keep_to_the_week(self.keeper.permitted(terms), terms)
             approvals.approve(terms, text, days=data.approval_days, by=BY_RULE)
 
     def _keep_to_the_week(self, data: DataPolicy, terms: Terms) -> None:
         week = (dt.datetime.now(dt.UTC) - dt.timedelta(days=7)).isoformat()
         recent = [a for a in self.keeper.approvals.all() if a.at >= week and a.by == BY_RULE]
-        found = [read_terms(each.terms) for each in recent]
-        spent = sum(_epsilon(each) for each in found if each.pins.dataset == terms.pins.dataset)
-        asked = _epsilon(terms)
-        if data.week_epsilon is None or not spent + asked <= data.week_epsilon:
+        made = [read_terms(each.terms) for each in recent]
+        own = [each for each in made if each.pins.dataset == terms.pins.dataset]
+        most = data.week_epsilon or 0.0
+        *before, asked = [max(data.cost(each), most * _LEAST) for each in (*own, terms)]
+        spent = sum(before)
+        if not spent + asked <= most:
             raise UnsoundPlan(
                 f"the silo's policy has week_epsilon: at most {data.week_epsilon}, got "
                 f"{spent:.4g} in seven days, and {asked:.4g} more; wait, or ask the owner"
@@ -280,10 +283,6 @@ def _installed(function: str) -> Train:
     module, _, name = function.partition(":")
     found: Train = getattr(import_module(module), name)
     return found
-
-
-def _epsilon(terms: Terms) -> float:
-    return terms.plan.guarantee().claims[0].epsilon
 
 
 def _read(order: bytes) -> RecordDict:

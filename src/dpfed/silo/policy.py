@@ -37,6 +37,7 @@ from dpfed.recipes.methods import method_tables
 from dpfed.recipes.schema import DataRecipe, EvaluationKind
 from dpfed.recipes.terms import NAME, Terms, package_digest
 from dpfed.sums.secagg.identity import ROSTER
+from dpfed.training.account import whole_cost
 
 
 class Mode(StrEnum):
@@ -60,7 +61,8 @@ class GatePolicy(_Table, frozen=True):
     identity: str = ""
     """The folder of the silo's key and roster, for secure sums."""
     answer_after: float = 0.0
-    """Seconds after an order at which every answer leaves; 0 answers when it is done."""
+    """Seconds after an order at which every answer leaves: of zero rows, if it is not done in half
+    of them; 0 answers when it is done."""
     longest: float = 600.0
     """Seconds that an answer may take; one that takes longer is an answer of zero rows."""
     most_bytes: int = 1 << 26
@@ -119,6 +121,10 @@ class DataPolicy(_Table, frozen=True):
     def budget(self) -> Budget:
         """What all trainings together may cost."""
         return Budget(self.epsilon, self.delta)
+
+    def cost(self, terms: Terms) -> float:
+        """What a training costs of that budget, whatever the terms state theirs in: epsilon."""
+        return whole_cost(terms.plan, self.key(terms.pins.dataset), self.budget)
 
 
 class Policy(_Table, frozen=True):
@@ -210,11 +216,12 @@ def permit(policy: Policy, terms: Terms, today: dt.date) -> DataPolicy:
     _permit_code(data, terms)
     if (data.since and today < data.since) or (data.until and today > data.until):
         raise _not("since and until", f"a day from {data.since} to {data.until}", today)
-    if terms.recipe.rounds > data.most_rounds:
-        raise _not("most_rounds", f"at most {data.most_rounds}", terms.recipe.rounds)
+    spare = terms.recipe.privacy.spare_attempts or 0  # each may be answered, as a round is
+    if terms.recipe.rounds + spare > data.most_rounds:
+        raise _not("most_rounds", f"at most {data.most_rounds}", terms.recipe.rounds + spare)
     if terms.model.layout.size > data.largest_model:
         raise _not("largest_model", f"at most {data.largest_model}", terms.model.layout.size)
-    epsilon = terms.plan.guarantee().claims[0].epsilon
+    epsilon = data.cost(terms)
     if data.most_epsilon is not None and not epsilon <= data.most_epsilon:
         raise _not("most_epsilon", f"at most {data.most_epsilon:g}", f"{epsilon:.4g}")
     return data
@@ -240,8 +247,15 @@ def _permit_pins(policy: Policy, data: DataPolicy, terms: Terms) -> None:
     if terms.recipe.privacy.trust is Trust.DISTRIBUTED:
         _permit_roster(policy, data, terms)
     for name, digest in pins.packages.items():
-        if package_digest(name) != digest:
-            raise _not("packages (installed)", f"{name} as the terms pin it", digest)
+        _permit_package(data, name, digest)
+
+
+def _permit_package(data: DataPolicy, name: str, digest: str) -> None:
+    allowed = (*data.factories, *data.train)
+    if name not in map(_package, allowed):  # else terms choose what the gate reads
+        raise _not("factories and train", f"nothing of package {name!r}", "a pin of it")
+    if package_digest(name) != digest:
+        raise _not("packages (installed)", f"{name} as the terms pin it", digest)
 
 
 def _permit_roster(policy: Policy, data: DataPolicy, terms: Terms) -> None:
@@ -309,9 +323,13 @@ def _permit_train(data: DataPolicy, terms: Terms) -> None:
 
 
 def _require_pin(key: str, where: str, terms: Terms) -> None:
-    package = where.partition(":")[0].partition(".")[0]
+    package = _package(where)
     if package not in terms.pins.packages:
         raise _not(key, f"a pin of package {package!r} in terms.packages", "none")
+
+
+def _package(factory: str) -> str:
+    return factory.partition(":")[0].partition(".")[0]
 
 
 def _fits(value: Any, allowed: list[Any]) -> bool:

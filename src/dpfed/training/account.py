@@ -29,10 +29,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from dpfed.accounting.ledger.balance import Budget
-from dpfed.accounting.ledger.conversions import LedgerKey, Server, adversary_of
+from dpfed.accounting.ledger.balance import Budget, Cost, converted, finite
+from dpfed.accounting.ledger.conversions import LedgerKey, Server, adversary_of, factor
 from dpfed.accounting.ledger.ledger import Ledger
-from dpfed.accounting.ledger.request import Part, Request
+from dpfed.accounting.ledger.request import Part, Request, plan_cost
 from dpfed.core.environment import DATASET, LEDGER, ledger_path, variable
 from dpfed.core.errors import DataError, DpfedError
 from dpfed.core.log import log
@@ -64,13 +64,7 @@ class Account:
 
     def key(self, plan: Plan, client: int) -> LedgerKey:
         """The key under which a client's releases are entered."""
-        mechanism = plan.update
-        name = f"{self.dataset}/{client}" if self.divided else self.dataset
-        server, colluders = adversary_of(mechanism.trust, plan.sum.against, plan.colluders)
-        return LedgerKey(
-            dataset=name, unit=mechanism.unit, adjacency=mechanism.adjacency, adversary=server,
-            colluders=colluders,
-        )  # fmt: skip
+        return _key(plan, f"{self.dataset}/{client}" if self.divided else self.dataset)
 
     def request(self, plan: Plan, broadcast: Broadcast, member: Bookable) -> Request:
         """What a client is about to release."""
@@ -114,6 +108,37 @@ class Account:
     def confirm(self, rows: Iterable[int]) -> None:
         """The releases of these rows were made."""
         self.ledger.confirm(rows)
+
+
+def _key(plan: Plan, dataset: str) -> LedgerKey:
+    mechanism = plan.update
+    server, colluders = adversary_of(mechanism.trust, plan.sum.against, plan.colluders)
+    return LedgerKey(
+        dataset=dataset, unit=mechanism.unit, adjacency=mechanism.adjacency, adversary=server,
+        colluders=colluders,
+    )  # fmt: skip
+
+
+def whole_cost(plan: Plan, target: LedgerKey, budget: Budget) -> float:
+    """What all of a plan costs in the terms of a budget, as epsilon: infinite without a bound.
+
+    A plan states its own epsilon at its own delta, unit and adjacency: not what its owner counts.
+
+    Args:
+        plan: what is to be released.
+        target: what the budget is stated for.
+        budget: it gives the delta.
+    """
+    key, lost = _key(plan, target.dataset), plan.delta_reserved
+    parts = {
+        name: Part(mechanism, 0, plan.planned(name), plan.amplified)
+        for name, mechanism in plan.channels.items()
+    }
+    request = Request(key=key, training="", client=0, round=0, attempt=0, parts=parts, plan="")
+    cost = Cost()
+    cost.add(finite({**plan_cost(request), "lost": lost, "training": "", "client": 0}))
+    times = factor(key, target, covered=_covered(plan), keeps_person=budget.keeps_person)
+    return converted(cost, times, key).epsilon(budget.delta, target.adjacency)
 
 
 def _covered(plan: Plan) -> bool:
