@@ -27,6 +27,7 @@ PUBLIC = {
         "Linear",
         "Network",
         "Records",
+        "Standardised",
         "Terms",
         "client_app",
         "evaluate",

@@ -11,10 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpfed.core.vector import Layout
     from dpfed.data.datasets import Records as Records
     from dpfed.data.models import Linear as Linear
     from dpfed.data.models import evaluate as evaluate
     from dpfed.data.modules import Network as Network
+    from dpfed.data.standardised import Standardised as Standardised
     from dpfed.recipes.sinks._open import About as About
     from dpfed.recipes.sinks._open import open_sinks as open_sinks
     from dpfed.recipes.terms import Terms as Terms
@@ -33,6 +35,7 @@ _HOMES = {
     "Linear": "dpfed.data.models",
     "Network": "dpfed.data.modules",
     "Records": "dpfed.data.datasets",
+    "Standardised": "dpfed.data.standardised",
     "Terms": "dpfed.recipes.terms",
     "client_app": "dpfed.training.flower.client",
     "evaluate": "dpfed.data.models",
@@ -49,6 +52,7 @@ __all__ = [
     "Linear",
     "Network",
     "Records",
+    "Standardised",
     "Terms",
     "client_app",
     "evaluate",
@@ -71,7 +75,7 @@ def __dir__() -> list[str]:
 
 
 def make_plan(
-    nominal: Sequence[float], layout: Mapping[str, Any] | None = None, **sections: Any
+    nominal: Sequence[float], layout: Layout | Mapping[str, Any] | None = None, **sections: Any
 ) -> Plan:
     """A Plan from a recipe's sections: rounds, privacy, server, client, evaluation.
 
@@ -80,11 +84,14 @@ def make_plan(
     Args:
         nominal: the clients' public sizes in units (records, persons; 1 for each client at client
             level), by partition-id.
-        layout: the model's state dict, for methods that need its shape; None for all others.
+        layout: the model's ``layout`` or state dict, for methods that need its shape; None for all
+            others.
         **sections: the recipe's sections as keywords.
     """
-    from dpfed.core.vector import layout_of
+    from dpfed.core.vector import Layout, layout_of
     from dpfed.recipes.build import plan_for
     from dpfed.recipes.schema import parse
 
-    return plan_for(parse(sections), nominal, None if layout is None else layout_of(layout))
+    if layout is not None and not isinstance(layout, Layout):
+        layout = layout_of(layout)
+    return plan_for(parse(sections), nominal, layout)

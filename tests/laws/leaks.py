@@ -24,6 +24,7 @@ from dpfed.core.types import (
 )
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
+from dpfed.data.standardised import Standardised
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
 from dpfed.training.answer import ClientState, make_reply
@@ -45,7 +46,7 @@ class ConstantReleaser:
         self._calls += 1
         assert hasattr(rows, "clipped_sum")
         assert self._plan.releases(channel, self._round)
-        size = self._plan.size(channel, MODEL.layout.size)
+        size = self._plan.size(channel, model_for(self._plan.client).layout.size)
         vector = torch.arange(size, dtype=torch.int32) * 1000 + self._calls
         return Release(vector, std=1.0, step=2.0**-10)
 
@@ -70,8 +71,14 @@ def plan_for(algorithm: ClientAlgorithm, unit: Unit) -> Plan:
     server = registry.build("server", "scale", {})
     return Plan(
         client=algorithm, channels=channels, sum=plain(), server=server, nominal=[NOMINAL],
-        rounds=3, noise=Noise(0),
+        rounds=4 if algorithm.standardises else 3, noise=Noise(0),
     )  # fmt: skip
+
+
+def model_for(algorithm: ClientAlgorithm) -> Any:
+    """The model, with a standardiser where the algorithm fits one."""
+    made = Standardised(MODEL.link, MODEL.features, MODEL.outputs)
+    return made if algorithm.standardises else MODEL
 
 
 def build(name: str, unit: Unit) -> ClientAlgorithm | None:
@@ -87,11 +94,12 @@ def build(name: str, unit: Unit) -> ClientAlgorithm | None:
 
 def shared_at(plan: Plan, round: int) -> dict[str, torch.Tensor]:
     """What the server half publishes after some rounds of constants."""
-    server = start(plan, torch.zeros(MODEL.layout.size))
+    model = model_for(plan.client)
+    server = start(plan, model.initial(0))
     optimizer, state = plan.optimizer, server.optimizer
     for past in range(round):
         due = plan.due(past)
-        means = {n: torch.linspace(0.1, 1, plan.size(n, MODEL.layout.size)) for n in due}
+        means = {n: torch.linspace(0.1, 1, plan.size(n, model.layout.size)) for n in due}
         lead = means.pop(due[0])
         seen = Aggregate(past, server.params, lead, 0.1, 1, means, 1, 1.0, due[0])
         _, state = optimizer.update(lead.clone(), state, seen)
@@ -101,10 +109,11 @@ def shared_at(plan: Plan, round: int) -> dict[str, torch.Tensor]:
 def watch(algorithm: ClientAlgorithm, unit: Unit, data: Records) -> list[tuple[Reply, Any]]:
     """Replies and kept states of three rounds from a releaser that shows nothing of the data."""
     plan = plan_for(algorithm, unit)
-    client = ClientState(0, MODEL.problem(data))
+    model = model_for(algorithm)
+    client = ClientState(0, model.problem(data))
     seen = []
-    for round in range(3):
-        params = torch.linspace(-1, 1, MODEL.layout.size) * (round + 1)
+    for round in range(plan.rounds):
+        params = torch.linspace(-1, 1, model.layout.size) * (round + 1)
         broadcast = Broadcast(round, params, shared_at(plan, round))
         releaser = ConstantReleaser(plan, round)
         reply, client = make_reply(plan, broadcast, replace(client), releaser)

@@ -34,6 +34,7 @@ from tests.laws.sensitivity import (
     Watched,
     absent,
     compare,
+    model_for,
 )
 
 Model = Linear | Network
@@ -107,12 +108,13 @@ def opposite(layout: Layout) -> Vector:
     return layout.flatten(tensors)
 
 
-def sane(plan: Plan, size: int) -> list[Broadcast]:
+def sane(plan: Plan, start: Vector) -> list[Broadcast]:
     """Plausible rounds: what the server half publishes after some means."""
-    optimizer, state = plan.optimizer, plan.optimizer.init(torch.zeros(size))
+    size = start.numel()
+    optimizer, state = plan.optimizer, plan.optimizer.init(start)
     made = []
     for at in range(plan.rounds):
-        params = torch.linspace(-1, 1, size) * at
+        params = start + torch.linspace(-1, 1, size) * at
         made.append(Broadcast(at, params, dict(optimizer.share(state))))
         means = {name: torch.linspace(0.1, 1, plan.size(name, size)) for name in plan.due(at)}
         lead = plan.due(at)[0]
@@ -296,7 +298,11 @@ class Search:
         poisson = linear and self.model.link == "poisson"  # type: ignore[union-attr]
         classes = 2 if linear and self.model.layout.shapes["weight"][0] == 1 else CLASSES
         self.draw = Draw(self.plan.update.unit, not poisson, classes, self.generator)
-        self.usual, self.client = sane(self.plan, self.model.layout.size), Watched(self.plan)
+        self.model = model_for(self.plan, self.model)
+        self.start = torch.zeros(self.model.layout.size)
+        if self.plan.client.standardises:  # from zeros, all rows are zero
+            self.start = self.model.initial(0)
+        self.usual, self.client = sane(self.plan, self.start), Watched(self.plan)
         scene = self._scene(_random, "sane", "sane", ())
         self._run(
             scene, scene.one, self.usual[:1]
@@ -378,7 +384,7 @@ class Search:
         """At zero, where no loss is flat, and where all are; then under servers of all kinds."""
         always = (0, 1, 2)
         kinds = itertools.chain(
-            ((pair, 0.0, "sane", always) for pair in PAIRS[:3]),
+            ((pair, self.start, "sane", always) for pair in PAIRS[:3]),
             [(_relabelled, "sane", "sane", always)],
             ((pair,) for pair in itertools.cycle(PAIRS)),
         )

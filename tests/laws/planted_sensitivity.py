@@ -8,6 +8,7 @@ be printed, and it would be untrue.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -211,6 +212,38 @@ def centred(plan: Plan, patch: pytest.MonkeyPatch) -> Plan:
     return on_problems(plan, make)
 
 
+def long_moments(plan: Plan, patch: pytest.MonkeyPatch) -> Plan:
+    """Matrices twice as long as is priced."""
+    return on_rows(plan, lambda rows, clip: _moment(2 * rows.clipped_sum(clip).vector), "second")
+
+
+def moments_of_records(plan: Plan, patch: pytest.MonkeyPatch) -> Plan:
+    """A matrix per record, where one per person was guaranteed."""
+
+    def make(problem: Any) -> Any:
+        def rows(params: Vector, unit: Unit) -> Any:
+            return problem.moment_rows(params, Unit.RECORD)
+
+        return Other(problem, moment_rows=rows)
+
+    return on_problems(plan, make)
+
+
+def moments_priced_as_removed(plan: Plan, patch: pytest.MonkeyPatch) -> Plan:
+    """Replacing a matrix counts as 1, as removing it does."""
+
+    def less(rows: Rows, clip: float) -> BoundedSum:
+        return replace(rows.clipped_sum(clip), replace_bound=clip)
+
+    mechanism: Any = plan.channels["second"]
+    channels = {**plan.channels, "second": replace(mechanism, replace_bound=mechanism.clip)}
+    return replace(on_rows(plan, less, "second"), channels=channels)
+
+
+def _moment(vector: Vector) -> BoundedSum:
+    return BoundedSum(vector, 1.0, math.sqrt(2))
+
+
 _REPLACE, _ADD = Adjacency.REPLACE_ONE, Adjacency.ADD_REMOVE
 BUGS = [
     Bug(steps_on_clear_gradients, case("fedavg", Unit.RECORD, _REPLACE, steps=2)),
@@ -228,4 +261,9 @@ BUGS = [
     Bug(unscaled_triangle, case("fedfc", Unit.RECORD, _ADD)),
     Bug(unscaled_triangle, case("fednewton", Unit.RECORD, _REPLACE, start=1, steps=2)),
     Bug(centred, case("gradient", Unit.RECORD, _REPLACE)),
+    Bug(centred, case("fedauto", Unit.RECORD, _REPLACE)),
+    Bug(records_for_persons, case("fedauto", Unit.GROUP, _ADD)),
+    Bug(long_moments, case("fedauto", Unit.CLIENT, _ADD)),
+    Bug(moments_of_records, case("fedauto", Unit.GROUP, _ADD)),
+    Bug(moments_priced_as_removed, case("fedauto", Unit.RECORD, _REPLACE)),
 ]

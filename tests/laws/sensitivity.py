@@ -55,12 +55,15 @@ from dpfed.core.types import (
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 from dpfed.data.modules import Network, seeded
-from dpfed.recipes.build import plan_for_clients
+from dpfed.recipes.build import plan_for_clients, trained_model
 from dpfed.recipes.schema import parse
 from dpfed.training.answer import ClientState, PricedReleaser, make_reply
 from dpfed.training.plan import Plan
 
 FEATURES, CLASSES, ROUNDS, NOMINAL = 3, 3, 3, 8.0
+
+MORE_ROUNDS = {"fedauto": 4}
+"""Where three are refused."""
 
 SLACK = 2.0**-40
 """Of the bound, for the rounding of the distance itself: the sum's is in the price."""
@@ -114,7 +117,7 @@ def variants(name: str) -> Iterator[tuple[tuple[str, Any], ...]]:
     yield tuple(few.items())
     for key, parameter in known.items():
         for value in _choices(hints[key]):
-            if value != parameter.default:
+            if value != parameter.default and key not in registry.FACTS:
                 yield (*few.items(), (key, value))
 
 
@@ -145,12 +148,18 @@ def plan_for(case: Case) -> Plan:
         "clip": case.clip, "std_over_clip": 1.0, "nominal": NOMINAL, "noise": "keyed",
     }  # fmt: skip
     client = {"name": case.algorithm, **dict(case.options)}
+    rounds = MORE_ROUNDS.get(case.algorithm, ROUNDS)
     tree = {
-        "rounds": ROUNDS,
+        "rounds": rounds,
         "client": client,
-        "evaluation": {"kind": "federated", "every": ROUNDS},
+        "evaluation": {"kind": "federated", "every": rounds},
     }
     return plan_for_clients(parse({**tree, "privacy": privacy}), [NO_RECORDS], MODELS[case.model])
+
+
+def model_for(plan: Plan, model: Linear | Network) -> Any:
+    """What the plan trains: the model, or one that standardises its inputs."""
+    return trained_model(parse({}), plan, model)
 
 
 def plan_or_none(case: Case) -> Plan | None:

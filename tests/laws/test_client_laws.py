@@ -25,7 +25,7 @@ from dpfed.core.types import (
     Unit,
 )
 from dpfed.training.answer import ClientState, PricedReleaser, answer, make_reply
-from tests.laws.leaks import MODEL, breaches, build, plan_for, records, shared_at
+from tests.laws.leaks import MODEL, breaches, build, model_for, plan_for, records, shared_at
 
 ALGORITHMS = list(registry.names("client"))
 
@@ -49,9 +49,10 @@ def test_releases_are_as_many_as_declared(name: str) -> None:
         if algorithm is None:
             continue
         plan = plan_for(algorithm, unit)
-        client = ClientState(0, MODEL.problem(records(20, 1)))
+        model = model_for(algorithm)
+        client = ClientState(0, model.problem(records(20, 1)))
         for round in range(plan.rounds):
-            params = torch.zeros(MODEL.layout.size)
+            params = torch.zeros(model.layout.size)
             broadcast = Broadcast(round, params, shared_at(plan, round))
             releaser = PricedReleaser(plan, broadcast, client)
             reply, client = make_reply(plan, broadcast, client, releaser)

@@ -23,10 +23,9 @@ from dpfed.core.types import Adjacency, Broadcast, ClientAlgorithm, Trust, Unit
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
 from dpfed.training.plan import Plan
-from dpfed.training.round import publish, run_round, start
-from tests.laws.leaks import MODEL, _equal
+from dpfed.training.round import Exchange, publish, run_round, start
+from tests.laws.leaks import MODEL, _equal, model_for
 
-SIZE = MODEL.layout.size
 DRAWS: list[tuple[int, ...]] = [(0, 1, 2, 3), (2,), ()]
 LOCAL_ONLY = {"scaffold", "fednew"}
 """Their clients build later replies on their own releases: central trust refuses them."""
@@ -55,20 +54,26 @@ def of_client_level(name: str) -> ClientAlgorithm | None:
     return made if Unit.CLIENT in made.units else None
 
 
-def zeros(
-    broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
-) -> Iterable[tuple[int, Answer]]:
+def zeros(plan: Plan) -> Exchange:
     """Everyone who is asked answers with zeros: the total does not depend on who that is."""
-    del broadcast, stage
-    for client in sorted(set().union(*requests.values())):
-        yield client, {name: bytes(8 * SIZE) for name in requests}
+
+    def exchange(
+        broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
+    ) -> Iterable[tuple[int, Answer]]:
+        del stage
+        size = broadcast.params.numel()
+        for client in sorted(set().union(*requests.values())):
+            yield client, {name: bytes(8 * plan.size(name, size)) for name in requests}
+
+    return exchange
 
 
 def watched(plan: Plan, drawn: tuple[int, ...]) -> list[Any]:
     """What three rounds leave and publish, whoever the plan's own draw would ask."""
-    state, seen = start(plan, torch.linspace(-1, 1, SIZE)), []
+    size = model_for(plan.client).layout.size
+    state, seen = start(plan, torch.linspace(-1, 1, size)), []
     for _ in range(3):
-        state, result = run_round(plan, replace(state, cohort=drawn), zeros)
+        state, result = run_round(plan, replace(state, cohort=drawn), zeros(plan))
         sent = publish(plan, state)
         seen.append((
             state.params, state.optimizer, dict(state.mechanisms), dict(state.release_counts),

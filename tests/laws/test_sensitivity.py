@@ -6,6 +6,8 @@ scripts/sensitivity runs the same with a longer search; results/sensitivity/tabl
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from dpfed.core import registry
@@ -125,8 +127,10 @@ def test_a_record_more_or_less_moves_no_other_row(model: str) -> None:
     blocks.
     """
     found = []
-    for unit, adjacency in CHANGING:
-        plan = plan_for(Case("gradient", (), unit, adjacency, model))
+    for name, (unit, adjacency) in itertools.product(("gradient", "fedauto"), CHANGING):
+        if name == "fedauto" and model not in LINEAR:
+            continue
+        plan = plan_for(Case(name, (), unit, adjacency, model))
         search = Search(plan, MODELS[model])
         for count in range(3, 36, 2):
             found += search.cancels(count).faults

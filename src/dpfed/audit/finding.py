@@ -21,8 +21,8 @@ from pathlib import Path
 
 from dpfed.core.errors import RecipeError
 from dpfed.core.randomness import Noise
-from dpfed.recipes.build import plan_for_clients
-from dpfed.recipes.federation import Federation, federation
+from dpfed.recipes.build import plan_for_clients, trained_model
+from dpfed.recipes.federation import Federation, federation, with_model
 from dpfed.recipes.schema import Recipe
 from dpfed.training.plan import Plan
 
@@ -161,6 +161,7 @@ def subject(
     """
     silos = federation(recipe, root)
     plan = plan_for_clients(recipe, silos.clients, silos.model)
+    silos = with_model(silos, trained_model(recipe, plan, silos.model))
     if math.isinf(plan.guarantee().epsilon):
         raise RecipeError(
             "this recipe guarantees nothing, so there is nothing to audit; give it a mechanism "

@@ -40,7 +40,7 @@ from dpfed.audit.repriced import claimed_mu, is_drawn
 from dpfed.audit.statistics import Bits, Floats, chance_of, one_run_epsilon
 from dpfed.core.errors import RoundAborted
 from dpfed.core.log import log
-from dpfed.core.matrices import MatrixRows, SecondOrderProblem
+from dpfed.core.matrices import MatrixRows, MomentProblem, SecondOrderProblem
 from dpfed.core.randomness import Noise
 from dpfed.core.rows import Dense, UnitRows
 from dpfed.core.sum_protocol import Messages, Session
@@ -161,6 +161,24 @@ class PlantedLinear(Planted):
         return self.inner
 
 
+@dataclass(frozen=True, eq=False)
+class PlantedStandardised(Planted):
+    """A planted client whose model standardises its inputs, by the client's own statistics."""
+
+    def mean_rows(self, params: Vector, unit: Unit) -> Rows:
+        """The client's own rows."""
+        return self._standardised.mean_rows(params, unit)
+
+    def moment_rows(self, params: Vector, unit: Unit) -> MatrixRows:
+        """The client's own rows."""
+        return self._standardised.moment_rows(params, unit)
+
+    @property
+    def _standardised(self) -> MomentProblem:
+        assert isinstance(self.inner, MomentProblem)  # noqa: S101 (it was built from one)
+        return self.inner
+
+
 # -------------------------------------------------------------------------- what the adversary sees
 
 
@@ -257,6 +275,7 @@ def _planted(
     signs = torch.where(coins, 1.0, other)[:, None]
     rows = (directions * signs * (_LONG * plan.update.clip)).float()
     kind = PlantedLinear if isinstance(problem, SecondOrderProblem) else Planted
+    kind = PlantedStandardised if isinstance(problem, MomentProblem) else kind
     return kind(problem, rows, plan.update.clip, torch.zeros(size))
 
 

@@ -305,9 +305,26 @@ def clip_alone(matrix: torch.Tensor, clip: float) -> torch.Tensor:
     single numbers or a maximum, and powers of two keep squares from overflow: bit by bit the same.
     """
     scaled, exponents = normalised(matrix)
-    norms = _tree_sums(scaled * scaled).sqrt_()
+    norms = _alone_norms(scaled)
     factors = scaled_factors(norms, exponents, clip * (1 - _ALONE))
     return scaled.mul_(factors[:, None])
+
+
+def directions(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of length 1, and the lengths that they had; zero where that is 0 or not finite.
+
+    As in ``clip_alone`` no row depends on another one, nor on its place, to the last bit.
+    """
+    scaled, exponents = normalised(matrix)
+    norms = _alone_norms(scaled)
+    lengths = np.ldexp(norms.numpy(), exponents)
+    inverse = torch.where(norms > 0, norms.reciprocal(), 0.0)
+    return scaled.mul_(inverse[:, None]), torch.from_numpy(lengths)
+
+
+def _alone_norms(scaled: torch.Tensor) -> torch.Tensor:
+    """Norms of normalised rows, each the same wherever its row lies."""
+    return _tree_sums(scaled * scaled).sqrt_()
 
 
 def _tree_sums(matrix: torch.Tensor) -> torch.Tensor:

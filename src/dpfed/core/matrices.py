@@ -37,10 +37,13 @@ import torch
 from dpfed.core.clipping import (
     ProductSum,
     checked_clip,
+    clip_alone,
     clip_factors,
     moderate,
     product_sum,
     row_norms,
+    rows_in_block,
+    stacked,
     weighted,
 )
 from dpfed.core.errors import BadRelease, UnsoundPlan
@@ -64,6 +67,17 @@ class SecondOrderProblem(Problem, Protocol):
 
     def hessian_rows(self, params: Vector, unit: Unit) -> MatrixRows:
         """Per-unit Hessians of the loss at ``params``, in the order of the flat vector."""
+
+
+@runtime_checkable
+class MomentProblem(Problem, Protocol):
+    """A problem whose model standardises its inputs by private moments of them."""
+
+    def mean_rows(self, params: Vector, unit: Unit) -> Rows:
+        """Per-unit rows in the unit ball."""
+
+    def moment_rows(self, params: Vector, unit: Unit) -> MatrixRows:
+        """Per-unit positive semidefinite matrices of Frobenius norm at most 1."""
 
 
 def second_order(problem: Problem, method: str) -> SecondOrderProblem:
@@ -166,6 +180,19 @@ class Gram:
         x = x.double() * clip_factors(row_norms(x), math.sqrt(bound))[:, None]
         return product_sum(x, x)
 
+    def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
+        """Blocks of upper triangles, one per unit, for sums in exact integers.
+
+        Truncated, they are no longer positive semidefinite: replacing one moves the sum by up to
+        2 clip, which is what a mechanism that truncates accounts for.
+        """
+        bound, size = checked_clip(clip), triangle(self.feature.shape[1])
+        if self.mean or self.groups is not None:
+            blocks = stacked(map(to_triangle, self._units()), size)
+        else:
+            blocks = map(_triangles, torch.split(self.feature, rows_in_block(size)))
+        return (clip_alone(block, bound) for block in blocks)
+
     def _units(self) -> Iterator[torch.Tensor]:
         """The matrix of the client, or of each person."""
         whole = _usable(self.feature)
@@ -258,6 +285,14 @@ class Hessians:
         c, f = self.curvature.shape[1], self.feature.shape[1]
         order = linear_vector(torch.arange(c * f).view(c, f), bias=True)
         return matrix[order][:, order]
+
+
+def _triangles(feature: torch.Tensor) -> torch.Tensor:
+    """The upper triangle of x x^T for each row x, made of single products."""
+    x = moderate(feature).double()
+    rows, columns = torch.triu_indices(x.shape[1], x.shape[1])
+    products = x[:, rows] * x[:, columns]
+    return products.mul_(torch.where(rows == columns, 1.0, math.sqrt(2)))
 
 
 def _pairs(count: int) -> Iterator[tuple[int, int]]:

@@ -30,7 +30,7 @@ from dpfed.core.errors import RecipeError
 from dpfed.core.types import ClientAlgorithm
 
 KINDS = ("client", "mechanisms", "sums", "server")
-FACTS = ("unit", "layout")
+FACTS = ("unit", "layout", "truncates")
 """Parameters of a factory that are facts of the plan, not options of a recipe."""
 
 _TYPES = {

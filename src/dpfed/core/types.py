@@ -170,6 +170,10 @@ class Aggregate:
     """The part of them that is expected in a round: the mean divides by it."""
     lead: str = UPDATE
     """The channel whose mean is ``mean``."""
+    rounds: int = 0
+    """How many rounds the plan has."""
+    planned_std: float = math.nan
+    """What ``std`` is on the update channel by the plan: if everyone takes part."""
 
 
 # ------------------------------------------------------------------------------------- plug-ins
@@ -311,6 +315,10 @@ class ClientAlgorithm(NamedTuple):
     """What a client must hold while it works, in terms of the model's size d and its inputs f."""
     companion: ServerOptimizer | None = None
     """The server half of two-sided methods; it runs before the plan's own optimizer."""
+    standardises: bool = False
+    """It fits a model that standardises its inputs (vector.Standardiser), paced by the noise."""
+    settle: Callable[[Mapping[str, float]], Mapping[str, Any]] | None = None
+    """Options that the plan's noise levels decide, by channel: public, before the first round."""
     made_by: str = ""
     """The plug-in's name and options: the registry writes it, and both sides compare it."""
 

@@ -76,6 +76,56 @@ def head_of(layout: Layout | None, method: str) -> Head:
     return Head(weight[0], weight[1] + (bias is not None), bias is not None)
 
 
+@dataclass(frozen=True)
+class Standardiser:
+    """The shape of a linear model that standardises its inputs (data/standardised.py).
+
+    ``full`` is whether its transform is a matrix; if not, it is one number.
+    """
+
+    outputs: int
+    features: int
+    bias: bool = True
+    full: bool = True
+
+    @property
+    def layout(self) -> Layout:
+        """The standardiser's tensors first, then the head's as nn.Linear orders them."""
+        side = self.features
+        shapes: dict[str, tuple[int, ...]] = {"center": (side,)}
+        shapes["transform"] = (side, side) if self.full else (1,)
+        if self.bias:
+            shapes["bias_input"] = (1,)
+        shapes["weight"] = (self.outputs, side)
+        return Layout({**shapes, "bias": (self.outputs,)} if self.bias else shapes)
+
+    @property
+    def head(self) -> int:
+        """How many numbers the head has: the last ones of the flat vector."""
+        return self.outputs * (self.features + self.bias)
+
+
+def standardises(layout: Layout | None) -> bool:
+    """Whether a layout is that of a model that standardises its inputs."""
+    return layout is not None and {"center", "transform"} <= set(layout.shapes)
+
+
+def standardiser_of(layout: Layout | None, method: str, full: bool = True) -> Standardiser:
+    """The standardiser and head that a layout is, or that a linear layer becomes.
+
+    Args:
+        layout: of a model that standardises its inputs, or of one linear layer.
+        method: who asks, for the error.
+        full: whether a linear layer's transform is to be a matrix.
+    """
+    if layout is None or not standardises(layout):
+        head = head_of(layout, method)
+        return Standardiser(head.outputs, head.inputs - head.bias, head.bias, full)
+    outputs, features = layout.shapes["weight"]
+    matrix = len(layout.shapes["transform"]) == 2
+    return Standardiser(outputs, features, "bias" in layout.shapes, matrix)
+
+
 def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
     """The layout of named tensors."""
     return Layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})

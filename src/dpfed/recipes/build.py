@@ -13,6 +13,7 @@ import torch
 
 from dpfed.accounting import gdp
 from dpfed.accounting.calibrate import closed_form, least_factor
+from dpfed.client._paced import SECOND
 from dpfed.core.chain import chain
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
@@ -31,10 +32,11 @@ from dpfed.core.types import (
     Trust,
     Unit,
 )
-from dpfed.core.vector import Layout
+from dpfed.core.vector import Layout, standardises
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, Model
-from dpfed.recipes.schema import EvaluationKind, PrivacyRecipe, Recipe
+from dpfed.data.standardised import Standardised
+from dpfed.recipes.schema import DataRecipe, EvaluationKind, PrivacyRecipe, Recipe
 from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
 
@@ -51,7 +53,7 @@ def plan_for_clients(
     """
     nominal = [_nominal(recipe.privacy, records) for records in clients]
     plan = plan_for(recipe, nominal, None if model is None else model.layout)
-    if plan.client.linear and model is not None and not isinstance(model, Linear):
+    if plan.client.linear and model is not None and not isinstance(model, Linear | Standardised):
         raise RecipeError(
             f"client {recipe.client['name']!r} needs a model of one linear layer, got "
             f"{recipe.model.name!r}; set model.name to softmax, logistic or poisson"
@@ -67,10 +69,22 @@ def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = N
         nominal: each client's public size in units; 1 for each client where clients are the unit.
         layout: the names and shapes of the model's parameters; None for methods that do not ask.
     """
+    plan = _plan_for(recipe, nominal, layout)
+    if plan.client.settle is None:
+        return plan
+    decided = plan.client.settle({name: plan.level(name) for name in plan.channels})
+    client = {**recipe.client, **decided}
+    return _plan_for(msgspec.structs.replace(recipe, client=client), nominal, layout)
+
+
+def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -> Plan:
     links = [_plug_in("server", table) for table in recipe.server]
     privacy = recipe.privacy
     seed = recipe.seed if privacy.noise is NoiseSource.KEYED else None
-    client = _plug_in("client", recipe.client, unit=privacy.unit, layout=layout)
+    truncates = bool(build("mechanisms", privacy.mechanism, {}).exact)
+    facts = {"unit": privacy.unit, "layout": layout, "truncates": truncates}
+    client = _plug_in("client", recipe.client, **facts)
+    _check_standardiser(recipe, client, layout)
     total = _plug_in("sums", recipe.sum)
     draft = Plan(
         client=client,
@@ -93,6 +107,56 @@ def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = N
         return draft
     shares = _shares(_declared(recipe, client))
     return replace(draft, channels=_calibrated(draft, privacy.epsilon, shares))
+
+
+def _check_standardiser(recipe: Recipe, client: ClientAlgorithm, layout: Layout | None) -> None:
+    """A method that paces itself has no other optimizer; its model has no other method."""
+    if client.standardises and recipe.server != [{"name": "scale"}]:
+        raise refuse(
+            "server", f"left out for client {recipe.client['name']!r}, which paces its own steps",
+            recipe.server, "leave it out, or choose another method",
+        )  # fmt: skip
+    if standardises(layout) and not client.standardises:
+        raise refuse(
+            "client.name", "'fedauto' for a model that standardises its inputs",
+            recipe.client["name"], "set method = 'dp-fedauto', or use the model Linear",
+        )  # fmt: skip
+
+
+def trained_model(recipe: Recipe, plan: Plan, model: Model) -> Model:
+    """The model that a plan trains: a linear one with a standardiser, where the method has one.
+
+    Args:
+        recipe: the run's configuration; its table ``data`` may say what ranges features have.
+        plan: the recipe's plan.
+        model: the model that the recipe names.
+    """
+    if not plan.client.standardises or not isinstance(model, Linear):
+        return model
+    center, radius = public_range(recipe.data, model.features)
+    return Standardised(
+        link=model.link, features=model.features, outputs=model.outputs, bias=model.bias,
+        full=SECOND in plan.channels, center=center, radius=radius,
+    )  # fmt: skip
+
+
+def public_range(data: DataRecipe, features: int) -> tuple[float | tuple[float, ...], float | None]:
+    """The middle of the features' ranges and half their diagonal; else 0, and the rows' radius."""
+    if isinstance(data.low, msgspec.UnsetType) or isinstance(data.high, msgspec.UnsetType):
+        return 0.0, data.radius
+    low, high = (_for_each(name, getattr(data, name), features) for name in ("low", "high"))
+    if not all(a < b for a, b in zip(low, high, strict=True)):
+        raise refuse("data.low", "below data.high for each feature", data.low, "correct one")
+    pairs = list(zip(low, high, strict=True))
+    return tuple((a + b) / 2 for a, b in pairs), math.dist(low, high) / 2
+
+
+def _for_each(name: str, given: float | list[float], features: int) -> list[float]:
+    values = given if isinstance(given, list) else [given] * features
+    if len(values) != features or not all(map(math.isfinite, values)):
+        bound = f"a finite number, or one for each of {features} features"
+        raise refuse(f"data.{name}", bound, given, "give the range that a feature may have")
+    return values
 
 
 def _plug_in(kind: str, table: dict[str, Any], **facts: Any) -> Any:

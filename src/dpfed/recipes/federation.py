@@ -90,6 +90,14 @@ def federation(recipe: Recipe, root: Path | None = None) -> Federation:
     )
 
 
+def with_model(silos: Federation, model: Model) -> Federation:
+    """The same clients with another model on their records."""
+    if model is silos.model:
+        return silos
+    problems = [model.problem(records) for records in silos.clients]
+    return replace(silos, model=model, problems=problems)
+
+
 def _goal(kind: EvaluationKind, model: Model, dataset: Dataset) -> Vector | None:
     if kind is EvaluationKind.ESTIMATE:
         return estimate(model, dataset.train)

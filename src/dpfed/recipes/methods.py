@@ -36,6 +36,7 @@ def _plain(name: str, **options: Any) -> PlugIn:
 GRADIENT = _plain("gradient")
 
 METHODS: dict[str, Method] = {
+    "dp-fedauto": Method(_plain("fedauto")),
     "dp-fedgd": Method(GRADIENT),
     "dp-fedsofim": Method(GRADIENT, (_plain("sofim"), _plain("scale"))),
     "ema-only": Method(GRADIENT, (_plain("ema"), _plain("scale"))),

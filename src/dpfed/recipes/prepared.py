@@ -14,8 +14,14 @@ import msgspec
 
 from dpfed.core.types import Vector
 from dpfed.data.models import Evaluation, evaluate
-from dpfed.recipes.build import plan_for_clients
-from dpfed.recipes.federation import Federation, evaluation_words, federation, public_seed
+from dpfed.recipes.build import plan_for_clients, trained_model
+from dpfed.recipes.federation import (
+    Federation,
+    evaluation_words,
+    federation,
+    public_seed,
+    with_model,
+)
 from dpfed.recipes.schema import EvaluationKind, Recipe, settings
 from dpfed.recipes.sinks._open import About
 from dpfed.recipes.terms import Terms
@@ -85,6 +91,7 @@ def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None =
     """
     silos = federation(recipe, root) if silos is None else silos
     plan = plan_for_clients(recipe, silos.clients, silos.model)
+    silos = with_model(silos, trained_model(recipe, plan, silos.model))
     warnings = (small_delta(plan), _no_test(recipe, silos))
     found = tuple(each for each in warnings if each)
     return Prepared(recipe=recipe, federation=silos, plan=plan, warnings=found)

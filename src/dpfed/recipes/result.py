@@ -143,9 +143,10 @@ def _save(result: Result, folder: Path) -> Path:
     write_csv(result.history, folder / "metrics.csv", COLUMNS)
     _write(folder / METRICS_FILE, "".join(map(json_line, result.history)))
     _write(folder / "recipe.toml", recipes.dump_recipe(result.recipe))
-    replace_file(
-        folder / MODEL_FILE, save(tensors, {"guarantee": result.guarantee.sentence}), 0o644
-    )
+    about = {"guarantee": result.guarantee.sentence}
+    if needs := getattr(result.model, "needs", ""):
+        about["needs"] = needs
+    replace_file(folder / MODEL_FILE, save(tensors, about), 0o644)
     result.plot(folder / "convergence.png")
     facts = {
         **result.guarantee.to_json(),

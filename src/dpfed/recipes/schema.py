@@ -56,6 +56,11 @@ class DataRecipe(_Section, frozen=True):
     """So many random convolutions of each record [channels, time] become its features."""
     radius: float | None = None
     """Feature rows longer than this are scaled to it."""
+    low: float | list[float] | msgspec.UnsetType = msgspec.UNSET
+    """The least value of each feature as the model gets it, or one for all: public, from a schema.
+    With ``high``, dp-fedauto begins from the middle of the ranges."""
+    high: float | list[float] | msgspec.UnsetType = msgspec.UNSET
+    """The largest value of each feature, or one for all."""
     positive_above: float | None = None
     """Labels above this become class 1, all others class 0."""
     backbone: str | None = None

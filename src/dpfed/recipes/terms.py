@@ -44,7 +44,8 @@ from dpfed import __version__
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Vector
-from dpfed.recipes.build import plan_for
+from dpfed.data.models import Model
+from dpfed.recipes.build import plan_for, trained_model
 from dpfed.recipes.federation import public_seed, sized_model
 from dpfed.recipes.schema import Recipe, parse, read_toml, to_toml
 from dpfed.training.plan import Plan
@@ -91,6 +92,11 @@ class Terms:
     @cached_property
     def model(self) -> Any:
         """The model, sized as the terms say."""
+        return trained_model(self.recipe, self.plan, self._named)
+
+    @cached_property
+    def _named(self) -> Model:
+        """The model that the recipe names."""
         return sized_model(self.recipe.model, self.pins.shape, self.pins.classes, self.recipe.seed)
 
     @property
@@ -102,7 +108,7 @@ class Terms:
     @cached_property
     def plan(self) -> Plan:
         """What the training costs, by every silo's own computation."""
-        return plan_for(self.recipe, self.pins.sizes, self.model.layout)
+        return plan_for(self.recipe, self.pins.sizes, self._named.layout)
 
 
 def read_terms(text: str | bytes) -> Terms:

@@ -143,6 +143,13 @@ class Plan:
             return math.fsum(self.nominal) * part
         return len(self.nominal) * min(self.nominal) * part
 
+    def level(self, channel: str) -> float:
+        """The noise level of a channel's mean if everyone takes part."""
+        mechanism, weights = self.channels[channel], self.cohort(channel).values()
+        shares = self.participation.rate * math.fsum(w * w for w in weights)
+        added = 1 if mechanism.trust is Trust.CENTRAL else shares
+        return mechanism.std * math.sqrt(added) / self.denominator(channel)
+
     def _counts_alike(self, channel: str) -> bool:
         return self.weights is Weights.SUM or self.declared[channel].census
 

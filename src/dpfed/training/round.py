@@ -48,7 +48,7 @@ from dpfed.core.sum_protocol import (
     Session,
     Verifier,
 )
-from dpfed.core.types import Aggregate, Broadcast, Release, State, Total, Vector
+from dpfed.core.types import UPDATE, Aggregate, Broadcast, Release, State, Total, Vector
 from dpfed.training.plan import Plan, ReleaseCounts
 
 
@@ -277,6 +277,7 @@ def _aggregate(
         round=state.round, params=state.params, mean=means.pop(lead),
         std=levels[lead] * plan.declared[lead].noise, clients=clients, public=means,
         enrolled=len(plan.nominal), rate=plan.participation.rate, lead=lead,
+        rounds=plan.rounds, planned_std=plan.level(UPDATE),
     )  # fmt: skip
     return replace(state, mechanisms=states), aggregate
 

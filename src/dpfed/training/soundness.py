@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dpfed.accounting.guarantee import delta_warning
 from dpfed.core.errors import UnsoundPlan
 from dpfed.core.sampling import Everyone
-from dpfed.core.types import METRICS, UPDATE, Adjacency, Trust, Unit
+from dpfed.core.types import METRICS, UPDATE, Adjacency, Trust, Unit, Weights
 
 if TYPE_CHECKING:
     from dpfed.training.plan import Plan
@@ -25,7 +25,7 @@ def small_delta(plan: Plan) -> str | None:
 
 def refuse_unsound(plan: Plan) -> None:
     """Raise UnsoundPlan with the first reason that is found."""
-    for complaint in (_wrong_numbers, _wrong_channels, _wrong_trust, _wrong_sampling):
+    for complaint in (_wrong_numbers, _wrong_channels, _wrong_paced, _wrong_trust, _wrong_sampling):
         reason = complaint(plan)
         if reason:
             raise UnsoundPlan(reason)
@@ -72,6 +72,28 @@ def _wrong_channels(plan: Plan) -> str | None:
         return (
             f"privacy.unit must be one that the algorithm can protect, {units}, got "
             f"{plan.update.unit}; change it, or use another method"
+        )
+    return None
+
+
+def _wrong_paced(plan: Plan) -> str | None:
+    """A method that spends rounds on statistics, and reads its rate off independent noise."""
+    if not plan.client.standardises:
+        return None
+    if plan.rounds < 4:
+        return (
+            f"rounds must be at least 4 for this method, whose first two are statistics, got "
+            f"{plan.rounds}; raise it, or set method = 'dp-fedgd'"
+        )
+    if plan.weights is not Weights.SUM:
+        return (
+            f"privacy.weights must be 'sum' for this method, got {plan.weights.value!r}: its "
+            f"statistics are means over all units; change it, or set method = 'dp-fedgd'"
+        )
+    if any(not m.independent for m in plan.channels.values()):
+        return (
+            f"the noise of each round must be independent for this method, got "
+            f"{type(plan.update).__name__}; set privacy.mechanism = 'gaussian'"
         )
     return None
 
