@@ -165,6 +165,16 @@ def test_natural_pools_whole_groups_evenly(sizes: list[int], clients: int, seed:
     assert max(lengths) - min(lengths) <= max(sizes)
 
 
+def test_natural_takes_silos_before_groups() -> None:
+    whole = records_of(6, groups=3)
+    silos = torch.tensor([1, 1, 0, 0, 0, 2])
+    records = Records(whole.x, whole.y, whole.groups, silos)
+    assert [part.tolist() for part in natural(records)] == [[2, 3, 4], [0, 1], [5]]
+    assert sorted(len(part) for part in natural(records, 2)) == [3, 3]
+    with pytest.raises(DataError, match="from 1 to 3, the number of silos"):
+        natural(records, 4)
+
+
 def test_natural_needs_groups_and_enough_of_them() -> None:
     without = Records(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(DataError, match="have none"):

@@ -4,8 +4,10 @@
 ============== ===================================================================================
 ``x.npz``      arrays x_train, y_train[, x_val, y_val], x_test, y_test (or train_images, ...), or x,
                y[, group][, split], split being 0 for training and 1 for test; never pickled
-``x.csv``,     a label column, an optional group column, an optional ``split`` column; the other
-``x.parquet``  numeric columns are the features
+``x.csv``,     a label column, optional group, silo and ``split`` columns; the other numeric
+``x.parquet``  columns are the features, or those of a ``schema`` (tables.py)
+several        a list of tables, a pattern such as ``five/*.csv``, or a directory of tables: their
+               records together, with one silo per file unless a column names the silos
 a directory    IDX files (as MNIST has them, gzipped or not), or images as [train/]<class>/<file>
 ``hf:NAME``    a Hugging Face data set (needs the extra ``dpfed[hub]``); ``hf:NAME:CONFIG``
 ``synthetic``  generated: class clusters, or ``kind`` = "mixed" or "glm" (synthetic.py)
@@ -42,14 +44,16 @@ import torch
 
 from dpfed.core.environment import DATA, data_folders
 from dpfed.core.errors import DataError
-from dpfed.data import readers
+from dpfed.data import readers, tables
 from dpfed.data import synthetic as generators
 from dpfed.data._checks import bad_option, require_groups, require_positive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from dpfed.data.screen import Screen
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,16 +65,19 @@ class Records:
     y: torch.Tensor
     """int64 class labels [m], or float32 targets [m, ...]."""
     groups: torch.Tensor | None = None
-    """int64 [m]."""
+    """int64 [m]: the person that each record is of."""
+    silos: torch.Tensor | None = None
+    """int64 [m]: where the record lies, in a data set of several silos."""
 
     def __post_init__(self) -> None:
-        for name, each in (("x", self.x), ("y", self.y), ("groups", self.groups)):
+        given = (("x", self.x), ("y", self.y), ("groups", self.groups), ("silos", self.silos))
+        for name, each in given:
             if each is not None and not isinstance(each, torch.Tensor):
                 raise DataError(
                     f"{name} must be a torch tensor, got a {type(each).__name__}; "
                     f"give torch.as_tensor({name})"
                 )
-        lengths = {len(t) for t in (self.x, self.y, self.groups) if t is not None}
+        lengths = {len(each) for _, each in given if each is not None}
         if len(lengths) != 1:
             raise DataError(
                 f"x, y and groups must have one row per record, got lengths {sorted(lengths)}; "
@@ -87,8 +94,8 @@ class Records:
 
     def take(self, index: torch.Tensor) -> Records:
         """The records at ``index``, in its order."""
-        groups = None if self.groups is None else self.groups[index]
-        return Records(self.x[index], self.y[index], groups)
+        groups, silos = (None if ids is None else ids[index] for ids in (self.groups, self.silos))
+        return Records(self.x[index], self.y[index], groups, silos)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +110,10 @@ class Dataset:
     """To be named in every result."""
     truth: torch.Tensor | None = None
     """The parameters that generated records were made from: weight, then bias."""
+    table: tables.TableFacts | None = None
+    """What a table's columns became; None where there are no columns."""
+    screen: Screen | None = None
+    """What the owner should look at (screen.py), where it was asked for: it never leaves."""
 
     def map(self, change: Callable[[Records], Records]) -> Dataset:
         """The same change to the training and to the test records; all else stays."""
@@ -111,12 +122,14 @@ class Dataset:
 
 
 def load(
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     *,
     root: Path | None = None,
     x: str | Sequence[str] | None = None,
     y: str | None = None,
     groups: str | None = None,
+    silo: str | None = None,
+    schema: Mapping[str, Sequence[Any]] | None = None,
     split: str | None = "split",
     classes: int | None = None,
     size: int | None = None,
@@ -126,11 +139,13 @@ def load(
     """The data set called ``source``: see the table above.
 
     Args:
-        source: a path, ``hf:NAME``, or ``synthetic``.
+        source: a path, a pattern or a list of paths, ``hf:NAME``, or ``synthetic``.
         root: where relative paths are looked up, after the working directory.
         x: the feature array (.npz), column or columns; all other numeric columns if left out.
         y: the label array or column; "y" or "label" if left out.
-        groups: the group array or column; "group" or "groups" if left out and there is one.
+        groups: the array or column of persons; "group" or "groups" if left out and there is one.
+        silo: the array or column of silos; one per file if left out and there are several files.
+        schema: of a table, the public range or categories of each feature column (tables.py).
         split: the array or column of 0 (training) and 1 (test), used if there is one; None puts
             all records into the training part, as for a ``holdout`` of whole groups.
         classes: the public number of classes; the largest label plus one if left out.
@@ -138,39 +153,82 @@ def load(
         name: what ``Dataset.source`` says instead of the file's name.
         **synthetic_options: of ``synthetic``: kind, and that kind's own (synthetic.py).
     """
-    text = str(source)
-    if text == "synthetic":
+    if source == "synthetic":
         given: dict[str, Any] = {} if classes is None else {"classes": classes}
         made = synthetic(**given, **synthetic_options)
         return made if name is None else replace(made, source=name)
-    hub = text.startswith("hf:")
-    path = None if hub else find_file(source, root)
     if synthetic_options:
         unknown = ", ".join(sorted(synthetic_options))
         raise DataError(
-            f"{text!r} takes no option {unknown}; it takes x, y, groups, split, classes, size and "
-            "name (only 'synthetic' has others)"
+            f"{str(source)!r} takes no option {unknown}; it takes x, y, groups, silo, split, "
+            "classes, size and name (only 'synthetic' has others)"
         )
-    columns = readers.Columns(x, y, groups, split)
-    if path is None:
-        parts = readers.read_hub(text.removeprefix("hf:"), columns, size)
-        return _dataset(parts, classes, name or text)
-    label = name or "/".join(path.parts[-2:]).lstrip("/")
-    return _dataset(readers.read_path(path, columns, size), classes, label)
+    columns = readers.Columns(x=x, y=y, groups=groups, split=split, silo=silo)
+    paths = [] if str(source).startswith("hf:") else find_files(source, root)
+    label = name or (_label(paths) if paths else str(source))
+    if paths and all(path.suffix in tables.SUFFIXES for path in paths):
+        parts, facts = tables.read_tables(paths, columns, schema)
+        return replace(_dataset(parts, classes, label), table=facts)
+    if schema:
+        raise DataError(
+            f"{label!r} takes no schema, which is for .csv and .parquet; standardise other data by "
+            "data.shift and data.scale"
+        )
+    return _dataset(_read_arrays(str(source), paths, columns, size), classes, label)
+
+
+def _read_arrays(
+    source: str, paths: list[Path], columns: readers.Columns, size: int | None
+) -> dict[str, readers.TablePart]:
+    if not paths:
+        return readers.read_hub(source.removeprefix("hf:"), columns, size)
+    if len(paths) > 1:
+        other = next(path for path in paths if path.suffix not in tables.SUFFIXES)
+        raise DataError(
+            f"several files must all be .csv or .parquet, got {other.name!r}; give one file, or "
+            "tables only"
+        )
+    return readers.read_path(paths[0], columns, size)
+
+
+def _label(paths: list[Path]) -> str:
+    """What a result names as its data: the folder and the file."""
+    if len(paths) == 1:
+        return "/".join(paths[0].parts[-2:]).lstrip("/")
+    return f"{paths[0].parent.name or paths[0].anchor}: {len(paths)} files"
+
+
+def find_files(source: str | Path | Sequence[str | Path], root: Path | None = None) -> list[Path]:
+    """The files of a path, a pattern, a list, or a directory of tables; in order."""
+    if not isinstance(source, str | Path):
+        if not source:
+            raise DataError("data.source is an empty list; name one file or more")
+        return [path for each in source for path in find_files(each, root)]
+    if any(sign in str(source) for sign in "*?[") and not Path(source).expanduser().exists():
+        found = [sorted(place.parent.glob(place.name)) for place in _places(source, root)]
+        matched: list[Path] = next((paths for paths in found if paths), [])
+        if matched:
+            return matched
+    path = find_file(source, root)
+    inside = tables.tables_in(path) if path.is_dir() else []
+    return inside or [path]
 
 
 def find_file(source: str | Path, root: Path | None = None) -> Path:
     """The first of: ``source`` as given, under ``root``, under a directory of $DPFED_DATA."""
-    path = Path(source).expanduser()
-    places = [path]
-    if not path.is_absolute():
-        parents = [p for p in (root, *data_folders()) if p]
-        places += [parent.expanduser() / path for parent in parents]
+    places = _places(source, root)
     for place in places:
         if place.exists():
             return place
     tried = ", ".join(str(place) for place in places)
     raise DataError(f"{str(source)!r} was not found at {tried}; set {DATA} or give a path")
+
+
+def _places(source: str | Path, root: Path | None) -> list[Path]:
+    path = Path(source).expanduser()
+    if path.is_absolute():
+        return [path]
+    return [path, *(parent.expanduser() / path for parent in (root, *data_folders()) if parent)]
 
 
 def synthetic(kind: str = "clusters", **options: Any) -> Dataset:
@@ -190,7 +248,8 @@ def _dataset(parts: dict[str, readers.TablePart], classes: int | None, source: s
     x = [readers.feature_tensor(p.x) for p in ordered]
     labels, found = readers.label_tensors([p.y for p in ordered], classes)
     groups = readers.group_tensors([p.groups for p in ordered])
-    made = (Records(a, b, c) for a, b, c in zip(x, labels, groups, strict=True))
+    silos = readers.group_tensors([p.silos for p in ordered])
+    made = (Records(*each) for each in zip(x, labels, groups, silos, strict=True))
     return _assemble(dict(zip(parts, made, strict=True)), found, source)
 
 
@@ -209,10 +268,12 @@ def _assemble(records: dict[str, Records], classes: int | None, source: str) -> 
 
 
 def _join(first: Records, second: Records) -> Records:
-    groups = None
-    if first.groups is not None and second.groups is not None:
-        groups = torch.cat([first.groups, second.groups])
-    return Records(torch.cat([first.x, second.x]), torch.cat([first.y, second.y]), groups)
+    groups, silos = (
+        None if a is None or b is None else torch.cat([a, b])
+        for a, b in ((first.groups, second.groups), (first.silos, second.silos))
+    )
+    x, y = torch.cat([first.x, second.x]), torch.cat([first.y, second.y])
+    return Records(x, y, groups, silos)
 
 
 # ------------------------------------------------------------------------------------ preparation

@@ -7,7 +7,8 @@ dirichlet   for each class k, proportions p_k ~ Dir(alpha * 1) over the clients;
             share p_k[i] of the records of class k
 shards      records sorted by class, cut into clients * shards_per_client pieces, dealt at random
             (McMahan et al., 2017)
-natural     one client per group id, or whole groups pooled into silos of about equal size
+natural     one client per silo, where records name theirs, else per group id; or whole silos or
+            groups pooled into clients of about equal size
 =========== ==================================================================================
 
 The per-class draw is that of Yurochkin et al. (2019); papers cite Hsu et al. (2019) for it, who
@@ -140,24 +141,25 @@ def shards(records: Records, clients: int, seed: int, shards_per_client: int = 2
 
 
 def natural(records: Records, clients: int | None = None, seed: int = 0) -> Parts:
-    """One client per group id (in the order of the ids); a group is never split.
+    """One client per silo, in the order of their ids; where records name none, per group id.
 
-    With ``clients``, whole groups are pooled: the largest group goes first, each to the silo that
-    is smallest so far, so that silos are about equal.
+    With ``clients``, whole silos or groups are pooled: the largest goes first, each to the client
+    that is smallest so far, so that clients are about equal. None of them is ever split.
 
     Args:
-        records: what to divide, with group ids.
-        clients: how many silos, from 1 to the number of groups; None is one client per group.
-        seed: decides among groups of equal size where groups are pooled.
+        records: what to divide, with ids of silos or of groups.
+        clients: from 1 to the number of silos or groups; None is one client for each.
+        seed: decides among those of equal size where they are pooled.
     """
-    found = require_groups(
-        records.groups, "the partition 'natural'", "use iid, dirichlet or shards"
-    )
+    otherwise = "name the silos' column in data.options.silo, or use iid, dirichlet or shards"
+    found = records.silos
+    if found is None:
+        found = require_groups(records.groups, "the partition 'natural'", otherwise)
     ids = found.numpy()
     groups = [np.flatnonzero(ids == group) for group in np.unique(ids)]
     if clients is None:
         return _tensors(groups)
-    _check_clients(clients, len(groups), "groups")
+    _check_clients(clients, len(groups), "groups" if records.silos is None else "silos")
     return _pool(groups, clients, np.random.default_rng(seed))
 
 

@@ -37,33 +37,35 @@ class TablePart(NamedTuple):
     x: Array
     y: Array
     groups: Array | None = None
+    silos: Array | None = None
 
 
 class Columns(NamedTuple):
-    """How the caller names the features, the labels, the groups and the split."""
+    """How the caller names the features, the labels, the groups, the split and the silos."""
 
     x: str | Sequence[str] | None
     y: str | None
     groups: str | None
     split: str | None
+    silo: str | None = None
 
 
 def read_path(path: Path, columns: Columns, size: int | None) -> dict[str, TablePart]:
     """The parts of a file or a directory.
 
     Args:
-        path: an .npz, .csv or .parquet file, or a directory of IDX files or images.
+        path: an .npz file, or a directory of IDX files or images; tables.py reads tables.
         columns: which arrays or columns to read; a directory has none.
         size: images in a directory are resized to this height and width; None leaves them.
     """
     if path.is_dir():
         is_idx = any("-images" in p.name and "ubyte" in p.name for p in path.iterdir())
         return _read_idx(path) if is_idx else _read_folder(path, size)
-    readers = {".npz": _read_npz, ".csv": _read_table, ".parquet": _read_table}
-    if path.suffix not in readers:
-        known = ", ".join(sorted(readers))
-        raise DataError(f"{path.name!r} is of no known type; use {known}, or a directory")
-    return readers[path.suffix](path, columns)
+    if path.suffix != ".npz":
+        raise DataError(
+            f"{path.name!r} is of no known type; use .csv, .npz, .parquet, or a directory"
+        )
+    return _read_npz(path, columns)
 
 
 # -------------------------------------------------------------------------------------------- .npz
@@ -93,16 +95,18 @@ def _split_parts(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Tab
         features = arrays.get(f"{x}_{part}", arrays.get(f"{part}_images"))
         labels = arrays.get(f"{y}_{part}", arrays.get(f"{part}_labels"))
         if features is not None and labels is not None:
-            parts[part] = TablePart(features, labels, arrays.get(f"{group}_{part}"))
+            silos = arrays.get(f"{columns.silo}_{part}")
+            parts[part] = TablePart(features, labels, arrays.get(f"{group}_{part}"), silos)
     return parts
 
 
 def _split_whole(arrays: Mapping[str, Array], columns: Columns, file: str) -> dict[str, TablePart]:
-    features = arrays[_choose(_one_name(columns.x), ("x",), arrays, file)]
-    labels = arrays[_choose(columns.y, ("y", "label"), arrays, file)]
-    group = _choose_group(columns.groups, arrays, file)
-    whole = TablePart(features, labels, None if group is None else arrays[group])
-    return _by_split(whole, None if columns.split is None else arrays.get(columns.split))
+    features = arrays[choose(_one_name(columns.x), ("x",), arrays, file)]
+    labels = arrays[choose(columns.y, ("y", "label"), arrays, file)]
+    group = choose_group(columns.groups, arrays, file)
+    silos = None if columns.silo is None else arrays[choose(columns.silo, (), arrays, file)]
+    whole = TablePart(features, labels, None if group is None else arrays[group], silos)
+    return by_split(whole, None if columns.split is None else arrays.get(columns.split))
 
 
 def _one_name(x: str | Sequence[str] | None) -> str | None:
@@ -111,7 +115,8 @@ def _one_name(x: str | Sequence[str] | None) -> str | None:
     raise bad_option("x", "the name of one feature array", x, "only tables take several columns")
 
 
-def _by_split(whole: TablePart, split: Array | None) -> dict[str, TablePart]:
+def by_split(whole: TablePart, split: Array | None) -> dict[str, TablePart]:
+    """The parts that a column of 0 (training) and 1 (test), or of their names, makes."""
     if split is None:
         return {"train": whole}
     if len(split) != len(whole.y):
@@ -130,11 +135,19 @@ def _by_split(whole: TablePart, split: Array | None) -> dict[str, TablePart]:
 
 
 def _rows_of(part: TablePart, mask: Array) -> TablePart:
-    groups = None if part.groups is None else part.groups[mask]
-    return TablePart(part.x[mask], part.y[mask], groups)
+    groups, silos = (None if ids is None else ids[mask] for ids in (part.groups, part.silos))
+    return TablePart(part.x[mask], part.y[mask], groups, silos)
 
 
-def _choose(asked: str | None, usual: Sequence[str], present: Iterable[str], where: str) -> str:
+def choose(asked: str | None, usual: Sequence[str], present: Iterable[str], where: str) -> str:
+    """The name of an array or a column.
+
+    Args:
+        asked: as the caller names it; None takes the first usual name that is there.
+        usual: the names that are tried.
+        present: the names that there are.
+        where: the file, for the message.
+    """
     names = [asked] if asked is not None else usual
     found = [n for n in names if n in present]
     if not found:
@@ -144,92 +157,18 @@ def _choose(asked: str | None, usual: Sequence[str], present: Iterable[str], whe
     return found[0]
 
 
-def _choose_group(asked: str | None, present: Iterable[str], where: str) -> str | None:
+def choose_group(asked: str | None, present: Iterable[str], where: str) -> str | None:
+    """The name of the groups' array or column; None if nobody asks for one and there is none.
+
+    Args:
+        asked: as the caller names it.
+        present: the names that there are.
+        where: the file, for the message.
+    """
     usual = ("group", "groups")
     if asked is None and not any(n in present for n in usual):
         return None
-    return _choose(asked, usual, present, where)
-
-
-# ------------------------------------------------------------------------------------------ tables
-
-
-def _read_table(path: Path, columns: Columns) -> dict[str, TablePart]:
-    import pyarrow as pa
-
-    try:
-        table = _read_arrow(path)
-    except (pa.ArrowException, OSError) as error:
-        way_out = f"check that it is a complete {path.suffix} file"
-        raise unreadable(path, "a table", error, way_out) from error
-    present = table.column_names
-    label = _choose(columns.y, ("y", "label"), present, path.name)
-    group = _choose_group(columns.groups, present, path.name)
-    kept = _feature_columns(table, columns.x, {label, group, columns.split}, path.name)
-    features = np.stack([_numbers(table, name) for name in kept], axis=1)
-    labels = _complete(table, label)
-    whole = TablePart(features, labels, None if group is None else _complete(table, group))
-    if columns.split is None or columns.split not in present:
-        return {"train": whole}
-    return _by_split(whole, _complete(table, columns.split))
-
-
-def _read_arrow(path: Path) -> Any:
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        return parquet.read_table(path)
-    from pyarrow import csv
-
-    return csv.read_csv(path)
-
-
-def _feature_columns(
-    table: Any, asked: str | Sequence[str] | None, taken: set[str | None], file: str
-) -> list[str]:
-    if asked is not None:
-        wanted = [asked] if isinstance(asked, str) else asked
-        return [_choose(one, (), table.column_names, file) for one in wanted]
-    free = [n for n in table.column_names if n not in taken]
-    numeric = [n for n in free if _is_numeric(table.column(n).type)]
-    if not numeric:
-        raise DataError(
-            f"{file!r} has no numeric column besides labels and groups; encode features as numbers"
-        )
-    return numeric
-
-
-def _is_numeric(kind: Any) -> bool:
-    from pyarrow import types
-
-    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
-    return any(test(kind) for test in tests)
-
-
-def _numbers(table: Any, name: str) -> NDArray[np.float32]:
-    """A column as float32, nulls as NaN."""
-    import pyarrow as pa
-
-    column = table.column(name)
-    if not _is_numeric(column.type):
-        raise DataError(
-            f"the feature column {name!r} must hold numbers, got {column.type}; "
-            "encode it first, or leave it out of x"
-        )
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.int8())
-    values: NDArray[np.float32] = column.cast(pa.float64()).to_numpy().astype(np.float32)
-    return values
-
-
-def _complete(table: Any, name: str) -> Array:
-    column = table.column(name)
-    if column.null_count:
-        raise DataError(
-            f"the column {name!r} lacks {column.null_count} of {len(column)} values, and labels, "
-            "groups and splits must be complete; drop those rows first"
-        )
-    return column.to_numpy()
+    return choose(asked, usual, present, where)
 
 
 # ------------------------------------------------------------------------------------------ images
@@ -354,9 +293,9 @@ def read_hub(name: str, columns: Columns, size: int | None) -> dict[str, TablePa
 
 def _hub_part(split: Any, columns: Columns, size: int | None, name: str) -> TablePart:
     present = split.column_names
-    x = list(split[_choose(_one_name(columns.x), ("image", "img", "x"), present, name)])
-    y = np.asarray(list(split[_choose(columns.y, ("label", "y"), present, name)]))
-    group = _choose_group(columns.groups, present, name)
+    x = list(split[choose(_one_name(columns.x), ("image", "img", "x"), present, name)])
+    y = np.asarray(list(split[choose(columns.y, ("label", "y"), present, name)]))
+    group = choose_group(columns.groups, present, name)
     groups = None if group is None else np.asarray(list(split[group]))
     are_images = bool(x) and hasattr(x[0], "convert")
     return TablePart(_stack_images(x, size) if are_images else np.asarray(x), y, groups)

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables: .csv and .parquet files, one or several, as features, labels, persons and silos.
+
+Without a schema the numeric columns are the features as they are. A schema says in public what each
+feature column can hold, and standardises without looking at the data::
+
+    age = [18, 100]                 a range: becomes -1 at its low end and 1 at its high end
+    sex = ["f", "m"]                categories: one column each, 1 where it is the record's
+    grade = [1, 2, 3]               three or more numbers are categories, too
+
+Guarantee: with a schema every record becomes its features on its own, and their number and order
+follow from the schema alone. Without one, which columns are numeric is seen from all records.
+
+| edge case                                      | what happens                                   |
+|------------------------------------------------|------------------------------------------------|
+| a value outside of its range                   | the nearest end of the range                   |
+| a word that is no category                     | zero in all of the columns                     |
+| a missing value, a word in the place of a      | NaN in all of the column's features            |
+| number                                         |                                                |
+| a column that is empty in one of several files | missing values there                           |
+| a column of text in one file, numbers in       | DataError: which file                          |
+| another                                        |                                                |
+| columns of another order in another file       | taken by name                                  |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpfed.core.errors import DataError
+from dpfed.data._checks import bad_option, unreadable
+from dpfed.data.readers import Array, Columns, TablePart, by_split, choose, choose_group
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+SUFFIXES = (".csv", ".parquet")
+FILE = "file"
+"""What names the silos where each file is one."""
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """What a table's columns became. The counts are of the records: they never leave."""
+
+    features: tuple[str, ...]
+    """A name for each feature."""
+    outside: tuple[int, ...] = ()
+    """For each feature, how many values lie outside of the schema."""
+    left_out: tuple[str, ...] = ()
+    """Columns that are not used, with the reason, where nobody said which ones to use."""
+    silo: str | None = None
+    """What names the silos: a column, or ``file``."""
+
+
+def tables_in(folder: Path) -> list[Path]:
+    """The tables that lie in a folder, by name."""
+    return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
+
+
+def read_tables(
+    paths: Sequence[Path], columns: Columns, schema: Mapping[str, Sequence[Any]] | None = None
+) -> tuple[dict[str, TablePart], TableFacts]:
+    """The parts of one or more tables of the same columns, and what became of these.
+
+    Args:
+        paths: the files.
+        columns: which columns to read.
+        schema: the public range or categories of each feature column; None takes numbers as they
+            are.
+    """
+    table, sizes = _joined([(path, _read(path, tuple(schema or ()))) for path in paths])
+    present, where = table.column_names, paths[0].name
+    label = choose(columns.y, ("y", "label"), present, where)
+    group = choose_group(columns.groups, present, where)
+    silo = None if columns.silo is None else choose(columns.silo, (), present, where)
+    taken = {label, group, silo, columns.split}
+    features, facts = _features(table, columns.x, schema, taken, where)
+    silos = _silos(table, silo, paths, sizes)
+    persons = None if group is None else _complete(table, group)
+    whole = TablePart(features, _complete(table, label), persons, silos)
+    named = TableFacts(
+        facts.features, facts.outside, facts.left_out, silo or (FILE if len(paths) > 1 else None)
+    )
+    if columns.split is None or columns.split not in present:
+        return {"train": whole}, named
+    return by_split(whole, _complete(table, columns.split)), named
+
+
+# ------------------------------------------------------------------------------------------ files
+
+
+def _read(path: Path, texts: Sequence[str] = ()) -> Any:
+    import pyarrow as pa
+
+    try:
+        return _read_arrow(path, texts)
+    except (pa.ArrowException, OSError) as error:
+        way_out = f"check that it is a complete {path.suffix} file"
+        raise unreadable(path, "a table", error, way_out) from error
+
+
+def _read_arrow(path: Path, texts: Sequence[str]) -> Any:
+    """The table; of .csv, ``texts`` stay as written: their type would depend on all records."""
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        return parquet.read_table(path)
+    import pyarrow as pa
+    from pyarrow import csv
+
+    kinds = csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()))
+    return csv.read_csv(path, convert_options=kinds)
+
+
+def _joined(files: list[tuple[Path, Any]]) -> tuple[Any, list[int]]:
+    """All rows as one table, and how many each file has."""
+    import pyarrow as pa
+
+    (first, table), *others = files
+    if not others:
+        return table, [len(table)]
+    same = [table]
+    for path, other in others:
+        if set(other.column_names) != set(table.column_names):
+            odd = sorted(set(other.column_names) ^ set(table.column_names))
+            raise DataError(
+                f"{path.name!r} must have the columns of {first.name!r}, and {odd[0]!r} is in one "
+                "of them only; give all files the same columns"
+            )
+        same.append(other.select(table.column_names))
+        _refuse_mixed(first.name, same[0], path.name, same[-1])
+    whole = pa.concat_tables(same, promote_options="permissive")
+    return whole, [len(each) for each in same]
+
+
+def _refuse_mixed(first: str, table: Any, file: str, other: Any) -> None:
+    import pyarrow as pa
+
+    for name in table.column_names:
+        kinds = [each.column(name).type for each in (table, other)]
+        if any(pa.types.is_null(kind) for kind in kinds):
+            continue
+        if _is_numeric(kinds[0]) != _is_numeric(kinds[1]):
+            raise DataError(
+                f"column {name!r} holds {kinds[0]} in {first!r} and {kinds[1]} in {file!r}; write "
+                "it the same way in both, with nothing where a number is missing"
+            )
+
+
+def _silos(
+    table: Any, silo: str | None, paths: Sequence[Path], sizes: list[int]
+) -> NDArray[np.str_] | Array | None:
+    if silo is not None:
+        return _complete(table, silo)
+    if len(paths) == 1:
+        return None
+    return np.repeat(np.array([str(path) for path in paths]), sizes)
+
+
+# --------------------------------------------------------------------------------------- features
+
+
+def _features(
+    table: Any,
+    asked: str | Sequence[str] | None,
+    schema: Mapping[str, Sequence[Any]] | None,
+    taken: set[str | None],
+    file: str,
+) -> tuple[Array, TableFacts]:
+    if schema is not None:
+        if asked is not None:
+            raise DataError(
+                "data.options.x and data.schema both name the feature columns; leave x out"
+            )
+        return _by_schema(table, schema, file)
+    kept = _feature_columns(table, asked, taken, file)
+    left = [] if asked is not None else [n for n in table.column_names if n not in {*kept, *taken}]
+    values = np.stack([_numbers(table, name) for name in kept], axis=1)
+    return values, TableFacts(tuple(kept), (), tuple(_why_left(table, name) for name in left))
+
+
+def _feature_columns(
+    table: Any, asked: str | Sequence[str] | None, taken: set[str | None], file: str
+) -> list[str]:
+    if asked is not None:
+        wanted = [asked] if isinstance(asked, str) else asked
+        return [choose(one, (), table.column_names, file) for one in wanted]
+    free = [n for n in table.column_names if n not in taken]
+    numeric = [n for n in free if _is_numeric(table.column(n).type)]
+    if not numeric:
+        raise DataError(
+            f"{file!r} has no numeric column besides labels and groups; encode features as numbers"
+        )
+    return numeric
+
+
+def _why_left(table: Any, name: str) -> str:
+    """A column that is no number, and how nearly it is one."""
+    import pyarrow as pa
+
+    column = table.column(name)
+    if pa.types.is_null(column.type):
+        return f"{name} (empty)"
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return f"{name} ({column.type})"
+    read = sum(not math.isnan(_number(each)) for each in column.to_pylist())
+    mostly = f", though {read:,} of {len(column):,} values are numbers" if read else ""
+    return f"{name} (text{mostly})"
+
+
+def _is_numeric(kind: Any) -> bool:
+    from pyarrow import types
+
+    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
+    return any(test(kind) for test in tests)
+
+
+def _numbers(table: Any, name: str) -> NDArray[np.float32]:
+    """A column as float32, nulls as NaN."""
+    column = table.column(name)
+    if not _is_numeric(column.type):
+        raise DataError(
+            f"the feature column {name!r} must hold numbers, got {column.type}; "
+            "encode it first, or leave it out of x"
+        )
+    return _floats(column).astype(np.float32)
+
+
+def _floats(column: Any) -> NDArray[np.float64]:
+    import pyarrow as pa
+
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    values: NDArray[np.float64] = column.cast(pa.float64()).to_numpy()
+    return values
+
+
+def _complete(table: Any, name: str) -> Array:
+    column = table.column(name)
+    if column.null_count:
+        raise DataError(
+            f"the column {name!r} lacks {column.null_count} of {len(column)} values, and labels, "
+            "groups, silos and splits must be complete; drop those rows first"
+        )
+    return column.to_numpy()
+
+
+# ----------------------------------------------------------------------------------------- schema
+
+
+def _by_schema(
+    table: Any, schema: Mapping[str, Sequence[Any]], file: str
+) -> tuple[Array, TableFacts]:
+    check_schema(schema)
+    made, names, outside = [], list[str](), list[int]()
+    for name, public in schema.items():
+        column = table.column(choose(name, (), table.column_names, file))
+        if is_range(public):
+            values, out = _in_range(column, float(public[0]), float(public[1]))
+            made.append(values[:, None])
+            names.append(name)
+            outside.append(out)
+        else:
+            words = [_word(each) for each in public]
+            values, out = _one_hot(column, words)
+            made.append(values)
+            names += [f"{name}={word}" for word in words]
+            outside += [out] + [0] * (len(words) - 1)
+    whole = np.concatenate(made, axis=1).astype(np.float32)
+    return whole, TableFacts(tuple(names), tuple(outside))
+
+
+def check_schema(schema: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse a schema that says neither a range nor categories of each column."""
+    if not schema:
+        raise bad_option("data.schema", "one or more columns", "none", "name the features")
+    for name, public in schema.items():
+        numbers = [each for each in public if _is_number(each)]
+        texts = [each for each in public if isinstance(each, str)]
+        plain = len(public) in (len(numbers), len(texts)) and len(set(public)) == len(public)
+        if is_range(public):
+            if plain and -math.inf < public[0] < public[1] < math.inf:
+                continue
+        elif plain and len(public) > 0 and not (numbers and len(public) < 3):
+            continue
+        bound = "[low, high], or a list of different words"
+        raise bad_option(f"data.schema.{name}", bound, list(public), "give what is public of it")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_range(public: Sequence[Any]) -> bool:
+    """Whether a column's part of a schema is a range; else it is categories."""
+    return len(public) == 2 and all(_is_number(each) for each in public)
+
+
+def _in_range(column: Any, low: float, high: float) -> tuple[NDArray[np.float64], int]:
+    """(value - middle) / half of the range, the ends for what lies beyond; how many did."""
+    if _is_numeric(column.type):
+        values = _floats(column)
+    else:
+        values = np.array([_number(each) for each in column.to_pylist()], dtype=np.float64)
+    outside = int(((values < low) | (values > high)).sum())
+    middle, half = (low + high) / 2, (high - low) / 2
+    return (np.clip(values, low, high) - middle) / half, outside
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _one_hot(column: Any, words: list[str]) -> tuple[NDArray[np.float64], int]:
+    found = [None if each is None else _word(each) for each in column.to_pylist()]
+    absent = _absent()
+    place = {word: i for i, word in enumerate(words)}
+    made, outside = np.zeros((len(found), len(words))), 0
+    for row, word in enumerate(found):
+        if word in place:
+            made[row, place[word]] = 1
+        elif word is None or word in absent:
+            made[row] = math.nan
+        else:
+            outside += 1
+    return made, outside
+
+
+def _word(value: Any) -> str:
+    """A category as text: 1, 1.0 and "01" are the same one."""
+    text = str(int(value) if isinstance(value, bool) else value).strip()
+    number = _number(text)
+    return str(int(number)) if number.is_integer() else text
+
+
+def _absent() -> frozenset[str]:
+    """The words that stand for a missing value in a .csv."""
+    from pyarrow import csv
+
+    return frozenset(csv.ConvertOptions().null_values)
