@@ -18,6 +18,7 @@ import click
 import typer
 
 from dpfed.cli.audit import audit_command
+from dpfed.cli.data import data_app
 from dpfed.cli.deploy.command import deploy_app
 from dpfed.cli.ledger import ledger_app
 from dpfed.cli.methods import methods
@@ -36,6 +37,7 @@ START, TRAIN, COMPARE, OPERATE = "Start", "Train, and what it costs", "Compare",
 
 for first in (demo, new, doctor):  # panels and commands are shown in the order of this file
     app.command(rich_help_panel=START)(first)
+app.add_typer(data_app, name="data", rich_help_panel=START)
 app.add_typer(deploy_app, name="deploy", rich_help_panel=OPERATE)
 app.add_typer(ledger_app, name="ledger", rich_help_panel=OPERATE)
 app.add_typer(silo_app, name="silo", rich_help_panel=OPERATE)
@@ -119,6 +121,8 @@ def run_command(
 def _report(result: Result, folder: Path) -> None:
     for warning in result.warnings:
         _warn(warning)
+    if result.divided:
+        typer.echo(result.divided)
     if not math.isnan(result.accuracy):
         typer.echo(f"accuracy {percent(result.accuracy)}, {result.evaluation}")
     typer.echo(result.guarantee.sentence)

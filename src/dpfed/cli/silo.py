@@ -158,6 +158,7 @@ def approve(
     """
     import getpass
 
+    from dpfed.cli.data import screen_lines
     from dpfed.cli.officer import proposal
     from dpfed.recipes.terms import read_terms
     from dpfed.silo.keeper import Keeper
@@ -166,6 +167,8 @@ def approve(
     text = file.read_text(encoding="utf-8")
     asked, keeper = read_terms(text), Keeper(load_policy(policy))
     typer.echo(proposal(keeper, asked))
+    for line in screen_lines(keeper.policy.data[asked.pins.dataset].load):
+        typer.echo(f"look at   {line}")
     if not yes and not typer.confirm("approve?", default=False):
         raise typer.Exit(1)
     given = keeper.policy.data[asked.pins.dataset].approval_days if days is None else days

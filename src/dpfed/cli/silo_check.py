@@ -35,6 +35,7 @@ from typing import NamedTuple
 import dpfed
 from dpfed.core.errors import DataError
 from dpfed.core.types import Trust
+from dpfed.data.datasets import find_files
 from dpfed.silo.gate import refuse_open_folder
 from dpfed.silo.policy import Policy, load_policy
 from dpfed.sums.secagg import identity as identities
@@ -186,16 +187,23 @@ def _check_files(site: _Site) -> Iterator[str]:
                 f"and run the owner's commands as {site.gate.pw_name}"
             )
     for name, data in site.policy.data.items():
-        source = data.load.source
-        if source == "synthetic" or source.startswith("hf:"):
-            yield f"data {name}: {source}, which is no file of this machine"
-        elif not Path(source).is_absolute():
-            raise DataError(
-                f"data.{name}.load.source must be an absolute path, got {source!r}; the gate runs "
-                f"in another folder"
-            )
-        else:
-            yield _private(f"data {name}", Path(source), site)
+        named = data.load.source
+        for source in [named] if isinstance(named, str) else named:
+            yield from _check_source(name, source, site)
+
+
+def _check_source(name: str, source: str, site: _Site) -> Iterator[str]:
+    if source == "synthetic" or source.startswith("hf:"):
+        yield f"data {name}: {source}, which is no file of this machine"
+        return
+    if not Path(source).is_absolute():
+        raise DataError(
+            f"data.{name}.load.source must be an absolute path, got {source!r}; the gate runs "
+            f"in another folder"
+        )
+    pattern = not Path(source).exists() and any(sign in source for sign in "*?[")
+    for path in find_files(source) if pattern else [Path(source)]:
+        yield _private(f"data {name}", path, site)
 
 
 def _private(what: str, path: Path, site: _Site) -> str:

@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from dpfed.core.checks import refuse
@@ -32,7 +33,16 @@ from dpfed.data.featurize import featurize
 from dpfed.data.models import Linear, Model
 from dpfed.data.modules import Network, seeded
 from dpfed.data.partitions import Parts
-from dpfed.recipes.schema import DataRecipe, EvaluationKind, ModelRecipe, Recipe
+from dpfed.data.screen import Screen, screen
+from dpfed.data.tables import FILE
+from dpfed.recipes.schema import (
+    DataRecipe,
+    EvaluationKind,
+    Missing,
+    ModelRecipe,
+    PartitionRecipe,
+    Recipe,
+)
 
 _WORDS = {
     EvaluationKind.TEST: "on test records that the server holds",
@@ -59,6 +69,10 @@ class Federation:
     source: str
     goal: Vector | None = None
     """What an estimate is compared with: the non-private one, or the truth of generated records."""
+    divided: str = ""
+    """By which column or files the clients came about, where they are natural ones."""
+    screen: Screen | None = None
+    """What the records' owner should look at; it never leaves the machine."""
 
 
 def evaluation_words(recipe: Recipe, silos: Federation) -> str:
@@ -87,6 +101,8 @@ def federation(recipe: Recipe, root: Path | None = None) -> Federation:
         held=held,
         source=dataset.source,
         goal=goal,
+        divided=_divided(recipe, dataset, len(parts)),
+        screen=dataset.screen,
     )
 
 
@@ -96,6 +112,20 @@ def with_model(silos: Federation, model: Model) -> Federation:
         return silos
     problems = [model.problem(records) for records in silos.clients]
     return replace(silos, model=model, problems=problems)
+
+
+def _divided(recipe: Recipe, dataset: Dataset, clients: int) -> str:
+    """By what the partition 'natural' made the clients: silos, or groups."""
+    if _partition(recipe.data, dataset.train).name != "natural":
+        return ""
+    if dataset.train.silos is None:
+        named = recipe.data.options.get("groups", "group")
+        by = f"groups (the column {named!r}), whole"
+    elif dataset.table is not None and dataset.table.silo == FILE:
+        by = "files, each a silo"
+    else:
+        by = f"silos (the column {recipe.data.options.get('silo')!r})"
+    return f"{clients} clients, by {by}"
 
 
 def _goal(kind: EvaluationKind, model: Model, dataset: Dataset) -> Vector | None:
@@ -141,7 +171,8 @@ def _apart(parts: Parts, away: torch.Tensor) -> tuple[Parts, Parts]:
 def load_dataset(whole: Recipe, root: Path | None) -> Dataset:
     """The data set, with every per-record step that the recipe asks for."""
     recipe, at_clients = whole.data, whole.evaluation.kind is EvaluationKind.EXACT
-    dataset = datasets.load(recipe.source, root=root, **recipe.options)
+    schema = None if isinstance(recipe.schema, msgspec.UnsetType) else recipe.schema
+    dataset = datasets.load(recipe.source, root=root, **{"schema": schema, **recipe.options})
     if recipe.backbone:
         dataset = _featurize(recipe, dataset, root)
     if recipe.convolutions:
@@ -150,6 +181,7 @@ def load_dataset(whole: Recipe, root: Path | None) -> Dataset:
         dataset = datasets.center(dataset, recipe.center, root=root)
     if recipe.shift or recipe.scale:
         dataset = dataset.map(partial(_standardised, recipe))
+    dataset = replace(dataset, screen=screen(dataset, _decided(recipe)))
     if recipe.positive_above is not None:
         dataset = datasets.binary(dataset, recipe.positive_above)
     if recipe.holdout:  # before the seed's own split: no search may ever see these records
@@ -165,9 +197,21 @@ def _split(dataset: Dataset, fraction: float, seed: int, by_group: bool) -> Data
     return replace(dataset, train=train, test=held)
 
 
-def _clean(recipe: DataRecipe, records: Records) -> Records:
+def _decided(recipe: DataRecipe) -> Missing | None:
+    """What the owner has decided about missing values, if anything."""
+    if recipe.missing is Missing.DROP and recipe.fill_missing is not None:
+        raise RecipeError(
+            f"data.missing = 'drop' and data.fill_missing = {recipe.fill_missing:g} cannot both "
+            f"be; choose one"
+        )
     if recipe.fill_missing is not None:
-        records = datasets.fill_missing(records, recipe.fill_missing)
+        return Missing.FILL
+    return None if isinstance(recipe.missing, msgspec.UnsetType) else recipe.missing
+
+
+def _clean(recipe: DataRecipe, records: Records) -> Records:
+    if _decided(recipe) is Missing.FILL:
+        records = datasets.fill_missing(records, recipe.fill_missing or 0.0)
     return records if recipe.radius is None else datasets.scale_rows(records, recipe.radius)
 
 
@@ -205,9 +249,16 @@ def _featurize(recipe: DataRecipe, dataset: Dataset, root: Path | None) -> Datas
 
 def divide(recipe: Recipe, dataset: Dataset) -> Parts:
     """The indices of each client's part of the training records."""
-    how = recipe.data.partition
+    how = _partition(recipe.data, dataset.train)
     clients = 20 if how.clients is None and how.name != "natural" else how.clients
     return partitions.partition(how.name, dataset.train, clients, recipe.seed, **how.options)
+
+
+def _partition(recipe: DataRecipe, records: Records) -> PartitionRecipe:
+    """The recipe's; records that name their silos keep to them if it says nothing."""
+    if records.silos is not None and recipe.partition == PartitionRecipe():
+        return PartitionRecipe(name="natural")
+    return recipe.partition
 
 
 def build_model(recipe: ModelRecipe, dataset: Dataset, seed: int = 0) -> Model:

@@ -112,8 +112,15 @@ def _prepared(path: str, root: str, text: bytes) -> Prepared:
 
 
 def problem_for(context: Context) -> Problem:
-    """A client's own part of the federation."""
-    return prepared_for(context).federation.problems[client.client_index(context)]
+    """A client's own part of the federation; what to look at in its records is logged here."""
+    prepared = prepared_for(context)
+    _show_once(prepared)
+    return prepared.federation.problems[client.client_index(context)]
+
+
+@lru_cache(maxsize=1)
+def _show_once(prepared: Prepared) -> None:
+    prepared.show_screen()
 
 
 def plan_for_context(context: Context) -> Plan:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from dpfed.core.log import log
 from dpfed.core.types import Vector
 from dpfed.data.models import Evaluation, evaluate
 from dpfed.recipes.build import plan_for_clients, trained_model
@@ -50,6 +51,13 @@ class Prepared:
     def evaluation(self) -> str:
         """How accuracy is measured, in words."""
         return evaluation_words(self.recipe, self.federation)
+
+    def show_screen(self) -> None:
+        """Tell whoever sits here what to look at in the records: a log stays on its machine."""
+        found = self.federation.screen
+        if found is not None and self.recipe.data.source != "synthetic":
+            for sentence in found.findings():
+                log.warning("data: %s", sentence)
 
     def about(self, out: Path) -> About:
         """What sinks are told of the run."""

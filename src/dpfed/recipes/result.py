@@ -64,6 +64,8 @@ class Result:
     warnings: tuple[str, ...] = ()
     stopped: str | None = None
     """Why training ended before the plan's last round, if it did."""
+    divided: str = ""
+    """By which column or files the clients came about, where they are natural ones."""
 
     @property
     def accuracy(self) -> float:
@@ -127,6 +129,7 @@ def result_of(
         recipe=prepared.recipe, model=prepared.federation.model, params=params,
         history=list(history), guarantee=guarantee, evaluation=prepared.evaluation,
         source=prepared.federation.source, warnings=warnings, stopped=stopped,
+        divided=prepared.federation.divided,
     )  # fmt: skip
 
 
@@ -152,6 +155,7 @@ def _save(result: Result, folder: Path) -> Path:
         **result.guarantee.to_json(),
         "evaluation": result.evaluation,
         "data": result.source,
+        **({"clients": result.divided} if result.divided else {}),
         "warnings": list(result.warnings),
         "stopped": result.stopped,
     }

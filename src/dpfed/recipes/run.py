@@ -64,6 +64,7 @@ def run(
         raise refuse("engine", f"one of {', '.join(_ENGINES)}", engine)
     root = _root(recipe)
     prepared = prepare(resolve(recipe, seed, overrides, sections), root)
+    prepared.show_screen()
     checkpoint = None if resume is None else Checkpoint(Path(resume))
     if checkpoint:
         _same_recipe(checkpoint, prepared.recipe)

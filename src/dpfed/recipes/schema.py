@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -40,10 +40,24 @@ class PartitionRecipe(_Section, frozen=True):
     """Such as alpha of dirichlet."""
 
 
+class Missing(StrEnum):
+    """What becomes of a record with a missing value. The owner decides; nothing else shows it."""
+
+    DROP = "drop"
+    """It counts for nothing, and in the public size as before."""
+    FILL = "fill"
+    """``fill_missing`` stands in the value's place; 0, after shift, scale and schema."""
+
+
 class DataRecipe(_Section, frozen=True):
     """Where records come from, and what is done to each on its own."""
 
-    source: str = "synthetic"
+    source: str | list[str] = "synthetic"
+    """A path, a pattern, a list of tables, or a folder: see docs/data.md."""
+    missing: Missing | msgspec.UnsetType = msgspec.UNSET
+    """Unset is ``drop`` with a warning; ``fill_missing`` alone is ``fill``."""
+    schema: dict[str, list[int | float | str]] | msgspec.UnsetType = msgspec.UNSET
+    """Of tables: a public range [low, high] or categories of each feature column."""
     center: str | None = None
     """Public data whose mean is subtracted from all features."""
     fill_missing: float | None = None
@@ -78,7 +92,7 @@ class DataRecipe(_Section, frozen=True):
     by_group: bool = False
     """Hold out whole groups (patients, sites), never a part of one."""
     options: dict[str, Any] = {}
-    """Passed to dpfed.data.datasets.load: x, y, groups, classes, and so on."""
+    """Passed to dpfed.data.datasets.load: x, y, groups, silo, classes, and so on."""
     partition: PartitionRecipe = PartitionRecipe()
 
 
@@ -313,7 +327,8 @@ def _explain(message: str, tree: Mapping[str, Any]) -> str:
         return f"{field} has no {quoted[0]!r}, and needs one; set {field}.{quoted[0]}"
     if what.startswith("Invalid enum value"):
         table, _, name = field.rpartition(".")
-        choices = get_type_hints(_TABLES[table])[name]
+        kind = get_type_hints(_TABLES[table])[name]
+        choices = next(each for each in (*get_args(kind), kind) if issubclass(each, StrEnum))
         return _must_be(field, f"one of {', '.join(choices)}", tree)
     if not what.startswith("Expected `"):
         return f"the recipe cannot be read ({message}); correct that place"

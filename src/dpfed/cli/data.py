@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D301  click cuts the help at \f
+"""``dpfed data check``: what the owner of records looks at before anything is trained on them.
+
+Guarantee: it reads the records on this machine, prints to this screen, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from dpfed.data.datasets import Dataset, Records
+    from dpfed.data.screen import ColumnScreen, Screen
+    from dpfed.recipes.schema import DataRecipe
+
+data_app = typer.Typer(
+    help="Look at your own records, here, before anything is trained on them.",
+    no_args_is_help=True,
+)
+
+
+@data_app.command("check")
+def check_data(
+    source: Annotated[
+        str,
+        typer.Argument(help="A recipe, a silo's policy, a file, a folder or a pattern ('*.csv')."),
+    ],
+    y: Annotated[str | None, typer.Option("--y", help="The label's column.")] = None,
+    groups: Annotated[str | None, typer.Option(help="The column that names the person.")] = None,
+    silo: Annotated[str | None, typer.Option(help="The column that names the silo.")] = None,
+    skeleton: Annotated[
+        bool, typer.Option("--skeleton", help="Print a [data.schema] to be filled in.")
+    ] = False,
+) -> None:
+    """Per column: what is missing, out of range, constant, unscaled or left out, and the way out.
+
+    What it prints is read from the records: it is for whoever may read them. Nothing is sent or
+    written. It ends with 1 if there is something to decide, and with 0 if all is decided.
+
+    Example: dpfed data check visits.csv --y ill --groups patient
+
+    \f
+
+    Args:
+        source: a recipe or a policy (.toml), or data as ``data.source`` takes it.
+        y: the label's column, if it is not "y" or "label".
+        groups: the column that names the person.
+        silo: the column that names the silo.
+        skeleton: print a schema with the columns' names, and no figure of the data.
+    """
+    given = {name: v for name, v in (("y", y), ("groups", groups), ("silo", silo)) if v is not None}
+    found = 0
+    for label, table, root in _tables(source, given):
+        from dpfed.recipes.federation import load_dataset
+        from dpfed.recipes.schema import Recipe
+
+        dataset = load_dataset(Recipe(data=table), root)
+        if skeleton:
+            typer.echo("\n".join(_skeleton(dataset)))
+            continue
+        typer.echo("\n".join([*([f"[data.{label}]"] if label else []), *_report(dataset)]))
+        findings = dataset.screen.findings() if dataset.screen else []
+        found += len(findings)
+        for sentence in findings:
+            typer.secho(f"look at: {sentence}", fg=typer.colors.YELLOW)
+    raise typer.Exit(1 if found else 0)
+
+
+def _tables(source: str, given: dict[str, Any]) -> Iterator[tuple[str, DataRecipe, Path | None]]:
+    """Each table of data: its name in a policy, what it says, and where its paths begin."""
+    from dpfed.recipes.schema import DataRecipe, load_recipe
+    from dpfed.silo.policy import load_policy
+
+    path = Path(source)
+    if path.suffix != ".toml":
+        yield "", DataRecipe(source=source, options=given), None
+    elif path.is_file() and "gate" in tomllib.loads(path.read_text(encoding="utf-8")):
+        for name, data in load_policy(path).data.items():
+            yield name, data.load, None
+    else:
+        yield "", load_recipe(path).data, path.resolve().parent
+
+
+# ----------------------------------------------------------------------------------------- words
+
+
+def screen_lines(load: DataRecipe) -> list[str]:
+    """What an officer should look at in the records, before a training is approved."""
+    from dpfed.core.errors import DataError
+    from dpfed.recipes.federation import load_dataset
+    from dpfed.recipes.schema import Recipe
+
+    try:
+        dataset = load_dataset(Recipe(data=load), None)
+    except (DataError, OSError) as error:
+        return [f"the records cannot be looked at here: {error}"]
+    found = dataset.screen
+    if found is None:
+        return []
+    lost = [f"{found.lost}, as data.missing says"] if found.missing and found.lost else []
+    return [*found.findings(), *lost] or ["every record is complete, and all is decided"]
+
+
+def _report(dataset: Dataset) -> Iterator[str]:
+    found, records = dataset.screen, dataset.train
+    total = len(records) + (0 if dataset.test is None else len(dataset.test))
+    shape = "x".join(str(size) for size in records.x.shape[1:])
+    labels = "numbers" if dataset.classes is None else f"{dataset.classes} classes"
+    yield f"{dataset.source}: {total:,} records of {shape} features, labels: {labels}"
+    yield from _who(records)
+    if found is not None:
+        yield from _columns(found)
+        if found.missing == "fill" and found.incomplete:
+            yield f"{found.incomplete:,} records have a missing value, which is filled"
+        elif found.missing and found.lost:
+            yield f"{found.lost}, as data.missing = 'drop' says"
+
+
+def _who(records: Records) -> Iterator[str]:
+    """How many silos and persons: a number means another person in another silo."""
+    persons = [] if records.groups is None else records.groups.tolist()
+    silos = [0] * len(records) if records.silos is None else records.silos.tolist()
+    if persons:
+        yield f"{len(set(zip(silos, persons, strict=True))):,} persons in the training records"
+    if records.silos is not None:
+        yield f"{len(set(silos)):,} silos"
+
+
+def _columns(found: Screen) -> Iterator[str]:
+    if not found.columns:
+        return
+    wide = max(6, *(len(column.name) for column in found.columns))
+    yield f"{'column':{wide}} {'missing':>8} {'outside':>8} {'lowest':>11} {'highest':>11}"
+    for column in found.columns:
+        yield f"{column.name:{wide}} {column.missing:8} {column.outside:8} {_range(column)}"
+
+
+def _range(column: ColumnScreen) -> str:
+    if math.isinf(column.low):
+        return f"{'--':>11} {'--':>11}"
+    end = "  constant" if column.constant else ""
+    return f"{column.low:11.4g} {column.high:11.4g}{end}"
+
+
+def _skeleton(dataset: Dataset) -> Iterator[str]:
+    """Names only: a range that was read from the records would be a release of its own."""
+    table = dataset.table
+    yield "[data.schema]"
+    for name in table.features if table else ():
+        yield f"{_key(name)} = []  # CHANGE: [lowest, highest], as is known in public"
+    for said in table.left_out if table else ():
+        yield f'{_key(said.rpartition(" (")[0])} = []  # CHANGE: ["word", ...], or leave it out'
+
+
+def _key(name: str) -> str:
+    plain = name.replace("_", "").replace("-", "").isalnum() and name.isascii()
+    return name if plain else f'"{name}"'

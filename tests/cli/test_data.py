@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``dpfed data check``, and the same screen where a training is approved or run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dpfed
+from dpfed.cli.data import screen_lines
+from dpfed.cli.main import app
+from dpfed.core.errors import RecipeError
+from dpfed.recipes.federation import federation
+from dpfed.recipes.schema import DataRecipe, load_recipe
+from tests.silo.gates import Silo, terms_for
+
+WARD = [
+    "age,chol,sex,patient,ill",
+    *(
+        f"{30 + 3 * i % 50},{'' if i % 3 else 150 + 7 * i % 90},{'fm'[i % 2]},{i // 2},{i % 2}"
+        for i in range(60)
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DPFED_STATE", "DPFED_LEDGER", "DPFED_IDENTITY"):
+        monkeypatch.setenv(name, "")  # a keeper sets them, and they are put back
+
+
+@pytest.fixture
+def ward(tmp_path: Path) -> Path:
+    path = tmp_path / "ward.csv"
+    path.write_text("\n".join(WARD) + "\n")
+    return path
+
+
+def check(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["data", "check", *arguments])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def recipe(ward: Path, **data: Any) -> dict[str, Any]:
+    table = {"source": str(ward), "options": {"y": "ill", "groups": "patient"}, **data}
+    return {
+        "rounds": 2, "data": {"partition": {"clients": 2}, **table},
+        "privacy": {"epsilon": 5.0, "delta": 1e-3, "noise": "keyed"}, "evaluation": {"kind": "off"},
+    }  # fmt: skip
+
+
+def test_the_owner_sees_each_column_and_the_way_out(ward: Path) -> None:
+    code, said = check(str(ward), "--y", "ill", "--groups", "patient")
+    assert code == 1, "there is something to decide"
+    assert "60 records of 2 features, labels: 2 classes" in said
+    assert "30 persons in the training records" in said
+    rows = [line.split()[:4] for line in said.splitlines()]
+    assert ["chol", "40", "0", "150"] in rows
+    assert "40 of 60 records (67 %) count for nothing, since a value is missing (chol 40)" in said
+    assert "data.missing = 'fill'" in said
+    assert "left out: sex (text)" in said
+    assert "times the smallest (chol and the model's constant 1)" in said
+
+
+def test_nothing_is_left_to_say_once_it_is_decided(ward: Path, tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(
+        f'[data]\nsource = "{ward}"\noptions = {{ y = "ill" }}\nmissing = "drop"\n'
+        '[data.schema]\nage = [18, 100]\nchol = [100, 400]\nsex = ["f", "m"]\n'
+    )
+    code, said = check(str(path))
+    assert code == 0
+    assert "look at" not in said
+    assert "count for nothing, as data.missing = 'drop' says" in said
+    path.write_text(path.read_text().replace('"drop"', '"fill"'))
+    assert "40 records have a missing value, which is filled" in check(str(path))[1]
+
+
+def test_the_skeleton_of_a_schema_has_no_figure_of_the_data(ward: Path) -> None:
+    code, said = check(str(ward), "--y", "ill", "--groups", "patient", "--skeleton")
+    assert code == 0
+    assert tomllib.loads(said) == {"data": {"schema": {"age": [], "chol": [], "sex": []}}}
+
+
+def test_a_policy_s_data_sets_are_each_looked_at(ward: Path, tmp_path: Path) -> None:
+    silo = Silo(tmp_path / "silo", 0)
+    silo.write(load={"source": str(ward), "options": {"y": "ill", "x": ["age", "chol"]}}, shape=[2])
+    code, said = check(str(silo.policy))
+    assert code == 1
+    (name,) = tomllib.loads(silo.policy.read_text())["data"]
+    assert said.startswith(f"[data.{name}]\n")
+    assert "(chol 40)" in said
+
+
+def test_the_officer_sees_it_before_approving(ward: Path, tmp_path: Path) -> None:
+    terms = terms_for(tmp_path, 3)
+    silo = Silo(tmp_path / "silo", 0)
+    silo.write()
+    silo.write(load={"source": str(ward), "options": {"y": "ill", "x": ["age", "chol"]}})
+    arguments = ["silo", "approve", str(terms), "--policy", str(silo.policy)]
+    done = CliRunner().invoke(app, arguments, input="n\n")
+    assert "look at   40 of 60 records (67 %) count for nothing" in done.output
+    assert done.output.index("look at") < done.output.index("approve?")
+    gone = screen_lines(DataRecipe(source=str(tmp_path / "gone.csv")))
+    assert gone[0].startswith("the records cannot be looked at here: ")
+    whole = screen_lines(DataRecipe(source=str(ward), options={"y": "ill", "x": "patient"}))
+    assert "smallest (patient" in whole[0]
+
+
+# --------------------------------------------------------------------------- where it is trained on
+
+
+def test_a_run_says_it_here_and_in_no_file(
+    ward: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "dpfed"):
+        result = dpfed.run(recipe(ward), out=tmp_path / "out")
+    assert "count for nothing" in caplog.text
+    assert not any("count for nothing" in each for each in result.warnings)
+    for path in (tmp_path / "out").iterdir():
+        assert b"count for nothing" not in path.read_bytes()
+    caplog.clear()
+    dpfed.run(recipe(ward, missing="drop", options={"y": "ill", "x": ["age", "chol"]}))
+    assert "count for nothing" not in caplog.text
+
+
+def test_drop_changes_no_bit_and_fill_does(ward: Path) -> None:
+    before = dpfed.run(recipe(ward))
+    dropped = dpfed.run(recipe(ward, missing="drop"))
+    filled = dpfed.run(recipe(ward, missing="fill"))
+    assert torch.equal(before.params, dropped.params)
+    assert before.guarantee == dropped.guarantee == filled.guarantee
+    assert not torch.equal(before.params, filled.params)
+    constant = dpfed.run(recipe(ward, fill_missing=0.0))
+    assert torch.equal(filled.params, constant.params), "fill is fill_missing = 0"
+
+
+def test_a_client_without_one_complete_record_trains_all_the_same(ward: Path) -> None:
+    """A refusal would tell the server of its records."""
+    lines = [each.replace(each.split(",")[1], "", 1) for each in WARD[1:]]
+    ward.write_text("\n".join([WARD[0], "40,200,f,0,1", *lines]) + "\n")
+    result = dpfed.run(recipe(ward, schema={"age": [0, 100], "chol": [100, 400]}))
+    assert len(result.history) == 2
+    assert result.stopped is None
+    assert result.guarantee.epsilon == pytest.approx(5.0, rel=1e-6)
+
+
+def test_drop_and_a_constant_cannot_both_be(ward: Path) -> None:
+    with pytest.raises(RecipeError, match=r"'drop' and data\.fill_missing = 0 cannot both be"):
+        dpfed.run(recipe(ward, missing="drop", fill_missing=0.0))
+    with pytest.raises(RecipeError, match=r"data\.missing must be one of drop, fill, got 'mean'"):
+        dpfed.run(recipe(ward, missing="mean"))
+
+
+# ------------------------------------------------------------------------------- silos and persons
+
+
+def hospitals(tmp_path: Path) -> dict[str, Any]:
+    folder = tmp_path / "hospitals"
+    folder.mkdir()
+    for place in ("north", "south", "west"):
+        lines = [f"{line},{place}" for line in WARD[1 : 30 if place == "west" else 61]]
+        (folder / f"{place}.csv").write_text("\n".join([f"{WARD[0]},place", *lines]) + "\n")
+    made = recipe(folder, missing="fill")
+    made["data"]["partition"] = {}
+    return made
+
+
+def test_files_are_silos_and_a_column_may_be(tmp_path: Path) -> None:
+    made = hospitals(tmp_path)
+    by_file = federation(load_recipe(made))
+    assert by_file.divided == "3 clients, by files, each a silo"
+    assert [len(each) for each in by_file.clients] == [60, 60, 29]
+    made["data"]["options"] = {"y": "ill", "groups": "patient", "silo": "place"}
+    by_column = federation(load_recipe(made))
+    assert by_column.divided == "3 clients, by silos (the column 'place')"
+    assert [len(each) for each in by_column.clients] == [60, 60, 29]
+    assert by_column.clients[0].groups is not None
+    assert len(by_column.clients[0].groups.unique()) == 30, "and persons inside of them"
+
+
+def test_natural_says_which_column_it_used(ward: Path, tmp_path: Path) -> None:
+    made = recipe(ward, partition={"name": "natural", "clients": 3})
+    result = dpfed.run(made, out=tmp_path / "out")
+    assert result.divided == "3 clients, by groups (the column 'patient'), whole"
+    told = json.loads((tmp_path / "out" / "guarantee.json").read_text())
+    assert told["clients"] == result.divided
+    made["data"]["partition"] = {"name": "iid", "clients": 3}
+    assert dpfed.run(made).divided == ""
+
+
+def test_a_partition_that_is_asked_for_divides_silos_anew(tmp_path: Path) -> None:
+    made = hospitals(tmp_path)
+    made["data"]["partition"] = {"name": "iid", "clients": 7}
+    assert len(federation(load_recipe(made)).clients) == 7
