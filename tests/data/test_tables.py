@@ -120,6 +120,14 @@ def test_one_record_changes_no_other_under_a_schema(tmp_path: Path) -> None:
         torch.testing.assert_close(after[2], before[2], rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_column_s_type_is_not_read_from_all_records(tmp_path: Path) -> None:
+    """Words that look like switches or times stay as written, whatever else is in the column."""
+    schema = {"flag": ["true", "false"], "at": ["10:00", "11:00"]}
+    for other in ("false,11:00,1", "perhaps,noon,1"):
+        path = write(tmp_path / "t.csv", "flag,at,y", "true,10:00,0", other)
+        assert load(path, schema=schema).train.x[0].tolist() == [1, 0, 1, 0]
+
+
 def test_values_beyond_a_schema(tmp_path: Path) -> None:
     path = table(tmp_path, "7,1,200,f,0", "8,2,?,x,1", "9,,10,,0")
     data = load(path, schema=SCHEMA)

@@ -182,9 +182,12 @@ def _columns(
     missing = (~known).sum(dim=0).tolist()
     return [
         ColumnScreen(
-            name=name, missing=missing[i], outside=outside[i] if outside else 0, low=low[i],
+            name=name,
+            missing=missing[i],
+            outside=outside[i] if outside else 0,
+            low=low[i],
             high=high[i],
-        )  # fmt: skip
+        )
         for i, name in enumerate(names)
     ]
 
