@@ -29,11 +29,13 @@ PUBLIC = {
         "Records",
         "Standardised",
         "Terms",
+        "claim_folder",
         "client_app",
         "evaluate",
         "make_plan",
         "open_sinks",
         "private",
+        "read_records",
         "read_terms",
         "silo_app",
     ],
@@ -41,11 +43,13 @@ PUBLIC = {
 MODULES = {"dpfed": dpfed, "dpfed.flower": dpfed.flower}
 SIGNATURES = {
     "dpfed.run": "(recipe=None, *, seed=None, out=None, overrides=(), watch=None, "
-    "engine='in-process', resume=None, sinks=(), **sections)",
+    "engine='in-process', resume=None, sinks=(), overwrite=False, **sections)",
     "dpfed.calibrate": "(mechanism, *, epsilon, delta, releases, share=1.0)",
     "dpfed.flower.make_plan": "(nominal, layout=None, **sections)",
     "dpfed.flower.private": "(plan, ledger=None)",
     "dpfed.flower.client_app": "(problem, plan, ledger=None)",
+    "dpfed.flower.read_records": "(**data)",
+    "dpfed.flower.claim_folder": "(out, training)",
     "dpfed.flower.read_terms": "(text)",
     "dpfed.flower.silo_app": "(path=None)",
     "dpfed.flower.open_sinks": "(names, about)",

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dpfed.data.models import evaluate as evaluate
     from dpfed.data.modules import Network as Network
     from dpfed.data.standardised import Standardised as Standardised
+    from dpfed.recipes.federation import read_records as read_records
+    from dpfed.recipes.result import claim_folder as claim_folder
     from dpfed.recipes.sinks._open import About as About
     from dpfed.recipes.sinks._open import open_sinks as open_sinks
     from dpfed.recipes.terms import Terms as Terms
@@ -37,10 +39,12 @@ _HOMES = {
     "Records": "dpfed.data.datasets",
     "Standardised": "dpfed.data.standardised",
     "Terms": "dpfed.recipes.terms",
+    "claim_folder": "dpfed.recipes.result",
     "client_app": "dpfed.training.flower.client",
     "evaluate": "dpfed.data.models",
     "open_sinks": "dpfed.recipes.sinks._open",
     "private": "dpfed.training.flower.client",
+    "read_records": "dpfed.recipes.federation",
     "read_terms": "dpfed.recipes.terms",
     "silo_app": "dpfed.silo.relay",
 }
@@ -54,11 +58,13 @@ __all__ = [
     "Records",
     "Standardised",
     "Terms",
+    "claim_folder",
     "client_app",
     "evaluate",
     "make_plan",
     "open_sinks",
     "private",
+    "read_records",
     "read_terms",
     "silo_app",
 ]

@@ -22,9 +22,11 @@ from typing import Any
 import mpmath
 import pytest
 import tomli_w
+import torch
 from flwr.app import Context, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import dpfed
@@ -300,7 +302,7 @@ def test_a_new_app_trains_over_a_grid(home: Path, monkeypatch: pytest.MonkeyPatc
     server = importlib.import_module(f"{package}.server_app")
     clients = importlib.import_module(f"{package}.client_app")
     config = config_of(folder)
-    grid = LocalGrid(clients.app, {100 + i: i for i in range(config["num-clients"])})
+    grid = LocalGrid(clients.app, {100 + i: i for i in range(len(config["sizes"].split()))})
     for context in grid.contexts.values():
         context.run_config.update(config)
     server.main(grid, Context(1, 1, {}, RecordDict(), config))
@@ -309,6 +311,60 @@ def test_a_new_app_trains_over_a_grid(home: Path, monkeypatch: pytest.MonkeyPatc
     text, _ = explained(folder / "out")
     assert "(1, 1e-05)-DP for each record" in text
     assert "recipe.toml" not in text
+    before = (folder / "out/model.safetensors").read_bytes()
+    server.main(grid, Context(2, 1, {}, RecordDict(), config))
+    assert (folder / "out/model.safetensors").read_bytes() == before, "no model is written over"
+    assert (folder / "out-2/guarantee.json").exists()
+
+
+@pytest.mark.slow
+def test_a_new_app_that_is_done_leaves_its_model_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same run once more, with nothing left to do, after its files were lost."""
+    call("new", "done-before")
+    folder = home / "done-before"
+    monkeypatch.syspath_prepend(str(folder))
+    become_a_server(monkeypatch)
+    server = importlib.import_module("done_before.server_app")
+    clients = importlib.import_module("done_before.client_app")
+    config = {**config_of(folder), "num-server-rounds": 3, "checkpoint": str(home / "kept")}
+    grid = LocalGrid(clients.app, {100: 0, 101: 1})
+    for context in grid.contexts.values():
+        context.run_config.update(config)
+    server.main(grid, Context(1, 1, {}, RecordDict(), config))
+    model, rows = (folder / "out/model.safetensors"), (folder / "out/metrics.csv")
+    trained, written = model.read_bytes(), rows.read_text()
+    (folder / "out/guarantee.json").unlink()
+    model.unlink()
+    grid.offline = {100, 101}  # nobody is asked
+    server.main(grid, Context(2, 1, {}, RecordDict(), config))
+    assert model.read_bytes() == trained
+    assert rows.read_text() == written
+    assert json.loads((folder / "out/guarantee.json").read_text())["accuracy"] is not None
+    assert not (folder / "out-2").exists()
+    said = call("checkpoint", "export", str(home / "kept"), "--out", str(home / "m.safetensors"))
+    assert "after 3 rounds; epsilon 1 spent" in said
+    assert load_file(home / "m.safetensors").keys() == load_file(model).keys()
+    assert all(torch.equal(each, load_file(model)[name])
+               for name, each in load_file(home / "m.safetensors").items())  # fmt: skip
+
+
+def test_a_new_app_reads_each_host_s_own_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call("new", "own-file")
+    task = home / "own-file/own_file/task.py"
+    changed = task.read_text().replace('FILE = ""', 'FILE = "visits.csv"')
+    task.write_text(changed.replace("FEATURES, CLASSES = 20, 4", "FEATURES, CLASSES = 3, 2"))
+    monkeypatch.syspath_prepend(str(home / "own-file"))
+    loaded = importlib.import_module("own_file.task").load_data
+    for host, age in (("north", 59), ("south", 18)):
+        (home / host).mkdir()
+        lines = ["age,sex,patient,ill", f"{age},f,7,0", ",m,8,1"]
+        (home / host / "visits.csv").write_text("\n".join(lines) + "\n")
+        monkeypatch.setenv("DPFED_DATA", str(home / host))
+        records = loaded(0)
+        assert records.x.tolist() == [[(age - 59) / 41, 1, 0], [0, 0, 1]]
+        assert records.groups.tolist() == [7, 8]
 
 
 def test_a_new_recipe_is_an_app_and_a_recipe(home: Path) -> None:

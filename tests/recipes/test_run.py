@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 import dpfed
 from dpfed.core.errors import DataError, RecipeError
+from dpfed.recipes.result import claim_folder, clear_result, free_folder, is_taken
 
 TINY: dict[str, Any] = {
     "rounds": 6,
@@ -182,3 +183,47 @@ def test_a_run_goes_on_with_the_recipe_that_it_began_with(tmp_path: Path) -> Non
     ):
         run(resume=kept, data={**TINY["data"], "options": options})
     assert len(run(resume=kept).history) == 6  # the round that it died at the sight of is kept
+
+
+# ------------------------------------------------------------------- nothing is written over
+
+
+def test_a_second_run_writes_over_no_result_unless_told(tmp_path: Path) -> None:
+    run(out=tmp_path / "out")
+    before = (tmp_path / "out/model.safetensors").read_bytes()
+    with pytest.raises(RecipeError, match=r"holds another run's result already; give another"):
+        run(seed=1, out=tmp_path / "out")
+    assert (tmp_path / "out/model.safetensors").read_bytes() == before
+    run(seed=1, out=tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out/model.safetensors").read_bytes() != before
+
+
+def test_a_training_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert claim_folder(out, "one") == out
+    (out / "metrics.jsonl").write_text("{}\n")
+    assert claim_folder(out, "one") == out, "it goes on"
+    assert claim_folder(out, "two") == tmp_path / "out-2"
+    assert claim_folder(tmp_path / "out-2", "two") == tmp_path / "out-2"
+    assert free_folder(out) == tmp_path / "out-2", "nothing was written there yet"
+    (tmp_path / "out-2/guarantee.json").write_text("{}")
+    assert free_folder(out) == tmp_path / "out-3"
+
+
+def test_the_head_of_a_table_alone_takes_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("round,accuracy\n")
+    assert not is_taken(tmp_path)
+    (tmp_path / "metrics.csv").write_text("round,accuracy\n1,0.5\n")
+    assert is_taken(tmp_path)
+
+
+def test_a_run_that_goes_on_keeps_the_model_that_is_there(tmp_path: Path) -> None:
+    """Whatever goes wrong then, a model that was paid for is not lost."""
+    (tmp_path / "model.safetensors").write_text("model")
+    (tmp_path / "guarantee.json").write_text("{}")
+    (tmp_path / "error.json").write_text("{}")
+    clear_result(tmp_path, [{"round": 1}])
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"model.safetensors", "guarantee.json", "metrics.jsonl"}
+    clear_result(tmp_path)
+    assert not list(tmp_path.iterdir())

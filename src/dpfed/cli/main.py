@@ -18,6 +18,7 @@ import click
 import typer
 
 from dpfed.cli.audit import audit_command
+from dpfed.cli.checkpoint import checkpoint_app
 from dpfed.cli.data import data_app
 from dpfed.cli.deploy.command import deploy_app
 from dpfed.cli.ledger import ledger_app
@@ -38,6 +39,7 @@ START, TRAIN, COMPARE, OPERATE = "Start", "Train, and what it costs", "Compare",
 for first in (demo, new, doctor):  # panels and commands are shown in the order of this file
     app.command(rich_help_panel=START)(first)
 app.add_typer(data_app, name="data", rich_help_panel=START)
+app.add_typer(checkpoint_app, name="checkpoint", rich_help_panel=OPERATE)
 app.add_typer(deploy_app, name="deploy", rich_help_panel=OPERATE)
 app.add_typer(ledger_app, name="ledger", rich_help_panel=OPERATE)
 app.add_typer(silo_app, name="silo", rich_help_panel=OPERATE)
@@ -82,9 +84,15 @@ def run_command(
             "--sink", help="Also send each round's row to: csv, tensorboard, mlflow. Repeatable."
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Write over another run's result in the folder.")
+    ] = False,
     quiet: Annotated[bool, typer.Option(help="Show no progress.")] = False,
 ) -> None:
     """Train as a recipe says, and write metrics, model, picture and guarantee.
+
+    No result is written over unless --overwrite says so: without --out, a further run of the same
+    recipe gets the folder NAME-2, and so on.
 
     A run with --resume survives the end of its process: the same command continues after the last
     committed round, and repeats none. A --sink gets the rows of the run's own metrics.csv, and no
@@ -102,18 +110,23 @@ def run_command(
         engine: in-process or flower-simulation.
         resume: write a checkpoint into ``out`` after each round, and continue from the one there.
         sinks: any of csv, tensorboard and mlflow; None is none of them.
+        overwrite: write over another run's result in ``out``.
         quiet: show no progress bar.
     """
     from dpfed.recipes.display import View
+    from dpfed.recipes.result import free_folder
     from dpfed.recipes.run import resolve
     from dpfed.recipes.run import run as run_recipe
 
     folder, changes = out or Path("runs") / recipe.stem, tuple(overrides or ())
+    if out is None and not resume and not overwrite:
+        folder = free_folder(folder)
     planned = resolve(recipe, seed, changes, {})
     with View(planned.name, planned.privacy.epsilon, quiet) as view:
         result = run_recipe(
             recipe, seed=seed, out=folder, overrides=changes, engine=engine,
             resume=folder / "checkpoint" if resume else None, watch=view, sinks=sinks or (),
+            overwrite=overwrite,
         )  # fmt: skip
     _report(result, folder)
 

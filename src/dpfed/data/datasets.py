@@ -157,14 +157,14 @@ def load(
         given: dict[str, Any] = {} if classes is None else {"classes": classes}
         made = synthetic(**given, **synthetic_options)
         return made if name is None else replace(made, source=name)
+    columns = readers.Columns(x=x, y=y, groups=groups, split=split, silo=silo)
+    paths = [] if str(source).startswith("hf:") else find_files(source, root)
     if synthetic_options:
         unknown = ", ".join(sorted(synthetic_options))
         raise DataError(
             f"{str(source)!r} takes no option {unknown}; it takes x, y, groups, silo, split, "
             "classes, size and name (only 'synthetic' has others)"
         )
-    columns = readers.Columns(x=x, y=y, groups=groups, split=split, silo=silo)
-    paths = [] if str(source).startswith("hf:") else find_files(source, root)
     label = name or (_label(paths) if paths else str(source))
     if paths and all(path.suffix in tables.SUFFIXES for path in paths):
         parts, facts = tables.read_tables(paths, columns, schema)

@@ -23,6 +23,7 @@ import torch
 
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
+from dpfed.core.log import log
 from dpfed.core.randomness import derive
 from dpfed.core.types import Problem, Vector
 from dpfed.data import datasets, partitions
@@ -42,6 +43,7 @@ from dpfed.recipes.schema import (
     ModelRecipe,
     PartitionRecipe,
     Recipe,
+    parse,
 )
 
 _WORDS = {
@@ -189,6 +191,21 @@ def load_dataset(whole: Recipe, root: Path | None) -> Dataset:
     if recipe.validation and not at_clients:
         dataset = _split(dataset, recipe.validation, whole.seed, recipe.by_group)
     return dataset.map(partial(_clean, recipe))
+
+
+def read_records(**data: Any) -> Records:
+    """One silo's own records, by the keys of a recipe's table ``data``: for an app of one's own.
+
+    A relative source is looked for in the folders that $DPFED_DATA names on this host. What to look
+    at in the records is logged here, and sent to nobody.
+
+    Args:
+        **data: source, options, schema, missing, shift, scale, and so on.
+    """
+    dataset = load_dataset(parse({"data": data}), None)
+    for sentence in dataset.screen.findings() if dataset.screen else ():
+        log.warning("data: %s", sentence)
+    return dataset.train
 
 
 def _split(dataset: Dataset, fraction: float, seed: int, by_group: bool) -> Dataset:

@@ -33,12 +33,14 @@ from flwr.serverapp import Grid, ServerApp
 
 from dpfed.core.environment import IDENTITY, variable
 from dpfed.core.errors import RecipeError
+from dpfed.core.log import log
 from dpfed.core.types import Problem
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.prepared import Prepared, prepare, prepare_terms
 from dpfed.recipes.result import (
     Result,
     add_row,
+    claim_folder,
     clear_result,
     require_a_round,
     result_of,
@@ -52,6 +54,7 @@ from dpfed.training.account import Account
 from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.flower import client
 from dpfed.training.flower.codec import named_arrays
+from dpfed.training.flower.one_sentence import errors_in_one_sentence
 from dpfed.training.flower.strategy import DPStrategy, EvaluateFn
 from dpfed.training.history import Row
 from dpfed.training.plan import Plan
@@ -148,12 +151,17 @@ server_app = ServerApp()
 @server_app.main()
 def run_server(grid: Grid, context: Context) -> None:
     """Train as the recipe says; leave the result, or the reason why there is none."""
-    out = Path(str(context.run_config.get("out", ".")))
+    named = Path(str(context.run_config.get("out", ".")))
+    out = named
     out.mkdir(parents=True, exist_ok=True)
+    errors_in_one_sentence(out)
     try:
-        kept = _kept(context)
+        run, kept = prepared_for(context), _kept(context)
+        out = claim_folder(named, _training(run, context))
+        if out != named:
+            log.warning("%s holds another run's result: this one goes to %s", named, out)
+        errors_in_one_sentence(out)
         clear_result(out, kept)
-        run = prepared_for(context)
         about = run.about(out)
         with open_sinks(_sinks(context), about) as add:
             result = _train(grid, run, context, _writer(out, add, len(kept)))
@@ -192,7 +200,7 @@ def _train(grid: Grid, run: Prepared, context: Context, watch: Add) -> Result:
     config, layout = context.run_config, run.federation.model.layout
     folder = config.get("checkpoint") or None
     strategy = DPStrategy(
-        run.plan, training=_training(run, context, folder), wait=WAIT, watch=watch,
+        run.plan, training=_training(run, context), wait=WAIT, watch=watch,
         checkpoint=None if folder is None else str(folder), terms=run.terms,
     )  # fmt: skip
     found = strategy.start(
@@ -219,11 +227,11 @@ def _evaluate_fn(run: Prepared) -> EvaluateFn:
     return evaluate
 
 
-def _training(run: Prepared, context: Context, folder: object) -> str:
+def _training(run: Prepared, context: Context) -> str:
     """The training's name: the terms', as configured, a checkpoint's, or one for this run alone."""
     if run.terms:
         return run.recipe.name
-    name = context.run_config.get("training")
+    name, folder = context.run_config.get("training"), context.run_config.get("checkpoint")
     if not name and folder:
         name = Checkpoint(Path(str(folder))).training(run.recipe.name)
     name = str(name or f"{run.recipe.name}-{context.run_id}")

@@ -8,6 +8,9 @@ convergence.png              accuracy and epsilon against rounds
 guarantee.json               the guarantee, as numbers and as a sentence; written last, so where it
                              is, the others are complete
 error.json                   over Flower, instead: the class and sentence of what stopped the run
+error.txt                    the whole of that error, for whoever looks into it
+training.txt                 over Flower: whose files these are; another training gets a folder of
+                             its own
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 
 METRICS_FILE, MODEL_FILE = "metrics.jsonl", "model.safetensors"
 GUARANTEE_FILE, ERROR_FILE = "guarantee.json", "error.json"
+TRAINING_FILE, TRACEBACK_FILE = "training.txt", "error.txt"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -182,9 +186,42 @@ def _write(path: Path, text: str) -> None:
     replace_file(path, text.encode(), 0o644)
 
 
+def is_taken(out: Path) -> bool:
+    """Whether a run has left something in a folder that another one would write over."""
+    files = (GUARANTEE_FILE, MODEL_FILE, METRICS_FILE)
+    table = out / "metrics.csv"  # a run that failed before its first round leaves its head
+    rows = table.is_file() and len(table.read_bytes().splitlines()) > 1
+    return rows or any((out / name).exists() for name in files)
+
+
+def refuse_taken(out: Path, way_out: str) -> None:
+    """Refuse to write over what another run has left: its model was paid for."""
+    if is_taken(out):
+        raise errors.RecipeError(f"{str(out)!r} holds another run's result already; {way_out}")
+
+
+def free_folder(out: Path) -> Path:
+    """The folder, or the first of NAME-2, NAME-3, ... that no run has written into."""
+    names = (out, *(out.with_name(f"{out.name}-{i}") for i in range(2, 10_000)))
+    return next(each for each in names if not is_taken(each))
+
+
+def claim_folder(out: Path, training: str) -> Path:
+    """The folder of a training: as named, or one of its own where another's files are there."""
+    claimed = out / TRAINING_FILE
+    if not claimed.is_file() or claimed.read_text(encoding="utf-8").strip() != training:
+        out = free_folder(out)
+        out.mkdir(parents=True, exist_ok=True)
+        _write(out / TRAINING_FILE, training + "\n")
+    return out
+
+
 def clear_result(out: Path, kept: Sequence[Row] = ()) -> None:
-    """Remove an earlier run's files except for these rows: they would be taken for this run's."""
-    for name in (GUARANTEE_FILE, ERROR_FILE, MODEL_FILE):
+    """Remove what an earlier process of the run has left; its rows stay, and with them its model.
+
+    Without rows there is nothing to go on from: the files would be taken for this run's.
+    """
+    for name in (ERROR_FILE, TRACEBACK_FILE, *(() if kept else (GUARANTEE_FILE, MODEL_FILE))):
         (out / name).unlink(missing_ok=True)
     if kept:  # in one step: a process that dies here loses no row
         _write(out / METRICS_FILE, "".join(map(json_line, kept)))

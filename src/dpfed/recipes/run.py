@@ -19,7 +19,7 @@ from dpfed.core.environment import ledger_path
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.prepared import Prepared, prepare
-from dpfed.recipes.result import Result, require_a_round, result_of
+from dpfed.recipes.result import Result, refuse_taken, require_a_round, result_of
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.sinks._open import About, open_sinks
 from dpfed.training.account import Account
@@ -42,6 +42,7 @@ def run(
     engine: str = "in-process",
     resume: str | Path | None = None,
     sinks: Sequence[str] = (),
+    overwrite: bool = False,
     **sections: Any,
 ) -> Result:
     """Train as a recipe says.
@@ -58,10 +59,13 @@ def run(
             committed round.
         sinks: where rows go while the run goes on: csv, tensorboard, mlflow; they write into
             ``out``.
+        overwrite: let ``out`` hold another run's result, and write over it.
         **sections: the recipe's own sections as keywords: data, privacy, server, rounds, ...
     """
     if engine not in _ENGINES:
         raise refuse("engine", f"one of {', '.join(_ENGINES)}", engine)
+    if out is not None and resume is None and not overwrite:
+        refuse_taken(Path(out), "give another folder, or overwrite=True (dpfed run --overwrite)")
     root = _root(recipe)
     prepared = prepare(resolve(recipe, seed, overrides, sections), root)
     prepared.show_screen()
@@ -159,6 +163,8 @@ def run_prepared(
         checkpoint: where the run keeps itself.
     """
     plan, shown, account = prepared.plan, 0, prepared.account()
+    if checkpoint:
+        checkpoint.describe(prepared.federation.model.layout)
     transport = InProcess(plan, prepared.federation.problems, account)
     steps = train(
         plan, prepared.initial, transport,

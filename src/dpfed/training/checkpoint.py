@@ -2,6 +2,7 @@
 """A run that can be resumed: after each round the whole state of the server is in one file.
 
     training.txt           the name of the training, by which clients and ledgers know it
+    layout.json            the names and shapes of the model's parameters
     asked.json             the round and attempt that clients are asked for: written before they are
     progress.safetensors   model, optimizer, mechanisms and client states as tensors; round,
                            attempt, release counts, keys and history as JSON: replaced after each
@@ -39,6 +40,7 @@ from safetensors.torch import save
 from dpfed.core.errors import DataError
 from dpfed.core.files import jsonable, locked_file, replace_file
 from dpfed.core.types import State
+from dpfed.core.vector import Layout
 from dpfed.training.fingerprint import legacy_fingerprint
 from dpfed.training.plan import Plan
 from dpfed.training.round import ServerState, next_attempt, with_next
@@ -47,7 +49,7 @@ from dpfed.training.state_tree import join_state, split_state
 VERSION = 2
 _MOST_ATTEMPTS = 100_000  # at one round: a larger number was never written here
 _ASKED, _STATE, _TRAINING = "asked.json", "progress.safetensors", "training.txt"
-_LOCK = "lock"
+_LOCK, _LAYOUT = "lock", "layout.json"
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,16 @@ class Saved:
     clients: State
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KeptModel:
+    """The model in a checkpoint, by its parameters' names, and how it came about."""
+
+    tensors: dict[str, torch.Tensor]
+    training: str
+    round: int
+    history: list[dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """The folder of one run."""
@@ -88,6 +100,31 @@ class Checkpoint:
                 return name
             self._write(_TRAINING, f"{name}-{secrets.token_hex(4)}".encode())
         return path.read_text(encoding="utf-8")
+
+    def describe(self, layout: Layout) -> None:
+        """Keep the parameters' names and shapes: with them ``model`` gives the model."""
+        shapes = {name: list(shape) for name, shape in layout.shapes.items()}
+        self._write(_LAYOUT, json.dumps(shapes).encode())
+
+    def model(self) -> KeptModel:
+        """The model of the last committed round, without the plan that it came from."""
+        facts, tensors = self._read()
+        if facts is None:
+            raise DataError(
+                f"{self.folder} has no committed round, so there is no model; give the folder that "
+                f"the run was started with as its checkpoint"
+            )
+        path = self.folder / _LAYOUT
+        try:
+            params = tensors["0"]  # the first leaf of the tree
+            shapes = json.loads(path.read_bytes()) if path.exists() else {"params": [len(params)]}
+            layout = Layout({name: tuple(shape) for name, shape in shapes.items()})
+            return KeptModel(
+                tensors=layout.unflatten(params), training=str(facts["training"]),
+                round=index(facts["round"]), history=_rows(facts),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _unreadable(path) from error
 
     def _write(self, name: str, content: bytes) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

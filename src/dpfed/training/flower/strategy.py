@@ -35,6 +35,7 @@ from dpfed.core.vector import Layout, layout_of
 from dpfed.sums.secagg.identity import SIMULATED
 from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.flower.codec import named_arrays
+from dpfed.training.flower.one_sentence import errors_in_one_sentence
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.loop import Judge, Step, train
 from dpfed.training.metrics import measured
@@ -123,8 +124,11 @@ class DPStrategy(Strategy):
         """
         del evaluate_config
         log_through_flower()
+        errors_in_one_sentence()
         tensors, around = _trained(initial_arrays.to_torch_state_dict(), self.keep)
         layout = layout_of(tensors)
+        if self.checkpoint:
+            self.checkpoint.describe(layout)
         self.summary()
         transport = GridTransport(
             self.plan, grid, layout, config=train_config, timeout=timeout, wait=self.wait,
@@ -172,9 +176,11 @@ class DPStrategy(Strategy):
             return
         row = result.history[-1]
         log.info(
-            "round %d/%d: %d clients, epsilon spent %.3g%s",
+            "round %d/%d: %d clients, epsilon spent %.3g%s%s%s",
             row["round"], self.plan.rounds, row["clients"], row["epsilon"],
+            "" if row["accuracy"] is None else f", accuracy {row['accuracy']:.3f}",
             f", missing {row['absent']}" if row["missing"] else "",
+            f", no total: {row['aborted']}" if row["aborted"] else "",
         )  # fmt: skip
         spent = {name: row[name] for name in ("epsilon", "epsilon_others", "clients")}
         result.train_metrics_clientapp[row["round"]] = MetricRecord(spent)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D301  click cuts the help at \f
+"""``dpfed checkpoint export``: the model of a training that has not ended, or ended badly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+checkpoint_app = typer.Typer(
+    help="What a training has kept of itself: it goes on from there, or gives its model.",
+    no_args_is_help=True,
+)
+
+
+@checkpoint_app.callback()
+def checkpoint_root() -> None:
+    """What a training has kept of itself: it goes on from there, or gives its model."""
+
+
+@checkpoint_app.command("export")
+def export_model(
+    folder: Annotated[Path, typer.Argument(help="The checkpoint's folder.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("model.safetensors"),
+) -> None:
+    """Write the model of the last committed round as safetensors, with what it has cost so far.
+
+    It reads the checkpoint and changes nothing in it; no client is asked. A file that is there is
+    not written over.
+
+    Example: dpfed checkpoint export /var/lib/dpfed/ward --out ward.safetensors
+
+    \f
+
+    Args:
+        folder: the checkpoint's folder, on the server's disk.
+        out: the file to write; one that exists is refused.
+    """
+    from safetensors.torch import save
+
+    from dpfed.accounting.guarantee import round_up
+    from dpfed.core.errors import RecipeError
+    from dpfed.core.files import from_word, replace_file
+    from dpfed.training.checkpoint import Checkpoint
+
+    if out.exists():
+        raise RecipeError(f"{str(out)!r} exists already, and was not changed; give another --out")
+    kept = Checkpoint(folder).model()
+    spent = from_word(kept.history[-1]["epsilon"]) if kept.history else 0.0
+    about = {"training": kept.training, "rounds": str(kept.round), "epsilon": round_up(spent)}
+    tensors = {name: tensor.contiguous() for name, tensor in kept.tensors.items()}
+    replace_file(out, save(tensors, about), 0o644)
+    typer.echo(
+        f"{out}: {kept.training} after {kept.round} rounds; epsilon {about['epsilon']} spent, "
+        f"against the server"
+    )

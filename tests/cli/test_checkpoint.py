@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``dpfed checkpoint export``: the model of a run that died, of one that is done, of none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import dpfed
+from dpfed.cli.main import app
+from dpfed.core.errors import DataError, RecipeError
+from dpfed.training.history import Row
+from tests.recipes.test_run import TINY
+
+
+def export(folder: Path, out: Path) -> str:
+    words = ["checkpoint", "export", str(folder), "--out", str(out)]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_model_of_a_run_that_died(tmp_path: Path) -> None:
+    def die(row: Row, rounds: int) -> None:
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dpfed.run(TINY, resume=tmp_path / "kept", watch=die)
+    said = export(tmp_path / "kept", tmp_path / "m.safetensors")
+    assert "after 2 rounds; epsilon " in said
+    whole = dpfed.run({**TINY, "rounds": 6})
+    named = load_file(tmp_path / "m.safetensors")
+    assert {n: tuple(t.shape) for n, t in named.items()} == dict(whole.model.layout.shapes)
+    with safe_open(tmp_path / "m.safetensors", "pt") as file:
+        assert file.metadata()["rounds"] == "2"
+        assert 0 < float(file.metadata()["epsilon"]) < 5
+
+
+def test_the_model_of_a_run_that_is_done_and_its_names_where_nobody_kept_them(
+    tmp_path: Path,
+) -> None:
+    result = dpfed.run(TINY, resume=tmp_path / "kept")
+    export(tmp_path / "kept", tmp_path / "m.safetensors")
+    named = load_file(tmp_path / "m.safetensors")
+    assert torch.equal(result.model.layout.flatten(named), result.params)
+    (tmp_path / "kept/layout.json").unlink()  # as earlier versions left it
+    export(tmp_path / "kept", tmp_path / "flat.safetensors")
+    assert torch.equal(load_file(tmp_path / "flat.safetensors")["params"], result.params)
+
+
+def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no committed round, so there is no model"):
+        export(tmp_path, tmp_path / "m.safetensors")
+    dpfed.run(TINY, resume=tmp_path / "kept")
+    export(tmp_path / "kept", tmp_path / "m.safetensors")
+    with pytest.raises(RecipeError, match="exists already, and was not changed; give another"):
+        export(tmp_path / "kept", tmp_path / "m.safetensors")
+    (tmp_path / "kept/layout.json").write_text("[1]")
+    with pytest.raises(DataError, match=r"layout\.json cannot be read; restore it"):
+        export(tmp_path / "kept", tmp_path / "other.safetensors")
