@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.events import from_json
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.main import app
-from dpfed.core.errors import BudgetSpent, RecipeError, RoundAborted
-from dpfed.core.types import UPDATE, Adjacency
+from dpfed.core.errors import BudgetSpent, RecipeError, RoundAborted, UnsoundPlan
+from dpfed.core.types import UPDATE, Adjacency, Unit
 from dpfed.experiments.jobs import make_job
 from dpfed.flower import DPStrategy, client_app
 from dpfed.recipes.schema import dump_recipe, load_recipe, parse
+from dpfed.training.account import Account
+from dpfed.training.ending import UNAFFORDABLE
 from tests.laws.leaks import MODEL
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes, refused
 from tests.training.test_round import SIZES, client_states, make_plan
@@ -85,16 +88,24 @@ def test_a_run_is_shown_with_its_budget_and_what_is_left(path: Path) -> None:
     assert {row["dataset"] for row in json.loads(text)} == {"toy/0", "toy/1", "toy"}
 
 
-def test_a_second_run_on_the_same_data_starts_from_what_the_first_spent(path: Path) -> None:
+def test_a_second_run_on_the_same_data_starts_from_what_the_first_spent(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(epsilon=2.6)
-    short = train(epsilon=2.6)  # 2.27 after one more round, 2.52 after two
+    with pytest.raises(BudgetSpent, match=r"the whole training 'run-.*' needs 2\.954"):
+        train(epsilon=2.6)
+    with monkeypatch.context() as others:  # as if they had spent since the run began
+        others.setattr(Ledger, "refusals", lambda *_: {})
+        short = train(epsilon=2.6)  # 2.27 after one more round, 2.52 after two
     assert [row["clients"] for row in short.history] == [2, 2, 0]
     with pytest.raises(BudgetSpent, match="budget suffices"):
         train(epsilon=2.6)
     assert json.loads(call("show", "--json")[1])[-1]["epsilon"] <= 2.6
 
 
-def test_the_model_is_kept_when_the_budget_ends(path: Path) -> None:
+@pytest.mark.usefixtures("path")
+def test_the_model_is_kept_when_the_budget_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "refusals", lambda *_: {})  # others have spent since it began
     half = gdp.epsilon_for(1e-5, gdp.mu_for(2.0, 1e-5) * math.sqrt(0.6))
     result = train(epsilon=half)
     assert [row["round"] for row in result.history] == [1, 2, 2]
@@ -150,7 +161,9 @@ def test_export_can_be_priced_by_others(path: Path, tmp_path: Path) -> None:
 def test_a_run_that_the_budget_cannot_bound_ends_with_the_ledgers_sentence(path: Path) -> None:
     call("budget", "toy", "--epsilon", "5")
     run = {**RECIPE, "privacy": {"epsilon": 2.0, "unit": "group"}, "ledger": {"dataset": "toy"}}
-    with pytest.raises(RoundAborted, match=r"\(no client answered\).*the ledger refuses: ") as told:
+    with pytest.raises(
+        RoundAborted, match=r"takes part .*\(UnsoundPlan\).*the ledger refuses: "
+    ) as told:
         dpfed.run(run)
     assert "bounds no releases for 'toy/0' (group, replace-one" in str(told.value)
     assert "; train for what the budget is stated for, or let the owner" in str(told.value)
@@ -234,6 +247,7 @@ def test_training_stops_and_keeps_the_model_when_nobody_can_pay(
 ) -> None:
     """PRIVACY section 6, 'budget exhausted, and the model is lost'."""
     become_a_server(monkeypatch)
+    monkeypatch.setattr(Ledger, "refusals", lambda *_: {})  # others have spent since it began
     plan = make_plan(rounds=6)
     one = gdp.mu_squared(2.0, 1, Adjacency.REPLACE_ONE)
     Ledger(path).declare(
@@ -248,6 +262,79 @@ def test_training_stops_and_keeps_the_model_when_nobody_can_pay(
     assert str(MODEL.layout.flatten(result.arrays.to_torch_state_dict())) == str(
         MODEL.layout.flatten(expected.arrays.to_torch_state_dict())
     )
+
+
+def test_a_silo_that_cannot_pay_says_so_at_enrolment(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    become_a_server(monkeypatch)
+    plan, ledger = make_plan(rounds=6), Ledger(path)
+    one = gdp.mu_squared(2.0, 1, Adjacency.REPLACE_ONE)
+    ledger.declare(LedgerKey("ward"), Budget(gdp.epsilon_for(1e-5, math.sqrt(5.5 * one)), 1e-5))
+    began = time.monotonic()
+    result = DPStrategy(plan, training="t", wait=60).start(grid(plan, "ward"), INITIAL)
+    assert time.monotonic() - began < 30, "who has refused is not waited for"
+    assert result.stopped == UNAFFORDABLE
+    assert result.history == []
+    assert "node 100 is not enrolled: its budget does not suffice for the whole training" in (
+        caplog.text
+    )
+    assert [row.body["kind"] for row in Ledger(path).rows()] == ["budget"], "nothing is spent"
+    smaller = make_plan(rounds=5)
+    done = DPStrategy(smaller, training="u").start(grid(smaller, "ward"), INITIAL)
+    assert (done.stopped, len(done.history)) == (None, 5)
+    own = Account(Ledger(path), "ward")
+    assert own.refusals(smaller, "u", range(3)) == {}, "its own releases count once"
+    again = own.refusals(make_plan(rounds=1), "v", range(3))
+    assert [type(error) for error in again.values()] == [BudgetSpent] * 3
+
+
+def test_a_node_that_comes_back_in_the_middle_is_enrolled_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become_a_server(monkeypatch)
+    plan = make_plan(rounds=6)
+    one = gdp.mu_squared(2.0, 1, Adjacency.REPLACE_ONE)
+    exact = Budget(gdp.epsilon_for(1e-5, math.sqrt(6 * one)), 1e-5)
+    Ledger(path).declare(LedgerKey("ward"), exact)
+    clients = grid(plan, "ward")
+    first = DPStrategy(plan, training="t").start(clients, INITIAL, num_rounds=4)
+    assert (first.stopped, len(first.history)) == (None, 4)
+    own = Account(Ledger(path), "ward")
+    assert own.refusals(plan, "t", range(3)) == {}, "two rounds are left, and paid for"
+    assert len(own.refusals(plan, "other", range(3))) == 3
+
+
+def test_a_budget_for_another_unit_is_said_at_enrolment(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become_a_server(monkeypatch)
+    Ledger(path).declare(LedgerKey("ward", unit=Unit.GROUP), Budget(50.0, 1e-5))
+    plan = make_plan(rounds=2)
+    result = DPStrategy(plan, training="t").start(grid(plan, "ward"), INITIAL)
+    assert result.stopped == (
+        "no client takes part in this training (UnsoundPlan), and nothing was spent"
+    )
+
+
+def test_a_server_cannot_bisect_what_is_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node answers a few plans that release nothing, and then no other on that day."""
+    monkeypatch.setenv("DPFED_DATASET", "ward")
+    ledger = Ledger(path)
+    ledger.declare(LedgerKey("ward"), Budget(8.0, 1e-5))
+    own = Account(ledger, "ward", divided=False)
+    said = []
+    for count in (400, 200, 100, 50, 25, 12, 6):
+        try:
+            own.admit(make_plan(rounds=count), f"t{count}", 0)
+            said.append("yes")
+        except (BudgetSpent, UnsoundPlan) as error:
+            said.append(type(error).__name__)
+    assert said[:5].count("UnsoundPlan") == 0
+    assert said[5:] == ["UnsoundPlan"] * 2, "the sixth plan learns nothing"
+    plan = make_plan(rounds=400)
+    with pytest.raises(BudgetSpent):
+        own.admit(plan, "t400", 0)  # the same answer as before
 
 
 def test_correlated_noise_on_flower_is_booked_as_the_tree_prices_it(

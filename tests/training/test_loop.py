@@ -28,7 +28,7 @@ from dpfed.recipes.run import run as run_recipe
 from dpfed.sums.secure import secure
 from dpfed.training.account import Account
 from dpfed.training.checkpoint import Checkpoint
-from dpfed.training.ending import EXHAUSTED, PATIENCE
+from dpfed.training.ending import EXHAUSTED, PATIENCE, UNAFFORDABLE
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.inprocess import InProcess
 from dpfed.training.loop import Step, Transport, train
@@ -208,6 +208,30 @@ def account_for(rounds: float, tmp_path: Path) -> Account:
     return Account(Ledger(tmp_path / "ledger.sqlite"), "adult", budget=budget)
 
 
+def test_a_training_that_the_budget_cannot_pay_for_is_refused_whole(
+    engine: Any, tmp_path: Path
+) -> None:
+    """Not in its middle: nothing is asked for, and nothing is spent."""
+    account = account_for(3.5, tmp_path)
+    last = trained(engine, ledger=account)
+    assert (last.state.round, last.stopped, last.history) == (0, UNAFFORDABLE, ())
+    assert [row.body["kind"] for row in account.ledger.rows()] == ["budget"]
+    with pytest.raises(BudgetSpent, match="no round was completed: no client's budget suffices"):
+        require_a_round(last)
+
+
+def test_a_training_that_fits_exactly_is_not_refused(engine: Any, tmp_path: Path) -> None:
+    last = trained(engine, ledger=account_for(4.0, tmp_path))
+    assert (last.state.round, last.stopped) == (4, None)
+
+
+@pytest.fixture
+def spent_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the whole training had fitted when it began, and others had spent since."""
+    monkeypatch.setattr(Ledger, "refusals", lambda *_: {})
+
+
+@pytest.mark.usefixtures("spent_meanwhile")
 def test_training_ends_when_no_budget_suffices_and_the_model_is_kept(
     engine: Any, tmp_path: Path
 ) -> None:
@@ -219,6 +243,7 @@ def test_training_ends_when_no_budget_suffices_and_the_model_is_kept(
     assert torch.equal(last.state.params, two.state.params)
 
 
+@pytest.mark.usefixtures("spent_meanwhile")
 def test_a_budget_that_allows_no_round_is_refused_by_whoever_reports(
     engine: Any, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ from dpfed.data.models import Model
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.display import percent
 from dpfed.recipes.schema import Recipe
-from dpfed.training.ending import EXHAUSTED
+from dpfed.training.ending import EXHAUSTED, UNAFFORDABLE
 from dpfed.training.history import COLUMNS, Row, known
 from dpfed.training.loop import Step
 
@@ -99,7 +99,7 @@ def require_a_round(step: Step, detail: str = "") -> None:
     """
     if step.state.round or not step.stopped:
         return
-    if step.stopped == EXHAUSTED:
+    if step.stopped in (EXHAUSTED, UNAFFORDABLE):
         way_out = detail or "see 'dpfed ledger show' on a client's machine"
         raise errors.BudgetSpent(f"no round was completed: {step.stopped}; {way_out}")
     tried = f" ({step.history[-1]['aborted']})" if step.history else ""

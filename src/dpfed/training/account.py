@@ -23,14 +23,15 @@ owner can give the node's data a name of its own: $DPFED_DATASET.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
 from dpfed.accounting.ledger.balance import Budget, Cost, converted, finite
 from dpfed.accounting.ledger.conversions import LedgerKey, Server, adversary_of, factor
+from dpfed.accounting.ledger.enquiries import Enquiries
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.accounting.ledger.request import Part, Request, plan_cost
 from dpfed.core.environment import DATASET, LEDGER, ledger_path, variable
@@ -68,16 +69,23 @@ class Account:
 
     def request(self, plan: Plan, broadcast: Broadcast, member: Bookable) -> Request:
         """What a client is about to release."""
-        at, drawn = broadcast.round, plan.amplified
+        at = broadcast.round
+        releases = {name: plan.releases(name, at) for name in plan.channels}
+        whole = self._whole(plan, broadcast.training, member.client, releases)
+        return replace(whole, round=at, attempt=broadcast.attempt, fresh=not member.mechanisms)
+
+    def _whole(
+        self, plan: Plan, training: str, client: int, releases: Mapping[str, int]
+    ) -> Request:
+        """A training as the ledger sees it, with so many releases per channel in the next round."""
         parts = {
-            name: Part(mechanism, plan.releases(name, at), plan.planned(name), drawn)
+            name: Part(mechanism, releases.get(name, 0), plan.planned(name), plan.amplified)
             for name, mechanism in plan.channels.items()
         }
-        key = self.key(plan, member.client)
         return Request(
-            key=key, training=broadcast.training, client=member.client, round=at,
-            attempt=broadcast.attempt, parts=parts, fresh=not member.mechanisms,
-            delta_reserved=plan.delta_reserved, plan=plan.fingerprint(), covered=_covered(plan),
+            key=self.key(plan, client), training=training, client=client, round=0, attempt=0,
+            parts=parts, delta_reserved=plan.delta_reserved, plan=plan.fingerprint(),
+            covered=_covered(plan),
         )  # fmt: skip
 
     def begin_all(
@@ -89,6 +97,40 @@ class Account:
         asked = [self.request(plan, broadcast, member) for member in members]
         found = self.ledger.begin_all(asked)
         return {member.client: rows for member, rows in zip(members, found, strict=True)}
+
+    def refusals(self, plan: Plan, training: str, clients: Iterable[int]) -> dict[int, DpfedError]:
+        """Before a training's first order: clients whose budget cannot pay for all of it, and why.
+
+        The answer follows from the owner's budget and ledger, and from no record.
+
+        Args:
+            plan: what the training would release.
+            training: its name.
+            clients: their indices in the plan.
+        """
+        if self.budget:
+            self.ledger.agree(self._stated(plan), self.budget)
+        asked = [self._whole(plan, training, client, {}) for client in clients]
+        return self.ledger.refusals(asked)
+
+    def admit(self, plan: Plan, training: str, client: int) -> None:
+        """A node's answer to a training that would begin: refuse it as a whole, or not at all.
+
+        Args:
+            plan: what the training would release.
+            training: its name.
+            client: the client's index in the plan.
+        """
+        key = self.key(plan, client)
+        if not self.divided and self.ledger.account(key.dataset):
+            self._note_enquiry(self.ledger.balance().resolve(key).dataset, plan.fingerprint())
+        for error in self.refusals(plan, training, [client]).values():
+            raise error
+
+    def _note_enquiry(self, dataset: str, plan: str) -> None:
+        known = self.ledger.balance().plans.items()
+        used = frozenset(each for (name, *_), each in known if name == dataset and each)
+        Enquiries(self.ledger.path).note(dataset, plan, used)
 
     def _stated(self, plan: Plan) -> LedgerKey:
         """What a recipe's budget is stated for: the plan's own guarantee, against its server."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dpfed.accounting.gdp import CAUTION
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState, with_next
@@ -11,6 +13,15 @@ PATIENCE = 3
 """Attempts in a row that may fail: free ones would never end, others waste the budget."""
 
 EXHAUSTED = "no client's budget suffices for a further round"
+UNAFFORDABLE = "no client's budget suffices for the whole training, so none of it was asked for"
+
+
+def nobody_takes_part(reasons: Iterable[str]) -> str:
+    """Why training ends before it begins, from the classes of the clients' refusals."""
+    found = sorted(set(reasons))
+    if found == ["BudgetSpent"]:
+        return UNAFFORDABLE
+    return f"no client takes part in this training ({', '.join(found)}), and nothing was spent"
 
 
 def affords(plan: Plan, state: ServerState) -> bool:

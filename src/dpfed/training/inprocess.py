@@ -20,6 +20,7 @@ from dpfed.sums.secagg.identity import simulated
 from dpfed.training.account import Account
 from dpfed.training.answer import ClientState, answer
 from dpfed.training.checkpoint import Checkpoint, CommittedRound
+from dpfed.training.ending import nobody_takes_part
 from dpfed.training.loop import Step, train
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState, run_round, start
@@ -72,11 +73,17 @@ class InProcess:
         }
         self.refusals: list[DpfedError] = []
         """Why clients were not entered in the ledger: the sentences, which stay in this process."""
+        self._out: dict[int, DpfedError] | None = None  # those who cannot pay for all of it
 
     def ready(self, step: Step) -> str | None:
-        """Everyone is always here."""
-        del step
-        return None
+        """Everyone is here whose budget can pay for the whole training, as nodes enrol."""
+        if self._out is None:
+            name, known = step.state.training, self.ledger
+            self._out = known.refusals(self.plan, name, self.clients) if known else {}
+            self._say_refusals(self._out, len(self.clients))
+        if not self._out or len(self._out) < len(self.clients):
+            return None
+        return nobody_takes_part(wire_name(error) for error in self._out.values())
 
     def exchange(
         self, broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
@@ -91,7 +98,7 @@ class InProcess:
             )
             return found
 
-        clients = sorted(set().union(*requests.values()) & set(self.clients))
+        clients = sorted(set().union(*requests.values()) & set(self.clients) - set(self._out or ()))
         if self.ledger and stage == plan.sum.release_stage:
             states = [self.clients[client] for client in clients]
             entered = self.ledger.begin_all(plan, broadcast, states)
@@ -104,12 +111,7 @@ class InProcess:
         """The answers of those whose round is entered; confirmed in one commit at the end."""
         made: list[int] = []
         refused = {client: e for client, e in entered.items() if isinstance(e, DpfedError)}
-        self.refusals += refused.values()
-        for client, error in list(refused.items())[:1]:
-            log.warning(
-                "%d of %d clients are not entered in the ledger; client %d: %s",
-                len(refused), len(entered), client, error,
-            )  # fmt: skip
+        self._say_refusals(refused, len(entered))
         for client, rows in entered.items():
             if isinstance(rows, DpfedError):
                 yield client, ClientRefused(wire_name(rows))
@@ -118,6 +120,14 @@ class InProcess:
             made += () if isinstance(found, ClientRefused) else rows
             yield client, found
         ledger.confirm(made)
+
+    def _say_refusals(self, refused: Mapping[int, DpfedError], asked: int) -> None:
+        self.refusals += refused.values()
+        for client, error in list(refused.items())[:1]:
+            log.warning(
+                "%d of %d clients are not entered in the ledger; client %d: %s",
+                len(refused), asked, client, error,
+            )  # fmt: skip
 
     def client_states(self, params: Vector) -> State:
         """All that clients keep between rounds."""

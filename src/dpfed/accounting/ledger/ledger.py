@@ -94,6 +94,38 @@ class Ledger:
                     found.append(error)
         return found
 
+    def refusals(self, requests: Sequence[Request]) -> dict[int, DpfedError]:
+        """Clients whose whole plan does not fit into what is left, and why; enters nothing.
+
+        What a training has released before is part of its plan, and counts once.
+        """
+        found: dict[int, DpfedError] = {}
+        with self._turn():
+            for request in requests:
+                try:
+                    self._refuse_whole(request)
+                except DpfedError as error:
+                    found[request.client] = error
+        return found
+
+    def _refuse_whole(self, request: Request) -> None:
+        key = self._balance.resolve(request.key)
+        self._refuse_another_plan(key, request)
+        run, cost, more = (key, *request.run), plan_cost(request), Cost()
+        if not self._must_reserve(key, request):
+            planned = float(cost["mu_squared"])
+            left = planned - self._balance.trainings.get(run, 0.0)
+            if left <= planned * gdp.CAUTION:
+                return  # it has nothing more to spend
+            lost = {request.run: request.delta_reserved} if request.delta_reserved else {}
+            more = Cost(left, delta_reserved=lost)
+        elif run in self._balance.reserves:
+            return
+        else:
+            more.add(finite({**cost, "training": request.training, "client": request.client,
+                             "lost": request.delta_reserved}))  # fmt: skip
+        self._keep_within(key, request, more, self._balance.account(key.dataset))
+
     def confirm(self, numbers: Iterable[int]) -> None:
         """The releases of these rows were made."""
         with self._turn():
@@ -234,13 +266,15 @@ class Ledger:
         self, request: Request, target: LedgerKey, before: Cost, after: Cost, budget: Budget
     ) -> BudgetSpent:
         owner = target if target.dataset in self._balance.budgets else _undivided(target)
+        one = any(part.releases for part in request.parts.values())
+        what = f"round {request.round} of" if one else "the whole training"
         spent, needed = (
             round_up(cost.epsilon(budget.delta, target.adjacency)) for cost in (before, after)
         )
         return BudgetSpent(
-            f"data set {target} has spent epsilon {spent} of its budget {budget}, and round "
-            f"{request.round} of {request.training!r} needs {needed}; stop here, or raise "
-            f"it: {owner.command(needed, f'{budget.delta:g}')}"
+            f"data set {target} has spent epsilon {spent} of its budget {budget}, and {what} "
+            f"{request.training!r} needs {needed}; stop here, or raise it: "
+            f"{owner.command(needed, f'{budget.delta:g}')}"
         )
 
     # --------------------------------------------------------------------- budgets and names

@@ -15,6 +15,7 @@ Whatever goes wrong here leaves as a class name only; the whole sentence is in t
 | the same attempt with anything changed              | UnsoundPlan; by a secure sum Untrusted  |
 | an attempt that was entered, its answer is missing  | UnsoundPlan: it is spent                |
 | more attempts than the plan's rounds and spare ones | BudgetSpent                             |
+| a plan that the budget cannot pay for as a whole    | BudgetSpent, at enrolment               |
 | another plan, or another name of the data, under    | UnsoundPlan                             |
 | the name of a training                              |                                         |
 | correlated noise whose state or count is lost       | UnsoundPlan: it never begins anew       |
@@ -94,6 +95,9 @@ def _enrol(content: RecordDict, node: Node) -> RecordDict:
     try:
         training = str(content.config_records[CONTROL].get("training", ""))
         client, plan = node.client, node.plan(training)
+        named = node.account() if training else None
+        if named is not None:  # a training that the budget cannot pay for is refused whole, and now
+            named.admit(plan, training, client)
         record = write_answer(Envelope(0, 0, ENROL, client), {})
         said: dict[str, str | bool] = {"fingerprint": plan.fingerprint(), "gate": node.gated}
         record.config_records[CONTROL].update(said)

@@ -10,6 +10,7 @@ the number of clients.
 | a late, forged, doubled or malformed reply    | refused, logged; the round goes on         |
 | a node that the plan does not know, or twice  | not enrolled, with a logged reason         |
 | nobody is connected within ``wait`` seconds   | training ends, and nothing is spent        |
+| every node refuses at its enrolment           | the same, with the reason's class          |
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from dpfed.core.errors import BadReply, ClientRefused
+from dpfed.core.errors import WIRE_NAMES, BadReply, ClientRefused
 from dpfed.core.log import log
 from dpfed.core.sum_protocol import Answer, Verifier
 from dpfed.core.types import Broadcast, State, Vector
 from dpfed.core.vector import Layout
 from dpfed.sums.secagg.identity import roster_from_environment
+from dpfed.training.ending import nobody_takes_part
 from dpfed.training.flower.codec import CONTROL, At, Envelope, Sender, read_answer
 from dpfed.training.flower.responder import ENROL, TERMS
 from dpfed.training.loop import Step
@@ -76,6 +78,8 @@ class GridTransport:
         self.shipped: dict[int, bool] = {}
         """Client -> whether an app of the server's answers for it, not a process of its owner's."""
         self._asked: set[int] = set()  # nodes that were asked to enrol
+        self.refused: dict[int, str] = {}
+        """Node -> why it did not enrol, for those who are connected."""
         self._since: dict[int, At] = {}  # client -> the last total that it is in
         self._seen = 0  # committed rounds that _since knows
 
@@ -88,13 +92,19 @@ class GridTransport:
         self._seen = len(step.committed)
         self._enrol(step.state.training, wait=0.0 if self.nodes else self.wait)
         if not self.nodes:
-            return (
-                f"no client was connected within {self.wait:g} s; start {len(self.plan.nominal)} "
-                f"SuperNodes, and look at their logs"
-            )
+            return self._nobody()
         if step.state.round == step.state.attempt == 0:
             self._count_clients()
         return None
+
+    def _nobody(self) -> str:
+        """Why there is nobody to ask: the class of their refusals, or that nobody is there."""
+        if self.refused:
+            return nobody_takes_part(self.refused.values())
+        return (
+            f"no client was connected within {self.wait:g} s; start {len(self.plan.nominal)} "
+            f"SuperNodes, and look at their logs"
+        )
 
     def _count_clients(self) -> None:
         """Say before the first round that the plan counts on more clients than there are."""
@@ -113,10 +123,12 @@ class GridTransport:
             online = set(self.grid.get_node_ids())
             self.nodes = {client: node for client, node in self.nodes.items() if node in online}
             self._asked &= online
+            self.refused = {node: why for node, why in self.refused.items() if node in online}
             fresh = sorted(online - self._asked)
             if fresh:
                 self._ask_who(fresh, training)
-            if len(self.nodes) == len(self.plan.nominal) or time.monotonic() >= deadline:
+            known = len(self.nodes) + len(self.refused)
+            if known >= len(self.plan.nominal) or time.monotonic() >= deadline:
                 return
             time.sleep(0.5)
 
@@ -143,6 +155,8 @@ class GridTransport:
             self.shipped[client] = self.shipped.get(client, False) or not gated
         except BadReply as error:
             log.warning("node %d is not enrolled: %s", node, error)
+            if isinstance(error, _Refusal):
+                self.refused[node] = error.reason
 
     # ----------------------------------------------------------------------------- the bytes
 
@@ -245,14 +259,29 @@ def _reason(reply: Message) -> str:
     return f"Flower reports {words.get(reply.error.code, 'an error')} (code {reply.error.code})"
 
 
+class _Refusal(BadReply):
+    """A node that refused to enrol, and the class of its reason."""
+
+    def __init__(self, reason: str) -> None:
+        said = f"it could not say who it is ({reason!r}); its log says why"
+        if reason == "BudgetSpent":
+            said = (
+                "its budget does not suffice for the whole training (BudgetSpent), and nothing was "
+                "asked of it; plan a smaller one, or ask its owner"
+            )
+        super().__init__(said)
+        self.reason = reason
+
+
 def _enrolled(reply: Message, plan: Plan) -> tuple[int, bool]:
     """Which client a node is, and whether it says that it is behind a gate."""
     if reply.has_error():
         raise BadReply(f"{_reason(reply)}; its log says why, and its ClientApp must be a dpfed one")
     control = reply.content.config_records.get(CONTROL, ConfigRecord())
     client = control.get("client")
-    if "error" in control or not isinstance(client, int):
-        raise BadReply(f"it could not say who it is ({control.get('error')!r}); its log says why")
+    reason = control.get("error")
+    if reason is not None or not isinstance(client, int):
+        raise _Refusal(reason if isinstance(reason, str) and reason in WIRE_NAMES else "None")
     if not 0 <= client < len(plan.nominal):
         raise BadReply(
             f"its partition-id must be from 0 to {len(plan.nominal) - 1}, got {client}; correct "

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans that ask and release nothing: a few in a day, and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpfed.accounting.ledger.enquiries import DAY, MOST, Enquiries
+from dpfed.core.errors import UnsoundPlan
+
+NONE: frozenset[str] = frozenset()
+
+
+def test_a_few_plans_are_answered_in_a_day_and_no_more(tmp_path: Path) -> None:
+    asked = Enquiries(tmp_path / "ledger.sqlite")
+    for i in range(MOST):
+        asked.note("ward", f"plan {i}", NONE, now=float(i))
+    with pytest.raises(UnsoundPlan, match="must be at most 5 in a day, got one more; try again"):
+        asked.note("ward", "another", NONE, now=100.0)
+    asked.note("ward", "plan 0", NONE, now=100.0)  # it has asked before
+    asked.note("other ward", "another", NONE, now=100.0)
+    asked.note("ward", "another", NONE, now=DAY + 0.5)  # the first one was a day ago
+    with pytest.raises(UnsoundPlan):
+        asked.note("ward", "one more", NONE, now=DAY + 0.6)
+
+
+def test_a_plan_with_releases_does_not_count(tmp_path: Path) -> None:
+    asked = Enquiries(tmp_path / "ledger.sqlite")
+    for i in range(3 * MOST):
+        asked.note("ward", f"plan {i}", frozenset({f"plan {i}"}), now=float(i))
+    for i in range(MOST):
+        asked.note("ward", f"new {i}", NONE, now=50.0)
+    asked.note("ward", "newest", frozenset({"new 0"}), now=50.0)  # one of them has begun
+
+
+def test_a_file_that_is_lost_or_spoilt_and_a_clock_that_goes_back(tmp_path: Path) -> None:
+    asked = Enquiries(tmp_path / "ledger.sqlite")
+    for i in range(MOST):
+        asked.note("ward", f"plan {i}", NONE, now=9 * DAY)
+    with pytest.raises(UnsoundPlan):
+        asked.note("ward", "another", NONE, now=DAY)
+    with pytest.raises(UnsoundPlan):
+        asked.note("ward", "another", NONE, now=DAY + 5)
+    for content in (b"", b"[1]", b'{"ward": 3}', b"\xff"):
+        asked.path.write_bytes(content)
+        asked.note("ward", "plan", NONE)
