@@ -163,9 +163,46 @@ def test_keys_that_never_come_end_the_training_and_nothing_is_spent(engine: Any)
 def test_an_attempt_that_nobody_answers_is_spent_and_made_again(engine: Any) -> None:
     last = trained(engine, silent=lambda b, *_: b.round == 1 and b.attempt == 0)
     rows = [(row["round"], row["aborted"], row["clients"]) for row in last.history]
-    assert rows == [(1, "", 3), (1, "no client answered", 0), (2, "", 3), (3, "", 3)]
+    nobody = [(1, "no client answered", 0)]
+    twice = engine is not ENGINES["in-process"]  # the same attempt first: answers are stored
+    assert rows == [(1, "", 3), *nobody * (1 + twice), (2, "", 3), (3, "", 3)]
     assert (last.stopped, releases(last)) == (EXCEEDS, 4)  # what was planned, and no more
     assert not torch.equal(last.state.params, torch.zeros(MODEL.layout.size))
+
+
+def test_the_same_attempt_is_asked_for_again_and_costs_nothing_more() -> None:
+    """Clients send what they stored, those who were silent answer now, and all rounds are done."""
+    lost: list[int] = []
+
+    def once(broadcast: Broadcast, stage: str, client: int) -> bool:
+        gone = stage == "input" and (broadcast.round, client) == (1, 1) and not lost
+        lost.extend([client] if gone else [])
+        return gone
+
+    plan = make_plan(sum=secure(survivors=1.0))
+    last = trained(ENGINES["flower"], plan, silent=once)
+    rows = [(row["round"], bool(row["aborted"]), row["clients"]) for row in last.history]
+    assert rows == [(1, False, 3), (1, True, 0), (2, False, 3), (3, False, 3), (4, False, 3)]
+    assert (last.stopped, releases(last)) == (None, 4), "no attempt was wasted"
+    clean = trained(ENGINES["flower"], plan)
+    assert torch.equal(last.state.params, clean.state.params), "with the very noise of the first"
+
+
+def test_an_attempt_that_is_asked_for_again_counts_once_after_a_crash(tmp_path: Path) -> None:
+    """The server dies after the attempt without a total: whoever goes on has counted it once."""
+    plan, checkpoint = make_plan(sum=secure(survivors=1.0)), Checkpoint(tmp_path / "kept")
+    problems = [m.problem for m in client_states().values()]
+    begin = torch.zeros(MODEL.layout.size)
+    lost = Quiet(ENGINES["flower"](plan, problems, None),
+                 lambda b, stage, i: stage == "input" and b.round == 1 and i == 1)  # fmt: skip
+    for step in train(plan, begin, lost, training="once", checkpoint=checkpoint):
+        if step.history and step.history[-1]["aborted"]:
+            assert releases(step) == 2
+            break
+    del step
+    whole = ENGINES["flower"](plan, problems, None)
+    *_, last = train(plan, begin, whole, training="once", checkpoint=checkpoint)
+    assert (last.state.round, last.stopped, releases(last)) == (4, None, 4)
 
 
 def test_attempts_that_nobody_answers_end_the_training(engine: Any) -> None:
@@ -350,5 +387,7 @@ def test_both_engines_end_with_the_same_bits_whatever_went_wrong() -> None:
     ends = [trained(each, make_plan(rounds=6), silent=late) for each in ENGINES.values()]
     assert torch.equal(ends[0].state.params, ends[1].state.params)
     timeless = [[{**row, "seconds": 0} for row in end.history] for end in ends]
+    over_flower = timeless[1 - list(ENGINES).index("in-process")]
+    del over_flower[2]  # where answers are stored, the attempt without a total is asked for twice
     assert timeless[0] == timeless[1]
     assert ends[0].committed == ends[1].committed

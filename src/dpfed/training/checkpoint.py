@@ -165,13 +165,15 @@ class Checkpoint:
             history: their rows, and those of attempts that were aborted.
             clients: what the engine keeps for its clients.
         """
+        # an attempt that is asked for once more counts by asked.json, and not twice
+        counts = state.release_counts if state.counts_before is None else state.counts_before
         facts = {
             "version": VERSION,
             "plan": plan.fingerprint(),
             "training": state.training,
             "round": state.round,
             "attempt": state.attempt,
-            "books": {name: list(count.items()) for name, count in state.release_counts.items()},
+            "books": {name: list(count.items()) for name, count in counts.items()},
             "directory": plan.sum.pack_directory(state.directory).hex(),
             "played": [[each.round, each.attempt, list(each.clients)] for each in committed],
             "history": jsonable(list(history)),

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ends a training before its rounds are done: the rules behind the table of loop.py."""
+"""What ends a training before its rounds are done, and what is asked once more: loop.py's rules."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from dpfed.accounting.gdp import CAUTION
+from dpfed.core.types import Trust
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState, with_next
 
@@ -32,6 +34,29 @@ def affords(plan: Plan, state: ServerState) -> bool:
     planned = plan.guarantee().claims[0].epsilon
     spent = plan.guarantee(counts, state.round + 1).claims[0].epsilon
     return spent <= planned * (1 + 4 * CAUTION)
+
+
+def same_attempt(
+    plan: Plan, before: ServerState, after: ServerState, result: RoundResult
+) -> ServerState:
+    """The state after an attempt: where somebody was silent, the same attempt once more.
+
+    Clients that have answered send the bytes that they stored, at no cost, and one that was lost
+    may be back; so the total may still open. The attempt counts as spent meanwhile, and once. If it
+    does not open then, a new attempt is made.
+
+    Args:
+        plan: what is done; clients store their answers unless the server adds the noise.
+        before: the server before the attempt.
+        after: the server after it.
+        result: how it ended.
+    """
+    silent = set(result.missing) - set(result.refused)
+    if not result.aborted or not result.spent or not silent:
+        return after
+    if before.counts_before is not None or plan.update.trust is Trust.CENTRAL:
+        return after
+    return replace(before, release_counts=after.release_counts, counts_before=before.release_counts)
 
 
 def exceeds(plan: Plan, state: ServerState) -> str | None:

@@ -9,7 +9,7 @@ One policy for every engine (tests/training/test_loop.py has a test per cell):
 | when                                     | in one process | simulation   | deployment   |
 |------------------------------------------|----------------|--------------|--------------|
 | a round aborts before releases are asked | again, free    | again, free  | again, free  |
-| nobody answers, or too few               | again, spent   | again, spent | again, spent |
+| nobody answers, or too few               | again, spent   | same, spent  | same, spent  |
 | the plan's guarantee affords no more     | ends           | ends         | ends         |
 | every client's own budget is spent       | ends           | ends         | ends         |
 | the code of some clients raises          | left out       | left out     | left out     |
@@ -19,13 +19,13 @@ One policy for every engine (tests/training/test_loop.py has a test per cell):
 
 again, free   a new attempt; nothing is spent. PATIENCE failed attempts in a row end the training
 again, spent  a new attempt at full cost; PATIENCE failed attempts in a row end the training
+same, spent   first the same attempt in the same bytes, once those who were lost are back; then anew
 ends          nothing more is asked for
 left out      the error's name is in the row, and the round goes on with the others
 goes on       from its checkpoint, if it has one; an attempt that died counts as spent, once
 
-Whenever training ends, the model, the history and the guarantee of what was spent are kept. A
-recipe's run that completed no round has nothing to keep: it raises BudgetSpent or RoundAborted, in
-a ServerApp too. ``DPStrategy.start`` returns the reason in ``stopped``.
+At the end the model, the history and the guarantee of what was spent are kept. A recipe's run that
+completed no round raises BudgetSpent or RoundAborted; ``DPStrategy.start`` says why (``stopped``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dpfed.core.sum_protocol import Answer, Verifier
 from dpfed.core.types import Broadcast, State, Trust, Vector
 from dpfed.core.vector import one_thread
 from dpfed.training.checkpoint import Checkpoint, CommittedRound
-from dpfed.training.ending import exceeds, reason_to_end
+from dpfed.training.ending import exceeds, reason_to_end, same_attempt
 from dpfed.training.history import Row, make_row
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState, run_round, start
@@ -101,8 +101,7 @@ def train(
 ) -> Iterator[Step]:
     """Run the plan's rounds: where the training stands first, then one step per attempt.
 
-    With a checkpoint, a step is on the disk before it is yielded; a training that died goes on
-    after the last of them, and attempts that died with it are spent.
+    With a checkpoint, a step is on the disk before it is yielded, and a training goes on after it.
 
     Args:
         plan: what is done, and what it costs.
@@ -123,7 +122,8 @@ def train(
             reason = exceeds(plan, step.state) or transport.ready(step)
             if reason is None:
                 step = _attempt(plan, step, transport, checkpoint, judge)
-                failures = failures + 1 if step.result and step.result.aborted else 0
+                if step.state.counts_before is None:  # else the same attempt is asked for again
+                    failures = failures + 1 if step.result and step.result.aborted else 0
                 reason = reason_to_end(step.result, failures)
             if reason:
                 log.warning("stopping after %d rounds: %s", step.state.round, reason)
@@ -160,6 +160,7 @@ def _attempt(
     with one_thread():
         state, result = run_round(plan, before, transport.exchange)
     seconds = time.perf_counter() - began
+    state = same_attempt(plan, before, state, result) if transport.stores_answers else state
     judged = judge(state.round, state.params) if judge and not result.aborted else {}
     row = make_row(plan, state, result, judged, seconds)
     done = () if result.aborted else (CommittedRound(before.round, before.attempt, result.clients),)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from dpfed.sums.plain import plain
 from dpfed.sums.secure import secure
 from dpfed.training.flower.strategy import DPStrategy
 from dpfed.training.plan import Plan
-from tests.training.flower.local_grid import become_a_server, refused
-from tests.training.flower.test_strategy import INITIAL, final, grid_for, params
+from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes, refused
+from tests.training.flower.test_strategy import INITIAL, app_for, final, grid_for, params
 from tests.training.test_round import make_plan
 
 SIZES = [3, 4, 5, 6, 7]
@@ -78,9 +79,71 @@ def test_below_the_floor_the_round_is_not_opened_and_the_attempt_is_spent() -> N
         return Message(Error(3), reply_to=message) if gone and node in (101, 103) else reply
 
     result = DPStrategy(plan).start(grid_for(plan, tamper, SIZES), INITIAL)
-    assert [row["round"] for row in result.history] == [1, 1, 2, 3]
-    assert result.history[1]["aborted"] == "3 clients are in the total, and 4 are agreed on"
+    assert [row["round"] for row in result.history] == [1, 1, 1, 2, 3]
+    for row in result.history[1:3]:  # the same attempt is asked for again first, at no cost
+        assert row["aborted"] == "3 clients are in the total, and 4 are agreed on"
+    assert result.history[1]["epsilon"] == result.history[2]["epsilon"]
     assert result.stopped == "the next round would exceed the plan's guarantee"
+
+
+def test_a_silo_that_crashes_and_comes_back_wastes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Three silos, all of which must be in the total; the second dies within a round."""
+    sizes = SIZES[:3]
+    plan = make_plan(sum=secure(survivors=1.0), nominal=sizes, rounds=5)
+    grid: Returning
+
+    def tamper(node: int, message: Message, reply: Message) -> Message:
+        control = message.content.config_records["dpfed"]
+        if node == 101 and control["stage"] == "input" and control["round"] == 1 and not grid.died:
+            grid.die()
+            return Message(Error(3), reply_to=message)
+        return reply
+
+    grid = Returning(app_for(plan, sizes), nodes(3), tamper)
+    result = DPStrategy(plan, wait_lost=20).start(grid, INITIAL)
+    assert [row["round"] for row in result.history] == [1, 1, 2, 3, 4, 5]
+    assert result.stopped is None
+    assert "waiting up to 20 s for clients that were lost: 1; start their SuperNodes" in caplog.text
+    planned = plan.guarantee()
+    assert result.guarantee is not None
+    assert result.guarantee.claims[0].epsilon == planned.claims[0].epsilon
+    assert torch.equal(params(result), final(plan, sizes))
+
+
+def test_a_silo_that_stays_away_is_waited_for_and_no_longer() -> None:
+    sizes = SIZES[:3]
+    plan = make_plan(sum=secure(survivors=1.0), nominal=sizes, rounds=9)
+
+    def tamper(node: int, message: Message, reply: Message) -> Message:
+        control = message.content.config_records["dpfed"]
+        if node == 101 and control["stage"] == "input" and control["round"] == 1:
+            grid.offline.add(101)
+            return Message(Error(3), reply_to=message)
+        return reply
+
+    grid = LocalGrid(app_for(plan, sizes), nodes(3), tamper)
+    result = DPStrategy(plan, wait_lost=0.1).start(grid, INITIAL)
+    assert result.stopped is not None
+    assert "attempts in a row" in result.stopped
+    assert result.history[0]["round"] == 1, "the model of the first round is kept"
+
+
+class Returning(LocalGrid):
+    """A grid whose node 101 is away for the next few looks, once."""
+
+    died, looks = False, 0
+
+    def die(self) -> None:
+        self.died, self.looks = True, 3
+        self.offline.add(101)
+
+    def get_node_ids(self) -> Iterable[int]:
+        self.looks -= 1
+        if self.died and self.looks < 0:
+            self.offline.discard(101)
+        return super().get_node_ids()
 
 
 def test_a_client_without_an_identity_is_not_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:

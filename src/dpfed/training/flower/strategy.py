@@ -76,6 +76,8 @@ class DPStrategy(Strategy):
             the server's value stays.
         terms: the text of the training's terms, for silos whose gates approve by rule; "" if all
             of them were approved by hand, or there are none.
+        wait_lost: how many seconds to wait for clients that were lost in an attempt without a
+            total, before it is asked for again; stored answers cost nothing.
     """
 
     def __init__(
@@ -88,13 +90,14 @@ class DPStrategy(Strategy):
         checkpoint: str | Path | None = None,
         keep: Sequence[str] = (),
         terms: str = "",
+        wait_lost: float = 300.0,
     ) -> None:
         if keep and plan.update.unit is not Unit.CLIENT:
             raise RecipeError(
                 f"keep must be empty where a {plan.update.unit} is protected, got {tuple(keep)}: a "
                 f"layer with such buffers mixes records; use GroupNorm or LayerNorm instead"
             )
-        self.keep, self.terms = tuple(keep), terms
+        self.keep, self.terms, self.wait_lost = tuple(keep), terms, wait_lost
         self.plan, self.training, self.wait, self.watch = plan, training, wait, watch
         self.checkpoint = None if checkpoint is None else Checkpoint(Path(checkpoint))
         self.step: Step | None = None
@@ -132,7 +135,7 @@ class DPStrategy(Strategy):
         self.summary()
         transport = GridTransport(
             self.plan, grid, layout, config=train_config, timeout=timeout, wait=self.wait,
-            around=around, terms=self.terms,
+            around=around, terms=self.terms, wait_lost=self.wait_lost,
         )  # fmt: skip
         result = DPResult(arrays=initial_arrays)
         earlier = self.checkpoint is not None and self.checkpoint.begun

@@ -53,6 +53,7 @@ class GridTransport:
         wait: how many seconds to wait for all clients of the plan before the first round.
         around: the model's other arrays, which go out as they are; None if there are none.
         terms: the text of the training's terms, for silos that approve by rule; or "".
+        wait_lost: how many seconds to wait for clients that were lost, where no total came out.
     """
 
     def __init__(
@@ -66,7 +67,9 @@ class GridTransport:
         wait: float = 60.0,
         around: Mapping[str, torch.Tensor] | None = None,
         terms: str = "",
+        wait_lost: float = 300.0,
     ) -> None:
+        self.wait_lost = wait_lost
         self.plan, self.grid, self.layout, self.around = plan, grid, layout, around or {}
         self.config, self.timeout, self.wait = config or ConfigRecord(), timeout, wait
         self.terms = terms
@@ -80,6 +83,7 @@ class GridTransport:
         self._asked: set[int] = set()  # nodes that were asked to enrol
         self.refused: dict[int, str] = {}
         """Node -> why it did not enrol, for those who are connected."""
+        self._had: set[int] = set()  # clients that were enrolled when releases were asked for
         self._since: dict[int, At] = {}  # client -> the last total that it is in
         self._seen = 0  # committed rounds that _since knows
 
@@ -91,11 +95,25 @@ class GridTransport:
             self._since.update(dict.fromkeys(each.clients, (each.round, each.attempt)))
         self._seen = len(step.committed)
         self._enrol(step.state.training, wait=0.0 if self.nodes else self.wait)
+        if step.history and step.history[-1]["aborted"]:
+            self._wait_for_lost(step.state.training)
         if not self.nodes:
             return self._nobody()
         if step.state.round == step.state.attempt == 0:
             self._count_clients()
         return None
+
+    def _wait_for_lost(self, training: str) -> None:
+        """No total came out: before anything is asked again, let those who were lost come back."""
+        lost, deadline = self._had - set(self.nodes), time.monotonic() + self.wait_lost
+        if lost:
+            log.warning(
+                "waiting up to %g s for clients that were lost: %s; start their SuperNodes again",
+                self.wait_lost, ", ".join(map(str, sorted(lost))),
+            )  # fmt: skip
+        while self._had - set(self.nodes) and time.monotonic() < deadline:
+            time.sleep(min(0.5, self.wait_lost))
+            self._enrol(training, wait=0.0)
 
     def _nobody(self) -> str:
         """Why there is nobody to ask: the class of their refusals, or that nobody is there."""
@@ -168,6 +186,8 @@ class GridTransport:
             layout=self.layout, fingerprint=self.plan.fingerprint(), config=self.config,
             broadcast=broadcast, around=self.around,
         )  # fmt: skip
+        if stage == self.plan.sum.release_stage:
+            self._had |= set(self.nodes)
         orders = self._orders(sender, stage, requests)
         ids = self.grid.push_messages(list(orders.values()))
         clients = {i: client for i, client in zip(ids, orders, strict=True) if i}
