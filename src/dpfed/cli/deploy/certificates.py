@@ -30,6 +30,7 @@ from dpfed.core.errors import RecipeError
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST_NAME = re.compile(rf"({_LABEL}\.)*(?!\d+$){_LABEL}")  # 10.1.2.300 is no name
 _ANEW = "make a new folder with `dpfed deploy init`"
+_RENEW = "run `dpfed deploy renew`"
 
 
 # -------------------------------------------------------------------------------------- making
@@ -226,9 +227,9 @@ def check_dates(path: Path, certificate: x509.Certificate, warn: int) -> str:
     end = certificate.not_valid_after_utc
     left = (end - now()).days
     if left < 0:
-        raise RecipeError(f"{path} expired on {end:%Y-%m-%d}; {_ANEW}")
+        raise RecipeError(f"{path} expired on {end:%Y-%m-%d}; {_RENEW}")
     if left < warn:
-        return f"warning: {path} expires on {end:%Y-%m-%d}, in {left} days; {_ANEW}"
+        return f"warning: {path} expires on {end:%Y-%m-%d}, in {left} days; {_RENEW}"
     return f"{path} is valid until {end:%Y-%m-%d}"
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: D301  click cuts the help at \f
-"""The command line of deployment: ``dpfed deploy init`` and ``dpfed deploy check``."""
+"""The command line of deployment: ``dpfed deploy init``, ``check``, ``renew``, ``add-silo``, ..."""
 
 from __future__ import annotations
 
@@ -86,3 +86,78 @@ def check_command(
             typer.secho(line, err=True, fg=typer.colors.YELLOW)
         else:
             typer.echo(line)
+
+
+Silo = Annotated[str, typer.Argument(help="The silo's name.")]
+
+
+def _say(folder: Path, lines: list[str]) -> None:
+    """What to do next; the folder is in order, or this says why not."""
+    from dpfed.cli.deploy import deploy
+
+    deploy.check(folder)
+    for line in lines:
+        typer.echo(line)
+
+
+@deploy_app.command("renew")
+def renew_command(
+    folder: Folder,
+    days: Annotated[int, typer.Option(help="For how many days they are valid.")] = 365,
+    new_ca: Annotated[
+        bool, typer.Option("--new-ca", help="A new key of the CA, too: where it was stolen.")
+    ] = False,
+) -> None:
+    """New certificates of the CA and the server, and every roster signed anew.
+
+    Silos keep their keys and stay registered. Between two trainings; it needs ca/ca.key.
+
+    Example: dpfed deploy renew fed
+
+    \f
+
+    Args:
+        folder: the deployment's folder.
+        days: for how many days the certificates are valid, from 1 to 3650.
+        new_ca: make a new key of the CA, too.
+    """
+    from dpfed.cli.deploy import renewal
+
+    _say(folder, renewal.renew(folder, days=days, new_ca=new_ca))
+
+
+@deploy_app.command("add-silo")
+def add_silo_command(folder: Folder, name: Silo) -> None:
+    """Keys and start script of one more silo; every roster is written and signed anew.
+
+    It is the last client, so that all others keep their places. The next training has it.
+
+    Example: dpfed deploy add-silo fed west
+    """
+    from dpfed.cli.deploy import renewal
+
+    _say(folder, renewal.add_silo(folder, name))
+
+
+@deploy_app.command("remove-silo")
+def remove_silo_command(folder: Folder, name: Silo) -> None:
+    """Take a silo out of every roster; its files are moved to removed/.
+
+    Silos behind it move up by one place; their start scripts are changed, and it is said.
+
+    Example: dpfed deploy remove-silo fed west
+    """
+    from dpfed.cli.deploy import renewal
+
+    _say(folder, renewal.remove_silo(folder, name))
+
+
+@deploy_app.command("rotate-key")
+def rotate_key_command(folder: Folder, name: Silo) -> None:
+    """New keys of one silo: the one that the server knows, and the one that the other silos know.
+
+    Example: dpfed deploy rotate-key fed north
+    """
+    from dpfed.cli.deploy import renewal
+
+    _say(folder, renewal.rotate_key(folder, name))

@@ -41,7 +41,8 @@ Edge cases:
     a certificate ends within 30 days  check warns; after its end, check refuses
     a key can be read by others        check refuses
     a roster is not signed by this CA  check refuses
-    two silos have unlike rosters      check refuses: each would refuse the other's signatures
+    two silos have unlike rosters      check refuses: each would refuse the other's signatures;
+                                       the server's roster is one of them
     identity.key is another silo's     check refuses; so does the silo itself when it starts
     a script starts another client     check refuses: the roster counts by partition-id
     DPFED_IDENTITY=simulated           the start script overrides it; in a script, check refuses
@@ -100,8 +101,8 @@ def init(
         days: for how many days the certificates are valid, from 1 to 3650.
     """
     _check_names(server_names, nodes)
-    _check_range("--port", port, 1, 65535)
-    _check_range("--days", days, 1, 3650)
+    check_range("--port", port, 1, 65535)
+    check_range("--days", days, 1, 3650)
     _refuse_existing(folder)
     address = scripts.address(server_names[0], port)
     ca_key = certs.new_tls_key()
@@ -110,7 +111,7 @@ def init(
     silos = [
         path
         for i, name in enumerate(nodes)
-        for path in _write_node(folder, name, scripts.start_node(name, address, i, len(nodes)))
+        for path in write_node(folder, name, scripts.start_node(name, address, i, len(nodes)))
     ]
     identities = _write_identities(folder, nodes, ca_key)
     return [*certificates, *server, *silos, *identities, _write_config(folder, address)]
@@ -121,17 +122,30 @@ def _check_names(server_names: list[str], nodes: list[str]) -> None:
         raise RecipeError("--server is missing; give the DNS name or IP address of the server")
     if not nodes:
         raise RecipeError("--node is missing; give one name per silo, e.g. hospital-a")
+    check_silos(nodes)
+    for name in server_names:
+        certs.general_name(name)
+
+
+def check_silos(nodes: list[str]) -> None:
+    """Refuse names that two silos share, or that are no plain words."""
     if len({name.lower() for name in nodes}) < len(nodes):
         raise refuse("--node", "a different name for each silo (case aside)", nodes, "rename one")
     for name in nodes:
         if not identity.NAME.fullmatch(name):
             way_out = "use A-Z, a-z, 0-9, - and _ only, and neither - nor _ first"
             raise refuse("--node", "a plain word of 63 characters or fewer", name, way_out)
-    for name in server_names:
-        certs.general_name(name)
 
 
-def _check_range(what: str, value: int, low: int, high: int) -> None:
+def check_range(what: str, value: int, low: int, high: int) -> None:
+    """Refuse a number outside of its range.
+
+    Args:
+        what: the option.
+        value: what was given.
+        low: the least.
+        high: the most.
+    """
     if not low <= value <= high:
         raise refuse(what, f"between {low} and {high}", value)
 
@@ -173,7 +187,14 @@ def _write_server_scripts(folder: Path, host: str, port: int) -> list[Path]:
     ]
 
 
-def _write_node(folder: Path, name: str, script: bytes) -> list[Path]:
+def write_node(folder: Path, name: str, script: bytes) -> list[Path]:
+    """A silo's keys for the server, its copy of the CA's certificate, and its start script.
+
+    Args:
+        folder: the deployment's folder.
+        name: the silo's.
+        script: the content of its start script.
+    """
     key, home = certs.new_tls_key(), folder / "nodes" / name
     public = certs.openssh_public(key.public_key(), name)
     return [
@@ -320,14 +341,15 @@ def _check_rosters(folder: Path, insecure: bool) -> list[str]:
         where = " and ".join(absent) or str(folder / "nodes")
         message = f"identity keys are missing: there is no {identity.ROSTER} in {where}"
         return _missing(message, insecure=insecure)
-    roster = _common_roster(homes)
+    server = [folder / "server"] if (folder / "server" / identity.ROSTER).is_file() else []
+    roster = _common_roster([*homes, *server])
     registered = {path.stem for path in folder.glob("server/nodes/*.pub")}
     known = registered or set(roster.names)  # that there is none at all, _check_nodes has said
     strays = (known ^ set(roster.names)) | ({home.name for home in homes} - known)
     if strays:
         raise RecipeError(
             f"{sorted(strays)} is not in all of nodes, server/nodes and {identity.ROSTER}, so it "
-            "could not take part; make a new folder with `dpfed deploy init`"
+            "could not take part; `dpfed deploy add-silo` or `remove-silo` changes all of them"
         )
     lines = [_check_identity(home, roster) for home in homes]
     return [f"roster of {len(roster.names)} silos: signed by the CA, the same for each", *lines]
@@ -336,14 +358,15 @@ def _check_rosters(folder: Path, insecure: bool) -> list[str]:
 def _common_roster(homes: list[Path]) -> identity.Roster:
     """Each roster is verified with the ca.crt beside it, as its silo does; see _check_copies."""
     rosters = [identity.load_roster(home) for home in homes]
+    usual = max(rosters, key=rosters.count)
+    good = homes[rosters.index(usual)] / identity.ROSTER
     for home, roster in zip(homes, rosters, strict=True):
-        if roster != rosters[0]:
+        if roster != usual:
             raise RecipeError(
-                f"{home / identity.ROSTER} is not {homes[0] / identity.ROSTER}, so these silos "
-                "would refuse each other's signatures; copy one roster.json, with its roster.sig, "
-                "to all of them"
+                f"{home / identity.ROSTER} is not {good}, so those who have it would refuse the "
+                f"others' signatures; copy {good.name}, with its roster.sig, from {good.parent}"
             )
-    return rosters[0]
+    return usual
 
 
 def _check_identity(home: Path, roster: identity.Roster) -> str:
