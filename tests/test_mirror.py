@@ -42,6 +42,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "cli/deploy/scripts.py": ("cli/deploy/test_deploy.py",),
     "cli/doctor.py": ("cli/test_start.py",),
     "cli/explain.py": ("cli/test_start.py",),
+    "cli/explain_figures.py": ("cli/test_start.py",),
     "cli/explain_page.py": ("cli/test_start.py",),
     "cli/methods.py": ("cli/test_main.py",),
     "cli/new.py": ("cli/test_start.py",),

@@ -74,7 +74,8 @@ def test_a_run_is_shown_with_its_budget_and_what_is_left(path: Path) -> None:
     assert code == 0
     for word in ("toy", "record, replace-one, the server, delta 1e-05", "update", "all"):
         assert word in text
-    head, *_, last = text.splitlines()
+    head, *_, last, why = text.splitlines()
+    assert why.startswith("epsilon and what is left do not add up to the budget: squares of mu")
     assert head.split("  ")[-1].strip() == "left for one more run"
     assert last.split()[-3:] == ["2", "3", "2.0615"]  # mu^2 adds up; 2 and 2.0615 make 3
     code, text = call("show", "--json")
@@ -140,7 +141,7 @@ def test_rename_shares_what_was_spent(path: Path) -> None:
     assert call("rename", "toy", "toys")[0] == 0
     with pytest.raises(BudgetSpent):
         train(dataset="toys")
-    assert all(line.startswith("toy (also toys)  ") for line in call("show")[1].splitlines()[1:])
+    assert all(line.startswith("toy (also toys)  ") for line in call("show")[1].splitlines()[1:-1])
     assert [row["also"] for row in json.loads(call("show", "--json")[1])] == [["toys"]] * 2
     code, text = call("rename", "nothing", "x")
     assert (code, "no data set 'nothing'" in text) == (2, True)

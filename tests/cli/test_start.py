@@ -36,11 +36,13 @@ from dpfed.accounting.guarantee import EXACT, PLD, Claim
 from dpfed.cli import doctor
 from dpfed.cli import explain as statement
 from dpfed.cli import explain_page as page
+from dpfed.cli.explain_figures import run_figures
 from dpfed.cli.main import app
 from dpfed.cli.new import package_name, write_app
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.core.types import Trust
 from dpfed.recipes.terms import read_terms, write_terms
+from dpfed.training.history import wasted_attempts
 from tests.training.flower.local_grid import LocalGrid, become_a_server
 
 DATA = {
@@ -311,6 +313,9 @@ def test_a_new_app_trains_over_a_grid(home: Path, monkeypatch: pytest.MonkeyPatc
     text, _ = explained(folder / "out")
     assert "(1, 1e-05)-DP for each record" in text
     assert "recipe.toml" not in text
+    assert text.startswith("# Privacy statement: my-first-app-1\n"), "the training's name"
+    assert "Participants: 2, with 6,000 records in all (a public number)." in text
+    assert "Rounds: 20 played of 20 asked for; none wasted." in text
     before = (folder / "out/model.safetensors").read_bytes()
     server.main(grid, Context(2, 1, {}, RecordDict(), config))
     assert (folder / "out/model.safetensors").read_bytes() == before, "no model is written over"
@@ -365,6 +370,37 @@ def test_a_new_app_reads_each_host_s_own_file(home: Path, monkeypatch: pytest.Mo
         records = loaded(0)
         assert records.x.tolist() == [[(age - 59) / 41, 1, 0], [0, 0, 1]]
         assert records.groups.tolist() == [7, 8]
+
+
+def test_a_statement_has_what_a_board_asks_first(tmp_path: Path) -> None:
+    trained(tmp_path / "run", {"epsilon": 2.0})
+    text, _ = explained(tmp_path / "run")
+    assert re.search(r"Accuracy: \d+\.\d % at the end\.", text)
+    assert "Participants: 5, with 300 records in all (a public number)." in text
+    assert "Rounds: 3 played of 3 asked for; none wasted." in text
+    assert re.search(r"Ended: 20\d\d-\d\d-\d\d \d\d:\d\d UTC\.", text)
+
+
+def test_a_statement_has_no_figure_that_was_read_in_clear(tmp_path: Path) -> None:
+    private = {"epsilon": 2.0, "adjacency": "add-remove", "nominal": 50}
+    trained(tmp_path / "run", private, evaluation={"kind": "exact"})
+    text, _ = explained(tmp_path / "run")
+    assert "Accuracy:" not in text
+    assert "with 250 records in all (a nominal number, since the true one is private)" in text
+
+
+def test_a_run_of_an_earlier_version_has_no_figures_to_state(tmp_path: Path) -> None:
+    guarantee = statement.gather_statement(trained(tmp_path, {"epsilon": 2.0})).guarantee
+    assert list(run_figures({}, guarantee)) == []
+    facts = {"rounds_asked": 9, "wasted_attempts": 2}
+    (said,) = run_figures(facts, guarantee)
+    assert said == "Rounds: 3 played of 9 asked for; 2 attempts brought no total and were paid for."
+
+
+def test_attempts_are_wasted_if_they_were_paid_for() -> None:
+    rows = [("", 1.0), ("lost", 1.5), ("lost", 1.5), ("", 1.5), ("too few keys", 1.5), ("", 2.0)]
+    history = [{"aborted": why, "epsilon": spent} for why, spent in rows]
+    assert wasted_attempts(history) == 1, "not those that were asked for again, or were free"
 
 
 def test_a_new_recipe_is_an_app_and_a_recipe(home: Path) -> None:

@@ -27,6 +27,7 @@ import msgspec
 
 from dpfed.accounting.attack_odds import ALARMS, Reading, of_100, read_odds
 from dpfed.accounting.guarantee import Guarantee, round_up
+from dpfed.cli.explain_figures import run_figures
 from dpfed.core.errors import RecipeError
 from dpfed.core.registry import build
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
@@ -87,9 +88,9 @@ def gather_statement(folder: Path, ledger: Path | None = None) -> StatementMater
         ) from error
     known = folder / "recipe.toml"
     recipe = recipes.load_recipe(known) if known.exists() else None
-    name = folder.resolve().name if recipe is None else recipe.name
+    name = contents.get("training") or (recipe.name if recipe else folder.resolve().name)
     return StatementMaterial(
-        name=name, guarantee=guarantee, contents=contents, recipe=recipe, ledger=ledger
+        name=str(name), guarantee=guarantee, contents=contents, recipe=recipe, ledger=ledger
     )
 
 
@@ -323,6 +324,8 @@ def _all_runs(material: StatementMaterial) -> Section:
         f"The ledger {path.name} was verified row by row. Where participants divide a data set, "
         "the line is the most exposed one's.",
         TextTable(head, tuple(rows)),
+        "What is spent and what is left do not add up to the budget: squares of mu add up, and "
+        "epsilon does not.",
     ))  # fmt: skip
 
 
@@ -429,6 +432,7 @@ def _about(material: StatementMaterial) -> Section:
             recipe.method or f"{recipe.client.get('name')} at the clients, {steps} at the server"
         )
         lines.append(f"Method: {named}; {material.guarantee.rounds} rounds; seed {recipe.seed}.")
+    lines += run_figures(contents, material.guarantee)
     lines += [f"Warning: {_sentence(each)}" for each in contents.get("warnings", ())]
     if contents.get("stopped"):
         lines.append(f"It was stopped early: {_sentence(contents['stopped'])}")

@@ -138,6 +138,11 @@ def _print(found: list[Figures]) -> None:
         names = (f"{row['dataset']}{also}", kind, row["run"], row["channel"])
         table.add_row(*names, *counts, *figures, style=style)
     Console(width=None if Console().is_terminal else 200).print(table)
+    if any(row["left"] is not None for row in found):
+        typer.echo(
+            "epsilon and what is left do not add up to the budget: squares of mu add up, and "
+            "epsilon does not"
+        )
 
 
 def _up(value: float) -> str:

@@ -16,6 +16,7 @@ training.txt                 over Flower: whose files these are; another trainin
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import json
 import math
 import textwrap
@@ -34,9 +35,9 @@ from dpfed.core.types import Vector
 from dpfed.data.models import Model
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.display import percent
-from dpfed.recipes.schema import Recipe
+from dpfed.recipes.schema import EvaluationKind, Recipe
 from dpfed.training.ending import EXHAUSTED, UNAFFORDABLE
-from dpfed.training.history import COLUMNS, Row, known
+from dpfed.training.history import COLUMNS, Row, known, wasted_attempts
 from dpfed.training.loop import Step
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Result:
     """Why training ended before the plan's last round, if it did."""
     divided: str = ""
     """By which column or files the clients came about, where they are natural ones."""
+    nominal: tuple[float, ...] = ()
+    """Each client's public number of units."""
 
     @property
     def accuracy(self) -> float:
@@ -133,7 +136,7 @@ def result_of(
         recipe=prepared.recipe, model=prepared.federation.model, params=params,
         history=list(history), guarantee=guarantee, evaluation=prepared.evaluation,
         source=prepared.federation.source, warnings=warnings, stopped=stopped,
-        divided=prepared.federation.divided,
+        divided=prepared.federation.divided, nominal=tuple(prepared.plan.nominal),
     )  # fmt: skip
 
 
@@ -160,11 +163,26 @@ def _save(result: Result, folder: Path) -> Path:
         "evaluation": result.evaluation,
         "data": result.source,
         **({"clients": result.divided} if result.divided else {}),
+        **_run_facts(result),
         "warnings": list(result.warnings),
         "stopped": result.stopped,
     }
     _write(folder / GUARANTEE_FILE, json.dumps(jsonable(facts), indent=2) + "\n")
     return folder
+
+
+def _run_facts(result: Result) -> dict[str, Any]:
+    """What a statement says of the run: public, or priced; no accuracy that was read in clear."""
+    kind, accuracy = result.recipe.evaluation.kind, result.accuracy
+    shown = kind in (EvaluationKind.TEST, EvaluationKind.FEDERATED) and not math.isnan(accuracy)
+    return {
+        "accuracy": accuracy if shown else None,
+        "participants": len(result.nominal),
+        "units": sum(result.nominal),
+        "rounds_asked": result.recipe.rounds,
+        "wasted_attempts": wasted_attempts(result.history),
+        "finished": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+    }
 
 
 def write_csv(rows: Sequence[Row], path: Path, columns: Sequence[str] | None = None) -> None:

@@ -21,9 +21,10 @@ own losses, counts and times are no columns: they would be releases that nobody 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from dpfed.core.files import from_word
 from dpfed.core.types import Aggregate, Trust
 from dpfed.core.vector import dot
 from dpfed.training.metrics import measured
@@ -83,6 +84,16 @@ def _conduct(result: RoundResult, seconds: float) -> Row:
 def only_columns(row: Mapping[str, Any]) -> Row:
     """The columns of a row, in their order, and nothing else."""
     return {name: known(row.get(name)) for name in COLUMNS}
+
+
+def wasted_attempts(history: Sequence[Mapping[str, Any]]) -> int:
+    """How many attempts brought no total and were paid for: those after which epsilon was more."""
+    before, wasted = 0.0, 0
+    for row in history:
+        spent = float(from_word(row["epsilon"]))
+        wasted += bool(row["aborted"]) and spent > before
+        before = max(before, spent)
+    return wasted
 
 
 def known(value: Any) -> Any:

@@ -37,6 +37,7 @@ from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.flower.codec import named_arrays
 from dpfed.training.flower.one_sentence import errors_in_one_sentence
 from dpfed.training.flower.transport import GridTransport
+from dpfed.training.history import wasted_attempts
 from dpfed.training.loop import Judge, Step, train
 from dpfed.training.metrics import measured
 from dpfed.training.plan import Plan
@@ -56,6 +57,11 @@ class DPResult(Result):
     history: list[dict[str, Any]] = field(default_factory=list)
     stopped: str | None = None
     """Why training ended before the rounds that were asked for, if it did."""
+
+    @property
+    def wasted_attempts(self) -> int:
+        """How many attempts brought no total and were paid for."""
+        return wasted_attempts(self.history)
 
 
 class DPStrategy(Strategy):
