@@ -340,7 +340,8 @@ def test_an_installed_train_function_makes_the_row_behind_the_gate(tmp_path: Pat
 @pytest.mark.usefixtures("pinned")
 @pytest.mark.parametrize(
     ("policy", "changes", "key"),
-    [({}, {}, "nothing of package 'tests'"), ({"train": ["tests.silo.trains:other"]}, {}, "train: one of"),
+    [({}, {}, "nothing of package 'tests'"),
+     ({"train": ["tests.silo.trains:other"]}, {}, "train: one of"),
      ({"train": [SHIFT]}, {"privacy": {**CLIENT, "unit": "record"}}, "unit client"),
      ({"train": [SHIFT]}, {"evaluation": {"kind": "federated"}}, "evaluation off")],
 )  # fmt: skip
