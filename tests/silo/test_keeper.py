@@ -254,6 +254,17 @@ def test_zero_rows_are_answered_where_the_first_answer_died(tmp_path: Path) -> N
     assert [row.body["kind"] for row in rows].count("book") == 1
 
 
+def test_zero_rows_are_no_second_answer_to_what_has_left(tmp_path: Path) -> None:
+    """Its stored bytes are forgotten after the next attempt; an order that kills comes too late."""
+    held, terms = approved(tmp_path, privacy={"epsilon": 2.0, "noise": "os", "spare_attempts": 2})
+    first = held.answer(order(terms))
+    assert held.answer(order(terms), nothing=True) == first  # while it is stored
+    assert "error" not in said(held.answer(order(terms, attempt=1)))
+    assert said(held.answer(order(terms), nothing=True))["error"] == "UnsoundPlan"
+    rows = Ledger(held.state / "ledger.sqlite").rows()
+    assert [row.body["kind"] for row in rows].count("book") == 2
+
+
 def test_data_of_another_shape_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data.sepsis.shape must be \[6\]"):
         keeper(tmp_path, shape=[5])
