@@ -162,7 +162,7 @@ def test_the_quoted_guarantee_is_the_quickstarts(name: str) -> None:
 
     recipe = load_recipe(REPOSITORY / "examples" / "recipes" / "quickstart.toml")
     silos = federation(recipe)
-    plan = plan_for_clients(recipe, silos.clients)
+    plan = plan_for_clients(recipe, silos.clients, silos.model)
     assert quoted(DOCS / name) == str(plan.guarantee())
 
 

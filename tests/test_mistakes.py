@@ -348,7 +348,7 @@ def _unpriceable() -> None:
 
 def _budget_spent() -> None:
     ledger = {"dataset": "adult", "epsilon": 0.5, "path": "ledger.sqlite"}
-    dpfed.run(rounds=3, data=DATA, privacy={"epsilon": 1.0}, ledger=ledger)
+    dpfed.run(method="dp-fedgd", rounds=3, data=DATA, privacy={"epsilon": 1.0}, ledger=ledger)
 
 
 def _bad_release() -> None:
@@ -401,7 +401,7 @@ class Shown(NamedTuple):
 
 SHOWN = {
     errors.RecipeError: Shown(
-        lambda: dpfed.run(rounds=3, data=DATA, privacy={"epsilon": 0}),
+        lambda: dpfed.run(rounds=4, data=DATA, privacy={"epsilon": 0}),
         "got 0.0", "a finite number above 0", "1 is usual",
     ),
     errors.UnsoundPlan: Shown(

@@ -85,7 +85,8 @@ def make_plan(
 ) -> Plan:
     """A Plan from a recipe's sections: rounds, privacy, server, client, evaluation.
 
-    Both sides of an app call it with the same arguments.
+    Both sides of an app call it with the same arguments. Without a method, client or server a model
+    that standardises its inputs (Standardised) is trained by dp-fedauto, any other by DP-FedGD.
 
     Args:
         nominal: the clients' public sizes in units (records, persons; 1 for each client at client
@@ -94,10 +95,12 @@ def make_plan(
             others.
         **sections: the recipe's sections as keywords.
     """
-    from dpfed.core.vector import Layout, layout_of
+    from dpfed.core.vector import Layout, layout_of, standardises
     from dpfed.recipes.build import plan_for
-    from dpfed.recipes.schema import parse
+    from dpfed.recipes.schema import parse, with_default
 
     if layout is not None and not isinstance(layout, Layout):
         layout = layout_of(layout)
+    if standardises(layout):
+        sections = with_default(sections)
     return plan_for(parse(sections), nominal, layout)

@@ -46,6 +46,7 @@ CLAUSE = "if the server starts no other training on the data"
 
 
 def trained(out: Path, privacy: dict[str, Any], **sections: Any) -> Any:
+    sections = {"method": "dp-fedgd", **sections}
     return dpfed.run(out=out, name="trial", rounds=3, data=DATA, privacy=privacy, **sections)
 
 

@@ -36,6 +36,7 @@ from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes, 
 from tests.training.test_round import SIZES, client_states, make_plan
 
 RECIPE: dict[str, Any] = {
+    "method": "dp-fedgd",
     "rounds": 4,
     "data": {
         "source": "synthetic",

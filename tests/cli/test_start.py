@@ -108,6 +108,7 @@ def test_without_a_guarantee_every_guess_may_be_right() -> None:
 
 
 def trained(out: Path, privacy: dict[str, Any], **sections: Any) -> Path:
+    sections = {"method": "dp-fedgd", **sections}
     dpfed.run(out=out, name="trial", rounds=3, data=DATA, privacy=privacy, **sections)
     return out
 

@@ -118,11 +118,13 @@ def test_units_and_trusts_train(unit: str, trust: str) -> None:
 def test_a_recipe_can_be_given_as_sections_or_tables_or_a_file(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="did you mean 'privacy'"):
         dpfed.run(privcay={"epsilon": 1.0})
-    short = {"rounds": 1, "data": TINY["data"], "privacy": {"epsilon": 1.0}}
+    short = {"method": "dp-fedgd", "rounds": 1, "data": TINY["data"], "privacy": {"epsilon": 1.0}}
     assert len(dpfed.run(**short).history) == 1
     assert len(dpfed.run(short, rounds=2).history) == 2
     path = tmp_path / "r.toml"
-    path.write_text('rounds = 2\n[data]\nsource = "synthetic"\n[privacy]\nepsilon = 1.0\n')
+    path.write_text(
+        'method = "dp-fedgd"\nrounds = 2\n[data]\nsource = "synthetic"\n[privacy]\nepsilon = 1.0\n'
+    )
     assert len(dpfed.run(path, rounds=3).history) == 3
     assert len(dpfed.run(path, overrides=("rounds=1",)).history) == 1
 

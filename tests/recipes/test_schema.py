@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import contextlib
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -100,3 +102,42 @@ def test_overrides_that_set_nothing_are_refused(override: str) -> None:
 def test_no_override_crashes(text: str) -> None:
     with contextlib.suppress(RecipeError):
         assign({"server": [{}], "rounds": 3}, text)
+
+
+# ------------------------------------------------------------------------------------- the default
+
+
+@pytest.mark.parametrize(
+    ("tree", "client", "rounds"),
+    [
+        ({}, "fedauto", 20),
+        ({"rounds": 10, "privacy": {"epsilon": 1.0}}, "fedauto", 10),
+        ({"model": {"name": "logistic"}}, "fedauto", 20),
+        ({"privacy": {"mechanism": "discrete_gaussian"}}, "fedauto", 20),
+        ({"method": "dp-fedauto"}, "fedauto", 20),
+        ({"method": "dp-fedgd"}, "gradient", 70),
+        ({"server": [{"name": "adam"}]}, "gradient", 70),
+        ({"client": {"name": "fedavg"}}, "fedavg", 70),
+        ({"model": {"name": "poisson"}}, "gradient", 70),
+        ({"model": {"name": "network"}}, "gradient", 70),
+        ({"privacy": {"mechanism": "clear"}}, "gradient", 70),
+        ({"privacy": {"weights": "average"}}, "gradient", 70),
+        ({"evaluation": {"kind": "estimate"}}, "gradient", 70),
+    ],
+)
+def test_a_recipe_without_a_method_has_the_default_where_it_can(
+    tree: dict[str, Any], client: str, rounds: int
+) -> None:
+    recipe = load_recipe(tree)
+    assert (recipe.client["name"], recipe.rounds) == (client, rounds)
+    assert load_recipe(tomllib.loads(dump_recipe(recipe))) == recipe
+
+
+def test_overrides_come_before_the_default() -> None:
+    assert load_recipe({}, ["method=dp-fedavg"]).client == {"name": "fedavg"}
+    assert load_recipe({}, ["privacy.mechanism=clear"]).client == {"name": "gradient"}
+
+
+def test_a_table_that_is_none_is_refused_as_before() -> None:
+    with pytest.raises(RecipeError, match="privacy must be a table"):
+        load_recipe({"privacy": 3})

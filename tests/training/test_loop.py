@@ -371,7 +371,7 @@ def test_a_step_is_on_the_disk_before_anyone_sees_it(engine: Any, tmp_path: Path
 def test_a_simulation_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="a simulation is not resumed"):
         run_recipe(
-            {"rounds": 1, "privacy": {"epsilon": 1.0}},
+            {"method": "dp-fedgd", "rounds": 1, "privacy": {"epsilon": 1.0}},
             engine="flower-simulation",
             resume=tmp_path / "run",
         )

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PICTURE = "demo.png"
-ADAM = {"name": "adam", "rate": 0.05, "beta1": 0.8, "beta2": 0.8, "eps": 0.1}
-"""As tuned on CIFAR-10 features (results/sofim-cifar10, epsilon 5), not on this data."""
 
 
 class Run(NamedTuple):
@@ -76,15 +74,14 @@ def tables(run: Run, epsilon: float) -> dict[str, Any]:
     return {
         "name": run.name,
         "seed": 1,
-        "rounds": 40,
+        "method": "dp-fedauto",
         "data": {
             "source": "synthetic",
             "options": {"records": 6000, "features": 40, "classes": 10},
             "partition": {"name": "dirichlet", "clients": 20, "options": {"alpha": 0.5}},
         },
-        "privacy": {"clip": 1.0, **budget, **run.privacy},
+        "privacy": {**budget, **run.privacy},
         "sum": run.sum,
-        "server": [ADAM],
     }
 
 
@@ -108,7 +105,7 @@ def _train(run: Run, out: Path, epsilon: float, watch: Watch | None) -> Played:
     follow = None if watch is None else (lambda row, rounds: watch(run, row, rounds))
     result = run_prepared(prepared, follow)
     result.save(out / run.name)
-    return Played(run, result, prepared.plan.update.std / prepared.recipe.privacy.clip)
+    return Played(run, result, prepared.plan.update.std / prepared.plan.update.clip)
 
 
 # ---------------------------------------------------------------------------------- what is said
@@ -118,7 +115,7 @@ def demo_table(played: Sequence[Played]) -> Table:
     """One line per run."""
     from rich.table import Table
 
-    made = Table(title="DP-FedAdam, three ways", title_justify="left", title_style="bold")
+    made = Table(title="DP-FedAuto, three ways", title_justify="left", title_style="bold")
     for name in ("run", "the server sees", "noise of a silo", "epsilon", "accuracy"):
         made.add_column(name, justify="left" if name in {"run"} or "sees" in name else "right")
     for run, result, noise in played:

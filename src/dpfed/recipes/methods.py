@@ -27,6 +27,8 @@ class Method(NamedTuple):
     client: PlugIn
     server: tuple[PlugIn, ...] = ({"name": "scale"},)
     mechanism: str = "gaussian"
+    rounds: int | None = None
+    """What a recipe that says nothing has; None is the schema's own."""
 
 
 def _plain(name: str, **options: Any) -> PlugIn:
@@ -36,7 +38,7 @@ def _plain(name: str, **options: Any) -> PlugIn:
 GRADIENT = _plain("gradient")
 
 METHODS: dict[str, Method] = {
-    "dp-fedauto": Method(_plain("fedauto")),
+    "dp-fedauto": Method(_plain("fedauto"), rounds=20),
     "dp-fedgd": Method(GRADIENT),
     "dp-fedsofim": Method(GRADIENT, (_plain("sofim"), _plain("scale"))),
     "ema-only": Method(GRADIENT, (_plain("ema"), _plain("scale"))),
@@ -72,7 +74,8 @@ def method_tables(name: str) -> dict[str, Any]:
         )
     method = METHODS[name]
     server = [dict(link) for link in method.server]
-    return {"client": dict(method.client), "server": server, "mechanism": method.mechanism}
+    tables = {"client": dict(method.client), "server": server, "mechanism": method.mechanism}
+    return tables if method.rounds is None else {**tables, "rounds": method.rounds}
 
 
 # --------------------------------------------------------------------------------------- the table

@@ -203,7 +203,29 @@ def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
     # the method first: other overrides may set options of the tables that it stands for
     for override in sorted(overrides, key=lambda text: not text.startswith("method=")):
         tree = assign(_with_method(tree), override)
-    return parse(tree)
+    return parse(with_default(tree))
+
+
+DEFAULT = "dp-fedauto"
+"""The method of a recipe that names neither a method nor a plug-in of its own."""
+
+_PACED = {
+    "model.name": ("softmax", "logistic"), "privacy.mechanism": ("gaussian", "discrete_gaussian"),
+    "privacy.weights": ("sum",), "evaluation.kind": ("test", "federated", "exact", "off"),
+}  # fmt: skip
+"""What the default can do; a recipe that says something else has DP-FedGD, as it is written."""
+
+
+def with_default(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with the default method, if they name none and it can do what they ask for."""
+    named = tree.keys() & {"method", "client", "server"}
+    for key, able in _PACED.items():
+        table, _, field = key.partition(".")
+        section = tree.get(table, {})
+        given = section.get(field, able[0]) if isinstance(section, Mapping) else None
+        if given not in able:
+            return dict(tree)
+    return dict(tree) if named else {**tree, "method": DEFAULT}
 
 
 def parse(tree: Mapping[str, Any]) -> Recipe:

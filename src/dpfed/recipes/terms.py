@@ -47,7 +47,7 @@ from dpfed.core.types import Vector
 from dpfed.data.models import Model
 from dpfed.recipes.build import plan_for, trained_model
 from dpfed.recipes.federation import public_seed, sized_model
-from dpfed.recipes.schema import Recipe, parse, read_toml, to_toml
+from dpfed.recipes.schema import Recipe, parse, read_toml, to_toml, with_default
 from dpfed.training.plan import Plan
 
 MOST_BYTES = 1 << 16
@@ -125,7 +125,7 @@ def read_terms(text: str | bytes) -> Terms:
         if name in tree:
             raise RecipeError(f"terms have no table {name!r}, which is the owner's; leave it out")
     try:
-        found = Terms(parse(tree), msgspec.convert(pins, Pins), raw.decode())
+        found = Terms(parse(with_default(tree)), msgspec.convert(pins, Pins), raw.decode())
     except msgspec.ValidationError as error:
         raise RecipeError(f"the table 'terms' cannot be read ({error}); correct it") from error
     _check(found)
