@@ -19,6 +19,7 @@ from dpfed.core.types import Problem, Vector
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, Model
 from dpfed.data.modules import Network
+from dpfed.data.standardised import Standardised
 from dpfed.flower import DPStrategy, client_app
 from dpfed.recipes.build import plan_for
 from dpfed.recipes.methods import METHODS
@@ -47,6 +48,7 @@ MODELS: dict[str, Model] = {
     "softmax": Linear("softmax", features=4, outputs=3),
     "logistic": Linear("logistic", features=4),
     "network": Network(network(), chunk=8),
+    "standardised": Standardised("softmax", features=4, outputs=3),
 }
 
 
@@ -64,6 +66,8 @@ def _methods() -> dict[str, Golden]:
     for name in METHODS:
         unit = "client" if name in _AT_CLIENT_LEVEL_ONLY else "record"
         found[name] = Golden(_method(name, unit))
+    tables = {**_method("dp-fedauto", "record"), "rounds": 4}  # fewer are refused
+    found["dp-fedauto"] = Golden(tables, "standardised")
     return found
 
 
