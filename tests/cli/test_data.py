@@ -52,7 +52,7 @@ def check(*arguments: str) -> tuple[int, str]:
 def recipe(ward: Path, **data: Any) -> dict[str, Any]:
     table = {"source": str(ward), "options": {"y": "ill", "groups": "patient"}, **data}
     return {
-        "rounds": 2, "data": {"partition": {"clients": 2}, **table},
+        "method": "dp-fedgd", "rounds": 2, "data": {"partition": {"clients": 2}, **table},
         "privacy": {"epsilon": 5.0, "delta": 1e-3, "noise": "keyed"}, "evaluation": {"kind": "off"},
     }  # fmt: skip
 

@@ -25,7 +25,7 @@ def small_delta(plan: Plan) -> str | None:
 
 def refuse_unsound(plan: Plan) -> None:
     """Raise UnsoundPlan with the first reason that is found."""
-    for complaint in (_wrong_numbers, _wrong_channels, _wrong_paced, _wrong_trust, _wrong_sampling):
+    for complaint in (_wrong_numbers, _wrong_paced, _wrong_channels, _wrong_trust, _wrong_sampling):
         reason = complaint(plan)
         if reason:
             raise UnsoundPlan(reason)

@@ -108,22 +108,6 @@ def test_a_silo_makes_its_own_key_as_the_page_says(fed, south, repository):
     assert deploy.check(fed)
 
 
-def test_new_certificates_as_the_page_says(fed, repository):
-    """The block of docs/deployment.md, run, but for the commands of dpfed in it."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl")
-    page = (repository / "docs/deployment.md").read_text()
-    block = next(
-        part.split("```")[0] for part in page.split("```bash\n")[1:] if "rm -r new" in part
-    )
-    commands = [line for line in block.splitlines() if not line.startswith("dpfed deploy")]
-    before = [identity.load_identity(fed / "nodes" / name).roster for name in NODES]
-    deploy.init(fed.parent / "new", server_names=["127.0.0.1"], nodes=NODES)
-    shell(fed.parent, "\n".join(commands).replace("north south", " ".join(NODES)))
-    assert deploy.check(fed)
-    assert [identity.load_identity(fed / "nodes" / name).roster for name in NODES] == before
-
-
 def shell(folder: Path, commands: str) -> str:
     return subprocess.run(
         ["sh", "-euc", commands], cwd=folder, check=True, capture_output=True, text=True, timeout=30
