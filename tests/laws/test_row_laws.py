@@ -20,6 +20,7 @@ from torch import nn
 
 import dpfed.client
 import dpfed.core
+from dpfed.core.ghost import Ghost, Layer, Lookups, Products, Sums
 from dpfed.core.matrices import Gram, Hessians
 from dpfed.core.rows import Chunks, Dense, Outer, Scaled
 from dpfed.core.testing import (
@@ -57,6 +58,27 @@ def chunks(matrix: torch.Tensor, groups: torch.Tensor | None = None) -> Chunks:
     return Chunks(lambda index: matrix[index], len(matrix), matrix.shape[1], 1, groups)
 
 
+def ghost(*layers: Layer) -> Ghost:
+    """Of one record: its own gradients are the oracle."""
+    row = torch.cat([layer.row(0) for layer in layers])[None]
+    usable = torch.ones(1, dtype=torch.bool)
+    return Ghost(lambda _: (layers, usable), chunks(row))
+
+
+def several(left: torch.Tensor) -> Ghost:
+    """Layers of all kinds, of one factor: of several, one is hostile to the rest."""
+    one = torch.full_like(left, 0.5)
+    table = Lookups(torch.tensor([[1, 1]]), left, 3)
+    return ghost(Products(left, one), Sums(left), Sums(left, one), table)
+
+
+def cancelling(pick: Pick) -> Layer:
+    """Two positions, of which the second takes back the first but for its rounding."""
+    left, right = pick(1, 3), pick(1, 4)
+    back = -right * (1 + 2.0**-20)
+    return Products(left.expand(2, 3)[None], torch.cat([right, back])[None])
+
+
 def curvature(pick: Pick, count: int) -> torch.Tensor:
     """Positive semidefinite: v v^T."""
     v = pick(count, 2)
@@ -82,6 +104,10 @@ CASES: dict[str, Callable[[Pick], Rows]] = {
         Outer(pick(2, 3), pick(2, 4), bias=False, groups=PERSON), other(pick, 12)
     ),
     "Scaled Chunks": lambda pick: Scaled(chunks(pick(1, 6)), other(pick, 6)),
+    "Ghost": lambda pick: ghost(Products(pick(2, 3)[None], pick(2, 4)[None])),
+    "Ghost, Gram matrices": lambda pick: ghost(Products(pick(1, 9)[None], pick(1, 8)[None])),
+    "Ghost, cancelling": lambda pick: ghost(cancelling(pick)),
+    "Ghost, layers": lambda pick: several(pick(2, 3)[None]),
     "Gram": lambda pick: Gram(pick(1, 3)),
     "Gram, a person": lambda pick: Gram(pick(2, 3), PERSON),
     "Gram, a client": lambda pick: Gram(pick(2, 3), mean=True),

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a network's gradients that are clipped and added up without being made.
+
+A layer's gradient at one record is a sum over its positions (tokens, places of an image) t of
+products left_t x right_t: of the loss's gradient by the layer's output, and of its input. The norm
+follows from the factors (Goodfellow 2015; Li, Tramer, Liang and Hashimoto 2022, "ghost norms"), and
+once the norms are known, one matrix product per layer makes the sum of clipped rows (Bu, Wang, Zha
+and Karypis 2023, "book-keeping"): one pass through the network, and no row in memory.
+
+Guarantee: that of rows.py. Factors are single precision or less, all that is done with them here is
+double. With A = sqrt(sum over layers of (sum_t |left_t| |right_t|)^2), the magnitude of a record,
+which is never below its norm and far above it where positions cancel:
+
+    norms     are rounded upwards by what they can be off: T u A where a layer's gradient is made,
+              (T^2 + p + q) u A^2 in the square where Gram matrices of its T positions are used
+    the sum   of m rows f_i g_i, N products at a time, is off by (N + 16) u sum_i f_i A_i (Higham
+              2002, section 3.1). A row with f_i A_i above K clips is not in it. N is chosen so that
+              N m K <= 2^31, hence the error is 2^-22 of a clip; such parts are added in pairs of
+              floats, which is as good as exact
+    the rest  rows beyond K clips of magnitude, are made one by one in double precision and clipped
+              as they come out: what rounding has left of them is no longer than the clip
+
+So whatever a server chooses as parameters (activations of 1e5 that cancel in two tokens gave a row
+of 116 clips with norms in single precision), a row moves the sum by no more than the clip.
+
+| edge case                                      | what happens                               |
+|------------------------------------------------|--------------------------------------------|
+| a factor with a NaN or an infinity             | the record counts for nothing              |
+| factors of any size of single precision        | their fourth powers are within a double    |
+| positions that cancel                          | the row is made, and then clipped          |
+| a record that is not usable                    | counts for nothing                         |
+| exact integers (``clipped_rows``)              | rows one by one, by ``alone``              |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+
+from dpfed.core.clipping import (
+    ProductSum,
+    bounded,
+    checked_clip,
+    clip_factors,
+    rows_in_block,
+    weighted,
+)
+from dpfed.core.rows import Chunks, sum_of
+from dpfed.core.types import BoundedSum, Vector
+
+CANCELLING = 32.0
+"""K: a row whose magnitude, once clipped, is above so many clips is made and clipped as it is."""
+
+_PRODUCTS = 2.0**31  # N m K at most
+_U = 2.0**-52  # twice the unit roundoff
+
+
+class Norms(NamedTuple):
+    """Of each record's gradient at one layer: no less than the norm, and the magnitude."""
+
+    norms: torch.Tensor
+    magnitudes: torch.Tensor
+
+
+class Layer(Protocol):
+    """What the gradients of some records at one parameter are made of. Sensitive."""
+
+    @property
+    def size(self) -> int:
+        """How many numbers the parameter has."""
+
+    @property
+    def positions(self) -> int:
+        """How many products are added up for one record."""
+
+    def norms(self) -> Norms:
+        """In double precision, on the layer's device."""
+
+    def add_to(self, total: torch.Tensor, weights: torch.Tensor) -> None:
+        """Add the records' gradients to ``total`` [size], each times its weight, where it lies."""
+
+    def row(self, record: int) -> Vector:
+        """One record's gradient in double precision."""
+
+    def part(self, kept: slice | torch.Tensor) -> Layer:
+        """The same of some records."""
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """The sum over positions of left_t x right_t: [records, T, p] and [records, T, q]."""
+
+    left: torch.Tensor
+    right: torch.Tensor
+
+    @property
+    def size(self) -> int:
+        """Of the matrix [p, q]."""
+        return self.left.shape[2] * self.right.shape[2]
+
+    @property
+    def positions(self) -> int:
+        """T."""
+        return self.left.shape[1]
+
+    def norms(self) -> Norms:
+        """Of the matrices where they are small, else by the Gram matrices of the positions."""
+        found = [self._norms(part) for part in self._parts()]
+        return Norms(*(torch.cat(each) for each in zip(*found, strict=True)))
+
+    def _parts(self) -> Iterator[slice]:
+        """Records of which a few MiB are made double at a time; the last part may be shorter."""
+        widest = max(self.positions * sum(self._widths), min(self.size, self.positions**2))
+        step = rows_in_block(widest)
+        return (slice(at, at + step) for at in range(0, len(self.left), step))
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        return self.left.shape[2], self.right.shape[2]
+
+    def _norms(self, part: slice) -> Norms:
+        left, right, T = _aligned(self.left[part]), _aligned(self.right[part]), self.positions
+        lengths = left.square().sum(dim=2), right.square().sum(dim=2)
+        magnitudes = (lengths[0] * lengths[1]).sqrt_().sum(dim=1)
+        if self.size <= T * sum(self._widths):
+            made = torch.bmm(left.mT, right).flatten(1)
+            norms = made.square_().sum(dim=1).sqrt_()
+            return _upwards(norms, magnitudes, T * _U, self.size)
+        grams = torch.bmm(left, left.mT).mul_(torch.bmm(right, right.mT))
+        error = (T**2 + sum(self._widths) + 16) * _U
+        squares = grams.sum(dim=(1, 2)).clamp_(min=0.0)
+        return _upwards((squares + error * magnitudes.square()).sqrt_(), magnitudes, 0.0, 1)
+
+    def add_to(self, total: torch.Tensor, weights: torch.Tensor) -> None:
+        """One product of [p, records T] and [records T, q]."""
+        left, right = self.left.double() * weights[:, None, None], self.right.double()
+        total.view(self._widths).addmm_(left.flatten(0, 1).T, right.flatten(0, 1))
+
+    def row(self, record: int) -> Vector:
+        """Of one record: a product of its own, whatever the others are."""
+        made: Vector = (self.left[record].double().T @ self.right[record].double()).reshape(-1)
+        return made
+
+    def part(self, kept: slice | torch.Tensor) -> Products:
+        """The same of some records."""
+        return Products(_zero_or(self.left, kept), _zero_or(self.right, kept))
+
+
+@dataclass(frozen=True, eq=False)
+class Lookups:
+    """The gradient of a table of vectors: row ``ids[t]`` of it gets ``left_t``, [records, T, q]."""
+
+    ids: torch.Tensor
+    left: torch.Tensor
+    entries: int
+
+    @property
+    def size(self) -> int:
+        """Of the table [entries, q]."""
+        return self.entries * self.left.shape[2]
+
+    @property
+    def positions(self) -> int:
+        """T."""
+        return self.ids.shape[1]
+
+    def norms(self) -> Norms:
+        """What one record adds to each entry, added up in the order of its positions."""
+        left, records = self.left.double(), len(self.ids)
+        magnitudes = left.square().sum(dim=2).sqrt_().sum(dim=1)
+        which = torch.arange(records, device=left.device)[:, None] * self.entries + self.ids
+        found, place = torch.unique(which.flatten(), return_inverse=True)
+        sums = left.new_zeros(len(found), left.shape[2]).index_add_(0, place, left.flatten(0, 1))
+        squares = left.new_zeros(records)
+        squares.index_add_(0, found // self.entries, sums.square_().sum(dim=1))
+        width = self.positions * left.shape[2]
+        return _upwards(squares.sqrt_(), magnitudes, self.positions * _U, width)
+
+    def add_to(self, total: torch.Tensor, weights: torch.Tensor) -> None:
+        """Each vector times its record's weight to its entry."""
+        left = self.left.double() * weights[:, None, None]
+        total.view(self.entries, -1).index_add_(0, self.ids.flatten(), left.flatten(0, 1))
+
+    def row(self, record: int) -> Vector:
+        """The whole table's gradient at one record."""
+        left = self.left[record].double()
+        table = left.new_zeros(self.entries, left.shape[1])
+        return table.index_add_(0, self.ids[record], left).reshape(-1)
+
+    def part(self, kept: slice | torch.Tensor) -> Lookups:
+        """The same of some records; indices stay, what is added to them does not."""
+        ids = self.ids[kept] if isinstance(kept, slice) else self.ids
+        return replace(self, ids=ids, left=_zero_or(self.left, kept))
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """The sum over positions of left_t, or of left_t times right_t number by number."""
+
+    left: torch.Tensor
+    right: torch.Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """The width of a position."""
+        return self.left.shape[2]
+
+    @property
+    def positions(self) -> int:
+        """T."""
+        return self.left.shape[1]
+
+    def _terms(self, left: torch.Tensor, right: torch.Tensor | None) -> torch.Tensor:
+        return left.double() if right is None else left.double() * right.double()
+
+    def norms(self) -> Norms:
+        """Of the sums, which are as long as the parameter."""
+        terms = self._terms(self.left, self.right)
+        magnitudes = terms.square().sum(dim=2).sqrt_().sum(dim=1)
+        norms = terms.sum(dim=1).square_().sum(dim=1).sqrt_()
+        return _upwards(norms, magnitudes, (self.positions + 1) * _U, self.size)
+
+    def add_to(self, total: torch.Tensor, weights: torch.Tensor) -> None:
+        """The weighted sum over records and positions."""
+        terms = self._terms(self.left, self.right) * weights[:, None, None]
+        total += terms.sum(dim=(0, 1))
+
+    def row(self, record: int) -> Vector:
+        """Of one record."""
+        right = None if self.right is None else self.right[record]
+        return self._terms(self.left[record], right).sum(dim=0)
+
+    def part(self, kept: slice | torch.Tensor) -> Sums:
+        """The same of some records."""
+        right = None if self.right is None else _zero_or(self.right, kept)
+        return Sums(_zero_or(self.left, kept), right)
+
+
+def _upwards(norms: torch.Tensor, magnitudes: torch.Tensor, error: float, width: int) -> Norms:
+    """Never below the truth.
+
+    Args:
+        norms: as computed.
+        magnitudes: as computed, of lengths that are right to a few hundred roundings.
+        error: what the rows that norms were taken of are off by, over the magnitude.
+        width: how many squares a norm is the root of.
+    """
+    above = magnitudes * (1 + 2.0**-30)
+    return Norms(norms * (1 + (width + 16) * _U) + error * above, above)
+
+
+def _aligned(part: torch.Tensor) -> torch.Tensor:
+    """In double precision, each record's matrix at the same place in a line of the memory.
+
+    A library may add up in another order where a matrix begins elsewhere, and the norms of others
+    must not depend on how many records are before them. Zeros at the end change no norm.
+    """
+    missing = -part.shape[2] % 8
+    wide = part.new_zeros(*part.shape[:2], part.shape[2] + missing, dtype=torch.float64)
+    wide[:, :, : part.shape[2]] = part
+    return wide
+
+
+def _zero_or(tensor: torch.Tensor, kept: slice | torch.Tensor) -> torch.Tensor:
+    """A slice of records; or all, zero where ``kept`` is False: 0 times a NaN is a NaN."""
+    if isinstance(kept, slice):
+        return tensor[kept]
+    return torch.where(kept[:, None, None], tensor, 0.0)
+
+
+# ------------------------------------------------------------------------------------------- rows
+
+Factors = Callable[[torch.Tensor], tuple[Sequence[Layer], torch.Tensor]]
+"""Index of records -> the layers in the order of the flat vector, and which records are usable."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ghost:
+    """Per-record gradients of a network, by the factors of its layers.
+
+    ``alone`` are the same rows, made: for sums in exact integers, and the oracle of this class.
+    """
+
+    factors: Factors
+    alone: Chunks
+
+    @property
+    def units(self) -> int:
+        """The records."""
+        return self.alone.units
+
+    def select(self, kept: torch.Tensor) -> Ghost:
+        """The rows of the units in ``kept``: no other record is read."""
+        index = torch.nonzero(kept).squeeze(1)
+        return Ghost(lambda part: self.factors(index[part]), self.alone.select(kept))
+
+    def unit_rows(self) -> Iterator[torch.Tensor]:
+        """Rows before the clip, made. Sensitive."""
+        return self.alone.unit_rows()
+
+    def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
+        """Rows one by one, for exact integers."""
+        return self.alone.clipped_rows(clip)
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        """Norms first, then the weighted sums; what cancels is made and clipped as it is."""
+        bound, size = checked_clip(clip), self.alone.size
+        total = _Total(self.units, size)
+        for index in torch.split(torch.arange(self.alone.records), self.alone.chunk):
+            if index.numel():
+                layers, usable = self.factors(index)
+                _add(layers, usable, bound, total)
+        return bounded(total.vector, bound, self.units, torch.float32)
+
+
+def _add(layers: Sequence[Layer], usable: torch.Tensor, clip: float, total: _Total) -> None:
+    """The clipped rows of some records, to one sum or to the other."""
+    norms, magnitudes = _whole([layer.norms() for layer in layers])
+    weights = clip_factors(norms, clip)
+    usable = usable.to(norms.device) & torch.isfinite(norms) & torch.isfinite(magnitudes)
+    positions = max(layer.positions for layer in layers)
+    most = total.cancelling(positions) * clip
+    plain = usable & (weights * magnitudes <= most)
+    weights = torch.where(plain, weights, 0.0)
+    if not bool(usable.all()):
+        layers = [layer.part(usable) for layer in layers]
+    total.add(layers, weights, positions)
+    for at in torch.nonzero(usable & ~plain).squeeze(1).tolist():
+        row = torch.cat([layer.row(at) for layer in layers])
+        total.add_made(row, clip)
+
+
+def _whole(found: Sequence[Norms]) -> Norms:
+    """Of all layers together."""
+    norms = torch.stack([each.norms for each in found]).square_().sum(dim=0).sqrt_()
+    magnitudes = torch.stack([each.magnitudes for each in found]).square_().sum(dim=0).sqrt_()
+    return Norms(norms * (1 + (len(found) + 16) * _U), magnitudes * (1 + 2.0**-30))
+
+
+class _Total:
+    """A sum of weighted rows that begins anew before its rounding matters."""
+
+    def __init__(self, rows: int, size: int) -> None:
+        self._rows, self._size, self._held = max(1, rows), size, 0
+        self._part: torch.Tensor | None = None
+        self._sum: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._made: ProductSum | None = None
+
+    def cancelling(self, positions: int) -> float:
+        """K: 32, or less where records are so many that less is covered."""
+        return min(CANCELLING, _PRODUCTS / (self._rows * positions))
+
+    def add(self, layers: Sequence[Layer], weights: torch.Tensor, positions: int) -> None:
+        """Add rows that are not beyond K clips of magnitude."""
+        span = _PRODUCTS / (self._rows * positions * self.cancelling(positions))
+        step = max(1, min(len(weights), math.floor(span)))
+        sizes = [layer.size for layer in layers]
+        for at in range(0, len(weights), step):
+            some = slice(at, at + step)
+            total = self._with_room(weights[some], span)
+            for layer, part in zip(layers, torch.split(total, sizes), strict=True):
+                layer.part(some).add_to(part, weights[some])
+
+    def add_made(self, row: Vector, clip: float) -> None:
+        """Add a row that was made, clipped as it is."""
+        if self._made is None:
+            self._made = ProductSum(self._rows, (1, self._size))
+        self._made.add(*weighted(row[None].cpu(), clip))
+
+    def _with_room(self, weights: torch.Tensor, span: float) -> torch.Tensor:
+        """What so many more rows may be added to."""
+        part = self._part
+        if part is not None and self._held + len(weights) > span:
+            self._sum, part = self._folded(part), None
+        if part is None:
+            part = self._part = weights.new_zeros(self._size)
+            self._held = 0
+        self._held += len(weights)
+        return part
+
+    def _folded(self, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum so far as a pair, high and low: what one float loses, the other keeps."""
+        if self._sum is None:
+            return part, torch.zeros_like(part)
+        high, low = self._sum
+        both = high + part
+        grown = both - high
+        return both, low + (high - (both - grown)) + (part - grown)
+
+    @property
+    def vector(self) -> Vector:
+        """The sum of all that was added, in the main memory."""
+        if self._part is None:
+            return torch.zeros(self._size, dtype=torch.float64)
+        whole = self._part if self._sum is None else sum_of(self._folded(self._part))
+        return whole.cpu() if self._made is None else whole.cpu() + self._made.matrix.view(-1)
