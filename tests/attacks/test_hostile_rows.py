@@ -75,7 +75,7 @@ class Tokens(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("sampler", ["func", "opacus"])
+@pytest.mark.parametrize("sampler", ["ghost", "func", "opacus"])
 def test_two_tokens_do_not_cancel_in_a_norm(sampler: str) -> None:
     """Opacus' Gram norms gave 116 clips at activations of 1e5; here rows are made and measured."""
     network = Network(seeded(Tokens, 0), sampler=sampler)

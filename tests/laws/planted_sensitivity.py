@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpfed.core import matrices
+from dpfed.core import ghost, matrices
 from dpfed.core.grid import pack
 from dpfed.core.types import (
     UPDATE,
@@ -244,6 +244,19 @@ def _moment(vector: Vector) -> BoundedSum:
     return BoundedSum(vector, 1.0, math.sqrt(2))
 
 
+def gram_norms_in_single_precision(plan: Plan, patch: pytest.MonkeyPatch) -> Plan:
+    """Norms from Gram matrices as they come out, and no row is made: what cancels is lost."""
+
+    def plain(self: Any, part: slice) -> ghost.Norms:
+        left, right = self.left[part], self.right[part]
+        products = torch.bmm(left, left.mT) * torch.bmm(right, right.mT)
+        norms = products.sum(dim=(1, 2)).clamp(min=0.0).sqrt().double()
+        return ghost.Norms(norms, norms)
+
+    patch.setattr(ghost.Products, "_norms", plain)
+    return replace(plan)
+
+
 _REPLACE, _ADD = Adjacency.REPLACE_ONE, Adjacency.ADD_REMOVE
 BUGS = [
     Bug(steps_on_clear_gradients, case("fedavg", Unit.RECORD, _REPLACE, steps=2)),
@@ -260,6 +273,8 @@ BUGS = [
     Bug(half_priced, case("fedhybrid", Unit.RECORD, _REPLACE, start=1, steps=2)),
     Bug(unscaled_triangle, case("fedfc", Unit.RECORD, _ADD)),
     Bug(unscaled_triangle, case("fednewton", Unit.RECORD, _REPLACE, start=1, steps=2)),
+    Bug(gram_norms_in_single_precision, case("gradient", Unit.RECORD, _REPLACE, model="tokens")),
+    Bug(gram_norms_in_single_precision, case("fedavg", Unit.RECORD, _ADD, model="tokens", steps=2)),
     Bug(centred, case("gradient", Unit.RECORD, _REPLACE)),
     Bug(centred, case("fedauto", Unit.RECORD, _REPLACE)),
     Bug(records_for_persons, case("fedauto", Unit.GROUP, _ADD)),

@@ -74,14 +74,30 @@ def network(sampler: str) -> Network:
     return Network(seeded(lambda: nn.Sequential(*layers), 1), chunk=8, sampler=sampler)
 
 
+class Cancelling(nn.Module):
+    """Reads a record as two tokens, the second of which takes back nearly all of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = torch.stack([x, -x * (1 + 2.0**-12)], dim=1)
+        out: torch.Tensor = self.layer(tokens).sum(dim=1)
+        return out
+
+
 MODELS: dict[str, Linear | Network] = {
     "softmax": Linear("softmax", FEATURES, CLASSES),
     "logistic": Linear("logistic", FEATURES),
     "poisson": Linear("poisson", FEATURES),
     "func": network("func"),
     "opacus": network("opacus"),
+    "ghost": network("ghost"),
+    "tokens": Network(seeded(Cancelling, 1), chunk=8, sampler="ghost"),
 }
-LINEAR, NETWORKS = ("softmax", "logistic", "poisson"), ("func", "opacus")
+LINEAR = ("softmax", "logistic", "poisson")
+NETWORKS = ("func", "opacus", "ghost", "tokens")
 
 
 # ---------------------------------------------------------------------------------------- cases

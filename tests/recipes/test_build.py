@@ -194,7 +194,7 @@ def test_a_network_comes_from_a_factory() -> None:
         ({"name": "network", "factory": f"{__name__}:with_batch_norm"}, "use GroupNorm"),
         (
             {"name": "network", "factory": f"{__name__}:tiny", "sampler": "x"},
-            "sampler must be 'func' or 'opacus', got 'x'; ",
+            "sampler must be 'auto', 'ghost', 'func', 'opacus', 'alone', got 'x'; ",
         ),
         ({"name": "forest"}, "must be softmax, logistic, poisson or network, got 'forest'"),
     ],

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks are tried on made-up records before they meet data: what is refused says nothing of it.
+
+A lint, not a proof: mixing of records that shows at other values only passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpfed.core.errors import DpfedError, RecipeError
+from dpfed.core.log import log
+from dpfed.core.types import Vector
+from dpfed.data._checks import first_sentence
+from dpfed.data.batches import Batch, Batches
+from dpfed.data.losses import Loss
+from dpfed.data.samplers import SAMPLERS, PerRecord, by_itself, fails
+from dpfed.data.taps import Unsupported, factors_of
+
+_CLASSES = 64  # of which each is tried as a label that might weigh on others
+
+
+def reduces(loss: Loss) -> bool:
+    """Whether a loss gives one number for two records; False where made-up scores do not fit."""
+    try:
+        return loss(torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64)).dim() == 0
+    except Exception:
+        return False
+
+
+def not_per_record(loss: Loss, got: str) -> RecipeError:
+    """The error of a loss that reduces over a batch."""
+    name = getattr(loss, "__name__", type(loss).__name__)
+    return RecipeError(
+        f"the loss must be one value per record, got {got} from {name}: reduced over a "
+        f"batch, one record would scale the gradients of the others; give it reduction='none'"
+    )
+
+
+def try_losses(model: Any, made: Batches) -> int:
+    """Refuse a module or a loss that fails, is not per record, or mixes records."""
+
+    def judged(batch: Batch) -> torch.Tensor:
+        shape = model._losses(batch.inputs, batch.targets).shape
+        if shape != (len(batch),):
+            got = f"shape {tuple(shape)} for {len(batch)} records"
+            raise not_per_record(model.loss, got)
+        found: torch.Tensor = model._judge(batch.inputs, batch.targets)
+        return found
+
+    params, whole = somewhere(model), _all(made)
+    scores = _tried_on(lambda batch: model.score(params, batch.inputs), whole, "output")
+    outputs = scores[0].numel()
+    held = Batch(scores, whole.targets.to(scores.device))
+    _tried_on(judged, held[:2], "loss")
+    for label in {1, *range(2, min(outputs, _CLASSES)), max(1, outputs - 1)}:
+        _tried_on(judged, held, "loss", label)
+    return outputs
+
+
+def _all(made: Batches) -> Batch:
+    return made.read(torch.arange(len(made)))
+
+
+def _try_made(sampler: str, model: Any, made: Batches) -> int:
+    """Refuse a sampler that fails on the module, or whose rows depend on other records."""
+    rows = SAMPLERS[sampler](model, somewhere(model))
+    return len(_tried_on(rows, _all(made), "gradient"))
+
+
+def _trial(sampler: str) -> Callable[[Any, Batches], int]:
+    def trial(model: Any, made: Batches) -> int:
+        return _try_made(sampler, model, made)
+
+    trial.__name__ = f"rows by {sampler}"
+    return trial
+
+
+TRIALS = {sampler: _trial(sampler) for sampler in SAMPLERS}
+
+
+def try_ghost(model: Any, made: Batches) -> int:
+    """Refuse factors that are not those of each record's own gradient, made one by one."""
+    params, batch = somewhere(model), _all(made)
+    try:
+        tapped = factors_of(model, params)
+        rows = _tried_on(partial(_rows, tapped), batch, "gradient")
+        with _evaluating(model.module):  # dropout leaves out others where a record is alone
+            rows, alone = _rows(tapped, batch), by_itself(model, params)(batch).double()
+        apart = float(torch.linalg.vector_norm(rows - alone))
+        if not apart <= _apart(model) * float(torch.linalg.vector_norm(alone)) + 1e-6:
+            raise Unsupported("the factors do not give the gradients of single records")
+    except Unsupported as error:
+        raise RecipeError(
+            f"sampler 'ghost' needs layers that it knows, each used once, and cannot be used here "
+            f"({error}); use sampler 'auto'"
+        ) from error
+    return len(rows)
+
+
+def _apart(model: Any) -> float:
+    """How far off rows may be: what the precision of the module makes of the order of sums."""
+    half = model.dtype in (torch.float16, torch.bfloat16)
+    return 0.05 if half else 1e-3
+
+
+def _rows(tapped: Callable[[Batch], Any], batch: Batch) -> torch.Tensor:
+    layers = tapped(batch)
+    made = [torch.cat([layer.row(at) for layer in layers]) for at in range(len(batch))]
+    return torch.stack(made).cpu()
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    before = {each: each.training for each in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for each, training in before.items():
+            each.training = training
+
+
+def choose(model: Any, made: Batches) -> str:
+    """The rows of ``sampler = "auto"`` for a module and records of this shape."""
+    try:
+        try_ghost(model, made)
+    except DpfedError as error:
+        chosen = choose_made(model, made)
+        log.info("rows are made, by sampler %r: %s", chosen, error)
+        return chosen
+    log.info("rows are clipped unmade, by sampler 'ghost'")
+    return "ghost"
+
+
+def choose_made(model: Any, made: Batches) -> str:
+    """The rows that are made: at once by torch.func, or one after the other where it fails."""
+    try:
+        TRIALS["func"](model, made)
+    except RecipeError as error:
+        TRIALS["alone"](model, made)
+        log.info("rows that are made are made one by one: %s", error)
+        return "alone"
+    return "func"
+
+
+def somewhere(model: Any) -> Vector:
+    """Beside the module's start, where no layer is zero, so that mixing shows."""
+    start: Vector = model.initial(0)
+    return start + 0.01 * torch.sin(torch.arange(start.numel()) * 12.9898).to(start)
+
+
+def _tried_on(compute: PerRecord, batch: Batch, what: str, label: int = 1) -> torch.Tensor:
+    """Rows of made-up records, none of which may move if another record is changed."""
+    other = _second_changed(batch, label)
+    try:
+        rows = _seeded_rows(compute, batch)
+        if fails(partial(_seeded_rows, compute), other):  # a model of one class
+            other = _second_changed(batch, 0)
+        changed = _seeded_rows(compute, other)
+    except (DpfedError, Unsupported):
+        raise
+    except Exception as error:
+        raise RecipeError(
+            f"the {what} of a network must work for any record, and failed on made-up records of "
+            f"shape {_shape(batch)} ({first_sentence(error)}); correct the module or the loss"
+        ) from error
+    rest = torch.arange(len(batch)) != 1
+    if not torch.allclose(rows[rest], changed[rest], rtol=1e-3, atol=1e-6, equal_nan=True):
+        raise RecipeError(
+            f"the {what} of a record must depend on that record alone, and changed with another "
+            f"made-up record; use layers and a loss that do not mix records (GroupNorm, LayerNorm)"
+        )
+    return rows
+
+
+def _shape(batch: Batch) -> Any:
+    if isinstance(batch.inputs, torch.Tensor):
+        return tuple(batch.inputs.shape[1:])
+    return {name: tuple(each.shape[1:]) for name, each in batch.inputs.items()}
+
+
+def _second_changed(batch: Batch, label: int) -> Batch:
+    """The same records but for the second: falling numbers, or the last one's turned round."""
+    made = {}
+    for name, each in batch.tensors().items():
+        made[name] = each.clone()
+        if name == "targets":
+            made[name][1] = label
+        elif each.is_floating_point():
+            falling = torch.linspace(1, 0, each[1].numel()).view(each[1].shape)
+            made[name][1] = falling.to(each)
+        else:
+            made[name][1] = each[-1].flip(list(range(each[-1].dim())))
+    return batch.like(made)
+
+
+def _seeded_rows(compute: PerRecord, batch: Batch) -> torch.Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # dropout leaves out the same
+        return compute(batch).detach()

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records that are read when they are needed: an index goes in, a batch comes out.
+
+A client's records may be tensors of any type, a dict of tensors (what a transformer takes), or a
+map-style data set of torch or Hugging Face with a collate function. Nothing is loaded at once:
+draws, groups and labels go by index, and memory is that of one batch.
+
+A data set's records are collated one by one and brought to the shapes of a public example, so that
+no record decides how long the others are padded: the row of one record must not depend on another.
+
+Guarantee: no record makes ``read`` raise, or changes the shape of a batch; what cannot be read is
+the example in its place, and not ``usable``.
+
+| edge case                                         | what happens                              |
+|---------------------------------------------------|-------------------------------------------|
+| a record that the data set or collate raises on   | not usable; a line in the local log       |
+| a record that lacks a tensor of the example       | not usable, likewise                      |
+| a shorter or longer tensor, ``fill`` has its name | filled up or cut, along all its axes      |
+| another shape, and no ``fill``; other axes        | not usable, likewise                      |
+| tensors of unequal length                         | DataError when batches are made           |
+| a batch without targets                           | DataError when batches are made           |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional
+
+from dpfed.core.errors import DataError
+from dpfed.core.log import log
+from dpfed.data.datasets import Records
+from dpfed.data.models import made_up
+
+Inputs = torch.Tensor | dict[str, torch.Tensor]
+"""What a module is called with: one tensor, or keywords."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some records: what goes into the module, and what its output is held against. Sensitive."""
+
+    inputs: Inputs
+    targets: torch.Tensor
+    usable: torch.Tensor | None = None
+    """Which records count, bool [k]; None is all of them."""
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: Any) -> Batch:
+        usable = None if self.usable is None else self.usable[index]
+        return Batch(_each(lambda t: t[index], self.inputs), self.targets[index], usable)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of them by name: ``x`` if there is one input, and ``targets``."""
+        inputs = self.inputs if isinstance(self.inputs, dict) else {"x": self.inputs}
+        return {**inputs, "targets": self.targets}
+
+    def like(self, tensors: Mapping[str, torch.Tensor]) -> Batch:
+        """A batch of the same kind from named tensors."""
+        inputs = {name: each for name, each in tensors.items() if name != "targets"}
+        one = inputs if isinstance(self.inputs, dict) else inputs["x"]
+        return Batch(one, tensors["targets"], self.usable)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same on a device."""
+        return self.like({name: each.to(device) for name, each in self.tensors().items()})
+
+    def filled(self, size: int, empty: Batch) -> Batch:
+        """``size`` records, copies of ``empty`` (one record) after the last one."""
+        missing = size - len(self)
+        if missing <= 0:
+            return self
+        ends = empty.tensors()
+        made = {
+            name: torch.cat([each, ends[name].to(each).expand(missing, *each.shape[1:])])
+            for name, each in self.tensors().items()
+        }
+        return replace(self, usable=None).like(made)
+
+    def without(self, failed: torch.Tensor, empty: Batch) -> Batch:
+        """Copies of ``empty`` in the place of the records in ``failed``."""
+        ends, made = empty.tensors(), {}
+        for name, each in self.tensors().items():
+            made[name] = each.clone()
+            made[name][failed] = ends[name].to(each)
+        return self.like(made)
+
+
+def _each(change: Callable[[torch.Tensor], torch.Tensor], inputs: Inputs) -> Inputs:
+    if isinstance(inputs, dict):
+        return {name: change(each) for name, each in inputs.items()}
+    return change(inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """One client's records, read by index. Make it with ``tensor_batches`` or ``dataset_batches``.
+
+    ``stand_in`` are three made-up records of the same shapes and types: public.
+    """
+
+    read: Callable[[torch.Tensor], Batch]
+    count: int
+    stand_in: Batch
+    groups: torch.Tensor | None = None
+    """Whose record each one is, int64 [records]."""
+    most: int = 512
+    """How many are read at a time, at most."""
+
+    def __post_init__(self) -> None:
+        if self.groups is not None and len(self.groups) != self.count:
+            raise DataError(
+                f"groups must be one number per record, {self.count} in all, got "
+                f"{len(self.groups)}; give as many as there are records"
+            )
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, index: torch.Tensor) -> Batches:
+        """The records at ``index``, in its order; none of them is read."""
+        index = torch.nonzero(index).squeeze(1) if index.dtype == torch.bool else index
+        groups = None if self.groups is None else self.groups[index]
+        return replace(
+            self, read=lambda part: self.read(index[part]), count=len(index), groups=groups
+        )
+
+    def made_up(self) -> Batches:
+        """Three records that stand for nobody, of two persons: on them code is tried."""
+        made = self.stand_in
+        people = None if self.groups is None else torch.tensor([0, 1, 1])
+        return replace(self, read=lambda index: made[index], count=3, groups=people)
+
+
+def tensor_batches(
+    inputs: torch.Tensor | Mapping[str, torch.Tensor],
+    targets: torch.Tensor,
+    groups: torch.Tensor | None = None,
+) -> Batches:
+    """Records that lie in tensors of any type, one row per record.
+
+    Args:
+        inputs: what the module is called with: a tensor, or a dict of them, its keywords.
+        targets: labels or numbers, as the loss takes them.
+        groups: whose record each one is, int64; None where nobody has several.
+    """
+    whole = Batch(inputs if isinstance(inputs, torch.Tensor) else dict(inputs), targets)
+    lengths = {len(each) for each in whole.tensors().values()}
+    if len(lengths) != 1:
+        raise DataError(
+            f"inputs and targets must have one row per record, got lengths {sorted(lengths)}; "
+            "give as many of each"
+        )
+    stand_in = whole.like({name: _three(each) for name, each in whole.tensors().items()})
+    targets_made = targets.new_zeros(3, *targets.shape[1:])
+    stand_in = replace(stand_in, targets=targets_made)
+    return Batches(lambda index: whole[index], len(targets), stand_in, groups)
+
+
+def _three(like: torch.Tensor) -> torch.Tensor:
+    made, _, _ = made_up(like, like, None)
+    return made
+
+
+def record_batches(records: Records | Batches) -> Batches:
+    """Records as batches; batches as they are."""
+    if isinstance(records, Batches):
+        return records
+    return tensor_batches(records.x, records.y, records.groups)
+
+
+# ------------------------------------------------------------------------------ map-style data sets
+
+
+class MapStyle(Protocol):
+    """A data set of torch or of Hugging Face: a length, and a record at each index."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def dataset_batches(
+    dataset: MapStyle,
+    example: Any,
+    *,
+    collate: Callable[[list[Any]], Any] | None = None,
+    target: str = "labels",
+    fill: Mapping[str, float] | None = None,
+    groups: torch.Tensor | Sequence[int] | None = None,
+    most: int = 64,
+) -> Batches:
+    """Records of a map-style data set, each one read and collated on its own.
+
+    Args:
+        dataset: what gives a record for an index: of torch, or of Hugging Face ``datasets``.
+        example: one made-up record as the data set gives them: public. Its shapes are everyone's.
+        collate: a list of one record -> (inputs, targets), or a dict with targets in it; None takes
+            what can become a tensor as it is.
+        target: the key of the targets in a dict.
+        fill: by name of a tensor ("x" and "targets" in a pair), the number that shorter ones are
+            filled up with, as a tokenizer's padding does: longer ones are cut; None is no filling.
+        groups: whose record each one is; None where nobody has several.
+        most: how many records are in memory at a time, at least 1.
+    """
+    collated = collate or _plain
+    try:
+        made = _batch(collated([example]), target)
+    except Exception as error:
+        raise DataError(
+            f"the example must be a record as the data set gives them, with targets, and cannot be "
+            f"collated ({type(error).__name__}: {error}); give one, with its {target!r}"
+        ) from error
+    names = made.tensors()
+    reader = _Reader(
+        dataset=dataset, collate=collated, target=target, fill=dict(fill or {}), empty=made
+    )
+    turned = made.like({name: _turned(each) for name, each in names.items()})
+    both = {name: torch.cat([t, turned.tensors()[name], t]) for name, t in names.items()}
+    ids = None if groups is None else torch.as_tensor(groups, dtype=torch.int64)
+    return Batches(read=reader, count=len(dataset), stand_in=made.like(both), groups=ids, most=most)
+
+
+def _turned(record: torch.Tensor) -> torch.Tensor:
+    """Another record of the same values: the second made-up one."""
+    return record.roll(1, dims=1) if record.dim() > 1 else record
+
+
+@dataclass(frozen=True, eq=False)
+class _Reader:
+    """Reads records one by one; whatever is wrong with one of them stays its own matter."""
+
+    dataset: MapStyle
+    collate: Callable[[list[Any]], Any]
+    target: str
+    fill: dict[str, float]
+    empty: Batch
+
+    def __call__(self, index: torch.Tensor) -> Batch:
+        found = [self._record(int(at)) for at in index]
+        usable = torch.tensor([each is not None for each in found], dtype=torch.bool)
+        if not bool(usable.all()):
+            lost = int((~usable).sum())
+            log.warning("%d of %d records cannot be read; they count for nothing", lost, len(index))
+        records = [self.empty if each is None else each for each in found]
+        if not records:
+            return self.empty[:0]
+        named = [each.tensors() for each in records]
+        whole = {name: torch.cat([each[name] for each in named]) for name in named[0]}
+        return replace(self.empty.like(whole), usable=usable)
+
+    def _record(self, at: int) -> Batch | None:
+        """None for what is not a record like the example."""
+        try:
+            made = _batch(self.collate([self.dataset[at]]), self.target).tensors()
+            whole = {n: self._fitted(n, made[n], e) for n, e in self.empty.tensors().items()}
+            return self.empty.like(whole)
+        except Exception:
+            log.debug("record %d cannot be read", at, exc_info=True)
+            return None
+
+    def _fitted(self, name: str, tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """The tensor in the example's shape and type."""
+        if tensor.shape != like.shape:
+            value = self.fill[name]
+            if tensor.dim() != like.dim():
+                raise ValueError(f"{name} has {tensor.dim()} axes")
+            tensor = tensor[tuple(slice(size) for size in like.shape)]
+            missing = [w - g for w, g in zip(like.shape, tensor.shape, strict=True)]
+            ends = [end for short in reversed(missing) for end in (0, short)]
+            tensor = functional.pad(tensor, ends, value=value)
+        return tensor.to(like.dtype)
+
+
+def _batch(collated: Any, target: str) -> Batch:
+    """What a collate function made of one record; columns that are no tensors are left out."""
+    if not isinstance(collated, Mapping):
+        inputs, targets = collated
+        return Batch(dict(inputs) if isinstance(inputs, Mapping) else inputs, targets)
+    named = {name: each for name, each in collated.items() if isinstance(each, torch.Tensor)}
+    return Batch(named, named.pop(target))
+
+
+def _plain(records: list[Any]) -> Any:
+    """A batch of one record: what can become a tensor, with one axis more."""
+    record = records[0]
+    if isinstance(record, Mapping):
+        known = {name: _tensor(value) for name, value in record.items()}
+        return {name: each for name, each in known.items() if each is not None}
+    x, y = record
+    return torch.as_tensor(x)[None], torch.as_tensor(y)[None]
+
+
+def _tensor(value: Any) -> torch.Tensor | None:
+    """With an axis for records; None for texts and the like."""
+    try:
+        return torch.as_tensor(value)[None]
+    except (TypeError, ValueError, RuntimeError):
+        return None
