@@ -31,13 +31,18 @@ PUBLIC = {
         "Terms",
         "claim_folder",
         "client_app",
+        "dataset_batches",
         "evaluate",
+        "loss_by_name",
         "make_plan",
         "open_sinks",
         "private",
         "read_records",
         "read_terms",
+        "save_adapter",
         "silo_app",
+        "tensor_batches",
+        "text_model",
     ],
 }
 MODULES = {"dpfed": dpfed, "dpfed.flower": dpfed.flower}

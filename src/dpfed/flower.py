@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpfed.core.vector import Layout
+    from dpfed.data.batches import dataset_batches as dataset_batches
+    from dpfed.data.batches import tensor_batches as tensor_batches
     from dpfed.data.datasets import Records as Records
+    from dpfed.data.losses import loss_by_name as loss_by_name
     from dpfed.data.models import Linear as Linear
     from dpfed.data.models import evaluate as evaluate
     from dpfed.data.modules import Network as Network
+    from dpfed.data.pretrained import save_adapter as save_adapter
+    from dpfed.data.pretrained import text_model as text_model
     from dpfed.data.standardised import Standardised as Standardised
     from dpfed.recipes.federation import read_records as read_records
     from dpfed.recipes.result import claim_folder as claim_folder
@@ -41,12 +46,17 @@ _HOMES = {
     "Terms": "dpfed.recipes.terms",
     "claim_folder": "dpfed.recipes.result",
     "client_app": "dpfed.training.flower.client",
+    "dataset_batches": "dpfed.data.batches",
     "evaluate": "dpfed.data.models",
+    "loss_by_name": "dpfed.data.losses",
     "open_sinks": "dpfed.recipes.sinks._open",
     "private": "dpfed.training.flower.client",
     "read_records": "dpfed.recipes.federation",
     "read_terms": "dpfed.recipes.terms",
+    "save_adapter": "dpfed.data.pretrained",
     "silo_app": "dpfed.silo.relay",
+    "tensor_batches": "dpfed.data.batches",
+    "text_model": "dpfed.data.pretrained",
 }
 
 __all__ = [
@@ -60,13 +70,18 @@ __all__ = [
     "Terms",
     "claim_folder",
     "client_app",
+    "dataset_batches",
     "evaluate",
+    "loss_by_name",
     "make_plan",
     "open_sinks",
     "private",
     "read_records",
     "read_terms",
+    "save_adapter",
     "silo_app",
+    "tensor_batches",
+    "text_model",
 ]
 
 

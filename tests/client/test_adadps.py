@@ -236,3 +236,21 @@ def test_one_release_a_round_for_every_unit_and_trust() -> None:
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=named("adadps", options)):
         build("client", "adadps", options)
+
+
+def test_rows_that_are_clipped_unmade_are_made_to_be_scaled() -> None:
+    """A network's ghost rows: the scale is of single numbers, which only made rows have."""
+    from torch import nn
+
+    from dpfed.core.rows import made_rows
+    from dpfed.data.datasets import Records
+    from dpfed.data.modules import Network, seeded
+
+    network = Network(seeded(lambda: nn.Linear(3, 2), 0))
+    rows = network.problem(Records(torch.rand(5, 3), torch.arange(5) % 2)).rows(
+        network.initial(0), Unit.RECORD
+    )
+    assert not isinstance(rows, Chunks)
+    assert isinstance(made_rows(rows), Chunks)
+    dense = Dense(torch.ones(2, 2))
+    assert made_rows(dense) is dense

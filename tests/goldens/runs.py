@@ -47,7 +47,7 @@ def network() -> torch.nn.Module:
 MODELS: dict[str, Model] = {
     "softmax": Linear("softmax", features=4, outputs=3),
     "logistic": Linear("logistic", features=4),
-    "network": Network(network(), chunk=8),
+    "network": Network(network(), chunk=8, sampler="func"),
     "standardised": Standardised("softmax", features=4, outputs=3),
 }
 

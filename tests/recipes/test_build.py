@@ -196,7 +196,10 @@ def test_a_network_comes_from_a_factory() -> None:
             {"name": "network", "factory": f"{__name__}:tiny", "sampler": "x"},
             "sampler must be 'auto', 'ghost', 'func', 'opacus', 'alone', got 'x'; ",
         ),
-        ({"name": "forest"}, "must be softmax, logistic, poisson or network, got 'forest'"),
+        (
+            {"name": "forest"},
+            "must be softmax, logistic, poisson, network, transformers, timm, got 'forest'",
+        ),
     ],
 )
 def test_models_that_cannot_be_built_are_refused(model: dict[str, str], message: str) -> None:

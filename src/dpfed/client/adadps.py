@@ -49,7 +49,7 @@ from dpfed.core import (
     stateless,
 )
 from dpfed.core.checks import decay, positive
-from dpfed.core.rows import Chunks, Dense, Outer, Scaled
+from dpfed.core.rows import Chunks, Dense, Outer, Scaled, made_rows
 
 PAPER = "Li et al. 2022 (AdaDPS)"
 
@@ -75,7 +75,7 @@ def adadps(eps: float = 1.0, beta: float = 0.9, side: str | None = None) -> Clie
     def work(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
     ) -> tuple[Reply, State]:
-        rows = problem.rows(broadcast.params, release.unit)
+        rows = made_rows(problem.rows(broadcast.params, release.unit))
         if not isinstance(rows, Dense | Outer | Chunks):
             raise UnsoundPlan(f"adadps cannot scale {type(rows).__name__} rows; use another client")
         return {UPDATE: release(Scaled(rows, broadcast.shared["scale"]))}, state

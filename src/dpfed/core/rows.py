@@ -369,6 +369,12 @@ class Chunks(_ByUnit):
             yield sum_of(self.gradients(i).sum(dim=0, dtype=torch.float64) for i in parts)
 
 
+def made_rows(rows: Rows) -> Rows:
+    """Of rows that are clipped unmade, those that are made: their numbers can be scaled."""
+    made: Rows = getattr(rows, "alone", rows)
+    return made
+
+
 @dataclass(frozen=True, eq=False)
 class Scaled(_ByUnit):
     """Rows whose coordinates are multiplied by public numbers before they are clipped.

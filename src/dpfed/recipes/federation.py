@@ -11,7 +11,7 @@ What is held out, and when, so that a search never sees a test record:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -31,9 +31,11 @@ from dpfed.data.convolutions import convolve
 from dpfed.data.datasets import Dataset, Records
 from dpfed.data.estimate import estimate
 from dpfed.data.featurize import featurize
+from dpfed.data.losses import Loss, cross_entropy, loss_by_name
 from dpfed.data.models import Linear, Model
 from dpfed.data.modules import Network, seeded
 from dpfed.data.partitions import Parts
+from dpfed.data.pretrained import TokenIds, image_model, text_model
 from dpfed.data.screen import Screen, screen
 from dpfed.data.tables import FILE
 from dpfed.recipes.schema import (
@@ -301,8 +303,10 @@ def sized_model(
         seed: the run's seed, from which a network's initial weights follow.
     """
     features = math.prod(shape)
-    if recipe.name == "network":
-        return Network(_module(recipe, seed), chunk=recipe.chunk, sampler=recipe.sampler)
+    if recipe.name in _MODULES:
+        module = _MODULES[recipe.name](recipe, classes, seed)
+        loss = _loss(recipe, classes)
+        return Network(module, loss, chunk=recipe.chunk, sampler=recipe.sampler)
     if recipe.name == "softmax":
         if classes is None:
             raise RecipeError(
@@ -312,10 +316,43 @@ def sized_model(
         return Linear("softmax", features, classes, recipe.bias)
     if recipe.name in {"logistic", "poisson"}:
         return Linear(recipe.name, features, 1, recipe.bias)
-    raise refuse("model.name", "softmax, logistic, poisson or network", recipe.name)
+    raise refuse(
+        "model.name", ", ".join(("softmax", "logistic", "poisson", *_MODULES)), recipe.name
+    )
 
 
-def _module(recipe: ModelRecipe, seed: int) -> torch.nn.Module:
+def _loss(recipe: ModelRecipe, classes: int | None) -> Loss:
+    """The recipe's; else cross-entropy of classes, and the squared error of numbers."""
+    if isinstance(recipe.loss, dict):
+        options = dict(recipe.loss)
+        return loss_by_name(str(options.pop("name", "")), **options)
+    return loss_by_name("squared") if classes is None else cross_entropy
+
+
+def _text(recipe: ModelRecipe, classes: int | None, seed: int) -> torch.nn.Module:
+    """A pretrained text model on records of token numbers."""
+    options = {"classes": classes, **recipe.options}
+    source, padding = _source(options), int(options.pop("padding", 0))
+    start = public_seed(seed, "module")
+    return seeded(lambda: TokenIds(text_model(source, **options), padding), start)
+
+
+def _image(recipe: ModelRecipe, classes: int | None, seed: int) -> torch.nn.Module:
+    """A pretrained model of images."""
+    options = {"classes": 1 if classes is None else classes, **recipe.options}
+    source = _source(options)
+    return seeded(lambda: image_model(source, **options), public_seed(seed, "module"))
+
+
+def _source(options: dict[str, Any]) -> str:
+    source = options.pop("source", None)
+    if not isinstance(source, str):
+        raise refuse("model.options.source", "a folder or a name on the hub", source, "name one")
+    return source
+
+
+def _module(recipe: ModelRecipe, classes: int | None, seed: int) -> torch.nn.Module:
+    del classes  # the factory's own matter
     where, colon, name = (recipe.factory or "").partition(":")
     if not colon:
         bound = "'package.module:function' for model 'network'"
@@ -328,6 +365,13 @@ def _module(recipe: ModelRecipe, seed: int) -> torch.nn.Module:
             f"install its package"
         ) from error
     return seeded(lambda: factory(**recipe.options), public_seed(seed, "module"))
+
+
+_MODULES: dict[str, Callable[[ModelRecipe, int | None, int], torch.nn.Module]] = {
+    "network": _module,
+    "transformers": _text,
+    "timm": _image,
+}
 
 
 def public_seed(seed: int, purpose: str) -> int:

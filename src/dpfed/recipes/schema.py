@@ -97,14 +97,20 @@ class DataRecipe(_Section, frozen=True):
 
 
 class ModelRecipe(_Section, frozen=True):
-    """What is trained: softmax, logistic, poisson, or network (a factory 'package.module:name')."""
+    """What is trained: softmax, logistic, poisson, network, transformers or timm.
+
+    A network has a factory 'package.module:name'; the options of the last two, which are
+    pretrained, are source (a folder, or a name on the hub), lora, and the library's own.
+    """
 
     name: str = "softmax"
     bias: bool = True
     factory: str | None = None
     chunk: int = 64
-    sampler: str = "func"
+    sampler: str = "auto"
     options: dict[str, Any] = {}
+    loss: PlugIn | msgspec.UnsetType = msgspec.UNSET
+    """Unset is cross-entropy of classes, half the squared error of numbers."""
 
 
 class PrivacyRecipe(_Section, frozen=True):

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pretrained models from a folder or from the hub, adapters on them, and adapters on the disk.
+
+    model = Network(text_model("FOLDER", classes=2, lora={"r": 8}))
+    save_adapter(model, params, "ADAPTER")            PeftModel.from_pretrained(base, "ADAPTER")
+
+A peft model is taken as it is: what it trains is agreed on by name and shape (``Network.layout``),
+what is frozen never leaves a client. The pretrained weights are public: nothing is guaranteed for
+the records that they were trained on.
+
+| edge case                                           | what happens                              |
+|-----------------------------------------------------|-------------------------------------------|
+| transformers, peft or timm is not installed         | RecipeError that says what to install     |
+| a folder or a name that the library cannot load     | RecipeError with the library's sentence   |
+| an adapter of a model that peft has not made        | RecipeError                               |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpfed.core.checks import refuse
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Vector
+from dpfed.data._checks import first_sentence
+from dpfed.data.modules import Network
+
+TASKS = {
+    "classify": ("AutoModelForSequenceClassification", "SEQ_CLS"),
+    "tag": ("AutoModelForTokenClassification", "TOKEN_CLS"),
+    "causal": ("AutoModelForCausalLM", "CAUSAL_LM"),
+}
+"""What a text model is for: its class in transformers, and the name of the task in peft."""
+
+
+class TokenIds(nn.Module):
+    """A text model that takes one tensor of token numbers, as records of a file have them.
+
+    Args:
+        model: called with input_ids and attention_mask.
+        padding: the number of the token that is not attended to.
+    """
+
+    def __init__(self, model: nn.Module, padding: int) -> None:
+        super().__init__()
+        self.model, self.padding = model, padding
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The scores."""
+        ids = x.long()
+        out: torch.Tensor = self.model(
+            input_ids=ids, attention_mask=(ids != self.padding).long()
+        ).logits
+        return out
+
+
+def text_model(
+    source: str | Path,
+    *,
+    task: str = "classify",
+    classes: int | None = None,
+    lora: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """A pretrained transformer, in eval(), with an adapter if ``lora`` is given.
+
+    Args:
+        source: a folder, or a name on the hub.
+        task: classify, tag or causal.
+        classes: how many labels there are; None for a causal model.
+        lora: options of peft's LoraConfig (r, lora_alpha, target_modules, ...); None trains all
+            parameters that the model has unfrozen.
+        **options: handed to ``from_pretrained``.
+    """
+    if task not in TASKS:
+        raise refuse("task", ", ".join(TASKS), task)
+    kind, peft_task = TASKS[task]
+    library = _installed("transformers", "text")
+    more = {} if classes is None else {"num_labels": classes}
+    given = {"dtype": torch.float32, **more, **options}
+    model: nn.Module = _loaded(getattr(library, kind).from_pretrained, source, given)
+    return model.eval() if lora is None else adapted(model, lora, peft_task)
+
+
+def image_model(
+    source: str, *, classes: int, lora: Mapping[str, Any] | None = None, **options: Any
+) -> nn.Module:
+    """A pretrained model of timm, in eval(), with an adapter if ``lora`` is given.
+
+    Args:
+        source: a name that timm knows, or ``local-dir:FOLDER``.
+        classes: how many labels there are.
+        lora: options of peft's LoraConfig; None trains all parameters.
+        **options: handed to ``timm.create_model``, such as ``pretrained``.
+    """
+    library = _installed("timm", "timm")
+    model: nn.Module = _loaded(library.create_model, source, {"num_classes": classes, **options})
+    return model.eval() if lora is None else adapted(model, lora, None)
+
+
+def adapted(model: nn.Module, lora: Mapping[str, Any], task: str | None) -> nn.Module:
+    """The model with a new adapter, in eval(); all else of it is frozen.
+
+    Args:
+        model: pretrained.
+        lora: options of peft's LoraConfig.
+        task: peft's name of the task, by which it knows the head that is trained along; or None.
+    """
+    peft = _installed("peft", "text")
+    try:
+        config = peft.LoraConfig(**{"task_type": task, **lora})
+        made: nn.Module = peft.get_peft_model(model, config)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(
+            f"model.lora must be options of peft's LoraConfig, got {dict(lora)} "
+            f"({first_sentence(error)}); give r and target_modules"
+        ) from error
+    return made.eval()
+
+
+def save_adapter(model: Network, params: Vector, folder: str | Path) -> Path:
+    """Write trained parameters as a folder that ``PeftModel.from_pretrained`` reads.
+
+    Args:
+        model: the network whose module peft has made.
+        params: the flat parameters, as a training leaves them.
+        folder: is made if it is not there.
+    """
+    module: Any = (
+        getattr(model.module, "model", None) if isinstance(model.module, TokenIds) else model.module
+    )
+    if not hasattr(module, "peft_config"):
+        raise RecipeError(
+            f"an adapter needs a module that peft has made, got a {type(module).__name__}; give "
+            f"lora when the model is loaded"
+        )
+    with torch.no_grad():
+        named = dict(model.module.named_parameters())
+        for name, value in model.layout.unflatten(params).items():
+            named[name].copy_(value)
+    module.save_pretrained(str(folder))
+    return Path(folder)
+
+
+def _installed(name: str, extra: str) -> Any:
+    try:
+        return import_module(name)
+    except Exception as error:  # timm raises what its own imports raise
+        raise RecipeError(
+            f"this model needs {name}, which cannot be imported ({first_sentence(error)}); "
+            f"pip install 'dpfed[{extra}]'"
+        ) from error
+
+
+def _loaded(load: Any, source: str | Path, options: Mapping[str, Any]) -> Any:
+    try:
+        return load(str(source), **options)
+    except Exception as error:
+        raise RecipeError(
+            f"the model {str(source)!r} cannot be loaded ({first_sentence(error)}); give a folder "
+            f"that the library has saved, or a name on the hub"
+        ) from error

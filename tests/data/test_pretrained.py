@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pretrained models from folders, adapters, and adapter folders that peft reads."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Unit
+from dpfed.data.batches import tensor_batches
+from dpfed.data.modules import Network
+from dpfed.data.pretrained import TokenIds, image_model, save_adapter, text_model
+
+WORDS, T = 13, 6
+LORA = {"r": 2, "target_modules": ["query", "value"]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny encoder as its library saves it."""
+    library = pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = library.BertConfig(
+        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=20, max_position_embeddings=T, num_labels=3,
+    )  # fmt: skip
+    library.BertForSequenceClassification(config).save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def inputs(count: int = 8) -> dict[str, torch.Tensor]:
+    ids = torch.randint(1, WORDS, (count, T), generator=torch.Generator().manual_seed(0))
+    ids[::2, 4:] = 0
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+
+def test_only_the_adapter_and_the_head_are_trained_and_agreed_on_by_name(folder: Path) -> None:
+    one, other = (Network(text_model(folder, classes=3, lora=LORA)) for _ in range(2))
+    assert one.layout == other.layout
+    assert all("lora_" in name or "classifier" in name for name in one.layout.shapes)
+    assert one.layout.size < sum(p.numel() for p in one.module.parameters()) / 2
+    assert not one.module.training
+
+
+def test_an_adapter_is_trained_and_read_by_peft(folder: Path, tmp_path: Path) -> None:
+    peft, library = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    model = Network(text_model(folder, classes=3, lora=LORA), chunk=4)
+    x, y = inputs(), torch.arange(8) % 3
+    problem = model.problem(tensor_batches(x, y))
+    assert model.rows_by(problem.records) == "ghost"
+    params = model.initial(0)
+    for _ in range(3):
+        params = params - problem.rows(params, Unit.RECORD).clipped_sum(1.0).vector.float()
+    saved = save_adapter(model, params, tmp_path / "adapter")
+    assert {each.name for each in saved.iterdir()} >= {
+        "adapter_config.json", "adapter_model.safetensors"
+    }  # fmt: skip
+    base = library.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
+    read = peft.PeftModel.from_pretrained(base, saved).eval()
+    with torch.no_grad():
+        scores = read(**x).logits
+    torch.testing.assert_close(scores, model.score(params, x).detach())
+    assert not torch.allclose(scores, model.score(model.initial(0) * 0, x), atol=1e-3)
+
+
+def test_records_of_token_numbers_are_taken(folder: Path, tmp_path: Path) -> None:
+    module = text_model(folder, classes=3, lora=LORA)
+    wrapped = Network(TokenIds(module, padding=0))
+    x = inputs()
+    found = wrapped.score(wrapped.initial(0), x["input_ids"].float())
+    torch.testing.assert_close(found, Network(module).score(Network(module).initial(0), x))
+    assert save_adapter(wrapped, wrapped.initial(0), tmp_path / "adapter").is_dir()
+
+
+def test_a_recipe_trains_an_adapter_from_a_folder(folder: Path, tmp_path: Path) -> None:
+    from dpfed import run
+
+    ids = inputs(60)["input_ids"].numpy()
+    np.savez(tmp_path / "tokens.npz", x=ids.astype(np.float32), y=ids[:, 0] % 3)
+    model = {"name": "transformers", "options": {"source": str(folder), "lora": LORA},
+             "loss": {"name": "cross-entropy", "smoothing": 0.1}}  # fmt: skip
+    data = {"source": str(tmp_path / "tokens.npz"), "holdout": 0.3,
+            "partition": {"name": "iid", "clients": 2}}  # fmt: skip
+    privacy = {"epsilon": 8.0, "delta": 1e-3, "noise": "keyed"}
+    result = run({"rounds": 2, "model": model, "data": data, "privacy": privacy})
+    assert result.guarantee.epsilon <= 8.0
+
+
+# ---------------------------------------------------------------------------------- what is refused
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(RecipeError, match=r"needs timm, .*; pip install 'dpfed\[timm\]'"):
+        image_model("resnet18", classes=2)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(RecipeError, match=r"needs transformers, .*; pip install 'dpfed\[text\]'"):
+        text_model("somewhere", classes=2)
+
+
+def test_what_cannot_be_loaded_is_said(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"cannot be loaded .*; give a folder"):
+        text_model(tmp_path / "nowhere", classes=3)
+    with pytest.raises(RecipeError, match="task must be classify, tag, causal, got 'sing'"):
+        text_model(folder, task="sing")
+    with pytest.raises(RecipeError, match=r"LoraConfig, got .*'rank'.*; give r and target_modules"):
+        text_model(folder, classes=3, lora={"rank": 2})
+    plain: Any = Network(nn.Linear(2, 2))
+    with pytest.raises(RecipeError, match="peft has made, got a Linear; give lora"):
+        save_adapter(plain, plain.initial(0), tmp_path)
