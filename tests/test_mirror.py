@@ -58,7 +58,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "data/_checks.py": ("data/test_readers.py",),
     "data/_trials.py": ("data/test_taps.py", "attacks/test_batch_losses.py"),
     "data/architectures.py": ("data/test_backbones.py",),
-    "data/modules.py": ("data/test_models.py", "data/test_taps.py"),
     "data/samplers.py": ("data/test_taps.py", "data/test_networks.py"),
     "experiments/findings.py": ("experiments/test_report.py",),
     "experiments/heat_map.py": ("experiments/test_figures.py",),

@@ -143,8 +143,9 @@ class Network:
         return self.module.to(device=self.device, dtype=self.dtype)
 
     def placed(self, params: Vector) -> Vector:
-        """Parameters where the module computes, in its precision."""
-        return params.to(device=self.device, dtype=self.dtype)
+        """Parameters where the module computes, in its precision; the module goes there, too."""
+        like = next(self._placed.parameters(), params)
+        return params.to(device=like.device, dtype=self.dtype)
 
     def score(self, params: Vector, x: Inputs) -> torch.Tensor:
         """The module's output at these parameters."""
