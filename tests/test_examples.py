@@ -34,7 +34,7 @@ def play(example: Path, package: str, clients: int, **config: Any) -> None:
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPFED_STATE", str(tmp_path / "state"))
-    for example in ("flower_app", "flower_cnn"):
+    for example in ("flower_app", "flower_cnn", "flower_models"):
         monkeypatch.syspath_prepend(str(repository / "examples" / example))
     become_a_server(monkeypatch)
 
@@ -64,6 +64,19 @@ def test_the_cnn_trains_on_images(tmp_path: Path, repository: Path) -> None:
     report = json.loads((tmp_path / "result.json").read_text())
     assert report["accuracy"] > 0.8
     assert report["guarantee"].startswith("(100, 1e-05)-DP for each record")
+
+
+@pytest.mark.parametrize("task", ["visits", "doses", "findings", "text"])
+def test_models_of_ones_own_are_trained(task: str, tmp_path: Path, repository: Path) -> None:
+    if task == "text":
+        pytest.importorskip("transformers")
+        pytest.importorskip("peft")
+    example = repository / "examples" / "flower_models"
+    play(example, "own_models", 2, out=str(tmp_path), task=task, epsilon=100.0)
+    report = json.loads((tmp_path / "result.json").read_text())
+    assert report["loss"] < report["before"]
+    assert report["guarantee"].startswith("(100, 1e-05)-DP for each record")
+    assert (tmp_path / "adapter" / "adapter_config.json").exists() == (task == "text")
 
 
 @pytest.mark.slow
