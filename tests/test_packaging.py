@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parent.parent
 SOURCE = REPOSITORY / "src"
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = {
-    "dev", "docs", "hub", "mlflow", "opacus", "search", "simulation", "tensorboard", "timm",
+    "dev", "docs", "hub", "mlflow", "opacus", "search", "simulation", "tensorboard", "text", "timm",
 }  # fmt: skip
 
 

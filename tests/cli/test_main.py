@@ -13,6 +13,7 @@ import pytest
 pytestmark = pytest.mark.slow  # each command is a process
 
 RECIPE = """
+method = "dp-fedgd"
 rounds = 3
 [data]
 source = "synthetic"

@@ -334,7 +334,7 @@ def test_a_new_app_that_is_done_leaves_its_model_again(
     become_a_server(monkeypatch)
     server = importlib.import_module("done_before.server_app")
     clients = importlib.import_module("done_before.client_app")
-    config = {**config_of(folder), "num-server-rounds": 3, "checkpoint": str(home / "kept")}
+    config = {**config_of(folder), "num-server-rounds": 4, "checkpoint": str(home / "kept")}
     grid = LocalGrid(clients.app, {100: 0, 101: 1})
     for context in grid.contexts.values():
         context.run_config.update(config)
@@ -350,7 +350,7 @@ def test_a_new_app_that_is_done_leaves_its_model_again(
     assert json.loads((folder / "out/guarantee.json").read_text())["accuracy"] is not None
     assert not (folder / "out-2").exists()
     said = call("checkpoint", "export", str(home / "kept"), "--out", str(home / "m.safetensors"))
-    assert "after 3 rounds; epsilon 1 spent" in said
+    assert "after 4 rounds; epsilon 1 spent" in said
     assert load_file(home / "m.safetensors").keys() == load_file(model).keys()
     assert all(torch.equal(each, load_file(model)[name])
                for name, each in load_file(home / "m.safetensors").items())  # fmt: skip

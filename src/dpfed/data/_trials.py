@@ -127,19 +127,19 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             each.training = training
 
 
-def choose(model: Any, made: Batches) -> str:
+def sampler_for(model: Any, made: Batches) -> str:
     """The rows of ``sampler = "auto"`` for a module and records of this shape."""
     try:
         try_ghost(model, made)
     except DpfedError as error:
-        chosen = choose_made(model, made)
+        chosen = made_sampler_for(model, made)
         log.info("rows are made, by sampler %r: %s", chosen, error)
         return chosen
     log.info("rows are clipped unmade, by sampler 'ghost'")
     return "ghost"
 
 
-def choose_made(model: Any, made: Batches) -> str:
+def made_sampler_for(model: Any, made: Batches) -> str:
     """The rows that are made: at once by torch.func, or one after the other where it fails."""
     try:
         TRIALS["func"](model, made)

@@ -223,14 +223,14 @@ class Network:
         """How rows of such records are made: what ``sampler`` says, or what auto has chosen."""
         if self.sampler != "auto":
             return self.sampler
-        chosen: str = self._once(_trials.choose, batches)
+        chosen: str = self._once(_trials.sampler_for, batches)
         return chosen
 
     def made_by(self, batches: Batches) -> str:
         """The same for rows that are made: of persons, and in exact integers."""
         if self.sampler not in ("auto", "ghost"):
             return self.sampler
-        chosen: str = self._once(_trials.choose_made, batches)
+        chosen: str = self._once(_trials.made_sampler_for, batches)
         return chosen
 
 

@@ -21,7 +21,6 @@ releases in the ledger, is answered as often as it asks.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import time
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.core.errors import UnsoundPlan
-from dpfed.core.files import replace_file
+from dpfed.core.files import locked_file, replace_file
 
 MOST = 5
 """Plans that may ask in a day and release nothing."""
@@ -59,8 +58,7 @@ class Enquiries:
         if plan in used:
             return
         at = time.time() if now is None else now
-        with self.path.with_name(f"{self.path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked_file(self.path.with_name(f"{self.path.name}.lock")):
             asked = self._read()
             mine = {p: min(t, at) for p, t in asked.get(dataset, {}).items()
                     if p not in used and at - t < DAY}  # fmt: skip
