@@ -189,6 +189,7 @@ def _curves(axes: Axes, played: Sequence[Played]) -> None:
         label = f"{run.title}: {values[-1]:.1f} %"
         axes.plot(rounds, values, style, color=run.colour, linewidth=2, label=label)
     axes.set_xlabel("round")
+    axes.locator_params(axis="x", integer=True)
     axes.set_ylabel("accuracy (%)")
     axes.set_ylim(0, 100)
     axes.legend(loc="lower right", frameon=False, title="accuracy at the end")
