@@ -127,7 +127,7 @@ def test_central_noise_is_added_once_by_the_server(name: str) -> None:
     assert release.std == releases_of(private, 1, 1)[0].std  # as much as a client would add
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_million_keys_give_a_million_first_words() -> None:
     fields = [
         (round, client, 0, channel, call)

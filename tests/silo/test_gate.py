@@ -104,6 +104,7 @@ def test_gates_approve_by_rule_what_the_server_sends_and_an_app_without_code_tra
     assert "enforced by each silo's own process; " in said
 
 
+@pytest.mark.long  # CI has test_cycles, where gates are killed with all else
 def test_a_gate_killed_between_two_rounds_goes_on(tmp_path: Path) -> None:
     path = terms_for(tmp_path, 3)
     terms = read(path)
