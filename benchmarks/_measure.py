@@ -67,7 +67,7 @@ def interleaved(
             taken = _once(tasks[name])
             if turn >= warmup:
                 seconds[name].append(taken)
-    return {name: _timing(each) for name, each in seconds.items()}
+    return {name: timing(each) for name, each in seconds.items()}
 
 
 def _once(task: Task) -> float:
@@ -78,7 +78,8 @@ def _once(task: Task) -> float:
     return (time.perf_counter() - begin) / task.calls
 
 
-def _timing(seconds: list[float]) -> Timing:
+def timing(seconds: list[float]) -> Timing:
+    """The median and the quartiles of some times."""
     low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
     return Timing(median, low, high, len(seconds))
 

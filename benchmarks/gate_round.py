@@ -22,7 +22,7 @@ import tomli_w
 from tests.silo.gates import Silo
 from tests.training.flower.network import Net
 
-from benchmarks._measure import Result, Timing, compare
+from benchmarks._measure import Result, Timing, compare, timing
 from dpfed.recipes.schema import to_toml
 from dpfed.recipes.terms import read_terms, write_terms
 
@@ -113,13 +113,13 @@ def _lines(size: int, notes: list[dict[str, Any]]) -> list[Result]:
     def of(kind: str, name: str) -> list[float]:
         return [n[name] for n in notes if n.get("kind") == kind and not n["enrol"]]
 
-    rounds = {kind: _timing([n["seconds"] for n in notes if n.get("round") == kind])
+    rounds = {kind: timing([n["seconds"] for n in notes if n.get("round") == kind])
               for kind in ("empty", "gated", "shipped")}  # fmt: skip
     mb = {kind: statistics.median(of(kind, "mb")) for kind in rounds}
     cpu = {kind: statistics.median(of(kind, "cpu")) for kind in rounds}
     against = f"an empty ClientApp, {SILOS} SuperNodes on loopback"
     name = f"gated round, {size} parameters"
-    inside, tenth = _timing(of("gated", "waited")), Timing(0.1, 0.1, 0.1, 1)
+    inside, tenth = timing(of("gated", "waited")), Timing(0.1, 0.1, 0.1, 1)
     small = size == 650  # beyond it, the model's own bytes are most of both
     return [
         compare(name, rounds["gated"], rounds["empty"], 1.15, against),
@@ -130,8 +130,3 @@ def _lines(size: int, notes: list[dict[str, Any]]) -> list[Result]:
         Result(f"{name}, relay's CPU", cpu["gated"] - cpu["empty"], 0.2, "s", 1.0,
                "0.2 s above the empty app", {"cpu": cpu}),
     ]  # fmt: skip
-
-
-def _timing(seconds: list[float]) -> Timing:
-    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return Timing(median, low, high, len(seconds))

@@ -237,6 +237,19 @@ def product_sum(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return total.matrix
 
 
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def folded(before: Pair | None, part: torch.Tensor) -> Pair:
+    """A sum with one part more as a pair, high and low: what one float loses, the other keeps."""
+    if before is None:
+        return part, torch.zeros_like(part)
+    high, low = before
+    both = high + part
+    grown = both - high
+    return both, low + (high - (both - grown)) + (part - grown)
+
+
 class ProductSum:
     """A sum of rows left_i x right_i in double precision: see the file's docstring."""
 
@@ -276,14 +289,7 @@ class ProductSum:
         self._held += rows
 
     def _folded(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum so far as a pair, high and low: what one float loses, the other keeps."""
-        part = self._part
-        if self._sum is None:
-            return part, torch.zeros_like(part)
-        high, low = self._sum
-        both = high + part
-        grown = both - high
-        return both, low + (high - (both - grown)) + (part - grown)
+        return folded(self._sum, self._part)
 
     @property
     def matrix(self) -> torch.Tensor:

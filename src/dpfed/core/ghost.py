@@ -46,6 +46,7 @@ from dpfed.core.clipping import (
     bounded,
     checked_clip,
     clip_factors,
+    folded,
     rows_in_block,
     weighted,
 )
@@ -375,26 +376,17 @@ class _Total:
         """What so many more rows may be added to."""
         part = self._part
         if part is not None and self._held + len(weights) > span:
-            self._sum, part = self._folded(part), None
+            self._sum, part = folded(self._sum, part), None
         if part is None:
             part = self._part = weights.new_zeros(self._size)
             self._held = 0
         self._held += len(weights)
         return part
 
-    def _folded(self, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum so far as a pair, high and low: what one float loses, the other keeps."""
-        if self._sum is None:
-            return part, torch.zeros_like(part)
-        high, low = self._sum
-        both = high + part
-        grown = both - high
-        return both, low + (high - (both - grown)) + (part - grown)
-
     @property
     def vector(self) -> Vector:
         """The sum of all that was added, in the main memory."""
         if self._part is None:
             return torch.zeros(self._size, dtype=torch.float64)
-        whole = self._part if self._sum is None else sum_of(self._folded(self._part))
+        whole = self._part if self._sum is None else sum_of(folded(self._sum, self._part))
         return whole.cpu() if self._made is None else whole.cpu() + self._made.matrix.view(-1)

@@ -353,18 +353,27 @@ def _source(options: dict[str, Any]) -> str:
 
 def _module(recipe: ModelRecipe, classes: int | None, seed: int) -> torch.nn.Module:
     del classes  # the factory's own matter
-    where, colon, name = (recipe.factory or "").partition(":")
-    if not colon:
+    if ":" not in (recipe.factory or ""):
         bound = "'package.module:function' for model 'network'"
         raise refuse("model.factory", bound, recipe.factory, "name a function that makes a module")
+    factory = installed("model.factory", str(recipe.factory))
+    return seeded(lambda: factory(**recipe.options), public_seed(seed, "module"))
+
+
+def installed(label: str, function: str) -> Any:
+    """A function of this installation.
+
+    Args:
+        label: where it is named, for the error.
+        function: as package.module:function.
+    """
+    where, _, name = function.partition(":")
     try:
-        factory: Any = getattr(import_module(where), name)
+        return getattr(import_module(where), name)
     except (ImportError, AttributeError) as error:
         raise RecipeError(
-            f"model.factory {recipe.factory!r} cannot be imported ({error}); correct it, or "
-            f"install its package"
+            f"{label} {function!r} cannot be imported ({error}); correct it, or install its package"
         ) from error
-    return seeded(lambda: factory(**recipe.options), public_seed(seed, "module"))
 
 
 _MODULES: dict[str, Callable[[ModelRecipe, int | None, int], torch.nn.Module]] = {

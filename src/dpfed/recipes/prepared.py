@@ -100,8 +100,7 @@ def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None =
     silos = federation(recipe, root) if silos is None else silos
     plan = plan_for_clients(recipe, silos.clients, silos.model)
     silos = with_model(silos, trained_model(recipe, plan, silos.model))
-    warnings = (small_delta(plan), _no_test(recipe, silos))
-    found = tuple(each for each in warnings if each)
+    found = _warnings(recipe, plan, silos)
     return Prepared(recipe=recipe, federation=silos, plan=plan, warnings=found)
 
 
@@ -113,11 +112,14 @@ def prepare_terms(terms: Terms) -> Prepared:
     """
     words = f"{terms.pins.dataset}, behind the gates of {len(terms.pins.sizes)} silos"
     silos = Federation(model=terms.model, clients=(), problems=(), test=None, held=(), source=words)
-    warnings = (small_delta(terms.plan), _no_test(terms.recipe, silos))
-    found = tuple(each for each in warnings if each)
+    found = _warnings(terms.recipe, terms.plan, silos)
     return Prepared(
         recipe=terms.recipe, federation=silos, plan=terms.plan, warnings=found, terms=terms.text
     )
+
+
+def _warnings(recipe: Recipe, plan: Plan, silos: Federation) -> tuple[str, ...]:
+    return tuple(each for each in (small_delta(plan), _no_test(recipe, silos)) if each)
 
 
 def _no_test(recipe: Recipe, silos: Federation) -> str | None:

@@ -20,7 +20,6 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from dpfed.core.errors import ClientRefused, DataError, DpfedError, UnsoundPlan
 from dpfed.core.log import log
 from dpfed.core.types import Broadcast, Problem
 from dpfed.data.datasets import Records
-from dpfed.recipes.federation import load_dataset
+from dpfed.recipes.federation import installed, load_dataset
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.approvals import Approvals
@@ -42,7 +41,7 @@ from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
 from dpfed.training.account import Account, Bookable
 from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
 from dpfed.training.flower.responder import ENROL, TERMS, respond
-from dpfed.training.flower.trained import Train, Trained
+from dpfed.training.flower.trained import Trained
 from dpfed.training.plan import Plan
 
 BY_RULE = "the policy"
@@ -99,7 +98,7 @@ class Keeper:
 
     def _problem(self, terms: Terms) -> Problem:
         if terms.pins.train:
-            _installed(terms.pins.train)  # imported once, for all children
+            installed("terms.train", terms.pins.train)  # imported once, for all children
         problem: Problem = terms.model.problem(self.records[terms.pins.dataset])
         return problem
 
@@ -199,7 +198,7 @@ class _Asked:
             group_id="", created_at=time.time(), ttl=3600.0, message_type="train",
         )  # fmt: skip
         message: Message = Message(self.content, metadata=told)  # type: ignore[call-overload]
-        return Trained(message, context, _installed(terms.pins.train))
+        return Trained(message, context, installed("terms.train", terms.pins.train))
 
     def _approve_by_rule(self) -> None:
         """Terms that came with an enrolment, if the policy lets them be approved by rule."""
@@ -275,13 +274,6 @@ def _load(name: str, data: DataPolicy) -> Records:
             f"data.{name}.shape must be {shape}, as its records have it, got {data.shape}; correct "
             f"the policy"
         )
-    return found
-
-
-def _installed(function: str) -> Train:
-    """A function of the owner's own installation."""
-    module, _, name = function.partition(":")
-    found: Train = getattr(import_module(module), name)
     return found
 
 

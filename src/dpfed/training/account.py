@@ -78,13 +78,10 @@ class Account:
         self, plan: Plan, training: str, client: int, releases: Mapping[str, int]
     ) -> Request:
         """A training as the ledger sees it, with so many releases per channel in the next round."""
-        parts = {
-            name: Part(mechanism, releases.get(name, 0), plan.planned(name), plan.amplified)
-            for name, mechanism in plan.channels.items()
-        }
         return Request(
             key=self.key(plan, client), training=training, client=client, round=0, attempt=0,
-            parts=parts, delta_reserved=plan.delta_reserved, plan=plan.fingerprint(),
+            parts=_parts(plan, releases), delta_reserved=plan.delta_reserved,
+            plan=plan.fingerprint(),
             covered=_covered(plan),
         )  # fmt: skip
 
@@ -161,6 +158,14 @@ def _key(plan: Plan, dataset: str) -> LedgerKey:
     )  # fmt: skip
 
 
+def _parts(plan: Plan, releases: Mapping[str, int]) -> dict[str, Part]:
+    """The plan's channels, with so many releases of each now, and as many as planned in all."""
+    return {
+        name: Part(mechanism, releases.get(name, 0), plan.planned(name), plan.amplified)
+        for name, mechanism in plan.channels.items()
+    }
+
+
 def whole_cost(plan: Plan, target: LedgerKey, budget: Budget) -> float:
     """What all of a plan costs in the terms of a budget, as epsilon: infinite without a bound.
 
@@ -172,10 +177,7 @@ def whole_cost(plan: Plan, target: LedgerKey, budget: Budget) -> float:
         budget: it gives the delta.
     """
     key, lost = _key(plan, target.dataset), plan.delta_reserved
-    parts = {
-        name: Part(mechanism, 0, plan.planned(name), plan.amplified)
-        for name, mechanism in plan.channels.items()
-    }
+    parts = _parts(plan, {})
     request = Request(key=key, training="", client=0, round=0, attempt=0, parts=parts, plan="")
     cost = Cost()
     cost.add(finite({**plan_cost(request), "lost": lost, "training": "", "client": 0}))
