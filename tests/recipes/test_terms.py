@@ -47,6 +47,7 @@ def test_the_fingerprint_is_of_the_meaning_not_of_the_spelling() -> None:
         ('[client]\nname = "gradient"\nrate = "/etc/passwd"', "one word"),
         ('[client]\nname = "gradient"\nrate = "http://x"', "one word"),
         ('[model]\nname = "softmax"\noptions = {at = "/etc/passwd"}', "one word"),
+        ('[model]\nname = "softmax"\nloss = {name = "/etc/passwd"}', "one word"),
         ("unknown = 1", "unknown"),
     ],
 )

@@ -144,7 +144,8 @@ def _check(terms: Terms) -> None:
     if pins.train and not _FUNCTION.fullmatch(pins.train):
         raise refuse("terms.train", "package.module:function, or none", pins.train)
     tables = (recipe.client, recipe.sum, *recipe.server, recipe.privacy.options)
-    for value in _leaves([*tables, recipe.model.options]):
+    loss = recipe.model.loss if isinstance(recipe.model.loss, dict) else {}
+    for value in _leaves([*tables, recipe.model.options, loss]):
         plain = isinstance(value, bool | int | float)
         if not plain and not (isinstance(value, str) and _WORD.fullmatch(value)):
             raise refuse("an option in terms", "a number, true, false or one word", value)
