@@ -232,6 +232,7 @@ def run_one(job: Job) -> Row:
     """Train, and return all that a table may need as one flat row."""
     import torch
 
+    from dpfed.experiments.unmasked import without_masks
     from dpfed.recipes.prepared import prepare
     from dpfed.recipes.run import run_prepared
 
@@ -239,7 +240,7 @@ def run_one(job: Job) -> Row:
     silos = _silos(_data_facts(job.recipe), job.root)
     try:
         prepared = prepare(job.recipe, None if job.root is None else Path(job.root), silos)
-        result = run_prepared(prepared)
+        result = run_prepared(without_masks(prepared))
     except DpfedError as error:
         if job.brief and isinstance(error, RecipeError):  # a search may try an invalid setting
             return _refused(job, error)
