@@ -239,6 +239,7 @@ def test_center_uses_the_public_mean_only(tmp_path) -> None:
     assert made.test is not None
     assert torch.equal(made.test.x, made.train.x)
     assert made.source == "s, centred by the mean of public records"
+    assert made.spread == pytest.approx(1.0)  # a missing value has no distance
     np.savez(tmp_path / "p.npz", x=public.x.numpy(), y=[0, 0])
     by_path = center(Dataset(private, None, 3, "s"), "p.npz", root=tmp_path)
     assert torch.equal(by_path.train.x, made.train.x)

@@ -16,10 +16,12 @@ from dpfed.core.errors import DataError, RecipeError, UnsoundPlan
 from dpfed.core.types import METRICS, UPDATE, Weights
 from dpfed.data.models import Linear
 from dpfed.data.modules import Network
+from dpfed.data.standardised import Standardised
 from dpfed.recipes.build import plan_for_clients
 from dpfed.recipes.federation import federation
+from dpfed.recipes.prepared import prepare
 from dpfed.recipes.run import run
-from dpfed.recipes.schema import parse
+from dpfed.recipes.schema import load_recipe, parse
 from dpfed.training.plan import Plan
 from dpfed.training.soundness import small_delta
 from tests.conftest import make_records
@@ -162,6 +164,30 @@ def test_a_table_becomes_a_logistic_problem(tmp_path: Path) -> None:
     x = torch.cat([records.x for records in silos.clients])
     assert float(x.norm(dim=1).max()) <= 2.0
     assert set(torch.cat([records.y for records in silos.clients]).tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "center", "radius"),
+    [
+        ({}, 0.0, 3**0.5),
+        ({"center": "public.npz"}, 0.0, 2.0),
+        ({"center": "public.npz", "radius": 5.0}, 0.0, 5.0),
+        ({"low": 0.0, "high": 2.0}, 1.0, 3**0.5),
+    ],
+)
+def test_a_standardiser_begins_with_what_is_public(
+    tmp_path: Path, given: dict[str, Any], center: float, radius: float
+) -> None:
+    """Ranges, the rows' radius, public records' spread, or a size of 1 for each feature."""
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    np.savez(tmp_path / "private.npz", x=x, y=np.arange(60) % 2)
+    np.savez(tmp_path / "public.npz", x=[[1.0, 0, 0], [5.0, 0, 0]], y=[0, 1])
+    tree = {"data": {"source": "private.npz", **given}, "privacy": {"epsilon": 1.0}}
+    model = prepare(load_recipe(tree), tmp_path).federation.model
+    assert isinstance(model, Standardised)
+    parts = model.layout.unflatten(model.initial(0))
+    assert parts["center"].tolist() == [center] * 3
+    assert 1 / float(parts["transform"].view(-1)[0]) == pytest.approx(radius)
 
 
 def tiny(width: int = 3) -> nn.Module:

@@ -161,7 +161,7 @@ def subject(
     """
     silos = federation(recipe, root)
     plan = plan_for_clients(recipe, silos.clients, silos.model)
-    silos = with_model(silos, trained_model(recipe, plan, silos.model))
+    silos = with_model(silos, trained_model(recipe, plan, silos.model, silos.spread))
     if math.isinf(plan.guarantee().epsilon):
         raise RecipeError(
             "this recipe guarantees nothing, so there is nothing to audit; give it a mechanism "

@@ -114,6 +114,8 @@ class Dataset:
     """What a table's columns became; None where there are no columns."""
     screen: Screen | None = None
     """What the owner should look at (screen.py), where it was asked for: it never leaves."""
+    spread: float | None = None
+    """How far public records lie from their mean (root mean square), where they center these."""
 
     def map(self, change: Callable[[Records], Records]) -> Dataset:
         """The same change to the training and to the test records; all else stays."""
@@ -374,8 +376,10 @@ def center(dataset: Dataset, public: Records | str | Path, *, root: Path | None 
             "use the same columns or backbone for both"
         )
     mean = public.x.double().nanmean(dim=0).float()
+    away = (public.x.double() - mean).square().nanmean(dim=0)
     made = dataset.map(lambda records: replace(records, x=records.x - mean))
-    return replace(made, source=f"{dataset.source}, centred by the mean of {named}")
+    source = f"{dataset.source}, centred by the mean of {named}"
+    return replace(made, source=source, spread=float(away.sum().sqrt()))
 
 
 def scale_rows(records: Records, radius: float) -> Records:

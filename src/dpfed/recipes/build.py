@@ -123,27 +123,38 @@ def _check_standardiser(recipe: Recipe, client: ClientAlgorithm, layout: Layout 
         )  # fmt: skip
 
 
-def trained_model(recipe: Recipe, plan: Plan, model: Model) -> Model:
+def trained_model(
+    recipe: Recipe, plan: Plan, model: Model, spread: float | None = None
+) -> Model:
     """The model that a plan trains: a linear one with a standardiser, where the method has one.
 
     Args:
         recipe: the run's configuration; its table ``data`` may say what ranges features have.
         plan: the recipe's plan.
         model: the model that the recipe names.
+        spread: how far public records lie from the center, where the recipe names some.
     """
     if not plan.client.standardises or not isinstance(model, Linear):
         return model
-    center, radius = public_range(recipe.data, model.features)
+    center, radius = public_range(recipe.data, model.features, spread)
     return Standardised(
         link=model.link, features=model.features, outputs=model.outputs, bias=model.bias,
         full=SECOND in plan.channels, center=center, radius=radius,
     )  # fmt: skip
 
 
-def public_range(data: DataRecipe, features: int) -> tuple[float | tuple[float, ...], float | None]:
-    """The middle of the features' ranges and half their diagonal; else 0, and the rows' radius."""
+def public_range(
+    data: DataRecipe, features: int, spread: float | None = None
+) -> tuple[float | tuple[float, ...], float | None]:
+    """The middle of the features' ranges and half their diagonal; else 0, and rows' radius.
+
+    Args:
+        data: the recipe's table.
+        features: how many features there are.
+        spread: how far public records lie from the center, which stands in for the radius.
+    """
     if isinstance(data.low, msgspec.UnsetType) or isinstance(data.high, msgspec.UnsetType):
-        return 0.0, data.radius
+        return 0.0, spread if data.radius is None else data.radius
     low, high = (_for_each(name, getattr(data, name), features) for name in ("low", "high"))
     if not all(a < b for a, b in zip(low, high, strict=True)):
         raise refuse("data.low", "below data.high for each feature", data.low, "correct one")

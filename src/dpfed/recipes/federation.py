@@ -77,6 +77,8 @@ class Federation:
     """By which column or files the clients came about, where they are natural ones."""
     screen: Screen | None = None
     """What the records' owner should look at; it never leaves the machine."""
+    spread: float | None = None
+    """How far public records lie from the mean that centers the clients', where there is one."""
 
 
 def evaluation_words(recipe: Recipe, silos: Federation) -> str:
@@ -107,6 +109,7 @@ def federation(recipe: Recipe, root: Path | None = None) -> Federation:
         goal=goal,
         divided=_divided(recipe, dataset, len(parts)),
         screen=dataset.screen,
+        spread=dataset.spread,
     )
 
 

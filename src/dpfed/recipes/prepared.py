@@ -99,7 +99,7 @@ def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None =
     """
     silos = federation(recipe, root) if silos is None else silos
     plan = plan_for_clients(recipe, silos.clients, silos.model)
-    silos = with_model(silos, trained_model(recipe, plan, silos.model))
+    silos = with_model(silos, trained_model(recipe, plan, silos.model, silos.spread))
     found = _warnings(recipe, plan, silos)
     return Prepared(recipe=recipe, federation=silos, plan=plan, warnings=found)
 
