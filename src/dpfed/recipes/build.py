@@ -123,9 +123,7 @@ def _check_standardiser(recipe: Recipe, client: ClientAlgorithm, layout: Layout 
         )  # fmt: skip
 
 
-def trained_model(
-    recipe: Recipe, plan: Plan, model: Model, spread: float | None = None
-) -> Model:
+def trained_model(recipe: Recipe, plan: Plan, model: Model, spread: float | None = None) -> Model:
     """The model that a plan trains: a linear one with a standardiser, where the method has one.
 
     Args:
