@@ -76,6 +76,29 @@ def test_server_and_silo_make_the_same_plan_of_them(tmp_path: Path) -> None:
     assert one.model.layout == other.model.layout
 
 
+def test_ranges_are_where_the_standardiser_begins() -> None:
+    plain = text().replace("dp-fedgd", "dp-fedauto").replace("rounds = 2", "rounds = 9")
+    found = read_terms(plain.replace("[terms]", "[terms]\nlow = 0.0\nhigh = [1.0, 3.0]"))
+    parts = found.model.layout.unflatten(found.initial)
+    assert parts["center"].tolist() == [0.5, 1.5]
+    assert 1 / float(parts["transform"].view(-1)[0]) == pytest.approx(10**0.5 / 2)
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    ["low = 0.0", "high = 1.0", "low = [0.0]\nhigh = 1.0", "low = nan\nhigh = 1.0",
+     "low = 0.0\nhigh = [inf, 1.0]"],
+)  # fmt: skip
+def test_ranges_that_are_none_are_refused(ranges: str) -> None:
+    with pytest.raises(RecipeError, match=r"terms\.(low|high)"):
+        read_terms(text().replace("[terms]", f"[terms]\n{ranges}"))
+
+
+def test_a_huge_shape_costs_nothing_to_refuse() -> None:
+    huge = text().replace("[2]", "[1000000000, 1000000]")
+    read_terms(huge.replace("[terms]", "[terms]\nlow = 0.0\nhigh = 1.0"))
+
+
 def test_a_packages_digest_is_of_its_files() -> None:
     assert package_digest("tomli-w") == package_digest("tomli-w") != package_digest("msgspec")
     with pytest.raises(RecipeError, match="not installed"):

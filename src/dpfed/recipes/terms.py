@@ -15,6 +15,8 @@
     roster = "..."                  # the digest of the roster, under distributed trust
     packages = {}                   # package -> digest, where a model comes from one
     train = ""                      # package.module:function, a train function that silos installed
+    low = 0.0                       # the least value of each feature, or one for all; may be left
+    high = 1.0                      # out: what dp-fedauto's center begins from
 
 Server and silos read the same file: the plan, the model and the start follow from it. Its
 fingerprint is that of its meaning, not of its spelling.
@@ -29,6 +31,7 @@ fingerprint is that of its meaning, not of its spelling.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -67,6 +70,8 @@ class Pins(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     roster: str = ""
     packages: dict[str, str] = {}
     train: str = ""
+    low: float | list[float] | msgspec.UnsetType = msgspec.UNSET
+    high: float | list[float] | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +97,9 @@ class Terms:
     @cached_property
     def model(self) -> Any:
         """The model, sized as the terms say."""
-        return trained_model(self.recipe, self.plan, self._named)
+        ranges = msgspec.structs.replace(self.recipe.data, low=self.pins.low, high=self.pins.high)
+        recipe = msgspec.structs.replace(self.recipe, data=ranges)
+        return trained_model(recipe, self.plan, self._named)
 
     @cached_property
     def _named(self) -> Model:
@@ -141,6 +148,7 @@ def _check(terms: Terms) -> None:
         raise refuse("terms.shape", "one or more whole numbers, at least 1", pins.shape)
     if not 1 <= len(pins.sizes) <= 10_000 or any(not 0 < size < 1e12 for size in pins.sizes):
         raise refuse("terms.sizes", "1 to 10,000 numbers from 1 to 1e12", len(pins.sizes))
+    _check_ranges(pins)
     if pins.train and not _FUNCTION.fullmatch(pins.train):
         raise refuse("terms.train", "package.module:function, or none", pins.train)
     tables = (recipe.client, recipe.sum, *recipe.server, recipe.privacy.options)
@@ -149,6 +157,19 @@ def _check(terms: Terms) -> None:
         plain = isinstance(value, bool | int | float)
         if not plain and not (isinstance(value, str) and _WORD.fullmatch(value)):
             raise refuse("an option in terms", "a number, true, false or one word", value)
+
+
+def _check_ranges(pins: Pins) -> None:
+    """Both or none, each for all features or one by one; nothing as long as ``shape`` is made."""
+    given = {name: getattr(pins, name) for name in ("low", "high")}
+    given = {name: value for name, value in given.items() if value is not msgspec.UNSET}
+    if len(given) == 1:
+        raise refuse("terms.low and terms.high", "both given or both left out", *given)
+    for name, value in given.items():
+        values = value if isinstance(value, list) else [value]
+        sizes = (1, math.prod(pins.shape))[isinstance(value, list)]
+        if len(values) != sizes or not all(map(math.isfinite, values)):
+            raise refuse(f"terms.{name}", "a finite number, or one for each feature", value)
 
 
 def _leaves(node: Any) -> Iterator[Any]:
@@ -173,7 +194,7 @@ def write_terms(
     """The text of terms for a recipe's training.
 
     Args:
-        recipe: its file; the tables data and ledger are left out.
+        recipe: its file; the tables data (but the features' ranges) and ledger are left out.
         dataset: the owners' name for the data.
         shape: of a record's features.
         sizes: each silo's public number of units.
@@ -182,11 +203,14 @@ def write_terms(
         packages: installed packages that the model or the train function comes from.
         train: an installed train function as package.module:function; "" if there is none.
     """
-    tree = {k: v for k, v in read_toml(recipe).items() if k not in ("data", "ledger")}
+    whole = read_toml(recipe)
+    tree = {k: v for k, v in whole.items() if k not in ("data", "ledger")}
+    ranges = {k: v for k, v in whole.get("data", {}).items() if k in ("low", "high")}
     pins = Pins(
         dataset=dataset, shape=shape, sizes=sizes, dpfed=__version__, classes=classes,
         roster=hashlib.sha256(roster.read_bytes()).hexdigest() if roster else "",
         packages={name: package_digest(name) for name in packages}, train=train,
+        **ranges,
     )  # fmt: skip
     text = to_toml({**tree, "terms": msgspec.to_builtins(pins)})
     read_terms(text)
