@@ -18,15 +18,17 @@ from tests.experiments.made_up import ODD, ROWS, STUDY, packed, texts
 def test_paired_differences_are_a_paired_t_interval() -> None:
     table = paired_table(STUDY, ROWS)
     assert table.columns == ("epsilon", "method", "seeds", "difference (points)", "low", "high",
-                             "excludes 0")  # fmt: skip
+                             "excludes 0", "p (Holm)")  # fmt: skip
     first = table.rows[0]
     expected = stats.ttest_rel([53, 56, 57], [50, 52, 54]).confidence_interval(0.95)
     assert [v.mean for v in first[4:6] if isinstance(v, Number)] == pytest.approx(
         [expected.low, expected.high]
     )
+    p = stats.ttest_rel([53, 56, 57], [50, 52, 54]).pvalue  # the second of four
     # by hand: differences 3, 4, 3; t(2) = 4.3027
-    assert texts(table)[0] == ["0.5", "DP-FedSOFIM", "3", "3.33 ± 0.58", "1.90", "4.77", "yes"]
-    assert texts(table)[1] == ["0.5", ODD, "3", "1.00 ± 2.00", "-3.97", "5.97", "no"]
+    assert texts(table)[0] == ["0.5", "DP-FedSOFIM", "3", "3.33 ± 0.58", "1.90", "4.77", "yes",
+                               f"{3 * p:.2g}"]  # fmt: skip
+    assert texts(table)[1] == ["0.5", ODD, "3", "1.00 ± 2.00", "-3.97", "5.97", "no", "0.96"]
     assert len(table.rows) == 4
 
 

@@ -115,7 +115,7 @@ def test_one_seed_has_no_deviation_and_no_interval() -> None:
     assert texts(tables.final_table(study, rows))[0] == ["DP-FedGD", "50.00", "70.00"]
     assert "no standard deviation" in tables.final_table(study, rows).note
     paired = paired_table(study, rows)
-    assert texts(paired)[0] == ["0.5", "DP-FedSOFIM", "1", "3.00", "-", "-", "-"]
+    assert texts(paired)[0] == ["0.5", "DP-FedSOFIM", "1", "3.00", "-", "-", "-", "-"]
     assert "no interval" in paired.note
 
 

@@ -2,8 +2,9 @@
 """Which differences are statistically significant: t intervals over seeds, McNemar over records.
 
 Over seeds the test is the paired t test at 5 %: a difference is significant if the 95 % t interval
-of the mean paired difference excludes 0. Nothing is corrected for the number of methods. Over
-records it is McNemar's test with continuity correction, and Holm's correction within a cell.
+of the mean paired difference excludes 0. The table of differences also has p with Holm's correction
+for all of its lines. Over records it is McNemar's test with continuity correction, and Holm's
+correction within a cell.
 """
 
 from __future__ import annotations
@@ -36,6 +37,18 @@ class Gap:
     low: float | None
     high: float | None
     digits: int = 2
+
+    @property
+    def p(self) -> float:
+        """Of the paired t test of no difference; 1 where one seed cannot tell."""
+        if self.std is None:
+            return 1.0
+        if self.std == 0:
+            return float(self.mean == 0)
+        from scipy.stats import t
+
+        size = abs(self.mean) / (self.std / math.sqrt(self.seeds))
+        return float(2 * t.sf(size, self.seeds - 1))
 
     @property
     def significant(self) -> bool:
@@ -104,15 +117,17 @@ def paired_table(study: Study, rows: Iterable[Row], baseline: str | None = None)
         baseline: the label of the method that is subtracted; None is the study's own baseline.
     """
     found, other = scores(study, rows), baseline or study.baseline
-    body = []
-    for cell, _ in cells(study):
-        for method in study.methods:
-            pair = gap(found, cell, method.label, other) if method.label != other else None
-            if pair is not None:
-                body.append((*cell.values(), method.label, *_gap_cells(pair)))
+    pairs = [((*cell.values(), method.label), gap(found, cell, method.label, other))
+             for cell, _ in cells(study) for method in study.methods
+             if method.label != other]  # fmt: skip
+    known = [(named, pair) for named, pair in pairs if pair is not None]
+    adjusted = holm([pair.p for _, pair in known])
+    body = [(*named, *_gap_cells(pair), NOTHING if pair.std is None else _p_value(p))
+            for (named, pair), p in zip(known, adjusted, strict=True)]  # fmt: skip
     unit = f" ({found.measure.unit})" if found.measure.unit else ""
     axes = (axis.label for axis in study.axes)
-    columns = (*axes, "method", "seeds", f"difference{unit}", "low", "high", "excludes 0")
+    columns = (*axes, "method", "seeds", f"difference{unit}", "low", "high", "excludes 0",
+               "p (Holm)")  # fmt: skip
     title = f"Difference to {other}, paired by seed"
     return Table(title, columns, tuple(body), _paired_note(study, found.measure))
 
@@ -131,7 +146,8 @@ def _paired_note(study: Study, measure: Measure) -> str:
         return f"Better is {better} 0. One seed, so no interval."
     return (
         f"Better is {better} 0. Low and high: the 95 % t interval of the mean difference over "
-        "seeds; each stands alone, without a correction for the number of methods."
+        "seeds; each stands alone. p (Holm): the paired t test, corrected for all lines of this "
+        "table."
     )
 
 
