@@ -157,6 +157,12 @@ def test_another_optimizer_behind_it_is_refused() -> None:
         plan_for(parse(tables), [10.0], MODEL.layout)
 
 
+def test_a_clip_that_it_would_not_use_is_refused() -> None:
+    tables = {"method": "dp-fedauto", "privacy": {"epsilon": 1.0, "clip": 3.0}}
+    with pytest.raises(RecipeError, match=r"privacy\.clip must be left out .* set client\.clip"):
+        plan_for(parse(tables), [10.0], MODEL.layout)
+
+
 def test_its_model_has_no_other_method() -> None:
     tables = {"method": "dp-fedgd", "privacy": {"epsilon": 1.0}}
     with pytest.raises(RecipeError, match="standardises its inputs"):

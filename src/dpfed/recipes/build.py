@@ -23,6 +23,7 @@ from dpfed.core.sampling import EVERYONE, Everyone, Poisson, Sampling
 from dpfed.core.sum_protocol import Sum
 from dpfed.core.types import (
     METRICS,
+    UPDATE,
     Adjacency,
     Channel,
     Channels,
@@ -115,6 +116,11 @@ def _check_standardiser(recipe: Recipe, client: ClientAlgorithm, layout: Layout 
         raise refuse(
             "server", f"left out for client {recipe.client['name']!r}, which paces its own steps",
             recipe.server, "leave it out, or choose another method",
+        )  # fmt: skip
+    if client.channels[UPDATE].clip is not None and recipe.privacy.clip != PrivacyRecipe().clip:
+        raise refuse(
+            "privacy.clip", f"left out for client {recipe.client['name']!r}, which has its own",
+            recipe.privacy.clip, "set client.clip, or name another method",
         )  # fmt: skip
     if standardises(layout) and not client.standardises:
         raise refuse(
