@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import os
 import subprocess
@@ -123,6 +124,17 @@ def test_a_key_follows_from_the_recipe_and_the_labels() -> None:
     other = make_job(STUDY["base"], {"name": "two"}, {"privacy.epsilon": 1.0})
     assert job().key == job().key
     assert len({job().key, other.key, job(seed=3).key}) == 3
+
+
+def test_runs_that_were_kept_compressed_are_not_made_again(tmp_path: Path) -> None:
+    first = Store.open(tmp_path / "a" / RUNS)
+    made = run_jobs([job()], first, workers=1)
+    (tmp_path / "b").mkdir()
+    kept = gzip.compress((tmp_path / "a" / RUNS).read_bytes())
+    (tmp_path / "b" / f"{RUNS}.gz").write_bytes(kept)
+    again = Store.open(tmp_path / "b" / RUNS)
+    assert run_jobs([job()], again, workers=1) == made
+    assert not (tmp_path / "b" / RUNS).exists()
 
 
 def test_changes_of_every_type_reach_the_recipe() -> None:

@@ -3,11 +3,13 @@
 
 A job is a resolved recipe with labels. Its key is a digest of both, so that no run is made twice
 under one name. ``runs.jsonl`` has one line per finished run; a line that a kill cut short is
-skipped, and its run is made again.
+skipped, and its run is made again. ``runs.jsonl.gz`` is what results are kept with: it is read
+first, and never written here.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import multiprocessing
@@ -107,11 +109,12 @@ class Store:
 
     @classmethod
     def open(cls, path: Path) -> Store:
-        """Read what is there."""
+        """Read what is there, and what was kept compressed beside it."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        store = cls(path)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        for line in lines:
+        store, kept = cls(path), path.with_name(f"{path.name}.gz")
+        text = gzip.decompress(kept.read_bytes()).decode() if kept.exists() else ""
+        text += path.read_text(encoding="utf-8") if path.exists() else ""
+        for line in text.splitlines():
             try:
                 row = json.loads(line)
                 store.rows[row["key"]] = row
