@@ -46,9 +46,13 @@ class Axis(_Section, frozen=True):
     """One dimension of the table."""
 
     label: str
+    """The column's name."""
     key: str | None = None
+    """The dotted key of the recipe that the values are for."""
     values: list[Any] = []
+    """The values, with key."""
     choices: dict[str, Changes] = {}
+    """Name -> changes by dotted key, instead of key and values."""
     tuned: bool = True
     """Whether settings are searched for each value, or only for the first."""
     borrow: dict[str, str] = {}
@@ -66,18 +70,26 @@ class Contestant(_Section, frozen=True):
     """One method of a study."""
 
     label: str
+    """The method's name in tables."""
     set: Changes = {}
+    """Changes by dotted key that make it; a cell's own win."""
     coarse: dict[str, list[Any]] = {}
+    """Key -> values: every combination is tried."""
     fine: dict[str, list[Any]] = {}
+    """A second grid, tried as well."""
     space: dict[str, dict[str, Any]] = {}
+    """For Optuna: key -> low, high, log, integer; or choices."""
 
 
 class Tuning(_Section, frozen=True):
     """How settings are judged: on held-out training records; test records are never touched."""
 
     rounds: int = 50
+    """Of a tuning run; a method that sets its own rounds keeps them."""
     seed: int = 1000
+    """Of all tuning runs."""
     validation: float = 0.1
+    """The part of the training records that judges."""
     trials: int = 0
     """Above 0: so many Optuna trials per cell and method, instead of grids."""
 
@@ -86,23 +98,34 @@ class Final(_Section, frozen=True):
     """The runs that the tables are made of."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
+    """One run each, for every cell and method."""
     every: int = 10
+    """Rounds between two measurements."""
     keep: list[str] = []
+    """Of a run: "correct" stores which test records were right, for McNemar's test."""
 
 
 class Study(_Section, frozen=True):
     """See the file's docstring."""
 
     title: str
+    """Of the report."""
     base: dict[str, Any]
+    """The recipe that all runs share."""
     methods: list[Contestant]
+    """Who is compared."""
     like: str = ""
     """Another study, whose tables and settings are used where this one has none."""
     axes: list[Axis] = []
+    """What the cells differ in."""
     about: str = ""
+    """What a reader must know before the tables."""
     source: str = ""
+    """Where the data comes from."""
     tune: Tuning = Tuning()
+    """How settings are judged."""
     final: Final = Final()
+    """The runs that the tables are made of."""
     baseline: str = "DP-FedGD"
     """Whose final accuracy the others' speed is measured against."""
     loss: str = "loss"

@@ -34,6 +34,7 @@ class PartitionRecipe(_Section, frozen=True):
     """How records are divided into clients."""
 
     name: str = "iid"
+    """Such as iid, dirichlet, natural: 'dpfed methods --plug-ins' lists them."""
     clients: int | None = None
     """How many; if left out, one per group for natural, 20 for the others."""
     options: dict[str, Any] = {}
@@ -84,7 +85,9 @@ class DataRecipe(_Section, frozen=True):
     backbone_fit: str = "pad"
     """How they get it: pad, in black, or resize."""
     backbone_weights: str | None = None
+    """Its weights' file, where it is not found by name."""
     backbone_cache: str | None = None
+    """A folder that keeps features between runs: as private as the images."""
     holdout: float = 0.0
     """Part of the records that becomes the test set; the same one for every seed."""
     validation: float = 0.0
@@ -94,6 +97,7 @@ class DataRecipe(_Section, frozen=True):
     options: dict[str, Any] = {}
     """Passed to dpfed.data.datasets.load: x, y, groups, silo, classes, and so on."""
     partition: PartitionRecipe = PartitionRecipe()
+    """How records are divided into clients."""
 
 
 class ModelRecipe(_Section, frozen=True):
@@ -104,11 +108,17 @@ class ModelRecipe(_Section, frozen=True):
     """
 
     name: str = "softmax"
+    """One of those above."""
     bias: bool = True
+    """Whether a linear model has one."""
     factory: str | None = None
+    """Of a network: package.module:name, a function that returns a torch module."""
     chunk: int = 64
+    """Records whose gradients a network has in memory at once."""
     sampler: str = "auto"
+    """How a network's rows are made: auto, ghost or func; see docs/models.md."""
     options: dict[str, Any] = {}
+    """The factory's or the library's own."""
     loss: PlugIn | msgspec.UnsetType = msgspec.UNSET
     """Unset is cross-entropy of classes, half the squared error of numbers."""
 
@@ -117,16 +127,27 @@ class PrivacyRecipe(_Section, frozen=True):
     """What is guaranteed. Give epsilon, or std_over_clip, or the mechanism 'clear'."""
 
     mechanism: str = "gaussian"
+    """The noise: gaussian, discrete_gaussian (exact integers), tree, banded, or clear for none."""
     epsilon: float | None = None
+    """What all rounds together may cost; the noise is sized for it."""
     delta: float = 1e-5
+    """The chance that epsilon is exceeded, below 1 over the number of units."""
     clip: float = 1.0
+    """The largest norm of a unit's row; longer ones are scaled to it."""
     std_over_clip: float | None = None
+    """The noise of a round over the clip, instead of epsilon."""
     unit: Unit = Unit.RECORD
+    """Whom it protects: a record, a group (person) or a client."""
     adjacency: Adjacency = Adjacency.REPLACE_ONE
+    """What a neighbouring data set is: replace-one, zero-out or add-remove."""
     trust: Trust = Trust.LOCAL
+    """Against whom: local (each client's own noise), distributed (secure sum), central (server)."""
     weights: Weights = Weights.SUM
+    """How clients' sums are weighted: sum, or average over clients."""
     noise: NoiseSource = NoiseSource.OPERATING_SYSTEM
+    """The source of randomness: os, or keyed by the seed, for research that must repeat."""
     colluders: int = 1
+    """Clients that may side with the server, or with each other, and whose noise does not count."""
     nominal: float | None = None
     """The public size of every client; must be declared under add-remove."""
     record_rate: float = 1.0
@@ -153,6 +174,7 @@ class EvaluationKind(StrEnum):
     TRUTH = "truth"
     """Squared distance to the parameters that the records were made from."""
     OFF = "off"
+    """Not at all."""
 
     @property
     def in_clear(self) -> bool:
@@ -164,10 +186,13 @@ class EvaluationRecipe(_Section, frozen=True):
     """How accuracy is known: test, federated, exact, estimate, truth or off."""
 
     kind: EvaluationKind = EvaluationKind.TEST
+    """Which of them."""
     every: int = 1
+    """Rounds between two measurements."""
     share: float = 0.05
     """federated: the part of the squared mu that the metrics channel may use."""
     loss_bound: float = 5.0
+    """federated: a larger loss of a record counts as this."""
     holdout: float = 0.2
     """exact: the part of each client's records that is kept for evaluation."""
 
@@ -180,6 +205,7 @@ class LedgerRecipe(_Section, frozen=True):
     epsilon: float | None = None
     """The budget of each client's data over all runs; None only records."""
     delta: float = 1e-5
+    """The budget's own."""
     path: str | None = None
     """The file; None is $DPFED_LEDGER, or ledger.sqlite beside the clients' state."""
 
@@ -188,17 +214,27 @@ class Recipe(_Section, frozen=True):
     """A run."""
 
     name: str = "run"
+    """What the run is called in its results."""
     method: str | None = None
     """A method's name from 'dpfed methods': stands for client, server and mechanism tables."""
     seed: int = 0
+    """Of partition and model; of noise only where it is keyed."""
     rounds: int = 70
+    """How many rounds; dp-fedauto has 20 where none are named."""
     data: DataRecipe = DataRecipe()
+    """Where records come from."""
     model: ModelRecipe = ModelRecipe()
+    """What is trained."""
     privacy: PrivacyRecipe = PrivacyRecipe()
+    """What is guaranteed."""
     client: PlugIn = msgspec.field(default_factory=lambda: {"name": "gradient"})
+    """The client's algorithm and its options."""
     sum: PlugIn = msgspec.field(default_factory=lambda: {"name": "plain"})
+    """How releases are added: plain or secure, and its options."""
     server: list[PlugIn] = msgspec.field(default_factory=lambda: [{"name": "scale"}])
+    """The server's optimizers, one after the other."""
     evaluation: EvaluationRecipe = EvaluationRecipe()
+    """How accuracy is known."""
     ledger: LedgerRecipe | msgspec.UnsetType = msgspec.UNSET
     """Unset is left out where a recipe is written, so keys of runs without it stay the same."""
 

@@ -55,7 +55,9 @@ class GatePolicy(_Table, frozen=True):
     """The process, and who may ask it."""
 
     socket: str
+    """The file at which the gate listens."""
     state: str
+    """The folder of ledger, approvals and stored answers."""
     relay_users: list[str]
     """Users of this machine that may connect: the SuperNode's."""
     identity: str = ""
@@ -75,38 +77,55 @@ class DataPolicy(_Table, frozen=True):
     """One data set: where it is, and what may be done with it."""
 
     client: int
+    """The silo's place in the federation, from 0."""
     load: DataRecipe
+    """Where the records are: the keys of a recipe's table data."""
     shape: list[int]
     """Of a record's features: public, and checked when the gate loads the data."""
     epsilon: float
+    """The budget: what all trainings together may cost."""
     methods: list[str]
+    """Methods that may be used."""
     classes: int | None = None
     """How many classes labels have; None if they are numbers."""
     delta: float = 1e-5
+    """The budget's own."""
     unit: Unit = Unit.RECORD
+    """Whom the budget protects; a training must protect at least as much."""
     adjacency: Adjacency = Adjacency.REPLACE_ONE
+    """What the budget calls a neighbouring data set."""
     against: Server = Server.CURIOUS
+    """The server that secure sums must withstand: curious or malicious."""
     colluders: int = 1
+    """Clients on its side that they must withstand."""
     size: float | None = None
     """The public number of units; must be set under add-remove, and is the terms' for this silo."""
     trust: tuple[Trust, ...] = (Trust.LOCAL,)
+    """The kinds of trust that are allowed."""
     least_silos: int = 2
     """How many silos the roster must have, under distributed trust."""
     models: tuple[str, ...] = ("softmax", "logistic", "poisson")
+    """Built-in models that are allowed."""
     factories: dict[str, dict[str, list[Any]]] = {}
     """``package.module:function`` -> its options: [least, most] for numbers, or the words."""
     train: tuple[str, ...] = ()
     """Train functions of installed packages, ``package.module:function``: at client level only."""
     most_rounds: int = 100
+    """Rounds and spare attempts of one training."""
     largest_model: int = 1_000_000
+    """Parameters of a model."""
     since: dt.date | None = None
+    """The first day on which terms hold."""
     until: dt.date | None = None
+    """The last one."""
     approve: Mode = Mode.BY_HAND
+    """Who approves: by-hand, or within-policy by the two ceilings below."""
     most_epsilon: float | None = None
     """Of one training."""
     week_epsilon: float | None = None
     """Of all that ``within-policy`` approves in seven days."""
     approval_days: float = 30.0
+    """Days after which an approval ends."""
     keyed_noise: bool = False
     """Noise that whoever knows the seed can make again: for tests."""
 
@@ -131,7 +150,9 @@ class Policy(_Table, frozen=True):
     """The whole file."""
 
     gate: GatePolicy
+    """The process, and who may ask it."""
     data: dict[str, DataPolicy]
+    """Each data set by its name."""
 
 
 def load_policy(path: Path) -> Policy:

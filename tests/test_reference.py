@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of every field: made from the code, and each field says what it means."""
+
+from __future__ import annotations
+
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dpfed.experiments.study import Axis, Study
+from dpfed.recipes.schema import DataRecipe, Recipe
+from dpfed.silo.policy import DataPolicy
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    loader = SourceFileLoader("reference", str(ROOT / "scripts" / "reference"))
+    spec = spec_from_loader("reference", loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_code_says(script: Any) -> None:
+    written = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert written == script.page(), "run scripts/reference"
+
+
+@pytest.mark.parametrize("struct", [Recipe, DataRecipe, Study, Axis, DataPolicy])
+def test_every_field_is_on_the_page(script: Any, struct: Any) -> None:
+    page = script.page()
+    for name in msgspec.structs.fields(struct):
+        assert f"| `{name.encode_name}` |" in page
+
+
+def test_every_field_says_what_it_means(script: Any) -> None:
+    silent = [line for line in script.page().splitlines() if line.endswith("|  |")]
+    assert not silent
