@@ -212,7 +212,9 @@ def test_silos_have_their_mean_and_their_worst() -> None:
 
 def test_settings_say_what_was_tried_and_its_price() -> None:
     table = tables.settings_table(STUDY, ROWS, SETTINGS)
-    assert table.columns[-4:] == ("setting", "validation (%)", "tried", "composed epsilon")
+    assert table.columns[-5:] == (
+        "setting", "validation (%)", "tried", "composed epsilon", "at an edge",
+    )  # fmt: skip
     cost = tuning_cost(4, 0.5, 1e-6)
     assert texts(table)[0] == [
         "0.5",
@@ -221,15 +223,16 @@ def test_settings_say_what_was_tried_and_its_price() -> None:
         "41.00",
         "4",
         f"{cost:.2f}",
+        "-",
     ]
     # nothing searched: the setting is what the runs say
-    assert texts(table)[1] == ["0.5", "DP-FedSOFIM", "server.0.rate = 0.5", "-", "-", "-"]
-    assert texts(table)[4][-3:] == ["-", "9", f"{tuning_cost(9, 8.0, 1e-6):.2f}"]
+    assert texts(table)[1] == ["0.5", "DP-FedSOFIM", "server.0.rate = 0.5", "-", "-", "-", "-"]
+    assert texts(table)[4][-4:] == ["-", "9", f"{tuning_cost(9, 8.0, 1e-6):.2f}", "-"]
 
 
 def test_the_price_of_a_trial_is_that_of_a_run_or_else_what_was_asked_for() -> None:
     def cost(rows: list[dict[str, Any]], settings: Any = SETTINGS) -> str:
-        return str(tables.settings_table(STUDY, rows, settings).rows[0][-1])
+        return str(tables.settings_table(STUDY, rows, settings).rows[0][-2])
 
     assert cost([]) == f"{tuning_cost(4, 0.5, 1e-6):.2f}"
     assert cost([row("0.5", "DP-FedGD", 0, epsilon_server=0.25)]) == (
@@ -249,6 +252,16 @@ def test_the_whole_search_composes() -> None:
     assert tables.search_cost(STUDY, ROWS, {}) == (0, None)
     bare = msgspec.structs.replace(STUDY, axes=[])
     assert tables.search_cost(bare, [], {"DP-FedGD": {"tried": 3}}) == (3, None)
+
+
+def test_a_setting_at_its_grids_edge_is_named() -> None:
+    grid = {"server.0.rate": [0.1, 0.5, 1.0]}
+    searched = msgspec.structs.replace(STUDY.methods[0], coarse=grid)
+    study = msgspec.structs.replace(STUDY, methods=[searched])
+    chosen = {"epsilon 0.5 | DP-FedGD": {"set": {"server.0.rate": 1.0}, "tried": 3}}
+    table = tables.settings_table(study, ROWS, chosen)
+    assert texts(table)[0][-1] == "server.0.rate"
+    assert "may lie beyond" in table.note
 
 
 def test_borrowed_settings_are_named() -> None:

@@ -20,12 +20,13 @@ import pytest
 from dpfed.accounting import gdp
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.experiments import study as studies
-from dpfed.experiments.jobs import Store, make_job, run_jobs, run_one
+from dpfed.experiments.jobs import ProgressFile, Store, make_job, run_jobs, run_one
 from dpfed.experiments.reproduce import TIMING, dump_study, miniature, reproduce
 from dpfed.experiments.sweep import (
     RUNS,
     Workspace,
     _best,
+    at_edges,
     entries_of,
     final,
     label_of,
@@ -135,6 +136,30 @@ def test_runs_that_were_kept_compressed_are_not_made_again(tmp_path: Path) -> No
     again = Store.open(tmp_path / "b" / RUNS)
     assert run_jobs([job()], again, workers=1) == made
     assert not (tmp_path / "b" / RUNS).exists()
+
+
+def test_a_value_at_the_edge_of_a_grid_is_named() -> None:
+    grids = {"coarse": {"a": [1.0, 10.0], "b": [1, 2], "c": [True, False, 3]}, "fine": {"a": [3.0]}}
+    method = msgspec.convert({"label": "m", **grids}, studies.Contestant)
+    assert at_edges(method, {"a": 10.0, "b": 2, "c": True}) == ["a"]
+    assert at_edges(method, {"a": 1.0}) == ["a"]
+    assert at_edges(method, {"a": 3.0, "b": 1}) == []
+
+
+def test_progress_is_in_a_file(tmp_path: Path) -> None:
+    kept = ProgressFile(tmp_path)
+
+    def facts() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((tmp_path / "progress.json").read_text())
+        return found
+
+    kept.write(7, 9, "m seed 0: 50 %")  # seven were made by an earlier process
+    assert (facts()["done"], facts()["of"], facts()["seconds_left"]) == (7, 9, None)
+    time.sleep(0.6)
+    kept.write(8, 9, "m seed 1: 50 %")
+    assert facts()["seconds_left"] == 1
+    kept.write(1, 4, "the next stage")
+    assert facts()["seconds_left"] is None
 
 
 def test_changes_of_every_type_reach_the_recipe() -> None:

@@ -211,17 +211,19 @@ def reproduce_command(
 
 
 def _study(name: str, out: Path | None, *, tune: bool, quick: bool, workers: int | None) -> None:
+    from dpfed.experiments.jobs import ProgressFile
     from dpfed.experiments.report import write_report
     from dpfed.experiments.reproduce import reproduce as run_study
 
     folder = out or Path("runs") / Path(name).stem
     with bar(quiet=False) as shown:
-        task = shown.add_task("runs", total=None, figures="")
+        task, kept = shown.add_task("runs", total=None, figures=""), ProgressFile(folder)
 
         def watch(done: int, total: int, row: dict[str, Any]) -> None:
             what = row.get("entry") or f"{row.get('method')} seed {row.get('seed')}"
             figures = f"{what}: {percent(row['accuracy'])}"
             shown.update(task, total=total, completed=done, figures=figures)
+            kept.write(done, total, figures)
 
         run_study(name, folder, tune=tune, quick=quick, workers=workers, watch=watch)
     typer.echo(f"report in {write_report(folder)}")

@@ -9,6 +9,7 @@ first, and never written here.
 
 from __future__ import annotations
 
+import datetime as dt
 import gzip
 import hashlib
 import json
@@ -26,6 +27,7 @@ from typing import Any
 import msgspec
 
 from dpfed.core.errors import DpfedError, RecipeError
+from dpfed.core.files import json_line, replace_file
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.schema import Recipe
 
@@ -136,6 +138,34 @@ class Store:
         with self.path.open("rb") as file:
             file.seek(-1, os.SEEK_END)
             return file.read(1) == b"\n"
+
+
+class ProgressFile:
+    """How far a study is, in progress.json: for whoever looks in from elsewhere.
+
+    Args:
+        folder: the study's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._since, self._before = folder / "progress.json", 0.0, -1
+
+    def write(self, done: int, total: int, last: str) -> None:
+        """Once per run; those that an earlier process made do not count for the pace.
+
+        Args:
+            done: finished runs of this stage.
+            total: all runs of this stage.
+            last: the run that ended, in words.
+        """
+        now = time.monotonic()
+        if not 0 <= self._before < done:  # a stage begins
+            self._since, self._before = now, done
+        each = (now - self._since) / max(1, done - self._before)
+        left = round(each * (total - done)) if done > self._before else None
+        facts = {"done": done, "of": total, "seconds_left": left, "last": last,
+                 "at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds")}  # fmt: skip
+        replace_file(self._path, json_line(facts).encode(), 0o644)
 
 
 def run_jobs(

@@ -25,7 +25,14 @@ from dpfed.experiments.scores import (
 )
 from dpfed.experiments.significance import mark, mark_note
 from dpfed.experiments.study import Cell, Contestant, Study, cells, tuned_cell
-from dpfed.experiments.sweep import Entry, entries_of, label_of, settings_for, tuning_cost
+from dpfed.experiments.sweep import (
+    Entry,
+    at_edges,
+    entries_of,
+    label_of,
+    settings_for,
+    tuning_cost,
+)
 from dpfed.experiments.table import NOTHING, Number, Table, Value, best
 from dpfed.recipes.schema import PrivacyRecipe
 
@@ -195,13 +202,16 @@ def settings_table(study: Study, rows: Iterable[Row], settings: Settings) -> Tab
             Number(tried, digits=0) if tried else NOTHING,
             _cost(tried, _cost_of_one(study, rows, (cell, changes, method))) if tried else NOTHING,
         ]
-        body.append((*cell.values(), method.label, words, *figures))
+        edges = ", ".join(at_edges(method, chosen)) if tried else ""
+        body.append((*cell.values(), method.label, words, *figures, edges or NOTHING))
     judged = "validation (%)" if measure is ACCURACY else f"validation {measure.label}"
-    columns = (*_axes(study), "method", "setting", judged, "tried", "composed epsilon")
+    columns = (*_axes(study), "method", "setting", judged, "tried", "composed epsilon",
+               "at an edge")  # fmt: skip
     note = (
         "Composed epsilon: against a server that sees every run that was tried, for Gaussian "
         "releases, at the delta of one run; a setting that two grids share counts twice. The runs' "
-        "own epsilon does not cover this search."
+        "own epsilon does not cover this search. At an edge: the value chosen is the least or the "
+        "largest that was tried, so a better one may lie beyond."
     )
     note = sentences(note, *_borrowed(study))
     return Table("Settings, and what their search would cost", columns, tuple(body), note)

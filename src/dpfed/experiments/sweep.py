@@ -150,6 +150,28 @@ def _best(rows: list[Row]) -> dict[str, Any]:
     return {"set": top["point"], "validation": figure, "tried": len(rows)}
 
 
+def at_edges(method: Contestant, chosen: Changes) -> list[str]:
+    """The searched keys whose chosen value is the least or the largest that was tried.
+
+    A better one may lie beyond: the search should be widened there. Of two values each is an edge,
+    and says nothing; nor do words and switches.
+
+    Args:
+        method: what was searched.
+        chosen: the setting that won.
+    """
+    return [key for key, value in chosen.items() if value in _ends(method, key)]
+
+
+def _ends(method: Contestant, key: str) -> tuple[Any, ...]:
+    """The least and the largest of three or more numbers that were tried."""
+    tried = sorted({
+        value for grid in (method.coarse, method.fine) for value in grid.get(key, ())
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    })  # fmt: skip
+    return (tried[0], tried[-1]) if len(tried) > 2 else ()
+
+
 def score(row: Row) -> float:
     """What a trial is judged by: accuracy, or minus the loss where labels are not classes."""
     if "refused" in row:
