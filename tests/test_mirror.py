@@ -28,6 +28,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "accounting/ledger/journal.py": ("accounting/ledger/test_ledger.py",),
     "accounting/ledger/request.py": ("accounting/ledger/test_ledger.py",),
     "audit/adversary_view.py": ("audit/test_planted.py",),
+    "audit/client_laws.py": ("laws/test_client_laws.py",),
     "audit/clip.py": ("audit/test_planted.py",),
     "audit/finding.py": ("audit/test_planted.py",),
     "audit/membership.py": ("cli/test_audit.py",),

@@ -5,10 +5,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from dpfed.audit.client_laws import (
+    CLIENT_LAWS,
+    data_leaves_by_the_mechanism_alone,
+    protects_some_unit,
+    releases_are_as_many_as_declared,
+)
 from dpfed.core import registry
 from dpfed.core.chain import stateless
 from dpfed.core.errors import WIRE_NAMES, ClientRefused, UnsoundPlan
@@ -25,7 +32,7 @@ from dpfed.core.types import (
     Unit,
 )
 from dpfed.training.answer import ClientState, PricedReleaser, answer, make_reply
-from tests.laws.leaks import MODEL, breaches, build, model_for, plan_for, records, shared_at
+from tests.laws.leaks import MODEL, breaches, plan_for, records
 
 ALGORITHMS = list(registry.names("client"))
 
@@ -34,31 +41,10 @@ def test_discovery_finds_the_algorithms() -> None:
     assert "gradient" in ALGORITHMS
 
 
+@pytest.mark.parametrize("law", CLIENT_LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_data_leaves_by_the_mechanism_alone(name: str) -> None:
-    found = {unit: build(name, unit) for unit in Unit}
-    assert any(found.values())
-    for unit, algorithm in found.items():
-        assert algorithm is None or breaches(algorithm, unit) == []
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_releases_are_as_many_as_declared(name: str) -> None:
-    for unit in Unit:
-        algorithm = build(name, unit)
-        if algorithm is None:
-            continue
-        plan = plan_for(algorithm, unit)
-        model = model_for(algorithm)
-        client = ClientState(0, model.problem(records(20, 1)))
-        for round in range(plan.rounds):
-            params = torch.zeros(model.layout.size)
-            broadcast = Broadcast(round, params, shared_at(plan, round))
-            releaser = PricedReleaser(plan, broadcast, client)
-            reply, client = make_reply(plan, broadcast, client, releaser)
-            made = {n: len(made) for n, made in releaser.made.items()}
-            assert made == {n: k for n in plan.channels if (k := plan.releases(n, round))}
-            assert set(reply) == set(plan.due(round))
+def test_law(name: str, law: Any) -> None:
+    law(name)
 
 
 # ------------------------------------------------------------------------------- planted leaks
@@ -107,6 +93,8 @@ def planted(work: object) -> ClientAlgorithm:
 @pytest.mark.parametrize("work", LEAKS, ids=lambda work: work.__name__)
 def test_planted_leaks_are_caught_by_the_law(work: object) -> None:
     assert breaches(planted(work), Unit.RECORD)
+    with pytest.raises((AssertionError, UnsoundPlan)):
+        data_leaves_by_the_mechanism_alone(lambda: planted(work))
 
 
 @pytest.mark.parametrize("work", LEAKS[:3], ids=lambda work: work.__name__)
@@ -133,6 +121,22 @@ def test_a_release_too_many_is_refused() -> None:
     broadcast = Broadcast(0, torch.zeros(MODEL.layout.size))
     with pytest.raises(UnsoundPlan, match=r"on 'update' .* must be at most 1.*got number 2"):
         make_reply(plan, broadcast, client, PricedReleaser(plan, broadcast, client))
+
+
+def test_a_release_too_few_breaks_the_law() -> None:
+    def none(
+        broadcast: Broadcast, problem: Problem, state: State, release: Releaser
+    ) -> tuple[Reply, State]:
+        del broadcast, problem, release
+        return {}, state
+
+    with pytest.raises((AssertionError, UnsoundPlan)):
+        releases_are_as_many_as_declared(lambda: planted(none))
+
+
+def test_an_algorithm_for_nobody_breaks_the_law() -> None:
+    with pytest.raises(AssertionError, match="protects no unit"):
+        protects_some_unit(lambda: planted(_kept_gradient)._replace(units=frozenset()))
 
 
 # -------------------------------------------------------------------------------- errors leave, too
