@@ -27,6 +27,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "accounting/ledger/events.py": ("accounting/ledger/test_ledger.py",),
     "accounting/ledger/journal.py": ("accounting/ledger/test_ledger.py",),
     "accounting/ledger/request.py": ("accounting/ledger/test_ledger.py",),
+    "accounting/ledger/verification.py": ("accounting/ledger/test_claims.py",),
     "audit/adversary_view.py": ("audit/test_planted.py",),
     "audit/client_laws.py": ("laws/test_client_laws.py",),
     "audit/clip.py": ("audit/test_planted.py",),

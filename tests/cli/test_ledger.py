@@ -23,11 +23,13 @@ from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.events import from_json
 from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.accounting.ledger.request import Part, Request
 from dpfed.cli.main import app
 from dpfed.core.errors import BudgetSpent, RecipeError, RoundAborted, UnsoundPlan
 from dpfed.core.types import UPDATE, Adjacency, Unit
 from dpfed.experiments.jobs import make_job
 from dpfed.flower import DPStrategy, client_app
+from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes.schema import dump_recipe, load_recipe, parse
 from dpfed.training.account import Account
 from dpfed.training.ending import UNAFFORDABLE
@@ -146,6 +148,19 @@ def test_rename_shares_what_was_spent(path: Path) -> None:
     assert [row["also"] for row in json.loads(call("show", "--json")[1])] == [["toys"]] * 2
     code, text = call("rename", "nothing", "x")
     assert (code, "no data set 'nothing'" in text) == (2, True)
+
+
+def test_an_owner_frees_what_a_dead_training_has_claimed(path: Path) -> None:
+    parts = {UPDATE: Part(gaussian(1.0, 4.0), 0, 4)}
+    asked = Request(key=LedgerKey("toy"), training="dead", client=0, round=0, attempt=0,
+                    parts=parts, plan="p")  # fmt: skip
+    assert call("budget", "toy", "--epsilon", "8")[0] == 0
+    Ledger(path).claim(asked)
+    assert call("waive", "toy", "other")[1] == "training 'other' on 'toy': nothing was kept\n"
+    assert Ledger(path).balance().claims
+    assert "what it has not spent is free again" in call("waive", "toy", "dead")[1]
+    assert not Ledger(path).balance().claims
+    assert call("verify")[0] == 0
 
 
 def test_export_can_be_priced_by_others(path: Path, tmp_path: Path) -> None:

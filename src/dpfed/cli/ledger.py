@@ -318,3 +318,27 @@ def rename(
     """
     _open(ledger).rename(old, new)
     typer.echo(f"{new!r} is another name of {old!r}: what was spent stays spent")
+
+
+@ledger_app.command()
+def waive(
+    dataset: Annotated[str, typer.Argument(help="The name of the data.")],
+    training: Annotated[str, typer.Argument(help="A training that will not go on.")],
+    ledger: Where = None,
+) -> None:
+    """Keep no budget any more for a training that has enrolled: what it has not spent is free.
+
+    What it has spent stays spent. It may enrol anew, if it still fits.
+
+    Example: dpfed ledger waive ward-7 sepsis-2026
+
+    \f
+
+    Args:
+        dataset: the name of the data.
+        training: the training's name.
+        ledger: the ledger's file; None is $DPFED_LEDGER, or the one beside the clients' state.
+    """
+    found = _open(ledger).waive(dataset, training)
+    kept = "nothing was kept" if not found else "what it has not spent is free again"
+    typer.echo(f"training {training!r} on {dataset!r}: {kept}")

@@ -105,6 +105,9 @@ class Sum(Protocol):
     def release_stage(self) -> str:
         """The stage at which a client hands over its release."""
 
+    def least(self, clients: int) -> int:
+        """The least number of terms that a total needs."""
+
     def honest(self, clients: int, colluders: int) -> int:
         """The least number of honest terms in whatever the adversary can open."""
 

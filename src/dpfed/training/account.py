@@ -113,6 +113,8 @@ class Account:
     def admit(self, plan: Plan, training: str, client: int) -> None:
         """A node's answer to a training that would begin: refuse it as a whole, or not at all.
 
+        Where the data is one owner's, what the plan costs is kept free for it from then on.
+
         Args:
             plan: what the training would release.
             training: its name.
@@ -121,8 +123,15 @@ class Account:
         key = self.key(plan, client)
         if not self.divided and self.ledger.account(key.dataset):
             self._note_enquiry(self.ledger.balance().resolve(key).dataset, plan.fingerprint())
+            self.ledger.claim(self._whole(plan, training, client, {}))
+            return
         for error in self.refusals(plan, training, [client]).values():
             raise error
+
+    def leave(self, training: str) -> None:
+        """The training has ended: what is left of its claim is free for others."""
+        if not self.divided:
+            self.ledger.waive(self.dataset, training)
 
     def _note_enquiry(self, dataset: str, plan: str) -> None:
         known = self.ledger.balance().plans.items()

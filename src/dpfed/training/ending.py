@@ -18,6 +18,26 @@ EXHAUSTED = "no client's budget suffices for a further round"
 UNAFFORDABLE = "no client's budget suffices for the whole training, so none of it was asked for"
 
 
+def too_few_take_part(reasons: Iterable[str], planned: int) -> str:
+    """Why training ends before it begins where those who did not refuse cannot open a total.
+
+    Args:
+        reasons: the classes of the clients' refusals.
+        planned: how many clients the plan has.
+    """
+    found = list(reasons)
+    if set(found) == {"BudgetSpent"}:
+        return (
+            f"{len(found)} of {planned} clients have no budget that suffices for the whole "
+            f"training, so none of it was asked for"
+        )
+    words = ", ".join(sorted(set(found)))
+    return (
+        f"{len(found)} of {planned} clients take no part in this training ({words}), and too few "
+        f"are left for a total; nothing was spent"
+    )
+
+
 def nobody_takes_part(reasons: Iterable[str]) -> str:
     """Why training ends before it begins, from the classes of the clients' refusals."""
     found = sorted(set(reasons))

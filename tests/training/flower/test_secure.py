@@ -11,15 +11,19 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Error, Message
 
+from dpfed.accounting.ledger.balance import Budget
+from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.types import METRICS, UPDATE
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
 from dpfed.sums.secure import secure
+from dpfed.training.account import Account
+from dpfed.training.flower.client import client_app
 from dpfed.training.flower.strategy import DPStrategy
 from dpfed.training.plan import Plan
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes, refused
 from tests.training.flower.test_strategy import INITIAL, app_for, final, grid_for, params
-from tests.training.test_round import make_plan
+from tests.training.test_round import client_states, make_plan
 
 SIZES = [3, 4, 5, 6, 7]
 
@@ -180,3 +184,32 @@ def test_only_the_input_stage_has_the_model() -> None:
 
     DPStrategy(plan).start(grid_for(plan, tamper, SIZES), INITIAL)
     assert seen == {"keys": {0}, "input": {len(INITIAL)}, "unmask": {0}}
+
+
+@pytest.mark.parametrize("poor", [1, 2, 4])
+def test_where_too_many_budgets_do_not_suffice_nothing_is_asked_of_the_others(
+    poor: int, tmp_path: Path
+) -> None:
+    """Four of five must be in a total: one refusal is borne, two end the training at enrolment."""
+    plan = plan_with(secure())
+    people = client_states(SIZES)
+    ledgers = [Account(Ledger(tmp_path / f"{i}.sqlite"), f"ward-{i}", False) for i in range(5)]
+    for i, each in enumerate(ledgers):
+        epsilon = 0.01 if i < poor else 1000.0
+        each.ledger.declare(each.key(plan, i), Budget(epsilon, plan.delta))
+    app = client_app(
+        lambda context: people[context.node_config["partition-id"]].problem,
+        plan,
+        lambda context: ledgers[context.node_config["partition-id"]],
+    )
+    result = DPStrategy(plan, wait=1.0).start(LocalGrid(app, nodes(5)), INITIAL)
+    if poor == 1:
+        assert [row["clients"] for row in result.history] == [4] * 4
+        return
+    assert result.history == []
+    assert result.stopped == (
+        f"{poor} of 5 clients have no budget that suffices for the whole training, so none of it "
+        f"was asked for"
+    )
+    rows = [[row.body["kind"] for row in each.ledger.rows()] for each in ledgers]
+    assert rows == [["budget"]] * poor + [["budget", "claim", "waive"]] * (5 - poor)

@@ -12,8 +12,6 @@ adversary (conversions.py).
 | a release that no conversion covers              | ``Cost.unbounded`` says so: no bound          |
 | several budgets, as version 0.1 allowed          | all of them hold until one is declared anew   |
 | secure sums have reserved all of delta           | the cost is infinite                          |
-| a row whose cost is not that of its event        | ``wrong_sums`` says so                        |
-| releases entered at another price than reserved  | ``wrong_sums`` says so                        |
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -35,6 +33,9 @@ from dpfed.accounting.ledger.journal import Row
 from dpfed.core.errors import DataError
 from dpfed.core.files import from_word
 from dpfed.core.types import Adjacency, Unit
+
+CLAIM_LIFE = 86_400.0
+"""Seconds after which an enrolled training that shows no sign of life has lost its claim."""
 
 
 class Budget(NamedTuple):
@@ -156,6 +157,19 @@ class Reserve:
     used: bool = False
 
 
+@dataclass(frozen=True)
+class BudgetClaim:
+    """What an enrolled training may still release: kept free of others, while it lives."""
+
+    cost: Cost
+    """Of its whole plan."""
+    covered: bool
+    plan: str
+    """The plan's fingerprint."""
+    time: float
+    """When it enrolled last, or released: seconds since the epoch."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AccountTotal:
     """What a data set has cost in all, in the terms of one guarantee."""
@@ -193,6 +207,8 @@ class Balance:
     reserves: dict[tuple[LedgerKey, str, int], Reserve] = field(default_factory=dict)
     usage: dict[tuple[LedgerKey, str, int, str], Usage] = field(default_factory=dict)
     places: dict[tuple[str, str, int, str], int] = field(default_factory=dict)
+    claims: dict[tuple[LedgerKey, str, int], BudgetClaim] = field(default_factory=dict)
+    """By guarantee, training and client: those who have enrolled, and neither ended nor lapsed."""
     seen: set[tuple[str, str, int, int, int, str]] = field(default_factory=set)
     open: dict[int, Usage] = field(default_factory=dict)
 
@@ -241,6 +257,32 @@ class Balance:
         total = Cost()
         for source in sorted(self.guarantees.get(key.dataset, ()), key=str):
             total = total + self.counts(self.costs[source], source, key, keeps_person=keeps_person)
+        return total
+
+    def claimed(
+        self, target: LedgerKey, run: tuple[str, int], now: float, *, keeps_person: bool = False
+    ) -> Cost:
+        """What other trainings on the data have enrolled for, and not released yet.
+
+        Args:
+            target: the data, and the guarantee that it is to count for.
+            run: the training and client that asks: its own claim is not in its way.
+            now: seconds since the epoch; a claim without a sign of life for CLAIM_LIFE has lapsed.
+            keeps_person: whether a record that is replaced stays with its person.
+        """
+        total = Cost()
+        for (key, training, client), claim in sorted(self.claims.items(), key=str):
+            here = key.dataset == target.dataset and (training, client) != run
+            counted = (key, training, client) in self.reserves
+            if not here or counted or now - claim.time > CLAIM_LIFE:
+                continue
+            left = claim.cost.mu_squared - self.trainings.get((key, training, client), 0.0)
+            rest = replace(claim.cost, mu_squared=max(0.0, left))
+            covered = claim.covered and key not in self.uncovered
+            times = factor(key, target, covered=covered, keeps_person=keeps_person)
+            counts = converted(rest, times, key)
+            if not counts.unbounded:  # else it will be refused itself, under this budget
+                total = total + counts
         return total
 
     def totals(self, delta: float, *, every: bool = False) -> list[AccountTotal]:
@@ -357,6 +399,22 @@ def _take_book(balance: Balance, row: Row) -> None:
     balance.add_cost(key, body)
     run = (key, training, client)
     balance.trainings[run] = balance.trainings.get(run, 0.0) + (body["mu_squared"] or 0.0)
+    if run in balance.claims:
+        balance.claims[run] = replace(balance.claims[run], time=float(body.get("time", 0.0)))
+
+
+def _take_claim(balance: Balance, row: Row) -> None:
+    key, body, cost = key_of(row.body), row.body, Cost()
+    cost.add(finite(body))
+    run = (key, body["training"], body["client"])
+    balance.claims[run] = BudgetClaim(
+        cost, bool(body["covered"]), body["plan"], float(body["time"])
+    )
+
+
+def _take_waive(balance: Balance, row: Row) -> None:
+    body = row.body
+    balance.claims.pop((key_of(body), body["training"], body["client"]), None)
 
 
 def _take_confirm(balance: Balance, row: Row) -> None:
@@ -376,70 +434,8 @@ _TAKES = {
     "name": _take_name,
     "reserve": _take_reserve,
     "return": _take_return,
+    "claim": _take_claim,
+    "waive": _take_waive,
     "book": _take_book,
     "confirm": _take_confirm,
 }
-
-
-# ------------------------------------------------------------------------------------- verification
-
-
-def wrong_sums(rows: Iterable[Row]) -> Iterator[str]:
-    """Rows whose cost is not that of their event, or that contradict earlier rows."""
-    balance, entered = Balance(), set[int]()
-    for row in rows:
-        try:
-            balance.take(row)
-            wrong = list(_wrong_row(row, entered))
-        except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
-            yield f"row {row.number} cannot be added up: {error}"
-            return
-        yield from (*wrong, *_wrong_price(row, balance))
-    for (key, training, client), reserve in balance.reserves.items():
-        if min(reserve.left.values(), default=0) < 0:
-            yield f"training {training!r} of {key}, client {client}, entered more than it reserved"
-
-
-def _wrong_row(row: Row, entered: set[int]) -> Iterator[str]:
-    """What is wrong with one row, given the numbers of the releases' rows before it."""
-    body, number = row.body, row.number
-    if body["kind"] in {"book", "reserve"} and body["mu_squared"] is not None:
-        stated, true = float(body["mu_squared"]), _mu_squared(body)
-        if not math.isclose(stated, true, rel_tol=1e-9) and stated != true:
-            yield f"row {number} states mu^2 = {stated:g}, and its event costs {true:g}"
-    if body["kind"] == "confirm" and not entered >= set(body["rows"]):
-        yield f"row {number} confirms rows that were never entered"
-    if body["kind"] == "book":
-        entered.add(number)
-
-
-def _wrong_price(row: Row, balance: Balance) -> Iterator[str]:
-    """Whether a row's releases have the price of one release that was reserved for them."""
-    body = row.body
-    if body["kind"] != "book" or body["reserve"] is None:
-        return
-    kept = balance.reserves[key_of(body), body["training"], body["client"]].body
-    if kept.get("plan") != body.get("plan"):
-        yield f"row {row.number} is of another plan than the releases that were reserved"
-    one = kept.get("each", {}).get(body["channel"])
-    if one is not None and body["event"] != events.repeated(one, body["releases"]):
-        yield f"row {row.number} has another price than the releases that were reserved"
-
-
-def _mu_squared(body: Mapping[str, Any]) -> float:
-    """The squared mu of a Gaussian row's event, from the event alone."""
-    adjacency = Adjacency(body["adjacency"])
-
-    def cost(event: Json, count: int) -> float:
-        match event:
-            case {"kind": "Gaussian", "noise_multiplier": multiplier}:
-                return gdp.mu_squared(multiplier, count, adjacency)
-            case {"kind": "SelfComposed", "count": more, "event": one}:
-                return cost(one, count * more)
-            case {"kind": "Composed", "events": parts}:
-                return math.fsum(cost(part, count) for part in parts)
-            case {"kind": "NoOp"}:
-                return 0.0
-        return math.inf
-
-    return cost(body["event"], 1)

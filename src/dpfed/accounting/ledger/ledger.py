@@ -20,6 +20,7 @@ together with all other costs; the reservation stays spent. balance.py adds the 
 | a round, attempt and channel that was entered     | UnsoundPlan: a retry is a new attempt        |
 | the budget does not suffice                       | BudgetSpent, nothing is written              |
 | a training asks for more than its plan            | BudgetSpent, with or without a budget        |
+| another training has enrolled, and not ended      | what it may still release counts, too        |
 | no budget was declared for the data set           | recorded only                                |
 | a release that cannot be converted into a budget  | UnsoundPlan, nothing is written              |
 | another plan under the name of a training         | UnsoundPlan: give it another name            |
@@ -33,6 +34,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,17 +43,18 @@ from typing import Any
 from dpfed.accounting import gdp
 from dpfed.accounting.guarantee import is_gaussian, round_up
 from dpfed.accounting.ledger.balance import (
+    CLAIM_LIFE,
     Balance,
     Budget,
     Cost,
     Reserve,
     converted,
     finite,
-    wrong_sums,
 )
 from dpfed.accounting.ledger.conversions import LedgerKey, factor
 from dpfed.accounting.ledger.journal import Journal, Row
 from dpfed.accounting.ledger.request import Part, Request, cost_of, plan_cost, release_event
+from dpfed.accounting.ledger.verification import wrong_sums
 from dpfed.core.environment import ledger_path
 from dpfed.core.errors import BudgetSpent, DataError, DpfedError, RecipeError, UnsoundPlan
 
@@ -108,7 +111,37 @@ class Ledger:
                     found[request.client] = error
         return found
 
-    def _refuse_whole(self, request: Request) -> None:
+    def claim(self, request: Request) -> None:
+        """A training enrols: refuse it as a whole, or keep free what its plan costs.
+
+        Others find what is left without it, until it has released all, is waived, or has shown no
+        sign of life for CLAIM_LIFE. In one turn: of two, only those that fit together are admitted.
+        """
+        with self._turn():
+            key = self._balance.resolve(request.key)
+            left, kept = self._refuse_whole(request), self._balance.claims.get((key, *request.run))
+            known = kept and kept.plan == request.plan and time.time() - kept.time < CLAIM_LIFE / 2
+            if left is None or known or not self._balance.account(key.dataset):
+                return
+            self._append(
+                kind="claim", **_plain(key), **plan_cost(request), training=request.training,
+                client=request.client, lost=request.delta_reserved, plan=request.plan,
+                covered=request.covered,
+            )  # fmt: skip
+
+    def waive(self, dataset: str, training: str) -> int:
+        """A training has ended: what it claimed and did not release is free; how many claims."""
+        with self._turn():
+            name = self._balance.resolve(LedgerKey(dataset)).dataset
+            runs = [
+                run for run in self._balance.claims if (run[0].dataset, run[1]) == (name, training)
+            ]
+            for key, _, client in runs:
+                self._append(kind="waive", **_plain(key), training=training, client=client)
+        return len(runs)
+
+    def _refuse_whole(self, request: Request) -> Cost | None:
+        """What a training would still cost, if that fits; None where it has nothing to spend."""
         key = self._balance.resolve(request.key)
         self._refuse_another_plan(key, request)
         run, cost, more = (key, *request.run), plan_cost(request), Cost()
@@ -116,15 +149,16 @@ class Ledger:
             planned = float(cost["mu_squared"])
             left = planned - self._balance.trainings.get(run, 0.0)
             if left <= planned * gdp.CAUTION:
-                return  # it has nothing more to spend
+                return None
             lost = {request.run: request.delta_reserved} if request.delta_reserved else {}
             more = Cost(left, delta_reserved=lost)
         elif run in self._balance.reserves:
-            return
+            return None
         else:
             more.add(finite({**cost, "training": request.training, "client": request.client,
                              "lost": request.delta_reserved}))  # fmt: skip
         self._keep_within(key, request, more, self._balance.account(key.dataset))
+        return more
 
     def confirm(self, numbers: Iterable[int]) -> None:
         """The releases of these rows were made."""
@@ -250,7 +284,8 @@ class Ledger:
         """
         for target, budget in limits.items():
             keeps = budget.keeps_person
-            before = self._balance.spent(target, keeps_person=keeps)
+            kept = self._balance.claimed(target, request.run, time.time(), keeps_person=keeps)
+            before = self._balance.spent(target, keeps_person=keeps) + kept
             covered = request.covered and key not in self._balance.uncovered
             times = factor(key, target, covered=covered, keeps_person=keeps)
             after = before + converted(more, times, key)
@@ -271,9 +306,11 @@ class Ledger:
         spent, needed = (
             round_up(cost.epsilon(budget.delta, target.adjacency)) for cost in (before, after)
         )
+        kept = self._balance.claimed(target, request.run, time.time()) != Cost()
+        others = " (with what enrolled trainings may still spend)" if kept else ""
         return BudgetSpent(
-            f"data set {target} has spent epsilon {spent} of its budget {budget}, and {what} "
-            f"{request.training!r} needs {needed}; stop here, or raise it: "
+            f"data set {target} has spent epsilon {spent} of its budget {budget}{others}, and "
+            f"{what} {request.training!r} needs {needed}; stop here, or raise it: "
             f"{owner.command(needed, f'{budget.delta:g}')}"
         )
 

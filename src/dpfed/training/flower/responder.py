@@ -15,7 +15,8 @@ Whatever goes wrong here leaves as a class name only; the whole sentence is in t
 | the same attempt with anything changed              | UnsoundPlan; by a secure sum Untrusted  |
 | an attempt that was entered, its answer is missing  | UnsoundPlan: it is spent                |
 | more attempts than the plan's rounds and spare ones | BudgetSpent                             |
-| a plan that the budget cannot pay for as a whole    | BudgetSpent, at enrolment               |
+| a plan that the budget cannot pay for as a whole,   | BudgetSpent, at enrolment               |
+| with what other enrolled trainings may still spend  |                                         |
 | another plan, or another name of the data, under    | UnsoundPlan                             |
 | the name of a training                              |                                         |
 | correlated noise whose state or count is lost       | UnsoundPlan: it never begins anew       |
@@ -48,6 +49,8 @@ from dpfed.training.plan import Plan
 ENROL = "enrol"
 TERMS = "terms"
 """Where an enrolment has the text of the terms, for silos that approve by rule."""
+LEAVE = "leave"
+"""Where an enrolment says the opposite: the training has ended, and claims no budget any more."""
 _UNNAMED, _COUNT, _ROOM = "unnamed", "releases.sqlite", 64
 _COUNTS: dict[tuple[Path, int], Ledger] = {}
 
@@ -96,7 +99,9 @@ def _enrol(content: RecordDict, node: Node) -> RecordDict:
         training = str(content.config_records[CONTROL].get("training", ""))
         client, plan = node.client, node.plan(training)
         named = node.account() if training else None
-        if named is not None:  # a training that the budget cannot pay for is refused whole, and now
+        if named is not None and content.config_records[CONTROL].get(LEAVE) is True:
+            named.leave(training)
+        elif named is not None:  # one that the budget cannot pay for is refused whole, and now
             named.admit(plan, training, client)
         record = write_answer(Envelope(0, 0, ENROL, client), {})
         said: dict[str, str | bool] = {"fingerprint": plan.fingerprint(), "gate": node.gated}

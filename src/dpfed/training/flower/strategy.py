@@ -155,8 +155,17 @@ class DPStrategy(Strategy):
             self._note(step, result)
             self.step = replace(step, result=None)  # its vectors are not needed while a round runs
             del step
+        self._leave(transport)
         self._finish(result, layout, around, self._enforced(transport, earlier))
         return result
+
+    def _leave(self, transport: GridTransport) -> None:
+        """Free what clients keep for this training, if it ends with something left of its plan."""
+        if self.step is None or not transport.nodes:
+            return
+        state = self.step.state
+        if state.round < self.plan.rounds or self.plan.spare:
+            transport.leave(state.training)
 
     def _enforced(self, transport: GridTransport, earlier: bool) -> str:
         """Who sees to the guarantee: the silos' own processes, or the app that runs on them.

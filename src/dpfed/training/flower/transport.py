@@ -10,7 +10,8 @@ the number of clients.
 | a late, forged, doubled or malformed reply    | refused, logged; the round goes on         |
 | a node that the plan does not know, or twice  | not enrolled, with a logged reason         |
 | nobody is connected within ``wait`` seconds   | training ends, and nothing is spent        |
-| every node refuses at its enrolment           | the same, with the reason's class          |
+| every node refuses at its enrolment, or so    | the same, with the reason's class          |
+| many that no total can open                   |                                            |
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from dpfed.core.sum_protocol import Answer, Verifier
 from dpfed.core.types import Broadcast, State, Vector
 from dpfed.core.vector import Layout
 from dpfed.sums.secagg.identity import roster_from_environment
-from dpfed.training.ending import nobody_takes_part
+from dpfed.training.ending import nobody_takes_part, too_few_take_part
 from dpfed.training.flower.codec import CONTROL, At, Envelope, Sender, read_answer
-from dpfed.training.flower.responder import ENROL, TERMS
+from dpfed.training.flower.responder import ENROL, LEAVE, TERMS
 from dpfed.training.loop import Step
 from dpfed.training.plan import Plan
 
 _IN_FLIGHT = 4 << 20  # bytes of replies that are pulled at once: keeps memory flat at large d
+_ENROL = 60.0  # seconds that nodes have at least to say who they are: they start a process for it
 _POLL, _SLOWEST = 0.01, 0.25  # seconds between two looks for replies: rarer, the longer it takes
 
 Requests = Mapping[str, Mapping[int, bytes]]
@@ -101,6 +103,9 @@ class GridTransport:
             return self._nobody()
         if step.state.round == step.state.attempt == 0:
             self._count_clients()
+            planned = len(self.plan.nominal)
+            if self.refused and planned - len(self.refused) < self.plan.sum.least(planned):
+                return too_few_take_part(self.refused.values(), planned)
         return None
 
     def _wait_for_lost(self, training: str) -> None:
@@ -144,23 +149,38 @@ class GridTransport:
             self.refused = {node: why for node, why in self.refused.items() if node in online}
             fresh = sorted(online - self._asked)
             if fresh:
-                self._ask_who(fresh, training)
+                self._ask_who(fresh, training, max(_ENROL, wait))
             known = len(self.nodes) + len(self.refused)
             if known >= len(self.plan.nominal) or time.monotonic() >= deadline:
                 return
             time.sleep(0.5)
 
-    def _ask_who(self, nodes: list[int], training: str) -> None:
+    def _ask_who(self, nodes: list[int], training: str, patience: float) -> None:
         control: dict[str, Any] = {"stage": ENROL, "training": training}
         if self.terms:
             control[TERMS] = self.terms
         content = RecordDict({CONTROL: ConfigRecord(control)})
         messages = [Message(content, node, "train", ttl=600) for node in nodes]
         sent = dict(zip(self.grid.push_messages(messages), nodes, strict=True))
-        for reply in _replies(self.grid, sent, 60.0, batch=len(sent)):
+        for reply in _replies(self.grid, sent, patience, batch=len(sent)):
             node = sent[reply.metadata.reply_to_message_id]
             self._asked.add(node)
             self._admit(node, reply)
+
+    def leave(self, training: str, patience: float = 30.0) -> None:
+        """Tell those who have enrolled that the training has ended: they keep no budget for it.
+
+        Args:
+            training: its name.
+            patience: how many seconds to wait for their word; without it the claim lapses in a day.
+        """
+        control: dict[str, Any] = {"stage": ENROL, "training": training, LEAVE: True}
+        content = RecordDict({CONTROL: ConfigRecord(control)})
+        nodes = sorted(self.nodes.values())
+        messages = [Message(content, node, "train", ttl=patience) for node in nodes]
+        sent = dict(zip(self.grid.push_messages(messages), nodes, strict=True))
+        for _ in _replies(self.grid, sent, patience, batch=max(1, len(sent))):
+            pass
 
     def _admit(self, node: int, reply: Message) -> None:
         try:

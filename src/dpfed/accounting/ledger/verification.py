@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the ledger's rows are true: each row's cost from its event, and against earlier rows.
+
+| edge case                                        | what happens                                  |
+|--------------------------------------------------|-----------------------------------------------|
+| a row whose cost is not that of its event        | ``wrong_sums`` says so                        |
+| releases entered at another price than reserved  | ``wrong_sums`` says so                        |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from dpfed.accounting import gdp
+from dpfed.accounting.ledger import events
+from dpfed.accounting.ledger.balance import Balance, key_of
+from dpfed.accounting.ledger.events import Json
+from dpfed.accounting.ledger.journal import Row
+from dpfed.core.errors import DataError
+from dpfed.core.types import Adjacency
+
+
+def wrong_sums(rows: Iterable[Row]) -> Iterator[str]:
+    """Rows whose cost is not that of their event, or that contradict earlier rows."""
+    balance, entered = Balance(), set[int]()
+    for row in rows:
+        try:
+            balance.take(row)
+            wrong = list(_wrong_row(row, entered))
+        except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
+            yield f"row {row.number} cannot be added up: {error}"
+            return
+        yield from (*wrong, *_wrong_price(row, balance))
+    for (key, training, client), reserve in balance.reserves.items():
+        if min(reserve.left.values(), default=0) < 0:
+            yield f"training {training!r} of {key}, client {client}, entered more than it reserved"
+
+
+def _wrong_row(row: Row, entered: set[int]) -> Iterator[str]:
+    """What is wrong with one row, given the numbers of the releases' rows before it."""
+    body, number = row.body, row.number
+    if body["kind"] in {"book", "reserve", "claim"} and body["mu_squared"] is not None:
+        stated, true = float(body["mu_squared"]), _mu_squared(body)
+        if not math.isclose(stated, true, rel_tol=1e-9) and stated != true:
+            yield f"row {number} states mu^2 = {stated:g}, and its event costs {true:g}"
+    if body["kind"] == "confirm" and not entered >= set(body["rows"]):
+        yield f"row {number} confirms rows that were never entered"
+    if body["kind"] == "book":
+        entered.add(number)
+
+
+def _wrong_price(row: Row, balance: Balance) -> Iterator[str]:
+    """Whether a row's releases have the price of one release that was reserved for them."""
+    body = row.body
+    if body["kind"] != "book" or body["reserve"] is None:
+        return
+    kept = balance.reserves[key_of(body), body["training"], body["client"]].body
+    if kept.get("plan") != body.get("plan"):
+        yield f"row {row.number} is of another plan than the releases that were reserved"
+    one = kept.get("each", {}).get(body["channel"])
+    if one is not None and body["event"] != events.repeated(one, body["releases"]):
+        yield f"row {row.number} has another price than the releases that were reserved"
+
+
+def _mu_squared(body: Mapping[str, Any]) -> float:
+    """The squared mu of a Gaussian row's event, from the event alone."""
+    adjacency = Adjacency(body["adjacency"])
+
+    def cost(event: Json, count: int) -> float:
+        match event:
+            case {"kind": "Gaussian", "noise_multiplier": multiplier}:
+                return gdp.mu_squared(multiplier, count, adjacency)
+            case {"kind": "SelfComposed", "count": more, "event": one}:
+                return cost(one, count * more)
+            case {"kind": "Composed", "events": parts}:
+                return math.fsum(cost(part, count) for part in parts)
+            case {"kind": "NoOp"}:
+                return 0.0
+        return math.inf
+
+    return cost(body["event"], 1)
