@@ -170,12 +170,13 @@ def test_an_attempt_that_nobody_answers_is_spent_and_made_again(engine: Any) -> 
     assert not torch.equal(last.state.params, torch.zeros(MODEL.layout.size))
 
 
-def test_the_same_attempt_is_asked_for_again_and_costs_nothing_more() -> None:
+@pytest.mark.parametrize("died_at", ["input", "unmask"])
+def test_the_same_attempt_is_asked_for_again_and_costs_nothing_more(died_at: str) -> None:
     """Clients send what they stored, those who were silent answer now, and all rounds are done."""
     lost: list[int] = []
 
     def once(broadcast: Broadcast, stage: str, client: int) -> bool:
-        gone = stage == "input" and (broadcast.round, client) == (1, 1) and not lost
+        gone = stage == died_at and (broadcast.round, client) == (1, 1) and not lost
         lost.extend([client] if gone else [])
         return gone
 
@@ -186,6 +187,23 @@ def test_the_same_attempt_is_asked_for_again_and_costs_nothing_more() -> None:
     assert (last.stopped, releases(last)) == (None, 4), "no attempt was wasted"
     clean = trained(ENGINES["flower"], plan)
     assert torch.equal(last.state.params, clean.state.params), "with the very noise of the first"
+
+
+def test_after_the_same_attempt_one_of_the_plans_spare_ones_is_made() -> None:
+    """First the same bytes once more, which cost nothing; then a new attempt, which was priced."""
+    asked: list[tuple[int, int]] = []
+
+    def silent(broadcast: Broadcast, stage: str, client: int) -> bool:
+        if stage == "input" and client == 1:
+            asked.append((broadcast.round, broadcast.attempt))
+        return stage == "input" and (broadcast.round, broadcast.attempt, client) == (1, 0, 1)
+
+    plan = make_plan(sum=secure(survivors=1.0), spare=1)
+    last = trained(ENGINES["flower"], plan, silent=silent)
+    assert asked == [(0, 0), (1, 0), (1, 0), (1, 1), (2, 0), (3, 0)]
+    assert (last.state.round, last.stopped, releases(last)) == (4, None, 5)
+    without = trained(ENGINES["flower"], make_plan(sum=secure(survivors=1.0)), silent=silent)
+    assert (without.state.round, without.stopped) == (3, EXCEEDS), "none to spare: a round less"
 
 
 def test_an_attempt_that_is_asked_for_again_counts_once_after_a_crash(tmp_path: Path) -> None:
