@@ -121,6 +121,51 @@ def test_a_silo_gets_new_keys_and_the_old_ones_count_no_more(folder: Path, tmp_p
         identity.load_identity(old)
 
 
+def test_a_silos_own_public_keys_are_enough(folder: Path, tmp_path: Path) -> None:
+    """It made both on its own host: no private key is here, and `check` accepts the folder."""
+    theirs = tmp_path / "theirs"
+    shutil.copytree(folder / "nodes/south", theirs)
+    node, own = certificates.new_tls_key(), certificates.new_identity()
+    for path, content in (("node.key", certificates.openssh(node)),
+                          ("identity.key", certificates.pem(own))):  # fmt: skip
+        (theirs / path).write_bytes(content)
+    (tmp_path / "node.pub").write_bytes(certificates.openssh_public(node.public_key(), "south"))
+    digits = own.public_key().public_bytes_raw().hex()
+    words = ["rotate-key", str(folder), "south", "--node-pub", str(tmp_path / "node.pub")]
+    done = CliRunner().invoke(deploy_app, [*words, "--identity-pub", f"{digits}\n"])
+    assert done.exit_code == 0, done.output
+    assert "hand roster.json and roster.sig of nodes/south/ to south" in done.output
+    assert not list((folder / "nodes/south").glob("*.key"))
+    deploy.check(folder)
+    for name in ("roster.json", "roster.sig"):
+        shutil.copy(folder / "nodes/south" / name, theirs / name)
+    assert identity.load_identity(theirs).client == 1, "with the key that never left its host"
+    registered = certificates.load_public(folder / "server/nodes/south.pub")
+    assert registered == node.public_key()
+
+
+def test_one_own_key_leaves_the_other_as_it_is(folder: Path) -> None:
+    before = content(folder)
+    digits = certificates.new_identity().public_key().public_bytes_raw().hex()
+    renewal.rotate_key(folder, "south", identity_pub=digits)
+    deploy.check(folder)
+    after = content(folder)
+    assert after["server/nodes/south.pub"] == before["server/nodes/south.pub"]
+    assert after["nodes/south/node.key"] == before["nodes/south/node.key"]
+    assert "nodes/south/identity.key" not in after
+    assert digits in after["nodes/north/roster.json"].decode()
+
+
+@pytest.mark.parametrize("wrong", ["", "12", "g" * 64, "0" * 63])
+def test_a_public_key_that_is_none_changes_nothing(folder: Path, wrong: str) -> None:
+    before = content(folder)
+    with pytest.raises(RecipeError, match="--identity-pub must be 64 hexadecimal digits"):
+        renewal.rotate_key(folder, "south", identity_pub=wrong)
+    with pytest.raises(RecipeError, match="is not an ECDSA public key"):
+        renewal.rotate_key(folder, "south", node_pub=folder / "ca/ca.crt")
+    assert content(folder) == before
+
+
 def test_folders_that_were_handed_over_may_be_gone(folder: Path) -> None:
     shutil.rmtree(folder / "nodes/north")
     (folder / "nodes/west/node.key").unlink()

@@ -153,11 +153,31 @@ def remove_silo_command(folder: Folder, name: Silo) -> None:
 
 
 @deploy_app.command("rotate-key")
-def rotate_key_command(folder: Folder, name: Silo) -> None:
+def rotate_key_command(
+    folder: Folder,
+    name: Silo,
+    node_pub: Annotated[
+        Path | None, typer.Option(help="The silo's own new node.pub; its private key stays there.")
+    ] = None,
+    identity_pub: Annotated[
+        str | None, typer.Option(help="Its own new identity's public key, in hexadecimal digits.")
+    ] = None,
+) -> None:
     """New keys of one silo: the one that the server knows, and the one that the other silos know.
 
+    With --node-pub or --identity-pub the silo made them itself: no private key is made here.
+
     Example: dpfed deploy rotate-key fed north
+
+    \f
+
+    Args:
+        folder: the deployment's folder.
+        name: the silo's.
+        node_pub: the file of the silo's own new public node key.
+        identity_pub: the silo's own new public identity key, 64 hexadecimal digits.
     """
     from dpfed.cli.deploy import renewal
 
-    _say(folder, renewal.rotate_key(folder, name))
+    said = renewal.rotate_key(folder, name, node_pub=node_pub, identity_pub=identity_pub)
+    _say(folder, said)

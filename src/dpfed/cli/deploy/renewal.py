@@ -13,11 +13,13 @@ between two trainings: a training's plan fixes who is in it.
 | options that were added to a start script   | stay: only its partition-id and number are changed |
 | a silo in the middle leaves                 | those behind it move up: their scripts say so      |
 | the files of a silo that leaves             | are moved to removed/, not deleted                 |
+| a silo made its new keys itself             | their public halves are enough; none is made here  |
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,29 +107,74 @@ def remove_silo(folder: Path, name: str) -> list[str]:
     ]
 
 
-def rotate_key(folder: Path, name: str) -> list[str]:
-    """New keys of one silo, for the server and for the other silos; returns what to do next."""
+def rotate_key(
+    folder: Path, name: str, *, node_pub: Path | None = None, identity_pub: str | None = None
+) -> list[str]:
+    """New keys of one silo, for the server and for the other silos; returns what to do next.
+
+    Public keys that the silo made itself take the place of the old ones, and only they: then no
+    private key is made here, and one of before is deleted.
+
+    Args:
+        folder: the deployment's folder.
+        name: the silo's.
+        node_pub: the file of its own new node.pub; None, with no identity_pub, makes both keys.
+        identity_pub: its own new identity's public key, as 64 hexadecimal digits.
+    """
     ca_key, (names, keys) = _opened(folder), _roster(folder)
     place, home = _place(names, name), folder / "nodes" / name
-    node, own = certs.new_tls_key(), certs.new_identity()
-    public = certs.openssh_public(node.public_key(), name)
+    given = node_pub is not None or identity_pub is not None
+    own_node = None if node_pub is None else certs.load_public(node_pub)
+    own_key = None if identity_pub is None else _raw_key(identity_pub)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _put(home / "node.key", certs.openssh(node), 0o600)
-    _put(home / identity.KEY, certs.pem(own), 0o600)
-    for path in (home / "node.pub", folder / f"server/nodes/{name}.pub"):
-        _put(path, public)
+    if own_node is not None or not given:
+        public = _new_node_key(home, name, own_node)
+        for path in (home / "node.pub", folder / f"server/nodes/{name}.pub"):
+            _put(path, public)
+    identity_key = keys[place]
+    if own_key is not None or not given:
+        identity_key = _new_identity_key(home, own_key)
     if not (home / "start-supernode.sh").exists():  # all of its folder had been handed over
         _put(home / "ca.crt", (folder / "ca/ca.crt").read_bytes())
         script = scripts.start_node(name, _address(folder), place, len(names))
         _put(home / "start-supernode.sh", script, 0o700)
-    changed = [*keys[:place], own.public_key().public_bytes_raw(), *keys[place + 1 :]]
-    _write_rosters(folder, (names, changed), ca_key)
+    _write_rosters(folder, (names, [*keys[:place], identity_key, *keys[place + 1 :]]), ca_key)
+    what = "roster.json and roster.sig of " if given else ""
     return [
-        f"hand nodes/{name}/ to {name}, and nobody else",
+        f"hand {what}nodes/{name}/ to {name}, and nobody else",
         "on the server's host: flwr supernode unregister NODE_ID of the old key; copy "
         "server/nodes/ there; server/register-nodes.sh",
         *_to_all([each for each in names if each != name]),
     ]
+
+
+def _new_node_key(home: Path, name: str, own: ec.EllipticCurvePublicKey | None) -> bytes:
+    """The line of a silo's public node key: its own, or of one that is made here."""
+    (home / "node.key").unlink(missing_ok=True)
+    if own is not None:
+        return certs.openssh_public(own, name)
+    made = certs.new_tls_key()
+    _put(home / "node.key", certs.openssh(made), 0o600)
+    return certs.openssh_public(made.public_key(), name)
+
+
+def _new_identity_key(home: Path, own: bytes | None) -> bytes:
+    """A silo's public identity key: its own, or of one that is made here."""
+    (home / identity.KEY).unlink(missing_ok=True)
+    if own is not None:
+        return own
+    made = certs.new_identity()
+    _put(home / identity.KEY, certs.pem(made), 0o600)
+    return made.public_key().public_bytes_raw()
+
+
+def _raw_key(text: str) -> bytes:
+    """An Ed25519 public key from what `openssl pkey -pubout | ... | od` prints."""
+    found = text.strip().lower()
+    if not re.fullmatch(r"[0-9a-f]{64}", found):
+        way_out = "give the line that docs/deployment.md's openssl command prints"
+        raise refuse("--identity-pub", "64 hexadecimal digits", text, way_out)
+    return bytes.fromhex(found)
 
 
 # ------------------------------------------------------------------------------- what they share
