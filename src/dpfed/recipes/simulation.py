@@ -27,23 +27,19 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed.core.environment import DATASET, IDENTITY, LEDGER, STATE
 from dpfed.core.errors import DpfedError, RecipeError
+from dpfed.core.processes import comes_up, find_command, free_port, search_path, started, tidy
 from dpfed.recipes.result import clear_result, is_finished, read_history, read_result
 from dpfed.sums.secagg.identity import SIMULATED
 from dpfed.training.history import Row
@@ -64,7 +60,6 @@ _TRIES = 3  # SuperLinks that may fail to start
 _STARTUP = 60.0  # seconds that a SuperLink may take to answer
 _WIND_DOWN = 30.0  # seconds that Flower and Ray may take to end after the result
 _INSTALL = "install it with: pip install 'flwr[simulation]>=1.41'"
-_GRACE = 3.0  # seconds between asking a process group to end and ending it
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +104,7 @@ def run_simulation(
     follow = _Follow(
         out=out, log=log, watch=watch, deadline=time.monotonic() + timeout, timeout=timeout
     )
-    with _tidy(), _scratch() as folder:
+    with tidy(), _scratch() as folder:
         job = _Job(
             folder=Path(folder),
             log=log,
@@ -136,7 +131,7 @@ def _check(recipe_path: Path) -> None:
         raise RecipeError(
             f"engine 'flower-simulation' needs Flower ({error}); {_INSTALL}"
         ) from error
-    if not _find("flwr"):
+    if not find_command("flwr"):
         raise RecipeError(f"engine 'flower-simulation' needs the command 'flwr'; {_INSTALL}")
     recipe_for_flower(recipe_path)
 
@@ -171,7 +166,8 @@ def _with_flwr(job: _Job, follow: _Follow) -> None:
     with ExitStack() as stack:
 
         def launch(name: str, *arguments: str) -> subprocess.Popen[bytes]:
-            return stack.enter_context(_process([_find(name) or name, *arguments], env, job.log))
+            command = [find_command(name) or name, *arguments]
+            return stack.enter_context(started(command, env, job.log))
 
         superlink, address = _superlink(launch, job.log)
         _write_app(job, address)
@@ -191,12 +187,12 @@ def _with_flwr(job: _Job, follow: _Follow) -> None:
 def _superlink(launch: Launch, log: Path) -> tuple[subprocess.Popen[bytes], str]:
     """A SuperLink that answers, and its address; a port that was free may be taken by now."""
     for _ in range(_TRIES):
-        port = _free_port()
+        port = free_port()
         process = launch(
             "flower-superlink", "--insecure", "--simulation", "--isolation", "process",
             "--host", "127.0.0.1", "--port", str(port),
         )  # fmt: skip
-        if _answers(f"127.0.0.1:{port}", process):
+        if comes_up(f"127.0.0.1:{port}", process, _STARTUP):
             return process, f"127.0.0.1:{port}"
     raise DpfedError(f"no SuperLink started in {_TRIES} tries; see the log: {log}")
 
@@ -230,7 +226,7 @@ def _environment(folder: Path) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name not in others}
     return {
         **env,
-        "PATH": _path(),
+        "PATH": search_path(),
         "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
         "NO_PROXY": "127.0.0.1,localhost",
         "no_proxy": "127.0.0.1,localhost",
@@ -246,100 +242,6 @@ def _environment(folder: Path) -> dict[str, str]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-
-
-def _path() -> str:
-    """Commands of this Python's own environment first, whether or not it is activated."""
-    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-
-
-def _find(command: str) -> str | None:
-    return shutil.which(command, path=_path())
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _answers(address: str, superlink: subprocess.Popen[bytes]) -> bool:
-    """Whether the SuperLink comes up; proxies are for others than loopback."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    deadline = time.monotonic() + _STARTUP
-    while superlink.poll() is None and time.monotonic() < deadline:
-        try:
-            opener.open(f"http://{address}/health", timeout=1).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return True
-    return False
-
-
-# ---------------------------------------------------------------------------------- processes
-
-
-@contextmanager
-def _tidy() -> Iterator[None]:
-    """Turn a signal that would end this process into an exception, so that its children end, too.
-
-    Only in the main thread, where Python handles signals, and only signals without a handler.
-    """
-    ours = [
-        number
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if threading.current_thread() is threading.main_thread()
-        and signal.getsignal(number) is signal.SIG_DFL
-    ]
-    for number in ours:
-        signal.signal(number, lambda received, _: sys.exit(128 + received))
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
-
-
-@contextmanager
-def _process(
-    command: Sequence[str], env: Mapping[str, str], log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own, which is ended, children and all, on the way out."""
-    with log.open("ab") as sink:
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the group to end, then end it; the leader's id is the group's."""
-    deadline = time.monotonic() + _GRACE
-    alive = _signal(process.pid, signal.SIGTERM)
-    while alive and time.monotonic() < deadline:
-        process.poll()
-        time.sleep(0.05)
-        alive = _signal(process.pid, 0)
-    _signal(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _signal(group: int, number: int) -> bool:
-    """Whether there was someone in the group to signal."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, eq=False)

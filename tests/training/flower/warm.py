@@ -17,13 +17,13 @@ import socket
 import sys
 from pathlib import Path
 
-MARK = "DPFED_TEST_NET"  # one per node: see flower_net.py
+MARK = "DPFED_TEST_NET"  # one per node (network.py), or per host, whose nodes differ in their state
 
 LAUNCHER = """#!{python} -IS
 import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as there:
     try:
-        there.connect("\\0" + os.environ["{mark}"])
+        there.connect("\\0" + os.environ["{mark}"] + os.environ.get("DPFED_STATE", "")[-40:])
         there.sendall(json.dumps(sys.argv[1:]).encode())
     except ConnectionRefusedError:
         os.execv("{python}", ["{python}", "{script}", *sys.argv[1:]])
@@ -44,7 +44,7 @@ def serve() -> None:
     """Return in a fork for each message, with its arguments; never in the first process."""
     parent, waiting = os.getppid(), [sys.argv[1:]]
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("\0" + os.environ[MARK])
+        listener.bind("\0" + os.environ[MARK] + os.environ.get("DPFED_STATE", "")[-40:])
         listener.listen(16)
         listener.settimeout(0.5)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)

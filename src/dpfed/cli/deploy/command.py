@@ -88,6 +88,54 @@ def check_command(
             typer.echo(line)
 
 
+@deploy_app.command("try")
+def try_command(
+    folder: Folder,
+    app: Annotated[
+        Path | None, typer.Option(help="A Flower app to run; then all processes end.")
+    ] = None,
+    run_config: Annotated[str, typer.Option(help="As `flwr run` takes it.")] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="A folder with a folder of made-up files for each silo.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="The SuperLink's port; a free one if left out.")
+    ] = None,
+) -> None:
+    """Rehearse on this machine: SuperLink and SuperNodes, as the folder's scripts start them.
+
+    All that they write is in try/ of the folder, and no silo's own ledger; with made-up records.
+    Without an app it says how to start one, and stops all processes at Ctrl-C.
+
+    Example: dpfed deploy try fed --app my-app --data made-up
+
+    \f
+
+    Args:
+        folder: a folder that `init` made, with all keys.
+        app: the app to run; None waits.
+        run_config: values for its run_config.
+        data: its folder NAME takes the place of DPFED_DATA at the silo of that name.
+        port: the SuperLink's, from 1 to 65535.
+    """
+    from dpfed.cli.deploy import deploy, rehearsal
+
+    if port is not None:
+        deploy.check_range("--port", port, 1, 65535)
+    with rehearsal.rehearse(folder, port=port, data=data) as there:
+        typer.echo(f"{len(there.processes) - 1} silos are online; logs are in {there.work}")
+        if app is not None:
+            if there.run(app, run_config):
+                return
+            raise typer.Exit(1)
+        typer.echo(f"FLWR_HOME={there.home} flwr run APP {deploy.CONNECTION} --stream")
+        typer.echo("Ctrl-C ends all processes")
+        try:
+            there.wait()
+        except KeyboardInterrupt:
+            typer.echo("ended")
+
+
 Silo = Annotated[str, typer.Argument(help="The silo's name.")]
 
 
