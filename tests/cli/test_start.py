@@ -382,6 +382,13 @@ def test_a_statement_has_what_a_board_asks_first(tmp_path: Path) -> None:
     assert re.search(r"Ended: 20\d\d-\d\d-\d\d \d\d:\d\d UTC\.", text)
 
 
+def test_a_statement_says_when_the_training_began_and_ended(tmp_path: Path) -> None:
+    guarantee = statement.gather_statement(trained(tmp_path, {"epsilon": 2.0})).guarantee
+    dates = {"started": "2026-11-02T08:15:00+00:00", "finished": "2026-11-16T10:40:21+00:00"}
+    said = list(run_figures(dates, guarantee))
+    assert said == ["Began: 2026-11-02 08:15 UTC.", "Ended: 2026-11-16 10:40 UTC."]
+
+
 def test_a_statement_has_no_figure_that_was_read_in_clear(tmp_path: Path) -> None:
     private = {"epsilon": 2.0, "adjacency": "add-remove", "nominal": 50}
     trained(tmp_path / "run", private, evaluation={"kind": "exact"})

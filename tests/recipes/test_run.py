@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 
 import dpfed
 from dpfed.core.errors import DataError, RecipeError
-from dpfed.recipes.result import claim_folder, clear_result, free_folder, is_taken
+from dpfed.recipes.result import began_at, claim_folder, clear_result, free_folder, is_taken
 
 TINY: dict[str, Any] = {
     "rounds": 6,
@@ -210,6 +211,17 @@ def test_a_training_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert free_folder(out) == tmp_path / "out-2", "nothing was written there yet"
     (tmp_path / "out-2/guarantee.json").write_text("{}")
     assert free_folder(out) == tmp_path / "out-3"
+    assert claim_folder(out, "two") == tmp_path / "out-2", "it goes on where it was"
+    assert claim_folder(out, "three") == tmp_path / "out-3"
+
+
+def test_a_training_began_with_its_first_process(tmp_path: Path) -> None:
+    out = claim_folder(tmp_path / "out", "one")
+    os.utime(out / "training.txt", (1_750_000_000, 1_750_000_000))
+    (out / "metrics.jsonl").write_text("{}\n")
+    assert claim_folder(out, "one") == out, "it goes on after a crash"
+    assert began_at(out) == "2025-06-15T15:06:40+00:00"
+    assert began_at(tmp_path) is None
 
 
 def test_the_head_of_a_table_alone_takes_no_folder(tmp_path: Path) -> None:

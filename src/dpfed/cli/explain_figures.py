@@ -28,5 +28,6 @@ def run_figures(contents: Mapping[str, Any], found: Guarantee) -> Iterator[str]:
         wasted = contents.get("wasted_attempts") or 0
         lost = f"{wasted} attempts brought no total and were paid for" if wasted else "none wasted"
         yield f"Rounds: {found.rounds} played of {contents['rounds_asked']} asked for; {lost}."
-    if contents.get("finished"):
-        yield f"Ended: {str(contents['finished']).replace('T', ' ')[:16]} UTC."
+    for word, key in (("Began", "started"), ("Ended", "finished")):
+        if contents.get(key):
+            yield f"{word}: {str(contents[key]).replace('T', ' ')[:16]} UTC."

@@ -164,6 +164,7 @@ def _save(result: Result, folder: Path) -> Path:
         "data": result.source,
         **({"clients": result.divided} if result.divided else {}),
         **_run_facts(result),
+        **({"started": began} if (began := began_at(folder)) else {}),
         "warnings": list(result.warnings),
         "stopped": result.stopped,
     }
@@ -220,18 +221,36 @@ def refuse_taken(out: Path, way_out: str) -> None:
 
 def free_folder(out: Path) -> Path:
     """The folder, or the first of NAME-2, NAME-3, ... that no run has written into."""
-    names = (out, *(out.with_name(f"{out.name}-{i}") for i in range(2, 10_000)))
-    return next(each for each in names if not is_taken(each))
+    return next(each for each in _numbered(out) if not is_taken(each))
+
+
+def _numbered(out: Path) -> tuple[Path, ...]:
+    return out, *(out.with_name(f"{out.name}-{i}") for i in range(2, 10_000))
 
 
 def claim_folder(out: Path, training: str) -> Path:
-    """The folder of a training: as named, or one of its own where another's files are there."""
-    claimed = out / TRAINING_FILE
-    if not claimed.is_file() or claimed.read_text(encoding="utf-8").strip() != training:
-        out = free_folder(out)
-        out.mkdir(parents=True, exist_ok=True)
-        _write(out / TRAINING_FILE, training + "\n")
-    return out
+    """The folder of a training: as named, or one of its own where another's files are there.
+
+    A training that goes on finds the folder that it had, also if that was not the first one.
+    """
+    own = next(each for each in _numbered(out) if _claimed(each, training) or not is_taken(each))
+    if not _claimed(own, training):
+        own.mkdir(parents=True, exist_ok=True)
+        _write(own / TRAINING_FILE, training + "\n")
+    return own
+
+
+def began_at(out: Path) -> str | None:
+    """When a training claimed its folder, in ISO 8601: its first process, whoever ended it."""
+    path = out / TRAINING_FILE
+    if not path.is_file():
+        return None
+    return dt.datetime.fromtimestamp(path.stat().st_mtime, dt.UTC).isoformat(timespec="seconds")
+
+
+def _claimed(out: Path, training: str) -> bool:
+    path = out / TRAINING_FILE
+    return path.is_file() and path.read_text(encoding="utf-8").strip() == training
 
 
 def clear_result(out: Path, kept: Sequence[Row] = ()) -> None:
