@@ -44,7 +44,11 @@ def serve() -> None:
     """Return in a fork for each message, with its arguments; never in the first process."""
     parent, waiting = os.getppid(), [sys.argv[1:]]
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("\0" + os.environ[MARK] + os.environ.get("DPFED_STATE", "")[-40:])
+        try:
+            listener.bind("\0" + os.environ[MARK] + os.environ.get("DPFED_STATE", "")[-40:])
+        except OSError:  # another one was faster: answer this message, and stay no longer
+            sys.argv = ["flwr-clientapp", *waiting.pop()]
+            return
         listener.listen(16)
         listener.settimeout(0.5)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -37,7 +37,7 @@ from dpfed.training.loop import Step
 from dpfed.training.plan import Plan
 
 _IN_FLIGHT = 4 << 20  # bytes of replies that are pulled at once: keeps memory flat at large d
-_ENROL = 60.0  # seconds that nodes have at least to say who they are: they start a process for it
+_ENROL = 60.0  # seconds after which a node that did not say who it is may be asked once more
 _POLL, _SLOWEST = 0.01, 0.25  # seconds between two looks for replies: rarer, the longer it takes
 
 Requests = Mapping[str, Mapping[int, bytes]]
@@ -149,20 +149,20 @@ class GridTransport:
             self.refused = {node: why for node, why in self.refused.items() if node in online}
             fresh = sorted(online - self._asked)
             if fresh:
-                self._ask_who(fresh, training, max(_ENROL, wait))
+                self._ask_who(fresh, training)
             known = len(self.nodes) + len(self.refused)
             if known >= len(self.plan.nominal) or time.monotonic() >= deadline:
                 return
             time.sleep(0.5)
 
-    def _ask_who(self, nodes: list[int], training: str, patience: float) -> None:
+    def _ask_who(self, nodes: list[int], training: str) -> None:
         control: dict[str, Any] = {"stage": ENROL, "training": training}
         if self.terms:
             control[TERMS] = self.terms
         content = RecordDict({CONTROL: ConfigRecord(control)})
         messages = [Message(content, node, "train", ttl=600) for node in nodes]
         sent = dict(zip(self.grid.push_messages(messages), nodes, strict=True))
-        for reply in _replies(self.grid, sent, patience, batch=len(sent)):
+        for reply in _replies(self.grid, sent, _ENROL, batch=len(sent)):
             node = sent[reply.metadata.reply_to_message_id]
             self._asked.add(node)
             self._admit(node, reply)
