@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpfed.core.vector import Layout
+    from dpfed.data.augment import augmented as augmented
     from dpfed.data.batches import dataset_batches as dataset_batches
     from dpfed.data.batches import tensor_batches as tensor_batches
     from dpfed.data.datasets import Records as Records
@@ -44,6 +45,7 @@ _HOMES = {
     "Records": "dpfed.data.datasets",
     "Standardised": "dpfed.data.standardised",
     "Terms": "dpfed.recipes.terms",
+    "augmented": "dpfed.data.augment",
     "claim_folder": "dpfed.recipes.result",
     "client_app": "dpfed.training.flower.client",
     "dataset_batches": "dpfed.data.batches",
@@ -68,6 +70,7 @@ __all__ = [
     "Records",
     "Standardised",
     "Terms",
+    "augmented",
     "claim_folder",
     "client_app",
     "dataset_batches",

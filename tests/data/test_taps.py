@@ -8,7 +8,7 @@ rows are clipped, and some are not.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,101 +20,98 @@ from dpfed.core.ghost import Ghost
 from dpfed.core.rows import Chunks, Dense
 from dpfed.core.types import Unit
 from dpfed.data.batches import Batches, tensor_batches
-from dpfed.data.losses import Huber, Loss, Tokens, cross_entropy
+from dpfed.data.losses import Huber
 from dpfed.data.modules import Network, seeded
 from dpfed.data.samplers import by_itself
 from dpfed.data.taps import Unsupported, factors_of
-
-RECORDS, T, WORDS = 7, 6, 13
-
-
-def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(RECORDS, *shape, generator=torch.Generator().manual_seed(seed))
-
-
-def words(seed: int = 0) -> torch.Tensor:
-    return torch.randint(0, WORDS, (RECORDS, T), generator=torch.Generator().manual_seed(seed))
-
-
-LABELS = torch.arange(RECORDS) % 3
-
-
-class Attention(nn.Module):
-    """Self-attention of linear layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (layer(x).view(len(x), -1, 2, 4).transpose(1, 2) for layer in self._three())
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        out: torch.Tensor = self.head(self.out(mixed).mean(dim=1))
-        return out
-
-    def _three(self) -> tuple[nn.Module, ...]:
-        return self.q, self.k, self.v
-
-
-LAYERS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
-    "linear": (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)),
-               numbers(4)),
-    "linear, tokens": (lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.GELU(), nn.Flatten(),
-                                             nn.Linear(5 * T, 3)), numbers(T, 4)),
-    "conv2d": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, stride=2), nn.Tanh(),
-                                     nn.Flatten(), nn.Linear(36, 3)), numbers(2, 6, 6)),
-    "conv2d, groups": (lambda: nn.Sequential(
-        nn.Conv2d(4, 6, (3, 2), groups=2, dilation=2, padding="same", padding_mode="circular"),
-        nn.Flatten(), nn.Linear(150, 3)), numbers(4, 5, 5)),
-    "conv1d": (lambda: nn.Sequential(nn.Conv1d(4, 5, 3, padding=2, bias=False), nn.Flatten(),
-                                     nn.Linear(40, 3)), numbers(4, T)),
-    "embedding": (lambda: nn.Sequential(nn.Embedding(WORDS, 4, padding_idx=0), nn.Flatten(),
-                                        nn.Linear(4 * T, 3)), words()),
-    "layer norm": (lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Flatten(),
-                                         nn.Linear(5 * T, 3)), numbers(T, 4)),
-    "layer norm, two axes": (lambda: nn.Sequential(nn.LayerNorm((T, 4)), nn.Flatten(),
-                                                   nn.Linear(4 * T, 3)), numbers(T, 4)),
-    "rms norm": (lambda: nn.Sequential(nn.RMSNorm(4), nn.Flatten(), nn.Linear(4 * T, 3)),
-                 numbers(T, 4)),
-    "group norm": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(),
-                                         nn.Flatten(), nn.Linear(64, 3)), numbers(2, 6, 6)),
-    "attention": (Attention, numbers(T, 8)),
-}  # fmt: skip
+from tests.laws.shapes import (
+    ADAPTERS,
+    LABELS,
+    LAYERS,
+    RECORDS,
+    SHAPES,
+    Shape,
+    numbers,
+    texts,
+    whole,
+)
 
 
 def oracle(model: Network, batches: Batches, params: torch.Tensor) -> torch.Tensor:
     return by_itself(model, params)(batches.read(torch.arange(len(batches))))
 
 
+def made_rows(rows: Any) -> torch.Tensor:
+    """Each record's row before the clip; of rows that are clipped unmade, what they stand for."""
+    if not isinstance(rows, Ghost):
+        return torch.cat(list(rows.unit_rows()))
+    made = []
+    for index in torch.split(torch.arange(rows.units), rows.alone.chunk):
+        layers, usable = rows.factors(index)
+        assert bool(usable.all())
+        made += [torch.cat([each.row(i) for each in layers]) for i in range(len(index))]
+    return torch.stack(made)
+
+
 def hold(model: Network, batches: Batches) -> None:
     """Rows as they are, and their clipped sums, against the oracle."""
     params = model.initial(0) + 0.05 * torch.sin(torch.arange(model.layout.size) * 1.7)
-    slow = oracle(model, batches, params)
-    typical = float(slow.norm(dim=1).median())
+    slow = oracle(model, batches, params).double()
+    norms = slow.norm(dim=1)
     rows: Any = model.problem(batches).rows(params, Unit.RECORD)
-    if isinstance(rows, Ghost):
-        layers, usable = rows.factors(torch.arange(model.chunk))
-        assert bool(usable.all())
-        made = torch.stack([torch.cat([e.row(i) for e in layers]) for i in range(model.chunk)])
-        torch.testing.assert_close(
-            made.float(), slow[: model.chunk], rtol=1e-4, atol=1e-5 * max(1.0, typical)
-        )
+    assert bool(((made_rows(rows) - slow).norm(dim=1) <= 1e-5 * norms).all())
+    typical = float(norms.median())
     for clip in (1e6 * typical, typical, 1e-3 * typical):
         found, expected = rows.clipped_sum(clip).vector, Dense(slow).clipped_sum(clip).vector
-        scale = 1e-5 * min(clip, float(slow.norm(dim=1).max()))
+        scale = 1e-5 * min(clip, float(norms.max()))
         assert float((found - expected).norm()) <= scale * len(slow), clip
 
 
-@pytest.mark.parametrize("sampler", ["ghost", "func", "opacus"])
-@pytest.mark.parametrize("name", LAYERS)
-def test_rows_are_the_gradients_of_single_records(name: str, sampler: str) -> None:
+NOT_BY_OPACUS = ("conv2d, groups", "linear", "embedding")
+"""It takes no circular padding, in-place layer or padding_idx."""
+
+CELLS = [
+    pytest.param(shape, sampler, id=f"{shape}-{sampler}")
+    for shape in SHAPES
+    for sampler in ("ghost", "func", "opacus")
+    if not (sampler == "opacus" and shape.name in NOT_BY_OPACUS)
+    and not (sampler == "func" and shape.padded)
+]
+
+
+@pytest.mark.parametrize(("shape", "sampler"), CELLS)
+def test_rows_are_the_gradients_of_single_records(shape: Shape, sampler: str) -> None:
     if sampler == "opacus":
         pytest.importorskip("opacus")
-        if name in ("conv2d, groups", "linear", "embedding"):
-            pytest.skip("Opacus takes no circular padding, in-place layer or padding_idx")
-    make, x = LAYERS[name]
-    hold(Network(seeded(make, 0), chunk=3, sampler=sampler), tensor_batches(x, LABELS))
+    model, batches = shape.build(sampler)
+    hold(model, batches)
+    assert isinstance(model.problem(batches).rows(model.initial(0), Unit.RECORD), Ghost) == (
+        sampler == "ghost"
+    )
+
+
+@pytest.mark.parametrize("shape", [shape for shape in ADAPTERS if shape.padded], ids=str)
+def test_what_torch_func_cannot_go_through_is_refused_and_auto_is_ghost(shape: Shape) -> None:
+    """A mask is data that a transformer branches on."""
+    model, batches = shape.build("func")
+    with pytest.raises(RecipeError, match=r"must work for any record.*; use sampler 'auto'$") as e:
+        model.problem(batches).rows(model.initial(0), Unit.RECORD)
+    assert "\n" not in str(e.value)
+    auto, _ = shape.build("auto")
+    assert (auto.rows_by(batches), auto.made_by(batches)) == ("ghost", "alone")
+
+
+@pytest.mark.parametrize("shape", [s for s in ADAPTERS if not s.padded], ids=str)
+def test_a_transformer_that_is_trained_whole_has_rows_that_are_made(shape: Shape) -> None:
+    """Its positions belong to no record, and tied weights to two layers: factors say nothing."""
+    module, loss = whole(shape.name, shape.tied)
+    refused = Network(module, loss, chunk=3, sampler="ghost")
+    batches = texts(loss, padded=False)
+    with pytest.raises(RecipeError, match=r"cannot be used here \(.*\); use sampler 'auto'$"):
+        refused.problem(batches).rows(refused.initial(0), Unit.RECORD)
+    auto = Network(module, loss, chunk=3)
+    assert auto.rows_by(batches) == "func"
+    hold(auto, batches)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
@@ -267,73 +264,36 @@ def test_a_layer_that_is_not_reached_has_a_zero_gradient() -> None:
     assert made["head.weight"].any()
 
 
-def test_persons_and_exact_integers_get_rows_that_are_made() -> None:
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_of_persons_are_the_sums_of_their_records(shape: Shape) -> None:
+    """One has more records than a chunk, one has a single one."""
+    model, batches = shape.build("ghost")
+    params = model.initial(0) + 0.05 * torch.sin(torch.arange(model.layout.size) * 1.7)
+    people = torch.tensor([4, 1, 4, 4, 2, 4, 2])
+    slow = oracle(model, batches, params).double()
+    sums = torch.stack([slow[people == each].sum(dim=0) for each in (1, 2, 4)])
+    rows = model.problem(replace(batches, groups=people)).rows(params, Unit.GROUP)
+    assert isinstance(rows, Ghost)
+    assert rows.units == 3
+    typical = float(sums.norm(dim=1).median())
+    for clip in (1e6 * typical, typical, 1e-3 * typical):
+        found, expected = rows.clipped_sum(clip).vector, Dense(sums).clipped_sum(clip).vector
+        scale = 1e-5 * min(clip, float(sums.norm(dim=1).max()))
+        assert float((found - expected).norm()) <= scale * len(slow), clip
+    kept = torch.tensor([False, True, True])
+    some = rows.select(kept).clipped_sum(typical).vector
+    expected = Dense(sums[kept]).clipped_sum(typical).vector
+    assert float((some - expected).norm()) <= 1e-5 * typical * len(slow)
+
+
+def test_exact_integers_get_rows_that_are_made() -> None:
     model = Network(seeded(LAYERS["linear"][0], 0), chunk=3)
     batches = tensor_batches(numbers(4), LABELS, torch.arange(RECORDS) // 2)
     problem = model.problem(batches)
-    assert isinstance(problem.rows(model.initial(0), Unit.GROUP), Chunks)
-    rows = problem.rows(model.initial(0), Unit.RECORD)
-    assert isinstance(rows, Ghost)
-    assert len(torch.cat(list(rows.clipped_rows(1.0)))) == RECORDS
-
-
-# ------------------------------------------------------------------------------- transformers, LoRA
-
-ATTENDED = torch.ones(RECORDS, T, dtype=torch.int64)
-SMALL = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-         "intermediate_size": 20}  # fmt: skip
-
-
-def lora(module: nn.Module, targets: list[str], task: str) -> nn.Module:
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(
-        r=2, target_modules=targets, task_type=task, fan_in_fan_out="c_attn" in targets
-    )
-    return peft.get_peft_model(module, config)  # type: ignore[no-any-return]
-
-
-def bert(tied: bool) -> tuple[nn.Module, Loss]:
-    library = pytest.importorskip("transformers")
-    config = library.BertConfig(**SMALL, num_labels=3, max_position_embeddings=T,
-                                tie_word_embeddings=tied)  # fmt: skip
-    if tied:
-        return lora(library.BertForMaskedLM(config), ["query", "value"], None), Tokens()  # type: ignore[arg-type]
-    module = library.BertForSequenceClassification(config)
-    return lora(module, ["query", "value"], "SEQ_CLS"), cross_entropy
-
-
-def gpt2(tied: bool) -> tuple[nn.Module, Loss]:
-    library = pytest.importorskip("transformers")
-    config = library.GPT2Config(vocab_size=WORDS, n_embd=16, n_layer=2, n_head=2, n_positions=T,
-                                tie_word_embeddings=tied)  # fmt: skip
-    return lora(library.GPT2LMHeadModel(config), ["c_attn"], "CAUSAL_LM"), Tokens(shift=True)
-
-
-def llama(tied: bool) -> tuple[nn.Module, Loss]:
-    library = pytest.importorskip("transformers")
-    config = library.LlamaConfig(**SMALL, num_key_value_heads=1, max_position_embeddings=T,
-                                 tie_word_embeddings=tied)  # fmt: skip
-    return lora(library.LlamaForCausalLM(config), ["q_proj", "v_proj"], "CAUSAL_LM"), Tokens(True)
-
-
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("make", [bert, gpt2, llama], ids=lambda make: make.__name__)
-@pytest.mark.parametrize("sampler", ["ghost", "opacus", "auto"])
-def test_adapters_of_transformers(make: Any, sampler: str, padded: bool, tied: bool) -> None:
-    torch.manual_seed(0)
-    module, loss = make(tied)
-    module.eval()
-    mask = ATTENDED.clone()
-    if padded:
-        mask[::2, T - 2 :] = 0
-    ids = words()
-    targets = LABELS if loss is cross_entropy else torch.where(mask.bool(), ids, -100)
-    batches = tensor_batches({"input_ids": ids, "attention_mask": mask}, targets)
-    model = Network(module, loss, chunk=3, sampler=sampler)
-    if sampler == "auto":
-        assert model.rows_by(batches) == "ghost"
-    hold(model, batches)
+    for unit, units in ((Unit.RECORD, RECORDS), (Unit.GROUP, 4)):
+        rows = problem.rows(model.initial(0), unit)
+        assert isinstance(rows, Ghost)
+        assert len(torch.cat(list(rows.clipped_rows(1.0)))) == units
 
 
 def test_numbers_are_fitted_too() -> None:

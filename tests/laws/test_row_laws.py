@@ -65,6 +65,15 @@ def ghost(*layers: Layer) -> Ghost:
     return Ghost(lambda _: (layers, usable), chunks(row))
 
 
+def ghost_person(pick: Pick) -> Ghost:
+    """Of two records of one person: their own gradients are the oracle."""
+    left = pick(2, 3)[:, None]
+    layers: list[Layer] = [Products(left, torch.full((2, 1, 4), 0.5)), Sums(left)]
+    rows = torch.stack([torch.cat([layer.row(i) for layer in layers]) for i in range(2)])
+    usable = torch.ones(2, dtype=torch.bool)
+    return Ghost(lambda _: (layers, usable), Chunks(lambda i: rows[i], 2, 15, 2, PERSON))
+
+
 def several(left: torch.Tensor) -> Ghost:
     """Layers of all kinds, of one factor: of several, one is hostile to the rest."""
     one = torch.full_like(left, 0.5)
@@ -107,6 +116,7 @@ CASES: dict[str, Callable[[Pick], Rows]] = {
     "Ghost": lambda pick: ghost(Products(pick(2, 3)[None], pick(2, 4)[None])),
     "Ghost, Gram matrices": lambda pick: ghost(Products(pick(1, 9)[None], pick(1, 8)[None])),
     "Ghost, cancelling": lambda pick: ghost(cancelling(pick)),
+    "Ghost, a person": ghost_person,
     "Ghost, layers": lambda pick: several(pick(2, 3)[None]),
     "Gram": lambda pick: Gram(pick(1, 3)),
     "Gram, a person": lambda pick: Gram(pick(2, 3), PERSON),

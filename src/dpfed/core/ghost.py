@@ -50,7 +50,7 @@ from dpfed.core.clipping import (
     rows_in_block,
     weighted,
 )
-from dpfed.core.rows import Chunks, sum_of
+from dpfed.core.rows import Chunks, members_of, records_of, sum_of
 from dpfed.core.types import BoundedSum, Vector
 
 CANCELLING = 32.0
@@ -89,6 +89,9 @@ class Layer(Protocol):
 
     def part(self, kept: slice | torch.Tensor) -> Layer:
         """The same of some records."""
+
+    def joined(self) -> Layer:
+        """All records as one, whose gradient is the sum of theirs: a person's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +153,10 @@ class Products:
         """The same of some records."""
         return Products(_zero_or(self.left, kept), _zero_or(self.right, kept))
 
+    def joined(self) -> Products:
+        """The positions of all records, one after the other."""
+        return Products(_as_one(self.left), _as_one(self.right))
+
 
 @dataclass(frozen=True, eq=False)
 class Lookups:
@@ -197,6 +204,10 @@ class Lookups:
         ids = self.ids[kept] if isinstance(kept, slice) else self.ids
         return replace(self, ids=ids, left=_zero_or(self.left, kept))
 
+    def joined(self) -> Lookups:
+        """The positions of all records, one after the other."""
+        return replace(self, ids=self.ids.reshape(1, -1), left=_as_one(self.left))
+
 
 @dataclass(frozen=True, eq=False)
 class Sums:
@@ -240,6 +251,10 @@ class Sums:
         right = None if self.right is None else _zero_or(self.right, kept)
         return Sums(_zero_or(self.left, kept), right)
 
+    def joined(self) -> Sums:
+        """The positions of all records, one after the other."""
+        return Sums(_as_one(self.left), None if self.right is None else _as_one(self.right))
+
 
 def _upwards(norms: torch.Tensor, magnitudes: torch.Tensor, error: float, width: int) -> Norms:
     """Never below the truth.
@@ -266,11 +281,15 @@ def _aligned(part: torch.Tensor) -> torch.Tensor:
     return wide
 
 
+def _as_one(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(1, -1, tensor.shape[2])
+
+
 def _zero_or(tensor: torch.Tensor, kept: slice | torch.Tensor) -> torch.Tensor:
     """A slice of records; or all, zero where ``kept`` is False: 0 times a NaN is a NaN."""
     if isinstance(kept, slice):
         return tensor[kept]
-    return torch.where(kept[:, None, None], tensor, 0.0)
+    return torch.where(kept.to(tensor.device)[:, None, None], tensor, 0.0)
 
 
 # ------------------------------------------------------------------------------------------- rows
@@ -281,9 +300,11 @@ Factors = Callable[[torch.Tensor], tuple[Sequence[Layer], torch.Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class Ghost:
-    """Per-record gradients of a network, by the factors of its layers.
+    """Per-record gradients of a network, by the factors of its layers; or those of persons.
 
-    ``alone`` are the same rows, made: for sums in exact integers, and the oracle of this class.
+    ``alone`` are the same rows, made: for sums in exact integers, and the oracle of this class. It
+    knows whose record each one is, if anyone has several: a person's gradient is one of a record
+    with the positions of all of theirs. Of one who has more records than a chunk it is made.
     """
 
     factors: Factors
@@ -291,12 +312,12 @@ class Ghost:
 
     @property
     def units(self) -> int:
-        """The records."""
+        """The records, or the persons."""
         return self.alone.units
 
     def select(self, kept: torch.Tensor) -> Ghost:
         """The rows of the units in ``kept``: no other record is read."""
-        index = torch.nonzero(kept).squeeze(1)
+        index = records_of(kept, self.alone.groups)
         return Ghost(lambda part: self.factors(index[part]), self.alone.select(kept))
 
     def unit_rows(self) -> Iterator[torch.Tensor]:
@@ -311,11 +332,22 @@ class Ghost:
         """Norms first, then the weighted sums; what cancels is made and clipped as it is."""
         bound, size = checked_clip(clip), self.alone.size
         total = _Total(self.units, size)
+        if self.alone.groups is not None:
+            for members in members_of(self.alone.groups):
+                self._add_person(members, bound, total)
+            return bounded(total.vector, bound, self.units, torch.float32)
         for index in torch.split(torch.arange(self.alone.records), self.alone.chunk):
             if index.numel():
                 layers, usable = self.factors(index)
                 _add(layers, usable, bound, total)
         return bounded(total.vector, bound, self.units, torch.float32)
+
+    def _add_person(self, members: torch.Tensor, clip: float, total: _Total) -> None:
+        if len(members) > self.alone.chunk:
+            return total.add_made(self.alone.sum_over(members), clip)
+        layers, usable = self.factors(members)
+        joined = [layer.part(usable).joined() for layer in layers]
+        return _add(joined, torch.ones(1, dtype=torch.bool), clip, total)
 
 
 def _add(layers: Sequence[Layer], usable: torch.Tensor, clip: float, total: _Total) -> None:
@@ -386,7 +418,8 @@ class _Total:
     @property
     def vector(self) -> Vector:
         """The sum of all that was added, in the main memory."""
-        if self._part is None:
-            return torch.zeros(self._size, dtype=torch.float64)
-        whole = self._part if self._sum is None else sum_of(folded(self._sum, self._part))
-        return whole.cpu() if self._made is None else whole.cpu() + self._made.matrix.view(-1)
+        whole = torch.zeros(self._size, dtype=torch.float64)
+        if self._part is not None:
+            both = self._part if self._sum is None else sum_of(folded(self._sum, self._part))
+            whole = both.cpu()
+        return whole if self._made is None else whole + self._made.matrix.view(-1)

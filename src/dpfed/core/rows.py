@@ -359,14 +359,14 @@ class Chunks(_ByUnit):
     def unit_rows(self) -> Iterator[torch.Tensor]:
         """Gradients chunk by chunk, or summed person by person."""
         if self.groups is not None:
-            return stacked(self._sums(), self.size)
+            return stacked(map(self.sum_over, members_of(self.groups)), self.size)
         parts = (torch.split(rows, rows_in_block(self.size)) for rows in self._records())
         return (part.double() for part in itertools.chain.from_iterable(parts))
 
-    def _sums(self) -> Iterator[Vector]:
-        for members in members_of(self.groups):
-            parts = torch.split(members, self.chunk)
-            yield sum_of(self.gradients(i).sum(dim=0, dtype=torch.float64) for i in parts)
+    def sum_over(self, members: torch.Tensor) -> Vector:
+        """The sum of some records' gradients, ``chunk`` of them at a time. Sensitive."""
+        parts = torch.split(members, self.chunk)
+        return sum_of(self.gradients(i).sum(dim=0, dtype=torch.float64) for i in parts)
 
 
 def made_rows(rows: Rows) -> Rows:

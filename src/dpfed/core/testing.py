@@ -166,22 +166,36 @@ def exchange_keeps_its_bound(one: Rows, other: Rows, clip: float) -> float:
         clip: the bound of a row's norm, above 0.
     """
     made, instead = one.clipped_sum(clip), other.clipped_sum(clip)
-    pairs = zip(made.vector.tolist(), instead.vector.tolist(), strict=True)
-    apart = [Fraction(here) - Fraction(there) for here, there in pairs]
-    return _ratio(apart, made.replace_bound, f"an exchanged {type(one).__name__} row")
+    whose = f"an exchanged {type(one).__name__} row"
+    return _ratio(made.vector, made.replace_bound, whose, instead.vector)
 
 
-def _ratio(vector: Iterable[Any], bound: float, whose: str) -> float:
-    """The norm over the bound, decided in exact arithmetic."""
-    squared = sum(_exact(value) ** 2 for value in vector)
+def absence_keeps_its_bound(whole: Rows, rest: Rows, clip: float) -> float:
+    """How far apart rows are, one unit of which is absent, over ``bound``; refuses more than 1.
+
+    Args:
+        whole: the rows of a client.
+        rest: the same without one of the units; the others may have moved up.
+        clip: the bound of a row's norm, above 0.
+    """
+    made, without = whole.clipped_sum(clip), rest.clipped_sum(clip)
+    whose = f"an absent {type(whole).__name__} row"
+    return _ratio(made.vector, made.bound, whose, without.vector)
+
+
+def _ratio(vector: Iterable[Any], bound: float, whose: str, other: Vector | None = None) -> float:
+    """The norm over the bound; in exact arithmetic, unless it is clearly below."""
+    given = [float(value) for value in vector]
+    taken = [0.0] * len(given) if other is None else other.tolist()
+    pairs = list(zip(given, taken, strict=True))
+    near = math.hypot(*(here - there for here, there in pairs)) / bound
+    if near < 1 - 2.0**-40:
+        return near
+    squared = sum((Fraction(here) - Fraction(there)) ** 2 for here, there in pairs)
     ratio = math.sqrt(squared / Fraction(bound) ** 2)
     if squared > Fraction(bound) ** 2:
         raise AssertionError(f"{whose} has {ratio} times the bound of {bound}")
     return ratio
-
-
-def _exact(value: Any) -> Fraction:
-    return value if isinstance(value, Fraction) else Fraction(float(value))
 
 
 # ------------------------------------------------------------------------------ of the optimizers

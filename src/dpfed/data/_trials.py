@@ -23,6 +23,7 @@ from dpfed.data.losses import Loss
 from dpfed.data.samplers import SAMPLERS, PerRecord, by_itself, fails
 from dpfed.data.taps import Unsupported, factors_of
 
+_CORRECT = "correct the module or the loss"
 _CLASSES = 64  # of which each is tried as a label that might weigh on others
 
 
@@ -71,7 +72,8 @@ def _all(made: Batches) -> Batch:
 def _try_made(sampler: str, model: Any, made: Batches) -> int:
     """Refuse a sampler that fails on the module, or whose rows depend on other records."""
     rows = SAMPLERS[sampler](model, somewhere(model))
-    return len(_tried_on(rows, _all(made), "gradient"))
+    way_out = _CORRECT if sampler == "alone" else "use sampler 'auto'"
+    return len(_tried_on(rows, _all(made), "gradient", way_out=way_out))
 
 
 def _trial(sampler: str) -> Callable[[Any, Batches], int]:
@@ -156,7 +158,9 @@ def somewhere(model: Any) -> Vector:
     return start + 0.01 * torch.sin(torch.arange(start.numel()) * 12.9898).to(start)
 
 
-def _tried_on(compute: PerRecord, batch: Batch, what: str, label: int = 1) -> torch.Tensor:
+def _tried_on(
+    compute: PerRecord, batch: Batch, what: str, label: int = 1, way_out: str = _CORRECT
+) -> torch.Tensor:
     """Rows of made-up records, none of which may move if another record is changed."""
     other = _second_changed(batch, label)
     try:
@@ -169,7 +173,7 @@ def _tried_on(compute: PerRecord, batch: Batch, what: str, label: int = 1) -> to
     except Exception as error:
         raise RecipeError(
             f"the {what} of a network must work for any record, and failed on made-up records of "
-            f"shape {_shape(batch)} ({first_sentence(error)}); correct the module or the loss"
+            f"shape {_shape(batch)} ({first_sentence(error)}); {way_out}"
         ) from error
     rest = torch.arange(len(batch)) != 1
     if not torch.allclose(rows[rest], changed[rest], rtol=1e-3, atol=1e-6, equal_nan=True):

@@ -111,6 +111,8 @@ class Batches:
     """Whose record each one is, int64 [records]."""
     most: int = 512
     """How many are read at a time, at most."""
+    change: Callable[[Batch, bytes], Batch] | None = None
+    """What training sees in the place of what was read (augment.py): records, and at which turn."""
 
     def __post_init__(self) -> None:
         if self.groups is not None and len(self.groups) != self.count:
@@ -129,6 +131,13 @@ class Batches:
         return replace(
             self, read=lambda part: self.read(index[part]), count=len(index), groups=groups
         )
+
+    def at(self, turn: bytes) -> Batches:
+        """The records as training sees them at one turn."""
+        change = self.change
+        if change is None:
+            return self
+        return replace(self, read=lambda index: change(self.read(index), turn), change=None)
 
     def made_up(self) -> Batches:
         """Three records that stand for nobody, of two persons: on them code is tried."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any torch module as a model: rows of gradients that are clipped unmade, or made one by one.
 
-    ghost     factors of the layers' gradients (taps.py, core/ghost.py): at record level, if every
-              trained layer is of a known kind and is used once
-    func, opacus, alone    rows that are made (samplers.py): for groups and for exact integers
+    ghost     factors of the layers' gradients (taps.py, core/ghost.py): of records and of persons,
+              if every trained layer is of a known kind and is used once
+    func, opacus, alone    rows that are made (samplers.py): for exact integers, and where not
     auto      ghost where that works, else func, else alone; the local log says which and why
 
 Guarantee: no value of a record makes rows or metrics raise: a record that fails has a zero row and
@@ -26,6 +26,7 @@ record depend on that record alone, and that the module keeps nothing of it.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -227,7 +228,7 @@ class Network:
         return chosen
 
     def made_by(self, batches: Batches) -> str:
-        """The same for rows that are made: of persons, and in exact integers."""
+        """The same for rows that are made: in exact integers, and of who has many records."""
         if self.sampler not in ("auto", "ghost"):
             return self.sampler
         chosen: str = self._once(_trials.made_sampler_for, batches)
@@ -273,15 +274,39 @@ class NetworkProblem:
 
     def rows(self, params: Vector, unit: Unit) -> Rows:
         """Per-record gradients in chunks; by group, or the client's mean as one row."""
+        return self._at(params)._rows(params, unit)
+
+    def _at(self, params: Vector) -> NetworkProblem:
+        """The problem with its records as training sees them at these parameters."""
+        if self.records.change is None:
+            return self
+        raw = params.detach().cpu().contiguous().numpy()
+        return replace(self, records=self.records.at(hashlib.sha256(raw.data).digest()))
+
+    def _rows(self, params: Vector, unit: Unit) -> Rows:
         if unit is Unit.CLIENT:
             return Dense(self.gradient(params)[None])
         groups = self.records.groups
         ids = None if unit is Unit.RECORD else unit_ids(groups, unit, len(self.records))
         made = self._made(params, ids)
-        if unit is Unit.GROUP or self.model.rows_by(self.records) != "ghost":
+        if self.model.rows_by(self.records) != "ghost":
             return made
         self.model._once(_trials.try_ghost, self.records)
-        return Ghost(self._factors(factors_of(self.model, params)), made)
+        block = self.model.chunk if ids is None else 1  # a person's are beside nobody else's
+        return Ghost(self._factors(factors_of(self.model, params), block), made)
+
+    def rows_in_words(self, unit: Unit, *, exact: bool = False) -> str:
+        """How rows are clipped: public, for it follows from the model and the records' shapes.
+
+        Args:
+            unit: whose rows.
+            exact: whether they are added up in exact integers, one by one.
+        """
+        if unit is Unit.CLIENT:
+            return "one row per client"
+        if not exact and self.model.rows_by(self.records) == "ghost":
+            return "rows are clipped unmade, by sampler 'ghost'"
+        return f"rows are made, by sampler {self.model.made_by(self.records)!r}"
 
     def _made(self, params: Vector, ids: torch.Tensor | None) -> Chunks:
         sampler, empty = self.model.made_by(self.records), self.records.stand_in[:1]
@@ -300,10 +325,10 @@ class NetworkProblem:
         )  # fmt: skip
 
     def _factors(
-        self, tapped: Tapped
+        self, tapped: Tapped, block: int
     ) -> Callable[[torch.Tensor], tuple[list[Layer], torch.Tensor]]:
         """The factors of records, and which of them are usable; computed in whole blocks."""
-        empty, block = self.records.stand_in[:1], self.model.chunk
+        empty = self.records.stand_in[:1]
 
         def factors(index: torch.Tensor) -> tuple[list[Layer], torch.Tensor]:
             batch = self._batch(index)
@@ -325,7 +350,7 @@ class NetworkProblem:
     def gradient(self, params: Vector) -> Vector:
         """The mean gradient over all records, in clear."""
         total = torch.zeros_like(params)
-        for batch in self.model._read(self.records):
+        for batch in self.model._read(self._at(params).records):
             here = params.detach().clone().requires_grad_()
             loss = self.model.losses(self.model.placed(here), _usable(batch)).sum()
             total += torch.autograd.grad(loss, here)[0]
