@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Unit
@@ -71,6 +73,25 @@ def test_an_adapter_is_trained_and_read_by_peft(folder: Path, tmp_path: Path) ->
     assert not torch.allclose(scores, model.score(model.initial(0) * 0, x), atol=1e-3)
 
 
+def test_a_sentence_encoder_has_a_head_on_the_mean_of_its_tokens(
+    folder: Path, tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    module = text_model(folder, task="pool", classes=3, lora=LORA)
+    model, x = Network(TokenIds(module, padding=0)), inputs()
+    assert all("lora_" in name or "head" in name for name in model.layout.shapes)
+    assert model.rows_by(tensor_batches(x["input_ids"], torch.arange(8) % 3)) == "ghost"
+    params = model.initial(0) + 0.1
+    scores = model.score(params, x["input_ids"]).detach()
+    longer = functional.pad(x["input_ids"][:, :4], (0, 1))  # what is not attended to is no matter
+    shorter = model.score(params, longer).detach()
+    torch.testing.assert_close(shorter[::2], scores[::2])
+    saved = save_adapter(model, params, tmp_path / "adapter")
+    read = peft.PeftModel.from_pretrained(text_model(folder, task="pool", classes=3), saved)
+    torch.testing.assert_close(read.eval()(**x).detach(), scores)
+
+
 def test_records_of_token_numbers_are_taken(folder: Path, tmp_path: Path) -> None:
     module = text_model(folder, classes=3, lora=LORA)
     wrapped = Network(TokenIds(module, padding=0))
@@ -80,9 +101,8 @@ def test_records_of_token_numbers_are_taken(folder: Path, tmp_path: Path) -> Non
     assert save_adapter(wrapped, wrapped.initial(0), tmp_path / "adapter").is_dir()
 
 
-def test_a_recipe_trains_an_adapter_from_a_folder(folder: Path, tmp_path: Path) -> None:
-    from dpfed import run
-
+@pytest.fixture
+def recipe(folder: Path, tmp_path: Path) -> dict[str, Any]:
     ids = inputs(60)["input_ids"].numpy()
     np.savez(tmp_path / "tokens.npz", x=ids.astype(np.float32), y=ids[:, 0] % 3)
     model = {"name": "transformers", "options": {"source": str(folder), "lora": LORA},
@@ -90,8 +110,48 @@ def test_a_recipe_trains_an_adapter_from_a_folder(folder: Path, tmp_path: Path) 
     data = {"source": str(tmp_path / "tokens.npz"), "holdout": 0.3,
             "partition": {"name": "iid", "clients": 2}}  # fmt: skip
     privacy = {"epsilon": 8.0, "delta": 1e-3, "noise": "keyed"}
-    result = run({"rounds": 2, "model": model, "data": data, "privacy": privacy})
+    return {"rounds": 2, "model": model, "data": data, "privacy": privacy}
+
+
+def hold_the_adapter(result: Any, base: Path, written: Path) -> None:
+    """peft's own reader finds what was trained."""
+    peft, library = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    empty = library.AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+    read, x = peft.PeftModel.from_pretrained(empty, written / "adapter").eval(), inputs()
+    with torch.no_grad():
+        scores = read(**x).logits
+    trained = result.model.score(result.params, x["input_ids"].float()).detach()
+    torch.testing.assert_close(scores, trained)
+    start = result.model.score(result.model.initial(0), x["input_ids"].float())
+    assert not torch.allclose(scores, start, atol=1e-3)
+
+
+def test_a_recipe_trains_an_adapter_from_a_folder(
+    recipe: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    from dpfed import run
+
+    result = run(recipe, out=tmp_path / "run")
     assert result.guarantee.epsilon <= 8.0
+    assert result.rows == "rows are clipped unmade, by sampler 'ghost'"
+    hold_the_adapter(result, folder, tmp_path / "run")
+    exact = {**recipe, "privacy": {**recipe["privacy"], "mechanism": "discrete_gaussian"}}
+    assert run(exact).rows == "rows are made, by sampler 'alone'"
+
+
+@pytest.mark.slow
+def test_the_command_writes_an_adapter_and_says_how_rows_are_clipped(
+    recipe: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    from dpfed import run
+    from dpfed.recipes.schema import dump_recipe, parse
+
+    path = tmp_path / "lora.toml"
+    path.write_text(dump_recipe(parse(recipe)))
+    command = [sys.executable, "-m", "dpfed.cli.main", "run", str(path), "--out", "done"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert "rows are clipped unmade, by sampler 'ghost'\n" in done.stdout
+    hold_the_adapter(run(recipe), folder, tmp_path / "done")  # the same bits: its noise is keyed
 
 
 # ---------------------------------------------------------------------------------- what is refused
@@ -109,7 +169,7 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_loaded_is_said(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"cannot be loaded .*; give a folder"):
         text_model(tmp_path / "nowhere", classes=3)
-    with pytest.raises(RecipeError, match="task must be classify, tag, causal, got 'sing'"):
+    with pytest.raises(RecipeError, match="task must be classify, tag, causal, pool, got 'sing'"):
         text_model(folder, task="sing")
     with pytest.raises(RecipeError, match=r"LoraConfig, got .*'rank'.*; give r and target_modules"):
         text_model(folder, classes=3, lora={"rank": 2})

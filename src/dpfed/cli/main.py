@@ -134,8 +134,8 @@ def run_command(
 def _report(result: Result, folder: Path) -> None:
     for warning in result.warnings:
         _warn(warning)
-    if result.divided:
-        typer.echo(result.divided)
+    for words in filter(None, (result.divided, result.rows)):
+        typer.echo(words)
     if not math.isnan(result.accuracy):
         typer.echo(f"accuracy {percent(result.accuracy)}, {result.evaluation}")
     typer.echo(result.guarantee.sentence)

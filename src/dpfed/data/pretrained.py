@@ -31,10 +31,11 @@ from dpfed.core.types import Vector
 from dpfed.data._checks import first_sentence
 from dpfed.data.modules import Network
 
-TASKS = {
+TASKS: dict[str, tuple[str, str | None]] = {
     "classify": ("AutoModelForSequenceClassification", "SEQ_CLS"),
     "tag": ("AutoModelForTokenClassification", "TOKEN_CLS"),
     "causal": ("AutoModelForCausalLM", "CAUSAL_LM"),
+    "pool": ("AutoModel", None),
 }
 """What a text model is for: its class in transformers, and the name of the task in peft."""
 
@@ -54,9 +55,31 @@ class TokenIds(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The scores."""
         ids = x.long()
-        out: torch.Tensor = self.model(
-            input_ids=ids, attention_mask=(ids != self.padding).long()
-        ).logits
+        made = self.model(input_ids=ids, attention_mask=(ids != self.padding).long())
+        out: torch.Tensor = made if isinstance(made, torch.Tensor) else made.logits
+        return out
+
+
+class Pooled(nn.Module):
+    """A sentence encoder with a linear head on the mean over its tokens.
+
+    Args:
+        encoder: called with input_ids and attention_mask; its config has hidden_size.
+        classes: how many scores come out.
+    """
+
+    def __init__(self, encoder: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        width: Any = encoder.config
+        self.head = nn.Linear(width.hidden_size, classes)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """The scores; a record without a token has the head's bias."""
+        hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        seen = attention_mask[:, :, None].to(hidden)
+        mean = (hidden * seen).sum(dim=1) / seen.sum(dim=1).clamp(min=1.0)
+        out: torch.Tensor = self.head(mean)
         return out
 
 
@@ -72,7 +95,7 @@ def text_model(
 
     Args:
         source: a folder, or a name on the hub.
-        task: classify, tag or causal.
+        task: classify, tag or causal; or pool, a sentence encoder with a head on its tokens' mean.
         classes: how many labels there are; None for a causal model.
         lora: options of peft's LoraConfig (r, lora_alpha, target_modules, ...); None trains all
             parameters that the model has unfrozen.
@@ -82,9 +105,12 @@ def text_model(
         raise refuse("task", ", ".join(TASKS), task)
     kind, peft_task = TASKS[task]
     library = _installed("transformers", "text")
-    more = {} if classes is None else {"num_labels": classes}
-    given = {"dtype": torch.float32, **more, **options}
+    labels = {} if classes is None or task == "pool" else {"num_labels": classes}
+    given = {"dtype": torch.float32, **labels, **options}
     model: nn.Module = _loaded(getattr(library, kind).from_pretrained, source, given)
+    if task == "pool":
+        model = Pooled(model, classes or 1)
+        lora = None if lora is None else {"modules_to_save": ["head"], **lora}
     return model.eval() if lora is None else adapted(model, lora, peft_task)
 
 
@@ -124,6 +150,15 @@ def adapted(model: nn.Module, lora: Mapping[str, Any], task: str | None) -> nn.M
     return made.eval()
 
 
+def has_adapter(model: object) -> bool:
+    """Whether ``save_adapter`` can write what a model trains."""
+    return isinstance(model, Network) and hasattr(_adapter(model), "peft_config")
+
+
+def _adapter(model: Network) -> Any:
+    return model.module.model if isinstance(model.module, TokenIds) else model.module
+
+
 def save_adapter(model: Network, params: Vector, folder: str | Path) -> Path:
     """Write trained parameters as a folder that ``PeftModel.from_pretrained`` reads.
 
@@ -132,10 +167,8 @@ def save_adapter(model: Network, params: Vector, folder: str | Path) -> Path:
         params: the flat parameters, as a training leaves them.
         folder: is made if it is not there.
     """
-    module: Any = (
-        getattr(model.module, "model", None) if isinstance(model.module, TokenIds) else model.module
-    )
-    if not hasattr(module, "peft_config"):
+    module = _adapter(model)
+    if not has_adapter(model):
         raise RecipeError(
             f"an adapter needs a module that peft has made, got a {type(module).__name__}; give "
             f"lora when the model is loaded"

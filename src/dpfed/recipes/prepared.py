@@ -15,6 +15,8 @@ import msgspec
 from dpfed.core.log import log
 from dpfed.core.types import Vector
 from dpfed.data.models import Evaluation, evaluate
+from dpfed.data.modules import NetworkProblem
+from dpfed.mechanisms.discrete_gaussian import DiscreteGaussian
 from dpfed.recipes.build import plan_for_clients, trained_model
 from dpfed.recipes.federation import (
     Federation,
@@ -51,6 +53,15 @@ class Prepared:
     def evaluation(self) -> str:
         """How accuracy is measured, in words."""
         return evaluation_words(self.recipe, self.federation)
+
+    @property
+    def rows(self) -> str:
+        """How rows of a network are clipped, in words; empty where there is one way only."""
+        problem = next(iter(self.federation.problems), None)
+        if not isinstance(problem, NetworkProblem):
+            return ""
+        integers = isinstance(self.plan.update, DiscreteGaussian)
+        return problem.rows_in_words(self.plan.update.unit, exact=integers)
 
     def show_screen(self) -> None:
         """Tell whoever sits here what to look at in the records: a log stays on its machine."""

@@ -3,6 +3,7 @@
 
 metrics.csv, metrics.jsonl   one row per round; over Flower the latter grows as the run goes on
 model.safetensors            the trained parameters, by name
+adapter/                     of a model with an adapter: what PeftModel.from_pretrained reads
 recipe.toml                  the resolved recipe: ``dpfed run recipe.toml`` repeats the run
 convergence.png              accuracy and epsilon against rounds
 guarantee.json               the guarantee, as numbers and as a sentence; written last, so where it
@@ -19,12 +20,13 @@ import csv
 import datetime as dt
 import json
 import math
+import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import msgspec
 
@@ -33,6 +35,8 @@ from dpfed.core import errors
 from dpfed.core.files import json_line, jsonable, read_json_lines, replace_file
 from dpfed.core.types import Vector
 from dpfed.data.models import Model
+from dpfed.data.modules import Network
+from dpfed.data.pretrained import has_adapter, save_adapter
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.display import percent
 from dpfed.recipes.schema import EvaluationKind, Recipe
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 
 METRICS_FILE, MODEL_FILE = "metrics.jsonl", "model.safetensors"
+ADAPTER_FOLDER = "adapter"
 GUARANTEE_FILE, ERROR_FILE = "guarantee.json", "error.json"
 TRAINING_FILE, TRACEBACK_FILE = "training.txt", "error.txt"
 
@@ -73,6 +78,8 @@ class Result:
     """By which column or files the clients came about, where they are natural ones."""
     nominal: tuple[float, ...] = ()
     """Each client's public number of units."""
+    rows: str = ""
+    """How the rows of a network were clipped, in words; empty for what has only one way."""
 
     @property
     def accuracy(self) -> float:
@@ -137,6 +144,7 @@ def result_of(
         history=list(history), guarantee=guarantee, evaluation=prepared.evaluation,
         source=prepared.federation.source, warnings=warnings, stopped=stopped,
         divided=prepared.federation.divided, nominal=tuple(prepared.plan.nominal),
+        rows=prepared.rows,
     )  # fmt: skip
 
 
@@ -157,6 +165,8 @@ def _save(result: Result, folder: Path) -> Path:
     if needs := getattr(result.model, "needs", ""):
         about["needs"] = needs
     replace_file(folder / MODEL_FILE, save(tensors, about), 0o644)
+    if has_adapter(result.model):
+        save_adapter(cast(Network, result.model), result.params, folder / ADAPTER_FOLDER)
     result.plot(folder / "convergence.png")
     facts = {
         **result.guarantee.to_json(),
@@ -260,6 +270,8 @@ def clear_result(out: Path, kept: Sequence[Row] = ()) -> None:
     """
     for name in (ERROR_FILE, TRACEBACK_FILE, *(() if kept else (GUARANTEE_FILE, MODEL_FILE))):
         (out / name).unlink(missing_ok=True)
+    if not kept:
+        shutil.rmtree(out / ADAPTER_FOLDER, ignore_errors=True)
     if kept:  # in one step: a process that dies here loses no row
         _write(out / METRICS_FILE, "".join(map(json_line, kept)))
     else:
