@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
 import importlib
 import json
+import re
+import shutil
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,9 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from tests.training.flower.local_grid import LocalGrid, become_a_server
+from tests.training.flower.network import Net
+
+TASKS = ["visits", "doses", "findings", "text"]
 
 
 def play(example: Path, package: str, clients: int, **config: Any) -> None:
@@ -66,7 +74,7 @@ def test_the_cnn_trains_on_images(tmp_path: Path, repository: Path) -> None:
     assert report["guarantee"].startswith("(100, 1e-05)-DP for each record")
 
 
-@pytest.mark.parametrize("task", ["visits", "doses", "findings", "text"])
+@pytest.mark.parametrize("task", TASKS)
 def test_models_of_ones_own_are_trained(task: str, tmp_path: Path, repository: Path) -> None:
     if task == "text":
         pytest.importorskip("transformers")
@@ -77,6 +85,96 @@ def test_models_of_ones_own_are_trained(task: str, tmp_path: Path, repository: P
     assert report["loss"] < report["before"]
     assert report["guarantee"].startswith("(100, 1e-05)-DP for each record")
     assert (tmp_path / "adapter" / "adapter_config.json").exists() == (task == "text")
+
+
+def test_the_plain_app_of_the_same_models_is_not_private(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(repository / "examples" / "flower_models" / "plain"))
+    example = repository / "examples" / "flower_models"
+    for task in TASKS:
+        if task == "text" and not (find_spec("transformers") and find_spec("peft")):
+            continue
+        play(example, "own_models", 2, out=str(tmp_path / task), task=task,
+             **{"num-server-rounds": 2})  # fmt: skip
+        report = json.loads((tmp_path / task / "result.json").read_text())
+        assert report["loss"] < report["before"] or task == "text"  # two passes are few for it
+        assert "guarantee" not in report
+    for name in [name for name in sys.modules if name.split(".")[0] == "own_models"]:
+        del sys.modules[name]
+
+
+def code(path: Path) -> list[str]:
+    """Lines of code: no docstrings, comments or empty lines."""
+    text = path.read_text(encoding="utf-8")
+    strings = [
+        node.body[0] for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node)
+    ]  # fmt: skip
+    said = {at for each in strings for at in range(each.lineno, (each.end_lineno or 0) + 1)}
+    lines = enumerate(text.splitlines(), 1)
+    return [
+        line for at, line in lines
+        if at not in said and line.strip() and not line.lstrip().startswith("#")
+    ]  # fmt: skip
+
+
+def written(before: list[str], after: list[str]) -> list[str]:
+    """The lines that one writes: new ones, and those that take another's place."""
+    return [line[2:] for line in difflib.ndiff(before, after) if line.startswith("+ ")]
+
+
+def of_task(lines: list[str], task: str) -> list[str]:
+    """Lines of ``tasks.py`` that are not another task's own."""
+    model = {"text": "text_network"}.get(task, f"{task}_model")
+    starts = {at: line for at, line in enumerate(lines) if re.match(r"def |class |[A-Z]", line)}
+    kept, mine = [], True
+    for at, line in enumerate(lines):
+        if at in starts:
+            named = re.match(r"(?:def|class) (\w+)", line)
+            name = named.group(1).lower() if named else ""
+            others = [t for t in TASKS if t != task]
+            mine = name == model or not any(name.startswith(other) for other in others)
+        kept += [line] if mine else []
+    return kept
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_at_most_25_lines_make_the_plain_app_private(task: str, repository: Path) -> None:
+    private = repository / "examples" / "flower_models" / "own_models"
+    plain = private.parent / "plain" / "own_models"
+    made = []
+    for name in ("client_app.py", "server_app.py", "task.py"):
+        made += written(code(plain / name), code(private / name))
+    own = [of_task(code(folder / "tasks.py"), task) for folder in (plain, private)]
+    made += written(*own)
+    assert 15 <= len(made) <= 25, made
+    assert sum("Network(" in line for line in made) == 1
+    readme = (private.parent / "README.md").read_text(encoding="utf-8")
+    assert f"| `{task}` |" in readme
+    assert f"| {len(made)} |" in readme
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("flower")
+@pytest.mark.parametrize(
+    "task", ["visits", *(pytest.param(task, marks=pytest.mark.long) for task in TASKS[1:])]
+)
+def test_flwr_run_trains_models_of_ones_own(task: str, tmp_path: Path, repository: Path) -> None:
+    """A SuperLink and two SuperNodes, each a process; CI has one of the tasks."""
+    if task == "text":
+        pytest.importorskip("peft")
+    app = shutil.copytree(repository / "examples" / "flower_models", tmp_path / "app")
+    config = {"task": task, "epsilon": 100.0, "num-server-rounds": 3, "out": str(tmp_path / "out")}
+    env = {"OMP_NUM_THREADS": "1", "DPFED_STATE": str(tmp_path / "state"),
+           "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # fmt: skip
+    with Net(tmp_path, ["north", "south"], env=env) as net:
+        run = net.run(app, config, timeout=300)
+        assert run.completed, (run, net.tail("superlink"))
+    report = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert report["loss"] < report["before"]
+    assert report["guarantee"].startswith("(100, 1e-05)-DP for each record")
+    assert (tmp_path / "out" / "adapter").exists() == (task == "text")
 
 
 @pytest.mark.slow

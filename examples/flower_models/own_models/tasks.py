@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from dpfed.flower import Network, dataset_batches, loss_by_name, tensor_batches, text_model
+from dpfed.flower import Network, dataset_batches, loss_by_name, tensor_batches
 
-SIZE, WORDS, LENGTH = 300, 500, 12
+SIZE, WORDS = 300, 500
 
 
 def drawn(partition: int, *shape: int) -> torch.Tensor:
@@ -34,7 +34,7 @@ class Visits(Dataset):  # type: ignore[type-arg]
         return self.x[index], int(self.x[index, :2].sum() > 0)
 
 
-def visits_model(folder: str) -> Network:
+def visits_model(folder: str) -> Any:
     """A network of one's own; LayerNorm, not BatchNorm."""
     layers = (nn.Linear(8, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 2))
     return Network(nn.Sequential(*layers))
@@ -48,7 +48,7 @@ def visits_records(partition: int) -> Any:
 # ------------------------------------------------------------------------- numbers, several labels
 
 
-def doses_model(folder: str) -> Network:
+def doses_model(folder: str) -> Any:
     """One number per record."""
     return Network(nn.Linear(8, 1), loss_by_name("huber", delta=1.0))
 
@@ -59,7 +59,7 @@ def doses_records(partition: int) -> Any:
     return tensor_batches(x, x[:, :3].sum(dim=1, keepdim=True))
 
 
-def findings_model(folder: str) -> Network:
+def findings_model(folder: str) -> Any:
     """Three labels, each 0 or 1."""
     return Network(nn.Linear(8, 3), loss_by_name("multi-label"))
 
@@ -73,42 +73,37 @@ def findings_records(partition: int) -> Any:
 # -------------------------------------------------------------------------- a transformer with LoRA
 
 
-def text_network(folder: str) -> Network:
+def text_network(folder: str) -> Any:
     """A pretrained encoder with an adapter; without a folder, a tiny one."""
-    lora = {"r": 4, "target_modules": ["query", "value"]}
-    if folder:
-        return Network(text_model(folder, classes=2, lora=lora), chunk=16)
-    from transformers import BertConfig, BertForSequenceClassification
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForSequenceClassification as Model
+    from transformers import BertConfig
 
-    from dpfed.data.pretrained import adapted
-
+    lora = LoraConfig(r=4, target_modules=["query", "value"], task_type="SEQ_CLS")
     size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = BertConfig(vocab_size=WORDS, intermediate_size=32, num_labels=2, **size)
-    return Network(adapted(BertForSequenceClassification(config), lora, "SEQ_CLS"), chunk=16)
+    tiny = BertConfig(vocab_size=WORDS, intermediate_size=32, num_labels=2, **size)
+    model = Model.from_pretrained(folder, num_labels=2) if folder else Model.from_config(tiny)
+    return Network(get_peft_model(model, lora))
 
 
-def collate(records: list[tuple[str, int]]) -> dict[str, torch.Tensor]:
-    """Words as numbers; a tokenizer of your model takes this place."""
-    ((text, label),) = records
-    ids = [1 + zlib.crc32(word.encode()) % (WORDS - 1) for word in text.split()]
-    given = torch.tensor([ids])
-    return {"input_ids": given, "attention_mask": torch.ones_like(given),
-            "labels": torch.tensor([label])}  # fmt: skip
+def collate(records: list[tuple[str, int]]) -> Any:
+    """Words as numbers, filled up to the longest; a tokenizer of your model takes this place."""
+    texts, labels = zip(*records, strict=True)
+    ids = [[1 + zlib.crc32(w.encode()) % (WORDS - 1) for w in text.split()] for text in texts]
+    given = nn.utils.rnn.pad_sequence([torch.tensor(each) for each in ids], batch_first=True)
+    inputs = {"input_ids": given, "attention_mask": (given != 0).long()}
+    return inputs, torch.tensor(labels)
 
 
 def text_records(partition: int) -> Any:
-    """Texts of unequal length, filled up to the example's."""
+    """Texts of unequal length, each filled up to the example's: no record decides on others'."""
     kinds = ("a fine day at the sea", "a dull and rainy day")
     texts = [(kinds[at % 2] + " again" * (at % 4), at % 2) for at in range(SIZE)]
-    example = (" ".join(["word"] * LENGTH), 0)
-    return dataset_batches(
-        texts, example, collate=collate, fill={"input_ids": 0, "attention_mask": 0}
-    )
+    filled = {"input_ids": 0, "attention_mask": 0}
+    return dataset_batches(texts, example=("word " * 12, 0), collate=collate, fill=filled)
 
 
-TASKS = {
-    "visits": (visits_model, visits_records),
-    "doses": (doses_model, doses_records),
-    "findings": (findings_model, findings_records),
-    "text": (text_network, text_records),
-}
+MODELS = {"visits": visits_model, "doses": doses_model, "findings": findings_model,
+          "text": text_network}  # fmt: skip
+RECORDS = {"visits": visits_records, "doses": doses_records, "findings": findings_records,
+           "text": text_records}  # fmt: skip
