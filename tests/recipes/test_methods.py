@@ -337,10 +337,8 @@ def test_federated_metrics_go_with_every_method(name: str) -> None:
     assert [bool(each) for each in figures] == [False, True, False, True]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "method", ["dp-fedavg", pytest.param("dp-scaffold", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["dp-fedavg", "dp-scaffold"])
 def test_a_client_in_flight_holds_few_vectors(method: str) -> None:
     """All methods: benchmarks/method_memory.py. Here two, with room for a busy machine."""
     from benchmarks import method_memory

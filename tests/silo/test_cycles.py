@@ -184,7 +184,8 @@ def gated(folder: Path, silos: list[Silo], path: Path) -> GatedNet:
     return net
 
 
-@pytest.mark.parametrize(("cycles", "count"), [(2, 2), pytest.param(20, 3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("cycles", "count"), [(2, 2), (20, 3)])
 def test_killed_and_started_again_nothing_is_spent_twice(
     tmp_path: Path, cycles: int, count: int
 ) -> None:
