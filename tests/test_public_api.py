@@ -30,6 +30,7 @@ PUBLIC = {
         "Standardised",
         "Terms",
         "augmented",
+        "began_at",
         "claim_folder",
         "client_app",
         "dataset_batches",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dpfed.data.pretrained import text_model as text_model
     from dpfed.data.standardised import Standardised as Standardised
     from dpfed.recipes.federation import read_records as read_records
+    from dpfed.recipes.result import began_at as began_at
     from dpfed.recipes.result import claim_folder as claim_folder
     from dpfed.recipes.sinks._open import About as About
     from dpfed.recipes.sinks._open import open_sinks as open_sinks
@@ -46,6 +47,7 @@ _HOMES = {
     "Standardised": "dpfed.data.standardised",
     "Terms": "dpfed.recipes.terms",
     "augmented": "dpfed.data.augment",
+    "began_at": "dpfed.recipes.result",
     "claim_folder": "dpfed.recipes.result",
     "client_app": "dpfed.training.flower.client",
     "dataset_batches": "dpfed.data.batches",
@@ -71,6 +73,7 @@ __all__ = [
     "Standardised",
     "Terms",
     "augmented",
+    "began_at",
     "claim_folder",
     "client_app",
     "dataset_batches",

@@ -251,7 +251,11 @@ def claim_folder(out: Path, training: str) -> Path:
 
 
 def began_at(out: Path) -> str | None:
-    """When a training claimed its folder, in ISO 8601: its first process, whoever ended it."""
+    """When a training claimed its folder, in ISO 8601: its first process, whoever ended it.
+
+    Args:
+        out: the folder that ``claim_folder`` gave.
+    """
     path = out / TRAINING_FILE
     if not path.is_file():
         return None

@@ -51,7 +51,7 @@ PLACE = "try"
 """The part of a deployment's folder that a rehearsal writes to."""
 PATIENCE = 180.0
 """Seconds that a process may take to start."""
-MARK = "DPFED_REHEARSAL"
+MARK = "REHEARSAL_OF_DPFED"
 """The variable by which the processes of a rehearsal are found."""
 _GRACE = 8.0  # a SuperLink ends its own workers first
 _ONLINE = "SuperNode ID:"  # a SuperNode says it once the SuperLink has taken it
