@@ -321,7 +321,7 @@ def _data_facts(recipe: Recipe) -> str:
     return msgspec.json.encode(facts).decode()
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)  # more than a study has seeds: they take turns
 def _silos(facts: str, root: str | None) -> Any:
     from dpfed.recipes.federation import federation
 
