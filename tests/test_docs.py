@@ -25,7 +25,8 @@ PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 NEWCOMER = ("quickstart.md", "your-own-optimizer.md")
 """CI runs these by scripts/newcomer, from an empty environment; here they are in the long suite."""
 ELSEWHERE = {
-    "deployment.md": "needs several hosts: tests/cli/deploy/test_deploy.py has its commands",
+    "deployment.md": "needs several hosts: scripts/month is them, by turns",
+    "ledger.md": "its commands are those of a deployment: scripts/month runs them",
     "silo.md": "needs root and users of its own: tests/cli/test_silo_install.py has its commands",
 }
 
