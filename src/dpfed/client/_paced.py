@@ -13,10 +13,10 @@ noise level by the plan, and lam = min(kappa K tau / sqrt(T'), 3 / d):
     update    E = beta E + (1 - beta) G,   W -= rate E / (1 - beta^t)
               rate = min(pace / (s sqrt(T')), cap K / ell)
 
-After T' steps at that rate the noise in a score of a row of length 1 is ``pace``. cap = 4 is two
-thirds of where such steps stop being stable at W = 0. Without a second moment ell is not known, and
-there is no cap (measured: an assumed one is worse than none), but where there is no noise either,
-and then ell counts as 1.
+After T' steps at that rate the noise in a score of a row of length 1 is ``pace``. cap = 2 is a
+third of where such steps stop being stable at W = 0 (measured: 4 is worse where there is little
+noise). Without a second moment ell is not known, and there is no cap (measured: an assumed one is
+worse than none), but where there is no noise either, and then ell counts as 1.
 
 All of it is a function of releases and of public numbers: post-processing.
 """

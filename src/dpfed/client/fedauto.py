@@ -69,7 +69,7 @@ def fedauto(
     beta: float = 0.5,
     pace: float = 1.0,
     damping: float = 5.0,
-    cap: float = 4.0,
+    cap: float = 2.0,
     layout: Layout | None = None,
     truncates: bool = False,
 ) -> ClientAlgorithm:
