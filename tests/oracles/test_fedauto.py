@@ -24,7 +24,7 @@ from dpfed.training.inprocess import rounds
 from dpfed.training.plan import Plan
 
 CLASSES, FEATURES, SEED, ROUNDS = 3, 4, 9, 7
-C, KAPPA, BETA, CAP = 0.5, 5.0, 0.5, 4.0
+C, KAPPA, BETA, CAP = 0.5, 5.0, 0.5, 2.0
 SHORT = 1 - 2.0**-20
 CENTER, RADIUS, BIAS = (0.5, -0.25, 0.0, 1.0), 2.0, float(np.float32(0.3))
 

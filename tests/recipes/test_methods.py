@@ -401,7 +401,8 @@ def test_without_noise_a_method_reaches_the_minimiser(method: str) -> None:
     """Logistic regression on labels that no model explains in full; the oracle is scipy's."""
     changes, count, alike = LIMITS[method]
     data, model = silos(twins=alike), LOGISTIC
-    tables = {"method": method, "rounds": count, "privacy": {"mechanism": "clear", "clip": 1e3}}
+    clip = {} if method.startswith("dp-fednew") else {"clip": 1e3}  # which have their own
+    tables = {"method": method, "rounds": count, "privacy": {"mechanism": "clear", **clip}}
     recipe = load_recipe(tables, [f"{key}={value}" for key, value in changes.items()])
     plan = plan_for(recipe, [float(len(x)) for x, _ in data], model.layout)
     problems = [model.problem(Records(x, y)) for x, y in data]

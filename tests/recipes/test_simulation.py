@@ -4,13 +4,9 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
-import signal
 import subprocess
-import sys
-import textwrap
 import time
 import uuid
 from itertools import count
@@ -23,6 +19,7 @@ from flwr.app import Context, RecordDict, UserConfig
 
 import dpfed
 from dpfed.core.errors import DataError, DpfedError, RecipeError, RoundAborted
+from dpfed.core.processes import started
 from dpfed.recipes import flower_app as app
 from dpfed.recipes import result as result_files
 from dpfed.recipes import schema as recipes
@@ -230,40 +227,6 @@ def marked(mark: bytes) -> list[int]:
     return found
 
 
-@pytest.mark.slow
-def test_a_process_that_does_not_listen_is_ended_with_its_children(
-    tmp_path: Path, mark: bytes
-) -> None:
-    deaf = "trap '' TERM; sleep 60 & sleep 60"
-    log = tmp_path / "log"
-    with simulation._process(["bash", "-c", deaf], os.environ, log) as process:
-        time.sleep(0.3)
-        assert len(marked(mark)) == 3
-    assert process.returncode == -signal.SIGKILL
-    assert gone(mark)
-
-
-@pytest.mark.slow
-def test_a_signal_ends_what_was_started(tmp_path: Path, mark: bytes) -> None:
-    script = textwrap.dedent(f"""
-        import os, time
-        from pathlib import Path
-        from dpfed.recipes import simulation
-        log = Path({str(tmp_path / "log")!r})
-        with simulation._tidy(), simulation._process(["sleep", "60"], os.environ, log):
-            print("started", flush=True)
-            time.sleep(60)
-    """)
-    command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"started\n"
-        assert len(marked(mark)) == 2
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 128 + signal.SIGTERM
-    assert gone(mark)
-
-
 def follow(tmp_path: Path, timeout: float = 30) -> simulation._Follow:
     return simulation._Follow(tmp_path, tmp_path / "log", None, time.monotonic() + timeout, timeout)
 
@@ -272,7 +235,7 @@ def test_a_run_whose_superlink_is_gone_is_not_waited_for(tmp_path: Path) -> None
     superlink = subprocess.Popen(["true"])
     superlink.wait()
     with (
-        simulation._process(["sleep", "60"], os.environ, tmp_path / "log") as flwr,
+        started(["sleep", "60"], os.environ, tmp_path / "log") as flwr,
         pytest.raises(DpfedError, match=r"a Flower process ended before the run; .*/log"),
     ):
         follow(tmp_path)(flwr, [superlink])
@@ -283,7 +246,7 @@ def test_a_result_is_not_lost_to_a_slow_end(
 ) -> None:
     monkeypatch.setattr(simulation, "_WIND_DOWN", 0.1)
     (tmp_path / result_files.GUARANTEE_FILE).touch()
-    with simulation._process(["sleep", "60"], os.environ, tmp_path / "log") as flwr:
+    with started(["sleep", "60"], os.environ, tmp_path / "log") as flwr:
         follow(tmp_path)(flwr)
 
 
@@ -355,17 +318,10 @@ def test_flwr_run_gives_the_same_bits_as_the_in_process_engine(
     assert gone(mark)
 
 
-@pytest.mark.long
-@pytest.mark.xdist_group("flower")
-def test_without_the_flwr_command_the_deprecated_function_is_used(
-    tmp_path: Path, mark: bytes, monkeypatch: pytest.MonkeyPatch
+def test_without_the_flwr_command_nothing_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulation, "_find", lambda command: None)
-    recipe = write(tmp_path)
-    out = simulation.run_simulation(recipe, tmp_path / "out", clients=3, timeout=300)
-    result = dpfed.run(recipe)
-    assert torch.equal(result.model.layout.flatten(out.params), result.params)
-    assert gone(mark)
-    assert (
-        json.loads((tmp_path / "out" / result_files.GUARANTEE_FILE).read_text())["stopped"] is None
-    )
+    monkeypatch.setattr(simulation, "find_command", lambda command: None)
+    with pytest.raises(RecipeError, match=r"needs the command 'flwr'; install it with: pip"):
+        simulation.run_simulation(write(tmp_path), tmp_path / "out", clients=3)
+    assert not (tmp_path / "out").exists()
