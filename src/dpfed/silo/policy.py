@@ -95,9 +95,9 @@ class DataPolicy(_Table, frozen=True):
     adjacency: Adjacency = Adjacency.REPLACE_ONE
     """What the budget calls a neighbouring data set."""
     against: Server = Server.CURIOUS
-    """The server that secure sums must withstand: curious or malicious."""
+    """Whom the budget is stated for: outsiders, server or malicious."""
     colluders: int = 1
-    """Clients on its side that they must withstand."""
+    """Clients on the server's side that it is stated for."""
     size: float | None = None
     """The public number of units; must be set under add-remove, and is the terms' for this silo."""
     trust: tuple[Trust, ...] = (Trust.LOCAL,)
