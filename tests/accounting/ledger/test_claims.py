@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dpfed.accounting.ledger import enquiries
 from dpfed.accounting.ledger.balance import CLAIM_LIFE, Budget
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.journal import Row
@@ -229,3 +230,17 @@ def test_a_claim_whose_cost_is_not_that_of_its_event_is_found(ledger: Ledger) ->
     forged = Row(claim.number, {**claim.body, "mu_squared": 0.0}, claim.hash)
     assert list(wrong_sums([budget, claim])) == []
     assert "row 2 states mu^2 = 0" in next(iter(wrong_sums([budget, forged])))
+
+
+def test_a_server_that_enrols_and_leaves_without_end_does_not_fill_the_ledger(
+    silo: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enquiries, "MOST_ENROLMENTS", 3)
+    for _ in range(3):
+        silo.admit(make_plan(), "hostile", 0)
+        silo.leave("hostile")
+    for _ in range(2):
+        with pytest.raises(UnsoundPlan, match="at most 3 in a day"):
+            silo.admit(make_plan(), "hostile", 0)
+        silo.leave("hostile")
+    assert kinds(silo.ledger) == ["budget", *["claim", "waive"] * 3]

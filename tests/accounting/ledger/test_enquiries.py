@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfed.accounting.ledger.enquiries import DAY, MOST, Enquiries
+from dpfed.accounting.ledger.enquiries import DAY, MOST, MOST_ENROLMENTS, Enquiries
 from dpfed.core.errors import UnsoundPlan
 
 NONE: frozenset[str] = frozenset()
@@ -24,6 +24,19 @@ def test_a_few_plans_are_answered_in_a_day_and_no_more(tmp_path: Path) -> None:
     asked.note("ward", "another", NONE, now=DAY + 0.5)  # the first one was a day ago
     with pytest.raises(UnsoundPlan):
         asked.note("ward", "one more", NONE, now=DAY + 0.6)
+
+
+def test_who_enrols_and_leaves_without_end_is_stopped(tmp_path: Path) -> None:
+    """Each may write two rows into the ledger; a plan with releases may ask most of all."""
+    asked, used = Enquiries(tmp_path / "ledger.sqlite"), frozenset({"plan"})
+    for i in range(MOST_ENROLMENTS):
+        asked.note("ward", "plan", used, now=float(i))
+    with pytest.raises(UnsoundPlan, match="enrolments for 'ward' must be at most 200 in a day"):
+        asked.note("ward", "plan", used, now=300.0)
+    with pytest.raises(UnsoundPlan):
+        asked.note("ward", "plan", used, now=-5.0)  # the clock goes back: as now
+    asked.note("other ward", "plan", used, now=300.0)
+    asked.note("ward", "plan", used, now=DAY + 1.0)
 
 
 def test_a_plan_with_releases_does_not_count(tmp_path: Path) -> None:

@@ -4,13 +4,15 @@
 A client says at enrolment whether a whole training fits into what is left of its data's budget. It
 says so of its policy and its ledger alone, never of a record; but who asks for one plan after
 another, and runs none of them, reads off what is left. So each data set answers a few such plans in
-a day, and then none that it has not seen.
+a day, and then none that it has not seen. And each enrolment may write two rows into the ledger (a
+claim, and that it is given up), so who enrols and leaves without end is stopped, too.
 
-    ledger.sqlite.enquiries      beside the ledger: data set -> plan -> when it asked first
+    ledger.sqlite.enquiries      beside the ledger: data set -> plan -> when it asked first,
+                                 and data set -> when a day's enrolments began, and their number
 
 Guarantee: after MOST plans that released nothing, another one is refused without a look at the
 balance, until a day has passed since the first of them. A plan that has asked before, or has
-releases in the ledger, is answered as often as it asks.
+releases in the ledger, is answered up to MOST_ENROLMENTS times in a day.
 
 | edge case                         | what happens                                        |
 |-----------------------------------|-----------------------------------------------------|
@@ -21,17 +23,19 @@ releases in the ledger, is answered as often as it asks.
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from dpfed.core.errors import UnsoundPlan
 from dpfed.core.files import locked_file, replace_file
 
 MOST = 5
 """Plans that may ask in a day and release nothing."""
+MOST_ENROLMENTS = 200
+"""Enrolments in a day, of whatever plan: each may write two rows."""
 DAY = 86_400.0
 
 
@@ -55,24 +59,49 @@ class Enquiries:
             used: plans with releases on the data: they do not count.
             now: in seconds; None is the clock's.
         """
-        if plan in used:
-            return
         at = time.time() if now is None else now
         with locked_file(self.path.with_name(f"{self.path.name}.lock")):
-            asked = self._read()
-            mine = {p: min(t, at) for p, t in asked.get(dataset, {}).items()
-                    if p not in used and at - t < DAY}  # fmt: skip
-            if plan not in mine and len(mine) >= MOST:
-                raise UnsoundPlan(
-                    f"plans that ask for {dataset!r} and release nothing must be at most {MOST} in "
-                    f"a day, got one more; try again tomorrow"
-                )
-            mine.setdefault(plan, at)
-            replace_file(self.path, json.dumps({**asked, dataset: mine}).encode())
+            noted = self._read()
+            noted.enrolled[dataset] = _one_more(dataset, noted.enrolled.get(dataset), at)
+            if plan not in used:
+                noted.asked[dataset] = _with_plan(dataset, noted.asked, plan, used, at)
+            replace_file(self.path, msgspec.json.encode(noted))
 
-    def _read(self) -> dict[str, dict[str, float]]:
+    def _read(self) -> _Noted:
         try:
-            found: Any = json.loads(self.path.read_bytes())
-            return {str(d): {str(p): float(t) for p, t in ps.items()} for d, ps in found.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
-            return {}
+            return msgspec.json.decode(self.path.read_bytes(), type=_Noted)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return _Noted()
+
+
+class _Noted(msgspec.Struct):
+    """What the file says."""
+
+    asked: dict[str, dict[str, float]] = {}
+    enrolled: dict[str, tuple[float, int]] = {}
+
+
+def _one_more(dataset: str, day: tuple[float, int] | None, at: float) -> tuple[float, int]:
+    """When a data set's day of enrolments began, and how many there are with this one."""
+    began, count = (at, 0) if day is None or at - day[0] >= DAY else day
+    if count >= MOST_ENROLMENTS:
+        raise UnsoundPlan(
+            f"enrolments for {dataset!r} must be at most {MOST_ENROLMENTS} in a day, got one more; "
+            f"try again tomorrow"
+        )
+    return min(began, at), count + 1
+
+
+def _with_plan(
+    dataset: str, asked: dict[str, dict[str, float]], plan: str, used: frozenset[str], at: float
+) -> dict[str, float]:
+    """The plans that have asked in a day and released nothing, with this one."""
+    mine = {p: min(t, at) for p, t in asked.get(dataset, {}).items()
+            if p not in used and at - t < DAY}  # fmt: skip
+    if plan not in mine and len(mine) >= MOST:
+        raise UnsoundPlan(
+            f"plans that ask for {dataset!r} and release nothing must be at most {MOST} in "
+            f"a day, got one more; try again tomorrow"
+        )
+    mine.setdefault(plan, at)
+    return mine
