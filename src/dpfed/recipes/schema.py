@@ -34,7 +34,7 @@ class PartitionRecipe(_Section, frozen=True):
     """How records are divided into clients."""
 
     name: str = "iid"
-    """Such as iid, dirichlet, natural: 'dpfed methods --plug-ins' lists them."""
+    """iid, dirichlet, shards or natural; see docs/data.md."""
     clients: int | None = None
     """How many; if left out, one per group for natural, 20 for the others."""
     options: dict[str, Any] = {}
@@ -116,7 +116,7 @@ class ModelRecipe(_Section, frozen=True):
     chunk: int = 64
     """Records whose gradients a network has in memory at once."""
     sampler: str = "auto"
-    """How a network's rows are made: auto, ghost or func; see docs/models.md."""
+    """How a network's rows are made: auto, ghost, func, opacus or alone; see docs/models.md."""
     options: dict[str, Any] = {}
     """The factory's or the library's own."""
     loss: PlugIn | msgspec.UnsetType = msgspec.UNSET
@@ -131,7 +131,7 @@ class PrivacyRecipe(_Section, frozen=True):
     epsilon: float | None = None
     """What all rounds together may cost; the noise is sized for it."""
     delta: float = 1e-5
-    """The chance that epsilon is exceeded, below 1 over the number of units."""
+    """The delta of the guarantee: well below 1 over the number of units."""
     clip: float = 1.0
     """The largest norm of a unit's row; longer ones are scaled to it."""
     std_over_clip: float | None = None
