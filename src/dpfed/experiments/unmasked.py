@@ -31,6 +31,10 @@ class Unmasked(Plain):
         """As the sum that it stands for."""
         return self.stands_for.against
 
+    def least(self, clients: int) -> int:
+        """As the sum that it stands for."""
+        return self.stands_for.least(clients)
+
     def honest(self, clients: int, colluders: int) -> int:
         """As the sum that it stands for."""
         return self.stands_for.honest(clients, colluders)
