@@ -32,6 +32,7 @@ from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.journal import Journal, _digest
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.accounting.ledger.request import Part, Request
+from dpfed.audit.client_laws import MODEL
 from dpfed.core.errors import BadReply, DataError, DpfedError
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes import schema as recipe
@@ -42,7 +43,6 @@ from dpfed.training.checkpoint import Checkpoint, CommittedRound
 from dpfed.training.flower import state as states
 from dpfed.training.flower.codec import Envelope, read_answer, read_order
 from dpfed.training.round import start
-from tests.laws.leaks import MODEL
 from tests.training.test_round import make_plan
 
 pytestmark = pytest.mark.slow

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +12,14 @@ import pytest
 from dpfed.experiments.study import Axis, Study
 from dpfed.recipes.schema import DataRecipe, Recipe
 from dpfed.silo.policy import DataPolicy
+from tests.test_docs import load_script
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    loader = SourceFileLoader("reference", str(ROOT / "scripts" / "reference"))
-    spec = spec_from_loader("reference", loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    return load_script("reference")
 
 
 def test_the_page_is_what_the_code_says(script: Any) -> None:

@@ -26,6 +26,7 @@ from dpfed.accounting import gdp
 from dpfed.accounting.accountant import RELATIONS
 from dpfed.accounting.calibrate import calibrate, least_factor
 from dpfed.accounting.guarantee import price
+from dpfed.audit.client_laws import MODEL
 from dpfed.core.chain import stateless
 from dpfed.core.errors import BadRelease, BadReply, RecipeError, Unpriceable, UnsoundPlan, Untrusted
 from dpfed.core.grid import SLACK, to_grid, truncated_sum
@@ -49,7 +50,6 @@ from dpfed.training.round import publish, run_round, start
 from tests.conftest import make_records
 from tests.core.test_rows import Tied, one_by_one
 from tests.core.test_sampling import FixedBatch
-from tests.laws.leaks import MODEL
 from tests.sums import test_secure_attacks as attacks
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
 from tests.training.test_round import SIZES, Wire, client_states, make_plan

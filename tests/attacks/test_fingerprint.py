@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from dpfed.audit.client_laws import MODEL
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
@@ -28,7 +29,6 @@ from dpfed.training import fingerprint as module
 from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.plan import Plan
 from dpfed.training.round import start
-from tests.laws.leaks import MODEL
 from tests.training.test_round import make_plan
 
 

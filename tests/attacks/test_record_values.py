@@ -269,8 +269,8 @@ def test_an_algorithm_that_fails_on_the_data_keeps_its_state_and_answers_like_th
 @pytest.mark.parametrize("client", ["fednewton", "fedadamw", "fedhybrid", "adafedprox", "fedfc"])
 def test_every_channel_that_is_due_is_answered(client: str, monkeypatch: Any) -> None:
     """A failure in a later round: as many releases as planned, derived channels included."""
-    from tests.laws.leaks import MODEL, records, shared_at
-    from tests.laws.leaks import plan_for as lawful
+    from dpfed.audit.client_laws import MODEL, records, shared_at
+    from dpfed.audit.client_laws import law_plan as lawful
 
     algorithm = build("client", client, {}, unit=Unit.RECORD, layout=MODEL.layout)
     plan = lawful(algorithm, Unit.RECORD)

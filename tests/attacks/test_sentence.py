@@ -22,6 +22,7 @@ from safetensors import safe_open
 import dpfed
 from dpfed.accounting import gdp
 from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.audit.client_laws import MODEL
 from dpfed.cli.explain import gather_statement
 from dpfed.cli.explain_page import markdown
 from dpfed.core.registry import build
@@ -33,7 +34,6 @@ from dpfed.recipes.build import plan_for
 from dpfed.recipes.schema import parse
 from dpfed.sums.secure import secure
 from dpfed.training.round import run_round, start
-from tests.laws.leaks import MODEL
 from tests.training.test_round import Wire, client_states, make_plan
 
 SIZES = [12, 12, 12, 12]

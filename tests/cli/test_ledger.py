@@ -24,6 +24,7 @@ from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.events import from_json
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.accounting.ledger.request import Part, Request
+from dpfed.audit.client_laws import MODEL
 from dpfed.cli.main import app
 from dpfed.core.errors import BudgetSpent, RecipeError, RoundAborted, UnsoundPlan
 from dpfed.core.types import UPDATE, Adjacency, Unit
@@ -33,7 +34,6 @@ from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes.schema import dump_recipe, load_recipe, parse
 from dpfed.training.account import Account
 from dpfed.training.ending import UNAFFORDABLE
-from tests.laws.leaks import MODEL
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes, refused
 from tests.training.test_round import SIZES, client_states, make_plan
 

@@ -34,11 +34,11 @@ from dpfed.cli.main import app
 from dpfed.cli.silo_check import check_silo
 from dpfed.cli.silo_install import GROUP, Silo, next_steps, write_silo
 from dpfed.core.errors import DataError, RecipeError
+from dpfed.core.processes import free_port
 from dpfed.silo.approvals import Approvals
 from dpfed.silo.policy import DataPolicy, GatePolicy, load_policy
 from dpfed.sums.secagg import identity
 from tests.silo.gates import write_data
-from tests.training.flower.network import free_port
 
 pytestmark = pytest.mark.xdist_group("users")  # useradd locks the machine's list of them
 

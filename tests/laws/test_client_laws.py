@@ -12,10 +12,14 @@ import torch
 
 from dpfed.audit.client_laws import (
     CLIENT_LAWS,
+    MODEL,
+    breaches,
     data_leaves_by_the_mechanism_alone,
     protects_some_unit,
+    records,
     releases_are_as_many_as_declared,
 )
+from dpfed.audit.client_laws import law_plan as plan_for
 from dpfed.core import registry
 from dpfed.core.chain import stateless
 from dpfed.core.errors import WIRE_NAMES, ClientRefused, UnsoundPlan
@@ -32,7 +36,6 @@ from dpfed.core.types import (
     Unit,
 )
 from dpfed.training.answer import ClientState, PricedReleaser, answer, make_reply
-from tests.laws.leaks import MODEL, breaches, plan_for, records
 
 ALGORITHMS = list(registry.names("client"))
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from dpfed.audit.client_laws import MODEL, _equal, model_for
 from dpfed.core import registry
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.randomness import Noise
@@ -24,7 +25,6 @@ from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
 from dpfed.training.plan import Plan
 from dpfed.training.round import Exchange, publish, run_round, start
-from tests.laws.leaks import MODEL, _equal, model_for
 
 DRAWS: list[tuple[int, ...]] = [(0, 1, 2, 3), (2,), ()]
 LOCAL_ONLY = {"scaffold", "fednew"}

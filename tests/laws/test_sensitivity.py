@@ -10,10 +10,10 @@ import itertools
 
 import pytest
 
+from dpfed.audit.client_laws import breaches
 from dpfed.core import registry
 from dpfed.core.log import log
 from dpfed.core.types import METRICS, Adjacency, Unit
-from tests.laws.leaks import breaches
 from tests.laws.neighbours import Effort, Search
 from tests.laws.planted_sensitivity import BUGS, Bug, steps_on_clear_gradients
 from tests.laws.sensitivity import LINEAR, MODELS, NETWORKS, Case, cases, mu_of, plan_for

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.audit.client_laws import MODEL
 from dpfed.core.errors import DataError
 from dpfed.core.registry import build
 from dpfed.core.types import UPDATE, Broadcast, Problem
@@ -33,7 +34,6 @@ from dpfed.training.checkpoint import Checkpoint, CommittedRound
 from dpfed.training.inprocess import InProcess, replay, rounds
 from dpfed.training.plan import Plan
 from dpfed.training.round import Exchange, ServerState, run_round, start
-from tests.laws.leaks import MODEL
 from tests.training.test_round import SIZES, client_states, make_plan
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import torch
 
+from dpfed.audit.client_laws import MODEL
 from dpfed.core.types import UPDATE
 from dpfed.training.inprocess import rounds
 from dpfed.training.plan import Plan
-from tests.laws.leaks import MODEL
 from tests.training.test_round import client_states, make_plan
 
 

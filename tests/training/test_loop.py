@@ -19,6 +19,7 @@ import torch
 from dpfed.accounting import gdp
 from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.audit.client_laws import MODEL
 from dpfed.core.errors import BudgetSpent, RecipeError, RoundAborted
 from dpfed.core.sum_protocol import Answer
 from dpfed.core.types import UPDATE, Adjacency, Broadcast
@@ -33,7 +34,6 @@ from dpfed.training.flower.transport import GridTransport
 from dpfed.training.inprocess import InProcess
 from dpfed.training.loop import Step, Transport, train
 from dpfed.training.plan import Plan
-from tests.laws.leaks import MODEL
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
 from tests.training.test_round import SIZES, client_states, make_plan
 

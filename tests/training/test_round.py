@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from dpfed.accounting.calibrate import calibrate
 from dpfed.accounting.gdp import epsilon_for
+from dpfed.audit.client_laws import MODEL
 from dpfed.core.chain import identity, stateless
 from dpfed.core.errors import ClientRefused, UnsoundPlan
 from dpfed.core.randomness import Noise
@@ -43,7 +44,6 @@ from dpfed.training.answer import ClientState, PricedReleaser, answer
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState, run_round, start
 from tests.conftest import make_records
-from tests.laws.leaks import MODEL
 
 SIZES = [12, 30, 21]
 

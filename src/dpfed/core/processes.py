@@ -168,6 +168,25 @@ def search_path() -> str:
     return path if activated else f"{own.parent}{os.pathsep}{path}"
 
 
+def flower_environment(home: Path, without: Iterable[str] = ()) -> dict[str, str]:
+    """This process's environment for a command of Flower's that has nothing to do with others.
+
+    Args:
+        home: the folder in the place of ~/.flwr.
+        without: variables that are left out.
+    """
+    env = {name: value for name, value in os.environ.items() if name not in set(without)}
+    return {
+        **env,
+        "PATH": search_path(),
+        "NO_PROXY": "127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
+
+
 def find_command(name: str) -> str | None:
     """Where a command is, or None."""
     return shutil.which(name, path=search_path())

@@ -39,7 +39,14 @@ from typing import TYPE_CHECKING, Any
 
 from dpfed.core.environment import DATASET, IDENTITY, LEDGER, STATE
 from dpfed.core.errors import DpfedError, RecipeError
-from dpfed.core.processes import comes_up, find_command, free_port, search_path, started, tidy
+from dpfed.core.processes import (
+    comes_up,
+    find_command,
+    flower_environment,
+    free_port,
+    started,
+    tidy,
+)
 from dpfed.recipes.result import clear_result, is_finished, read_history, read_result
 from dpfed.sums.secagg.identity import SIMULATED
 from dpfed.training.history import Row
@@ -223,18 +230,11 @@ def _write_app(job: _Job, address: str) -> None:
 def _environment(folder: Path) -> dict[str, str]:
     """This process's environment, but with Flower, Ray and dpfed apart from all other runs."""
     others = {"RAY_ADDRESS", LEDGER, DATASET}  # a simulated node has no owner
-    env = {name: value for name, value in os.environ.items() if name not in others}
     return {
-        **env,
-        "PATH": search_path(),
+        **flower_environment(folder / "flwr", without=others),
         "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
-        "NO_PROXY": "127.0.0.1,localhost",
-        "no_proxy": "127.0.0.1,localhost",
         STATE: str(folder / "state"),
         IDENTITY: SIMULATED,  # one machine is every client
-        "FLWR_HOME": str(folder / "flwr"),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_TMPDIR": str(folder),
         # Ray listens on all interfaces, and without a token it runs whatever it is sent

@@ -28,6 +28,7 @@ from dpfed.accounting.ledger.events import from_json, to_json
 from dpfed.accounting.ledger.journal import Journal
 from dpfed.accounting.ledger.ledger import Ledger, _plain
 from dpfed.accounting.ledger.request import Part, Request, cost_of
+from dpfed.audit.client_laws import MODEL
 from dpfed.core.environment import ledger_path
 from dpfed.core.errors import (
     BudgetSpent,
@@ -46,7 +47,6 @@ from dpfed.training.account import Account, account
 from dpfed.training.answer import answer
 from dpfed.training.inprocess import rounds
 from dpfed.training.round import publish, start
-from tests.laws.leaks import MODEL
 from tests.training.test_round import SIZES, client_states, make_plan
 
 BUDGET = Budget(1.0, 1e-5)

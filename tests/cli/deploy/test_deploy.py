@@ -24,8 +24,9 @@ from typer.testing import CliRunner
 from dpfed.cli.deploy import certificates, deploy
 from dpfed.cli.deploy.command import deploy_app
 from dpfed.core.errors import DataError, RecipeError
+from dpfed.core.processes import free_port
 from dpfed.sums.secagg import identity
-from tests.training.flower.network import Net, free_port
+from tests.training.flower.network import Net
 
 NODES = ["north", "south"]
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import dpfed
+from dpfed.audit.client_laws import MODEL
 from dpfed.core.errors import RecipeError
 from dpfed.recipes.sinks import _open as watching
 from dpfed.recipes.sinks._open import About, Add
 from dpfed.training.history import COLUMNS, Row, make_row, numbers, only_columns
 from dpfed.training.round import RoundResult, start
-from tests.laws.leaks import MODEL
 from tests.training.test_round import make_plan
 
 TINY: dict[str, Any] = {

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
+from dpfed.audit.client_laws import MODEL
 from dpfed.core.errors import BadReply
 from dpfed.core.types import UPDATE
 from dpfed.flower import DPStrategy, client_app
@@ -35,7 +36,6 @@ from dpfed.sums.secagg import messages as secagg
 from dpfed.sums.secagg.identity import simulated
 from dpfed.sums.secure import Secure
 from dpfed.training.plan import Plan
-from tests.laws.leaks import MODEL
 from tests.training.flower.local_grid import LocalGrid, nodes
 from tests.training.test_round import client_states, make_plan
 

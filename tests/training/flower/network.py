@@ -18,7 +18,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sqlite3
 import ssl
 import subprocess
@@ -32,6 +31,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import tomli_w
+
+from dpfed.core.processes import free_port
 
 MARK = "DPFED_TEST_NET"
 CONNECTION = "net"
@@ -352,12 +353,6 @@ def miss_heartbeats(net: Net, name: str) -> None:
         done = database.execute("UPDATE node SET online_until = 0 WHERE name = ?", (name,))
         assert done.rowcount == 1
     database.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _marked(mark: str) -> set[int]:

@@ -20,6 +20,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message
 
+from dpfed.audit.client_laws import MODEL
 from dpfed.core.types import UPDATE, Weights
 from dpfed.flower import DPStrategy, client_app
 from dpfed.sums.plain import plain
@@ -28,7 +29,6 @@ from dpfed.sums.secure import secure
 from dpfed.training.answer import answer
 from dpfed.training.plan import Plan
 from dpfed.training.round import publish, run_round, start
-from tests.laws.leaks import MODEL
 from tests.training.flower import hostile
 from tests.training.flower.hostile import (
     LIARS,

@@ -20,6 +20,7 @@ import torch
 from flwr.app import ArrayRecord, Message
 
 from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.audit.client_laws import MODEL
 from dpfed.cli.deploy import deploy
 from dpfed.core.errors import DataError
 from dpfed.core.registry import build
@@ -33,7 +34,6 @@ from dpfed.training.flower import state as states
 from dpfed.training.flower.strategy import DPResult, DPStrategy
 from dpfed.training.inprocess import replay
 from dpfed.training.plan import Plan
-from tests.laws.leaks import MODEL
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
 from tests.training.flower.network import Net
 from tests.training.flower.restart import Training

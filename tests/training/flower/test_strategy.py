@@ -33,6 +33,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
 from dpfed.accounting.guarantee import SHIPPED
+from dpfed.audit.client_laws import MODEL
 from dpfed.core.errors import ClientRefused, DataError, UnsoundPlan
 from dpfed.core.registry import build
 from dpfed.core.types import METRICS, UPDATE, Broadcast, ClientAlgorithm, Unit
@@ -44,7 +45,6 @@ from dpfed.training.flower.transport import GridTransport
 from dpfed.training.inprocess import rounds
 from dpfed.training.loop import train
 from dpfed.training.plan import Plan
-from tests.laws.leaks import MODEL
 from tests.training.flower.local_grid import LocalGrid, Tamper, become_a_server, nodes, refused
 from tests.training.test_round import SIZES, client_states, make_plan
 

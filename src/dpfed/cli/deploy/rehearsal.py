@@ -23,7 +23,6 @@ it releases is not counted anywhere else: give it made-up records.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 import subprocess
@@ -40,8 +39,8 @@ from dpfed.core.processes import (
     ask_to_end,
     comes_up,
     end_marked,
+    flower_environment,
     free_port,
-    search_path,
     started,
     tidy,
 )
@@ -199,16 +198,8 @@ def _log(work: Path, name: str) -> Path:
 
 def _environment(there: Rehearsal, home: Path) -> Mapping[str, str]:
     """This process's, without what belongs to one silo: it would be every silo's here."""
-    others = {STATE, LEDGER, DATASET, IDENTITY}
-    env = {name: value for name, value in os.environ.items() if name not in others}
     return {
-        **env,
-        "PATH": search_path(),
-        "NO_PROXY": "127.0.0.1,localhost",
-        "no_proxy": "127.0.0.1,localhost",
-        "FLWR_HOME": str(home),
+        **flower_environment(home, without={STATE, LEDGER, DATASET, IDENTITY}),
         MARK: there.mark,
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
         "PYTHONUNBUFFERED": "1",  # a silo is known to be online by what its log says
     }
