@@ -175,7 +175,8 @@ class Link:
         silo = self.silos[client]
         folder = silo.folder / "state/trainings" / self.terms.name / f"client-{client}/answers"
         found = folder.glob(f"{at[0]}-{at[1]}.*") if folder.exists() else []
-        return [msgspec.msgpack.decode(path.read_bytes())[1] for path in found]
+        kept = [path for path in found if path.suffix != ".draft"]  # one that is being written
+        return [msgspec.msgpack.decode(path.read_bytes())[1] for path in kept]
 
     # ------------------------------------------------------------------- what an honest one says
 
