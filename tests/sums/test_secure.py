@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -290,3 +291,14 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], sentence: str
 def test_the_least_number_of_terms_is_the_survivors_rounded_up(clients: int, least: int) -> None:
     assert secure(survivors=0.8).least(clients) == least
     assert secure(survivors=0.01).least(clients) == 2  # one term alone is never opened
+
+
+def test_a_sum_that_is_given_up_leaves_no_open_file() -> None:
+    sum = all_in(3)
+    cohorts = {UPDATE: dict.fromkeys(range(3), 1.0)}
+    session, _ = sum.begin(sum.directory(), cohorts, {UPDATE: 4}, Table(sum, 3).context(0))
+    spool = session.spool
+    assert not spool.closed
+    del session
+    gc.collect()
+    assert spool.closed

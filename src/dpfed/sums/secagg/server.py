@@ -22,6 +22,7 @@ silent while a dropout is repaired.
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,10 @@ class Session:
     seeds: dict[tuple[int, int], bytes] = field(default_factory=dict)
     shares: dict[int, dict[int, bytes]] = field(default_factory=dict)
     spool: Any = field(default_factory=lambda: tempfile.SpooledTemporaryFile(_IN_MEMORY))  # noqa: SIM115
+
+    def __post_init__(self) -> None:
+        # A round that ends by an exception never comes to close(); its file goes with it.
+        weakref.finalize(self, self.spool.close)
 
     # ------------------------------------------------------------------------------ messages in
 
