@@ -155,11 +155,9 @@ def test_at_most_25_lines_make_the_plain_app_private(task: str, repository: Path
     assert f"| {len(made)} |" in readme
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.xdist_group("flower")
-@pytest.mark.parametrize(
-    "task", ["visits", *(pytest.param(task, marks=pytest.mark.long) for task in TASKS[1:])]
-)
+@pytest.mark.parametrize("task", TASKS)
 def test_flwr_run_trains_models_of_ones_own(task: str, tmp_path: Path, repository: Path) -> None:
     """A SuperLink and two SuperNodes, each a process; CI has one of the tasks."""
     if task == "text":

@@ -257,7 +257,7 @@ def test_noise_is_taken_out_of_a_spectrum() -> None:
 # ----------------------------------------------------------------------------------------- attacks
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_audits_do_not_refute_it() -> None:
     data = {"options": {"records": 120, "features": 8, "classes": 3}, "partition": {"clients": 4}}
     tables = {

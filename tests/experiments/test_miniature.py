@@ -18,7 +18,7 @@ from dpfed.experiments import study as studies
 from dpfed.experiments.reproduce import TIMING
 
 # two processes train for a minute; one of pytest's makes the folders for all tests
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("miniature")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("miniature")]
 
 METHODS = [method.label for method in studies.load_study("sofim-cifar10").methods]
 TABLES = {"final", "mcnemar", "paired", "progress-epsilon-1", "progress-epsilon-5", "settings",

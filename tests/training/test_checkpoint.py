@@ -283,14 +283,14 @@ dataset = "toy"
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_random_moments_goes_on_to_its_end(tmp_path: Path) -> None:
-    """SIGKILL, four times: each takes at most one planned attempt, and nothing else."""
+    """SIGKILL, twice: each takes at most one planned attempt, and nothing else."""
     (tmp_path / "recipe.toml").write_text(RECIPE, encoding="utf-8")
     rng, folder = random.Random(5), tmp_path / "out/checkpoint"
     code = "from dpfed.cli.main import app; app()"
     command = [sys.executable, "-c", code, "run", "recipe.toml", "--out", "out", "--resume"]
     env = os.environ | {"DPFED_LEDGER": str(tmp_path / "ledger.sqlite"), "OMP_NUM_THREADS": "1"}
     committed = -1
-    for _ in range(4):
+    for _ in range(2):
         process = subprocess.Popen([*command, "--quiet"], cwd=tmp_path, env=env)
         wait_for_round(folder, committed + 2, process)
         time.sleep(rng.uniform(0.0, 0.1))
@@ -314,7 +314,7 @@ def test_a_run_that_is_killed_at_random_moments_goes_on_to_its_end(tmp_path: Pat
     rounds_done = [each.round for each in saved.committed]
     wasted = sum(each.attempt for each in saved.committed)
     assert rounds_done == list(range(30 - wasted))  # what died counts against the guarantee
-    assert wasted <= 4
+    assert wasted <= 2
     rows = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["round"] for row in rows] == [at + 1 for at in rounds_done]
     said = f"stopped after {30 - wasted} of 30 rounds" in done.stdout + done.stderr

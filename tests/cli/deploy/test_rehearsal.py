@@ -80,7 +80,7 @@ def test_a_port_out_of_range_is_refused(folder: Path) -> None:
     assert "--port must be between 1 and 65535, got 70000" in str(done.exception)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # scripts/month, which CI walks, rehearses, too
 @pytest.mark.xdist_group("flower")
 def test_an_app_is_run_with_the_folders_own_keys_and_nothing_is_left(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

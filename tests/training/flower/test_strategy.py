@@ -528,7 +528,7 @@ def test_state_of_another_form_or_a_strange_name_is_refused(tmp_path: Path) -> N
             states.folder_for(name, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_number_of_clients(repository: Path) -> None:
     """A Grid that makes 200 replies of 10^6 parameters lazily: at most 6 float32 vectors."""
     from benchmarks._measure import RETURN_FREED
