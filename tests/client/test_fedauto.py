@@ -17,10 +17,11 @@ from dpfed.accounting.guarantee import mechanism_mu_squared
 from dpfed.audit.finding import Effort, Verdict, subject
 from dpfed.audit.one_run import one_run
 from dpfed.audit.two_world import two_world
-from dpfed.client._paced import cleaned
+from dpfed.client._paced import MEAN, cleaned, paced
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE, Adjacency, Broadcast, Trust, Unit
+from dpfed.core.types import UPDATE, Adjacency, Aggregate, Broadcast, Trust, Unit
+from dpfed.core.vector import standardiser_of
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 from dpfed.data.modules import Network
@@ -252,6 +253,23 @@ def test_noise_is_taken_out_of_a_spectrum() -> None:
     assert float(made.sum()) == pytest.approx(1.0)
     assert float(made.std()) < 0.35 * float(seen.std())
     assert bool((made > 0).all())
+
+
+@pytest.mark.parametrize("std", [0.01, 1.0, 30.0])
+def test_a_mean_that_is_noise_alone_leaves_the_center_where_it_is(std: float) -> None:
+    """1,000 releases without a signal: the center moves by less than its radius times the noise."""
+    model = Standardised("softmax", 16, 3, full=False)
+    shape = standardiser_of(model.layout, "fedauto", full=False)
+    optimizer = paced(shape, beta=0.5, pace=1.0, damping=5.0, cap=2.0)
+    params, draws = model.initial(0), torch.Generator().manual_seed(0)
+    before, radius = model.layout.unflatten(params)["center"], 4.0  # sqrt(16)
+    moved = []
+    for _ in range(1000):
+        noise = std * torch.randn(16, generator=draws)
+        seen = Aggregate(0, params, noise, std, 4, lead=MEAN, rounds=10, planned_std=std)
+        step, _ = optimizer.update(noise, optimizer.init(params), seen)
+        moved.append(float((model.layout.unflatten(params - step)["center"] - before).norm()))
+    assert max(moved) <= radius * min(4 * std, 1.5 / std)
 
 
 # ----------------------------------------------------------------------------------------- attacks

@@ -99,7 +99,8 @@ class Oracle:
         tau1 = level / math.sqrt(steps)
         lam = min(KAPPA * K * tau1, 3 / d)
         u, s1 = self.released(0, "mean", self.mean_row)
-        self.m = self.m + RADIUS * max(0.0, 1 - d * s1**2 / (u @ u)) * u
+        noise = d * s1**2
+        self.m = self.m + RADIUS * min(max(0.0, 1 - noise / (u @ u)), 1 / (1 + noise)) * u
         self.b = 0.15 if KAPPA * K * tau1 > 3 / d else BIAS
         if self.full:
             self.whiten(*self.released(1, "second", self.second_row), lam)

@@ -4,7 +4,8 @@
 With s the known noise level of a mean, d features, K classes, T' rounds of gradients, tau their
 noise level by the plan, and lam = min(kappa K tau / sqrt(T'), 3 / d):
 
-    mean      m = m0 + R0 max(0, 1 - d s^2 / |ubar|^2) ubar                  shrunk by its noise
+    mean      m = m0 + R0 k ubar,                                            shrunk by its noise
+              k = min(max(0, 1 - d s^2 / |ubar|^2), 1 / (1 + d s^2))
               b = 0.15 where 3 / d is the smaller one in lam, else 0.3
     second    S = Q diag(l) Q^T, n = s sqrt(d / 2)
               xi_i = l_i - (2 n^2 / d) sum_j (l_i - l_j) / ((l_i - l_j)^2 + n^2 / d)
@@ -13,6 +14,8 @@ noise level by the plan, and lam = min(kappa K tau / sqrt(T'), 3 / d):
     update    E = beta E + (1 - beta) G,   W -= rate E / (1 - beta^t)
               rate = min(pace / (s sqrt(T')), cap K / ell)
 
+A mean of rows in the unit ball is no longer than 1: the second bound of k keeps a release that is
+noise alone from moving the center, where the first one, James and Stein's, lets it half the time.
 After T' steps at that rate the noise in a score of a row of length 1 is ``pace``. cap = 2 is a
 third of where such steps stop being stable at W = 0 (measured: 4 is worse where there is little
 noise). Without a second moment ell is not known, and there is no cap (measured: an assumed one is
@@ -114,8 +117,8 @@ def _centred(shape: Standardiser, ubar: Vector, seen: Aggregate, small: bool) ->
     """To the center that the mean row says, as far as it stands out of its noise."""
     parts, u = shape.layout.unflatten(seen.params), ubar.double()
     radius = 1 / float(parts["transform"].view(-1)[0])
-    size = float(u.square().sum())
-    kept = max(0.0, 1 - shape.features * seen.std**2 / size) if size > 0 else 0.0
+    size, noise = float(u.square().sum()), shape.features * seen.std**2
+    kept = min(max(0.0, 1 - noise / size), 1 / (1 + noise)) if size > 0 else 0.0
     moved = {"center": parts["center"].double() + radius * kept * u}
     if small:
         moved["bias_input"] = torch.tensor([_SMALL_BIAS], dtype=torch.float64)
