@@ -58,3 +58,22 @@ def test_what_follows_in_a_chain_is_told_the_new_noise_level() -> None:
     links.update(params, links.init(params), Aggregate(0, params, params, 3.0, 1))
     assert seen[0] == pytest.approx(0.15)
     assert math.isnan(seen[1])  # unless a link says what it does to noise, nothing is known
+
+
+def test_a_gain_may_follow_from_the_state_before_the_step() -> None:
+    seen: list[float] = []
+
+    def update(direction: Vector, state: State, aggregate: Aggregate) -> tuple[Vector, State]:
+        seen.append(aggregate.std)
+        return direction, state
+
+    doubling = ServerOptimizer(
+        init=lambda _: 1.0, update=lambda d, s, _: (d * s, 2 * s), gain=lambda state: state
+    )
+    links = chain(chain(rescale(0.5), doubling), ServerOptimizer(init=stateless, update=update))
+    params = torch.ones(2)
+    state = links.init(params)
+    for expected in (0.5, 1.0, 2.0):
+        direction, state = links.update(params, state, Aggregate(0, params, params, 3.0, 1))
+        assert direction.tolist() == [expected] * 2
+        assert seen[-1] == 3.0 * expected

@@ -114,9 +114,11 @@ class Case:
     model: str
     mechanism: str = "gaussian"
     clip: float = 1.0
+    adaptive: bool = False
 
     def __str__(self) -> str:
         chosen = "".join(f" {key}={value}" for key, value in self.options if key not in FEW)
+        chosen += " adaptive" if self.adaptive else ""
         parts = (f"{self.algorithm}{chosen}", self.unit, self.adjacency, self.model)
         return " / ".join([*parts, self.mechanism, f"clip {self.clip:g}"])
 
@@ -145,7 +147,12 @@ def _choices(hint: Any) -> tuple[Any, ...]:
 
 
 def cases(
-    name: str, models: Sequence[str], mechanism: str = "gaussian", clip: float = 1.0, most: int = 9
+    name: str,
+    models: Sequence[str],
+    mechanism: str = "gaussian",
+    clip: float = 1.0,
+    most: int = 9,
+    adaptive: bool = False,
 ) -> Iterator[tuple[Case, Plan | None]]:
     """All cases of an algorithm with their plans; None where the plan is refused.
 
@@ -153,16 +160,17 @@ def cases(
     """
     chosen = itertools.islice(variants(name), most)
     for options, unit, adjacency, model in itertools.product(chosen, Unit, Adjacency, models):
-        case = Case(name, options, unit, adjacency, model, mechanism, clip)
+        case = Case(name, options, unit, adjacency, model, mechanism, clip, adaptive)
         yield case, plan_or_none(case)
 
 
 def plan_for(case: Case) -> Plan:
     """The plan, as a recipe makes it, with a metrics channel."""
-    privacy = {
+    privacy: dict[str, Any] = {
         "unit": case.unit, "adjacency": case.adjacency, "mechanism": case.mechanism,
         "clip": case.clip, "std_over_clip": 1.0, "nominal": NOMINAL, "noise": "keyed",
     }  # fmt: skip
+    privacy |= {"adaptive": {}} if case.adaptive else {}
     client = {"name": case.algorithm, **dict(case.options)}
     rounds = MORE_ROUNDS.get(case.algorithm, ROUNDS)
     tree = {

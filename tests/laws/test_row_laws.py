@@ -20,6 +20,7 @@ from torch import nn
 
 import dpfed.client
 import dpfed.core
+from dpfed.core.divided import Divided, Within
 from dpfed.core.ghost import Ghost, Layer, Lookups, Products, Sums
 from dpfed.core.matrices import Gram, Hessians
 from dpfed.core.rows import Chunks, Dense, Outer, Scaled
@@ -100,6 +101,11 @@ def other(pick: Pick, size: int) -> torch.Tensor:
     return pick(size, dtype=torch.float64 if wide else torch.float32)
 
 
+def number(pick: Pick) -> float:
+    """A clip that is broadcast: a hostile number in double precision."""
+    return float(pick(1, dtype=torch.float64)[0])
+
+
 CASES: dict[str, Callable[[Pick], Rows]] = {
     "Dense": lambda pick: Dense(pick(1, 6)),
     "Dense, a person": lambda pick: Dense(pick(2, 6), PERSON),
@@ -113,6 +119,13 @@ CASES: dict[str, Callable[[Pick], Rows]] = {
         Outer(pick(2, 3), pick(2, 4), bias=False, groups=PERSON), other(pick, 12)
     ),
     "Scaled Chunks": lambda pick: Scaled(chunks(pick(1, 6)), other(pick, 6)),
+    "Divided Dense": lambda pick: Divided(Dense(pick(1, 6)), number(pick)),
+    "Divided Dense, a person": lambda pick: Divided(Dense(pick(2, 6), PERSON), number(pick)),
+    "Divided Outer": lambda pick: Divided(Outer(pick(1, 3), pick(1, 4)), number(pick)),
+    "Divided Ghost": lambda pick: Divided(several(pick(2, 3)[None]), number(pick)),
+    "Within Dense": lambda pick: Within(Dense(pick(1, 6)), number(pick)),
+    "Within Outer": lambda pick: Within(Outer(pick(1, 3), pick(1, 4)), number(pick)),
+    "Within Ghost, a person": lambda pick: Within(ghost_person(pick), number(pick)),
     "Ghost": lambda pick: ghost(Products(pick(2, 3)[None], pick(2, 4)[None])),
     "Ghost, Gram matrices": lambda pick: ghost(Products(pick(1, 9)[None], pick(1, 8)[None])),
     "Ghost, cancelling": lambda pick: ghost(cancelling(pick)),

@@ -2,8 +2,9 @@
 """What every other package builds on: the types of one round, and arithmetic.
 
 Plug-ins build on the names below, which load no torch, and on the modules types, chain, errors,
-checks, vector and testing; client algorithms also on rows, clipping, matrices and grid, mechanisms
-on grid, sampling and randomness, sums on grid and sum_protocol. The rest is for dpfed itself.
+checks, vector and testing; client algorithms also on rows, divided, clipping, matrices and grid,
+mechanisms on grid, sampling and randomness, sums on grid and sum_protocol. The rest is for dpfed
+itself.
 """
 
 from dpfed.core.chain import rescale, stateless

@@ -36,9 +36,10 @@ def chain(*links: ServerOptimizer) -> ServerOptimizer:
         after = []
         for link, inner in zip(links, state, strict=True):
             step = link.update_ if reuse and link.update_ else link.update
+            std = seen.std * _gain(link, inner)
             direction, inner_after = step(direction, inner, seen)
             after.append(inner_after)
-            seen = replace(seen, std=seen.std * link.gain)
+            seen = replace(seen, std=std)
         return direction, tuple(after)
 
     def update(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:
@@ -53,8 +54,15 @@ def chain(*links: ServerOptimizer) -> ServerOptimizer:
             _merge(shared, link.share(inner))
         return shared
 
-    gain = math.prod(link.gain for link in links)
-    return ServerOptimizer(init=init, update=update, share=share, update_=update_, gain=gain)
+    return ServerOptimizer(
+        init=init, update=update, share=share, update_=update_,
+        gain=lambda state: math.prod(map(_gain, links, state)),
+    )  # fmt: skip
+
+
+def _gain(link: ServerOptimizer, state: State) -> float:
+    """What a link multiplies noise by, in the round that begins with this state of its."""
+    return link.gain(state) if callable(link.gain) else link.gain
 
 
 def _merge(shared: dict[str, Vector], more: Mapping[str, Vector]) -> None:

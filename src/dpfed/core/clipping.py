@@ -323,9 +323,19 @@ def directions(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     scaled, exponents = normalised(matrix)
     norms = _alone_norms(scaled)
-    lengths = np.ldexp(norms.numpy(), exponents)
     inverse = torch.where(norms > 0, norms.reciprocal(), 0.0)
-    return scaled.mul_(inverse[:, None]), torch.from_numpy(lengths)
+    return scaled.mul_(inverse[:, None]), _unscaled(norms, exponents)
+
+
+def lengths(matrix: torch.Tensor) -> torch.Tensor:
+    """Norms of rows, 0 where they are not finite; no row depends on another one or on its place."""
+    scaled, exponents = normalised(matrix)
+    return _unscaled(_alone_norms(scaled), exponents)
+
+
+def _unscaled(norms: torch.Tensor, exponents: Exponents) -> torch.Tensor:
+    with np.errstate(over="ignore"):  # a norm beyond the largest float is infinite
+        return torch.from_numpy(np.ldexp(norms.numpy(), exponents))
 
 
 def _alone_norms(scaled: torch.Tensor) -> torch.Tensor:

@@ -224,8 +224,8 @@ class ServerOptimizer(NamedTuple):
     update: Callable[[Vector, State, Aggregate], tuple[Vector, State]]
     share: Callable[[State], Mapping[str, Vector]] = _share_nothing
     update_: Callable[[Vector, State, Aggregate], tuple[Vector, State]] | None = None
-    gain: float = math.nan
-    """The factor on the noise, where it is one: what follows in a chain is told the new level."""
+    gain: float | Callable[[State], float] = math.nan
+    """The factor on the noise, or how it follows from the state: who follows in a chain is told."""
 
 
 class Phase(NamedTuple):

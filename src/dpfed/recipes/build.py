@@ -37,6 +37,7 @@ from dpfed.core.vector import Layout, standardises
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, Model
 from dpfed.data.standardised import Standardised
+from dpfed.recipes.adaptive import with_adaptive_clip
 from dpfed.recipes.schema import DataRecipe, EvaluationKind, PrivacyRecipe, Recipe
 from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
@@ -86,6 +87,10 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
     facts = {"unit": privacy.unit, "layout": layout, "truncates": truncates}
     client = _plug_in("client", recipe.client, **facts)
     _check_standardiser(recipe, client, layout)
+    if privacy.adaptive:
+        client = with_adaptive_clip(
+            client, privacy.adaptive, clip=privacy.clip, mechanism=privacy.mechanism
+        )
     total = _plug_in("sums", recipe.sum)
     draft = Plan(
         client=client,

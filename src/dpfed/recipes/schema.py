@@ -21,6 +21,7 @@ from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.registry import suggest
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit, Weights
+from dpfed.recipes.adaptive import AdaptiveRecipe
 from dpfed.recipes.methods import method_tables
 
 PlugIn = dict[str, Any]
@@ -134,6 +135,8 @@ class PrivacyRecipe(_Section, frozen=True):
     """The delta of the guarantee: well below 1 over the number of units."""
     clip: float = 1.0
     """The largest norm of a unit's row; longer ones are scaled to it."""
+    adaptive: AdaptiveRecipe | msgspec.UnsetType = msgspec.UNSET
+    """If it is there, even empty, the clip adapts from round to round: docs/methods.md."""
     std_over_clip: float | None = None
     """The noise of a round over the clip, instead of epsilon."""
     unit: Unit = Unit.RECORD
@@ -409,6 +412,7 @@ def _must_be(field: str, bound: str, tree: Mapping[str, Any]) -> str:
 _TABLES = {
     "": Recipe, "ledger": LedgerRecipe, "evaluation": EvaluationRecipe, "model": ModelRecipe,
     "data": DataRecipe, "data.partition": PartitionRecipe, "privacy": PrivacyRecipe,
+    "privacy.adaptive": AdaptiveRecipe,
 }  # fmt: skip
 """Where two tables have the same field, the later one is suggested: it is likelier to be meant."""
 

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe's table ``privacy.adaptive``: the clip follows a quantile of the units' norms."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dpfed.core import registry
+from dpfed.core.checks import refuse
+from dpfed.core.types import ClientAlgorithm
+
+
+class AdaptiveRecipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The clip adapts: privacy.clip is the first one, later ones follow a quantile of the norms.
+
+    For clients that send one clipped sum a round: gradient, and local steps at client level.
+    """
+
+    quantile: float = 0.5
+    """The part of the units whose rows shall be within the clip."""
+    rate: float = 0.2
+    """How fast the clip moves: a round changes it by this factor's exponential at most."""
+    share: float = 0.01
+    """The part of the squared mu that counting the units within it may use."""
+
+
+def with_adaptive_clip(
+    client: ClientAlgorithm, table: AdaptiveRecipe, *, clip: float, mechanism: str
+) -> ClientAlgorithm:
+    """The client with a clip that adapts; refuses what it does not apply to.
+
+    Args:
+        client: the recipe's client algorithm.
+        table: the recipe's table.
+        clip: the first clip.
+        mechanism: the name of the recipe's mechanism.
+    """
+    from dpfed.client._adaptive import adaptive  # loads torch, which a schema does without
+
+    if not registry.build("mechanisms", mechanism, {}).independent:
+        raise refuse(
+            "privacy.mechanism", "one with independent noise where the clip adapts: correlated "
+            "noise cancels only in one unit", mechanism, "set 'gaussian'",
+        )  # fmt: skip
+    return adaptive(client, clip, quantile=table.quantile, rate=table.rate, share=table.share)
