@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,6 @@ from tests.laws.neighbours import PAIRS, Draw, Effort, Search
 from tests.laws.sensitivity import FEATURES, LINEAR, MODELS, NETWORKS, Case, cases, mu_of, plan_for
 from tests.laws.survey import Survey, survey
 from tests.oracles.test_scaffold import (
-    SEED,
     SIZE,
     clipped,
     draw,
@@ -52,6 +52,8 @@ from tests.oracles.test_scaffold import (
     walk,
 )
 from tests.refusals import named
+from tests.training.test_checkpoint import Died, exchange_of, run
+from tests.training.test_round import make_plan as round_plan
 
 FIRST, QUANTILE, RATE = 0.05, 0.7, 0.3
 HOSTILE = (math.nan, math.inf, -math.inf, 0.0, -1.0, 5e-324, 1e-300, LEAST, 1e-6, 1.0, 1e6, MOST,
@@ -93,7 +95,6 @@ def test_the_path_is_the_papers(std: float, unit: Unit) -> None:
         clips.append(clip)
         assert np.abs(state.params.numpy() - theta).max() < 1e-4
     assert max(clips) > 1.5 * FIRST
-    assert SEED is not None
 
 
 @pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9])
@@ -157,6 +158,20 @@ def _hearing(heard: list[float]) -> Callable[..., Any]:
         return direction, state
 
     return update
+
+
+def test_a_run_that_stops_between_rounds_goes_on_with_its_clip(tmp_path: Path) -> None:
+    channels = {UPDATE: gaussian(1.0, 2.0), COUNT: gaussian(0.5, 1.0)}
+    plan = round_plan(client=adapting(), channels=channels, rounds=5)
+    whole, _ = run(plan, tmp_path / "whole", exchange_of(plan))
+    with pytest.raises(Died):
+        run(
+            plan, tmp_path / "part", exchange_of(plan), lambda at, when: (at, when) == (2, "before")
+        )
+    after, _ = run(plan, tmp_path / "part", exchange_of(plan))
+    assert torch.equal(after.params, whole.params)
+    assert after.optimizer == whole.optimizer
+    assert after.optimizer[0].clip != FIRST
 
 
 # -------------------------------------------------------------------------- what is refused
