@@ -28,6 +28,7 @@ from dpfed.training.flower.codec import Sender
 from dpfed.training.plan import Plan
 from dpfed.training.round import publish, start
 from tests.attacks.asking import ask, at_home
+from tests.attacks.test_subtraction import CLIENTS, SIZE, Server
 from tests.recipes.test_simulation import play, untimed, write
 
 HOSTILE = (math.nan, math.inf, 0.0, -1.0, 5e-324, 1e-6, 1e6, 1e300)
@@ -259,3 +260,24 @@ def test_a_client_answers_an_attempt_under_one_clip_only(
     assert ask(app, plan, order, requests=requests) == first
     other = replace(order, shared={CLIP: torch.tensor([1.0 + 2.0**-52], dtype=torch.float64)})
     assert isinstance(ask(app, plan, other, requests=requests), ClientRefused)
+
+
+def test_a_secure_sum_is_not_masked_twice_under_two_clips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The masked words go out again for the same order; under another clip nothing does."""
+    at_home(tmp_path, monkeypatch)
+    server = Server()
+    server.plan = plan_for(
+        parse({**recipe(trust="distributed"), "sum": {"name": "secure"}}), [4.0] * CLIENTS
+    )
+    server.app = client_app(lambda _: Silent(SIZE), server.plan)
+    server.state = start(server.plan, torch.zeros(SIZE))
+    assert server.round(0).aborted is None
+    first = server.words()
+    assert server.round(0).aborted is None
+    assert server.words() == first
+    kept, *others = server.state.optimizer
+    server.state = replace(server.state, optimizer=(kept._replace(clip=0.5), *others))
+    assert server.round(0).aborted is not None
+    assert all(isinstance(word, str) for word in server.words().values())
