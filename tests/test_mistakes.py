@@ -107,7 +107,11 @@ MISTAKES = {
     ),
     "a field that is nowhere": (
         ["privacy.accountant=rdp"],
-        ["privacy has no field 'accountant'", "it has adjacency, client_rate", "unit, weights"],
+        [
+            "privacy has no field 'accountant'",
+            "it has adaptive, adjacency, client_rate",
+            "unit, weights",
+        ],
     ),
     "a table that lacks a field": (
         ["ledger.epsilon=1"],
