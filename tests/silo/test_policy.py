@@ -66,6 +66,18 @@ def test_each_key_refuses_and_is_named(tmp_path: Path, key: str) -> None:
         permit(found, asked, TODAY)
 
 
+def test_metrics_of_another_package_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their code would make rows of the owner's records; what they cost is in the plan's price."""
+    measured = {"kind": "federated", "metrics": ["accuracy", {"name": "recall", "classes": 3}]}
+    found, asked = policy(tmp_path), terms(tmp_path, evaluation=measured)
+    assert permit(found, asked, TODAY) is found.data["sepsis"]
+    monkeypatch.setattr("dpfed.silo.policy.own_names", lambda kind: ("accuracy",))
+    with pytest.raises(UnsoundPlan, match=r"evaluation\.metrics.*got 'recall'"):
+        permit(found, asked, TODAY)
+
+
 def test_terms_of_another_version_are_refused(tmp_path: Path) -> None:
     text = terms_for(tmp_path, 3).read_text()
     other = text.replace(f'dpfed = "{__version__}"', 'dpfed = "0.0.0"')

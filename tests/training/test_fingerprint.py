@@ -58,6 +58,13 @@ def algorithm(**changes: Any) -> Plan:
     return other(client=make_plan().client._replace(**changes))
 
 
+def measuring(name: str, made_by: str | None = None, **options: Any) -> Plan:
+    metric = build("metrics", name, options)
+    metric = metric if made_by is None else metric._replace(made_by=made_by)
+    channels = {**make_plan().channels, METRICS: gaussian(2**0.5, 3.0)}
+    return other(channels=channels, metrics=(metric,))
+
+
 OTHERS = {
     "clip": lambda: mechanism(clip=0.5, replace_bound=1.0),
     "noise": lambda: mechanism(std=2.0000001),
@@ -75,6 +82,10 @@ OTHERS = {
     "metrics": lambda: other(channels={**make_plan().channels, METRICS: gaussian(2**0.5, 3.0)}),
     "metrics every": lambda: other(metrics_every=2),
     "loss bound": lambda: other(loss_bound=4.0),
+    "an own metric": lambda: measuring("accuracy"),
+    "another metric": lambda: measuring("mae"),
+    "a metric's option": lambda: measuring("mae", bound=2.0),
+    "a metric's code": lambda: measuring("mae", made_by=""),
     "sends unmodified": lambda: algorithm(sends_unmodified=False),
     "phases": lambda: algorithm(channels={UPDATE: Channel((Phase(None, 2),))}),
     "noise source": lambda: other(noise=Noise(None)),
@@ -88,6 +99,11 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_changes_the_cost_or_the_terms_changes_it(name: str) -> None:
     assert OTHERS[name]().fingerprint() != make_plan().fingerprint()
+
+
+def test_no_two_of_them_are_the_same() -> None:
+    found = [make().fingerprint() for make in OTHERS.values()]
+    assert len(set(found)) == len(found)
 
 
 def test_what_costs_nothing_does_not() -> None:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from dpfed.audit.statistics import Bits, Floats, chance_of, one_run_epsilon
 from dpfed.core.errors import RoundAborted
 from dpfed.core.log import log
 from dpfed.core.matrices import MatrixRows, MomentProblem, SecondOrderProblem
+from dpfed.core.metric import Judged, MetricRow
 from dpfed.core.randomness import Noise
 from dpfed.core.rows import Dense, UnitRows
 from dpfed.core.sum_protocol import Messages, Session
@@ -141,6 +142,10 @@ class Planted:
     def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
         """The client's own rows."""
         return self.inner.metric_rows(params, unit, loss_bound)
+
+    def judged(self, params: Vector, unit: Unit, row: MetricRow) -> torch.Tensor:
+        """The client's own, if it can be judged by any row."""
+        return cast(Judged, self.inner).judged(params, unit, row)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@
 this repository a plug-in also has ``tests/ROOM/test_NAME.py`` (tests/test_mirror.py asks for it),
 and a client or server a line in METHODS (recipes/methods.py; tests/recipes/test_methods.py asks).
 Other packages add theirs by an entry point of the group ``dpfed.server`` (or client, mechanisms,
-sums) that names such a function.
+sums, metrics) that names such a function.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ import msgspec
 
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
+from dpfed.core.metric import Metric
 from dpfed.core.types import ClientAlgorithm
 
-KINDS = ("client", "mechanisms", "sums", "server")
+KINDS = ("client", "mechanisms", "sums", "server", "metrics")
 FACTS = ("unit", "layout", "truncates")
 """Parameters of a factory that are facts of the plan, not options of a recipe."""
 
@@ -50,13 +51,19 @@ def _package(kind: str) -> str:
 @cache
 def names(kind: str) -> tuple[str, ...]:
     """All plug-ins of a kind: our own files, and other packages' entry points."""
+    return tuple(sorted({*own_names(kind), *_foreign(kind)}))
+
+
+def own_names(kind: str) -> tuple[str, ...]:
+    """The plug-ins of a kind that are files here, and that no other package has replaced."""
     package = import_module(_package(kind))
-    ours = [
+    return tuple(
         module.name
         for module in pkgutil.iter_modules(package.__path__)
-        if not module.ispkg and not module.name.startswith("_")
-    ]
-    return tuple(sorted({*ours, *_foreign(kind)}))
+        if not module.ispkg
+        and not module.name.startswith("_")
+        and module.name not in _foreign(kind)
+    )
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
@@ -87,7 +94,7 @@ def build(kind: str, name: str, options: Mapping[str, Any], **facts: Any) -> Any
     """The plug-in with these options, each checked against the factory's signature.
 
     Args:
-        kind: client, mechanisms, sums, server or sinks.
+        kind: client, mechanisms, sums, server, metrics or sinks.
         name: the plug-in's name: its file's, or its entry point's.
         options: the recipe's options; those left out have the factory's defaults.
         **facts: what the plan knows, such as the unit; given to a factory that has the parameter.
@@ -100,7 +107,7 @@ def build(kind: str, name: str, options: Mapping[str, Any], **facts: Any) -> Any
         key: _convert(f"{name}.{key}", value, hints.get(key, Any)) for key, value in options.items()
     }
     made = factory(**{**{key: facts[key] for key in facts if key in known}, **checked})
-    if isinstance(made, ClientAlgorithm):
+    if isinstance(made, ClientAlgorithm | Metric):
         return made._replace(made_by=_call(factory, name, checked))
     return made
 
@@ -116,7 +123,7 @@ def check_names(kind: str, name: str, options: Iterable[str]) -> None:
     """Refuse an option that the plug-in does not have, whatever its value.
 
     Args:
-        kind: client, mechanisms, sums, server or sinks.
+        kind: client, mechanisms, sums, server, metrics or sinks.
         name: the plug-in's name.
         options: the names of the options.
     """

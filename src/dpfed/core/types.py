@@ -35,7 +35,7 @@ UPDATE = "update"
 """The channel that every client algorithm answers on: a (pseudo-)gradient."""
 
 METRICS = "metrics"
-"""The channel of federated evaluation: (correct, clipped loss) sums, a channel like any other."""
+"""The channel of federated evaluation: sums of metrics, a channel like any other."""
 
 
 # ---------------------------------------------------------------------------- what is guaranteed
@@ -174,6 +174,8 @@ class Aggregate:
     """How many rounds the plan has."""
     planned_std: float = math.nan
     """What ``std`` is on the update channel by the plan: if everyone takes part."""
+    levels: Mapping[str, float] = field(default_factory=dict)
+    """The known noise level of each channel's mean."""
 
 
 # ------------------------------------------------------------------------------------- plug-ins

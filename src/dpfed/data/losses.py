@@ -103,14 +103,15 @@ class Tokens:
     def __post_init__(self) -> None:
         CrossEntropy(smoothing=self.smoothing)
 
-    def _pairs(self, scores: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def pairs(self, scores: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores with the tokens that they are for; ``IGNORED`` where that is none."""
         if self.shift:
             scores, y = scores[:, :-1], y[:, 1:]
         return scores, known_labels(y, scores.shape[-1])
 
     def __call__(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """One value per record."""
-        scores, y = self._pairs(scores, y)
+        scores, y = self.pairs(scores, y)
         losses = functional.cross_entropy(
             scores.mT, y, reduction="none", ignore_index=IGNORED, label_smoothing=self.smoothing
         )
@@ -118,7 +119,7 @@ class Tokens:
 
     def right(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The part of a record's tokens that is right; 0 where none counts."""
-        scores, y = self._pairs(scores, y)
+        scores, y = self.pairs(scores, y)
         counts = (y != IGNORED).sum(dim=1).clamp(min=1)
         return (scores.argmax(dim=-1) == y).sum(dim=1).to(scores) / counts
 

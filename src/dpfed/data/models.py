@@ -36,6 +36,7 @@ from dpfed.core.clipping import row_norms
 from dpfed.core.errors import DataError
 from dpfed.core.log import log
 from dpfed.core.matrices import Gram, Hessians, MatrixRows
+from dpfed.core.metric import MetricRow, ScoredRecords
 from dpfed.core.rows import Dense, Outer, group_sums, linear_vector
 from dpfed.core.types import Problem, Rows, Unit, Vector
 from dpfed.core.vector import Layout
@@ -97,10 +98,19 @@ def metric_rows(
         bound: losses are clipped to [0, bound], above 0.
     """
     table = torch.stack([correct, losses.clamp(0, bound) / bound], dim=1)
-    return Dense(table if unit is Unit.RECORD else _unit_means(table, groups, unit))
+    return Dense(unit_means(table, groups, unit))
 
 
-def _unit_means(table: torch.Tensor, groups: torch.Tensor | None, unit: Unit) -> torch.Tensor:
+def unit_means(table: torch.Tensor, groups: torch.Tensor | None, unit: Unit) -> torch.Tensor:
+    """Per unit the mean over its own records.
+
+    Args:
+        table: one row per record.
+        groups: the records' group ids; needed where a unit is a group.
+        unit: what one row stands for.
+    """
+    if unit is Unit.RECORD:
+        return table
     index = unit_ids(groups, unit, len(table))
     _, counts = torch.unique(index, return_counts=True)
     means: torch.Tensor = group_sums(table, index) / counts[:, None]
@@ -407,3 +417,13 @@ class LinearProblem:
         """Per unit: right or not, and the clipped loss."""
         correct, losses = self.judge(params)
         return metric_rows(correct, losses, self.groups, unit, loss_bound)
+
+    def judged(self, params: Vector, unit: Unit, row: MetricRow) -> torch.Tensor:
+        """Per unit, the mean of the row over its own records; 0 where a label is not known."""
+        link, scores = _LINKS[self.model.link], self._scores(params).T
+        right, losses = link.judge(scores, self._labels)
+        scores = scores.exp() if self.model.link == "poisson" else scores
+        table = row(ScoredRecords(scores, self._labels, right, losses))[: len(self.y)]
+        if self.known is not None:
+            table = torch.where(self.known[:, None], table, 0.0)
+        return unit_means(table, self.groups, unit)

@@ -39,14 +39,15 @@ from torch import nn
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.ghost import Ghost, Layer
+from dpfed.core.metric import MetricRow, ScoredRecords
 from dpfed.core.rows import Chunks, Dense
 from dpfed.core.types import Rows, Unit, Vector
 from dpfed.core.vector import Layout, layout_of
 from dpfed.data import _trials
 from dpfed.data.batches import Batch, Batches, Inputs, record_batches
 from dpfed.data.datasets import Records
-from dpfed.data.losses import Judging, Loss, cross_entropy, known_labels
-from dpfed.data.models import metric_rows, say_unknown, unit_ids
+from dpfed.data.losses import Judging, Loss, Tokens, cross_entropy, known_labels
+from dpfed.data.models import metric_rows, say_unknown, unit_ids, unit_means
 from dpfed.data.samplers import SAMPLERS, PerRecord, failing, forgiving, in_blocks
 from dpfed.data.taps import Tapped, factors_of
 
@@ -185,15 +186,33 @@ class Network:
         self, params: Vector, records: Records | Batches
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Per record: right or not, and the loss."""
-        batches, params = record_batches(records), self.placed(params)
-        empty = batches.stand_in[:1]
-        compute = in_blocks(self._judged_at(params), 64, empty)
-        judged = [forgiving(compute, batch, empty) for batch in self._read(batches)]
-        correct, losses = torch.cat([*judged, torch.zeros(0, 2)]).unbind(dim=1)
+        judged = self._tabled(params, record_batches(records), self._judge)
+        correct, losses = judged.unbind(dim=1)
         return correct, losses
 
-    def _judged_at(self, params: Vector) -> PerRecord:
-        return lambda batch: self._judge(self.score(params, batch.inputs), batch.targets)
+    @torch.no_grad()
+    def table(self, params: Vector, records: Batches, row: MetricRow) -> torch.Tensor:
+        """One row per record, by its scores, label and loss; zero of a record that fails."""
+
+        def judge(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            losses, y = self._losses(scores, y), y.to(scores.device)
+            right = self._right(scores, y, losses)
+            if isinstance(self.loss, Tokens):
+                scores, y = self.loss.pairs(scores, y)
+            return row(ScoredRecords(scores, y, right, losses)).cpu()
+
+        return self._tabled(params, records, judge)
+
+    def _tabled(self, params: Vector, batches: Batches, judge: Loss) -> torch.Tensor:
+        """What ``judge`` makes of scores and targets, one row per record."""
+        params, empty = self.placed(params), batches.stand_in[:1]
+
+        def compute(batch: Batch) -> torch.Tensor:
+            return judge(self.score(params, batch.inputs), batch.targets)
+
+        blocks = in_blocks(compute, 64, empty)
+        made = [forgiving(blocks, batch, empty) for batch in self._read(batches)]
+        return torch.cat(made or [blocks(empty)[:0]])
 
     def _read(self, batches: Batches) -> Any:
         """All records, as many at a time as they say, with labels that the loss knows."""
@@ -360,6 +379,10 @@ class NetworkProblem:
         """Per unit: right or not, and the clipped loss."""
         correct, losses = self.model.judge(params, self.records)
         return metric_rows(correct, losses, self.records.groups, unit, loss_bound)
+
+    def judged(self, params: Vector, unit: Unit, row: MetricRow) -> torch.Tensor:
+        """Per unit, the mean of the row over its own records; zero of a record that fails."""
+        return unit_means(self.model.table(params, self.records, row), self.records.groups, unit)
 
 
 def _usable(batch: Batch) -> Batch:

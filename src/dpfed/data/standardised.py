@@ -38,6 +38,7 @@ from torch import nn
 from dpfed.core.checks import refuse
 from dpfed.core.clipping import directions, rows_in_block
 from dpfed.core.matrices import Gram, MatrixRows
+from dpfed.core.metric import MetricRow
 from dpfed.core.rows import Dense, Outer
 from dpfed.core.types import Rows, Unit, Vector
 from dpfed.core.vector import Layout, Standardiser
@@ -289,3 +290,7 @@ class StandardisedProblem:
     def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
         """Per unit: right or not, and the clipped loss."""
         return self._inner(params).metric_rows(self._head(params), unit, loss_bound)
+
+    def judged(self, params: Vector, unit: Unit, row: MetricRow) -> torch.Tensor:
+        """Per unit, the mean of the row over its own records."""
+        return self._inner(params).judged(self._head(params), unit, row)

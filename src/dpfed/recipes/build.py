@@ -17,6 +17,7 @@ from dpfed.client._paced import SECOND
 from dpfed.core.chain import chain
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
+from dpfed.core.metric import Metric
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
 from dpfed.core.sampling import EVERYONE, Everyone, Poisson, Sampling
@@ -38,7 +39,13 @@ from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, Model
 from dpfed.data.standardised import Standardised
 from dpfed.recipes.adaptive import with_adaptive_clip
-from dpfed.recipes.schema import DataRecipe, EvaluationKind, PrivacyRecipe, Recipe
+from dpfed.recipes.schema import (
+    DataRecipe,
+    EvaluationKind,
+    EvaluationRecipe,
+    PrivacyRecipe,
+    Recipe,
+)
 from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
 
@@ -105,6 +112,7 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
         colluders=privacy.colluders,
         metrics_every=recipe.evaluation.every,
         loss_bound=recipe.evaluation.loss_bound,
+        metrics=named_metrics(recipe.evaluation),
         participation=EVERYONE if privacy.client_rate == 1 else Poisson(privacy.client_rate),
         spare=privacy.spare_attempts or 0,
     )
@@ -222,8 +230,27 @@ def _declared(recipe: Recipe, client: ClientAlgorithm) -> Channels:
     judged = recipe.evaluation
     if judged.kind is not EvaluationKind.FEDERATED:
         return client.channels
-    metrics = metrics_channel(recipe.rounds, max(1, judged.every), judged.share)
-    return {**client.channels, METRICS: metrics}
+    channel = metrics_channel(
+        recipe.rounds, max(1, judged.every), judged.share, named_metrics(judged),
+        truncates=build("mechanisms", recipe.privacy.mechanism, {}).exact,
+    )  # fmt: skip
+    return {**client.channels, METRICS: channel}
+
+
+def named_metrics(judged: EvaluationRecipe) -> tuple[Metric, ...]:
+    """The metrics that a recipe names; none are accuracy and loss as they have always been."""
+    if isinstance(judged.metrics, msgspec.UnsetType):
+        return ()
+    if judged.kind is not EvaluationKind.FEDERATED:
+        bound = f"left out for evaluation.kind {str(judged.kind)!r}, which does not use it"
+        raise refuse("evaluation.metrics", bound, judged.metrics, "set the kind to 'federated'")
+    tables = [{"name": each} if isinstance(each, str) else each for each in judged.metrics]
+    made = tuple(_plug_in("metrics", table) for table in tables)
+    names = [name for metric in made for name in metric.names]
+    if not made or len(set(names)) < len(names):
+        bound = "one or more metrics with numbers of different names"
+        raise refuse("evaluation.metrics", bound, judged.metrics, "name each of them once")
+    return made
 
 
 def _uncorrelated(privacy: PrivacyRecipe) -> PrivacyRecipe:

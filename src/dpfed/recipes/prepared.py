@@ -29,6 +29,7 @@ from dpfed.recipes.schema import EvaluationKind, Recipe, settings
 from dpfed.recipes.sinks._open import About
 from dpfed.recipes.terms import Terms
 from dpfed.training.account import Account, account
+from dpfed.training.history import columns_of
 from dpfed.training.plan import Plan
 from dpfed.training.soundness import small_delta
 
@@ -73,7 +74,10 @@ class Prepared:
     def about(self, out: Path) -> About:
         """What sinks are told of the run."""
         sentence = self.plan.guarantee().sentence
-        return About(self.recipe.name, out, sentence, settings(self.recipe))
+        return About(
+            name=self.recipe.name, folder=out, guarantee=sentence,
+            settings=settings(self.recipe), columns=columns_of(self.plan),
+        )  # fmt: skip
 
     def account(self, *, environment: bool = False) -> Account | None:
         """Where releases are entered; with ``environment``, a node's owner overrides the recipe."""

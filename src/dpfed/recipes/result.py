@@ -158,7 +158,8 @@ def _save(result: Result, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     named = result.model.layout.unflatten(result.params)
     tensors = {name: tensor.contiguous() for name, tensor in named.items()}
-    write_csv(result.history, folder / "metrics.csv", COLUMNS)
+    columns = dict.fromkeys([*COLUMNS, *(name for row in result.history for name in row)])
+    write_csv(result.history, folder / "metrics.csv", list(columns))
     _write(folder / METRICS_FILE, "".join(map(json_line, result.history)))
     _write(folder / "recipe.toml", recipes.dump_recipe(result.recipe))
     about = {"guarantee": result.guarantee.sentence}

@@ -196,6 +196,8 @@ class EvaluationRecipe(_Section, frozen=True):
     """federated: the part of the squared mu that the metrics channel may use."""
     loss_bound: float = 5.0
     """federated: a larger loss of a record counts as this."""
+    metrics: list[str | PlugIn] | msgspec.UnsetType = msgspec.UNSET
+    """federated: names of metrics, or tables with a name and options; unset is accuracy, loss."""
     holdout: float = 0.2
     """exact: the part of each client's records that is kept for evaluation."""
 

@@ -32,9 +32,10 @@ from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.conversions import LedgerKey, Server
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.registry import own_names
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.recipes.methods import method_tables
-from dpfed.recipes.schema import DataRecipe, EvaluationKind
+from dpfed.recipes.schema import DataRecipe, EvaluationKind, Recipe
 from dpfed.recipes.terms import NAME, Terms, package_digest
 from dpfed.sums.secagg.identity import ROSTER
 from dpfed.training.account import whole_cost
@@ -314,12 +315,22 @@ def _permit_code(data: DataPolicy, terms: Terms) -> None:
         raise _not("methods", f"an algorithm of {data.methods}", recipe.client["name"])
     if recipe.privacy.mechanism not in {table["mechanism"] for table in allowed}:
         raise _not("methods", f"a mechanism of {data.methods}", recipe.privacy.mechanism)
+    _permit_metrics(recipe)
     if terms.pins.train:
         _permit_train(data, terms)
     if recipe.model.factory is not None:
         _permit_factory(data, terms)
     elif recipe.model.name not in data.models:
         raise _not("models", f"one of {data.models}", recipe.model.name)
+
+
+def _permit_metrics(recipe: Recipe) -> None:
+    """Rows are made of the owner's records by code: by dpfed's own, not another package's."""
+    given = recipe.evaluation.metrics
+    for each in [] if isinstance(given, msgspec.UnsetType) else given:
+        name = each if isinstance(each, str) else each.get("name")
+        if name not in own_names("metrics"):
+            raise _not("evaluation.metrics", f"some of {list(own_names('metrics'))}", name)
 
 
 def _permit_factory(data: DataPolicy, terms: Terms) -> None:

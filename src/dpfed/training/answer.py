@@ -38,6 +38,8 @@ import torch
 from dpfed.core.errors import BadRelease, ClientRefused, DataError, UnsoundPlan, wire_name
 from dpfed.core.grid import pack
 from dpfed.core.log import log
+from dpfed.core.metric import Judged, joint_replace_bound
+from dpfed.core.metric_rows import MetricRows, joint_row
 from dpfed.core.randomness import Stream
 from dpfed.core.sampling import drawn
 from dpfed.core.sum_protocol import Answer, Signer
@@ -231,12 +233,29 @@ def _work(
     state = plan.client.init(broadcast.params) if client.state is None else client.state
     reply, state = plan.client.work(broadcast, problem, state, release)
     if METRICS in plan.due(broadcast.round):
-        rows = problem.metric_rows(broadcast.params, release.unit, plan.loss_bound)
+        rows = _metric_rows(plan, problem, broadcast.params, release.unit)
         reply = {**reply, METRICS: release(rows, METRICS)}
     if isinstance(release, PricedReleaser):
         _check_reply(plan, reply, release)
         client = replace(client, mechanisms=release.states)
     return reply, replace(client, state=state)
+
+
+def _metric_rows(plan: Plan, problem: Problem, params: Vector, unit: Unit) -> Rows:
+    if not plan.metrics or isinstance(problem, _Nowhere):
+        return problem.metric_rows(params, unit, plan.loss_bound)
+    made = _judging(problem).judged(params, unit, joint_row(plan.metrics))
+    return MetricRows(made, distance=joint_replace_bound(plan.metrics))
+
+
+def _judging(problem: Problem) -> Judged:
+    """The problem, if it can be judged by any row: its class tells, and no record."""
+    if not isinstance(problem, Judged):
+        raise UnsoundPlan(
+            f"evaluation.metrics needs a problem with a function judged, got a "
+            f"{type(problem).__name__}; add one, or leave evaluation.metrics out"
+        )
+    return problem
 
 
 def _data(client: ClientState) -> Problem:
@@ -358,6 +377,8 @@ def try_out(plan: Plan, broadcast: Broadcast, client: ClientState) -> None:
             f"the model must have {problem.dimension} parameters, as this client's has, got "
             f"{broadcast.params.numel()}; give both sides the same model"
         )
+    if plan.metrics:
+        _judging(problem)
     sent = {**broadcast.shared, "": broadcast.params}
     shapes = frozenset((name, v.shape, v.dtype) for name, v in sent.items())
     kind, done = (type(problem), problem.dimension, shapes), _tried.setdefault(plan, set())

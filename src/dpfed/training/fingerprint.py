@@ -2,8 +2,8 @@
 """The fingerprint of a plan: what server and clients compare before they work together.
 
 It covers clip, noise and its source, unit, adjacency, trust, channels, the client algorithm with
-its options, sum, weights, sizes, rounds, spare attempts, delta, who is asked, and the wire format;
-not the model, the optimizer or the noise's seed, which cost nothing.
+its options, metrics, sum, weights, sizes, rounds, spare attempts, delta, who is asked, and the wire
+format; not the model, the optimizer or the noise's seed, which cost nothing.
 
 | edge case                            | what happens                                            |
 |--------------------------------------|---------------------------------------------------------|
@@ -17,6 +17,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dpfed.core.metric import Metric
     from dpfed.core.types import ClientAlgorithm
     from dpfed.training.plan import Plan
 
@@ -28,15 +29,25 @@ def fingerprint(plan: Plan) -> str:
     """A digest of what both sides must agree on."""
     facts = (
         WIRE_FORMAT, legacy_fingerprint(plan), plan.noise.source.value, _name_of(plan.client),
-        plan.client.reuses_own_releases, plan.spare,
+        plan.client.reuses_own_releases, plan.spare, *map(_metric, plan.metrics),
     )  # fmt: skip
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def _name_of(client: ClientAlgorithm) -> str:
     """How the registry built it; of one that was made by hand, where its code is."""
-    named = client.work if hasattr(client.work, "__qualname__") else type(client.work)
-    return client.made_by or f"{named.__module__}.{named.__qualname__}"
+    return client.made_by or _place(client.work)
+
+
+def _metric(metric: Metric) -> tuple[object, ...]:
+    """A metric's name with all of its options, and what it is priced by."""
+    known_by = metric.made_by or _place(metric.row)
+    return known_by, metric.size, metric.bound, metric.replace_bound
+
+
+def _place(code: object) -> str:
+    named = code if hasattr(code, "__qualname__") else type(code)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def legacy_fingerprint(plan: Plan) -> str:

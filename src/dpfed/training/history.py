@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run lets people watch: one row per round, with these columns and no others.
 
+The numbers that ``evaluation.metrics`` names come after them, by the metrics channel alone.
+
 | column                    | where it comes from                                                  |
 |---------------------------|----------------------------------------------------------------------|
 | round, seconds            | the server's own count and clock                                     |
@@ -57,17 +59,24 @@ def make_row(
         seconds: how long the round took.
     """
     spent = plan.guarantee(state.release_counts, state.round)
-    return only_columns({
-        "round": state.round,
+    row = {
         **judged,
-        **measured(result.aggregate, plan.loss_bound),
+        **measured(result.aggregate, plan.loss_bound, plan.metrics),
+        "round": state.round,
         "epsilon": spent.claims[0].epsilon,
         "epsilon_others": spent.claims[-1].epsilon,
         "surplus": surplus(plan, len(result.clients)),
         "snr": signal_to_noise(result.aggregate),
         "clients": clients_told(plan, len(result.clients)),
         **({} if draw_is_secret(plan) else _conduct(result, seconds)),
-    })  # fmt: skip
+    }
+    return only_columns(row, columns_of(plan))
+
+
+def columns_of(plan: Plan) -> tuple[str, ...]:
+    """The columns of a plan's rows: those of all plans, then what its metrics are called."""
+    named = [name for metric in plan.metrics for name in metric.names]
+    return (*COLUMNS, *(name for name in named if name not in COLUMNS))
 
 
 def _conduct(result: RoundResult, seconds: float) -> Row:
@@ -81,9 +90,9 @@ def _conduct(result: RoundResult, seconds: float) -> Row:
     }
 
 
-def only_columns(row: Mapping[str, Any]) -> Row:
-    """The columns of a row, in their order, and nothing else."""
-    return {name: known(row.get(name)) for name in COLUMNS}
+def only_columns(row: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> Row:
+    """These columns of a row, in their order, and nothing else."""
+    return {name: known(row.get(name)) for name in columns}
 
 
 def wasted_attempts(history: Sequence[Mapping[str, Any]]) -> int:
@@ -104,9 +113,9 @@ def known(value: Any) -> Any:
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """What of a row can be drawn against rounds."""
     return {
-        name: float(row[name])
-        for name in COLUMNS
-        if name != "round" and isinstance(row.get(name), int | float) and math.isfinite(row[name])
+        name: float(value)
+        for name, value in row.items()
+        if name != "round" and isinstance(value, int | float) and math.isfinite(value)
     }
 
 

@@ -15,11 +15,11 @@ from typing import TypeAlias
 
 from dpfed.accounting.guarantee import Guarantee, Spent, guarantee
 from dpfed.core.chain import chain
+from dpfed.core.metric import Metrics
 from dpfed.core.randomness import Noise
 from dpfed.core.sampling import EVERYONE, Everyone, Sampling
 from dpfed.core.sum_protocol import Signer, Sum, SumContext
 from dpfed.core.types import (
-    METRICS,
     UPDATE,
     Broadcast,
     Channels,
@@ -34,7 +34,7 @@ from dpfed.core.types import (
     channels_due,
 )
 from dpfed.training.fingerprint import fingerprint
-from dpfed.training.metrics import metrics_channel
+from dpfed.training.metrics import with_metrics
 from dpfed.training.soundness import refuse_unsound
 
 ReleaseCounts: TypeAlias = Mapping[str, Mapping[float, int]]
@@ -61,6 +61,8 @@ class Plan:
     metrics_every: int = 1
     """In which rounds the model is judged: every k-th, and the last."""
     loss_bound: float = 5.0
+    metrics: Metrics = ()
+    """What is measured where metrics have noise; none are correct and clipped loss."""
     participation: Sampling = EVERYONE
     """Which clients the server asks in a round: hidden from all but the server."""
     spare: int = 0
@@ -74,9 +76,7 @@ class Plan:
     @cached_property
     def declared(self) -> Channels:
         """What leaves a client: the algorithm's channels, and metrics where they have noise."""
-        if METRICS not in self.channels:
-            return self.client.channels
-        return {**self.client.channels, METRICS: metrics_channel(self.rounds, self.metrics_every)}
+        return with_metrics(self)
 
     @property
     def update(self) -> Mechanism:

@@ -277,7 +277,7 @@ def _aggregate(
         round=state.round, params=state.params, mean=means.pop(lead),
         std=levels[lead] * plan.declared[lead].noise, clients=clients, public=means,
         enrolled=len(plan.nominal), rate=plan.participation.rate, lead=lead,
-        rounds=plan.rounds, planned_std=plan.level(UPDATE),
+        rounds=plan.rounds, planned_std=plan.level(UPDATE), levels=levels,
     )  # fmt: skip
     return replace(state, mechanisms=states), aggregate
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from dpfed.accounting.guarantee import delta_warning
 from dpfed.core.errors import UnsoundPlan
+from dpfed.core.metric import joint_bound, joint_replace_bound
 from dpfed.core.sampling import Everyone
 from dpfed.core.types import METRICS, UPDATE, Adjacency, Trust, Unit, Weights
 
 if TYPE_CHECKING:
+    from dpfed.core.metric import Metric
     from dpfed.training.plan import Plan
 
 
@@ -25,7 +27,10 @@ def small_delta(plan: Plan) -> str | None:
 
 def refuse_unsound(plan: Plan) -> None:
     """Raise UnsoundPlan with the first reason that is found."""
-    for complaint in (_wrong_numbers, _wrong_paced, _wrong_channels, _wrong_trust, _wrong_sampling):
+    for complaint in (
+        _wrong_numbers, _wrong_paced, _wrong_metrics, _wrong_channels, _wrong_trust,
+        _wrong_sampling,
+    ):  # fmt: skip
         reason = complaint(plan)
         if reason:
             raise UnsoundPlan(reason)
@@ -74,6 +79,37 @@ def _wrong_channels(plan: Plan) -> str | None:
             f"{plan.update.unit}; change it, or use another method"
         )
     return None
+
+
+def _wrong_metrics(plan: Plan) -> str | None:
+    """Bounds that rows cannot have or noise does not cover, or numbers of one name."""
+    if not plan.metrics:
+        return None
+    names = [name for metric in plan.metrics for name in metric.names]
+    if len(set(names)) < len(names):
+        return f"metrics must have numbers of different names, got {names}; name each once"
+    wrong = [m.names for m in plan.metrics if not _bounded(m)]
+    if wrong:
+        return (
+            f"a metric must have a bound above 0 and a replace_bound from it to sqrt(2) times it, "
+            f"got others for {wrong[0]}; declare what its rows keep"
+        )
+    mechanism = plan.channels.get(METRICS)
+    if mechanism is None:
+        return f"metrics must have a mechanism on {METRICS!r}, got none; give the plan one"
+    clip, apart = joint_bound(plan.metrics), joint_replace_bound(plan.metrics)
+    if mechanism.clip < clip or getattr(mechanism, "replace_bound", apart) < apart:
+        return (
+            f"the mechanism on {METRICS!r} must have a clip of {clip:g} and a replace_bound of "
+            f"{apart:g} for these metrics, got a clip of {mechanism.clip:g}; give it these"
+        )
+    return None
+
+
+def _bounded(metric: Metric) -> bool:
+    """Whether its bounds can be those of rows without negative entries, the zero row included."""
+    least, most = metric.bound, math.sqrt(2) * metric.bound
+    return 0 < least < math.inf and least <= metric.replace_bound <= most and metric.size > 0
 
 
 def _wrong_paced(plan: Plan) -> str | None:

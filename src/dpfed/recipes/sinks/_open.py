@@ -31,7 +31,7 @@ from typing import Any
 from dpfed.core.errors import RecipeError
 from dpfed.core.log import log
 from dpfed.core.registry import find
-from dpfed.training.history import Row, only_columns
+from dpfed.training.history import COLUMNS, Row, only_columns
 
 Add = Callable[[Row], None]
 """Takes one round's row."""
@@ -46,6 +46,8 @@ class About:
     guarantee: str = ""
     """The sentence of the whole run, as planned."""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    columns: Sequence[str] = COLUMNS
+    """What rows have: ``columns_of(plan)`` where a plan names metrics of its own."""
     finished: str = ""
     """The sentence of what was spent: whoever runs sets it before the sinks are closed."""
 
@@ -74,7 +76,7 @@ def open_sinks(names: Sequence[str], about: About) -> Iterator[Add]:
 
         def add(row: Mapping[str, Any]) -> None:
             for sink in sinks:
-                sink(only_columns(row))
+                sink(only_columns(row, about.columns))
 
         yield add
 

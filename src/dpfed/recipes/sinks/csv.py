@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from csv import DictWriter
 
 from dpfed.recipes.sinks._open import About, Add
-from dpfed.training.history import COLUMNS, Row
+from dpfed.training.history import Row
 
 
 @contextmanager
@@ -16,7 +16,7 @@ def csv(about: About) -> Iterator[Add]:
     """One line per round, in the file that a finished run has anyway."""
     path = about.folder / "metrics.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = DictWriter(file, fieldnames=COLUMNS)
+        writer = DictWriter(file, fieldnames=about.columns)
         writer.writeheader()
 
         def add(row: Row) -> None:

@@ -202,7 +202,7 @@ class DPStrategy(Strategy):
         )  # fmt: skip
         spent = {name: row[name] for name in ("epsilon", "epsilon_others", "clients")}
         result.train_metrics_clientapp[row["round"]] = MetricRecord(spent)
-        judged = measured(step.result.aggregate, self.plan.loss_bound)
+        judged = measured(step.result.aggregate, self.plan.loss_bound, self.plan.metrics)
         if judged:
             result.evaluate_metrics_clientapp[row["round"]] = MetricRecord(dict(judged))
 
