@@ -95,7 +95,10 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "training/flower/responder.py": ("attacks/test_asking_again.py", "attacks/test_kept_noise.py"),
     "training/flower/codec.py": ("training/flower/test_strategy.py", "test_fuzz.py"),
     "training/flower/state.py": ("training/flower/test_resume.py", "test_fuzz.py"),
-    "training/flower/trained.py": ("attacks/test_batchnorm.py",),
+    "training/flower/trained.py": (
+        "attacks/test_batchnorm.py",
+        "attacks/test_local_evaluation.py",
+    ),
     "training/flower/transport.py": ("training/test_loop.py", "training/flower/test_strategy.py"),
     "training/history.py": ("recipes/sinks/test_open.py",),
     "training/plan.py": ("training/test_round.py", "recipes/test_build.py"),

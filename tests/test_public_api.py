@@ -53,7 +53,7 @@ SIGNATURES = {
     "engine='in-process', resume=None, sinks=(), overwrite=False, **sections)",
     "dpfed.calibrate": "(mechanism, *, epsilon, delta, releases, share=1.0)",
     "dpfed.flower.make_plan": "(nominal, layout=None, **sections)",
-    "dpfed.flower.private": "(plan, ledger=None)",
+    "dpfed.flower.private": "(plan, ledger=None, evaluate=None)",
     "dpfed.flower.client_app": "(problem, plan, ledger=None)",
     "dpfed.flower.augmented": "(records, change, *, secret=None)",
     "dpfed.flower.read_records": "(**data)",

@@ -124,6 +124,16 @@ def test_evaluation_is_the_servers_own_or_accounted_for() -> None:
     assert DPStrategy(plan).configure_evaluate(1, INITIAL, ConfigRecord(), grid_for(plan)) == []
 
 
+def test_metrics_that_a_plan_names_are_in_the_history_and_in_the_result() -> None:
+    metrics = (build("metrics", "accuracy", {}), build("metrics", "recall", {"classes": 3}))
+    channels = {UPDATE: gaussian(1.0, 2.0), METRICS: gaussian(math.sqrt(2), 1e-6)}
+    plan = make_plan(channels=channels, metrics_every=2, metrics=metrics)
+    result = DPStrategy(plan).start(grid_for(plan), INITIAL)
+    assert set(result.evaluate_metrics_clientapp[4]) == {n for m in metrics for n in m.names}
+    assert [row["recall_2"] is None for row in result.history] == [True, False] * 2
+    assert result.history[3]["recall_2"] == result.evaluate_metrics_clientapp[4]["recall_2"]
+
+
 # ----------------------------------------------------------------------------------- dropouts
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from dpfed.core.errors import DataError
@@ -60,7 +60,9 @@ def client_app(
 
 
 def private(
-    plan: Plan | MakePlan, ledger: str | MakeAccount | None = None
+    plan: Plan | MakePlan,
+    ledger: str | MakeAccount | None = None,
+    evaluate: Train | None = None,
 ) -> Callable[[Message, Context, Train], Message]:
     """A mod: the user's train function runs as it is, and only its private update leaves.
 
@@ -71,11 +73,17 @@ def private(
     Args:
         plan: what the node's owner has agreed to, or a function that makes it from the Context.
         ledger: as for ``client_app``.
+        evaluate: the app's own evaluate function: it runs here after each round's training, on the
+            model that came in, and its metrics are in this node's log alone. As a mod of
+            ``@app.evaluate`` itself, ``private`` lets nobody ask: the reply is empty, and the
+            function is not run, since no round is counted for it.
     """
     owner = _Owner(plan, None, ledger)
 
     def mod(message: Message, context: Context, call_next: Train) -> Message:
-        node = _AppNode(owner, context, Trained(message, context, call_next))
+        if message.metadata.message_type.startswith("evaluate"):
+            return Message(RecordDict(), reply_to=message)
+        node = _AppNode(owner, context, Trained(message, context, call_next, evaluate))
         return Message(respond(message.content, node), reply_to=message)
 
     return mod

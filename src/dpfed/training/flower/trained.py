@@ -5,7 +5,9 @@
     other floating arrays    stay on this node, in Flower's Context: the function gets its own back
     integers, booleans       are the server's, before and after
 
-Guarantee: nothing but the row is read off what the function returns.
+Guarantee: nothing but the row is read off what the function returns. An evaluate function of the
+user's runs after the row is made, at most once for each that is counted; what it returns or raises
+is a line of the local log, and changes no bit of the answer.
 
 | edge case                                          | what happens                              |
 |----------------------------------------------------|-------------------------------------------|
@@ -13,6 +15,8 @@ Guarantee: nothing but the row is read off what the function returns.
 | an order that names an array that is not floating  | DataError, before the function is run     |
 | the function raises, exits, or returns other names | the row is zero (answer.py)               |
 | or shapes                                          |                                           |
+| the evaluate function raises, exits or returns     | a line in the local log                   |
+| something else                                     |                                           |
 | a new Flower run, whose Context is empty           | what was kept begins as the server has it |
 """
 
@@ -20,7 +24,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +32,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from dpfed.core.errors import DataError, UnsoundPlan
+from dpfed.core.log import log
 from dpfed.core.rows import Dense
 from dpfed.core.types import Rows, Unit, Vector
 from dpfed.training.flower.codec import ARRAYS, CONTROL
@@ -45,6 +50,8 @@ class Trained:
     message: Message
     context: Context
     train: Train
+    evaluate: Train | None = None
+    """A user's own evaluate function, for this node's log."""
 
     @property
     def dimension(self) -> int:
@@ -67,7 +74,7 @@ class Trained:
                 f"array {wrong[0]!r} must be floating point to be trained, got "
                 f"{self._arrays[wrong[0]].dtype}; use the same version of dpfed on the server"
             )
-        return replace(self, train=_unchanged)
+        return replace(self, train=_unchanged, evaluate=None)
 
     def rows(self, params: Vector, unit: Unit) -> Rows:
         """One row: the parameters before the user's function, less those after it."""
@@ -77,24 +84,26 @@ class Trained:
                 f"set it in the plan"
             )
         kept = [n for n in self._arrays if n not in self._names and _floats(self._arrays[n])]
-        reply = self.train(self._with_kept(kept), self.context)
+        given = self._with_kept(kept)
+        before = _copied(given)
+        reply = self.train(given, self.context)
         after = self._returned(reply, [*self._names, *kept])
         if kept:
             own = ArrayRecord({name: after[name] for name in kept})
             self.context.state.array_records[KEPT] = own
         flat = [torch.from_numpy(after[n].numpy().copy()).reshape(-1) for n in self._names]
-        return Dense((params - torch.cat(flat))[None])
+        row = (params - torch.cat(flat))[None]
+        if self.evaluate is not None:
+            _look(self.evaluate, before, self.context)
+        return Dense(row)
 
     def _with_kept(self, kept: list[str]) -> Message:
         """The message with the arrays of this node in the place of the server's."""
         own = self.context.state.array_records.get(KEPT)
         if own is None or set(own) != set(kept):
             return self.message
-        message = copy.copy(self.message)  # in one process, others may have the same content
-        message.content = RecordDict(
-            {**message.content, ARRAYS: ArrayRecord({**self._arrays, **own})}
-        )
-        return message
+        arrays = ArrayRecord({**self._arrays, **own})
+        return _copied(self.message, {ARRAYS: arrays})
 
     def _returned(self, reply: Message, names: list[str]) -> ArrayRecord:
         """The arrays of the function's reply, if they are those that came in."""
@@ -117,6 +126,25 @@ class Trained:
         """Not offered."""
         del params, unit, loss_bound
         raise UnsoundPlan("a train function has no metrics to release; turn evaluation off")
+
+
+def _copied(message: Message, records: Mapping[str, ArrayRecord] | None = None) -> Message:
+    """The message with records of its own: in one process, others may have the same content."""
+    made = copy.copy(message)
+    made.content = RecordDict({**message.content, **(records or {})})
+    return made
+
+
+def _look(evaluate: Train, message: Message, context: Context) -> None:
+    """What the user's function says of the model that came in: for whoever reads this log."""
+    here = copy.copy(context)
+    here.state = RecordDict(dict(context.state))  # the next round's training has it as it was
+    try:
+        found = evaluate(message, here).content.metric_records
+        said = {name: value for record in found.values() for name, value in record.items()}
+        log.info("evaluated on this node, and told nobody: %s", said)
+    except (Exception, SystemExit):
+        log.exception("the evaluate function failed on this node, and nobody is told")
 
 
 def _unchanged(message: Message, context: Context) -> Message:
