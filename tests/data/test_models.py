@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,12 @@ from torch import nn
 from torch.nn import functional
 
 from dpfed.core.errors import DataError, RecipeError
+from dpfed.core.metric import ScoredRecords
+from dpfed.core.registry import build
 from dpfed.core.types import Unit
+from dpfed.data.batches import tensor_batches
 from dpfed.data.datasets import Records
+from dpfed.data.losses import loss_by_name
 from dpfed.data.models import Linear, evaluate
 from dpfed.data.modules import Network, seeded
 from tests.conftest import make_records
@@ -130,6 +135,54 @@ def test_a_records_metric_depends_on_no_other_to_the_last_bit(width: int) -> Non
     for count in range(1, 70):
         _, part = network.judge(params, Records(x[:count], y[:count]))
         assert torch.equal(part, whole[:count])
+
+
+@pytest.mark.parametrize("unit", list(Unit))
+def test_a_network_and_a_linear_model_are_judged_alike(unit: Unit) -> None:
+    linear, network = Linear("softmax", 5, 3), Network(seeded(lambda: nn.Linear(5, 3), 0))
+    records = replace(make_records(70), groups=torch.arange(70) // 3)
+    params = torch.linspace(-1, 1, linear.layout.size)
+    for name in ("accuracy", "loss", "recall", "auc", "perplexity"):
+        options = {"classes": 3} if name in ("recall", "auc") else {}
+        row = build("metrics", name, options).row
+        one, other = (m.problem(records).judged(params, unit, row) for m in (linear, network))
+        assert torch.allclose(one.double(), other.double(), atol=1e-6), name
+
+
+def test_tokens_are_judged_by_the_scores_that_are_for_them() -> None:
+    """A language model's scores at a token are for the next one: the first has none."""
+    network = Network(
+        seeded(lambda: nn.Embedding(4, 4), 0), loss=loss_by_name("tokens", shift=True)
+    )
+    x = torch.tensor([[0, 1, 2, 3], [3, 3, 1, 0]])
+    y = torch.tensor([[0, 1, 2, -100], [3, 3, 1, 0]])
+    params = network.initial(0)
+    made = network.problem(tensor_batches(x, y)).judged(
+        params, Unit.RECORD, build("metrics", "perplexity", {"tokens": 3, "bound": 10.0}).row
+    )
+    scores = network.score(params, x)[:, :-1]
+    losses = nn.functional.cross_entropy(scores.mT, y[:, 1:], reduction="none").sum(dim=1)
+    assert made[:, 0].tolist() == pytest.approx((losses / 30).tolist(), rel=1e-5)
+    assert made[:, 1].tolist() == pytest.approx([2 / 3, 1.0])
+
+
+def test_nobodys_metrics_are_no_rows_of_the_right_length() -> None:
+    row = build("metrics", "recall", {"classes": 3}).row
+    nobody = Records(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64))
+    for model in (Linear("softmax", 5, 3), Network(seeded(lambda: nn.Linear(5, 3), 0))):
+        made = model.problem(nobody).judged(torch.zeros(18), Unit.RECORD, row)
+        assert made.shape == (0, 6)
+
+
+def test_a_record_that_a_metric_fails_on_has_a_zero_row() -> None:
+    def row(scored: ScoredRecords) -> torch.Tensor:
+        if bool((scored.labels == 2).any()):
+            raise ValueError("a label of 2")
+        return torch.ones(len(scored.labels), 1)
+
+    network, records = Network(seeded(lambda: nn.Linear(5, 3), 0)), make_records(20)
+    made = network.problem(records).judged(network.initial(0), Unit.RECORD, row)
+    assert torch.equal(made[:, 0] == 0, records.y == 2)
 
 
 def test_a_model_of_another_width_is_refused() -> None:

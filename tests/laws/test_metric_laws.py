@@ -153,3 +153,14 @@ def test_a_planted_bug_is_caught(plant: Callable[[Plan], Plan], name: str) -> No
 def test_auc_declares_what_the_law_is_about() -> None:
     assert auc_file.auc().replace_bound == pytest.approx(2**0.5)
     assert auc_file.auc().bound == 1.0
+
+
+@pytest.mark.parametrize("model", ["softmax", "func"])
+def test_a_record_more_or_less_moves_no_other_row(model: str) -> None:
+    """Scores that are nothing but the rounding of terms of 1e18, which cancel."""
+    several = [table(name) for name in ("auc", "recall", "perplexity")]
+    for unit in (Unit.RECORD, Unit.GROUP):
+        search = Search(plan_of(several, unit, Adjacency.ADD_REMOVE, model), MODELS[model])
+        for count in (3, 8, 17, 31):
+            search.cancels(count)
+        assert not search.faults
