@@ -138,7 +138,10 @@ CASES: dict[str, Callable[[Pick], Rows]] = {
     "Hessians, a person": lambda pick: Hessians(curvature(pick, 2), pick(2, 3), groups=PERSON),
     "Hessians, a client": lambda pick: Hessians(curvature(pick, 2), pick(2, 3), mean=True),
 }
-ELSEWHERE = {"Direction"}  # not made of rows: tests/attacks/test_hostile_rows.py
+ELSEWHERE = {
+    "Direction",  # not made of rows: tests/attacks/test_hostile_rows.py
+    "MetricRows",  # bounded by how they are made: tests/core/test_metric_rows.py
+}
 
 
 def found_kinds() -> set[str]:
