@@ -48,6 +48,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "cli/explain_page.py": ("cli/test_start.py",),
     "cli/methods.py": ("cli/test_main.py",),
     "cli/new.py": ("cli/test_start.py",),
+    "client/_blocks.py": ("client/test_fedadamw.py",),
     "client/_paced.py": ("client/test_fedauto.py", "oracles/test_fedauto.py"),
     "client/_local_steps.py": ("recipes/test_methods.py", "laws/test_client_laws.py"),
     "client/fedavg.py": ("recipes/test_methods.py", "laws/test_client_laws.py"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpfed.client._blocks import partition
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import build
 from dpfed.core.sampling import Poisson
@@ -221,3 +222,81 @@ def test_only_local_trust_covers_it(trust: Trust) -> None:
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=named("fedadamw", options)):
         build("client", "fedadamw", options)
+
+
+# ------------------------------------------------------------------------------------------ blocks
+
+
+def layout_of(module: torch.nn.Module) -> Layout:
+    return Layout({name: tuple(each.shape) for name, each in module.named_parameters()})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "config", "head_size", "count"),
+    [
+        ("RobertaForSequenceClassification", {}, 64, 458),
+        ("ViTForImageClassification", {}, 64, 458),
+        ("SwinForImageClassification",
+         {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32]}, 32, 1178),
+    ],
+)  # fmt: skip
+def test_heads_are_as_many_as_the_paper_counts(
+    model: str, config: dict[str, Any], head_size: int, count: int
+) -> None:
+    """Its Table 13, on the libraries' own models; no weight is made."""
+    transformers = pytest.importorskip("transformers")
+    made = getattr(transformers, model)
+    with torch.device("meta"):
+        module = made(made.config_class(**config))
+    layout = layout_of(module)
+    found = partition(layout, "heads", head_size)
+    assert found.number == count
+    assert sum(found.sizes) == layout.size
+    assert len(found.sizes) == len(found.owners)
+
+
+TRANSFORMER = Layout({
+    "embed.weight": (7, 4), "layers.0.norm.weight": (4,),
+    "layers.0.attn.q.weight": (4, 4), "layers.0.attn.q.bias": (4,),
+    "layers.0.attn.k.lora_A.weight": (1, 4), "layers.0.attn.k.lora_B.weight": (4, 1),
+    "layers.0.attn.proj.weight": (4, 4), "layers.0.mlp.weight": (3, 4), "head.weight": (2, 4),
+})  # fmt: skip
+
+
+def test_a_head_has_its_slices_of_weight_and_bias() -> None:
+    found = partition(TRANSFORMER, "heads", 2)
+    #                    embed, norm | q by head | bias | A | B by head | proj | mlp | head
+    assert found.sizes == [28, 4, 8, 8, 2, 2, 4, 2, 2, 16, 12, 8]
+    assert found.owners == [0, 0, 1, 2, 1, 2, 3, 4, 5, 6, 7, 8]
+    values = torch.arange(96.0)
+    means = found.means(values)
+    assert means[1] == torch.cat([values[32:40], values[48:50]]).mean()
+    spread = found.spread(means)
+    assert set(spread[32:40].tolist()) == set(spread[48:50].tolist()) == {float(means[1])}
+
+
+def test_channels_are_rows_and_tensors_are_tensors() -> None:
+    layout = Layout({"conv.weight": (3, 2, 2), "conv.bias": (3,), "scale": ()})
+    assert partition(layout, "channels", None) == ([4, 4, 4, 3, 1], [0, 1, 2, 3, 4])
+    assert partition(layout, "tensors", None) == ([12, 3, 1], [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"blocks": "layers"}, "blocks must be sizes, or one of tensors, channels, heads"),
+        ({"blocks": "heads"}, "head_size must be given with blocks = 'heads', and only then"),
+        ({"head_size": 2}, "head_size must be given with blocks = 'heads', and only then"),
+        ({"blocks": "heads", "head_size": 3}, "a divisor of the 4 rows of layers.0.attn.q.weight"),
+    ],
+)  # fmt: skip
+def test_blocks_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        build("client", "fedadamw", options, unit=Unit.RECORD, layout=TRANSFORMER)
+
+
+def test_as_many_numbers_are_sent_as_there_are_blocks() -> None:
+    options = {"blocks": "heads", "head_size": 2}
+    made = build("client", "fedadamw", options, unit=Unit.RECORD, layout=TRANSFORMER)
+    assert made.channels["moments"].size == 9

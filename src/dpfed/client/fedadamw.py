@@ -16,7 +16,7 @@ s^2 to a square's mean and is taken out (DP-AdamBC): so clients of unequal s can
 mean over those who answer of the root of a block's mean of v_K / w_K, floored like v_hat. It is a
 function of the round's releases, free under local trust; a root, for grids suit gradients.
 Inferred, from a supplement alone: the step, by Lemma 5; where noise is taken out; the root; the
-floor, in units of s^2 to suit any noise; the blocks, the model's tensors (16 parts if unknown).
+floor, in units of s^2 to suit any noise; the blocks by _blocks.py (16 parts of an unknown model).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import torch
 
+from dpfed.client._blocks import Blocks, of_sizes, partition
 from dpfed.client._local_steps import check_adamw, gradient_at
 from dpfed.core import (
     UPDATE,
@@ -61,7 +62,8 @@ class Common(NamedTuple):
 def fedadamw(
     steps: int = 5, rate: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999,
     eps: float = 1e-8, decay: float = 0.01, gamma: float = 0.5, floor: float = 0.1,
-    blocks: list[int] | None = None, unit: Unit = Unit.RECORD, layout: Layout | None = None,
+    blocks: list[int] | str = "tensors", head_size: int | None = None, unit: Unit = Unit.RECORD,
+    layout: Layout | None = None,
 ) -> ClientAlgorithm:  # fmt: skip
     """Local AdamW from common block-wise second moments, aligned to the global direction.
 
@@ -74,7 +76,8 @@ def fedadamw(
         decay: weight decay per unit of rate, at least 0.
         gamma: the part of a step that is the client's own; the rest is the global direction.
         floor: the least second moment, in units of the noise's variance, at least 0.
-        blocks: sizes of the blocks that share a second moment; None is one per tensor.
+        blocks: what shares a second moment: tensors, channels, heads, or sizes that add up.
+        head_size: outputs of an attention head, for heads.
         unit: what one row stands for; the plan fills it in.
         layout: the model's names and shapes; the plan fills it in.
     """
@@ -87,14 +90,14 @@ def fedadamw(
     not_negative("fedadamw", floor=floor)
     if not 0 <= gamma <= 1:
         raise refuse("fedadamw.gamma", "from 0 to 1", gamma)
-    known = blocks or ([math.prod(s) for s in layout.shapes.values()] if layout else [])
+    known = _known(blocks, head_size, layout)
 
     def work(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
     ) -> tuple[Reply, State]:
-        params, size, sizes = broadcast.params, release.nominal, _sizes(known, broadcast.params)
+        params, size, parts = broadcast.params, release.nominal, _blocks(known, broadcast.params)
         rms, delta = (broadcast.shared[name] for name in ("rms", "direction"))
-        total, m, v = torch.zeros_like(params), torch.zeros_like(params), _spread(rms**2, sizes)
+        total, m, v = torch.zeros_like(params), torch.zeros_like(params), parts.spread(rms**2)
         for k in range(1, steps + 1):
             made = gradient_at(params, total, rate, problem, release)
             g, grid, noise = values_of(made, size, params), made.step, (made.std / size) ** 2
@@ -102,12 +105,11 @@ def fedadamw(
             w = (rms > 0).to(rms.dtype).mul_(beta2**k).add_(1 - beta2**k)
             m.lerp_(g, 1 - beta1)
             v.mul_(beta2).addcmul_(g, g, value=1 - beta2).sub_((1 - beta2) * noise)
-            torch.div(v, _spread(w, sizes), out=g).clamp_(min=floor * noise).sqrt_().add_(eps)
+            torch.div(v, parts.spread(w), out=g).clamp_(min=floor * noise).sqrt_().add_(eps)
             torch.div(m, g, out=g).mul_(gamma / (1 - beta1**k)).add_(params, alpha=decay)
             total.mul_(1 - rate * decay).add_(delta, alpha=1 - gamma).add_(g)
             del g
-        means = torch.stack([block.sum() / max(1, len(block)) for block in torch.split(v, sizes)])
-        roots = means.div_(w).clamp_(min=floor * noise).sqrt_().mul_(size)
+        roots = parts.means(v).div_(w).clamp_(min=floor * noise).sqrt_().mul_(size)
         return {UPDATE: repack(total.mul_(size), grid), "moments": repack(roots, grid)}, state
 
     return ClientAlgorithm(
@@ -116,26 +118,31 @@ def fedadamw(
         units=frozenset({unit}),
         channels={
             UPDATE: Channel((Phase(None, steps),), noise=math.nan),
-            "moments": Channel((Phase(None, 0),), size=len(known) or 16),
+            "moments": Channel((Phase(None, 0),), size=known.number if known else 16),
         },
         companion=_server(steps, rate, known),
     )
 
 
-def _sizes(known: list[int], params: Vector) -> list[int]:
-    if known and (min(known) < 0 or sum(known) != params.numel()):
+def _known(blocks: list[int] | str, head_size: int | None, layout: Layout | None) -> Blocks | None:
+    """The blocks, where the model is known or they are given; None is 16 parts of any model."""
+    if not isinstance(blocks, str):
+        return of_sizes(blocks)
+    return None if layout is None else partition(layout, blocks, head_size)
+
+
+def _blocks(known: Blocks | None, params: Vector) -> Blocks:
+    if known is None:
+        return of_sizes([len(block) for block in torch.tensor_split(params, 16)])
+    if min(known.sizes, default=0) < 0 or sum(known.sizes) != params.numel():
         bound = f"sizes that add up to the model's {params.numel()}"
-        raise refuse("fedadamw.blocks", bound, known)
-    return known or [len(block) for block in torch.tensor_split(params, 16)]
+        raise refuse("fedadamw.blocks", bound, known.sizes)
+    return known
 
 
-def _spread(values: Vector, sizes: list[int]) -> Vector:
-    return torch.cat([value.expand(size) for value, size in zip(values, sizes, strict=True)])
-
-
-def _server(steps: int, rate: float, known: list[int]) -> ServerOptimizer:
+def _server(steps: int, rate: float, known: Blocks | None) -> ServerOptimizer:
     def init(params: Vector) -> Common:
-        return Common(torch.zeros_like(params), params.new_zeros(len(_sizes(known, params))))
+        return Common(torch.zeros_like(params), params.new_zeros(_blocks(known, params).number))
 
     def update(mean: Vector, state: Common, seen: Aggregate) -> tuple[Vector, Common]:
         if not seen.clients:
