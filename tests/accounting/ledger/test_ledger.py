@@ -498,6 +498,17 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
         Ledger(tmp_path / "none.sqlite", create=False)
 
 
+def test_a_file_whose_schema_is_not_text_is_refused(tmp_path: Path) -> None:
+    """SQLite's error quotes the file, which Python cannot decode."""
+    path = tmp_path / "ledger.sqlite"
+    Ledger(path).close()
+    whole = path.read_bytes()
+    assert b"CREATE TABLE rows" in whole
+    path.write_bytes(whole.replace(b"CREATE TABLE rows", b"CREATE TABL\xc5 rows"))
+    with pytest.raises(DataError, match=r"cannot be (opened|read|used) .*decode"):
+        Ledger(path).rows()
+
+
 def test_processes_and_threads_take_turns(tmp_path: Path) -> None:
     """Two objects on one file stand for two processes: locks are SQLite's own."""
     made = [Ledger(tmp_path / "ledger.sqlite") for _ in range(2)]

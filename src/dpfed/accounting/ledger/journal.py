@@ -50,6 +50,8 @@ Body = dict[str, Any]
 
 VERSION = 1
 _PATIENCE = 60.0  # seconds to wait for another process
+# SQLite's error may quote a broken file's own bytes, which then are not UTF-8.
+_BROKEN = (sqlite3.DatabaseError, UnicodeDecodeError)
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS rows"
     " (number INTEGER PRIMARY KEY, body TEXT NOT NULL, hash TEXT NOT NULL)",
@@ -139,7 +141,7 @@ class Journal:
                 f"the ledger {str(self.path)!r} could not be written to ({error}), and is as it "
                 f"was; make room on its disk, and run again"
             ) from error
-        except sqlite3.DatabaseError as error:
+        except _BROKEN as error:
             raise DataError(f"{str(self.path)!r} cannot be used ({error}); {_WAY_OUT}") from error
 
     def append(self, **body: Any) -> Row:
@@ -220,7 +222,7 @@ class Journal:
     def _select(self, query: str, *values: int) -> Iterator[tuple[int, str, str]]:
         try:
             yield from self._db.execute(query, values)
-        except sqlite3.DatabaseError as error:
+        except _BROKEN as error:
             raise DataError(f"{str(self.path)!r} cannot be read ({error}); {_WAY_OUT}") from error
 
     def _same(self, digest: str) -> None:
@@ -300,7 +302,7 @@ def _open(path: Path) -> sqlite3.Connection:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             _make(db)
-    except (OSError, sqlite3.DatabaseError) as error:
+    except (OSError, *_BROKEN) as error:
         raise DataError(
             f"the ledger {str(path)!r} cannot be opened ({error}); check the file and its folder, "
             f"or give another path (--ledger, ledger.path or DPFED_LEDGER)"
