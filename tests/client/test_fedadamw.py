@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfed.client._blocks import partition
+from dpfed.client._blocks import blocks_of
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import build
 from dpfed.core.sampling import Poisson
@@ -250,7 +250,7 @@ def test_heads_are_as_many_as_the_paper_counts(
     with torch.device("meta"):
         module = made(made.config_class(**config))
     layout = layout_of(module)
-    found = partition(layout, "heads", head_size)
+    found = blocks_of(layout, "heads", head_size)
     assert found.number == count
     assert sum(found.sizes) == layout.size
     assert len(found.sizes) == len(found.owners)
@@ -265,7 +265,7 @@ TRANSFORMER = Layout({
 
 
 def test_a_head_has_its_slices_of_weight_and_bias() -> None:
-    found = partition(TRANSFORMER, "heads", 2)
+    found = blocks_of(TRANSFORMER, "heads", 2)
     #                    embed, norm | q by head | bias | A | B by head | proj | mlp | head
     assert found.sizes == [28, 4, 8, 8, 2, 2, 4, 2, 2, 16, 12, 8]
     assert found.owners == [0, 0, 1, 2, 1, 2, 3, 4, 5, 6, 7, 8]
@@ -278,8 +278,8 @@ def test_a_head_has_its_slices_of_weight_and_bias() -> None:
 
 def test_channels_are_rows_and_tensors_are_tensors() -> None:
     layout = Layout({"conv.weight": (3, 2, 2), "conv.bias": (3,), "scale": ()})
-    assert partition(layout, "channels", None) == ([4, 4, 4, 3, 1], [0, 1, 2, 3, 4])
-    assert partition(layout, "tensors", None) == ([12, 3, 1], [0, 1, 2])
+    assert blocks_of(layout, "channels", None) == ([4, 4, 4, 3, 1], [0, 1, 2, 3, 4])
+    assert blocks_of(layout, "tensors", None) == ([12, 3, 1], [0, 1, 2])
 
 
 @pytest.mark.parametrize(

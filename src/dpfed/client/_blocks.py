@@ -80,7 +80,7 @@ def of_sizes(sizes: list[int]) -> Blocks:
     return Blocks(sizes, list(range(len(sizes))))
 
 
-def partition(layout: Layout, kind: str, head_size: int | None) -> Blocks:
+def blocks_of(layout: Layout, kind: str, head_size: int | None) -> Blocks:
     """A model's blocks.
 
     Args:
