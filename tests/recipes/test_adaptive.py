@@ -16,8 +16,7 @@ import dpfed
 from dpfed.accounting import gdp
 from dpfed.client._adaptive import CLIP, COUNT
 from dpfed.core.errors import ClientRefused, RecipeError
-from dpfed.core.rows import Dense
-from dpfed.core.types import METRICS, UPDATE, Adjacency, Broadcast, Rows, Trust, Unit, Vector
+from dpfed.core.types import METRICS, UPDATE, Adjacency, Broadcast, Trust, Unit
 from dpfed.core.vector import layout_of
 from dpfed.flower import client_app
 from dpfed.recipes.build import plan_for
@@ -27,7 +26,7 @@ from dpfed.training.flower.answers import order_digest
 from dpfed.training.flower.codec import Sender
 from dpfed.training.plan import Plan
 from dpfed.training.round import publish, start
-from tests.attacks.asking import ask, at_home
+from tests.attacks.asking import Silent, ask, at_home
 from tests.attacks.test_subtraction import CLIENTS, SIZE, Server
 from tests.recipes.test_simulation import play, untimed, write
 
@@ -92,24 +91,6 @@ def test_no_broadcast_changes_noise_grid_or_cost(clip: float) -> None:
         assert torch.equal(one.vector, other.vector)
         assert (one.std, one.step) == (other.std, other.step)
         assert one.std == plan.channels[name].std
-
-
-class Silent:
-    """Data whose rows are zero: what is sent is noise."""
-
-    def __init__(self, size: int) -> None:
-        self.dimension = size
-
-    def rows(self, params: Vector, unit: Unit) -> Rows:
-        del params, unit
-        return Dense(torch.zeros(4, self.dimension))
-
-    def gradient(self, params: Vector) -> Vector:
-        return torch.zeros_like(params)
-
-    def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
-        del params, unit, loss_bound
-        return Dense(torch.zeros(4, 2))
 
 
 def test_the_first_clip_and_the_table_cost_nothing_by_themselves() -> None:
