@@ -17,6 +17,7 @@ the joint row has no negative entry and norm at most 1, so that bound and replac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -36,7 +37,7 @@ KEPT = 1 - SHORTFALL
 class MetricRows(Dense):
     """Joint rows, one per unit; replacing one moves their sum by at most ``distance``."""
 
-    distance: float = 0.0
+    distance: float = math.inf  # not stated: what any clipped rows keep
 
     def select(self, kept: torch.Tensor) -> MetricRows:
         """The rows of the units in ``kept``."""
