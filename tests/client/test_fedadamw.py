@@ -296,6 +296,11 @@ def test_blocks_that_cannot_be_are_refused(options: dict[str, Any], words: str) 
         build("client", "fedadamw", options, unit=Unit.RECORD, layout=TRANSFORMER)
 
 
+def test_a_kind_that_there_is_not_is_refused_whatever_the_model() -> None:
+    with pytest.raises(RecipeError, match="one of tensors, channels, heads, got 'head'"):
+        build("client", "fedadamw", {"blocks": "head"})
+
+
 def test_as_many_numbers_are_sent_as_there_are_blocks() -> None:
     options = {"blocks": "heads", "head_size": 2}
     made = build("client", "fedadamw", options, unit=Unit.RECORD, layout=TRANSFORMER)

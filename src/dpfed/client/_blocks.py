@@ -80,6 +80,19 @@ def of_sizes(sizes: list[int]) -> Blocks:
     return Blocks(sizes, list(range(len(sizes))))
 
 
+def check_kind(kind: str, head_size: int | None) -> None:
+    """Refuse a kind that there is not, and a head's size without heads, whatever the model.
+
+    Args:
+        kind: tensors, channels or heads.
+        head_size: outputs of one attention head; for heads, and only for it.
+    """
+    if kind not in KINDS:
+        raise refuse("fedadamw.blocks", f"sizes, or one of {', '.join(KINDS)}", kind)
+    if (kind == "heads") != (head_size is not None):
+        raise refuse("fedadamw.head_size", "given with blocks = 'heads', and only then", head_size)
+
+
 def blocks_of(layout: Layout, kind: str, head_size: int | None) -> Blocks:
     """A model's blocks.
 
@@ -88,10 +101,6 @@ def blocks_of(layout: Layout, kind: str, head_size: int | None) -> Blocks:
         kind: tensors, channels or heads.
         head_size: outputs of one attention head; for heads, and only for it.
     """
-    if kind not in KINDS:
-        raise refuse("fedadamw.blocks", f"sizes, or one of {', '.join(KINDS)}", kind)
-    if (kind == "heads") != (head_size is not None):
-        raise refuse("fedadamw.head_size", "given with blocks = 'heads', and only then", head_size)
     numbers: dict[Hashable, int] = {}
     sizes, owners = [], []
     for size, key in _pieces(layout, kind, head_size or 1):

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import torch
 
-from dpfed.client._blocks import Blocks, blocks_of, of_sizes
+from dpfed.client._blocks import Blocks, blocks_of, check_kind, of_sizes
 from dpfed.client._local_steps import check_adamw, gradient_at
 from dpfed.core import (
     UPDATE,
@@ -128,6 +128,7 @@ def _known(blocks: list[int] | str, head_size: int | None, layout: Layout | None
     """The blocks, where the model is known or they are given; None is 16 parts of any model."""
     if not isinstance(blocks, str):
         return of_sizes(blocks)
+    check_kind(blocks, head_size)
     return None if layout is None else blocks_of(layout, blocks, head_size)
 
 
