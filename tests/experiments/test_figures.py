@@ -283,7 +283,7 @@ def test_files_are_written_and_do_not_change(tmp_path: Path) -> None:
         return {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     first = written()
-    assert len(first) == 8
+    assert len(first) == 12
     assert first == written()
     drawn: list[Any] = [figures.svg(heat()), figures.svg(heat())]
     assert drawn[0] == drawn[1]

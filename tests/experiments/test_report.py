@@ -97,9 +97,11 @@ def test_the_page_is_well_formed_and_has_every_figure(made: Path, page: Page) ->
     files = {path.stem for path in (made / "figures").glob("*.png")}
     assert files == {
         "frontier", "convergence-epsilon-0_5", "convergence-epsilon-8", "final-epsilon-0_5",
-        "final-epsilon-8", "tuning-epsilon-0_5-dp-fedsofim",
+        "final-epsilon-8", "tuning-epsilon-0_5-dp-fedsofim", "differences-epsilon-0_5",
+        "differences-epsilon-8",
     }  # fmt: skip
-    assert files == {path.stem for path in (made / "figures").glob("*.pdf")}
+    for kind in ("pdf", "svg"):
+        assert files == {path.stem for path in (made / "figures").glob(f"*.{kind}")}
     assert files <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
     assert len(page.images) == len(files)
@@ -174,8 +176,9 @@ def test_what_an_earlier_report_left_is_dropped(tmp_path: Path) -> None:
     write_report(tmp_path, msgspec.structs.replace(STUDY, axes=[
         msgspec.structs.replace(STUDY.axes[0], values=[8.0])]))  # fmt: skip
     left = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert left == {"notes.txt", *(f"{kind}-epsilon-8.{end}" for kind in ("convergence", "final")
-                                   for end in ("png", "pdf"))}  # fmt: skip
+    kinds, files = ("convergence", "final", "differences"), ("png", "svg", "pdf")
+    kept = {f"{kind}-epsilon-8.{end}" for kind in kinds for end in files}
+    assert left == {"notes.txt", *kept}
     assert not list((tmp_path / "tables").glob("*0_5*"))
 
 

@@ -52,6 +52,17 @@ def test_figures_that_look_the_same_are_all_best() -> None:
     assert (2, 3) not in table.bold
 
 
+@pytest.mark.parametrize("loss", [math.nan, None, 20.01])
+def test_a_run_that_diverged_is_left_out_and_said(loss: float | None) -> None:
+    """Its accuracy is a figure, but of a model that nobody would use."""
+    lost = ("0.5", "DP-FedGD", 2)
+    rows = [{**r, "loss": loss} if (r["epsilon"], r["method"], r["seed"]) == lost else r
+            for r in ROWS]  # fmt: skip
+    table = tables.final_table(STUDY, rows)
+    assert texts(table)[0][1] == "51.00 ± 1.41"
+    assert "Fewer seeds than asked for: epsilon 0.5: DP-FedGD (2 of 3)." in table.note
+
+
 def test_a_missing_seed_is_left_out_and_said() -> None:
     rows = [r for r in ROWS if (r["method"], r["seed"]) != ("DP-FedGD", 2)]
     table = tables.progress_table(STUDY, rows, LOW)

@@ -211,10 +211,12 @@ def reproduce_command(
 
 
 def _study(name: str, out: Path | None, *, tune: bool, quick: bool, workers: int | None) -> None:
+    from dpfed.experiments.figures import require_plots
     from dpfed.experiments.jobs import ProgressFile
     from dpfed.experiments.report import write_report
     from dpfed.experiments.reproduce import reproduce as run_study
 
+    require_plots()
     folder = out or Path("runs") / Path(name).stem
     with bar(quiet=False) as shown:
         task, kept = shown.add_task("runs", total=None, figures=""), ProgressFile(folder)
@@ -237,6 +239,28 @@ def report(
     from dpfed.experiments.report import write_report
 
     typer.echo(f"report in {write_report(folder)}")
+
+
+@app.command(rich_help_panel=COMPARE)
+def leaderboard(
+    results: Annotated[Path, typer.Argument(help="A folder with one folder per study.")],
+) -> None:
+    """All studies' final runs on one page: method x data set x epsilon x trust.
+
+    Writes leaderboard.html and leaderboard.md into the folder, without running anything. Tuned and
+    untuned lines stand apart; the best of each column is bold, and what is within noise of it is
+    marked. A file withdrawn.md in a study's folder takes it off the board, with its text as why.
+
+    Example: dpfed leaderboard results
+
+    \f
+
+    Args:
+        results: a folder with one folder per study, as ``sweep`` writes it.
+    """
+    from dpfed.experiments.leaderboard_page import write_leaderboard
+
+    typer.echo(f"leaderboard in {write_leaderboard(results)}")
 
 
 # ------------------------------------------------------------------------------------- features

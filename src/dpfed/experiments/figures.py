@@ -17,6 +17,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpfed.core.extras import needs
 from dpfed.experiments.jobs import Row
 from dpfed.experiments.scores import Measure, Scores, cell_words, scores
 from dpfed.experiments.significance import mark, mark_note
@@ -98,9 +99,16 @@ class Picture:
     alt: str
 
 
+def require_plots() -> None:
+    """Refuse before the first run of a study, whose report has figures."""
+    with needs("plots", "a report", "matplotlib"):
+        import matplotlib as mpl  # noqa: F401
+
+
 @contextmanager
 def sheet(height: float) -> Iterator[tuple[Figure, Axes]]:
     """An empty figure of one column's width."""
+    require_plots()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -110,12 +118,13 @@ def sheet(height: float) -> Iterator[tuple[Figure, Axes]]:
 
 
 def save_picture(picture: Picture, folder: Path) -> None:
-    """As PNG to look at and as PDF to print; the same figure gives the same bytes."""
+    """As PNG and SVG to look at and as PDF to print; the same figure gives the same bytes."""
     from matplotlib import rc_context
 
     with rc_context(TYPOGRAPHY):
         picture.figure.savefig(folder / f"{picture.name}.png", dpi=200)
         picture.figure.savefig(folder / f"{picture.name}.pdf", metadata={"CreationDate": None})
+    (folder / f"{picture.name}.svg").write_bytes(svg(picture))
 
 
 def svg(picture: Picture) -> bytes:

@@ -3,7 +3,7 @@
 
     report.html            styles and figures are inside; no script, nothing is loaded
     tables/                each table as .md, .csv and .tex
-    figures/               each figure as .png and .pdf
+    figures/               each figure as .png, .svg and .pdf
 
 The page is made from runs.jsonl and settings.json alone: nothing is run. It calls a lead
 statistically significant only where the paired 95 % t interval over seeds excludes 0.
@@ -27,6 +27,7 @@ from pathlib import Path
 from dpfed.core.errors import RecipeError
 from dpfed.experiments import figures
 from dpfed.experiments import study as studies
+from dpfed.experiments.differences import difference_dots
 from dpfed.experiments.figures import Picture, slug
 from dpfed.experiments.findings import findings, listed
 from dpfed.experiments.heat_map import heat_maps
@@ -49,6 +50,10 @@ from dpfed.recipes.page import html_page, style_of
 
 REFERENCE = "DP-FedSOFIM"
 """The method of McNemar's tests and of the maps of tuned parameters, where a study has it."""
+
+
+ANSWERS = 4
+"""Figures of differences that a page opens with; further cells have theirs among the figures."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ def write_report(folder: Path, study: Study | None = None) -> Path:
     for picture in pictures:
         figures.save_picture(picture, folder / "figures")
     _clear(folder / "tables", (".md", ".csv", ".tex"), set(tables))
-    _clear(folder / "figures", (".png", ".pdf"), {picture.name for picture in pictures})
+    _clear(folder / "figures", (".png", ".svg", ".pdf"), {picture.name for picture in pictures})
     page = folder / "report.html"
     page.write_text(_page(material, tables, pictures), encoding="utf-8")
     return page
@@ -163,9 +168,11 @@ def _published(material: Material) -> dict[str, Table]:
 
 
 def all_pictures(material: Material) -> list[Picture]:
-    """In the order of the page."""
+    """In the order of the page: what answers first."""
     study, rows = material.study, material.final
+    dots = (difference_dots(study, rows, cell) for cell in material.cells)
     return [
+        *(picture for picture in dots if picture is not None),
         *figures.frontiers(study, rows),
         *(figures.convergence(study, rows, cell) for cell in material.curves),
         *(figures.final_bars(study, rows, cell) for cell in material.cells),
@@ -293,9 +300,12 @@ def _epsilon(cost: float | None) -> str:
 
 def _page(material: Material, tables: dict[str, Table], pictures: list[Picture]) -> str:
     study = material.study
-    drawn = "".join(map(_figure_html, pictures))
+    answers = [picture for picture in pictures if picture.name.startswith("differences-")][:ANSWERS]
+    drawn = "".join(_figure_html(picture) for picture in pictures if picture not in answers)
+    shown = "".join(map(_figure_html, answers))
+    found = f'{_found_html(material)}<div class="figures">{shown}</div>'
     sections = {
-        "found": ("What was found", _found_html(material)),
+        "found": ("What was found", found),
         "guarantee": ("What is guaranteed", _guarantee_html(material)),
         "run": ("What was run", _facts_html(material)),
         "tables": ("Tables", _tables_html(tables, {"settings"})),

@@ -2,9 +2,9 @@
 """What the runs of a study reached, by cell, method, seed and round.
 
 Accuracy is given in percent as mean ± sample standard deviation over seeds. Where a study has no
-classes, its loss takes that place, and less is better. A seed that is missing, or that ended
-without a finite figure, is left out of the mean and named in the note: a mean over fewer seeds is
-never shown as if it were over all.
+classes, its loss takes that place, and less is better. A seed that is missing or diverged is left
+out of the mean and named in the note: a mean over fewer seeds is never shown as if it were over
+all.
 """
 
 from __future__ import annotations
@@ -72,8 +72,30 @@ LOSS = Measure(key="loss", name="loss", label="loss", scale=1.0, sign=-1, decima
 BySeed = dict[int, float]
 
 
+DIVERGED = 20.0
+"""Nats: a classifier whose mean cross-entropy ends above this has diverged. The right class then
+has a probability of e^-20 on average; its accuracy is a figure about a model that nobody would use.
+"""
+
+
 def _finite(raw: Any) -> bool:
     return raw is not None and math.isfinite(raw)
+
+
+def diverged(row: Mapping[str, Any]) -> bool:
+    """Whether a run ended without a figure, or as a classifier with a loss above DIVERGED.
+
+    Args:
+        row: a stored run, or its line of final.csv, where what is missing is an empty text.
+    """
+    accuracy, loss = (_number(row.get(name)) for name in ("accuracy", "loss"))
+    if accuracy is None:
+        return loss is None
+    return loss is None or loss > DIVERGED
+
+
+def _number(raw: Any) -> float | None:
+    return None if raw in (None, "") or not math.isfinite(float(raw)) else float(raw)
 
 
 def cell_words(cell: Mapping[str, str]) -> str:
@@ -168,8 +190,8 @@ def scores(study: Study, rows: Iterable[Row]) -> Scores:
 
 
 def _by_round(row: Row, measure: Measure) -> dict[int, float]:
-    """By round; a run that ended without a figure has none: its earlier rounds would flatter it."""
-    last = measure.value(row[measure.key])
+    """By round; a run that diverged has no figure: its earlier rounds would flatter it."""
+    last = None if diverged(row) else measure.value(row[measure.key])
     if last is None:
         return {}
     # by_round has the loss only where there is no accuracy

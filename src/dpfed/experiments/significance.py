@@ -17,7 +17,7 @@ from typing import Any
 
 from dpfed.core.checks import refuse
 from dpfed.experiments.jobs import Row
-from dpfed.experiments.scores import Measure, Scores, cell_of, final_rows, scores, std
+from dpfed.experiments.scores import BySeed, Measure, Scores, cell_of, final_rows, scores, std
 from dpfed.experiments.study import Cell, Study, cells
 from dpfed.experiments.sweep import label_of
 from dpfed.experiments.table import BETTER, NOTHING, WORSE, Number, Table, Value
@@ -67,11 +67,22 @@ def gap(found: Scores, cell: Cell, method: str, other: str, round: int | None = 
         round: the round at which they are compared; None is the last of each run.
     """
     ours, theirs = found.at(cell, method, round), found.at(cell, other, round)
+    return paired_gap(ours, theirs, found.measure)
+
+
+def paired_gap(ours: BySeed, theirs: BySeed, measure: Measure) -> Gap | None:
+    """One less the other, over the seeds that both have; None if there is none.
+
+    Args:
+        ours: seed -> figure of one method.
+        theirs: seed -> figure of the method that is subtracted.
+        measure: what the figures are.
+    """
     seeds = sorted(ours.keys() & theirs.keys())
     both = [ours[seed] - theirs[seed] for seed in seeds]
     if not both:
         return None
-    digits = found.measure.digits(*(side[seed] for side in (ours, theirs) for seed in seeds))
+    digits = measure.digits(*(side[seed] for side in (ours, theirs) for seed in seeds))
     mean, spread = statistics.fmean(both), std(both)
     if spread is None:
         return Gap(seeds=1, mean=mean, std=None, low=None, high=None, digits=digits)

@@ -20,6 +20,7 @@ from typing import Any
 
 from dpfed.accounting import gdp
 from dpfed.core.errors import RecipeError
+from dpfed.core.extras import needs
 from dpfed.core.registry import check_names
 from dpfed.experiments import study as studies
 from dpfed.experiments.jobs import Job, Progress, Queue, Row, Store, job_pool, make_job, run_jobs
@@ -182,13 +183,8 @@ def score(row: Row) -> float:
 
 def _by_optuna(workspace: Workspace) -> Settings:
     """One Optuna study per cell and method; they run side by side, each deterministic by itself."""
-    try:
+    with needs("search", "tune.trials", "optuna"):
         import optuna
-    except ImportError as error:
-        raise RecipeError(
-            "tune.trials needs Optuna, which is not installed; install it with: "
-            "pip install 'dpfed[search]'"
-        ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     entries, tune = entries_of(workspace.study), workspace.study.tune
     count = workspace.workers or os.cpu_count() or 1
