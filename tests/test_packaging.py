@@ -3,21 +3,28 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
 from email.parser import Parser
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 REPOSITORY = Path(__file__).parent.parent
 SOURCE = REPOSITORY / "src"
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = {
-    "dev", "docs", "hub", "mlflow", "opacus", "search", "simulation", "tensorboard", "text", "timm",
+    "all", "dev", "docs", "hub", "images", "mlflow", "opacus", "plots", "search", "simulation",
+    "tables", "tensorboard", "text", "timm",
 }  # fmt: skip
 
 
@@ -57,7 +64,7 @@ def test_the_wheel_says_what_it_needs(dist: Path) -> None:
         scripts = wheel.read(name.replace("METADATA", "entry_points.txt")).decode()
     assert set(metadata.get_all("Provides-Extra")) == EXTRAS
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
-    assert len(required) == len(PROJECT["dependencies"]) <= 17  # click is typer's own, held back
+    assert len(required) == len(PROJECT["dependencies"]) <= 14  # click is typer's own, held back
     assert "dpfed = dpfed.cli.main:main" in scripts
 
 
@@ -84,6 +91,8 @@ def test_the_changelog_is_made_of_its_fragments() -> None:
     assert done.returncode == 0, done.stderr
     for heading in ("Added", "Privacy"):
         assert heading in done.stdout
+    lines = done.stdout.splitlines()
+    assert not [line for line in lines if line.startswith("- - ") or line.endswith("-folder)")]
     kinds = {path.suffixes[0] for path in (REPOSITORY / "changelog.d").glob("*.md")}
     assert kinds <= {".added", ".changed", ".fixed", ".privacy"}
 
@@ -105,3 +114,146 @@ def test_the_citation_can_be_read() -> None:
     citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors", "version", "license"} <= set(citation)
     assert citation["license"] == PROJECT["license"]
+
+
+# ------------------------------------------------------------------------------------- the release
+
+
+def script(name: str) -> ModuleType:
+    """A script of scripts/, whose name has no .py, as a module."""
+    loader = SourceFileLoader(name, str(REPOSITORY / "scripts" / name))
+    made = module_from_spec(spec_from_loader(name, loader))  # type: ignore[arg-type]
+    loader.exec_module(made)
+    return made
+
+
+@pytest.fixture
+def ready(tmp_path: Path) -> Path:
+    """A repository of which nothing stands in the way of a release."""
+    text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    text = text.replace("PLACEHOLDER: who publishes dpfed", "A. Person")
+    text = text.replace(".invalid", ".example")
+    text = text.replace("placeholder@dpfed", "person@dpfed")
+    (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
+    (tmp_path / "changelog.d").mkdir()
+    (tmp_path / "CHANGELOG.md").write_text(f"## dpfed {PROJECT['version']} (2026-01-01)\n")
+    for name in ("src/dpfed/__init__.py", "CITATION.cff", "SECURITY.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((REPOSITORY / name).read_text(encoding="utf-8"))
+    return tmp_path
+
+
+def test_a_release_is_refused_while_placeholders_stand(ready: Path) -> None:
+    release = script("release")
+    assert release.in_the_way(ready) == []
+    kept = (ready / "pyproject.toml").read_text(encoding="utf-8")
+    for field in [*PROJECT["urls"].values(), *PROJECT["authors"][0].values()]:
+        filled = field.replace(".invalid", ".example").replace("placeholder@", "person@")
+        filled = filled.replace("PLACEHOLDER: who publishes dpfed", "A. Person")
+        if filled == field:
+            continue  # a person has filled it in
+        (ready / "pyproject.toml").write_text(kept.replace(filled, field, 1), encoding="utf-8")
+        found = release.in_the_way(ready)
+        assert found, field
+        assert all("pyproject.toml has a placeholder" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("changelog.d/new.added.md", "More.", "changelog.d has 1 fragments"),
+        ("CHANGELOG.md", "# Changelog", "CHANGELOG.md says nothing of"),
+        ("CITATION.cff", "version: 0.0.1", "CITATION.cff does not say"),
+        ("SECURITY.md", "| 0.0.x | yes |", "SECURITY.md does not say"),
+    ],
+)
+def test_what_else_stands_in_the_way(name: str, text: str, said: str, ready: Path) -> None:
+    (ready / name).write_text(text, encoding="utf-8")
+    (found,) = script("release").in_the_way(ready)
+    assert found.startswith(said)
+
+
+def test_placeholders_are_in_one_file() -> None:
+    found = script("release").PLACEHOLDER
+    pages = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("*.cff"), *REPOSITORY.glob("*.yml"),
+             *(REPOSITORY / "docs").glob("*.md")]  # fmt: skip
+    assert [path.name for path in pages if found.search(path.read_text(encoding="utf-8"))] == []
+
+
+# ---------------------------------------------------------------------------------------- the lock
+
+
+def locked() -> dict[str, str]:
+    """Package -> the version that an owner installs on this Python."""
+    text = (REPOSITORY / "release" / "silo.lock").read_text(encoding="utf-8")
+    lines = re.findall(r"(?m)^([a-z0-9][^\\\n]*)", text)
+    needed = [Requirement(line.strip()) for line in lines]
+    here = [each for each in needed if each.marker is None or each.marker.evaluate()]
+    return {each.name: next(iter(each.specifier)).version for each in here}
+
+
+def test_the_lock_has_all_that_a_silo_needs_with_hashes_and_no_host() -> None:
+    text = (REPOSITORY / "release" / "silo.lock").read_text(encoding="utf-8")
+    assert script("lock").faults(text) == []
+    found = locked()
+    for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["tables"]]:
+        needed = Requirement(line)
+        assert needed.specifier.contains(found[needed.name]), line
+    assert not {"matplotlib", "pillow", "ray"} & set(found)
+    assert all(not Version(version).is_prerelease for version in found.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("absl-py==2.5.1\n", "absl-py==2.5.1 has no hash"),
+        ("absl-py==2.5.1 \\\n    --hash=sha256:12\n", "absl-py==2.5.1 has no hash"),
+        ("--index-url https://mirror.example/simple\n", "names a place"),
+    ],
+)
+def test_a_lock_with_a_hole_is_refused(text: str, said: str) -> None:
+    found = script("lock").faults(text)
+    assert found
+    assert said in found[0]
+
+
+def test_the_lock_is_for_the_torch_of_the_tests() -> None:
+    assert locked()["torch"] == script("lock").torch()
+
+
+# ------------------------------------------------------------------------------------ the workflows
+
+WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_may_write_only_where_it_says_so(path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    flow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert flow["permissions"] == {"contents": "read"}
+    for name, job in flow["jobs"].items():
+        assert job["timeout-minutes"] <= 90, name
+        called = re.findall(r"scripts/[\w-]+", str(job))
+        assert all((REPOSITORY / script).exists() for script in called), called
+
+
+def test_a_release_is_published_without_a_secret_and_after_a_person() -> None:
+    yaml = pytest.importorskip("yaml")
+    (path,) = [path for path in WORKFLOWS if path.stem == "release"]
+    text = path.read_text(encoding="utf-8")
+    publish = yaml.safe_load(text)["jobs"]["publish"]
+    assert publish["permissions"] == {"id-token": "write"}
+    assert publish["environment"] == "release"
+    assert set(publish["needs"]) == {"build", "source"}
+    assert "secrets." not in text
+
+
+def test_the_workflows_try_what_the_metadata_say() -> None:
+    yaml = pytest.importorskip("yaml")
+    text = (REPOSITORY / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+    jobs = yaml.safe_load(text)["jobs"]
+    said = {each.rpartition(" ")[2] for each in PROJECT["classifiers"] if ":: 3." in each}
+    assert set(jobs["fast"]["strategy"]["matrix"]["python"]) == said
+    assert min(said) == PROJECT["requires-python"].removeprefix(">=")
+    (floor,) = [each.partition(">=")[2] for each in PROJECT["dependencies"] if "flwr" in each]
+    assert jobs["flower"]["strategy"]["matrix"]["version"] == [f"{floor}.0", "newest"]

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from dpfed.core.errors import DataError
-from dpfed.data._checks import bad_option, first_sentence
+from dpfed.core.errors import DataError, MissingExtra, first_sentence
+from dpfed.data._checks import bad_option
 from dpfed.data.datasets import load
 
 # --------------------------------------------------------------------------------------------- .npz
@@ -350,7 +350,7 @@ def raising(failure: BaseException):
 
 def test_without_the_hub_extra_the_error_names_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"'hf:mnist' needs.*pip install 'dpfed\[hub\]'"):
+    with pytest.raises(MissingExtra, match=r"'hf:mnist' needs.*pip install 'dpfed\[hub\]'"):
         load("hf:mnist")
 
 

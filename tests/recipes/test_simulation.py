@@ -18,7 +18,7 @@ import torch
 from flwr.app import Context, RecordDict, UserConfig
 
 import dpfed
-from dpfed.core.errors import DataError, DpfedError, RecipeError, RoundAborted
+from dpfed.core.errors import DataError, DpfedError, MissingExtra, RecipeError, RoundAborted
 from dpfed.core.processes import started
 from dpfed.recipes import flower_app as app
 from dpfed.recipes import result as result_files
@@ -322,6 +322,7 @@ def test_without_the_flwr_command_nothing_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(simulation, "find_command", lambda command: None)
-    with pytest.raises(RecipeError, match=r"needs the command 'flwr'; install it with: pip"):
+    said = r"no command 'flwr'\); pip install 'dpfed\[simulation\]'"
+    with pytest.raises(MissingExtra, match=said):
         simulation.run_simulation(write(tmp_path), tmp_path / "out", clients=3)
     assert not (tmp_path / "out").exists()

@@ -6,7 +6,8 @@ removed. A check that fails in an unforeseen way is reported as a problem, witho
 
 | what is checked                   | problem                        | warning                     |
 |-----------------------------------|--------------------------------|-----------------------------|
-| packages                          | missing, or another version    | an optional one is missing  |
+| packages                          | missing, or another version    | an optional one is missing, |
+|                                   |                                | or Flower is a newer one    |
 | ports of Flower's local SuperLink | taken by another program       |                             |
 | folders, data, identity, ledger   | not writable, missing, unsound | readable by others          |
 | silo: its policy, users and files | what 'dpfed silo check' finds  | what it warns of            |
@@ -68,7 +69,12 @@ def check_all() -> Iterator[Line]:
 # ---------------------------------------------------------------------------------------- versions
 
 NEEDED = ("torch", "flwr", "dp-accounting", "cryptography")
+TRIED = {"flwr": ">=1.38,<1.43"}
+"""The tests that start no process pass with its ends (results/release); later ones may work."""
 OPTIONAL = {
+    "matplotlib": ("pictures of runs, audits and studies", "plots"),
+    "pyarrow": ("data in .csv and .parquet files", "tables"),
+    "pillow": ("data in folders of images", "images"),
     "opacus": ("per-record gradients by its samplers", "opacus"),
     "ray": ("Flower's simulation", "simulation"),
 }
@@ -96,6 +102,10 @@ def package(name: str, bounds: str) -> Line:
         return Line(PROBLEM, name, f"missing; pip install '{wanted}'")
     if not SpecifierSet(bounds).contains(version, prereleases=True):
         return Line(PROBLEM, name, f"must be {bounds}, got {version}; pip install '{wanted}'")
+    tried = TRIED.get(name)
+    if tried and not SpecifierSet(tried).contains(version, prereleases=True):
+        said = f"{version} is outside of {tried}, which dpfed has been tried with; if a run fails, "
+        return Line(WARNING, name, f"{said}pip install '{name}{tried}'")
     return Line(OK, name, version)
 
 

@@ -6,6 +6,7 @@
     +-- UnsoundPlan        each part is valid, but together they make the guarantee untrue
     +-- Unpriceable        no accountant here gives an upper bound for this
     +-- BudgetSpent        a release would take a data set or a training over its budget
+    +-- MissingExtra       an optional package is not installed
     +-- DataError          a data set, a partition or a backbone cannot be loaded as asked
     +-- BadRelease         rows or a release break what the accounting assumes
     +-- BadReply           a message from a client does not fit the round's schema
@@ -18,6 +19,9 @@ from ``WIRE_NAMES`` is sent to the server.
 """
 
 from __future__ import annotations
+
+import re
+import textwrap
 
 
 class DpfedError(Exception):
@@ -38,6 +42,10 @@ class Unpriceable(DpfedError, ValueError):
 
 class BudgetSpent(DpfedError, RuntimeError):
     """A release would take a data set or a training over its budget."""
+
+
+class MissingExtra(DpfedError, ImportError):
+    """An optional package is not installed, or cannot be imported."""
 
 
 class DataError(DpfedError, ValueError):
@@ -84,3 +92,11 @@ def wire_name(error: BaseException) -> str:
     name = type(error).__name__
     is_ours = isinstance(error, DpfedError)
     return name if is_ours and name in WIRE_NAMES else "ClientError"
+
+
+def first_sentence(error: BaseException) -> str:
+    """The class of another library's error and its first sentence, which may run over lines."""
+    words = " ".join(str(error).split())
+    first = re.split(r"[.!?] (?=[A-Z])", words)[0].rstrip(" .:")
+    short = textwrap.shorten(first, 200, placeholder=" ...")
+    return f"{type(error).__name__}: {short}" if short else type(error).__name__

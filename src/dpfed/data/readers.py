@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from dpfed.core.errors import DataError
-from dpfed.data._checks import bad_option, first_sentence, unreadable
+from dpfed.core.errors import DataError, first_sentence
+from dpfed.core.extras import needs
+from dpfed.data._checks import bad_option, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -230,7 +231,8 @@ def _read_classes(path: Path, size: int | None) -> TablePart:
 
 
 def _open_image(path: Path) -> Image.Image:
-    from PIL import Image
+    with needs("images", "a folder of images", "pillow"):
+        from PIL import Image
 
     try:
         with Image.open(path) as image:
@@ -266,13 +268,8 @@ def read_hub(name: str, columns: Columns, size: int | None) -> dict[str, TablePa
         columns: which columns to read; the split is the hub's own.
         size: images are resized to this height and width; None leaves them.
     """
-    try:
+    with needs("hub", f"'hf:{name}'", "datasets"):
         import datasets
-    except ImportError as error:
-        raise DataError(
-            f"'hf:{name}' needs the package datasets, which is not installed; "
-            "pip install 'dpfed[hub]', or give a local path"
-        ) from error
     repository, _, configuration = name.partition(":")
     try:
         splits = datasets.load_dataset(repository, configuration or None)

@@ -32,6 +32,7 @@ import msgspec
 
 from dpfed.accounting.guarantee import Guarantee
 from dpfed.core import errors
+from dpfed.core.extras import beside, needs
 from dpfed.core.files import json_line, jsonable, read_json_lines, replace_file
 from dpfed.core.types import Vector
 from dpfed.data.models import Model
@@ -168,7 +169,8 @@ def _save(result: Result, folder: Path) -> Path:
     replace_file(folder / MODEL_FILE, save(tensors, about), 0o644)
     if has_adapter(result.model):
         save_adapter(cast(Network, result.model), result.params, folder / ADAPTER_FOLDER)
-    result.plot(folder / "convergence.png")
+    with beside("pictures"):
+        result.plot(folder / "convergence.png")
     facts = {
         **result.guarantee.to_json(),
         "evaluation": result.evaluation,
@@ -346,7 +348,8 @@ def _raise(left: Mapping[str, str]) -> NoReturn:
 
 def new_figure(**options: Any) -> Figure:
     """A figure that a notebook shows by itself, without pyplot and its global state."""
-    from matplotlib.figure import Figure
+    with needs("plots", "a picture", "matplotlib"):
+        from matplotlib.figure import Figure
 
     class Shown(Figure):
         def _repr_png_(self) -> bytes:

@@ -20,7 +20,7 @@ outlive the command; and a SuperLink that is asked to stop waits for whoever sti
 | others on the machine or the network     | Ray asks for this run's token; the SuperLink listens  |
 |                                          | on loopback only, but asks local users for nothing    |
 | no network                               | none is used: no telemetry, update check or install   |
-| the ``flwr`` command is missing          | RecipeError with the way to install it                |
+| Ray or the ``flwr`` command is missing   | MissingExtra with the way to install it               |
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed.core.environment import DATASET, IDENTITY, LEDGER, STATE
-from dpfed.core.errors import DpfedError, RecipeError
+from dpfed.core.errors import DpfedError
+from dpfed.core.extras import needs
 from dpfed.core.processes import (
     comes_up,
     find_command,
@@ -66,7 +68,6 @@ _POLL = 0.2  # seconds between two looks at the history
 _TRIES = 3  # SuperLinks that may fail to start
 _STARTUP = 60.0  # seconds that a SuperLink may take to answer
 _WIND_DOWN = 30.0  # seconds that Flower and Ray may take to end after the result
-_INSTALL = "install it with: pip install 'flwr[simulation]>=1.41'"
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,14 +133,13 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 
 def _check(recipe_path: Path) -> None:
     """Refuse a recipe that Flower cannot run, and a machine without Flower, before a start."""
-    try:
-        from dpfed.recipes.flower_app import recipe_for_flower
-    except ImportError as error:
-        raise RecipeError(
-            f"engine 'flower-simulation' needs Flower ({error}); {_INSTALL}"
-        ) from error
-    if not find_command("flwr"):
-        raise RecipeError(f"engine 'flower-simulation' needs the command 'flwr'; {_INSTALL}")
+    from dpfed.recipes.flower_app import recipe_for_flower
+
+    with needs("simulation", "engine 'flower-simulation'", "Flower's simulation"):
+        if find_spec("ray") is None:
+            raise ModuleNotFoundError("there is no ray")
+        if not find_command("flwr"):
+            raise ModuleNotFoundError("there is no command 'flwr'")
     recipe_for_flower(recipe_path)
 
 
@@ -161,6 +161,7 @@ class _Job:
     """One run: where its files are, and what it may use."""
 
     folder: Path
+    """A private one, for the app and for all that Flower and Ray keep."""
     log: Path
     config: Mapping[str, str]
     clients: int

@@ -17,7 +17,7 @@ import pytest
 
 import dpfed
 from dpfed.audit.client_laws import MODEL
-from dpfed.core.errors import RecipeError
+from dpfed.core.errors import MissingExtra, RecipeError
 from dpfed.recipes.sinks import _open as watching
 from dpfed.recipes.sinks._open import About, Add
 from dpfed.training.history import COLUMNS, Row, make_row, numbers, only_columns
@@ -170,7 +170,7 @@ def test_a_missing_package_is_named_with_the_way_out(
     sink: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(RecipeError, match=rf"sink '{sink}' needs .*pip install 'dpfed\[{sink}\]'"):
+    with pytest.raises(MissingExtra, match=rf"sink '{sink}' needs .*pip install 'dpfed\[{sink}\]'"):
         dpfed.run(TINY, out=tmp_path, sinks=[sink])
 
 

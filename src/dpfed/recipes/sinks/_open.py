@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpfed.core.errors import RecipeError
+from dpfed.core.errors import MissingExtra, RecipeError
 from dpfed.core.log import log
 from dpfed.core.registry import find
 from dpfed.training.history import COLUMNS, Row, only_columns
@@ -50,18 +50,6 @@ class About:
     """What rows have: ``columns_of(plan)`` where a plan names metrics of its own."""
     finished: str = ""
     """The sentence of what was spent: whoever runs sets it before the sinks are closed."""
-
-
-@contextmanager
-def needs(package: str) -> Iterator[None]:
-    """The import of an optional package, or one sentence with the way out."""
-    try:
-        yield
-    except ImportError as error:
-        raise RecipeError(
-            f"sink {package!r} needs {error.name or package}, which is not installed; "
-            f"install it with: pip install 'dpfed[{package}]'"
-        ) from error
 
 
 @contextmanager
@@ -108,7 +96,7 @@ def _forgiving(name: str, sink: AbstractContextManager[Add]) -> Iterator[Add]:
 def _open(name: str, sink: AbstractContextManager[Add]) -> Add:
     try:
         return sink.__enter__()
-    except RecipeError:
+    except (RecipeError, MissingExtra):
         raise
     except Exception as error:
         raise RecipeError(
