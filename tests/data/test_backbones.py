@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpfed.core.errors import DataError
+from dpfed.core.errors import DataError, MissingExtra
 from dpfed.data import backbones
 from dpfed.data.backbones import (
     BACKBONES,
@@ -352,5 +352,5 @@ def test_timm_models_are_used_by_name(monkeypatch, tmp_path) -> None:
 
 def test_without_timm_the_extra_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(DataError, match=r"dpfed\[timm\]"):
+    with pytest.raises(MissingExtra, match=r"dpfed\[timm\]"):
         features("timm:vit_tiny", images_of())

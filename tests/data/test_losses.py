@@ -65,11 +65,20 @@ def test_squared_and_huber_are_torchs() -> None:
     torch.testing.assert_close(one, functional.huber_loss(SCORES[:, 0], y[:, 0], reduction="none"))
 
 
+def test_mse_is_torchs_of_each_record_alone() -> None:
+    y = SCORES.roll(1, 0) * 3
+    alone = torch.stack([functional.mse_loss(SCORES[i], y[i]) for i in range(K)])
+    torch.testing.assert_close(loss_by_name("mse")(SCORES, y), alone)
+    one = loss_by_name("mse")(SCORES[:, :1], y[:, 0])
+    torch.testing.assert_close(one, functional.mse_loss(SCORES[:, 0], y[:, 0], reduction="none"))
+
+
 TARGETS: dict[str, tuple[torch.Tensor, torch.Tensor, list[Any]]] = {
     "cross-entropy": (SCORES, LABELS, [-1, CLASSES, 2**62, -(2**63)]),
     "tokens": (WIDE, TOKENS, [-1, CLASSES, 2**62]),
     "multi-label": (SCORES, (SCORES > 0).float(), [math.nan, math.inf, -1.0, 3e38]),
     "squared": (SCORES, SCORES * 2, [math.nan, math.inf, -math.inf]),
+    "mse": (SCORES, SCORES * 2, [math.nan, math.inf, -math.inf]),
     "huber": (SCORES, SCORES * 2, [math.nan, math.inf, -math.inf]),
 }
 
@@ -94,13 +103,14 @@ def test_a_strange_target_is_a_zero_loss_and_a_zero_gradient(name: str) -> None:
 def test_each_is_a_loss_of_a_network(name: str) -> None:
     scores, targets, _ = TARGETS[name]
     module = seeded(lambda: nn.Linear(CLASSES, CLASSES), 0)
-    model = Network(module, loss_by_name(name), chunk=4)
+    model = Network(module, name, chunk=4)
+    assert model.loss == loss_by_name(name)
     problem = model.problem(tensor_batches(scores, targets))
     assert model.rows_by(problem.records) == "ghost"
     assert problem.rows(model.initial(0), Unit.RECORD).clipped_sum(1.0).vector.any()
     right, losses = model.judge(model.initial(0), problem.records)
     assert bool(torch.isfinite(losses).all())
-    assert bool(right.isnan().all()) == (name in ("squared", "huber"))
+    assert bool(right.isnan().all()) == (name in ("squared", "mse", "huber"))
     assert not bool((right > 1).any())
 
 
@@ -113,11 +123,17 @@ def test_each_is_a_loss_of_a_network(name: str) -> None:
         ("cross-entropy", {"weights": [1.0, 0.0]}, "loss.weights must be a finite number above 0"),
         ("multi-label", {"weights": [math.nan]}, "loss.weights must be a finite number above 0"),
         ("squared", {"delta": 1.0}, "the options of loss 'squared' must be its own"),
+        ("mse", {"delta": 1.0}, "the options of loss 'mse' must be its own"),
     ],
 )
 def test_what_cannot_be_a_loss_is_refused(name: str, options: Any, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         loss_by_name(name, **options)
+
+
+def test_a_network_refuses_a_name_that_is_no_loss() -> None:
+    with pytest.raises(RecipeError, match=r"loss\.name must be cross-entropy.*got 'hinge'"):
+        Network(nn.Linear(2, 2), "hinge")
 
 
 def test_weights_and_targets_must_fit_the_outputs() -> None:

@@ -8,7 +8,7 @@ from dpfed.core.errors import RecipeError
 from dpfed.core.types import Unit
 from dpfed.data.datasets import Records
 from dpfed.data.modules import Network, seeded
-from dpfed.data.networks import groupnorm_cnn
+from dpfed.data.networks import groupnorm_cnn, mlp
 
 
 def made(**options) -> Network:
@@ -92,3 +92,17 @@ def test_the_size_is_that_of_its_layers() -> None:
 def test_what_cannot_be_built_is_refused(options, message) -> None:
     with pytest.raises(RecipeError, match=message):
         groupnorm_cnn(**options)
+
+
+def test_a_network_for_tables_scores_each_record_by_itself() -> None:
+    network = Network(seeded(lambda: mlp(5, classes=3, width=4), 0))
+    params, x = network.initial(0), torch.linspace(-1, 1, 20).reshape(4, 5)
+    assert params.numel() == (5 + 1) * 4 + (4 + 1) * 3
+    alone = torch.cat([network.score(params, each[None]) for each in x])
+    assert torch.allclose(network.score(params, x), alone, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [{"features": 0}, {"classes": 0}, {"width": 0}])
+def test_a_network_for_tables_has_no_empty_layer(wrong) -> None:
+    with pytest.raises(RecipeError, match=next(iter(wrong))):
+        mlp(**{"features": 5, **wrong})

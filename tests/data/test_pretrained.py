@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dpfed.core.errors import RecipeError
+from dpfed.core.errors import MissingExtra, RecipeError
 from dpfed.core.types import Unit
 from dpfed.data.batches import tensor_batches
 from dpfed.data.modules import Network
@@ -50,6 +50,15 @@ def test_only_the_adapter_and_the_head_are_trained_and_agreed_on_by_name(folder:
     assert all("lora_" in name or "classifier" in name for name in one.layout.shapes)
     assert one.layout.size < sum(p.numel() for p in one.module.parameters()) / 2
     assert not one.module.training
+
+
+def test_a_relative_folder_is_looked_for_where_data_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPFED_DATA", str(folder.parent))
+    one, other = text_model(folder.name, classes=3), text_model(folder, classes=3)
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    assert torch.equal(one.state_dict()[name], other.state_dict()[name])
 
 
 def test_an_adapter_is_trained_and_read_by_peft(folder: Path, tmp_path: Path) -> None:
@@ -159,10 +168,10 @@ def test_the_command_writes_an_adapter_and_says_how_rows_are_clipped(
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(RecipeError, match=r"needs timm, .*; pip install 'dpfed\[timm\]'"):
+    with pytest.raises(MissingExtra, match=r"needs timm, .*; pip install 'dpfed\[timm\]'"):
         image_model("resnet18", classes=2)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(RecipeError, match=r"needs transformers, .*; pip install 'dpfed\[text\]'"):
+    with pytest.raises(MissingExtra, match=r"needs transformers, .*; pip install 'dpfed\[text\]'"):
         text_model("somewhere", classes=2)
 
 

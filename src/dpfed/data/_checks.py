@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import math
-import re
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 from dpfed.core.checks import refuse
-from dpfed.core.errors import DataError
+from dpfed.core.errors import DataError, first_sentence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,11 +75,3 @@ def unreadable(path: Path, what: str, error: Exception, way_out: str) -> DataErr
     """
     said = first_sentence(error)
     return DataError(f"{path.name!r} cannot be read as {what} ({said}); {way_out}")
-
-
-def first_sentence(error: BaseException) -> str:
-    """The class of another library's error and its first sentence, which may run over lines."""
-    words = " ".join(str(error).split())
-    first = re.split(r"[.!?] (?=[A-Z])", words)[0].rstrip(" .:")
-    short = textwrap.shorten(first, 200, placeholder=" ...")
-    return f"{type(error).__name__}: {short}" if short else type(error).__name__

@@ -6,6 +6,7 @@ A lint, not a proof: mixing of records that shows at other values only passes.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,10 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpfed.core.errors import DpfedError, RecipeError
+from dpfed.core.errors import DpfedError, RecipeError, first_sentence
 from dpfed.core.log import log
 from dpfed.core.types import Vector
-from dpfed.data._checks import first_sentence
 from dpfed.data.batches import Batch, Batches
 from dpfed.data.losses import Loss
 from dpfed.data.samplers import SAMPLERS, PerRecord, by_itself, fails
@@ -28,11 +28,30 @@ _CLASSES = 64  # of which each is tried as a label that might weigh on others
 
 
 def reduces(loss: Loss) -> bool:
-    """Whether a loss gives one number for two records; False where made-up scores do not fit."""
+    """Whether a loss gives one number for two records; False where made-up scores do not fit.
+
+    Scores and targets of several forms are tried. One value per record for any of them is enough:
+    a sum over tokens may give one number where the scores have no tokens.
+    """
+    found = {_form_of(loss, scores, targets) for scores, targets in _made_up()}
+    return () in found and (2,) not in found
+
+
+def _form_of(loss: Loss, scores: torch.Tensor, targets: torch.Tensor) -> tuple[int, ...] | None:
     try:
-        return loss(torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64)).dim() == 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that two shapes are broadcast
+            return tuple(loss(scores, targets).shape)
     except Exception:
-        return False
+        return None
+
+
+def _made_up() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Two records: of classes, of one number, of several, of tokens."""
+    yield torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64)
+    yield torch.zeros(2, 1), torch.zeros(2, 1)
+    yield torch.zeros(2, 3), torch.zeros(2, 3)
+    yield torch.zeros(2, 3, 2), torch.zeros(2, 3, dtype=torch.int64)
 
 
 def not_per_record(loss: Loss, got: str) -> RecipeError:

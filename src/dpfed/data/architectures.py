@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own convention)
 
-from dpfed.core.errors import DataError
-from dpfed.data._checks import bad_option, first_sentence
+from dpfed.core.errors import DataError, first_sentence
+from dpfed.data._checks import bad_option
 from dpfed.data.readers import load_npz
 
 if TYPE_CHECKING:

@@ -49,6 +49,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own convention)
 
 from dpfed.core.errors import DataError
+from dpfed.core.extras import needs
 from dpfed.data._checks import bad_option, require_one, unreadable
 from dpfed.data.architectures import EfficientNetLite0, load_npz_weights, load_state, resnet
 from dpfed.data.datasets import find_file
@@ -204,13 +205,8 @@ def _build(backbone: str, weights: Path | None) -> _Ready:
 
 
 def _ready_timm(name: str, weights: Path | None) -> _Ready:
-    try:
+    with needs("timm", f"'timm:{name}'"):
         import timm
-    except ImportError as error:
-        raise DataError(
-            f"'timm:{name}' needs the package timm, which cannot be imported ({error}); "
-            "pip install 'dpfed[timm]', or use resnet32-cifar100"
-        ) from error
     model = timm.create_model(name, pretrained=weights is None, num_classes=0)
     if weights is not None:
         load_state(model, _read_state(weights), weights.name)

@@ -5,6 +5,7 @@
     tokens            scores [k, T, classes], labels [k, T]: the sum over a record's tokens
     multi-label       scores [k, labels], 0 or 1 [k, labels]: the sum over the labels
     squared           the sum of half the squared errors of a record's targets
+    mse               the mean of their squared errors, as torch has it
     huber             the same, growing with the error itself beyond ``delta``
 
 Labels of ``IGNORED`` (-100) count for nothing, and so do labels outside of the classes and targets
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -187,11 +188,23 @@ class Huber:
         return scores.new_full((len(scores),), math.nan)
 
 
+@dataclass(frozen=True)
+class MeanSquared(Huber):
+    """The mean squared error of a record's targets; one that is not finite counts as met."""
+
+    delta: float = field(default=math.inf, init=False)
+
+    def __call__(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """One value per record."""
+        return super().__call__(scores, y) * (2 / math.prod(scores.shape[1:]))
+
+
 LOSSES: dict[str, Callable[..., Any]] = {
     "cross-entropy": CrossEntropy,
     "tokens": Tokens,
     "multi-label": MultiLabel,
     "squared": lambda: Huber(math.inf),
+    "mse": MeanSquared,
     "huber": Huber,
 }
 
@@ -200,7 +213,7 @@ def loss_by_name(name: str, **options: Any) -> Loss:
     """A loss of the table above.
 
     Args:
-        name: cross-entropy, tokens, multi-label, squared or huber.
+        name: cross-entropy, tokens, multi-label, squared, mse or huber.
         **options: its own: weights, smoothing, shift, delta.
     """
     if name not in LOSSES:

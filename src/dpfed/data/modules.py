@@ -31,7 +31,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -46,7 +46,7 @@ from dpfed.core.vector import Layout, layout_of
 from dpfed.data import _trials
 from dpfed.data.batches import Batch, Batches, Inputs, record_batches
 from dpfed.data.datasets import Records
-from dpfed.data.losses import Judging, Loss, Tokens, cross_entropy, known_labels
+from dpfed.data.losses import Judging, Loss, Tokens, cross_entropy, known_labels, loss_by_name
 from dpfed.data.models import metric_rows, say_unknown, unit_ids, unit_means
 from dpfed.data.samplers import SAMPLERS, PerRecord, failing, forgiving, in_blocks
 from dpfed.data.taps import Tapped, factors_of
@@ -66,6 +66,8 @@ CHOICES = ("auto", "ghost", *SAMPLERS)
 class Network:
     """Any torch module whose output for a record depends on that record alone.
 
+    ``loss`` is a function of scores and targets with one value per record, or the name of one
+    (``losses.py``).
     ``sampler`` says how rows are made (see above). ``chunk`` bounds memory: that many records at a
     time. ``device`` is where the module computes; parameters go over once per round, rows of
     "ghost" are clipped and added there, and one vector comes back. ``dtype`` is the precision that
@@ -73,7 +75,7 @@ class Network:
     """
 
     module: nn.Module
-    loss: Loss = cross_entropy
+    loss: Loss | str = cross_entropy
     chunk: int = 64
     sampler: str = "auto"
     device: str = "cpu"
@@ -91,8 +93,14 @@ class Network:
             )
         if self.sampler not in CHOICES:
             raise refuse("sampler", ", ".join(map(repr, CHOICES)), self.sampler)
-        if getattr(self.loss, "reduction", "none") != "none" or _trials.reduces(self.loss):
-            raise _trials.not_per_record(self.loss, "one number for all")
+        if isinstance(self.loss, str):
+            object.__setattr__(self, "loss", loss_by_name(self.loss))
+        if getattr(self.loss, "reduction", "none") != "none" or _trials.reduces(self._loss):
+            raise _trials.not_per_record(self._loss, "one number for all")
+
+    @property
+    def _loss(self) -> Loss:
+        return cast("Loss", self.loss)  # a name was replaced when the network was made
 
     @cached_property
     def layout(self) -> Layout:
@@ -179,7 +187,7 @@ class Network:
 
     def _losses(self, scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         half = scores.dtype in (torch.float16, torch.bfloat16)
-        return self.loss(scores.float() if half else scores, targets.to(scores.device))
+        return self._loss(scores.float() if half else scores, targets.to(scores.device))
 
     @torch.no_grad()
     def judge(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small networks for images whose output for a record depends on that record alone.
+"""Small networks whose output for a record depends on that record alone.
 
 A recipe names one as ``model = {name = "network", factory = "dpfed.data.networks:groupnorm_cnn"}``.
 GroupNorm takes BatchNorm's place: it normalises each record by its own statistics, so that one
@@ -52,3 +52,15 @@ def groupnorm_cnn(
         ]
     head = nn.Linear(channels[-1] * cells**2, classes)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(cells), nn.Flatten(), head)
+
+
+def mlp(features: int, classes: int = 2, width: int = 64) -> nn.Module:
+    """One hidden layer with tanh, for the columns of a table or for frozen features.
+
+    Args:
+        features: how many numbers a record has, at least 1.
+        classes: how many scores come out, at least 1.
+        width: of the hidden layer, at least 1.
+    """
+    at_least(1, "mlp", features=features, classes=classes, width=width)
+    return nn.Sequential(nn.Linear(features, width), nn.Tanh(), nn.Linear(width, classes))

@@ -10,7 +10,8 @@ the records that they were trained on.
 
 | edge case                                           | what happens                              |
 |-----------------------------------------------------|-------------------------------------------|
-| transformers, peft or timm is not installed         | RecipeError that says what to install     |
+| a relative folder that is not in the working folder | looked for in the folders of $DPFED_DATA  |
+| transformers, peft or timm is not installed         | MissingExtra that says what to install    |
 | a folder or a name that the library cannot load     | RecipeError with the library's sentence   |
 | an adapter of a model that peft has not made        | RecipeError                               |
 """
@@ -26,9 +27,10 @@ import torch
 from torch import nn
 
 from dpfed.core.checks import refuse
-from dpfed.core.errors import RecipeError
+from dpfed.core.environment import data_folders
+from dpfed.core.errors import RecipeError, first_sentence
+from dpfed.core.extras import needs
 from dpfed.core.types import Vector
-from dpfed.data._checks import first_sentence
 from dpfed.data.modules import Network
 
 TASKS: dict[str, tuple[str, str | None]] = {
@@ -64,7 +66,8 @@ class Pooled(nn.Module):
     """A sentence encoder with a linear head on the mean over its tokens.
 
     Args:
-        encoder: called with input_ids and attention_mask; its config has hidden_size.
+        encoder: called with input_ids (or inputs_embeds) and attention_mask; its config has
+            hidden_size.
         classes: how many scores come out.
     """
 
@@ -74,9 +77,9 @@ class Pooled(nn.Module):
         width: Any = encoder.config
         self.head = nn.Linear(width.hidden_size, classes)
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, attention_mask: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
         """The scores; a record without a token has the head's bias."""
-        hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        hidden = self.encoder(attention_mask=attention_mask, **inputs).last_hidden_state
         seen = attention_mask[:, :, None].to(hidden)
         mean = (hidden * seen).sum(dim=1) / seen.sum(dim=1).clamp(min=1.0)
         out: torch.Tensor = self.head(mean)
@@ -110,7 +113,6 @@ def text_model(
     model: nn.Module = _loaded(getattr(library, kind).from_pretrained, source, given)
     if task == "pool":
         model = Pooled(model, classes or 1)
-        lora = None if lora is None else {"modules_to_save": ["head"], **lora}
     return model.eval() if lora is None else adapted(model, lora, peft_task)
 
 
@@ -139,6 +141,8 @@ def adapted(model: nn.Module, lora: Mapping[str, Any], task: str | None) -> nn.M
         task: peft's name of the task, by which it knows the head that is trained along; or None.
     """
     peft = _installed("peft", "text")
+    if isinstance(model, Pooled):  # peft knows the heads of its own tasks only
+        lora = {"modules_to_save": ["head"], **lora}
     try:
         config = peft.LoraConfig(**{"task_type": task, **lora})
         made: nn.Module = peft.get_peft_model(model, config)
@@ -182,18 +186,19 @@ def save_adapter(model: Network, params: Vector, folder: str | Path) -> Path:
 
 
 def _installed(name: str, extra: str) -> Any:
-    try:
+    with needs(extra, "this model", name):
         return import_module(name)
-    except Exception as error:  # timm raises what its own imports raise
-        raise RecipeError(
-            f"this model needs {name}, which cannot be imported ({first_sentence(error)}); "
-            f"pip install 'dpfed[{extra}]'"
-        ) from error
+
+
+def _folder(source: str | Path) -> str:
+    """A folder that lies under one of $DPFED_DATA's, as data do; else the name as it is."""
+    under = [each / source for each in data_folders() if not Path(source).exists()]
+    return str(next((path for path in under if path.is_dir()), source))
 
 
 def _loaded(load: Any, source: str | Path, options: Mapping[str, Any]) -> Any:
     try:
-        return load(str(source), **options)
+        return load(_folder(source), **options)
     except Exception as error:
         raise RecipeError(
             f"the model {str(source)!r} cannot be loaded ({first_sentence(error)}); give a folder "

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from dpfed.core.errors import RecipeError
+from dpfed.core.extras import needs
 from dpfed.core.log import log
 from dpfed.core.types import Vector
 from dpfed.core.vector import Layout
@@ -182,10 +183,8 @@ def _tied(module: nn.Module) -> set[str]:
 
 def _hooked(model: Scored, params: Vector) -> Any:
     """A copy of the module at these parameters, with Opacus' hooks: they work in train() only."""
-    try:
+    with needs("opacus", "sampler 'opacus'"):
         from opacus import GradSampleModule
-    except ImportError as error:
-        raise RecipeError("sampler 'opacus' needs opacus; pip install 'dpfed[opacus]'") from error
     twin = copy.deepcopy(model.module)
     named = dict(twin.named_parameters())
     with torch.no_grad():

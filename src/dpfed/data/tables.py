@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpfed.core.errors import DataError
+from dpfed.core.extras import needs
 from dpfed.data._checks import bad_option, unreadable
 from dpfed.data.readers import Array, Columns, TablePart, by_split, choose, choose_group
 
@@ -98,7 +99,8 @@ def read_tables(
 
 
 def _read(path: Path, texts: Sequence[str] = ()) -> Any:
-    import pyarrow as pa
+    with needs("tables", f"{path.name!r}, a table,", "pyarrow"):
+        import pyarrow as pa
 
     try:
         return _read_arrow(path, texts)
