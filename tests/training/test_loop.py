@@ -22,8 +22,9 @@ from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.audit.client_laws import MODEL
 from dpfed.core.errors import BudgetSpent, RecipeError, RoundAborted
 from dpfed.core.sum_protocol import Answer
-from dpfed.core.types import UPDATE, Adjacency, Broadcast
+from dpfed.core.types import UPDATE, Adjacency, Broadcast, Trust
 from dpfed.flower import client_app
+from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes.result import require_a_round
 from dpfed.recipes.run import run as run_recipe
 from dpfed.sums.secure import secure
@@ -204,6 +205,28 @@ def test_after_the_same_attempt_one_of_the_plans_spare_ones_is_made() -> None:
     assert (last.state.round, last.stopped, releases(last)) == (4, None, 5)
     without = trained(ENGINES["flower"], make_plan(sum=secure(survivors=1.0)), silent=silent)
     assert (without.state.round, without.stopped) == (3, EXCEEDS), "none to spare: a round less"
+
+
+def test_where_the_server_adds_the_noise_an_attempt_is_always_made_anew(tmp_path: Path) -> None:
+    """The same sums with other noise would be a second release of what was counted once."""
+    plan = make_plan(channels={UPDATE: gaussian(1.0, 2.0, trust=Trust.CENTRAL)})
+    problems = [m.problem for m in client_states().values()]
+    begin, checkpoint = torch.zeros(MODEL.layout.size), Checkpoint(tmp_path / "run")
+    asked: list[tuple[int, int]] = []
+
+    def nobody(broadcast: Broadcast, stage: str, client: int) -> bool:
+        asked.extend([(broadcast.round, broadcast.attempt)] if not client else [])
+        return (broadcast.round, broadcast.attempt) == (1, 0)
+
+    last = trained(ENGINES["flower"], plan, silent=nobody)
+    assert asked == [(0, 0), (1, 0), (1, 1), (2, 0)]
+    assert (last.state.round, releases(last)) == (3, 4)
+    dying = Quiet(ENGINES["flower"](plan, problems, None), lambda b, *_: b.round == 1, die=True)
+    with pytest.raises(Died):
+        list(train(plan, begin, dying, training="died", checkpoint=checkpoint))
+    living = ENGINES["flower"](plan, problems, None)
+    first, *_ = train(plan, begin, living, training="died", checkpoint=checkpoint)
+    assert (first.state.round, first.state.attempt, releases(first)) == (1, 1, 2)
 
 
 def test_an_attempt_that_is_asked_for_again_counts_once_after_a_crash(tmp_path: Path) -> None:

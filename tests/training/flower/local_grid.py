@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
@@ -77,11 +78,31 @@ class LocalGrid(Grid):
 
 
 def become_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages have the identity of the process that makes them: give this process one."""
-    from flwr.supercore.task_identity import TaskIdentity
+    """Messages have the identity of the ServerApp that makes them: here, node 1 in run 1."""
+    usual = Message.__init__
 
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
+    def made(self: Message, *args: Any, **kwargs: Any) -> None:
+        if "reply_to" in kwargs or "metadata" in kwargs:
+            return usual(self, *args, **kwargs)
+        content, told = _sent_by_a_server(*args, **kwargs)
+        return usual(self, content, metadata=told)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(Message, "__init__", made)
+
+
+def _sent_by_a_server(
+    content: RecordDict,
+    dst_node_id: int,
+    message_type: str,
+    *,
+    ttl: float | None = None,
+    group_id: str | None = None,
+) -> tuple[RecordDict, Metadata]:
+    return content, Metadata(
+        run_id=1, message_id="", src_node_id=1, dst_node_id=dst_node_id, reply_to_message_id="",
+        group_id=group_id or "", created_at=time.time(), ttl=ttl or 3600.0,
+        message_type=message_type,
+    )  # fmt: skip
 
 
 def nodes(count: int) -> dict[int, int]:

@@ -12,6 +12,8 @@ import math
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,10 +39,12 @@ from dpfed.audit.client_laws import MODEL
 from dpfed.core.errors import ClientRefused, DataError, UnsoundPlan
 from dpfed.core.registry import build
 from dpfed.core.types import METRICS, UPDATE, Broadcast, ClientAlgorithm, Unit
+from dpfed.core.vector import one_thread
 from dpfed.flower import DPStrategy, client_app, private
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.flower import state as states
 from dpfed.training.flower.codec import CONTROL, Envelope, Sender, write_answer
+from dpfed.training.flower.responder import ENROL
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.inprocess import rounds
 from dpfed.training.loop import train
@@ -167,6 +171,76 @@ def test_a_node_that_returns_is_enrolled_again_under_another_number() -> None:
     assert torch.equal(params(result), final(plan))
 
 
+def test_a_slow_node_is_enrolled_by_what_it_was_asked_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes longer than until it is asked again, every time: its first answer must count."""
+    monkeypatch.setattr("dpfed.training.flower.transport._ENROL", 0.05)
+
+    class Slow(LocalGrid):
+        asked = 0
+
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            ids = list(super().push_messages(messages))
+            if not self.asked:
+                self.first = set(ids)
+            self.asked += 1
+            return ids
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            if not self.first:  # all of them have enrolled
+                return super().pull_messages(message_ids)
+            if self.asked < 3:
+                return []
+            found = list(super().pull_messages(self.first.intersection(message_ids)))
+            self.first -= {each.metadata.reply_to_message_id for each in found}
+            return found
+
+    plan = make_plan()
+    result = DPStrategy(plan, wait=20.0).start(Slow(app_for(plan), nodes(3)), INITIAL)
+    assert [row["clients"] for row in result.history] == [3] * 4
+    assert torch.equal(params(result), final(plan))
+
+
+class Unseen(LocalGrid):
+    """A node is restarted between two looks at who is online: the order that it had is lost."""
+
+    lost: str | None = None
+    twice = False
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        ids = list(super().push_messages(messages))
+        stages = [str(m.content.config_records[CONTROL]["stage"]) for m in messages]
+        if self.lost is None and ENROL not in stages:
+            self.lost = ids[1]
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        ids = list(message_ids)
+        if self.twice and len(ids) == 2:  # it was slow: the answers to both orders come at once
+            return super().pull_messages(ids)
+        return super().pull_messages([i for i in ids if i != self.lost])
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_node_that_lost_its_order_unseen_is_asked_once_more(
+    twice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays online for all that anybody sees, so the stage would wait for its timeout."""
+    monkeypatch.setattr("dpfed.training.flower.transport._AGAIN", 0.05)
+    plan = make_plan()
+    grid = Unseen(app_for(plan), nodes(3))
+    grid.twice = twice
+    began = time.monotonic()
+    result = DPStrategy(plan).start(grid, INITIAL, timeout=60.0)
+    assert time.monotonic() - began < 30.0
+    assert grid.lost is not None
+    assert [row["clients"] for row in result.history] == [3] * 4
+    assert torch.equal(params(result), final(plan))  # with the same noise, counted once
+    assert result.guarantee == DPStrategy(plan).start(grid_for(plan), INITIAL).guarantee
+
+
 def test_nobody_connected_spends_nothing() -> None:
     plan = make_plan()
     grid = LocalGrid(app_for(plan), {})
@@ -236,6 +310,32 @@ def test_too_few_clients_and_a_large_delta_are_said_before_the_first_round(
     fine = make_plan(rounds=1)
     DPStrategy(fine).start(grid_for(fine), INITIAL)
     assert not said
+
+
+def test_a_rounds_line_has_accuracy_where_it_is_known_and_why_there_is_no_total(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plan, silent = make_plan(rounds=3), {"all"}  # an attempt that is spent takes a round away
+
+    def tamper(node: int, order: Message, reply: Message) -> Message | None:
+        if str(order.content.config_records[CONTROL]["stage"]) == ENROL or not silent:
+            return reply
+        return Message(Error(2), reply_to=order)
+
+    def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"accuracy": 0.625} if round == 1 else {"zero": 0.0})
+
+    def watch(row: dict[str, Any]) -> None:
+        silent.clear()  # from the second attempt on they answer
+
+    with caplog.at_level(logging.INFO):
+        DPStrategy(plan, watch=watch).start(grid_for(plan, tamper), INITIAL, evaluate_fn=evaluate)
+    lines = [each for each in caplog.messages if each.startswith("round ")]
+    assert lines[0].endswith("no total: no client answered")
+    assert "accuracy" not in lines[0]
+    assert lines[1].startswith("round 1/3: 3 clients, epsilon spent ")
+    assert lines[1].endswith(", accuracy 0.625")
+    assert "accuracy" not in lines[2]
 
 
 def test_three_rounds_without_a_release_end_the_training_and_spare_the_rest() -> None:
@@ -439,6 +539,32 @@ def test_a_train_function_of_ones_own_becomes_private_at_client_level() -> None:
     )  # mean of 1, 2, 3, twice
     assert seen == [0.5] * 6
     assert "for each client" in str(result.guarantee)
+
+
+def test_a_train_function_of_ones_own_keeps_its_threads() -> None:
+    """Also inside of the server's own round, as in one process; our arithmetic takes one."""
+    plan = make_plan(channels={UPDATE: gaussian(clip=1.0, std=1.0, unit=Unit.CLIENT)},
+                     nominal=[1, 1, 1], rounds=1, server=build("server", "scale", {}))  # fmt: skip
+    app, seen = ClientApp(), []
+
+    def look(message: Message, context: Context) -> Message:
+        seen.append(torch.get_num_threads())
+        metrics = MetricRecord({"num-examples": 1})
+        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    app.train(mods=[private(plan, evaluate=look)])(look)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with one_thread():
+            result = DPStrategy(plan).start(LocalGrid(app, nodes(3)), INITIAL, num_rounds=1)
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert refused(result.history[0]) == {}
+    assert seen == [3] * 6  # trained and looked at, on each of three nodes
 
 
 def test_a_train_function_cannot_protect_records() -> None:

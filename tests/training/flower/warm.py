@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 MARK = "DPFED_TEST_NET"  # one per node (network.py), or per host, whose nodes differ in their state
@@ -69,6 +70,7 @@ def serve() -> None:
 if __name__ == "__main__":
     sys.path.pop(0)  # this folder is no part of an app
     importlib.import_module("dpfed.recipes.flower_app")
-    entry = importlib.import_module("flwr.supernode.cli").flwr_clientapp
+    found = entry_points(group="console_scripts", name="flwr-clientapp")
+    run = next(iter(found)).load()  # before the first fork
     serve()
-    sys.exit(entry())
+    sys.exit(run())

@@ -35,6 +35,7 @@ from dpfed.core.errors import DataError, UnsoundPlan
 from dpfed.core.log import log
 from dpfed.core.rows import Dense
 from dpfed.core.types import Rows, Unit, Vector
+from dpfed.core.vector import users_threads
 from dpfed.training.flower.codec import ARRAYS, CONTROL
 
 Train = Callable[[Message, Context], Message]
@@ -86,7 +87,8 @@ class Trained:
         kept = [n for n in self._arrays if n not in self._names and _floats(self._arrays[n])]
         given = self._with_kept(kept)
         before = _copied(given)
-        reply = self.train(given, self.context)
+        with users_threads():
+            reply = self.train(given, self.context)
         after = self._returned(reply, [*self._names, *kept])
         if kept:
             own = ArrayRecord({name: after[name] for name in kept})
@@ -140,7 +142,8 @@ def _look(evaluate: Train, message: Message, context: Context) -> None:
     here = copy.copy(context)
     here.state = RecordDict(dict(context.state))  # the next round's training has it as it was
     try:
-        found = evaluate(message, here).content.metric_records
+        with users_threads():
+            found = evaluate(message, here).content.metric_records
         said = {name: value for record in found.values() for name, value in record.items()}
         log.info("evaluated on this node, and told nobody: %s", said)
     except (Exception, SystemExit):

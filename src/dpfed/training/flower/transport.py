@@ -9,6 +9,9 @@ the number of clients.
 | a node drops out                              | it adds zero; the divisor is public        |
 | a late, forged, doubled or malformed reply    | refused, logged; the round goes on         |
 | a node that the plan does not know, or twice  | not enrolled, with a logged reason         |
+| a node takes longer than a minute to enrol    | it is asked again, and any answer counts   |
+| a node went away and came back unseen, or is  | after 5 minutes the same order once more:  |
+| slow                                          | a node that has answered sends that again  |
 | nobody is connected within ``wait`` seconds   | training ends, and nothing is spent        |
 | every node refuses at its enrolment, or so    | the same, with the reason's class          |
 | many that no total can open                   |                                            |
@@ -17,7 +20,7 @@ the number of clients.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,6 +41,8 @@ from dpfed.training.plan import Plan
 
 _IN_FLIGHT = 4 << 20  # bytes of replies that are pulled at once: keeps memory flat at large d
 _ENROL = 60.0  # seconds after which a node that did not say who it is may be asked once more
+_AGAIN = 300.0  # seconds until a silent node gets the same order again; then 3 times as long
+_LOOK = 0.5  # seconds between two looks at who is online
 _POLL, _SLOWEST = 0.01, 0.25  # seconds between two looks for replies: rarer, the longer it takes
 
 Requests = Mapping[str, Mapping[int, bytes]]
@@ -82,7 +87,8 @@ class GridTransport:
         """Client -> node."""
         self.shipped: dict[int, bool] = {}
         """Client -> whether an app of the server's answers for it, not a process of its owner's."""
-        self._asked: set[int] = set()  # nodes that were asked to enrol
+        self._asked: set[int] = set()  # nodes that have answered to their enrolment
+        self._enrolling: dict[str, int] = {}  # messages that ask for one -> node
         self.refused: dict[int, str] = {}
         """Node -> why it did not enrol, for those who are connected."""
         self._had: set[int] = set()  # clients that were enrolled when releases were asked for
@@ -146,6 +152,7 @@ class GridTransport:
             online = set(self.grid.get_node_ids())
             self.nodes = {client: node for client, node in self.nodes.items() if node in online}
             self._asked &= online
+            self._enrolling = {i: node for i, node in self._enrolling.items() if node in online}
             self.refused = {node: why for node, why in self.refused.items() if node in online}
             fresh = sorted(online - self._asked)
             if fresh:
@@ -161,11 +168,13 @@ class GridTransport:
             control[TERMS] = self.terms
         content = RecordDict({CONTROL: ConfigRecord(control)})
         messages = [Message(content, node, "train", ttl=600) for node in nodes]
-        sent = dict(zip(self.grid.push_messages(messages), nodes, strict=True))
-        for reply in _replies(self.grid, sent, _ENROL, batch=len(sent)):
-            node = sent[reply.metadata.reply_to_message_id]
+        self._enrolling.update(zip(self.grid.push_messages(messages), nodes, strict=True))
+        asked = dict(self._enrolling)  # some may answer what was asked before
+        for reply in _replies(self.grid, asked, _ENROL, batch=len(asked)):
+            node = asked[reply.metadata.reply_to_message_id]
             self._asked.add(node)
             self._admit(node, reply)
+        self._enrolling = {i: node for i, node in asked.items() if node not in self._asked}
 
     def leave(self, training: str, patience: float = 30.0) -> None:
         """Tell those who have enrolled that the training has ended: they keep no budget for it.
@@ -208,13 +217,16 @@ class GridTransport:
         )  # fmt: skip
         if stage == self.plan.sum.release_stage:
             self._had |= set(self.nodes)
-        orders = self._orders(sender, stage, requests)
-        ids = self.grid.push_messages(list(orders.values()))
-        clients = {i: client for i, client in zip(ids, orders, strict=True) if i}
-        nodes = {i: orders[client].metadata.dst_node_id for i, client in clients.items()}
-        del orders
+        clients: dict[str, int] = {}
+
+        def ask(silent: Collection[int]) -> dict[str, int]:
+            orders = self._orders(sender, stage, requests, silent)
+            ids = self.grid.push_messages(list(orders.values()))
+            clients.update({i: client for i, client in zip(ids, orders, strict=True) if i})
+            return {i: orders[c].metadata.dst_node_id for i, c in clients.items() if c in orders}
+
         batch = max(1, _IN_FLIGHT // (4 * broadcast.params.numel()))
-        for reply in _replies(self.grid, nodes, self.timeout, batch):
+        for reply in _replies(self.grid, ask(set(self.nodes.values())), self.timeout, batch, ask):
             client = clients[reply.metadata.reply_to_message_id]
             answer = _answer(reply, Envelope(broadcast.round, broadcast.attempt, stage, client))
             del reply  # so that one message is alive at a time
@@ -222,13 +234,15 @@ class GridTransport:
             del answer
         sender.forget()
 
-    def _orders(self, sender: Sender, stage: str, requests: Requests) -> dict[int, Message]:
-        """A message for each enrolled client that the stage asks."""
+    def _orders(
+        self, sender: Sender, stage: str, requests: Requests, wanted: Collection[int]
+    ) -> dict[int, Message]:
+        """A message for each enrolled client that the stage asks, if its node is wanted."""
         orders: dict[int, Message] = {}
         contents: dict[tuple[Any, ...], RecordDict] = {}
         for client, node in sorted(self.nodes.items()):
             asked = {name: to[client] for name, to in requests.items() if client in to}
-            if not asked:
+            if not asked or node not in wanted:
                 continue
             bare, since = stage != self.plan.sum.release_stage, self._since.get(client)
             key = (since, *asked.items())
@@ -250,31 +264,59 @@ class GridTransport:
         del states
 
 
-def _replies(grid: Grid, sent: Mapping[str, int], timeout: float, batch: int) -> Iterator[Message]:
-    """Replies as they come, ``batch`` at a time, until all are here, gone, or too late."""
-    pending = list(sent)
+def _replies(
+    grid: Grid,
+    sent: Mapping[str, int],
+    timeout: float,
+    batch: int,
+    ask: Callable[[Collection[int]], Mapping[str, int]] | None = None,
+) -> Iterator[Message]:
+    """One reply of each node as they come, until all are here, gone, or too late.
+
+    A SuperNode that is killed and restarted between two looks at who is online has lost its order,
+    and nobody says so; hence ``ask``.
+
+    Args:
+        grid: where the messages were pushed.
+        sent: the messages, and the node of each.
+        timeout: how many seconds to wait.
+        batch: how many are pulled at once.
+        ask: pushes the same orders to silent nodes once more; None if nothing is asked twice.
+    """
+    sent, waiting = dict(sent), set(sent.values())
     began = time.monotonic()
-    deadline = began + timeout
-    look = time.monotonic() + 2.0
-    while pending and time.monotonic() < deadline:
-        found = False
-        for at in range(0, len(pending), batch):
-            pulled = list(grid.pull_messages(pending[at : at + batch]))
-            arrived = {reply.metadata.reply_to_message_id for reply in pulled}
-            pending = [i for i in pending if i not in arrived]
-            found = found or bool(pulled)
-            pulled.reverse()
-            while pulled:
+    deadline, look = began + timeout, began + 2.0
+    patience, again = _AGAIN, began + _AGAIN
+    while waiting and time.monotonic() < deadline:
+        pulled = _pull(grid, [i for i, node in sent.items() if node in waiting], batch)
+        found = bool(pulled)
+        while pulled:
+            node = sent[pulled[-1].metadata.reply_to_message_id]
+            if node in waiting:
+                waiting.remove(node)
                 yield pulled.pop()
-            if found:
-                break
-        if not found:
-            if time.monotonic() > look:  # those who went offline will not answer
-                online = set(grid.get_node_ids())
-                pending = [i for i in pending if sent[i] in online]
-                look = time.monotonic() + 2.0
-            waited = time.monotonic() - began
-            time.sleep(min(_SLOWEST, max(_POLL, waited / 20)))
+            else:  # it has answered both orders
+                pulled.pop()
+        if found:
+            continue
+        now = time.monotonic()
+        if now > look:  # those who went offline will not answer
+            waiting &= set(grid.get_node_ids())
+            look = now + _LOOK
+        if ask and waiting and now > again:
+            sent.update(ask(waiting))
+            patience *= 3
+            again = now + patience
+        time.sleep(min(_SLOWEST, max(_POLL, (now - began) / 20)))
+
+
+def _pull(grid: Grid, pending: list[str], batch: int) -> list[Message]:
+    """The first few replies that are there, the last one first."""
+    for at in range(0, len(pending), batch):
+        pulled = list(grid.pull_messages(pending[at : at + batch]))
+        if pulled:
+            return pulled[::-1]
+    return []
 
 
 def _answer(reply: Message, due: Envelope) -> Answer:
