@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import posixpath
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,14 @@ TAKEN = (".png", ".svg", ".html")
 
 def _root(config: Any) -> Path:
     return Path(config.docs_dir).parent
+
+
+def on_config(config: Any) -> Any:
+    """Where the repository is: pyproject.toml alone says it."""
+    text = (_root(config) / "pyproject.toml").read_text(encoding="utf-8")
+    config.repo_url = tomllib.loads(text)["project"]["urls"]["Repository"]
+    config.repo_name = "Source"
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -394,6 +394,13 @@ def a_round(plan: Any, transport: Any, roster: Any = None) -> None:
     run_round(plan, start(plan, torch.zeros(2), roster=roster), transport)
 
 
+def _missing_extra() -> None:
+    from dpfed.core.extras import needs
+
+    with needs("plots", "a figure", "matplotlib"):
+        raise ModuleNotFoundError("No module named 'matplotlib'")
+
+
 class Shown(NamedTuple):
     """How an error is met, and what its sentence says."""
 
@@ -417,6 +424,9 @@ SHOWN = {
     ),
     errors.BudgetSpent: Shown(
         _budget_spent, "needs 1", "budget (0.5, 1e-05)", "dpfed ledger budget adult --epsilon 1",
+    ),
+    errors.MissingExtra: Shown(
+        _missing_extra, "matplotlib", "cannot be imported", "pip install 'dpfed[plots]'",
     ),
     errors.DataError: Shown(
         lambda: dpfed.run(data={"source": "absent.npz"}, privacy={"epsilon": 1.0}),

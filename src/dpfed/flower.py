@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dpfed.silo.relay import silo_app as silo_app
     from dpfed.training.flower.client import client_app as client_app
     from dpfed.training.flower.client import private as private
+    from dpfed.training.flower.one_sentence import errors_in_one_sentence as errors_in_one_sentence
     from dpfed.training.flower.strategy import DPResult as DPResult
     from dpfed.training.flower.strategy import DPStrategy as DPStrategy
     from dpfed.training.plan import Plan
@@ -51,6 +52,7 @@ _HOMES = {
     "claim_folder": "dpfed.recipes.result",
     "client_app": "dpfed.training.flower.client",
     "dataset_batches": "dpfed.data.batches",
+    "errors_in_one_sentence": "dpfed.training.flower.one_sentence",
     "evaluate": "dpfed.data.models",
     "loss_by_name": "dpfed.data.losses",
     "open_sinks": "dpfed.recipes.sinks._open",
@@ -77,6 +79,7 @@ __all__ = [
     "claim_folder",
     "client_app",
     "dataset_batches",
+    "errors_in_one_sentence",
     "evaluate",
     "loss_by_name",
     "make_plan",

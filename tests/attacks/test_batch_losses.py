@@ -61,6 +61,10 @@ REDUCING: dict[str, Loss] = {
     "function": functional.cross_entropy,
     "partial": partial(functional.cross_entropy, reduction="sum"),
     "lambda": lambda scores, y: functional.cross_entropy(scores, y),
+    "numbers": functional.mse_loss,
+    "several labels": functional.binary_cross_entropy_with_logits,
+    "one label": lambda scores, y: functional.binary_cross_entropy(scores.sigmoid()[:, 0], y[:, 0]),
+    "tokens": lambda scores, y: functional.cross_entropy(scores.flatten(0, 1), y.flatten()),
 }
 
 
@@ -69,6 +73,15 @@ REDUCING: dict[str, Loss] = {
 def test_a_loss_that_reduces_is_refused_when_the_network_is_made(name: str, sampler: str) -> None:
     with pytest.raises(RecipeError, match=r"must be one value per record.*reduction='none'"):
         Network(layers(), REDUCING[name], sampler=sampler)
+
+
+def test_a_loss_with_one_value_per_record_is_taken_whatever_its_targets_are() -> None:
+    for loss in (
+        nn.CrossEntropyLoss(reduction="none"),
+        lambda scores, y: functional.mse_loss(scores, y, reduction="none").sum(-1),
+        lambda scores, y: functional.cross_entropy(scores.mT, y, reduction="none").sum(-1),
+    ):
+        assert Network(layers(), loss).loss is loss
 
 
 @pytest.mark.parametrize("loss", [weighted_mean, weights_over_their_sum], ids=lambda f: f.__name__)

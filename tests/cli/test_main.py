@@ -127,6 +127,8 @@ def test_a_study_from_sweep_to_report(tmp_path: Path) -> None:
     (out / "report.html").unlink()
     assert "report in" in dpfed("report", str(out)).stdout
     assert (out / "report.html").exists()
+    assert "leaderboard in" in dpfed("leaderboard", str(tmp_path)).stdout
+    assert "DP-FedGD" in (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
 
 
 def test_reproduce_lists_the_studies() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import math
 import os
 import re
@@ -24,6 +25,7 @@ import pytest
 import tomli_w
 import torch
 from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -39,7 +41,7 @@ from dpfed.cli import explain_page as page
 from dpfed.cli.explain_figures import run_figures
 from dpfed.cli.main import app
 from dpfed.cli.new import package_name, write_app
-from dpfed.core.errors import DataError, RecipeError
+from dpfed.core.errors import DataError, RecipeError, UnsoundPlan
 from dpfed.core.types import Trust
 from dpfed.recipes.terms import read_terms, write_terms
 from dpfed.training.history import wasted_attempts
@@ -323,6 +325,27 @@ def test_a_new_app_trains_over_a_grid(home: Path, monkeypatch: pytest.MonkeyPatc
     assert (folder / "out-2/guarantee.json").exists()
 
 
+def test_what_a_new_app_refuses_is_one_sentence_in_its_log(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before there is a strategy: most mistakes are in the plan."""
+    call("new", "refused-app")
+    monkeypatch.syspath_prepend(str(home / "refused-app"))
+    flower = logging.getLogger("flwr")
+    monkeypatch.setattr(flower, "filters", [])
+    server = importlib.import_module("refused_app.server_app")
+    config = {**config_of(home / "refused-app"), "num-server-rounds": 1}
+    with pytest.raises(UnsoundPlan) as raised:
+        server.main(LocalGrid(ClientApp(), {}), Context(1, 1, {}, RecordDict(), config))
+    record = logging.LogRecord("flwr", logging.ERROR, "", 0, "ServerApp raised an exception", (),
+                               (UnsoundPlan, raised.value, raised.tb))  # fmt: skip
+    assert flower.filter(record)
+    assert record.exc_info is None
+    assert record.getMessage().startswith(
+        "ServerApp raised an exception: UnsoundPlan: rounds must be at least 4"
+    )
+
+
 @pytest.mark.slow
 def test_a_new_app_that_is_done_leaves_its_model_again(
     home: Path, monkeypatch: pytest.MonkeyPatch
@@ -575,11 +598,35 @@ def test_a_package_that_is_missing_or_old(healthy: pytest.MonkeyPatch, repositor
     found = {what: (verdict.value, said) for verdict, what, said in doctor.packages()}
     assert found["flwr"] == (
         "problem",
-        "must be <1.42,>=1.41, got 1.20.0; pip install 'flwr<1.42,>=1.41'",
+        "must be >=1.38, got 1.20.0; pip install 'flwr>=1.38'",
     )
     assert found["torch"] == ("problem", "missing; pip install 'torch>=2.4'")
     assert found["opacus"][0] == "warning"
     assert "pip install 'dpfed[opacus]'" in found["opacus"][1]
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [("1.38.0", "ok"), ("1.42.3", "ok"), ("1.43.0", "warning"), ("2.0.0", "warning")],
+)
+def test_a_flower_that_was_not_tried_is_a_warning(
+    version: str, verdict: str, healthy: pytest.MonkeyPatch
+) -> None:
+    healthy.setattr(doctor, "_version", lambda name: version)
+    line = doctor.package("flwr", ">=1.38")
+    assert line.verdict == verdict
+    if verdict == "warning":
+        assert line.said.startswith(f"{version} is outside of >=1.38,<1.43, which dpfed has been")
+        assert line.said.endswith("pip install 'flwr>=1.38,<1.43'")
+
+
+def test_the_versions_of_flower_are_said_alike(repository: Path) -> None:
+    """What is required, what the doctor calls tried, and what the documentation's table says."""
+    project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (required,) = [each for each in project["dependencies"] if each.startswith("flwr")]
+    assert required == "flwr>=1.38"
+    assert project["optional-dependencies"]["simulation"] == ["flwr[simulation]>=1.38"]
+    assert doctor.TRIED["flwr"].startswith(">=1.38,")
 
 
 @pytest.mark.parametrize(

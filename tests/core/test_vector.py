@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dpfed.core.errors import DataError
-from dpfed.core.vector import BLOCK, Layout, blocks, dot, layout_of
+from dpfed.core.vector import BLOCK, Layout, blocks, dot, layout_of, one_thread, users_threads
 
 
 def test_flatten_and_unflatten_are_inverse() -> None:
@@ -42,3 +42,19 @@ def test_blocks_cover_everything_once(size: int) -> None:
 def test_dot_is_the_inner_product() -> None:
     left, right = torch.randn(2, 2 * BLOCK + 5, dtype=torch.float64)
     assert dot(left, right) == pytest.approx(float(left @ right), rel=1e-12, abs=1e-9)
+
+
+def test_a_users_function_has_the_threads_that_were_set() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with users_threads():
+            assert torch.get_num_threads() == 3
+        with one_thread(), one_thread():
+            with users_threads():
+                assert torch.get_num_threads() == 3
+                torch.set_num_threads(2)  # of their own accord
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

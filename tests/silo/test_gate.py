@@ -17,7 +17,8 @@ from dpfed.flower import DPResult, DPStrategy
 from dpfed.recipes.flower_app import run_server
 from dpfed.training.flower.codec import named_arrays
 from dpfed.training.inprocess import rounds
-from tests.silo.gates import RECIPE, Silo, gates, grid_of, read, records, terms_for
+from dpfed.training.metrics import measured
+from tests.silo.gates import CLASSES, RECIPE, Silo, gates, grid_of, read, records, terms_for
 from tests.training.flower.local_grid import become_a_server
 
 pytestmark = pytest.mark.slow
@@ -85,6 +86,23 @@ def test_a_secure_sum_behind_gates_gets_them_too(tmp_path: Path, silos: int) -> 
             each.write({"identity": str(tmp_path / "fed" / "nodes" / name)}, trust=["distributed"])
         strategy, _ = trained(owners, path)
         check_bits(strategy, path, silos)
+
+
+def test_named_metrics_are_released_by_gates_with_the_bits_of_one_process(tmp_path: Path) -> None:
+    named = ["accuracy", {"name": "recall", "classes": CLASSES}, "perplexity"]
+    judged = {"kind": "federated", "metrics": named, "every": 3, "share": 0.9}
+    path = terms_for(tmp_path, 2, evaluation=judged)
+    terms = read(path)
+    problems = [terms.model.problem(Records(*records(i))) for i in range(2)]
+    *_, (_, last) = rounds(terms.plan, problems, terms.initial)
+    expected = measured(last.aggregate, terms.plan.loss_bound, terms.plan.metrics)
+    assert {"accuracy", "recall_0", "recall_2", "perplexity"} <= set(expected)
+    with gates(tmp_path, 2) as owners:
+        strategy, result = trained(owners, path)
+        check_bits(strategy, path, 2)
+    found = dict(result.evaluate_metrics_clientapp[RECIPE["rounds"]])
+    assert found == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
+    assert found["accuracy"] != 0
 
 
 def test_gates_approve_by_rule_what_the_server_sends_and_an_app_without_code_trains(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed.audit.finding import Finding, Subject, Verdict
+from dpfed.core.extras import beside, needs
 from dpfed.core.files import jsonable
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ def write_findings(target: Subject, findings: Sequence[Finding], folder: Path) -
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(findings_json(target, findings), indent=2)
     (folder / "audit.json").write_text(text + "\n", encoding="utf-8")
-    figure(target, findings).savefig(folder / "audit.png", dpi=150)
+    with beside("pictures"):
+        figure(target, findings).savefig(folder / "audit.png", dpi=150)
     return folder
 
 
@@ -94,7 +96,8 @@ def write_findings(target: Subject, findings: Sequence[Finding], folder: Path) -
 
 def figure(target: Subject, findings: Sequence[Finding]) -> Figure:
     """Left: the lower bound found, and the claim. Right: the part of the noise that is flagged."""
-    from matplotlib.figure import Figure
+    with needs("plots", "a picture", "matplotlib"):
+        from matplotlib.figure import Figure
 
     made = Figure(figsize=(9.6, 1.9 + 0.5 * len(findings)), layout="constrained")
     bounds, power = made.subplots(1, 2, sharey=True, width_ratios=[3, 2])

@@ -93,13 +93,13 @@ def _tables(source: str, given: dict[str, Any]) -> Iterator[tuple[str, DataRecip
 
 def screen_lines(load: DataRecipe) -> list[str]:
     """What an officer should look at in the records, before a training is approved."""
-    from dpfed.core.errors import DataError
+    from dpfed.core.errors import DataError, MissingExtra
     from dpfed.recipes.federation import load_dataset
     from dpfed.recipes.schema import Recipe
 
     try:
         dataset = load_dataset(Recipe(data=load), None)
-    except (DataError, OSError) as error:
+    except (DataError, MissingExtra, OSError) as error:
         return [f"the records cannot be looked at here: {error}"]
     found = dataset.screen
     if found is None:

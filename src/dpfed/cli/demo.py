@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpfed.accounting.attack_odds import of_100, read_odds
 from dpfed.accounting.gdp import check_epsilon
 from dpfed.accounting.guarantee import round_up
+from dpfed.core.extras import beside, needs
 from dpfed.recipes.display import percent
 from dpfed.recipes.prepared import prepare
 from dpfed.recipes.result import BLUE, VERMILION, Result
@@ -96,7 +97,8 @@ def play(out: Path, epsilon: float = 1.0, watch: Watch | None = None) -> list[Pl
     """
     check_epsilon(epsilon)  # now, since the first run has no epsilon and would not refuse
     results = [_train(run, out, epsilon, watch) for run in RUNS]
-    draw(results, epsilon).savefig(out / PICTURE, dpi=150)
+    with beside("pictures"):
+        draw(results, epsilon).savefig(out / PICTURE, dpi=150)
     return results
 
 
@@ -135,7 +137,8 @@ def words(played: Sequence[Played], out: Path) -> Iterator[str]:
         yield f"[bold]{run.title}[/]: {plainly(result)}"
         yield f"  {result.guarantee.sentence}"
     yield ""
-    yield f"[bold]picture[/] {out / PICTURE}"
+    if (out / PICTURE).exists():  # not without the extra 'plots'
+        yield f"[bold]picture[/] {out / PICTURE}"
     yield "[bold]what next[/]"
     for command, what in next_commands(out):
         yield f"  {command:<44} {what}"
@@ -170,7 +173,8 @@ def next_commands(out: Path) -> list[tuple[str, str]]:
 
 def draw(played: Sequence[Played], epsilon: float) -> Figure:
     """Accuracy by round, and beside it the noise that one silo adds."""
-    from matplotlib.figure import Figure
+    with needs("plots", "a picture", "matplotlib"):
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.0, 4.8), layout="constrained")
     curves, bars = figure.subplots(1, 2, width_ratios=[3, 1.2])

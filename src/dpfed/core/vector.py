@@ -8,6 +8,7 @@ hit the cache, and the temporaries are a block long whatever the model's size.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -142,12 +143,33 @@ def dot(left: Vector, right: Vector) -> float:
     return math.fsum(float(torch.dot(left[part], right[part])) for part in blocks(left.numel()))
 
 
+class _Threads(threading.local):
+    before: int | None = None
+    """How many there were outside of the outermost ``one_thread``."""
+
+
+_threads = _Threads()
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread in client work: sums then round the same way on every run."""
-    before = torch.get_num_threads()
+    """One torch thread in our own arithmetic: sums then round the same way on every run."""
+    before, outer = torch.get_num_threads(), _threads.before
+    _threads.before = before if outer is None else outer
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        _threads.before = outer
+
+
+@contextmanager
+def users_threads() -> Iterator[None]:
+    """Around a user's own function, inside of ``one_thread``: the threads that they have set."""
+    inside = torch.get_num_threads()
+    torch.set_num_threads(_threads.before or inside)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(inside)
