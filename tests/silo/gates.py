@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from dpfed.recipes.terms import Terms, read_terms, write_terms
 from dpfed.silo.approvals import Approvals
 from dpfed.silo.relay import silo_app
 from tests.training.flower.local_grid import LocalGrid
+from tests.training.flower.preloaded import commands
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 FEATURES, CLASSES, RECORDS = 6, 3, 90
@@ -78,8 +78,8 @@ class Silo:
     def command(self, *arguments: str) -> str:
         """What a command of the owner's prints."""
         done = subprocess.run(
-            [sys.executable, "-m", "dpfed.cli.main", "silo", *arguments, "--policy", self.policy],
-            capture_output=True, text=True, check=False,
+            ["dpfed", "silo", *arguments, "--policy", self.policy],
+            env=os.environ | commands(), capture_output=True, text=True, check=False,
         )  # fmt: skip
         return done.stdout + done.stderr
 
@@ -96,8 +96,8 @@ class Silo:
     def spawn(self) -> None:
         with (self.folder / "gate.log").open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dpfed.cli.main", "silo", "serve", "--policy", self.policy],
-                stdout=subprocess.PIPE, stderr=log, text=True,
+                ["dpfed", "silo", "serve", "--policy", self.policy],
+                env=os.environ | commands(), stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
 
     def wait(self) -> None:

@@ -76,6 +76,12 @@ def frame(path, raw, answer=True):
         gate.sendall(raw)
         return gate.recv(8) if answer else b""
 
+def is_silo(process):
+    try:
+        return process.name.isdigit() and b"silo" in (process / "cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return False
+
 @app.train()
 def train(message, context):
     found = {"user": os.getuid()}
@@ -93,7 +99,7 @@ def train(message, context):
         attempt(found, f"garbage {at}", lambda: frame(path, struct.pack(">Q", 5) + b"hello"))
         attempt(found, f"too long {at}", lambda: 1 / len(frame(path, struct.pack(">Q", 1 << 60))))
     for process in Path("/proc").iterdir():
-        if process.name.isdigit() and b"silo" in (process / "cmdline").read_bytes():
+        if is_silo(process):
             number = process.name
             for name in ("environ", "mem", "maps"):
                 attempt(found, f"proc {number} {name}", (process / name).read_bytes)

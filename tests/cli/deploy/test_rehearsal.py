@@ -21,8 +21,8 @@ from dpfed.cli.deploy import deploy, rehearsal
 from dpfed.cli.deploy.command import deploy_app
 from dpfed.core.errors import DpfedError, RecipeError
 from tests.training.flower.network import MARK, _marked
+from tests.training.flower.preloaded import commands
 from tests.training.flower.test_deployment import write_app, write_recipe
-from tests.training.flower.warm import warm
 
 NODES = ["north", "south"]
 
@@ -88,7 +88,7 @@ def test_an_app_is_run_with_the_folders_own_keys_and_nothing_is_left(
     """Two silos on one host, each with a port, a state and a ledger of its own."""
     mark = uuid.uuid4().hex
     env = {MARK: mark, "DPFED_STATE": str(tmp_path / "real"), "DPFED_DATASET": "real",
-           "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", **warm(tmp_path)}  # fmt: skip
+           "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", **commands()}  # fmt: skip
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     recipe, app, out = write_recipe(tmp_path, 2, 2), write_app(tmp_path / "app"), tmp_path / "out"

@@ -9,7 +9,8 @@
 
 With a folder it runs that folder's own scripts: TLS and node authentication. Without one, it is
 insecure. Every process has a mark in its environment, by which it is found and ended, also if
-it left its process group (the SuperLink's SuperExec does) or has no parent any more.
+it left its process group (the SuperLink's SuperExec does) or has no parent any more. Commands are
+forks of a process that has imported them (preloaded.py): else most of a test is spent on importing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import signal
 import sqlite3
 import ssl
 import subprocess
-import sys
 import time
 import urllib.request
 import uuid
@@ -33,6 +33,7 @@ from typing import Any, Self
 import tomli_w
 
 from dpfed.core.processes import free_port
+from tests.training.flower.preloaded import commands
 
 MARK = "DPFED_TEST_NET"
 CONNECTION = "net"
@@ -73,7 +74,7 @@ class Net:
         self.work, self.nodes, self.folder, self.patience = work, tuple(nodes), folder, patience
         self.id = uuid.uuid4().hex
         self.port = 0
-        self.env = dict(env or {})
+        self.env = commands() | dict(env or {})
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, list[str]] = {}
         self.phases: dict[str, float] = {}
@@ -300,10 +301,8 @@ class Net:
         return home
 
     def _environment(self, name: str) -> dict[str, str]:
-        """Own FLWR_HOME and ports; this venv first, since flwr finds its helpers by PATH."""
-        binaries = str(Path(sys.executable).parent)
+        """Own FLWR_HOME and ports; flwr finds its helpers by PATH."""
         return os.environ | {
-            "PATH": os.pathsep.join((binaries, os.environ.get("PATH", ""))),
             "FLWR_HOME": str(self._home(name)),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -31,6 +32,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -44,6 +46,7 @@ COMMANDS = ("dpfed", "flwr", "flower-superlink", "flower-supernode", "flower-sup
 MODULES = ("cloudpickle", "httpcore", "h11", "polars", "safetensors.torch", "dpfed.flower",
            "dpfed.recipes.flower_app", "dpfed.sums.secure", "dpfed.sums.secagg.client",
            "dpfed.sums.secagg.server", "dpfed.cli.data", "dpfed.cli.deploy.rehearsal",
+           "dpfed.cli.silo", "dpfed.silo.gate", "dpfed.silo.keeper",
            "flwr.supernode.runtime.run_clientapp", "flwr.superlink.runtime.run_serverapp",
            "flwr.server.app")  # fmt: skip
 """What the commands import once they run; one that is not there is left to them."""
@@ -93,6 +96,15 @@ def preloaded(folder: Path) -> Iterator[dict[str, str]]:
             yield {"PATH": os.pathsep.join(map(str, places))}
         finally:
             process.kill()
+
+
+@functools.cache
+def commands() -> dict[str, str]:
+    """The same for all tests of this process, until it ends."""
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="preloaded-"))
+    return stack.enter_context(preloaded(Path(folder)))
 
 
 # ------------------------------------------------------------------------ the preloading process

@@ -38,7 +38,6 @@ from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
 from tests.training.flower.network import Net
 from tests.training.flower.restart import Training
 from tests.training.flower.test_deployment import environment
-from tests.training.flower.warm import warm
 from tests.training.test_round import client_states, make_plan
 
 # a server that dies by an exception leaves a secure sum's scratch file to the garbage collector
@@ -357,7 +356,7 @@ def begun(folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: int) -> Iterato
     deploy.init(folder / "fed", server_names=["127.0.0.1"], nodes=SILOS)
     for name in ("DPFED_STATE", "DPFED_LEDGER", "DPFED_IDENTITY"):
         monkeypatch.delenv(name)  # each silo has its own, in its folder
-    env = environment(folder) | warm(folder)
+    env = environment(folder)
     del env["DPFED_STATE"]
     with Net(folder, SILOS, folder=folder / "fed", env=env) as net:
         training = Training(net, folder / "run", write_recipe(folder, 20), wanted, timeout=12)

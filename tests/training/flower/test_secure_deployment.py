@@ -26,7 +26,6 @@ from dpfed.recipes.run import Prepared, prepare
 from dpfed.sums.plain import Plain
 from tests.training.flower.network import Net, miss_heartbeats
 from tests.training.flower.test_deployment import SILOS, environment, replay, write_app
-from tests.training.flower.warm import warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
@@ -85,7 +84,7 @@ class CommittedRound:
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
     work = tmp_path_factory.mktemp("secure")
     deploy.init(work / "fed", server_names=["127.0.0.1"], nodes=SILOS)
-    with Net(work, SILOS, folder=work / "fed", env=environment(work) | warm(work)) as net:
+    with Net(work, SILOS, folder=work / "fed", env=environment(work)) as net:
         yield net
 
 
