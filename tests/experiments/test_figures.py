@@ -106,7 +106,8 @@ def test_letters_are_8_points_at_the_width_of_a_column() -> None:
         assert min(sizes) >= 8, picture.name
 
 
-def test_pale_yellow_gets_an_outline() -> None:
+def test_pale_yellow_gets_an_outline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "MANY", 99)
     labels = [f"m{n}" for n in range(22)]
     study, gd = named(*labels), [r for r in ROWS if r["method"] == "DP-FedGD"]
     rows = [{**r, "method": label} for r in gd for label in labels]
@@ -129,6 +130,35 @@ def test_lines_are_means_with_a_band() -> None:
     assert picture.name == "convergence-epsilon-0_5"
     assert "over 3 seeds" in picture.caption
     assert picture.alt.endswith(f"DP-FedSOFIM 55.33, {ODD} 53.00, DP-FedGD 52.00.")
+
+
+def test_of_many_lines_the_best_and_the_baseline_have_a_colour() -> None:
+    labels = [m.label for m in STUDY.methods]
+    more = [f"m{n}" for n in range(6)]
+    study = msgspec.structs.replace(
+        STUDY, methods=[*STUDY.methods, *(Contestant(label=label) for label in more)]
+    )
+    worst = [r for r in ROWS if r["method"] == "DP-FedGD"]
+    rows = [*ROWS, *({**r, "method": label} for label in more for r in worst)]
+    picture = figures.convergence(study, rows, LOW)
+    lines = {str(each.get_label()): each.get_color() for each in picture.figure.axes[0].get_lines()}
+    grey = {label for label, colour in lines.items() if colour == figures.GREY}
+    assert set(lines) >= {*labels, *more}
+    assert {"DP-FedSOFIM", "DP-FedGD"}.isdisjoint(grey)  # the best, and the baseline
+    assert len(lines) - len(grey) in (figures.MANY // 2, figures.MANY // 2 + 1)
+    assert "In colour: the best" in picture.caption
+    few = figures.convergence(STUDY, ROWS, LOW)
+    assert figures.GREY not in {each.get_color() for each in few.figure.axes[0].get_lines()}
+    assert "In colour" not in few.caption
+
+
+def test_rounds_are_on_a_logarithmic_axis_where_early_ones_were_measured() -> None:
+    rounds = ("1", "10", "40")
+    rows = [{**r, "by_round": dict(zip(rounds, r["by_round"].values(), strict=True))} for r in ROWS]
+    axes = figures.convergence(STUDY, rows, LOW).figure.axes[0]
+    assert (axes.get_xscale(), axes.get_xlabel()) == ("log", "round (log scale)")
+    late = figures.convergence(STUDY, ROWS, LOW).figure.axes[0]
+    assert (late.get_xscale(), late.get_xlabel()) == ("linear", "round")
 
 
 def test_one_seed_has_no_band() -> None:

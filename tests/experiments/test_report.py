@@ -22,6 +22,7 @@ from dpfed.experiments.reproduce import dump_study, reproduce
 from dpfed.experiments.scores import scores
 from dpfed.experiments.study import Study
 from dpfed.experiments.sweep import tuning_cost
+from dpfed.experiments.table import Number, Table
 from tests.experiments.made_up import ODD, ROWS, SETTINGS, STUDY, losses, one_seed, row
 from tests.experiments.studies import write
 from tests.experiments.test_figures import TRIALS
@@ -150,6 +151,17 @@ def test_tables_are_on_the_page_and_in_files(made: Path, page: Page) -> None:
 
 
 @pytest.mark.usefixtures("words_only")
+def test_a_long_table_is_folded() -> None:
+    def shown(rows: int) -> str:
+        table = Table("Many", ("method", "accuracy"), (("x", Number(0.5)),) * rows)
+        return report._table_html(table)
+
+    assert "<details>" not in shown(report.LONG)
+    folded = shown(report.LONG + 1)
+    assert f"<details><summary>{report.LONG + 1} rows</summary>" in folded
+    assert folded.count("<tr>") == report.LONG + 2
+
+
 def test_names_are_escaped(tmp_path: Path) -> None:
     study = msgspec.structs.replace(STUDY, title="a <b> & 'c'", about="<script>alert(1)</script>")
     path = write_report(folder(tmp_path), study)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,9 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 COLOURS = (VERMILION, BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, YELLOW)
 LINES = ("-", "--", ":")
+GREY = "#B8B8B8"
+MANY = 6
+"""Of more lines than this, only those have a colour that a reader looks for first."""
 
 
 # ---------------------------------------------------------------------------------------- the style
@@ -158,18 +161,34 @@ def convergence(study: Study, rows: Iterable[Row], cell: Cell) -> Picture:
 
     found, styles = scores(study, rows), styles_of(study)
     drawn = [m.label for m in study.methods if found.at(cell, m.label)]
+    loud = _of_interest(found, cell, drawn)
     with sheet(2.6 + 0.17 * ((len(drawn) + 1) // 2)) as (figure, axes):
         for label in drawn:
             line = {r: found.number(cell, label, r) for r in found.rounds(cell)}
             points = {float(r): n for r, n in line.items()}
-            _draw_line(axes, label, styles[label], points, band=True)
+            style = styles[label] if label in loud else replace(styles[label], colour=GREY)
+            _draw_line(axes, label, style, points, band=label in loud)
         axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
-        axes.set_xlabel("round")
+        first, last = found.rounds(cell)[0], found.rounds(cell)[-1]
+        if last >= 20 * first:  # else the early rounds, where methods differ most, are a thin strip
+            axes.set_xscale("log")
+            set_decades(axes.xaxis, first, last)
+        axes.set_xlabel("round" + (" (log scale)" if last >= 20 * first else ""))
         _finish_lines(figure, axes, found.measure)
     words = cell_words(cell)
     caption = f"{found.measure.label.capitalize()} by round, {words}. {_spread_words(study)}"
+    caption += " In colour: the best at the end, and the baseline." if len(drawn) > MANY else ""
     alt = f"Lines of {found.measure.name} against rounds, {words}. {_order(found, cell)}"
     return Picture(f"convergence-{slug(words)}", figure, caption, alt)
+
+
+def _of_interest(found: Scores, cell: Cell, drawn: list[str]) -> set[str]:
+    """What has a colour: among more than ``MANY`` lines the best few and the baseline; or all."""
+    if len(drawn) <= MANY:
+        return set(drawn)
+    means = {label: found.mean(cell, label) or 0.0 for label in drawn}
+    best = sorted(drawn, key=lambda label: -found.measure.sign * means[label])[: MANY // 2]
+    return {*best, found.study.baseline}
 
 
 def _draw_line(
@@ -184,11 +203,12 @@ def _draw_line(
     (line,) = axes.plot(
         xs, means, style.line, color=style.colour, marker=style.marker, label=label,
         linewidth=1.1, markersize=3.6, markeredgewidth=0.5,
-        markeredgecolor="#333333",
+        markeredgecolor=GREY if style.colour == GREY else "#333333",
+        zorder=1.5 if style.colour == GREY else 2.0,
     )  # fmt: skip
     if style.colour == YELLOW:
         line.set_path_effects([withStroke(linewidth=2.0, foreground="#555555")])
-    if not any(stds):
+    if not any(stds) or style.colour == GREY:
         return
     low = [mean - std for mean, std in zip(means, stds, strict=True)]
     high = [mean + std for mean, std in zip(means, stds, strict=True)]

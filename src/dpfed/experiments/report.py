@@ -52,6 +52,9 @@ REFERENCE = "DP-FedSOFIM"
 """The method of McNemar's tests and of the maps of tuned parameters, where a study has it."""
 
 
+LONG = 30
+"""Rows of a table; a longer one is folded."""
+
 ANSWERS = 4
 """Figures of differences that a page opens with; further cells have theirs among the figures."""
 
@@ -370,10 +373,13 @@ def _table_html(table: Table) -> str:
         new = ' class="new"' if i and row[:axes] != table.rows[i - 1][:axes] else ""
         lines.append(f"<tr{new}>{_row_html(table, i, row)}</tr>")
     title, note = escape(table.title), f'<p class="note">{escape(table.note)}</p>'
-    return (
-        f'<h3>{title}</h3><div class="box" role="region" tabindex="0" aria-label="{title}">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>{note}\n"
+    box = (
+        f'<div class="box" role="region" tabindex="0" aria-label="{title}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>{note}"
     )
+    if len(lines) > LONG:
+        box = f"<details><summary>{len(lines)} rows</summary>{box}</details>"
+    return f"<h3>{title}</h3>{box}\n"
 
 
 def _row_html(table: Table, i: int, row: tuple[Value, ...]) -> str:
