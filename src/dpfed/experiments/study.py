@@ -48,15 +48,15 @@ class Axis(_Section, frozen=True):
     label: str
     """The column's name."""
     key: str | None = None
-    """The dotted key of the recipe that the values are for."""
+    """The recipe's dotted key that varies."""
     values: list[Any] = []
-    """The values, with key."""
+    """Its values."""
     choices: dict[str, Changes] = {}
-    """Name -> changes by dotted key, instead of key and values."""
+    """Named changes by dotted key, instead of key and values."""
     tuned: bool = True
-    """Whether settings are searched for each value, or only for the first."""
+    """Whether settings are searched for every value, or only the first."""
     borrow: dict[str, str] = {}
-    """Values that take the settings of another one: value -> that one."""
+    """Values that use the settings of another value."""
 
     def options(self) -> dict[str, Changes]:
         """Name -> changes."""
@@ -72,26 +72,26 @@ class Contestant(_Section, frozen=True):
     label: str
     """The method's name in tables."""
     set: Changes = {}
-    """Changes by dotted key that make it; a cell's own win."""
+    """The changes by dotted key that define it; a cell's take precedence."""
     coarse: dict[str, list[Any]] = {}
-    """Key -> values: every combination is tried."""
+    """Values by key; every combination is tried."""
     fine: dict[str, list[Any]] = {}
     """A second grid, tried as well."""
     space: dict[str, dict[str, Any]] = {}
-    """For Optuna: key -> low, high, log, integer; or choices."""
+    """For Optuna, by key: low, high, log, integer; or choices."""
 
 
 class Tuning(_Section, frozen=True):
     """How settings are judged: on held-out training records; test records are never touched."""
 
     rounds: int = 50
-    """Of a tuning run; a method that sets its own rounds keeps them."""
+    """Rounds of a tuning run, unless the method sets its own."""
     seed: int = 1000
-    """Of all tuning runs."""
+    """The seed of all tuning runs."""
     validation: float = 0.1
-    """The part of the training records that judges."""
+    """The part of the training records used to judge."""
     trials: int = 0
-    """Above 0: so many Optuna trials per cell and method, instead of grids."""
+    """Optuna trials per cell and method; 0 means grids."""
 
 
 class Final(_Section, frozen=True):
@@ -100,26 +100,26 @@ class Final(_Section, frozen=True):
     seeds: tuple[int, ...] = (0, 1, 2)
     """One run each, for every cell and method."""
     every: int = 10
-    """Rounds between two measurements."""
+    """How many rounds lie between two measurements."""
     keep: list[str] = []
-    """Of a run: "correct" stores which test records were right, for McNemar's test."""
+    """"correct" stores which test records were right, for McNemar's test."""
 
 
 class Study(_Section, frozen=True):
     """See the file's docstring."""
 
     title: str
-    """Of the report."""
+    """The report's title."""
     base: dict[str, Any]
     """The recipe that all runs share."""
     methods: list[Contestant]
-    """Who is compared."""
+    """The methods to compare."""
     like: str = ""
-    """Another study, whose tables and settings are used where this one has none."""
+    """Another study, whose tables and settings fill what this one lacks."""
     axes: list[Axis] = []
-    """What the cells differ in."""
+    """What varies between cells."""
     about: str = ""
-    """What a reader must know before the tables."""
+    """An introduction to the tables."""
     source: str = ""
     """Where the data comes from."""
     tune: Tuning = Tuning()
@@ -127,11 +127,11 @@ class Study(_Section, frozen=True):
     final: Final = Final()
     """The runs that the tables are made of."""
     baseline: str = "DP-FedGD"
-    """Whose final accuracy the others' speed is measured against."""
+    """The method whose final accuracy is the yardstick for speed."""
     loss: str = "loss"
-    """What the loss is called, where there are no classes."""
+    """The name of the loss, where there are no classes."""
     settings: dict[str, Changes] = {}
-    """Settings by method, where nothing is searched: what the paper or a convention fixes."""
+    """Fixed settings by method, where nothing is searched."""
 
 
 def _number(value: Any) -> bool:

@@ -17,11 +17,11 @@ class AdaptiveRecipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw
     """
 
     quantile: float = 0.5
-    """The part of the units whose rows shall be within the clip."""
+    """The part of the units whose rows should be within the clip."""
     rate: float = 0.2
-    """How fast the clip moves: a round changes it by this factor's exponential at most."""
+    """How fast the clip moves: by at most a factor of exp(rate) per round."""
     share: float = 0.01
-    """The part of the squared mu that counting the units within it may use."""
+    """The share of mu^2 spent on counting."""
 
 
 def with_adaptive_clip(

@@ -37,9 +37,9 @@ class PartitionRecipe(_Section, frozen=True):
     name: str = "iid"
     """iid, dirichlet, shards or natural; see docs/data.md."""
     clients: int | None = None
-    """How many; if left out, one per group for natural, 20 for the others."""
+    """How many clients; by default one per group for natural, otherwise 20."""
     options: dict[str, Any] = {}
-    """Such as alpha of dirichlet."""
+    """Options of the partition, such as alpha of dirichlet."""
 
 
 class Missing(StrEnum):
@@ -55,48 +55,47 @@ class DataRecipe(_Section, frozen=True):
     """Where records come from, and what is done to each on its own."""
 
     source: str | list[str] = "synthetic"
-    """A path, a pattern, a list of tables, or a folder: see docs/data.md."""
+    """A path, pattern, list of tables, or folder: see docs/data.md."""
     missing: Missing | msgspec.UnsetType = msgspec.UNSET
-    """Unset is ``drop`` with a warning; ``fill_missing`` alone is ``fill``."""
+    """drop, or fill. Unset means drop, with a warning."""
     schema: dict[str, list[int | float | str]] | msgspec.UnsetType = msgspec.UNSET
-    """Of tables: a public range [low, high] or categories of each feature column."""
+    """For tables: the public range [low, high] or the categories of each feature column."""
     center: str | None = None
     """Public data whose mean is subtracted from all features."""
     fill_missing: float | None = None
-    """A public constant in the place of missing values."""
+    """A public constant that replaces missing values."""
     shift: list[float] = []
-    """Public constants, one per feature, that are subtracted ..."""
+    """Public constants to subtract from the features, one for each."""
     scale: list[float] = []
-    """... and those that features are then divided by: typical values, never the data's own."""
+    """Public constants to divide the features by afterwards, never computed from the data."""
     convolutions: int = 0
-    """So many random convolutions of each record [channels, time] become its features."""
+    """Number of random convolutions that turn a record [channels, time] into features."""
     radius: float | None = None
-    """Feature rows longer than this are scaled to it."""
+    """Scale longer feature rows to this norm."""
     low: float | list[float] | msgspec.UnsetType = msgspec.UNSET
-    """The least value of each feature as the model gets it, or one for all: public, from a schema.
-    With ``high``, dp-fedauto begins from the middle of the ranges."""
+    """The public lower end of each feature, or one for all; dp-fedauto starts in the middle."""
     high: float | list[float] | msgspec.UnsetType = msgspec.UNSET
-    """The largest value of each feature, or one for all."""
+    """The public upper end."""
     positive_above: float | None = None
-    """Labels above this become class 1, all others class 0."""
+    """Labels above this become class 1, others class 0."""
     backbone: str | None = None
     """A public, frozen network that turns images into features."""
     backbone_size: int = 32
-    """Images get this height and width first."""
+    """Height and width that images get first."""
     backbone_fit: str = "pad"
-    """How they get it: pad, in black, or resize."""
+    """How they get it: pad or resize."""
     backbone_weights: str | None = None
-    """Its weights' file, where it is not found by name."""
+    """The file with its weights."""
     backbone_cache: str | None = None
-    """A folder that keeps features between runs: as private as the images."""
+    """A folder that keeps features between runs; as private as the images."""
     holdout: float = 0.0
-    """Part of the records that becomes the test set; the same one for every seed."""
+    """The part of the records that becomes the test set, the same for every seed."""
     validation: float = 0.0
-    """Part of the training records that takes the place of the test set, for tuning."""
+    """The part of the training records that replaces the test set, for tuning."""
     by_group: bool = False
-    """Hold out whole groups (patients, sites), never a part of one."""
+    """Hold out whole groups (patients, sites)."""
     options: dict[str, Any] = {}
-    """Passed to dpfed.data.datasets.load: x, y, groups, silo, classes, and so on."""
+    """Column names and reader options: x, y, groups, silo, classes and so on."""
     partition: PartitionRecipe = PartitionRecipe()
     """How records are divided into clients."""
 
@@ -109,19 +108,19 @@ class ModelRecipe(_Section, frozen=True):
     """
 
     name: str = "softmax"
-    """One of those above."""
+    """softmax, logistic, poisson, network, transformers or timm."""
     bias: bool = True
-    """Whether a linear model has one."""
+    """Whether a linear model has a bias."""
     factory: str | None = None
-    """Of a network: package.module:name, a function that returns a torch module."""
+    """For a network: package.module:name, a function that returns a torch module."""
     chunk: int = 64
-    """Records whose gradients a network has in memory at once."""
+    """How many records' gradients a network holds in memory at once."""
     sampler: str = "auto"
-    """How a network's rows are made: auto, ghost, func, opacus or alone; see docs/models.md."""
+    """How a network's rows are made: see docs/models.md."""
     options: dict[str, Any] = {}
-    """The factory's or the library's own."""
+    """Options of the factory or library."""
     loss: PlugIn | msgspec.UnsetType = msgspec.UNSET
-    """Unset is cross-entropy of classes, half the squared error of numbers."""
+    """Unset means cross-entropy for classes, half the squared error for numbers."""
 
 
 class PrivacyRecipe(_Section, frozen=True):
@@ -130,37 +129,37 @@ class PrivacyRecipe(_Section, frozen=True):
     mechanism: str = "gaussian"
     """The noise: gaussian, discrete_gaussian (exact integers), tree, banded, or clear for none."""
     epsilon: float | None = None
-    """What all rounds together may cost; the noise is sized for it."""
+    """What all rounds together may cost; determines the noise."""
     delta: float = 1e-5
-    """The delta of the guarantee: well below 1 over the number of units."""
+    """Delta; should be well below 1 / the number of units."""
     clip: float = 1.0
-    """The largest norm of a unit's row; longer ones are scaled to it."""
+    """The maximum norm of a unit's row; longer rows are scaled down."""
     adaptive: AdaptiveRecipe | msgspec.UnsetType = msgspec.UNSET
-    """If it is there, even empty, the clip adapts from round to round: docs/methods.md."""
+    """If given, even empty, the clip adapts: see docs/methods.md."""
     std_over_clip: float | None = None
-    """The noise of a round over the clip, instead of epsilon."""
+    """Noise per round over the clip, instead of epsilon."""
     unit: Unit = Unit.RECORD
-    """Whom it protects: a record, a group (person) or a client."""
+    """What is protected: record, group (a person) or client."""
     adjacency: Adjacency = Adjacency.REPLACE_ONE
-    """What a neighbouring data set is: replace-one, zero-out or add-remove."""
+    """replace-one, zero-out or add-remove."""
     trust: Trust = Trust.LOCAL
-    """Against whom: local (each client's own noise), distributed (secure sum), central (server)."""
+    """local (noise at each client), distributed (secure sum) or central (at the server)."""
     weights: Weights = Weights.SUM
     """How clients' sums are weighted: sum, or average over clients."""
     noise: NoiseSource = NoiseSource.OPERATING_SYSTEM
-    """The source of randomness: os, or keyed by the seed, for research that must repeat."""
+    """os (the operating system), or keyed by the seed, for repeatable research."""
     colluders: int = 1
-    """Clients that may side with the server, or with each other, and whose noise does not count."""
+    """How many clients may pool what they know; their noise does not count."""
     nominal: float | None = None
-    """The public size of every client; must be declared under add-remove."""
+    """The public size of every client; required under add-remove."""
     record_rate: float = 1.0
-    """Each unit is drawn with this probability for each release of its client (Poisson)."""
+    """The probability with which each unit is drawn for each release (Poisson)."""
     client_rate: float = 1.0
-    """Each client is asked with this probability in each round (Poisson)."""
+    """The probability with which each client is drawn in each round (Poisson)."""
     spare_attempts: int | msgspec.UnsetType = msgspec.UNSET
-    """Attempts beyond the rounds that noise is sized for; unset is 0: each takes a round away."""
+    """Extra attempts that the noise is sized for. Without any, a failed attempt costs a round."""
     options: dict[str, Any] = {}
-    """The mechanism's own options, such as restart of tree."""
+    """Options of the mechanism."""
 
 
 class EvaluationKind(StrEnum):
@@ -189,43 +188,43 @@ class EvaluationRecipe(_Section, frozen=True):
     """How accuracy is known: test, federated, exact, estimate, truth or off."""
 
     kind: EvaluationKind = EvaluationKind.TEST
-    """Which of them."""
+    """test, federated, exact, estimate, truth or off."""
     every: int = 1
-    """Rounds between two measurements."""
+    """How many rounds lie between two measurements."""
     share: float = 0.05
-    """federated: the part of the squared mu that the metrics channel may use."""
+    """federated: the metrics channel's share of mu^2."""
     loss_bound: float = 5.0
-    """federated: a larger loss of a record counts as this."""
+    """federated: the maximum that a record's loss counts for."""
     metrics: list[str | PlugIn] | msgspec.UnsetType = msgspec.UNSET
-    """federated: names of metrics, or tables with a name and options; unset is accuracy, loss."""
+    """federated: names, or tables with options; unset means accuracy and loss."""
     holdout: float = 0.2
-    """exact: the part of each client's records that is kept for evaluation."""
+    """exact: the part of each client's records that is held out."""
 
 
 class LedgerRecipe(_Section, frozen=True):
     """Where what is spent on the data is kept, and how much may be: see docs/ledger.md."""
 
     dataset: str
-    """The owner's name for the data: clients of a simulation divide it."""
+    """The owner's name for the data."""
     epsilon: float | None = None
-    """The budget of each client's data over all runs; None only records."""
+    """The budget over all runs; without it, costs are only recorded."""
     delta: float = 1e-5
-    """The budget's own."""
+    """The budget's delta."""
     path: str | None = None
-    """The file; None is $DPFED_LEDGER, or ledger.sqlite beside the clients' state."""
+    """The file; by default $DPFED_LEDGER, or ledger.sqlite beside the clients' state."""
 
 
 class Recipe(_Section, frozen=True):
     """A run."""
 
     name: str = "run"
-    """What the run is called in its results."""
+    """The run's name in its results."""
     method: str | None = None
-    """A method's name from 'dpfed methods': stands for client, server and mechanism tables."""
+    """A name from 'dpfed methods'; sets client, server and mechanism."""
     seed: int = 0
-    """Of partition and model; of noise only where it is keyed."""
+    """The seed of partition and model, and of keyed noise."""
     rounds: int = 70
-    """How many rounds; dp-fedauto has 20 where none are named."""
+    """The number of rounds; 20 by default for dp-fedauto."""
     data: DataRecipe = DataRecipe()
     """Where records come from."""
     model: ModelRecipe = ModelRecipe()
@@ -235,13 +234,13 @@ class Recipe(_Section, frozen=True):
     client: PlugIn = msgspec.field(default_factory=lambda: {"name": "gradient"})
     """The client's algorithm and its options."""
     sum: PlugIn = msgspec.field(default_factory=lambda: {"name": "plain"})
-    """How releases are added: plain or secure, and its options."""
+    """How releases are added: plain or secure, with options."""
     server: list[PlugIn] = msgspec.field(default_factory=lambda: [{"name": "scale"}])
     """The server's optimizers, one after the other."""
     evaluation: EvaluationRecipe = EvaluationRecipe()
     """How accuracy is known."""
     ledger: LedgerRecipe | msgspec.UnsetType = msgspec.UNSET
-    """Unset is left out where a recipe is written, so keys of runs without it stay the same."""
+    """The data's budget, and where costs are recorded."""
 
 
 def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:

@@ -65,23 +65,23 @@ class Pins(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     dataset: str
     """The owners' name for the data."""
     shape: list[int]
-    """Of a record's features."""
+    """The shape of a record's features."""
     sizes: list[float]
     """Each silo's public number of units."""
     dpfed: str
     """The version that wrote the terms."""
     classes: int = 1
-    """How many classes; 1 if labels are numbers."""
+    """The number of classes; 1 if labels are numbers."""
     roster: str = ""
     """The digest of the roster, under distributed trust."""
     packages: dict[str, str] = {}
-    """Installed packages that a model or train function comes from -> digest."""
+    """Digests of the packages that a model or train function comes from."""
     train: str = ""
-    """package.module:function, a train function that silos installed."""
+    """An installed train function, package.module:function."""
     low: float | list[float] | msgspec.UnsetType = msgspec.UNSET
-    """The least value of each feature, or one for all: where dp-fedauto's center begins."""
+    """The public lower end of each feature, or one for all."""
     high: float | list[float] | msgspec.UnsetType = msgspec.UNSET
-    """The largest one."""
+    """The public upper end."""
 
 
 @dataclass(frozen=True, eq=False)

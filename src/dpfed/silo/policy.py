@@ -56,79 +56,78 @@ class GatePolicy(_Table, frozen=True):
     """The process, and who may ask it."""
 
     socket: str
-    """The file at which the gate listens."""
+    """The socket where the gate listens."""
     state: str
     """The folder of ledger, approvals and stored answers."""
     relay_users: list[str]
-    """Users of this machine that may connect: the SuperNode's."""
+    """Users that may connect: the SuperNode's."""
     identity: str = ""
     """The folder of the silo's key and roster, for secure sums."""
     answer_after: float = 0.0
-    """Seconds after an order at which every answer leaves: of zero rows, if it is not done in half
-    of them; 0 answers when it is done."""
+    """Seconds after which every answer leaves, with zero rows if it took over half; 0: at once."""
     longest: float = 600.0
-    """Seconds that an answer may take; one that takes longer is an answer of zero rows."""
+    """The maximum seconds for an answer; beyond that it has zero rows."""
     most_bytes: int = 1 << 26
-    """Of a request."""
+    """The maximum size of a request."""
     per_minute: int = 600
-    """Requests; more have to wait."""
+    """Requests per minute; more have to wait."""
 
 
 class DataPolicy(_Table, frozen=True):
     """One data set: where it is, and what may be done with it."""
 
     client: int
-    """The silo's place in the federation, from 0."""
+    """The silo's position in the federation, from 0."""
     load: DataRecipe
-    """Where the records are: the keys of a recipe's table data."""
+    """Where the records are, with the keys of a recipe's [data]."""
     shape: list[int]
-    """Of a record's features: public, and checked when the gate loads the data."""
+    """The public shape of a record's features."""
     epsilon: float
-    """The budget: what all trainings together may cost."""
+    """The budget of all trainings together."""
     methods: list[str]
-    """Methods that may be used."""
+    """Allowed methods."""
     classes: int | None = None
-    """How many classes labels have; None if they are numbers."""
+    """The number of classes; unset if labels are numbers."""
     delta: float = 1e-5
-    """The budget's own."""
+    """The budget's delta."""
     unit: Unit = Unit.RECORD
-    """Whom the budget protects; a training must protect at least as much."""
+    """What the budget protects; a training must protect at least as much."""
     adjacency: Adjacency = Adjacency.REPLACE_ONE
-    """What the budget calls a neighbouring data set."""
+    """The budget's adjacency."""
     against: Server = Server.CURIOUS
-    """Whom the budget is stated for: outsiders, server or malicious."""
+    """The budget's adversary: outsiders, server or malicious."""
     colluders: int = 1
-    """Clients on the server's side that it is stated for."""
+    """How many clients may collude with it."""
     size: float | None = None
-    """The public number of units; must be set under add-remove, and is the terms' for this silo."""
+    """The public number of units; required under add-remove, otherwise from the terms."""
     trust: tuple[Trust, ...] = (Trust.LOCAL,)
-    """The kinds of trust that are allowed."""
+    """Allowed kinds of trust."""
     least_silos: int = 2
-    """How many silos the roster must have, under distributed trust."""
+    """The minimum number of silos under distributed trust."""
     models: tuple[str, ...] = ("softmax", "logistic", "poisson")
-    """Built-in models that are allowed."""
+    """Allowed built-in models."""
     factories: dict[str, dict[str, list[Any]]] = {}
-    """``package.module:function`` -> its options: [least, most] for numbers, or the words."""
+    """Allowed ``package.module:function``, with [least, most] or the words for each option."""
     train: tuple[str, ...] = ()
-    """Train functions of installed packages, ``package.module:function``: at client level only."""
+    """Allowed train functions of installed packages, at client level only."""
     most_rounds: int = 100
-    """Rounds and spare attempts of one training."""
+    """The maximum of rounds and spare attempts of a training."""
     largest_model: int = 1_000_000
-    """Parameters of a model."""
+    """The maximum number of parameters."""
     since: dt.date | None = None
-    """The first day on which terms hold."""
+    """The first day on which trainings may run."""
     until: dt.date | None = None
-    """The last one."""
+    """The last day."""
     approve: Mode = Mode.BY_HAND
-    """Who approves: by-hand, or within-policy by the two ceilings below."""
+    """by-hand, or within-policy: by rule, within the next two ceilings."""
     most_epsilon: float | None = None
-    """Of one training."""
+    """The maximum for one training."""
     week_epsilon: float | None = None
-    """Of all that ``within-policy`` approves in seven days."""
+    """The maximum that rules approve in seven days."""
     approval_days: float = 30.0
-    """Days after which an approval ends."""
+    """After how many days an approval ends."""
     keyed_noise: bool = False
-    """Noise that whoever knows the seed can make again: for tests."""
+    """Allow noise that the seed reproduces: for tests."""
 
     def key(self, dataset: str) -> LedgerKey:
         """What the budget is stated for."""
