@@ -89,9 +89,24 @@ def methods_table() -> list[dict[str, str]]:
     return [_row(name, method) for name, method in METHODS.items()]
 
 
+_SIZES = ("upload", "keeps", "client memory")
+_ALL = (", ".join(Unit), ", ".join(Trust))
+
+
 def methods_markdown(rows: list[dict[str, str]]) -> str:
-    """The table as Markdown: docs/methods.md has it, and a test holds it there."""
-    return "\n".join(markdown_table(list(rows[0]), [list(row.values()) for row in rows])) + "\n"
+    """The table as Markdown, without sizes and with "all" for all units or kinds of trust.
+
+    docs/methods.md has it, and a test holds it there.
+    """
+    columns = [column for column in rows[0] if column not in _SIZES]
+    cells = [[_shortened(row[column]) for column in columns] for row in rows]
+    return "\n".join(markdown_table(columns, cells)) + "\n"
+
+
+def _shortened(cell: str) -> str:
+    for whole in _ALL:
+        cell = cell.replace(whole, "all")
+    return cell
 
 
 def _row(name: str, method: Method) -> dict[str, str]:
