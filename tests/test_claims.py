@@ -553,7 +553,7 @@ CLAIMS = [
     Claim("docs/secure-sum.md", "gains {:.1f} points at epsilon 0.5 and {:.1f} at epsilon 1, where it is within {:.1f} of no privacy",
           lambda: (*secure_sum()[:2], mean("secure-sum", "DP-FedGD", epsilon="inf", trust="local")
                    - mean("secure-sum", "DP-FedGD", epsilon="1", trust="distributed"))),
-    Claim("docs/sharp-edges.md", "costs {:.0f} to {:.0f} points", ten_times_too_small),
+    Claim("docs/threats.md", "costs {:.0f} to {:.0f} points", ten_times_too_small),
     # ------------------------------------------------------------------------------ results/README.md
     Claim("results/README.md", "at lent settings, they are {:.1f} apart at epsilon 10; tuned there with eight settings each, DP-FedAdam is {:.1f} points above DP-FedGD)",
           lambda: (spread("sofim-fashion", epsilon="10"), at_ten("Fashion-MNIST")[1])),
@@ -658,16 +658,15 @@ PAGES = ["README.md", "results/README.md", HELPS,
 
 CONFIDENCE = "the level of an interval"
 ELSEWHERE = {
-    "docs/accounting.md": {r"0\.02 % of noise": "a bound that accounting adds, tests/mechanisms",
-                           r"5 % of the budget": "a share that the recipe beside it asks for"},
+    "docs/accounting.md": {r"0\.02 % of noise": "a bound that accounting adds, tests/mechanisms"},
     "docs/audit.md": {r"% (short|too far|too little)": "planted faults: tests/audit/test_planted.py"},
     "docs/choose.md": {r"95 % interval": CONFIDENCE},
     "docs/exact-noise.md": {r"0\.02 % of noise": "the slack in core/rows.py"},
     "docs/methods.md": {r".": "written with the studies auto-* and adaptive-clip, in their own tables"},
-    "docs/privacy.md": {r"6 % better than constant": "tests/mechanisms/test_banded.py"},
+    "docs/privacy.md": {r"6 % better than constant": "tests/mechanisms/test_banded.py",
+                        r"exceeds 1 % of it": "a limit that a plan refuses at"},
     "docs/scale.md": {r"20 % may drop out|5 % collude": "what is asked for, not what was measured"},
-    "docs/secure-sum.md": {r"20 % may drop out|5 % collude": "what is asked for",
-                           r"exceeds 1 % of it": "a limit that a plan refuses at",
+    "docs/secure-sum.md": {r"exceeds 1 % of delta": "a limit that a plan refuses at",
                            r"sqrt\(20/15\) - 1 = 15 %": "arithmetic on the spot"},
     "docs/trust.md": {r"\d %": "the table of guesses: tests/test_docs.py, from the accountant"},
     "docs/watching.md": {r"accuracy 55\.3 %": "what a screen looks like, of a run of no interest"},

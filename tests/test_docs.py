@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -22,6 +23,13 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+_EXCLUDED = re.search(
+    r"^exclude_docs: \|\n((?:  \S+\n)+)",
+    (REPOSITORY / "mkdocs.yml").read_text("utf-8"),
+    re.MULTILINE,
+)
+AUTHORS = set(_EXCLUDED[1].split()) if _EXCLUDED else set()
+"""Pages that are read in the repository only."""
 NEWCOMER = ("quickstart.md", "your-own-optimizer.md")
 """CI runs these by scripts/newcomer, from an empty environment; here they are in the long suite."""
 ELSEWHERE = {
@@ -148,6 +156,54 @@ def test_the_quickstart_and_a_new_apps_readme_give_the_same_steps() -> None:
 
 # -------------------------------------------------------------------------------- figures and words
 
+LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]+)?\)")
+
+
+def test_the_site_is_short() -> None:
+    on_site = [DOCS / name for name in PAGES if name not in AUTHORS]
+    assert len(on_site) <= 20
+    counts = {path.name: len(path.read_text(encoding="utf-8").split()) for path in on_site}
+    assert sum(counts.values()) <= 22_000, counts
+
+
+def anchors(path: Path) -> set[str]:
+    """Those that mkdocs gives to a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", title.lower()).strip() for title in titles]
+    return {"#" + re.sub(r"[-\s]+", "-", title) for title in plain}
+
+
+@pytest.mark.parametrize("name", sorted(AUTHORS))
+def test_links_of_the_authors_pages_lead_somewhere(name: str) -> None:
+    """mkdocs checks those of the others."""
+    for target, anchor in LINK.findall((DOCS / name).read_text(encoding="utf-8")):
+        if "://" not in target:
+            path = DOCS / (target or name)
+            assert path.exists(), target
+            assert not anchor or anchor in anchors(path), target + anchor
+    assert f"docs/{name}" in (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in AUTHORS])
+def test_links_to_the_authors_pages_lead_somewhere(name: str) -> None:
+    """Those are outside of the site, where mkdocs does not look for headings."""
+    text = (DOCS / name).read_text(encoding="utf-8")
+    for target, anchor in LINK.findall(text):
+        if target.startswith("../docs/") and anchor:
+            assert anchor in anchors(DOCS / target.removeprefix("../docs/")), target + anchor
+
+
+def test_every_field_of_a_guarantee_is_explained(tmp_path: Path) -> None:
+    import dpfed
+
+    data = {"options": {"records": 200}}
+    dpfed.run(rounds=1, method="dp-fedgd", data=data, privacy={"epsilon": 1.0}, out=tmp_path)
+    written = json.loads((tmp_path / "guarantee.json").read_text(encoding="utf-8"))
+    text = (DOCS / "accounting.md").read_text(encoding="utf-8").partition("## guarantee.json")[2]
+    said = [name for cell in re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)
+            for name in re.findall(r"`(\w+)`", cell)]  # fmt: skip
+    assert sorted(said) == sorted(written)
+
 
 def quoted(path: Path) -> str:
     found = re.search(r"^> (\(.*?)\n\n", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
@@ -206,7 +262,8 @@ def test_the_site_is_built_strictly_and_spelt_right(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     done = build(REPOSITORY, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert {path.with_suffix(".md").name for path in tmp_path.glob("*.html")} == {*PAGES, "404.md"}
+    made = {path.with_suffix(".md").name for path in tmp_path.glob("*.html")}
+    assert made == {*PAGES, "404.md"} - AUTHORS
     assert "Train as a recipe says" in (tmp_path / "api.html").read_text(encoding="utf-8")
     assert (tmp_path / "outside/results/secure-sum/trust.png").exists()
     for page in tmp_path.glob("*.html"):
@@ -223,8 +280,8 @@ def test_a_broken_link_and_a_page_left_out_stop_the_build(tmp_path: Path) -> Non
         if not path.name.startswith(".") and path.name not in ("docs", "mkdocs.yml", "site"):
             (tmp_path / path.name).symlink_to(path)
     (tmp_path / "docs" / "orphan.md").write_text("# Nobody links here\n")
-    with (tmp_path / "docs" / "cite.md").open("a") as file:
-        file.write("\n[a](nowhere.md) [b](../src/nowhere.py) [c](privacy.md#nowhere)\n")
+    with (tmp_path / "docs" / "index.md").open("a") as file:
+        file.write("\n[a](nowhere.md) [b](../src/nowhere.py) [c](trust.md#nowhere)\n")
     done = build(tmp_path, tmp_path / "out")
     assert done.returncode != 0
     for fault in ("orphan.md", "nowhere.md", "src/nowhere.py", "#nowhere"):

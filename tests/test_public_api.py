@@ -114,7 +114,7 @@ def test_the_version_is_semantic_and_the_same_everywhere() -> None:
     assert project["version"] == dpfed.__version__
     citation = (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {dpfed.__version__}\n" in citation
-    assert f"{{{dpfed.__version__}}}" in (REPOSITORY / "docs" / "cite.md").read_text()
+    assert f"{{{dpfed.__version__}}}" in (REPOSITORY / "docs" / "index.md").read_text()
 
 
 def test_an_app_that_dpfed_new_writes_uses_public_names_only() -> None:

@@ -11,7 +11,7 @@ on once per run; a round derives its seeds from them, so that
 
 A dropout is repaired by revealing the round's seeds with it, never a key that outlives the round
 (compare Ma et al. 2023, Flamingo). The client decides what may be opened: see secagg/client.py.
-Which adversary that protects against, and why, is in docs/secure-sum.md:
+Which adversary that protects against, and why, is in docs/privacy.md:
 
     against      honest terms in whatever is opened      graph
     curious      least - colluders                       complete up to 64 clients, then k-regular

@@ -2,7 +2,7 @@
 """What a release that was priced for one guarantee costs in another: a factor on mu, or no bound.
 
 A data set has one account. Its owner states the budget for one unit, adjacency and adversary, and
-every release on the data is converted into that before it is added up. docs/ledger.md has a proof
+every release on the data is converted into that before it is added up. docs/privacy.md has a proof
 of each line, and a test looks for a worse pair. A person is the unit ``group``:
 
     released for                         counts for                           mu times
