@@ -59,7 +59,7 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
         export(tmp_path, tmp_path / "m.safetensors")
     dpfed.run(TINY, resume=tmp_path / "kept")
     export(tmp_path / "kept", tmp_path / "m.safetensors")
-    with pytest.raises(RecipeError, match="exists already, and was not changed; give another"):
+    with pytest.raises(RecipeError, match="already exists and was not changed; give another"):
         export(tmp_path / "kept", tmp_path / "m.safetensors")
     (tmp_path / "kept/layout.json").write_text("[1]")
     with pytest.raises(DataError, match=r"layout\.json cannot be read; restore it"):

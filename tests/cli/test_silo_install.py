@@ -102,7 +102,7 @@ def test_every_key_of_the_policy_has_its_line_and_its_default(silo: Path) -> Non
 def test_nothing_is_overwritten(silo: Path) -> None:
     (silo / "silo.toml").write_text("mine")
     (silo / "compose.yaml").unlink()
-    with pytest.raises(RecipeError, match="exists already, and nothing was written"):
+    with pytest.raises(RecipeError, match="already exists, so nothing was written"):
         write_silo(silo, Silo())
     assert (silo / "silo.toml").read_text() == "mine"
     assert not (silo / "compose.yaml").exists()

@@ -491,7 +491,7 @@ def test_all_words_of_a_template_are_filled_in(kind: str, home: Path) -> None:
 
 def test_new_refuses_what_exists_or_would_hide_a_module(home: Path) -> None:
     (home / "there").mkdir()
-    with pytest.raises(RecipeError, match=r"'there' exists already.*; give a new folder"):
+    with pytest.raises(RecipeError, match=r"'there' already exists.*; give a new folder"):
         write_app(Path("there"))
     with pytest.raises(RecipeError, match="'torch' would hide the module of that name; give"):
         package_name("torch")

@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 
 checkpoint_app = typer.Typer(
-    help="What a training has kept of itself: it goes on from there, or gives its model.",
+    help="Read a training's checkpoint, from which it continues after a crash.",
     no_args_is_help=True,
 )
 
 
 @checkpoint_app.callback()
 def checkpoint_root() -> None:
-    """What a training has kept of itself: it goes on from there, or gives its model."""
+    """Read a training's checkpoint, from which it continues after a crash."""
 
 
 @checkpoint_app.command("export")
@@ -27,8 +27,8 @@ def export_model(
 ) -> None:
     """Write the model of the last committed round as safetensors, with what it has cost so far.
 
-    It reads the checkpoint and changes nothing in it; no client is asked. A file that is there is
-    not written over.
+    It reads the checkpoint without changing it, and asks no client. An existing file is not
+    overwritten.
 
     Example: dpfed checkpoint export /var/lib/dpfed/ward --out ward.safetensors
 
@@ -46,7 +46,7 @@ def export_model(
     from dpfed.training.checkpoint import Checkpoint
 
     if out.exists():
-        raise RecipeError(f"{str(out)!r} exists already, and was not changed; give another --out")
+        raise RecipeError(f"{str(out)!r} already exists and was not changed; give another --out")
     kept = Checkpoint(folder).model()
     spent = from_word(kept.history[-1]["epsilon"]) if kept.history else 0.0
     about = {"training": kept.training, "rounds": str(kept.round), "epsilon": round_up(spent)}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpfed.recipes.schema import DataRecipe
 
 data_app = typer.Typer(
-    help="Look at your own records, here, before anything is trained on them.",
+    help="Check your own records before anything is trained on them.",
     no_args_is_help=True,
 )
 
@@ -36,13 +36,13 @@ def check_data(
     groups: Annotated[str | None, typer.Option(help="The column that names the person.")] = None,
     silo: Annotated[str | None, typer.Option(help="The column that names the silo.")] = None,
     skeleton: Annotated[
-        bool, typer.Option("--skeleton", help="Print a [data.schema] to be filled in.")
+        bool, typer.Option("--skeleton", help="Print a data.schema table to fill in.")
     ] = False,
 ) -> None:
-    """Per column: what is missing, out of range, constant, unscaled or left out, and the way out.
+    """Report for each column what is missing, out of range, constant, unscaled or left out.
 
-    What it prints is read from the records: it is for whoever may read them. Nothing is sent or
-    written. It ends with 1 if there is something to decide, and with 0 if all is decided.
+    The output reveals records: show it only to people who may read them. Nothing is sent or
+    written. Exits with 1 while there is something to decide, otherwise with 0.
 
     Example: dpfed data check visits.csv --y ill --groups patient
 

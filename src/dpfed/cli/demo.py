@@ -160,7 +160,7 @@ def next_commands(out: Path) -> list[tuple[str, str]]:
     """Commands that work right after the demo, and what each does."""
     last = out / RUNS[-1].name
     return [
-        (f"dpfed explain {last}", "the guarantee on one page, for people who decide"),
+        (f"dpfed explain {last}", "the guarantee on one page, for decision makers"),
         (f"dpfed run {last / 'recipe.toml'}", "the same run again; --set changes it"),
         ("dpfed new my-app", "a Flower app of your own that is private"),
         ("dpfed doctor", "is this machine ready for more?"),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dpfed.accounting.ledger.ledger import Ledger
 
 ledger_app = typer.Typer(
-    help="What was spent on each data set: budgets, what is left, and whether the file is sound.",
+    help="Show what was spent on each data set, set budgets, and verify the ledger's file.",
     no_args_is_help=True,
 )
 
@@ -61,7 +61,7 @@ def show(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
 ) -> None:
-    """What each data set, run and channel has cost, the budget, and what is left of it.
+    """Show what each data set, run and channel has cost, the budget, and what is left.
 
     A run's line is in the terms of the run. The total is in the terms of the budget: all that was
     released on the data, converted; "no bound" where something cannot be. What is left is the
@@ -204,7 +204,7 @@ def export(
     ledger: Where = None,
     out: Annotated[Path | None, typer.Option(help="A file instead of the terminal.")] = None,
 ) -> None:
-    """All rows as JSON; accounting.ledger.events.from_json reads their dp_accounting events."""
+    """Write all rows as JSON; accounting.ledger.events.from_json reads their events."""
     text = json.dumps(_open(ledger).export(), indent=1)
     if out is None:
         typer.echo(text)
@@ -222,14 +222,14 @@ def budget(
     name: Name,
     epsilon: Annotated[float, typer.Option(help="What all runs together may cost.")],
     delta: Annotated[float, typer.Option(help="The budget's delta.")] = 1e-5,
-    unit: Annotated[Unit, typer.Option(help="Whose presence is hidden.")] = Unit.RECORD,
+    unit: Annotated[Unit, typer.Option(help="What is protected.")] = Unit.RECORD,
     adjacency: Annotated[
-        Adjacency, typer.Option(help="What neighbouring data sets differ in.")
+        Adjacency, typer.Option(help="How neighbouring data sets differ.")
     ] = Adjacency.REPLACE_ONE,
     adversary: Annotated[
         str,
         typer.Option(
-            help="server (it keeps to the protocol; recipes say curious), malicious, or outsiders."
+            help="server (follows the protocol; recipes say curious), malicious, or outsiders."
         ),
     ] = "server",
     colluders: Annotated[
@@ -305,7 +305,7 @@ def rename(
     new: Annotated[str, typer.Argument(help="One more name for the same or overlapping data.")],
     ledger: Where = None,
 ) -> None:
-    """Let a new name stand for data that is known already: both share one budget.
+    """Give known data another name: both share one budget.
 
     Example: dpfed ledger rename adult adult-2026
 
@@ -323,10 +323,10 @@ def rename(
 @ledger_app.command()
 def waive(
     dataset: Annotated[str, typer.Argument(help="The name of the data.")],
-    training: Annotated[str, typer.Argument(help="A training that will not go on.")],
+    training: Annotated[str, typer.Argument(help="A training that will not continue.")],
     ledger: Where = None,
 ) -> None:
-    """Keep no budget any more for a training that has enrolled: what it has not spent is free.
+    """Free the budget that is reserved for a training that will not continue.
 
     What it has spent stays spent. It may enrol anew, if it still fits.
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dpfed.recipes.result import Result
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False)
-START, TRAIN, COMPARE, OPERATE = "Start", "Train, and what it costs", "Compare", "Operate"
+START, TRAIN, COMPARE, OPERATE = "Start", "Train and account", "Compare", "Operate"
 
 for first in (demo, new, doctor):  # panels and commands are shown in the order of this file
     app.command(rich_help_panel=START)(first)
@@ -76,7 +76,7 @@ def run_command(
     ] = "in-process",
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Keep the run in the folder after each round; go on there."),
+        typer.Option("--resume", help="Save the run after each round, and continue a saved one."),
     ] = False,
     sinks: Annotated[
         list[str] | None,
@@ -85,14 +85,14 @@ def run_command(
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Write over another run's result in the folder.")
+        bool, typer.Option("--overwrite", help="Overwrite another run's result in the folder.")
     ] = False,
     quiet: Annotated[bool, typer.Option(help="Show no progress.")] = False,
 ) -> None:
     """Train as a recipe says, and write metrics, model, picture and guarantee.
 
-    No result is written over unless --overwrite says so: without --out, a further run of the same
-    recipe gets the folder NAME-2, and so on.
+    No result is overwritten without --overwrite: without --out, another run of the same recipe
+    gets the folder NAME-2, and so on.
 
     A run with --resume survives the end of its process: the same command continues after the last
     committed round, and repeats none. A --sink gets the rows of the run's own metrics.csv, and no
@@ -153,9 +153,7 @@ Workers = Annotated[int | None, typer.Option(help="Processes. Default: one per c
 
 @app.command(rich_help_panel=COMPARE)
 def sweep(
-    study: Annotated[
-        str, typer.Argument(help="A study in TOML, or the name of one that dpfed brings along.")
-    ],
+    study: Annotated[str, typer.Argument(help="A study in TOML, or the name of a built-in one.")],
     out: Annotated[Path | None, typer.Option(help="Folder. Default: runs/<study>.")] = None,
     workers: Workers = None,
 ) -> None:
@@ -187,7 +185,7 @@ def reproduce_command(
     quick: Annotated[bool, typer.Option(help="A miniature: few rounds, one seed.")] = False,
     workers: Workers = None,
 ) -> None:
-    """A paper's table by one command, at settings that were searched before.
+    """Reproduce a paper's table with one command, at settings that were found earlier.
 
     Example: DPFED_DATA=data dpfed reproduce sofim-cifar10
 
@@ -235,7 +233,7 @@ def _study(name: str, out: Path | None, *, tune: bool, quick: bool, workers: int
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder that sweep or reproduce wrote.")],
 ) -> None:
-    """Tables, figures and one HTML page from a study's runs, without running anything."""
+    """Write tables, figures and an HTML page from a study's runs, without running anything."""
     from dpfed.experiments.report import write_report
 
     typer.echo(f"report in {write_report(folder)}")
@@ -245,7 +243,7 @@ def report(
 def leaderboard(
     results: Annotated[Path, typer.Argument(help="A folder with one folder per study.")],
 ) -> None:
-    """All studies' final runs on one page: method x data set x epsilon x trust.
+    """Write all studies' final runs on one page: method x data set x epsilon x trust.
 
     Writes leaderboard.html and leaderboard.md into the folder, without running anything. Tuned and
     untuned lines stand apart; the best of each column is bold, and what is within noise of it is
@@ -317,9 +315,9 @@ def calibrate_command(
     rounds: Annotated[int, typer.Option(help="Rounds; each client releases once a round.", min=1)],
     clients: Annotated[int, typer.Option(help="How many clients take part.", min=1)],
     delta: Annotated[float, typer.Option(help="The guarantee's delta.")] = 1e-5,
-    unit: Annotated[Unit, typer.Option(help="Whose presence is hidden.")] = Unit.RECORD,
+    unit: Annotated[Unit, typer.Option(help="What is protected.")] = Unit.RECORD,
     adjacency: Annotated[
-        Adjacency, typer.Option(help="What neighbouring data sets differ in.")
+        Adjacency, typer.Option(help="How neighbouring data sets differ.")
     ] = Adjacency.REPLACE_ONE,
     trust: Annotated[
         Trust, typer.Option(help="Does the server read each reply, or only the sum?")
@@ -337,7 +335,7 @@ def calibrate_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """How much noise a guarantee needs.
+    """Compute the noise that a guarantee needs.
 
     sigma_g is the paper's noise multiplier: each of n clients adds N(0, (C sigma_g)^2 / n) to its
     clipped sum. std_over_clip is the same per client: sigma_g / sqrt(n).

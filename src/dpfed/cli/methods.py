@@ -23,7 +23,7 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table.")] = False,
 ) -> None:
-    """The papers' methods: what each protects, releases, sends and keeps.
+    """List the methods: what each protects, releases, sends and keeps.
 
     A method's name goes into a recipe as method = "dp-fedadam"; it stands for client, server and
     mechanism tables, whose options can be set as any other: --set client.steps=3.

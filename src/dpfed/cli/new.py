@@ -32,7 +32,7 @@ def write_app(folder: Path, kind: str = "app") -> list[Path]:
         raise refuse("kind", " or ".join(KINDS), kind)
     folder = folder.expanduser()
     if folder.exists():
-        raise RecipeError(f"{str(folder)!r} exists already, and was not changed; give a new folder")
+        raise RecipeError(f"{str(folder)!r} already exists and was not changed; give a new folder")
     package = package_name(folder.resolve().name)
     words = {"package": package, "project": package.replace("_", "-"),
              "folder": folder.resolve().as_posix()}  # fmt: skip

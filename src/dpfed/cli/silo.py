@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 silo_app = typer.Typer(
-    help="Hold the door of a silo: a process of the owner's that alone reads the data.",
+    help="Run a silo's gate: a process of the data owner's that alone reads the data.",
     no_args_is_help=True,
 )
 
@@ -79,7 +79,7 @@ def check_owner(
 
 @silo_app.command()
 def serve(policy: PolicyFile = DEFAULT) -> None:
-    """Answer orders of approved trainings, on a Unix socket, until the process is told to end.
+    """Answer orders of approved trainings on a Unix socket, until the process is stopped.
 
     Run it as the user that owns the data, from the owner's own installation; it needs no network.
 
@@ -109,7 +109,7 @@ def terms(
         str, typer.Option(help="An installed train function: package.module:function.")
     ] = "",
 ) -> None:
-    """Write what all silos are asked to approve: a recipe without data, and its pins.
+    """Write the terms that all silos are asked to approve: a recipe without data, and its pins.
 
     Example: dpfed silo terms run.toml --dataset sepsis --shape 24 --classes 2 --sizes 1200,800
 
@@ -141,10 +141,12 @@ def terms(
 def approve(
     file: Annotated[Path, typer.Argument(help="The terms, as the server's side wrote them.")],
     policy: PolicyFile = DEFAULT,
-    days: Annotated[float | None, typer.Option(help="The approval ends after so many.")] = None,
+    days: Annotated[
+        float | None, typer.Option(help="End the approval after this many days.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Show what a training would cost and who would see what; ask; then let it be answered.
+    """Show what a training would cost and who would see what, and ask for approval.
 
     Example: dpfed silo approve terms.toml
 
@@ -193,7 +195,7 @@ def revoke(
 
 @silo_app.command()
 def status(policy: PolicyFile = DEFAULT) -> None:
-    """What is approved, what was answered and refused, and what each data set has spent.
+    """Show what is approved, answered and refused, and what each data set has spent.
 
     Example: dpfed silo status
     """
@@ -206,7 +208,7 @@ def status(policy: PolicyFile = DEFAULT) -> None:
 
 @silo_app.command("log")
 def log_command(policy: PolicyFile = DEFAULT) -> None:
-    """What happened, day by day: approvals, answers, refusals with their number.
+    """Show approvals, answers and refusals, day by day.
 
     Example: dpfed silo log
     """

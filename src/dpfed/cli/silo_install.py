@@ -59,7 +59,7 @@ def write_silo(folder: Path, silo: Silo) -> list[Path]:
     made = {folder / name: text for name, text in templates(_source())}
     for path in sorted(made):
         if path.exists() or path.is_symlink():
-            raise RecipeError(f"{path} exists already, and nothing was written; move it away first")
+            raise RecipeError(f"{path} already exists, so nothing was written; move it away first")
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in sorted(made.items()):
         own = {**words, **_quoted(words)} if path.suffix == ".toml" else words

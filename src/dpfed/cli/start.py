@@ -27,7 +27,7 @@ def demo(
     epsilon: Annotated[float, typer.Option(help="The private runs' guarantee.")] = 1.0,
     quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
 ) -> None:
-    """See it work: one model, three ways, in seconds, on generated data.
+    """See it work: train one model three ways on generated data, in seconds.
 
     Without privacy; with it, where the server reads every message; and with the secure sum, where
     the server sees only the total, so that far less noise gives the same guarantee.
@@ -64,7 +64,7 @@ def demo(
 def new(
     folder: Annotated[Path, typer.Argument(help="The app's folder, which must not exist yet.")],
     recipe: Annotated[
-        bool, typer.Option("--recipe", help="No code: a recipe in TOML says it all.")
+        bool, typer.Option("--recipe", help="Configured by a recipe in TOML, without code.")
     ] = False,
     app: Annotated[
         bool, typer.Option("--app", help="Your own PyTorch model and data. The default.")
@@ -100,7 +100,7 @@ def new(
 
 
 def doctor() -> None:
-    """Is this machine ready? One line for each thing that is checked, with the way out.
+    """Check whether this machine is ready, and say how to fix what is not.
 
     Exits with 1 if there is a problem, and with 0 if there are only warnings.
 
@@ -128,12 +128,10 @@ def explain(
     out: Annotated[Path | None, typer.Option(help="Another folder for the statement.")] = None,
     ledger: Annotated[
         Path | None,
-        typer.Option(
-            help="Sum up all of this ledger. Default: the data set that the recipe names."
-        ),
+        typer.Option(help="Add up this whole ledger. Default: the data set that the recipe names."),
     ] = None,
 ) -> None:
-    """What a run guarantees, on one page for people who decide: statement.md and statement.html.
+    """Write a run's guarantee on one page for decision makers: statement.md and statement.html.
 
     Who is protected, against whom, how strongly (in guesses that an attacker gets right), what
     that rests on and what it does not cover.

@@ -64,7 +64,7 @@ def read_path(path: Path, columns: Columns, size: int | None) -> dict[str, Table
         return _read_idx(path) if is_idx else _read_folder(path, size)
     if path.suffix != ".npz":
         raise DataError(
-            f"{path.name!r} is of no known type; use .csv, .npz, .parquet, or a directory"
+            f"{path.name!r} has an unknown type; use .csv, .npz, .parquet, or a directory"
         )
     return _read_npz(path, columns)
 

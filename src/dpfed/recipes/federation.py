@@ -223,8 +223,8 @@ def _decided(recipe: DataRecipe) -> Missing | None:
     """What the owner has decided about missing values, if anything."""
     if recipe.missing is Missing.DROP and recipe.fill_missing is not None:
         raise RecipeError(
-            f"data.missing = 'drop' and data.fill_missing = {recipe.fill_missing:g} cannot both "
-            f"be; choose one"
+            f"data.missing = 'drop' and data.fill_missing = {recipe.fill_missing:g} contradict "
+            f"each other; choose one"
         )
     if recipe.fill_missing is not None:
         return Missing.FILL

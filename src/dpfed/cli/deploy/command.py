@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 deploy_app = typer.Typer(
-    help="Run across hosts, with TLS and authenticated silos: make the keys, check them.",
+    help="Prepare a deployment across hosts: make keys and certificates, check them, rehearse.",
     no_args_is_help=True,
 )
 
@@ -156,7 +156,7 @@ def renew_command(
         bool, typer.Option("--new-ca", help="A new key of the CA, too: where it was stolen.")
     ] = False,
 ) -> None:
-    """New certificates of the CA and the server, and every roster signed anew.
+    """Renew the certificates of the CA and the server, and sign every roster again.
 
     Silos keep their keys and stay registered. Between two trainings; it needs ca/ca.key.
 
@@ -176,7 +176,7 @@ def renew_command(
 
 @deploy_app.command("add-silo")
 def add_silo_command(folder: Folder, name: Silo) -> None:
-    """Keys and start script of one more silo; every roster is written and signed anew.
+    """Add a silo: write its keys and start script, and sign every roster again.
 
     It is the last client, so that all others keep their places. The next training has it.
 
@@ -211,7 +211,7 @@ def rotate_key_command(
         str | None, typer.Option(help="Its own new identity's public key, in hexadecimal digits.")
     ] = None,
 ) -> None:
-    """New keys of one silo: the one that the server knows, and the one that the other silos know.
+    """Replace a silo's keys: the one the server knows, and the one the other silos know.
 
     With --node-pub or --identity-pub the silo made them itself: no private key is made here.
 
