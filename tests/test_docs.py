@@ -193,6 +193,7 @@ def test_links_to_the_authors_pages_lead_somewhere(name: str) -> None:
             assert anchor in anchors(DOCS / target.removeprefix("../docs/")), target + anchor
 
 
+@pytest.mark.slow
 def test_every_field_of_a_guarantee_is_explained(tmp_path: Path) -> None:
     import dpfed
 
@@ -233,6 +234,48 @@ def test_the_table_of_guesses_is_the_accountants() -> None:
         assert alone == pytest.approx(100 / (1 + math.exp(-epsilon)), abs=0.06)
         allowed = NormalDist().cdf(gdp.mu_for(epsilon, 1e-5) / 2)
         assert gaussian == pytest.approx(100 * allowed, abs=0.06)
+
+
+def clips(**asked: Any) -> float:
+    """The noise of a client over its clip."""
+    from dpfed.recipes.noise_for import noise_for
+
+    return float(
+        noise_for(**{"delta": 1e-5, "clients": 20, "rounds": 70, **asked})["std_over_clip"]
+    )
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1, 5, 10])
+def test_the_reference_values_are_the_accountants(epsilon: float) -> None:
+    from dpfed.recipes.noise_for import noise_for
+
+    text = (DOCS / "accounting.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| {epsilon:g} \| ([\d.]+(?: \| [\d.]+){{5}}) \|$", text, re.MULTILINE)
+    local = noise_for(epsilon=epsilon, delta=1e-5, rounds=70, clients=20)
+    sums = [clips(epsilon=epsilon, trust="distributed", survivors=survivors, colluders=colluders)
+            for survivors, colluders in ((20, 0), (16, 1))]  # fmt: skip
+    others = local["claims"][1]["epsilon"]
+    exact = [local["mu"], local["sigma_g"], local["std_over_clip"], others, *sums]
+    assert [float(word) for word in row.split(" | ")] == pytest.approx(exact, rel=5e-4)
+
+
+@pytest.mark.slow
+def test_the_noise_in_the_text_is_the_accountants() -> None:
+    from dpfed.flower import make_plan
+
+    all_of_them, secure = (
+        clips(epsilon=1),
+        clips(epsilon=1, trust="distributed", survivors=16, colluders=1),
+    )
+    zeroed = clips(epsilon=1, adjacency="zero-out")
+    privacy = {"epsilon": 1.0, "adjacency": "zero-out", "record_rate": 0.1}
+    drawn = make_plan([2500] * 20, rounds=70, privacy=privacy).update
+    text = (DOCS / "accounting.md").read_text(encoding="utf-8")
+    assert f"is s / C: {all_of_them:.1f}, {secure:.1f} and {zeroed:.1f} here" in text
+    assert f"needs {drawn.std / drawn.clip:.1f} clips of noise instead of {zeroed:.1f}" in text
+    ten = [clips(epsilon=1, rounds=40, clients=10, trust=t) for t in ("local", "distributed")]
+    quick = (DOCS / "quickstart.md").read_text(encoding="utf-8")
+    assert f"contribute: {ten[0]:.1f} and {ten[1]:.1f}" in quick
 
 
 def test_the_counted_degrees_are_the_graphs() -> None:
