@@ -94,11 +94,11 @@ _ALL = (", ".join(Unit), ", ".join(Trust))
 
 
 def methods_markdown(rows: list[dict[str, str]]) -> str:
-    """The table as Markdown, without sizes and with "all" for all units or kinds of trust.
+    """The table as Markdown: no sizes, papers last, "all" for all units or kinds of trust.
 
     docs/methods.md has it, and a test holds it there.
     """
-    columns = [column for column in rows[0] if column not in _SIZES]
+    columns = [*(column for column in rows[0] if column not in (*_SIZES, "paper")), "paper"]
     cells = [[_shortened(row[column]) for column in columns] for row in rows]
     return "\n".join(markdown_table(columns, cells)) + "\n"
 
