@@ -63,7 +63,7 @@ class DataRecipe(_Section, frozen=True):
     center: str | None = None
     """Public data whose mean is subtracted from all features."""
     fill_missing: float | None = None
-    """A public constant that replaces missing values."""
+    """A public constant that replaces missing values; implies fill."""
     shift: list[float] = []
     """Public constants to subtract from the features, one for each."""
     scale: list[float] = []

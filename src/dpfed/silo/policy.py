@@ -64,7 +64,7 @@ class GatePolicy(_Table, frozen=True):
     identity: str = ""
     """The folder of the silo's key and roster, for secure sums."""
     answer_after: float = 0.0
-    """Seconds after which every answer leaves, with zero rows if it took over half; 0: at once."""
+    """Seconds after which every answer leaves, of zero rows if it took over half; 0: when done."""
     longest: float = 600.0
     """The maximum seconds for an answer; beyond that it has zero rows."""
     most_bytes: int = 1 << 26
