@@ -271,7 +271,7 @@ def _replies(
     batch: int,
     ask: Callable[[Collection[int]], Mapping[str, int]] | None = None,
 ) -> Iterator[Message]:
-    """One reply of each node as they come, until all are here, gone, or too late.
+    """What nodes reply to one order each, as it comes, until all are here, gone, or too late.
 
     A SuperNode that is killed and restarted between two looks at who is online has lost its order,
     and nobody says so; hence ``ask``.
@@ -284,6 +284,7 @@ def _replies(
         ask: pushes the same orders to silent nodes once more; None if nothing is asked twice.
     """
     sent, waiting = dict(sent), set(sent.values())
+    answered: dict[int, str] = {}  # node -> the order that it has answered first
     began = time.monotonic()
     deadline, look = began + timeout, began + 2.0
     patience, again = _AGAIN, began + _AGAIN
@@ -291,11 +292,11 @@ def _replies(
         pulled = _pull(grid, [i for i, node in sent.items() if node in waiting], batch)
         found = bool(pulled)
         while pulled:
-            node = sent[pulled[-1].metadata.reply_to_message_id]
-            if node in waiting:
-                waiting.remove(node)
-                yield pulled.pop()
-            else:  # it has answered both orders
+            order = pulled[-1].metadata.reply_to_message_id
+            waiting.discard(sent[order])
+            if answered.setdefault(sent[order], order) == order:
+                yield pulled.pop()  # a second reply to the same order is refused where it is read
+            else:
                 pulled.pop()
         if found:
             continue
