@@ -116,6 +116,31 @@ def test_the_citation_can_be_read() -> None:
     assert citation["license"] == PROJECT["license"]
 
 
+# -------------------------------------------------------------------------------------- the README
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_badges_say_what_the_metadata_say() -> None:
+    shown = re.findall(r"!\[(.+?)\]\(https://img\.shields\.io/badge/(.+?)-blue\)", README)
+    said = sorted({each.rpartition(" ")[2] for each in PROJECT["classifiers"] if ":: 3." in each},
+                  key=Version)  # fmt: skip
+    (floor,) = [each.partition(">=")[2] for each in PROJECT["dependencies"] if "flwr" in each]
+    assert dict(shown) == {
+        f"license: {PROJECT['license']}": f"license-{PROJECT['license'].replace('-', '--')}",
+        f"Python {said[0]} to {said[-1]}": f"Python-{said[0]}_to_{said[-1]}",
+        f"Flower {floor} or newer": f"Flower-{floor}_or_newer",
+    }
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    assert len(README.splitlines()) <= 130
+    linked = re.findall(r'(?:\]\(|src="|srcset=")(?!https?:)([^)#"]+)', README)
+    there = [(REPOSITORY / each).exists() for each in linked if not each.startswith("results/")]
+    assert len(there) > 20
+    assert all(there), linked
+
+
 # ------------------------------------------------------------------------------------- the release
 
 
