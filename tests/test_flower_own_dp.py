@@ -20,7 +20,7 @@ from flwr.serverapp import strategy as flower
 from dpfed.accounting import gdp
 from tests.training.flower.local_grid import become_a_server
 
-READ = ("1.41.0", "1.42.0")
+READ = ("1.38.0", "1.41.0", "1.42.0")
 pytestmark = pytest.mark.skipif(version("flwr") not in READ, reason=f"the page read {READ}")
 
 

@@ -607,7 +607,7 @@ def test_a_package_that_is_missing_or_old(healthy: pytest.MonkeyPatch, repositor
 
 @pytest.mark.parametrize(
     ("version", "verdict"),
-    [("1.38.0", "ok"), ("1.42.3", "ok"), ("1.43.0", "warning"), ("2.0.0", "warning")],
+    [("1.40.0", "ok"), ("1.42.3", "ok"), ("1.43.0", "warning"), ("2.0.0", "warning")],
 )
 def test_a_flower_that_was_not_tried_is_a_warning(
     version: str, verdict: str, healthy: pytest.MonkeyPatch
@@ -618,6 +618,25 @@ def test_a_flower_that_was_not_tried_is_a_warning(
     if verdict == "warning":
         assert line.said.startswith(f"{version} is outside of >=1.38,<1.43, which dpfed has been")
         assert line.said.endswith("pip install 'flwr>=1.38,<1.43'")
+
+
+@pytest.mark.parametrize(("version", "enough"), [("1.38.0", False), ("1.40.0", True)])
+def test_a_flower_whose_nodes_speak_no_http_is_for_simulations(
+    version: str, enough: bool, healthy: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from dpfed.cli.deploy import deploy
+    from dpfed.cli.deploy.rehearsal import rehearse
+
+    healthy.setattr(doctor, "_version", lambda name: version)
+    deploy.init(tmp_path / "fed", server_names=["localhost"], nodes=["north"])
+    warned = [line for line in deploy.check(tmp_path / "fed") if "simulations" in line]
+    line = doctor.package("flwr", ">=1.38")
+    assert (line.verdict == "ok", warned == []) == (enough, enough)
+    if not enough:
+        assert warned == [f"warning: {line.said}"]
+        assert line.said.startswith("flwr must be >=1.40 to run across hosts, got 1.38.0")
+        with pytest.raises(RecipeError, match="to run across hosts"), rehearse(tmp_path / "fed"):
+            pass
 
 
 def test_the_versions_of_flower_are_said_alike(repository: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.deploy import deploy
+from dpfed.cli.doctor import simulations_only
 from tests.silo.gates import read, terms_for
 from tests.silo.owners import OwnedNet, OwnedSilo, installation, possible, users
 from tests.silo.test_gate import in_one_process
@@ -134,6 +135,8 @@ def write_app(folder: Path, client: str) -> Path:
 def test_a_hostile_app_gets_nothing_and_an_honest_one_the_bits() -> None:
     if not possible():
         pytest.skip("needs root, users, a network namespace and Debian's python3 of our version")
+    if said := simulations_only():
+        pytest.skip(said)
     with installation() as installed, users("gate", "relay") as (gate, relay):
         work = installed / "work"  # pytest's own folders are closed to other users
         silos = [OwnedSilo(work / name, at) for at, name in enumerate(SILOS)]

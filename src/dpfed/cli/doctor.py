@@ -7,7 +7,8 @@ removed. A check that fails in an unforeseen way is reported as a problem, witho
 | what is checked                   | problem                        | warning                     |
 |-----------------------------------|--------------------------------|-----------------------------|
 | packages                          | missing, or another version    | an optional one is missing, |
-|                                   |                                | or Flower is a newer one    |
+|                                   |                                | or Flower is a newer one,   |
+|                                   |                                | or one for simulations only |
 | ports of Flower's local SuperLink | taken by another program       |                             |
 | folders, data, identity, ledger   | not writable, missing, unsound | readable by others          |
 | silo: its policy, users and files | what 'dpfed silo check' finds  | what it warns of            |
@@ -70,7 +71,9 @@ def check_all() -> Iterator[Line]:
 
 NEEDED = ("torch", "flwr", "dp-accounting", "cryptography")
 TRIED = {"flwr": ">=1.38,<1.43"}
-"""The tests that start no process pass with its ends (results/release); later ones may work."""
+"""The tests pass with its ends (results/release); later ones may work."""
+ACROSS_HOSTS = ">=1.40"
+"""The SuperNodes of an older Flower do not speak HTTP, which the scripts of a deployment use."""
 OPTIONAL = {
     "matplotlib": ("pictures of runs, audits and studies", "plots"),
     "pyarrow": ("data in .csv and .parquet files", "tables"),
@@ -106,7 +109,20 @@ def package(name: str, bounds: str) -> Line:
     if tried and not SpecifierSet(tried).contains(version, prereleases=True):
         said = f"{version} is outside of {tried}, which dpfed has been tried with; if a run fails, "
         return Line(WARNING, name, f"{said}pip install '{name}{tried}'")
+    if name == "flwr" and (said := simulations_only()):
+        return Line(WARNING, name, said)
     return Line(OK, name, version)
+
+
+def simulations_only() -> str:
+    """Why this Flower cannot run a deployment of ours, with the way out; or nothing."""
+    from packaging.specifiers import SpecifierSet
+
+    version = _version("flwr")
+    if version is None or SpecifierSet(ACROSS_HOSTS).contains(version, prereleases=True):
+        return ""
+    return (f"flwr must be {ACROSS_HOSTS} to run across hosts, got {version}, which is enough for "
+            f"simulations; pip install 'flwr{ACROSS_HOSTS}'")  # fmt: skip
 
 
 def requirements() -> dict[str, str]:

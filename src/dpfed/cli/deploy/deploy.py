@@ -263,6 +263,7 @@ def check(folder: Path, *, insecure: bool = False) -> list[str]:
         *_check_rosters(folder, insecure),
         *_check_scripts(folder, insecure),
         *_check_gate(folder),
+        *_check_flower(),
         CONTROL_WARNING,
     ]
 
@@ -406,3 +407,10 @@ def _check_gate(folder: Path) -> list[str]:
 
     lines = check_silo(folder / "silo.toml")
     return [x if x.startswith("warning:") else f"silo: {x}" for x in lines]
+
+
+def _check_flower() -> list[str]:
+    from dpfed.cli.doctor import simulations_only
+
+    said = simulations_only()
+    return [f"warning: {said}"] if said else []

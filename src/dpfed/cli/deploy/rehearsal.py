@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpfed.cli.deploy import deploy, scripts
+from dpfed.cli.doctor import simulations_only
 from dpfed.core.environment import DATA, DATASET, IDENTITY, LEDGER, STATE
 from dpfed.core.errors import DpfedError, RecipeError
 from dpfed.core.processes import (
@@ -136,6 +137,8 @@ def rehearse(
 def _silos(folder: Path) -> tuple[str, ...]:
     """The names of the roster, by partition-id, if the folder is in order and all keys are here."""
     deploy.check(folder)
+    if said := simulations_only():
+        raise RecipeError(said)
     names = identity.load_roster(folder / "server").names
     for name in names:
         for key in ("node.key", identity.KEY):
