@@ -262,6 +262,14 @@ def test_a_workflow_may_write_only_where_it_says_so(path: Path) -> None:
         assert all((REPOSITORY / script).exists() for script in called), called
 
 
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_uses_actions_by_their_commits(path: Path) -> None:
+    used = re.findall(r"uses: (.+)", path.read_text(encoding="utf-8"))
+    assert used
+    for each in used:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v[\d.]+", each), each
+
+
 def test_a_release_is_published_without_a_secret_and_after_a_person() -> None:
     yaml = pytest.importorskip("yaml")
     (path,) = [path for path in WORKFLOWS if path.stem == "release"]
