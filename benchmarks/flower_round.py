@@ -9,21 +9,17 @@ each parameter), which no bare strategy does; no target is set.
 
 from __future__ import annotations
 
-import logging
-import os
 import secrets
-import tempfile
-import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from benchmarks._measure import Result, Task, Timing, compare, interleaved
+from benchmarks._simulated import Timings, simulated, timing_app
 from dpfed.core.registry import build
 from dpfed.core.rows import Dense
 from dpfed.core.types import UPDATE, Rows, Unit, Vector
@@ -56,7 +52,8 @@ def plan(std: float = 1.0) -> Plan:
 class Nothing:
     """A problem whose one row is zero."""
 
-    dimension = 0
+    def __init__(self, size: int) -> None:
+        self.dimension = size
 
     def rows(self, params: Vector, unit: Unit) -> Rows:
         """One zero row."""
@@ -72,12 +69,19 @@ class Nothing:
         raise NotImplementedError
 
 
-def app() -> ClientApp:
+def apps_for(plans: Mapping[str, Plan]) -> dict[str, ClientApp]:
+    """A ClientApp for each plan and size, by what the names of their trainings begin with."""
+
+    def made(plan: Plan, size: int) -> ClientApp:
+        return client_app(lambda _: Nothing(size), plan)
+
+    return {f"{name}-{size}": made(plan, size) for name, plan in plans.items() for size in SIZES}
+
+
+def _app() -> ClientApp:
     """Echoes FedAvg's arrays, answers a quiet plan at once, and a loud one with its release."""
     made = ClientApp()
-    loud = plan(2.0)
-    real, mark = client_app(lambda _: Nothing(), loud), loud.fingerprint()
-    quiet = client_app(lambda _: Nothing(), plan())
+    apps = apps_for({"quiet": plan(), "loud": plan(2.0)})
 
     @made.train()
     def train(message: Message, context: Context) -> Message:
@@ -87,10 +91,9 @@ def app() -> ClientApp:
             reply = RecordDict({"arrays": content["arrays"], "metrics": metrics})
             return Message(reply, reply_to=message)
         control = content.config_records[CONTROL]
-        if control["stage"] == ENROL:
-            return quiet(message, context)
-        if control["fingerprint"] == mark:
-            return real(message, context)
+        name = str(control["training"]).rpartition("-")[0]
+        if control["stage"] == ENROL or name.startswith("loud"):
+            return apps[name](message, context)
         at = int(str(control["round"]))
         envelope = Envelope(at, 0, "reply", client_index(context))
         size = content.array_records["arrays"]["weight"].shape[0]
@@ -100,25 +103,14 @@ def app() -> ClientApp:
     return made
 
 
+def measure(grid: Grid) -> Timings:
+    """Three strategies that take turns in one simulation."""
+    return {size: interleaved(_tasks(grid, size), REPEATS, warmup=3) for size in SIZES}
+
+
 def run() -> list[Result]:
-    """Start one simulation, and let three strategies take turns in it."""
-    from flwr.simulation import run_simulation
-
-    found: dict[int, dict[str, Timing]] = {}
-    server = ServerApp()
-
-    @server.main()
-    def main(grid: Grid, context: Context) -> None:
-        del context
-        logging.getLogger("flwr").setLevel(logging.ERROR)
-        for size in SIZES:
-            found[size] = interleaved(_tasks(grid, size), REPEATS, warmup=3)
-
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
-        warnings.simplefilter("ignore")
-        os.environ.update(FLWR_TELEMETRY_ENABLED="0", DPFED_STATE=folder)
-        backend: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-        run_simulation(server, app(), CLIENTS, backend_config=backend)
+    """Start one simulation, and compare what it took."""
+    found = simulated("benchmarks.flower_round", CLIENTS)
     return [line for size, timings in found.items() for line in _lines(size, timings)]
 
 
@@ -126,7 +118,7 @@ def _tasks(grid: Grid, size: int) -> dict[str, Task]:
     arrays = ArrayRecord({"weight": torch.zeros(size)})
     bare = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=CLIENTS,
                   min_available_nodes=CLIENTS)  # fmt: skip
-    quiet, loud = (begun(each, grid, size) for each in (plan(), plan(2.0)))
+    quiet, loud = begun(plan(), grid, size, "quiet"), begun(plan(2.0), grid, size, "loud")
     return {
         "bare": Task(lambda: bare.start(grid, arrays, num_rounds=1)),
         "private": Task(lambda: next(quiet)),
@@ -134,16 +126,16 @@ def _tasks(grid: Grid, size: int) -> dict[str, Task]:
     }
 
 
-def begun(plan: Plan, grid: Grid, size: int, name: str = "bench") -> Iterator[Step]:
+def begun(plan: Plan, grid: Grid, size: int, name: str) -> Iterator[Step]:
     """A training whose nodes are enrolled: each ``next`` is one round.
 
     Args:
         plan: what is done.
         grid: Flower's way to its nodes.
         size: how many parameters the model has.
-        name: what the training is called; clients answer a training once, so a number follows.
+        name: of the plan; size and a number follow, since clients answer a training once.
     """
-    training = f"{name}-{secrets.token_hex(4)}"
+    training = f"{name}-{size}-{secrets.token_hex(4)}"
     transport = GridTransport(plan, grid, layout_of({"weight": torch.empty(size)}), timeout=600.0)
     steps = train(plan, torch.zeros(size), transport, training=training)
     transport.ready(next(steps))
@@ -158,3 +150,7 @@ def _lines(size: int, timings: dict[str, Timing]) -> list[Result]:
         compare(name, timings["private"], bare, 1.15, against),
         compare(f"{name}, with noise", timings["with noise"], bare, None, against),
     ]
+
+
+server = timing_app(measure)  # Flower finds them by these two lines
+nodes = _app()

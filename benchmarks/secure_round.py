@@ -9,26 +9,20 @@ is two plain rounds, plus the sum's own work as measured in one process. Clients
 
 from __future__ import annotations
 
-import logging
-import os
-import tempfile
-import warnings
 from collections.abc import Iterator
-from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 
 from benchmarks._measure import Result, Task, Timing, compare, interleaved
 from benchmarks._secure import Table, primitives
-from benchmarks.flower_round import CLIENTS, SIZES, Nothing, begun
+from benchmarks._simulated import Timings, simulated, timing_app
+from benchmarks.flower_round import CLIENTS, SIZES, apps_for, begun
 from dpfed.core.registry import build
 from dpfed.core.types import UPDATE
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.training.flower.client import client_app
 from dpfed.training.flower.codec import CONTROL
-from dpfed.training.flower.responder import ENROL
 from dpfed.training.loop import Step
 from dpfed.training.plan import Plan
 
@@ -52,13 +46,13 @@ def plan(sum: str) -> Plan:
 def run() -> list[Result]:
     """Both in one run: one process first, then the simulation."""
     alone = {size: _alone(size) for size in SIZES}
-    simulated = _simulated()
+    found = simulated("benchmarks.secure_round", CLIENTS)
     return [
         line
         for size in SIZES
         for line in (
             _bare(size, alone[size]),
-            _beside_plain(size, simulated[size], alone[size]["secure"]),
+            _beside_plain(size, found[size], alone[size]["secure"]),
         )
     ]
 
@@ -91,16 +85,15 @@ def _beside_plain(size: int, timings: dict[str, Timing], work: Timing) -> Result
 # ------------------------------------------------------------------------------- in simulation
 
 
-def app() -> ClientApp:
+def _app() -> ClientApp:
     """One node under both plans: whichever a message is of."""
     made = ClientApp()
-    apps = {each.fingerprint(): client_app(lambda _: Nothing(), each) for each in _plans().values()}
+    apps = apps_for(_plans())
 
     @made.train()
     def train(message: Message, context: Context) -> Message:
         control = message.content.config_records[CONTROL]
-        mark = str(control["fingerprint"]) if control["stage"] != ENROL else next(iter(apps))
-        return apps[mark](message, context)
+        return apps[str(control["training"]).rpartition("-")[0]](message, context)
 
     return made
 
@@ -109,33 +102,15 @@ def _plans() -> dict[str, Plan]:
     return {name: plan(name) for name in ("plain", "secure")}
 
 
-def _simulated() -> dict[int, dict[str, Timing]]:
-    from flwr.simulation import run_simulation
-
-    found: dict[int, dict[str, Timing]] = {}
-    server = ServerApp()
-
-    @server.main()
-    def main(grid: Grid, context: Context) -> None:
-        del context
-        logging.getLogger("flwr").setLevel(logging.ERROR)
-        for size in SIZES:
-            found[size] = interleaved(_tasks(grid, size), REPEATS[size], warmup=2)
-
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        os.environ.update(
-            FLWR_TELEMETRY_ENABLED="0", DPFED_IDENTITY="simulated", DPFED_STATE=folder
-        )
-        backend: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-        run_simulation(server, app(), CLIENTS, backend_config=backend)
-    return found
+def measure(grid: Grid) -> Timings:
+    """Plain and secure rounds in turns, in one simulation."""
+    return {size: interleaved(_tasks(grid, size), REPEATS[size], warmup=2) for size in SIZES}
 
 
 def _tasks(grid: Grid, size: int) -> dict[str, Task]:
     tasks = {}
     for name, plan in _plans().items():
-        steps = begun(plan, grid, size, f"{name}-{size}")
+        steps = begun(plan, grid, size, name)
         tasks[name] = Task(lambda steps=steps: _round(steps))  # type: ignore[misc]
     return tasks
 
@@ -144,3 +119,7 @@ def _round(steps: Iterator[Step]) -> None:
     """The next round: a client refuses one that it has answered."""
     row = next(steps).history[-1]
     assert row["clients"] == CLIENTS, row
+
+
+server = timing_app(measure)  # Flower finds them by these two lines
+nodes = _app()

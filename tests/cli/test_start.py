@@ -42,6 +42,7 @@ from dpfed.cli.explain_figures import run_figures
 from dpfed.cli.main import app
 from dpfed.cli.new import package_name, write_app
 from dpfed.core.errors import DataError, RecipeError, UnsoundPlan
+from dpfed.core.processes import find_command, started
 from dpfed.core.types import Trust
 from dpfed.recipes.terms import read_terms, write_terms
 from dpfed.training.history import wasted_attempts
@@ -529,8 +530,8 @@ def simulation_of(home: Path, scratch: Path) -> Iterator[dict[str, str]]:
     with ExitStack() as stack:
 
         def launch(name: str, *arguments: str) -> subprocess.Popen[bytes]:
-            command = [simulation._find(name) or name, *arguments]
-            return stack.enter_context(simulation._process(command, env, log))
+            command = [find_command(name) or name, *arguments]
+            return stack.enter_context(started(command, env, log))
 
         _, address = simulation._superlink(launch, log)
         connection = {"default": "own", "own": {"address": address, "insecure": True}}
@@ -552,7 +553,7 @@ def test_flwr_run_trains_a_new_app(kind: str, home: Path) -> None:
         text = path.read_text(encoding="utf-8").replace("rounds = 20", "rounds = 2")
         path.write_text(text, encoding="utf-8")
     with simulation._scratch() as scratch, simulation_of(home, Path(scratch)) as env:
-        command = [simulation._find("flwr") or "flwr", "run", str(home / "fresh"), "--stream"]
+        command = [find_command("flwr") or "flwr", "run", str(home / "fresh"), "--stream"]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150,
                               check=False)  # fmt: skip
     assert done.returncode == 0, done.stdout

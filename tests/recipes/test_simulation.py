@@ -9,6 +9,7 @@ import os
 import subprocess
 import time
 import uuid
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -326,3 +327,19 @@ def test_without_the_flwr_command_nothing_is_started(
     with pytest.raises(MissingExtra, match=said):
         simulation.run_simulation(write(tmp_path), tmp_path / "out", clients=3)
     assert not (tmp_path / "out").exists()
+
+
+def test_apps_of_ones_own_must_leave_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Any] = []
+    monkeypatch.setattr(simulation, "_with_flwr", lambda job, follow: ran.append((job, follow)))
+    for left in (True, False):
+        with nullcontext() if left else pytest.raises(DpfedError, match="without a result"):
+            simulation.run_apps(
+                "mine:server", "mine:nodes", tmp_path, clients=2, finished=lambda out: left
+            )
+        job, follow = ran.pop()
+        assert job.parts == {"serverapp": "mine:server", "clientapp": "mine:nodes"}
+        assert (job.config, job.clients) == ({"out": str(tmp_path)}, 2)
+        assert follow.finished(tmp_path) is left

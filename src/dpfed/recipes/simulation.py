@@ -33,7 +33,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +64,11 @@ Launch = Callable[..., "subprocess.Popen[bytes]"]
 """Starts a command of Flower's by its name and arguments; it is ended with the run."""
 
 LOG_FILE = "flower.log"
+OURS = {
+    "serverapp": "dpfed.recipes.flower_app:server_app",
+    "clientapp": "dpfed.recipes.flower_app:client_app",
+}
+"""The apps that train as a recipe says."""
 _POLL = 0.2  # seconds between two looks at the history
 _TRIES = 3  # SuperLinks that may fail to start
 _STARTUP = 60.0  # seconds that a SuperLink may take to answer
@@ -124,6 +129,42 @@ def run_simulation(
     return _collect(out, log)
 
 
+def run_apps(
+    server: str,
+    client: str,
+    out: Path,
+    *,
+    clients: int,
+    finished: Callable[[Path], bool],
+    timeout: float = 3600.0,
+) -> None:
+    """Run a ServerApp and a ClientApp of one's own in the same way, as the benchmarks do.
+
+    Args:
+        server: MODULE:NAME of the ServerApp; its ``run_config`` has ``out``.
+        client: MODULE:NAME of the ClientApp.
+        out: a folder that is there, for the log and for whatever the ServerApp leaves.
+        clients: how many SuperNodes to simulate.
+        finished: whether the ServerApp has left all of it in ``out``.
+        timeout: seconds until the run is ended.
+    """
+    log = out.resolve() / LOG_FILE
+    follow = _Follow(out=out, log=log, watch=None, deadline=time.monotonic() + timeout,
+                     timeout=timeout, finished=finished)  # fmt: skip
+    with tidy(), _scratch() as folder:
+        job = _Job(
+            folder=Path(folder),
+            log=log,
+            config={"out": str(out.resolve())},
+            clients=clients,
+            cpus=os.cpu_count() or 1,
+            parts={"serverapp": server, "clientapp": client},
+        )
+        _with_flwr(job, follow)
+    if not finished(out):
+        raise DpfedError(f"the simulation ended without a result; see its log: {log}")
+
+
 def _scratch() -> tempfile.TemporaryDirectory[str]:
     """A private folder with a short name: Ray's sockets lie in it, with up to 103 bytes of path."""
     usual, short = tempfile.gettempdir(), "/tmp"  # noqa: S108 (the folder in it is made by mkdtemp)
@@ -166,6 +207,7 @@ class _Job:
     config: Mapping[str, str]
     clients: int
     cpus: int
+    parts: Mapping[str, str] = field(default_factory=lambda: OURS)
 
 
 def _with_flwr(job: _Job, follow: _Follow) -> None:
@@ -209,15 +251,13 @@ def _write_app(job: _Job, address: str) -> None:
     """The Flower app, which is all configuration, and the connection to the SuperLink."""
     import tomli_w
 
-    where = "dpfed.recipes.flower_app"
-    parts = {"serverapp": f"{where}:server_app", "clientapp": f"{where}:client_app"}
     project = {
         "name": "dpfed-simulation",
         "version": "1.0.0",
         "description": "A dpfed recipe",
         "license": "Apache-2.0",
     }
-    app = {"publisher": "dpfed", "components": parts, "config": dict(job.config)}
+    app = {"publisher": "dpfed", "components": dict(job.parts), "config": dict(job.config)}
     connection = {"default": "own", "own": {"address": address, "insecure": True}}
     files: dict[Path, dict[str, Any]] = {
         job.folder / "app" / "pyproject.toml": {"project": project, "tool": {"flwr": {"app": app}}},
@@ -254,6 +294,8 @@ class _Follow:
     watch: Watch | None
     deadline: float
     timeout: float
+    finished: Callable[[Path], bool] = is_finished
+    """Whether the ServerApp has left its result or its error: only the shutdown is left."""
 
     def __call__(
         self, process: subprocess.Popen[bytes], needed: Sequence[subprocess.Popen[bytes]] = ()
@@ -263,19 +305,15 @@ class _Follow:
             shown = self._show(shown)
             if any(each.poll() is not None for each in needed):
                 raise DpfedError(f"a Flower process ended before the run; see the log: {self.log}")
-            if self._ended():
+            if self.finished(self.out):
                 deadline = min(deadline, time.monotonic() + _WIND_DOWN)
             time.sleep(_POLL)
         self._show(shown)
-        if process.poll() is None and not self._ended():
+        if process.poll() is None and not self.finished(self.out):
             raise DpfedError(
                 f"the simulation took longer than timeout = {self.timeout:g} s and was ended; "
                 f"raise it, or see the log: {self.log}"
             )
-
-    def _ended(self) -> bool:
-        """Whether the ServerApp has left its result or its error: only the shutdown is left."""
-        return is_finished(self.out)
 
     def _show(self, shown: int) -> int:
         if self.watch is None:
