@@ -329,17 +329,17 @@ def test_without_the_flwr_command_nothing_is_started(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("left", [True, False])
 def test_apps_of_ones_own_must_leave_a_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Any] = []
     monkeypatch.setattr(simulation, "_with_flwr", lambda job, follow: ran.append((job, follow)))
-    for left in (True, False):
-        with nullcontext() if left else pytest.raises(DpfedError, match="without a result"):
-            simulation.run_apps(
-                "mine:server", "mine:nodes", tmp_path, clients=2, finished=lambda out: left
-            )
-        job, follow = ran.pop()
-        assert job.parts == {"serverapp": "mine:server", "clientapp": "mine:nodes"}
-        assert (job.config, job.clients) == ({"out": str(tmp_path)}, 2)
-        assert follow.finished(tmp_path) is left
+    with nullcontext() if left else pytest.raises(DpfedError, match="without a result"):
+        simulation.run_apps(
+            "mine:server", "mine:nodes", tmp_path, clients=2, finished=lambda out: left
+        )
+    ((job, follow),) = ran
+    assert job.parts == {"serverapp": "mine:server", "clientapp": "mine:nodes"}
+    assert (job.config, job.clients) == ({"out": str(tmp_path)}, 2)
+    assert follow.finished(tmp_path) is left
