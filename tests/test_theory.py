@@ -8,6 +8,7 @@ import csv
 import math
 import statistics
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,40 @@ def test_h_is_the_inverse_and_what_the_library_applies() -> None:
     dense = torch.linalg.solve(torch.outer(after.M, after.M) + rho * torch.eye(7, dtype=G.dtype), G)
     for found in (step, bounds.preconditioned(after.M, G, rho)):
         assert torch.allclose(found, dense, rtol=1e-12)
+
+
+def test_the_bounds_of_the_momentum() -> None:
+    """(11) is where (9) stands still; (15) is H's smallest eigenvalue; 4.15 is Markov's, T times."""
+    c = CASE
+    top = bounds.momentum_bound(c.clip, c.beta, c.noise)
+    assert bounds.momentum_step(top, c.clip, c.beta, c.noise) == pytest.approx(top)
+    none = bounds.momentum_step(0.0, c.clip, c.beta, c.noise)
+    assert none == pytest.approx(0.1 * c.clip**2 + 0.01 * c.noise)
+    assert bounds.aggregate_bound(c.clip, c.noise) == pytest.approx(c.clip**2 + c.noise)
+    assert 70 * top / bounds.momentum_event(top, 70, 0.05) == pytest.approx(0.05)
+    M = torch.arange(4, dtype=torch.float64)
+    dense = torch.linalg.inv(torch.outer(M, M) + 0.3 * torch.eye(4, dtype=torch.float64))
+    least = float(torch.linalg.eigvalsh(dense)[0])
+    assert bounds.least_curvature(float(M @ M), 0.3) == pytest.approx(least)
+
+
+def test_draws_of_clients() -> None:
+    """Lemma 2 over all samples of three, and its Poisson counterpart over all subsets."""
+    v = torch.from_numpy(np.random.default_rng(3).normal(size=(6, 2)))
+    fixed = [float(v[list(each)].mean(0).square().sum()) for each in combinations(range(6), 3)]
+    assert bounds.sampled_square(v, 3) == pytest.approx(statistics.fmean(fixed))
+    rate, total = 0.3, 0.0
+    for size in range(7):
+        for each in combinations(range(6), size):
+            chance = rate**size * (1 - rate) ** (6 - size)
+            total += chance * float((v[list(each)].sum(0) / (6 * rate)).square().sum())
+    assert bounds.poisson_square(v, rate) == pytest.approx(total)
+
+
+def test_lemma_23_by_hand() -> None:
+    """H of trace 3 in two dimensions, alpha 0.5, rho 2, a variance of 0.1, |ytilde - y*|^2 = 4."""
+    found = bounds.inner_bound(4.0, 0.5, 2.0, 0.1, 3.0, 2)
+    assert found == pytest.approx(-0.5 * 4 + 0.1 * 3 + 0.1 * 2.5 * 2)
 
 
 def test_gamma_is_20_term_by_term() -> None:
@@ -193,6 +228,7 @@ def test_fednew_is_measured_again() -> None:
     for each in found:
         there = kept[each.statement, each.case, each.quantity]
         assert there.measured == pytest.approx(each.measured, rel=1e-3, abs=1e-9)
+        assert there.predicted == pytest.approx(each.predicted, rel=1e-3, abs=1e-9, nan_ok=True)
 
 
 def small_run() -> runs.Trace:
