@@ -191,8 +191,9 @@ def _run(entry: Callable[[], Any]) -> NoReturn:
 def _pass_on(there: socket.socket, child: int) -> None:
     """Signals of the launcher, until the command ends; its own end is the command's."""
     ended = os.pidfd_open(child)
+    watched: list[Any] = [there, ended]
     while True:
-        ready = select.select([there, ended], [], [])[0]
+        ready = select.select(watched, [], [])[0]
         if ended in ready:
             return
         numbers = there.recv(16)
