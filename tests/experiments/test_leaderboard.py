@@ -267,10 +267,13 @@ def test_what_is_withdrawn_or_has_one_seed_is_listed_with_why(tmp_path: Path) ->
     (write(tmp_path, "gone") / "withdrawn.md").write_text("Cut by\nhand.\n", encoding="utf-8")
     write(tmp_path, "single", {key: values[:1] for key, values in FIGURES.items()})
     (write(tmp_path, "unfinished") / "final.csv").unlink()
+    noise = STUDY.replace('key = "privacy.epsilon"', 'key = "privacy.std_over_clip"')
+    write(tmp_path, "noise", FIGURES, noise, {})
     found = collect(tmp_path)
     assert list(found.about) == ["kept"]
     assert found.left_out == {
         "gone": "Cut by hand.",
+        "noise": "at one noise multiplier, at which its methods promise different epsilons",
         "single": "one seed, so nothing says how far its figures move by chance",
         "unfinished": "no final runs",
     }
