@@ -93,7 +93,8 @@ class Guarantee:
     idealized: bool = True
     shares: float = 1
     draws: str = ""
-    """What is drawn at random, how likely, and who knows the draw; empty without a draw."""
+    """What is drawn at random, how likely, and who knows the draw; or how often a unit takes part.
+    Empty where each is always there."""
     colluders: int = 1
     """How many clients may pool what they know, where the noise of others hides a unit."""
     budgeted: bool = False
@@ -238,7 +239,17 @@ def _draws(spent: Sequence[Spent]) -> str:
               f"known to its client only" for rate in sorted(rates)]  # fmt: skip
     among = [f"each client is asked with probability {rate:g}, known to the server only (how long "
              f"a round takes is not covered)" for rate in sorted(asked)]  # fmt: skip
-    return "; ".join([*inside, *among])
+    return "; ".join([*inside, *among, *_limits(spent)])
+
+
+def _limits(spent: Sequence[Spent]) -> list[str]:
+    """How often a client takes part, where that is counted on, and who holds it to that."""
+    found = {getattr(s.mechanism, "participation", None) for s in spent} - {None}
+    return [
+        f"each client takes part {limits} (its own ledger refuses more; what is protected is an "
+        f"installation whose state is kept)"
+        for limits in found
+    ]
 
 
 def _local(spent: Sequence[Spent], delta: float, colluders: int) -> tuple[Claim, ...]:
@@ -263,6 +274,8 @@ def _pooled(spent: Sequence[Spent], delta: float, server: str) -> tuple[Claim, .
         trusted = "with the sums"
         if any(not isinstance(s.participation, Everyone) for s in spent):
             trusted = "with the sums, and alone knows who takes part"
+        if _limits(spent):
+            trusted = "with the sums, and adds the noise"
         adversary = f"{OTHERS} (the server is trusted {trusted})"
     else:
         adversary = (

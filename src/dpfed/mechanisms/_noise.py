@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 from dpfed.core.checks import refuse
 from dpfed.core.errors import BadRelease, RecipeError
 from dpfed.core.grid import pack
+from dpfed.core.participation import Participation
 from dpfed.core.sampling import EVERYONE
 from dpfed.core.types import Adjacency, Trust, Unit
 
@@ -52,12 +53,26 @@ class GaussianNoise:
     shares: float = 1
     replace_bound: float = math.nan
     """How far replacing one unit moves the sum; 2 clip unless rows are known to be closer."""
+    participation: Participation | None = None
+    """How often a unit takes part, and how far apart; None is in every release."""
 
     def __post_init__(self) -> None:
         above_zero("clip", self.clip)
         above_zero("std", self.std, "give privacy.epsilon instead, and it is calibrated")
         if math.isnan(self.replace_bound):
             object.__setattr__(self, "replace_bound", 2 * self.clip)
+        if self.participation is not None:
+            self._check_participation()
+
+    def _check_participation(self) -> None:
+        """A client can bound how often it takes part; only the server's noise has its steps."""
+        fits = self.unit is Unit.CLIENT and self.trust is Trust.CENTRAL
+        if not fits or self.sampling != EVERYONE:
+            raise RecipeError(
+                f"privacy.participation must have unit 'client', central trust and no draw, got "
+                f"unit {self.unit.value!r}, {self.trust} trust and {self.sampling}; change these, "
+                f"or leave it out"
+            )
 
     @property
     def exact(self) -> bool:
@@ -153,8 +168,12 @@ class FreshNoise(GaussianNoise):
         if releases == 0:
             return NoOpDpEvent()
         event = GaussianDpEvent(self.noise_multiplier(shares))
-        return SelfComposedDpEvent(self.sampling.amplify(event), releases)
+        return SelfComposedDpEvent(self.sampling.amplify(event), self._times(releases))
 
     def worth(self, releases: int) -> float:
         """The squared sensitivity of so many releases, over that of one: they are independent."""
-        return float(releases)
+        return float(self._times(releases))
+
+    def _times(self, releases: int) -> int:
+        """In how many of them a unit is; they need not be of consecutive rounds."""
+        return min(releases, self.participation.at_most) if self.participation else releases

@@ -22,11 +22,16 @@ elsewhere. No correlation beats independent noise on this schedule, and that gai
 noise only (sum_t sqrt(t))^2 / (n n(n+1)/2) -> 8/9 of the mean squared error, 6 % of noise; the last
 prefix loses (up to 4/3). It is scaled to worth(rounds) = rounds, as Gaussian at the same std.
 
+With ``participation`` (central trust, a client as the unit; b rounds apart, at most k times) C has
+at most b bands, so no two releases of a unit share one: worth(n) is the sum of the squared norms of
+the columns 0, b, 2b, ... (_toeplitz.py). The default is then the best Toeplitz C of b bands.
+
 | edge case                                              | what happens                            |
 |--------------------------------------------------------|-----------------------------------------|
 | std, clip or rounds zero, negative, NaN or infinite    | refused when built                      |
 | coefficients not finite, or the first one not above 0  | refused when built                      |
 | DISTRIBUTED trust, more than one share, sampling       | refused when built                      |
+| more bands than ``participation`` has rounds apart     | refused when built                      |
 | more than ``rounds`` releases on the schedule          | BadRelease; their cost is infinite      |
 | rows beyond the bounds, of another size, off the grid  | BadRelease, nothing is released         |
 | a client misses rounds (LOCAL)                         | the total's std is for those in step    |
@@ -41,8 +46,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from dpfed.core.checks import refuse
 from dpfed.core.errors import BadRelease
 from dpfed.core.grid import EXACT_BITS, NOISY_BITS, pack, step_below
+from dpfed.core.participation import Participation
 from dpfed.core.types import Adjacency, Release, Trust, Unit
 from dpfed.mechanisms._noise import GaussianNoise
+from dpfed.mechanisms._toeplitz import Error, best_bands, inverse_column, separated_squared
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -75,6 +82,10 @@ class Banded(GaussianNoise):
         column = (1.0,) if self.coefficients is None else self.coefficients
         if not (column and column[0] > 0 and all(map(math.isfinite, column))):
             raise refuse("banded.coefficients", "finite, the first one above 0", column)
+        apart = self.participation and self.participation.min_separation
+        if apart and not (self.coefficients and len(column) <= apart):
+            bound = f"at most privacy.participation.min_separation = {apart} numbers"
+            raise refuse("banded.coefficients", bound, len(column), "leave them out for the best")
 
     @property
     def step(self) -> float:
@@ -148,6 +159,8 @@ class Banded(GaussianNoise):
     def _std_at(self, t: int) -> float:
         """The noise level of release t: std times the norm of row t of C^-1."""
         first, *others = self._row(t)
+        if self.participation is not None:
+            return self.std * math.hypot(*inverse_column(self._row(t), t))
         inverse = [1 / first]  # the first column of C^-1 where C is Toeplitz
         while others and len(inverse) < t:
             products = zip(others, reversed(inverse), strict=False)
@@ -161,6 +174,8 @@ class Banded(GaussianNoise):
         if self.coefficients is None:
             return math.fsum(self._diagonal()[:releases]) if releases <= self.rounds else math.inf
         total, column = 0.0, np.array(self.coefficients)
+        if self.participation is not None:
+            return separated_squared(column, releases, self.participation)
         for lag in range(min(releases, column.size)):  # of C^T C, from its last row upwards
             entries = np.cumsum(column[lag:] * column[: column.size - lag])
             padded = np.pad(np.abs(entries), (0, releases), "edge")[: releases - lag]
@@ -186,6 +201,8 @@ def banded(
     rounds: int = 70,
     coefficients: list[float] | None = None,
     replace_bound: float = math.nan,
+    participation: Participation | None = None,
+    error: Error = "mean",
 ) -> Banded:
     """Noise correlated by a Toeplitz C of these coefficients, or by the best C for ``rounds``.
 
@@ -198,9 +215,14 @@ def banded(
         rounds: how many releases the best C is made for, at least 1.
         coefficients: the first column of C, finite, the first one above 0; None is the best C.
         replace_bound: how far replacing one unit moves the sum; NaN is 2 clip.
+        participation: how often a unit takes part: a fact of the plan; None is always.
+        error: which prefix sums the best C under participation is for: their mean, or the last.
     """
     column = None if coefficients is None else tuple(map(float, coefficients))
+    if column is None and participation is not None:
+        column = best_bands(rounds, participation.min_separation, error)
     return Banded(
         clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
         replace_bound=replace_bound, rounds=rounds, coefficients=column,
+        participation=participation,
     )  # fmt: skip

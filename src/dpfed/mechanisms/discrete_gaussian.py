@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING
 from dpfed.core.checks import refuse
 from dpfed.core.errors import BadRelease, RecipeError
 from dpfed.core.grid import SLACK, narrow, squared_limit, step_below, truncated_sum
+from dpfed.core.participation import Participation
 from dpfed.core.sampling import drawn
 from dpfed.core.types import Adjacency, Release, Trust, Unit
 from dpfed.mechanisms._noise import FreshNoise
@@ -160,6 +161,7 @@ def discrete_gaussian(
     shares: float = 1,
     replace_bound: float = math.nan,
     bits: int = 24,
+    participation: Participation | None = None,
 ) -> DiscreteGaussian:
     """The Gaussian mechanism in exact integers, on a grid of 2^bits steps to the noise or more.
 
@@ -172,8 +174,9 @@ def discrete_gaussian(
         shares: shares of noise that the adversary cannot subtract; 1 unless trust is distributed.
         replace_bound: how far replacing one unit moves the sum; 2 clip, as is NaN.
         bits: how fine the grid is, 10 to 30.
+        participation: how often a unit takes part: a fact of the plan; None is always.
     """
     return DiscreteGaussian(
         clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
-        shares=shares, replace_bound=replace_bound, bits=bits,
+        shares=shares, replace_bound=replace_bound, bits=bits, participation=participation,
     )  # fmt: skip

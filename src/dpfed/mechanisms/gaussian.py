@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpfed.core.grid import EXACT_BITS, NOISY_BITS, pack, step_below, to_grid
+from dpfed.core.participation import Participation
 from dpfed.core.sampling import drawn
 from dpfed.core.types import Adjacency, Release, State, Trust, Unit
 from dpfed.mechanisms._noise import FreshNoise
@@ -97,6 +98,7 @@ def gaussian(
     trust: Trust = Trust.LOCAL,
     shares: float = 1,
     replace_bound: float = math.nan,
+    participation: Participation | None = None,
 ) -> Gaussian:
     """The Gaussian mechanism with a clip and a noise level (or calibrate the latter).
 
@@ -108,8 +110,9 @@ def gaussian(
         trust: who adds the noise, and what the server sees.
         shares: shares of noise that the adversary cannot subtract; 1 unless trust is distributed.
         replace_bound: how far replacing one unit moves the sum; NaN is 2 clip.
+        participation: how often a unit takes part: a fact of the plan; None is always.
     """
     return Gaussian(
         clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
-        shares=shares, replace_bound=replace_bound,
+        shares=shares, replace_bound=replace_bound, participation=participation,
     )  # fmt: skip

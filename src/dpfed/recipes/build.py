@@ -18,6 +18,7 @@ from dpfed.core.chain import chain
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.metric import Metric
+from dpfed.core.participation import Participation
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
 from dpfed.core.sampling import EVERYONE, Everyone, Poisson, Sampling
@@ -219,6 +220,7 @@ def _channels(
             sampling=EVERYONE if channel.census else drawn,
             releases=channel.planned(recipe.rounds, privacy.spare_attempts or 0),
             shares=shares,
+            limits=privacy.participation.within(recipe.rounds) if privacy.participation else None,
         )
         for name, channel in _declared(recipe, client).items()
         if not channel.derived
@@ -267,6 +269,7 @@ def _mechanism(
     sampling: Sampling,
     releases: int,
     shares: dict[str, int],
+    limits: Participation | None,
 ) -> Mechanism:
     """The mechanism of a channel; correlated noise is laid out for so many releases."""
     _refuse_repeated(privacy)
@@ -293,9 +296,13 @@ def _mechanism(
         bound = channel.replace_bound
         options["replace_bound"] = 2 * clip if bound is None else bound
     ahead = max(1, releases)
-    mechanism: Mechanism = build(
-        "mechanisms", privacy.mechanism, options, horizon=ahead, rounds=ahead, **shares
-    )
+    facts: dict[str, Any] = {"horizon": ahead, "rounds": ahead, "participation": limits, **shares}
+    mechanism: Mechanism = build("mechanisms", privacy.mechanism, options, **facts)
+    if getattr(mechanism, "participation", None) != limits:
+        raise refuse(
+            "privacy.mechanism", "one that privacy.participation is priced for", privacy.mechanism,
+            "use gaussian, tree, banded or blt",
+        )  # fmt: skip
     return mechanism if sampling == EVERYONE else mechanism.with_sampling(sampling)
 
 

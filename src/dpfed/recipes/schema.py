@@ -19,6 +19,7 @@ import msgspec
 
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
+from dpfed.core.participation import Participation
 from dpfed.core.registry import suggest
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit, Weights
 from dpfed.recipes.adaptive import AdaptiveRecipe
@@ -127,7 +128,7 @@ class PrivacyRecipe(_Section, frozen=True):
     """What is guaranteed. Give epsilon, or std_over_clip, or the mechanism 'clear'."""
 
     mechanism: str = "gaussian"
-    """The noise: gaussian, discrete_gaussian (exact integers), tree, banded, or clear for none."""
+    """gaussian, discrete_gaussian (exact integers), tree, banded, blt, or clear for no noise."""
     epsilon: float | None = None
     """What all rounds together may cost; determines the noise."""
     delta: float = 1e-5
@@ -156,6 +157,8 @@ class PrivacyRecipe(_Section, frozen=True):
     """The probability with which each unit is drawn for each release (Poisson)."""
     client_rate: float = 1.0
     """The probability with which each client is drawn in each round (Poisson)."""
+    participation: Participation | msgspec.UnsetType = msgspec.UNSET
+    """A client takes part at_most times, min_separation rounds apart: docs/scale.md."""
     spare_attempts: int | msgspec.UnsetType = msgspec.UNSET
     """Extra attempts that the noise is sized for. Without any, a failed attempt costs a round."""
     options: dict[str, Any] = {}
@@ -257,7 +260,8 @@ DEFAULT = "dp-fedauto"
 
 _PACED = {
     "model.name": ("softmax", "logistic"), "privacy.mechanism": ("gaussian", "discrete_gaussian"),
-    "privacy.weights": ("sum",), "evaluation.kind": ("test", "federated", "exact", "off"),
+    "privacy.weights": ("sum",), "privacy.participation": (None,),
+    "evaluation.kind": ("test", "federated", "exact", "off"),
 }  # fmt: skip
 """What the default can do; a recipe that says something else has DP-FedGD, as it is written."""
 
@@ -413,7 +417,7 @@ def _must_be(field: str, bound: str, tree: Mapping[str, Any]) -> str:
 _TABLES = {
     "": Recipe, "ledger": LedgerRecipe, "evaluation": EvaluationRecipe, "model": ModelRecipe,
     "data": DataRecipe, "data.partition": PartitionRecipe, "privacy": PrivacyRecipe,
-    "privacy.adaptive": AdaptiveRecipe,
+    "privacy.adaptive": AdaptiveRecipe, "privacy.participation": Participation,
 }  # fmt: skip
 """Where two tables have the same field, the later one is suggested: it is likelier to be meant."""
 

@@ -82,7 +82,7 @@ class Account:
             key=self.key(plan, client), training=training, client=client, round=0, attempt=0,
             parts=_parts(plan, releases), delta_reserved=plan.delta_reserved,
             plan=plan.fingerprint(),
-            covered=_covered(plan),
+            covered=_covered(plan), participation=plan.pattern,
         )  # fmt: skip
 
     def begin_all(

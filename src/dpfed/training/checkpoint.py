@@ -20,6 +20,8 @@ on as a new attempt, with new noise. Files are replaced as a whole and synced, n
 | another plan, model or training under the folder | refused: DataError                        |
 | a file that is cut off or is not ours            | refused: DataError                        |
 | another process goes on in the folder            | refused: DataError                        |
+| an older file than clients were asked after,     | refused: DataError, as rounds that were   |
+| where the server adds the noise                  | broadcast would get new noise             |
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from safetensors.torch import save
 
 from dpfed.core.errors import DataError
 from dpfed.core.files import jsonable, locked_file, replace_file
-from dpfed.core.types import State
+from dpfed.core.types import State, Trust
 from dpfed.core.vector import Layout
 from dpfed.training.fingerprint import legacy_fingerprint
 from dpfed.training.plan import Plan
@@ -279,6 +281,12 @@ class Checkpoint:
                 raise ValueError(attempt)
         except (ValueError, KeyError, TypeError) as error:
             raise _unreadable(path) from error
+        if at > state.round and plan.update.trust is Trust.CENTRAL:
+            raise DataError(
+                f"the checkpoint in {self.folder} is of round {state.round}, and clients were "
+                f"asked for round {at}; bring back the newest one, since a round that was "
+                f"broadcast must not get new noise"
+            )
         while at == state.round and state.attempt < attempt:
             state = next_attempt(plan, _spent(plan, state))
         if (at, attempt) != (state.round, state.attempt):

@@ -74,7 +74,8 @@ def same_attempt(
     silent = set(result.missing) - set(result.refused)
     if not result.aborted or not result.spent or not silent:
         return after
-    if before.counts_before is not None or plan.update.trust is Trust.CENTRAL:
+    anew = plan.update.trust is Trust.CENTRAL and plan.pattern is None
+    if before.counts_before is not None or anew:
         return after
     return replace(before, release_counts=after.release_counts, counts_before=before.release_counts)
 

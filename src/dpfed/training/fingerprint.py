@@ -65,5 +65,6 @@ def legacy_fingerprint(plan: Plan) -> str:
 
 
 def _stable(text: str) -> str:
-    """A repr with the names of version 0.1."""
-    return text.replace("replace_bound=", "swap=").replace(", census=False)", ")")
+    """A repr with the names of version 0.1, without what it did not have and is left out."""
+    text = text.replace("replace_bound=", "swap=").replace(", participation=None", "")
+    return text.replace(", census=False)", ")")

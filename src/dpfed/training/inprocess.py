@@ -43,6 +43,8 @@ class _Count:
                 f"attempts must be new, and at most {plan.attempts}, as the plan accounts for, got "
                 f"{at} after {len(self.entered)}; make a new engine for a new training"
             )
+        if plan.pattern is not None:
+            plan.pattern.refuse_beyond(broadcast.round, [entered[0] for entered in self.entered])
         self.entered.add(at)
         return ()
 

@@ -135,10 +135,10 @@ def _found(
     plan: Plan, fresh: ServerState, transport: Transport, checkpoint: Checkpoint | None
 ) -> Step:
     """Where the training stands: at its beginning, or where a checkpoint left it."""
-    # not where the server adds the noise: it would add other noise to the same sums
-    again = transport.stores_answers and plan.update.trust is not Trust.CENTRAL
+    # not where the server adds the noise, unless its clients refuse a new attempt
+    again = transport.stores_answers and (plan.update.trust is not Trust.CENTRAL or plan.pattern)
     form = transport.client_states(fresh.params)
-    saved = checkpoint and checkpoint.load(plan, fresh, form, again)
+    saved = checkpoint and checkpoint.load(plan, fresh, form, bool(again))
     if not saved:
         return Step(state=fresh)
     transport.restore(saved.clients)

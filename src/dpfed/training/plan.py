@@ -16,6 +16,7 @@ from typing import TypeAlias
 from dpfed.accounting.guarantee import Guarantee, Spent, guarantee
 from dpfed.core.chain import chain
 from dpfed.core.metric import Metrics
+from dpfed.core.participation import Participation
 from dpfed.core.randomness import Noise
 from dpfed.core.sampling import EVERYONE, Everyone, Sampling
 from dpfed.core.sum_protocol import Signer, Sum, SumContext
@@ -33,6 +34,7 @@ from dpfed.core.types import (
     Weights,
     channels_due,
 )
+from dpfed.training import cohorts
 from dpfed.training.fingerprint import fingerprint
 from dpfed.training.metrics import with_metrics
 from dpfed.training.soundness import refuse_unsound
@@ -122,11 +124,19 @@ class Plan:
 
     # --------------------------------------------------------------------------- the clients
 
+    @property
+    def pattern(self) -> Participation | None:
+        """How often a client takes part at most, where that is priced; None is in every round."""
+        return cohorts.pattern_of(self)
+
+    @property
+    def part_asked(self) -> float:
+        """The part of all clients that is expected in a round."""
+        return cohorts.part_asked(self)
+
     def draw(self, round: int, attempt: int) -> tuple[int, ...]:
         """Which clients are asked in a round. The draw may be empty: none replaces it."""
-        everyone = tuple(range(len(self.nominal)))
-        kept = self.participation.draw(len(everyone), self.noise.stream("cohort", round, attempt))
-        return everyone if kept is None else tuple(i for i in everyone if bool(kept[i]))
+        return cohorts.drawn_clients(self, round, attempt)
 
     def cohort(self, channel: str, drawn: Iterable[int] | None = None) -> dict[int, float]:
         """Those drawn (or all) with the public weight of their release in the total, at most 1."""
@@ -138,17 +148,14 @@ class Plan:
 
     def denominator(self, channel: str) -> float:
         """The public number that turns the weighted total into the mean."""
-        part = self.participation.rate * self.expected(channel)
+        part = self.part_asked * self.expected(channel)
         if self._counts_alike(channel):
             return math.fsum(self.nominal) * part
         return len(self.nominal) * min(self.nominal) * part
 
     def level(self, channel: str) -> float:
         """The noise level of a channel's mean if everyone takes part."""
-        mechanism, weights = self.channels[channel], self.cohort(channel).values()
-        shares = self.participation.rate * math.fsum(w * w for w in weights)
-        added = 1 if mechanism.trust is Trust.CENTRAL else shares
-        return mechanism.std * math.sqrt(added) / self.denominator(channel)
+        return cohorts.noise_level(self, channel)
 
     def _counts_alike(self, channel: str) -> bool:
         return self.weights is Weights.SUM or self.declared[channel].census
@@ -231,15 +238,8 @@ class Plan:
         return self.participation if central else EVERYONE
 
     def hidden_by(self, weights: Iterable[float]) -> float:
-        """How many shares of noise protect the most exposed client of a sum from the colluders.
-
-        A client of weight w faces the noise of all honest terms: sum of w_i^2 over w^2 shares.
-        """
-        squares = sorted((w * w for w in weights), reverse=True)
-        worst = squares[0] if squares else 1.0
-        # colluders do worst to the heaviest client by being the next heaviest ones
-        honest = squares[:1] + squares[1 + self.colluders :]
-        return max(1.0, math.fsum(honest) / worst)
+        """How many shares of noise protect the most exposed client of a sum from the colluders."""
+        return cohorts.shares_hiding(weights, self.colluders)
 
     # ------------------------------------------------------------------- what both agree on
 

@@ -121,7 +121,7 @@ def draw_is_secret(plan: Plan) -> bool:
 
 def clients_told(plan: Plan, inside: int) -> float:
     """How many clients a total has, as others are told: a secret draw gives the expected number."""
-    return plan.participation.rate * len(plan.nominal) if draw_is_secret(plan) else inside
+    return plan.part_asked * len(plan.nominal) if draw_is_secret(plan) else inside
 
 
 def publish(plan: Plan, state: ServerState) -> Broadcast:
@@ -276,7 +276,7 @@ def _aggregate(
     aggregate = Aggregate(
         round=state.round, params=state.params, mean=means.pop(lead),
         std=levels[lead] * plan.declared[lead].noise, clients=clients, public=means,
-        enrolled=len(plan.nominal), rate=plan.participation.rate, lead=lead,
+        enrolled=len(plan.nominal), rate=plan.part_asked, lead=lead,
         rounds=plan.rounds, planned_std=plan.level(UPDATE), levels=levels,
     )  # fmt: skip
     return replace(state, mechanisms=states), aggregate

@@ -29,7 +29,7 @@ def refuse_unsound(plan: Plan) -> None:
     """Raise UnsoundPlan with the first reason that is found."""
     for complaint in (
         _wrong_numbers, _wrong_paced, _wrong_metrics, _wrong_channels, _wrong_trust,
-        _wrong_sampling,
+        _wrong_sampling, _wrong_participation,
     ):  # fmt: skip
         reason = complaint(plan)
         if reason:
@@ -178,6 +178,36 @@ def _wrong_shares(plan: Plan) -> str | None:
                 f"a total on {name!r} must be below {plan.sum.capacity():.3g} steps, where it "
                 f"wraps, got up to {largest:.3g}; use sum.bits = 64"
             )
+    return None
+
+
+def _wrong_participation(plan: Plan) -> str | None:
+    """A bound on how often clients take part that steps of the noise would not follow."""
+    found = {getattr(mechanism, "participation", None) for mechanism in plan.channels.values()}
+    if len(found) > 1:
+        return f"all channels must share privacy.participation, got {found}; make them alike"
+    limits = plan.pattern
+    if limits is None:
+        return None
+    if not isinstance(plan.participation, Everyone) or plan.sum.hides_terms:
+        return (
+            "privacy.participation must have privacy.client_rate = 1 and sum.name = 'plain', got "
+            "another rate or sum: a bound gives no amplification; leave one of them out"
+        )
+    for name, mechanism in plan.channels.items():
+        made = {plan.releases(name, at) for at in range(plan.rounds)}
+        if max(made) > 1 or (not mechanism.independent and made != {1}):
+            return (
+                f"under privacy.participation a channel must have one release in a round, in each "
+                f"round where noise is correlated, got {sorted(made)} on {name!r}; use another "
+                f"method, or mechanism 'gaussian'"
+            )
+    if (period := limits.period(plan.rounds)) > len(plan.nominal):
+        return (
+            f"clients must be at least {period}, as each takes part in every {period}th round "
+            f"only, got {len(plan.nominal)}; lower privacy.participation.min_separation, or raise "
+            f"at_most"
+        )
     return None
 
 

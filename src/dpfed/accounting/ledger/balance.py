@@ -210,6 +210,8 @@ class Balance:
     claims: dict[tuple[LedgerKey, str, int], BudgetClaim] = field(default_factory=dict)
     """By guarantee, training and client: those who have enrolled, and neither ended nor lapsed."""
     seen: set[tuple[str, str, int, int, int, str]] = field(default_factory=set)
+    attended: dict[tuple[str, str, int], dict[tuple[int, int], int]] = field(default_factory=dict)
+    """By data set, training and client: the attempts that were entered -> their round."""
     open: dict[int, Usage] = field(default_factory=dict)
 
     def take(self, row: Row) -> None:
@@ -383,6 +385,8 @@ def _take_book(balance: Balance, row: Row) -> None:
     key, body = key_of(row.body), finite(row.body)
     training, client, channel = body["training"], body["client"], body["channel"]
     balance.seen.add((key.dataset, training, client, body["round"], body["attempt"], channel))
+    at = balance.attended.setdefault((key.dataset, training, client), {})
+    at[body["round"], body["attempt"]] = body["round"]
     balance.places[key.dataset, training, client, channel] = body["place"] + body["releases"]
     balance.plans[key.dataset, training, client] = body.get("plan")
     usage = balance.usage.setdefault((key, training, client, channel), Usage())

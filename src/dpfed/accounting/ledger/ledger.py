@@ -20,6 +20,7 @@ together with all other costs; the reservation stays spent. balance.py adds the 
 | a round, attempt and channel that was entered     | UnsoundPlan: a retry is a new attempt        |
 | the budget does not suffice                       | BudgetSpent, nothing is written              |
 | a training asks for more than its plan            | BudgetSpent, with or without a budget        |
+| a client is asked too often, or too early         | BudgetSpent, UnsoundPlan: limits.py          |
 | another training has enrolled, and not ended      | what it may still release counts, too        |
 | no budget was declared for the data set           | recorded only                                |
 | a release that cannot be converted into a budget  | UnsoundPlan, nothing is written              |
@@ -53,7 +54,8 @@ from dpfed.accounting.ledger.balance import (
 )
 from dpfed.accounting.ledger.conversions import LedgerKey, factor
 from dpfed.accounting.ledger.journal import Journal, Row
-from dpfed.accounting.ledger.request import Part, Request, cost_of, plan_cost, release_event
+from dpfed.accounting.ledger.limits import check_left, refuse_beyond, refuse_repeats
+from dpfed.accounting.ledger.request import Request, cost_of, plan_cost, release_event
 from dpfed.accounting.ledger.verification import wrong_sums
 from dpfed.core.environment import ledger_path
 from dpfed.core.errors import BudgetSpent, DataError, DpfedError, RecipeError, UnsoundPlan
@@ -169,7 +171,8 @@ class Ledger:
     def _enter(self, request: Request) -> tuple[int, ...]:
         key = self._balance.resolve(request.key)
         parts = {name: part for name, part in request.parts.items() if part.releases}
-        self._refuse_repeats(key, request, parts)
+        refuse_repeats(self._balance, key, request, parts)
+        refuse_beyond(self._balance, key, request)
         self._refuse_another_plan(key, request)
         limits = self._balance.account(key.dataset)
         where = {
@@ -181,7 +184,7 @@ class Ledger:
         costs = {name: cost_of(part, part.releases, places[name]) for name, part in parts.items()}
         reserve = None
         if self._must_reserve(key, request):
-            _check_left(self._balance.reserves.get((key, *request.run)), request, parts)
+            check_left(self._balance.reserves.get((key, *request.run)), request, parts)
             reserve = self._reserved(key, request, limits)
         else:
             self._afford(key, request, costs, limits)
@@ -192,15 +195,6 @@ class Ledger:
             ).number
             for name, part in parts.items()
         )  # fmt: skip
-
-    def _refuse_repeats(self, key: LedgerKey, request: Request, parts: Iterable[str]) -> None:
-        for channel in parts:
-            at = request.round, request.attempt
-            if (key.dataset, *request.run, *at, channel) in self._balance.seen:
-                raise UnsoundPlan(
-                    f"round {at[0]}, attempt {at[1]} of training {request.training!r} is in the "
-                    f"ledger already, on {channel!r}; retry it as a new attempt, at full cost"
-                )
 
     def _refuse_another_plan(self, key: LedgerKey, request: Request) -> None:
         """A training's releases were priced by one plan, which nothing may take the place of."""
@@ -218,7 +212,7 @@ class Ledger:
 
     def _place(self, key: LedgerKey, request: Request, channel: str) -> int:
         """How many releases the noise of a channel has made before."""
-        if request.fresh:
+        if request.fresh and request.participation is None:
             return 0
         return self._balance.places.get((key.dataset, *request.run, channel), 0)
 
@@ -426,16 +420,6 @@ class Ledger:
         row = self._journal.append(**body)
         self._balance.take(row)
         return row
-
-
-def _check_left(reserve: Reserve | None, request: Request, parts: Mapping[str, Part]) -> None:
-    for name, part in parts.items():
-        left = reserve.left.get(name, 0) if reserve else part.planned
-        if part.releases > left:
-            raise BudgetSpent(
-                f"training {request.training!r} has {left} releases on {name!r} left of what was "
-                f"reserved, and round {request.round} needs {part.releases}; start another training"
-            )
 
 
 def _undivided(key: LedgerKey) -> LedgerKey:

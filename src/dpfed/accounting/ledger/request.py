@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpfed.accounting.guarantee import Spent, event_of, is_gaussian, mechanism_mu_squared
 from dpfed.accounting.ledger import events
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.core.files import jsonable
+from dpfed.core.participation import Participation
 from dpfed.core.sampling import EVERYONE, Sampling
 from dpfed.core.types import Mechanism
 
@@ -44,6 +45,8 @@ class Request:
     """Whether correlated noise begins anew with this round; its cost then does so, too."""
     delta_reserved: float = 0.0
     """The part of delta that the run's secure sum reserves."""
+    participation: Participation | None = None
+    """How often the client takes part; None is in every round."""
 
     @property
     def run(self) -> tuple[str, int]:
@@ -57,9 +60,13 @@ def cost_of(part: Part, releases: int, place: int = 0) -> dict[str, Any]:
     Args:
         part: the channel: its mechanism, and its draw of clients.
         releases: how many releases, at least 0.
-        place: how many releases the same correlated noise has made before, at least 0.
+        place: how many releases the same correlated noise has made before, at least 0; under
+            participation, how often the client has taken part.
     """
     mechanism, adjacency = part.mechanism, part.mechanism.adjacency
+    if getattr(mechanism, "participation", None) is not None:
+        cost = _taken_part(part, place + releases) - _taken_part(part, place)
+        return {"mu_squared": max(0.0, cost), "event": events.worth_of(max(0.0, cost), adjacency)}
     if not is_gaussian(mechanism, part.participation):
         spent = Spent(mechanism, releases, {}, part.participation)
         event = events.to_json(event_of(spent, releases, mechanism.shares))
@@ -73,6 +80,16 @@ def cost_of(part: Part, releases: int, place: int = 0) -> dict[str, Any]:
         math.inf if math.isinf(ahead) else max(0.0, ahead - mechanism_mu_squared(mechanism, place))
     )
     return {"mu_squared": jsonable(cost), "event": events.worth_of(cost, adjacency)}
+
+
+def _taken_part(part: Part, times: int) -> float:
+    """The squared mu of the worst client that takes part so often, or as often as it may."""
+    limits: Participation = part.mechanism.participation  # type: ignore[attr-defined]
+    if not times:
+        return 0.0
+    fewer = Participation(min_separation=limits.min_separation, at_most=min(times, limits.at_most))
+    mechanism = replace(part.mechanism, participation=fewer)  # type: ignore[type-var]
+    return mechanism_mu_squared(mechanism, part.planned)
 
 
 def plan_cost(request: Request) -> dict[str, Any]:

@@ -20,6 +20,7 @@ Whatever goes wrong here leaves as a class name only; the whole sentence is in t
 | another plan, or another name of the data, under    | UnsoundPlan                             |
 | the name of a training                              |                                         |
 | correlated noise whose state or count is lost       | UnsoundPlan: it never begins anew       |
+| too early after the last time, an older round       | UnsoundPlan (core/participation.py)     |
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ TERMS = "terms"
 """Where an enrolment has the text of the terms, for silos that approve by rule."""
 LEAVE = "leave"
 """Where an enrolment says the opposite: the training has ended, and claims no budget any more."""
+LAST = "last"
+"""Where a node that enrols says which round it has answered last, if it takes part now and then."""
 _UNNAMED, _COUNT, _ROOM = "unnamed", "releases.sqlite", 64
 _COUNTS: dict[tuple[Path, int], Ledger] = {}
 
@@ -104,12 +107,31 @@ def _enrol(content: RecordDict, node: Node) -> RecordDict:
         elif named is not None:  # one that the budget cannot pay for is refused whole, and now
             named.admit(plan, training, client)
         record = write_answer(Envelope(0, 0, ENROL, client), {})
-        said: dict[str, str | bool] = {"fingerprint": plan.fingerprint(), "gate": node.gated}
+        said: dict[str, str | bool | int] = {
+            "fingerprint": plan.fingerprint(), "gate": node.gated,
+        }  # fmt: skip
+        if plan.pattern is not None and training:
+            said[LAST] = _last_round(plan, training, node)
         record.config_records[CONTROL].update(said)
     except Exception as error:
         log.exception("this node cannot enrol")
         return write_answer(Envelope(0, 0, ENROL, -1), ClientRefused(wire_name(error)))
     return record
+
+
+def _last_round(plan: Plan, training: str, node: Node) -> int:
+    """The last round of a training that this client has entered; -1 if there is none.
+
+    A server under central trust knows it anyway, unless it was set back to an older checkpoint.
+    """
+    folder, named = states.folder_for(training, node.client), node.account()
+    if named is None and not (folder / _COUNT).exists():
+        return -1
+    book = named or Account(_count_in(folder), _UNNAMED, divided=False)
+    balance = book.ledger.balance()
+    dataset = balance.resolve(book.key(plan, node.client)).dataset
+    taken = balance.attended.get((dataset, training, node.client), {})
+    return max(taken.values(), default=-1)
 
 
 def _answer(order: Order, digest: str, node: Node) -> Answer:

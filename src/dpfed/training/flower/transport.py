@@ -35,7 +35,7 @@ from dpfed.core.vector import Layout
 from dpfed.sums.secagg.identity import roster_from_environment
 from dpfed.training.ending import nobody_takes_part, too_few_take_part
 from dpfed.training.flower.codec import CONTROL, At, Envelope, Sender, read_answer
-from dpfed.training.flower.responder import ENROL, LEAVE, TERMS
+from dpfed.training.flower.responder import ENROL, LAST, LEAVE, TERMS
 from dpfed.training.loop import Step
 from dpfed.training.plan import Plan
 
@@ -94,6 +94,7 @@ class GridTransport:
         self._had: set[int] = set()  # clients that were enrolled when releases were asked for
         self._since: dict[int, At] = {}  # client -> the last total that it is in
         self._seen = 0  # committed rounds that _since knows
+        self._last: dict[int, int] = {}  # client -> the last round that it says it has answered
 
     # ------------------------------------------------------------------------------ the nodes
 
@@ -107,12 +108,25 @@ class GridTransport:
             self._wait_for_lost(step.state.training)
         if not self.nodes:
             return self._nobody()
+        if set_back := self._set_back(step.state.round):
+            return set_back
         if step.state.round == step.state.attempt == 0:
             self._count_clients()
             planned = len(self.plan.nominal)
             if self.refused and planned - len(self.refused) < self.plan.sum.least(planned):
                 return too_few_take_part(self.refused.values(), planned)
         return None
+
+    def _set_back(self, round: int) -> str | None:
+        """Why nobody is asked, if more clients than may lie have answered later rounds."""
+        later = {client: last for client, last in self._last.items() if last > round}
+        if len(later) <= self.plan.colluders:
+            return None
+        return (
+            f"{len(later)} clients have answered rounds up to {max(later.values())}, and this "
+            f"server is at round {round}: its checkpoint is older than what it has broadcast; "
+            f"bring back the newest one, since a round never gets new noise"
+        )
 
     def _wait_for_lost(self, training: str) -> None:
         """No total came out: before anything is asked again, let those who were lost come back."""
@@ -199,6 +213,9 @@ class GridTransport:
                     f"client {client} is enrolled by another node; give each its own partition-id"
                 )
             self.nodes[client] = node
+            last = reply.content.config_records[CONTROL].get(LAST)
+            if self.plan.pattern is not None and isinstance(last, int):
+                self._last[client] = last
             self.shipped[client] = self.shipped.get(client, False) or not gated
         except BadReply as error:
             log.warning("node %d is not enrolled: %s", node, error)

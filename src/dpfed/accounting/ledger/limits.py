@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a ledger refuses before it looks at any cost: repeats, and more than a run has of anything.
+
+All of it depends on what was entered before, and on no record; nothing is written by a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dpfed.accounting.ledger.balance import Balance, Reserve
+from dpfed.accounting.ledger.conversions import LedgerKey
+from dpfed.accounting.ledger.request import Part, Request
+from dpfed.core.errors import BudgetSpent, UnsoundPlan
+
+
+def refuse_repeats(
+    balance: Balance, key: LedgerKey, request: Request, parts: Iterable[str]
+) -> None:
+    """Refuse an attempt that was entered, on any of its channels.
+
+    Args:
+        balance: what was entered before.
+        key: under what the releases are entered.
+        request: what is about to be released.
+        parts: the channels that are released on.
+    """
+    for channel in parts:
+        at = request.round, request.attempt
+        if (key.dataset, *request.run, *at, channel) in balance.seen:
+            raise UnsoundPlan(
+                f"round {at[0]}, attempt {at[1]} of training {request.training!r} is in the "
+                f"ledger already, on {channel!r}; retry it as a new attempt, at full cost"
+            )
+
+
+def refuse_beyond(balance: Balance, key: LedgerKey, request: Request) -> None:
+    """Refuse a client that takes part too early after the last time, or too often.
+
+    Args:
+        balance: what was entered before.
+        key: under what the releases are entered.
+        request: what is about to be released.
+    """
+    if request.participation is not None:
+        taken = balance.attended.get((key.dataset, *request.run), {})
+        request.participation.refuse_beyond(request.round, taken.values())
+
+
+def check_left(reserve: Reserve | None, request: Request, parts: Mapping[str, Part]) -> None:
+    """Refuse more releases than were reserved for the run.
+
+    Args:
+        reserve: the run's reservation; None if it is made now.
+        request: what is about to be released.
+        parts: its channels.
+    """
+    for name, part in parts.items():
+        left = reserve.left.get(name, 0) if reserve else part.planned
+        if part.releases > left:
+            raise BudgetSpent(
+                f"training {request.training!r} has {left} releases on {name!r} left of what was "
+                f"reserved, and round {request.round} needs {part.releases}; start another training"
+            )

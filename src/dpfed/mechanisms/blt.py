@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Noise correlated by a few buffers (BLT): release_t = S_t + std (C^-1 z)_t, z standard normal.
+
+Dvijotham et al. 2024 (2404.16706), McMahan et al. 2024 (2408.08868). C is lower triangular Toeplitz
+with the coefficients 1, then sum_i scale_i decay_i^(j-1), so a step needs one vector per buffer,
+whatever the number of rounds, where a banded C needs one per band:
+
+    noise = z - sum_i scale_i buffer_i;   buffer_i = decay_i buffer_i + noise.
+
+Guarantee: ``event(n)`` accounts for n calls of ``release`` (or ``finish``), each from the state
+that the last one returned, in idealized arithmetic. The coefficients are nowhere negative and never
+rise, so the worst unit adds the same in each release that it is in: in all of them, or, with
+``participation`` (central trust, a client as the unit; b rounds apart, at most k times), in the
+first ones, exactly b apart (_toeplitz.py):
+
+    mu^2 = (D / std)^2 worth(n),    worth(n) = |C u|^2,  u that pattern.
+
+S may depend on earlier releases, and when a unit takes part as well: given those, a release is
+Gaussian with fresh noise, and the squares of how far a unit moves them sum to worth(n) at most.
+
+Under participation the default is the best C by mean squared error of prefix sums times squared
+sensitivity. Without it, decays and scales are those for units that take part once in 70 releases,
+and are priced for units that are in all of them: 'gaussian' has less noise then.
+
+| edge case                                              | what happens                            |
+|--------------------------------------------------------|-----------------------------------------|
+| std or clip zero, negative, NaN or infinite            | refused when built                      |
+| decays not within 0 and 1, scales that are not above 0 | refused when built: the worst unit      |
+| or sum to more than 1, not as many of both             | would be another one                    |
+| DISTRIBUTED trust, more than one share, sampling       | refused when built                      |
+| rows beyond the bounds, of another size, off the grid  | BadRelease, nothing is released         |
+| a client misses rounds (LOCAL)                         | the total's std is for those in step    |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from dpfed.core.checks import refuse
+from dpfed.core.grid import EXACT_BITS, NOISY_BITS, pack, step_below
+from dpfed.core.participation import Participation
+from dpfed.core.types import Adjacency, Release, Trust, Unit
+from dpfed.mechanisms._noise import GaussianNoise
+from dpfed.mechanisms._toeplitz import (
+    Error,
+    best_buffers,
+    buffered,
+    buffered_inverse,
+    separated_squared,
+)
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+    from dpfed.core.randomness import Stream
+    from dpfed.core.types import Rows, Total, Vector
+
+PAPER = "Dvijotham et al. 2024; McMahan et al. 2024 (BLT)"
+
+_DECAYS, _SCALES = (0.9599, 0.605), (0.2459, 0.2541)
+
+
+class Buffers(NamedTuple):
+    """The buffers, in units of std, and the step."""
+
+    noise: tuple[Vector, ...]
+    t: int
+
+
+@dataclass(frozen=True)
+class Blt(GaussianNoise):
+    """See the file's docstring."""
+
+    decays: tuple[float, ...] = _DECAYS
+    scales: tuple[float, ...] = _SCALES
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.alone("noises of clients that drop out go out of step, so their sum is not C^-1 z")
+        if not (self.decays and all(0 < decay < 1 for decay in self.decays)):
+            raise refuse("blt.decays", "one or more numbers above 0 and below 1", self.decays)
+        alike = len(self.scales) == len(self.decays)
+        if not (alike and all(s > 0 for s in self.scales) and math.fsum(self.scales) <= 1):
+            bound = f"{len(self.decays)} numbers above 0 that sum to at most 1, one per decay"
+            raise refuse("blt.scales", bound, self.scales)
+
+    @property
+    def step(self) -> float:
+        """The grid: fine for the first release, which has the least noise."""
+        if self.trust is Trust.CENTRAL:
+            return step_below(self.clip, EXACT_BITS)
+        return step_below(self.std, NOISY_BITS)
+
+    @property
+    def independent(self) -> bool:
+        """Noises depend on each other."""
+        return False
+
+    def init(self, size: int) -> Buffers:
+        """No noise yet."""
+        import torch
+
+        return Buffers(tuple(torch.zeros(size, dtype=torch.float64) for _ in self.decays), 0)
+
+    def release(self, rows: Rows, state: Buffers, rng: Stream) -> tuple[Release, Buffers]:
+        """Clip, sum, add the noise of this step, round to the grid."""
+        if self.trust is Trust.CENTRAL:  # there the server adds the noise
+            return Release(self.rounded(rows, self.step), 0.0, self.step), state
+        bounded = self.bounded(rows)
+        noise, state = self._advance(bounded.vector.numel(), state, rng)
+        vector = pack(noise.add_(bounded.vector), self.step)
+        return Release(vector, self._std_at(state.t), self.step), state
+
+    def finish(self, total: Total, state: Buffers, rng: Stream) -> tuple[Release, Buffers]:
+        """Add the server's noise under CENTRAL; otherwise the clients' noises are in the total."""
+        std = self._std_at(state.t + 1)
+        if self.trust is Trust.CENTRAL:
+            noise, state = self._advance(total.vector.numel(), state, rng)
+            return Release(total.vector.add_(pack(noise, self.step)), std, self.step), state
+        std *= math.sqrt(math.fsum(w * w for w in total.weights))
+        return Release(total.vector, std, self.step), state._replace(t=state.t + 1)
+
+    def _advance(self, size: int, state: Buffers, rng: Stream) -> tuple[Vector, Buffers]:
+        """The noise of the next release, and the state after it."""
+        import torch
+
+        self.check_size(size, state.noise)
+        noise = torch.from_numpy(rng.normal(size))
+        for scale, kept in zip(self.scales, state.noise, strict=True):
+            noise.sub_(kept, alpha=scale)
+        pairs = zip(self.decays, state.noise, strict=True)
+        buffers = tuple((kept * decay).add_(noise) for decay, kept in pairs)
+        return noise * self.std, Buffers(buffers, state.t + 1)
+
+    def _std_at(self, t: int) -> float:
+        """The noise level of release t: std times the norm of row t of C^-1."""
+        ahead = 1 << (t - 1).bit_length()  # so that few are computed anew
+        return self.std * math.hypot(*buffered_inverse(self.decays, self.scales, ahead)[:t])
+
+    def worth(self, releases: int) -> float:
+        """The squared sensitivity of so many releases, over that of one of independent noise."""
+        import numpy as np
+
+        column = buffered(self.decays, self.scales, releases)
+        if self.participation is not None:
+            return separated_squared(column, releases, self.participation)
+        return math.fsum(np.square(np.cumsum(column)))
+
+    def event(self, releases: int, shares: float | None = None) -> DpEvent:
+        """One Gaussian event for all releases together."""
+        import dp_accounting as dp
+
+        worth = self.worth(releases)
+        if not worth:
+            return dp.NoOpDpEvent()
+        return dp.GaussianDpEvent(self.noise_multiplier(shares) / math.sqrt(worth))
+
+
+def blt(
+    clip: float = 1.0,
+    std: float = 1.0,
+    unit: Unit = Unit.RECORD,
+    adjacency: Adjacency = Adjacency.REPLACE_ONE,
+    trust: Trust = Trust.LOCAL,
+    rounds: int = 70,
+    decays: list[float] | None = None,
+    scales: list[float] | None = None,
+    replace_bound: float = math.nan,
+    participation: Participation | None = None,
+    error: Error = "mean",
+) -> Blt:
+    """Noise correlated by a few buffers: for units that take part now and then.
+
+    Args:
+        clip: the norm that a unit's row is clipped to, above 0.
+        std: the noise level, in units of the sum, above 0; calibration replaces it.
+        unit: what one row stands for.
+        adjacency: which data sets count as neighbours.
+        trust: who adds the noise: each client, or the server; never distributed.
+        rounds: how many releases the best C is made for, at least 1.
+        decays: what each buffer keeps from one step to the next; None are the best ones.
+        scales: how much of each buffer is in the noise; given or left out with the decays.
+        replace_bound: how far replacing one unit moves the sum; NaN is 2 clip.
+        participation: how often a unit takes part: a fact of the plan; None is always.
+        error: which prefix sums the best C under participation is for: their mean, or the last.
+    """
+    if (decays is None) != (scales is None):
+        raise refuse("blt.decays", "given together with blt.scales", decays, "give both of them")
+    found = (tuple(map(float, decays or ())), tuple(map(float, scales or ())))
+    if decays is None:
+        made = participation and best_buffers(rounds, participation, error)
+        found = made or (_DECAYS, _SCALES)
+    return Blt(
+        clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
+        replace_bound=replace_bound, decays=found[0], scales=found[1], participation=participation,
+    )  # fmt: skip

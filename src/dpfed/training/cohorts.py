@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which clients a plan asks in a round, and what part of all of them that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dpfed.core.participation import Participation
+from dpfed.core.types import Trust
+
+if TYPE_CHECKING:
+    from dpfed.training.plan import Plan
+
+
+def pattern_of(plan: Plan) -> Participation | None:
+    """How often a client takes part at most, where that is priced; None is in every round."""
+    found: Participation | None = getattr(plan.update, "participation", None)
+    return found
+
+
+def part_asked(plan: Plan) -> float:
+    """The part of all clients that is expected in a round."""
+    if plan.pattern is not None:
+        return 1 / plan.pattern.period(plan.rounds)
+    return plan.participation.rate
+
+
+def drawn_clients(plan: Plan, round: int, attempt: int) -> tuple[int, ...]:
+    """Who is asked: all, a draw, or those whose turn it is, which is a bound and no draw.
+
+    Args:
+        plan: what is done.
+        round: the round, from 0.
+        attempt: the attempt at it, from 0.
+    """
+    everyone = tuple(range(len(plan.nominal)))
+    if plan.pattern is not None:
+        return tuple(i for i in everyone if plan.pattern.asks(i, round, plan.rounds))
+    kept = plan.participation.draw(len(everyone), plan.noise.stream("cohort", round, attempt))
+    return everyone if kept is None else tuple(i for i in everyone if bool(kept[i]))
+
+
+def noise_level(plan: Plan, channel: str) -> float:
+    """The noise level of a channel's mean if everyone takes part."""
+    mechanism, weights = plan.channels[channel], plan.cohort(channel).values()
+    shares = plan.part_asked * math.fsum(w * w for w in weights)
+    added = 1 if mechanism.trust is Trust.CENTRAL else shares
+    return mechanism.std * math.sqrt(added) / plan.denominator(channel)
+
+
+def shares_hiding(weights: Iterable[float], colluders: int) -> float:
+    """How many shares of noise protect the most exposed client of a sum from the colluders.
+
+    A client of weight w faces the noise of all honest terms: sum of w_i^2 over w^2 shares.
+    """
+    squares = sorted((w * w for w in weights), reverse=True)
+    worst = squares[0] if squares else 1.0
+    # colluders do worst to the heaviest client by being the next heaviest ones
+    honest = squares[:1] + squares[1 + colluders :]
+    return max(1.0, math.fsum(honest) / worst)
