@@ -113,13 +113,19 @@ class Silo:
             self.process = None
 
 
-def terms_for(folder: Path, silos: int, roster: Path | None = None, **changes: Any) -> Path:
+def terms_for(
+    folder: Path,
+    silos: int,
+    roster: Path | None = None,
+    sizes: list[float] | None = None,
+    **changes: Any,
+) -> Path:
     """The terms of RECIPE with changes, as a file."""
     recipe, path = folder / "recipe.toml", folder / "terms.toml"
     recipe.write_text(to_toml({**RECIPE, **changes}))
     path.write_text(
         write_terms(
-            recipe, dataset="sepsis", shape=[FEATURES], sizes=[float(RECORDS)] * silos,
+            recipe, dataset="sepsis", shape=[FEATURES], sizes=sizes or [float(RECORDS)] * silos,
             classes=CLASSES, roster=roster,
         )
     )  # fmt: skip

@@ -15,6 +15,7 @@ from dpfed.cli.deploy import deploy
 from dpfed.data.datasets import Records
 from dpfed.flower import DPResult, DPStrategy
 from dpfed.recipes.flower_app import run_server
+from dpfed.training import cohorts
 from dpfed.training.flower.codec import named_arrays
 from dpfed.training.inprocess import rounds
 from dpfed.training.metrics import measured
@@ -140,3 +141,29 @@ def test_a_gate_killed_between_two_rounds_goes_on(tmp_path: Path) -> None:
         strategy.start(grid_of(owners), named_arrays(terms.model.layout, terms.initial))
         assert killed == RECIPE["rounds"]
         check_bits(strategy, path, 3)
+
+
+def test_a_gate_that_is_asked_too_early_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner's own ledger counts: a server that asks always gets every second round."""
+    privacy = {
+        "epsilon": 2.0, "noise": "keyed", "unit": "client", "trust": "central",
+        "adjacency": "zero-out", "participation": {"min_separation": 2, "at_most": 2},
+    }  # fmt: skip
+    path = terms_for(tmp_path, 2, method="dp-ftrl", rounds=4, privacy=privacy, sizes=[1.0, 1.0])
+    allowed = {
+        "methods": ["dp-ftrl"], "unit": "client", "trust": ["central"], "against": "outsiders",
+        "adjacency": "zero-out",
+    }  # fmt: skip
+    monkeypatch.setattr(cohorts, "drawn_clients", lambda *_: (0,))
+    with gates(tmp_path, 1, **allowed) as owners:
+        terms = read(path)
+        start_all(owners, path)
+        strategy = DPStrategy(terms.plan, training=terms.name, wait=20, wait_lost=0)
+        start = named_arrays(terms.model.layout, terms.initial)
+        result = strategy.start(grid_of(owners), start)
+        said = (owners[0].folder / "gate.log").read_text()
+    assert result.history[0]["clients"] == 1
+    assert "UnsoundPlan" in result.history[1]["refused"]
+    assert "got round 1 after round 0; ask it from round 2 on" in said
