@@ -145,3 +145,24 @@ def test_it_answers_at_once(command, seconds):
 def cpu_of_children() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+def test_a_population_compares_kinds_of_noise():
+    words = ("--population", 400, "--cohort", 50, "--adjacency", "replace-one")
+    done = dpfed("calibrate", "--epsilon", 2, "--rounds", 24, *words)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:5]] == ["independent", "tree", "banded", "blt"]
+    assert "least: banded" in done.stdout
+    assert "participation = {min_separation = 8, at_most = 3}" in done.stdout
+    found = json.loads(dpfed("calibrate", "--epsilon", 2, "--rounds", 24, *words, "--json").stdout)
+    assert found["least"] == "banded"
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--clients", 5, "--population", 9, "--cohort", 3), ("--population", 9)]
+)
+def test_clients_or_a_population_with_a_cohort(words):
+    done = dpfed("calibrate", "--epsilon", 2, "--rounds", 24, *words)
+    assert done.returncode == 2
+    assert "--clients must be given, or --population with --cohort" in done.stderr

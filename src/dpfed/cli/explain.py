@@ -211,7 +211,8 @@ def _rests_on(material: StatementMaterial) -> Section:
     found = material.guarantee
     lines = [*_trust(material), f"Accounting: {found.claims[0].accounting}; {found.rounds} rounds."]
     if found.draws:
-        lines.append(f"Draws: {found.draws}. Whoever learns a draw is not covered.")
+        hidden = " Whoever learns a draw is not covered." if "probability" in found.draws else ""
+        lines.append(f"{'Draws' if hidden else 'Turns'}: {found.draws}.{hidden}")
     if found.noise is NoiseSource.KEYED:
         lines.append(
             "Noise: keyed by a seed, so that the run can be repeated. Whoever knows the seed can "

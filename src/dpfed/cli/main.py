@@ -7,7 +7,6 @@ Heavy imports happen inside commands, so that ``--help`` answers at once.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -18,6 +17,7 @@ import click
 import typer
 
 from dpfed.cli.audit import audit_command
+from dpfed.cli.calibrate import calibrate_command
 from dpfed.cli.checkpoint import checkpoint_app
 from dpfed.cli.data import data_app
 from dpfed.cli.deploy.command import deploy_app
@@ -27,7 +27,6 @@ from dpfed.cli.silo import silo_app
 from dpfed.cli.start import demo, doctor, explain, new
 from dpfed.core.errors import DpfedError
 from dpfed.core.log import shown
-from dpfed.core.types import Adjacency, Trust, Unit
 from dpfed.recipes.display import bar, percent
 
 if TYPE_CHECKING:
@@ -306,79 +305,10 @@ def features_command(
     typer.echo(f"{total} x {made.train.x.shape[1]} features in {out}")
 
 
-# ------------------------------------------------------------------------------------ calibrate
-
-
-@app.command("calibrate", rich_help_panel=TRAIN)
-def calibrate_command(
-    epsilon: Annotated[float, typer.Option(help="The guarantee's epsilon.")],
-    rounds: Annotated[int, typer.Option(help="Rounds; each client releases once a round.", min=1)],
-    clients: Annotated[int, typer.Option(help="How many clients take part.", min=1)],
-    delta: Annotated[float, typer.Option(help="The guarantee's delta.")] = 1e-5,
-    unit: Annotated[Unit, typer.Option(help="What is protected.")] = Unit.RECORD,
-    adjacency: Annotated[
-        Adjacency, typer.Option(help="How neighbouring data sets differ.")
-    ] = Adjacency.REPLACE_ONE,
-    trust: Annotated[
-        Trust, typer.Option(help="Does the server read each reply, or only the sum?")
-    ] = Trust.LOCAL,
-    survivors: Annotated[
-        int | None,
-        typer.Option(help="distributed: the fewest clients in an opened sum. Default: all.", min=1),
-    ] = None,
-    colluders: Annotated[
-        int | None,
-        typer.Option(help="Clients who pool what they know. Default: 1 local, 0 distributed."),
-    ] = None,
-    units: Annotated[
-        int | None, typer.Option(help="How many units there are, to judge delta by.", min=1)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-) -> None:
-    """Compute the noise that a guarantee needs.
-
-    sigma_g is the paper's noise multiplier: each of n clients adds N(0, (C sigma_g)^2 / n) to its
-    clipped sum. std_over_clip is the same per client: sigma_g / sqrt(n).
-
-    Example: dpfed calibrate --epsilon 1 --rounds 70 --clients 20 --trust local --json
-
-    \f
-
-    Args:
-        epsilon: of the guarantee, above 0.
-        rounds: the number of rounds, at least 1; each client releases once a round.
-        clients: how many take part, at least 1.
-        delta: of the guarantee, above 0 and below 1.
-        unit: whose presence is hidden.
-        adjacency: what neighbouring data sets differ in.
-        trust: whether the server reads each reply, or only the sum.
-        survivors: the fewest clients in a sum that is opened, at least 1; None is all.
-        colluders: how many clients pool what they know; None is 1 under local trust, else 0.
-        units: how many units there are, to warn of a large delta; None is the clients if they are
-            the units, and no warning otherwise.
-        as_json: print one JSON object instead of words.
-    """
-    from dpfed.recipes.noise_for import noise_for
-
-    answer = noise_for(
-        epsilon=epsilon, delta=delta, rounds=rounds, clients=clients, unit=unit,
-        adjacency=adjacency, trust=trust, survivors=survivors, colluders=colluders, units=units,
-    )  # fmt: skip
-    for warning in answer["warnings"]:
-        _warn(warning)
-    typer.echo(json.dumps(answer) if as_json else _in_words(answer))
-
-
-def _in_words(answer: dict[str, Any]) -> str:
-    figures = "\n".join(
-        f"{name:14} {answer[name]:.6g}" for name in ("sigma_g", "std_over_clip", "mu")
-    )
-    return f"{figures}\n{answer['guarantee']}"
-
-
 # -------------------------------------------------------------------------------------- methods
 
 
+app.command("calibrate", rich_help_panel=TRAIN)(calibrate_command)
 app.command("methods", rich_help_panel=COMPARE)(methods)
 app.command("explain", rich_help_panel=TRAIN)(explain)
 app.command("audit", rich_help_panel=TRAIN)(audit_command)

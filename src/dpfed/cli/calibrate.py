@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D301  click cuts the help at \f
+"""``dpfed calibrate``: the noise that a guarantee needs, of silos or devices that take turns."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from dpfed.core.errors import RecipeError
+from dpfed.core.types import Adjacency, Trust, Unit
+
+Clients = Annotated[
+    int | None, typer.Option(help="How many clients take part, in every round.", min=1)
+]
+Neighbours = Annotated[
+    Adjacency | None,
+    typer.Option(help="What neighbouring data sets differ in: replace-one; of devices zero-out."),
+]
+Survivors = Annotated[
+    int | None,
+    typer.Option(help="distributed: the fewest clients in an opened sum. Default: all.", min=1),
+]
+Colluders = Annotated[
+    int | None,
+    typer.Option(help="Clients who pool what they know. Default: 1 local, 0 distributed."),
+]
+Units = Annotated[
+    int | None, typer.Option(help="How many units there are, to judge delta by.", min=1)
+]
+Population = Annotated[
+    int | None,
+    typer.Option(help="Devices in all, in the place of --clients: compares kinds of noise."),
+]
+Cohort = Annotated[int | None, typer.Option(help="population: how many are asked in a round.")]
+Separation = Annotated[
+    int | None, typer.Option(help="population: the least rounds between two participations.")
+]
+AtMost = Annotated[
+    int | None, typer.Option(help="population: how often a device takes part at most.")
+]
+
+
+def calibrate_command(
+    epsilon: Annotated[float, typer.Option(help="The guarantee's epsilon.")],
+    rounds: Annotated[int, typer.Option(help="Rounds; each client releases once a round.", min=1)],
+    clients: Clients = None,
+    delta: Annotated[float, typer.Option(help="The guarantee's delta.")] = 1e-5,
+    unit: Annotated[Unit, typer.Option(help="Whose presence is hidden.")] = Unit.RECORD,
+    adjacency: Neighbours = None,
+    trust: Annotated[
+        Trust, typer.Option(help="Does the server read each reply, or only the sum?")
+    ] = Trust.LOCAL,
+    survivors: Survivors = None,
+    colluders: Colluders = None,
+    units: Units = None,
+    population: Population = None,
+    cohort: Cohort = None,
+    min_separation: Separation = None,
+    at_most: AtMost = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """How much noise a guarantee needs.
+
+    sigma_g is the paper's noise multiplier: each of n clients adds N(0, (C sigma_g)^2 / n) to its
+    clipped sum. std_over_clip is the same per client: sigma_g / sqrt(n).
+
+    With --population and --cohort: which noise is least for devices that take part now and then,
+    under central trust, where the server adds it.
+
+    Example: dpfed calibrate --epsilon 1 --rounds 70 --clients 20 --trust local --json
+
+    \f
+
+    Args:
+        epsilon: of the guarantee, above 0.
+        rounds: the number of rounds, at least 1; each client releases once a round.
+        clients: how many take part, at least 1; None with a population.
+        delta: of the guarantee, above 0 and below 1.
+        unit: whose presence is hidden.
+        adjacency: what neighbouring data sets differ in; None is replace-one, of devices zero-out.
+        trust: whether the server reads each reply, or only the sum.
+        survivors: the fewest clients in a sum that is opened, at least 1; None is all.
+        colluders: how many clients pool what they know; None is 1 under local trust, else 0.
+        units: how many units there are, to warn of a large delta; None is the clients if they are
+            the units, and no warning otherwise.
+        population: how many devices there are; None with clients.
+        cohort: how many of them are asked in a round.
+        min_separation: the least rounds between two participations of a device; None is the most
+            that the cohorts leave room for.
+        at_most: how often a device takes part at most; None is as often as the rounds allow.
+        as_json: print one JSON object instead of words.
+    """
+    if (clients is None) == (population is None) or (cohort is None) != (population is None):
+        raise RecipeError(
+            f"--clients must be given, or --population with --cohort, got {clients}, {population} "
+            f"and {cohort}; give one of them"
+        )
+    if population is not None and cohort is not None:
+        from dpfed.recipes.device_noise import device_noise
+
+        answer = device_noise(
+            epsilon=epsilon, delta=delta, rounds=rounds, population=population, cohort=cohort,
+            min_separation=min_separation, at_most=at_most,
+            adjacency=adjacency or Adjacency.ZERO_OUT,
+        )  # fmt: skip
+        words = _compared
+    else:
+        from dpfed.recipes.noise_for import noise_for
+
+        answer = noise_for(
+            epsilon=epsilon, delta=delta, rounds=rounds, clients=clients or 0, unit=unit,
+            adjacency=adjacency or Adjacency.REPLACE_ONE, trust=trust, survivors=survivors,
+            colluders=colluders, units=units,
+        )  # fmt: skip
+        words = _in_words
+    for warning in answer["warnings"]:
+        typer.secho(f"warning: {warning}", err=True, fg=typer.colors.YELLOW)
+    typer.echo(json.dumps(answer) if as_json else words(answer))
+
+
+def _in_words(answer: dict[str, Any]) -> str:
+    figures = "\n".join(
+        f"{name:14} {answer[name]:.6g}" for name in ("sigma_g", "std_over_clip", "mu")
+    )
+    return f"{figures}\n{answer['guarantee']}"
+
+
+def _compared(answer: dict[str, Any]) -> str:
+    """A line for each kind of noise, which is least, and what all of them guarantee."""
+    limits = answer["participation"]
+    lines = [
+        f"{'noise':12} {'std / clip':>10} {'RMSE':>10} {'last':>10} {'vectors':>8}",
+        *(
+            f"{row['noise']:12} {row['std_over_clip']:10.4g} {row['rmse']:10.4g} "
+            f"{row['last']:10.4g} {row['vectors']:8d}"
+            for row in answer["rows"]
+        ),
+        "RMSE and last: noise in sums of rounds over the clip, the mean one and that of all rounds",
+        f"least: {answer['least']} (of the last sum: {answer['least_last']})",
+        f"participation = {{min_separation = {limits['min_separation']}, at_most = "
+        f"{limits['at_most']}}}; amplified instead needs a Poisson draw over a known population",
+        *(f"left out: {each}" for each in answer["left_out"]),
+        answer["guarantee"],
+    ]
+    return "\n".join(lines)
