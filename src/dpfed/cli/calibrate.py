@@ -48,7 +48,7 @@ def calibrate_command(
     rounds: Annotated[int, typer.Option(help="Rounds; each client releases once a round.", min=1)],
     clients: Clients = None,
     delta: Annotated[float, typer.Option(help="The guarantee's delta.")] = 1e-5,
-    unit: Annotated[Unit, typer.Option(help="Whose presence is hidden.")] = Unit.RECORD,
+    unit: Annotated[Unit, typer.Option(help="What is protected.")] = Unit.RECORD,
     adjacency: Neighbours = None,
     trust: Annotated[
         Trust, typer.Option(help="Does the server read each reply, or only the sum?")
@@ -62,7 +62,7 @@ def calibrate_command(
     at_most: AtMost = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """How much noise a guarantee needs.
+    """Compute the noise that a guarantee needs.
 
     sigma_g is the paper's noise multiplier: each of n clients adds N(0, (C sigma_g)^2 / n) to its
     clipped sum. std_over_clip is the same per client: sigma_g / sqrt(n).
