@@ -273,7 +273,7 @@ def test_what_is_withdrawn_or_has_one_seed_is_listed_with_why(tmp_path: Path) ->
     assert list(found.about) == ["kept"]
     assert found.left_out == {
         "gone": "Cut by hand.",
-        "noise": "at one noise multiplier, at which its methods promise different epsilons",
+        "noise": "at one noise multiplier, where its methods have different epsilons",
         "single": "one seed, so nothing says how far its figures move by chance",
         "unfinished": "no final runs",
     }

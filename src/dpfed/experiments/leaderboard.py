@@ -13,7 +13,7 @@ whose settings were searched on the same records stand apart from those whose se
 | a seed without a finite figure, or with a loss above DIVERGED | "n of m diverged", no mean |
 | the same figures, seed by seed, in two studies | one line with two links |
 | a study whose final runs have one seed, or with withdrawn.md in its folder | left out and listed |
-| a study of noise levels, at which methods promise different epsilons | left out and listed |
+| a study of noise levels, where methods have different epsilons | left out and listed |
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def _why_not(folder: Path) -> str:
         return "one seed, so nothing says how far its figures move by chance"
     axes = studies.load_study(folder / "study.toml").axes
     if any(axis.key == "privacy.std_over_clip" for axis in axes):
-        return "at one noise multiplier, at which its methods promise different epsilons"
+        return "at one noise multiplier, where its methods have different epsilons"
     return ""
 
 
