@@ -29,7 +29,7 @@ REPOSITORY = Path(__file__).parent.parent
 
 HEAVY = ("python", "flwr", "flower-", "dpfed")
 """Programs that a test which is neither slow nor long must not start."""
-PATIENCE = 10.0
+PATIENCE = 20.0
 """Seconds of processor time that such a test may take: five times what it should, since machines
 differ. Other programs and threads do not count."""
 

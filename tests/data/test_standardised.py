@@ -56,6 +56,7 @@ def servers(model: Standardised) -> list[torch.Tensor]:
     return [*made, model.layout.flatten(parts)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", list(Unit))
 @pytest.mark.parametrize("model", [MODEL, NONE], ids=["full", "none"])
 def test_whatever_a_server_sends_rows_keep_their_bounds(model: Standardised, unit: Unit) -> None:

@@ -38,7 +38,7 @@ Cohort = Annotated[int | None, typer.Option(help="population: how many are asked
 Separation = Annotated[
     int | None, typer.Option(help="population: the least rounds between two participations.")
 ]
-AtMost = Annotated[
+Times = Annotated[
     int | None, typer.Option(help="population: how often a device takes part at most.")
 ]
 
@@ -59,7 +59,7 @@ def calibrate_command(
     population: Population = None,
     cohort: Cohort = None,
     min_separation: Separation = None,
-    at_most: AtMost = None,
+    at_most: Times = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Compute the noise that a guarantee needs.
