@@ -249,7 +249,7 @@ def clips(**asked: Any) -> float:
 def test_the_reference_values_are_the_accountants(epsilon: float) -> None:
     from dpfed.recipes.noise_for import noise_for
 
-    text = (DOCS / "accounting.md").read_text(encoding="utf-8")
+    text = (DOCS / "privacy.md").read_text(encoding="utf-8")
     (row,) = re.findall(rf"^\| {epsilon:g} \| ([\d.]+(?: \| [\d.]+){{5}}) \|$", text, re.MULTILINE)
     local = noise_for(epsilon=epsilon, delta=1e-5, rounds=70, clients=20)
     sums = [clips(epsilon=epsilon, trust="distributed", survivors=survivors, colluders=colluders)

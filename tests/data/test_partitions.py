@@ -11,6 +11,7 @@ from dpfed.core.errors import DataError
 from dpfed.data.datasets import Records
 from dpfed.data.partitions import (
     PARTITIONS,
+    counts,
     dirichlet,
     iid,
     natural,
@@ -18,6 +19,9 @@ from dpfed.data.partitions import (
     shards,
     statistics,
 )
+
+SIMPLE = sorted(set(PARTITIONS) - {"counts"})
+"""Those that take any records: a table of counts is of certain ones."""
 
 
 def records_of(size: int, classes: int = 5, groups: int = 7, seed: int = 0) -> Records:
@@ -35,7 +39,7 @@ def assert_partition(parts: list[torch.Tensor], size: int) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(
-    name=st.sampled_from(sorted(PARTITIONS)),
+    name=st.sampled_from(SIMPLE),
     size=st.integers(60, 400),
     classes=st.integers(1, 6),
     clients=st.integers(1, 5),
@@ -51,7 +55,7 @@ def test_parts_are_disjoint_and_cover_all(
     assert_partition(parts, size)
 
 
-@pytest.mark.parametrize("name", sorted(PARTITIONS))
+@pytest.mark.parametrize("name", SIMPLE)
 def test_the_seed_decides(name: str) -> None:
     records = records_of(500, groups=40)
     first, again, other = (partition(name, records, 4, seed) for seed in (3, 3, 4))
@@ -59,7 +63,7 @@ def test_the_seed_decides(name: str) -> None:
     assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-@pytest.mark.parametrize("name", sorted(PARTITIONS))
+@pytest.mark.parametrize("name", SIMPLE)
 def test_neither_numpy_nor_torch_global_state_matters(name: str) -> None:
     records = records_of(300)
     torch.manual_seed(1)
@@ -201,7 +205,7 @@ def test_targets_have_no_classes() -> None:
 
 def test_unknown_names_and_options_are_refused() -> None:
     records = records_of(50)
-    with pytest.raises(DataError, match="'idd'; use one of dirichlet, iid, natural, shards"):
+    with pytest.raises(DataError, match="'idd'; use one of counts, dirichlet, iid"):
         partition("idd", records, 2, 0)
     with pytest.raises(DataError, match=r"aplha.*; correct its options, which are alpha, minimum"):
         partition("dirichlet", records, 2, 0, aplha=1.0)
@@ -244,6 +248,32 @@ def test_statistics_reproduce_table_14() -> None:
     assert torch.equal(found.counts, counts)
     assert round(found.mean_kl, 3) == 0.666
     assert round(found.max_kl, 3) == 1.039
+
+
+def test_counts_deal_a_papers_table() -> None:
+    shuffled = torch.from_numpy(np.random.default_rng(0).permutation(50_000)) % 10
+    records = Records(torch.zeros(50_000, 1), shuffled)
+    first, again, other = (counts(records, 20, seed, TABLE_14) for seed in (3, 3, 4))
+    assert_partition(first, 50_000)
+    assert statistics(records, first, 10).counts.tolist() == TABLE_14
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ([[5, 5]], "2 rows of 2 numbers"),
+        ([[5, 5], [5]], "2 rows of 2 numbers"),
+        ([[11, 5], [-1, 5]], "none below 0"),
+        ([[10, 10], [0, 0]], "no row all 0"),
+        ([[5, 5], [5, 4]], r"sums by class of \[10, 10\].*got \[10, 9\]; deal every record once"),
+    ],
+)
+def test_counts_refuse_what_does_not_deal_every_record(table, why: str) -> None:
+    records = Records(torch.zeros(20, 1), torch.arange(20) % 2)
+    with pytest.raises(DataError, match=why):
+        counts(records, 2, 0, table)
 
 
 def test_statistics_at_the_extremes() -> None:

@@ -214,7 +214,7 @@ def test_trials_hold_records_out_and_never_touch_the_test_set(tmp_path: Path) ->
     workspace = Workspace(small(), tmp_path)
     entry = entries_of(workspace.study)[0]
     made = trial(workspace, entry, {"server.0.rate": 0.3}).recipe
-    assert (made.data.validation, made.rounds, made.seed) == (0.2, 3, 7)
+    assert (made.data.validation, made.rounds) == (0.2, 3)
     from dpfed.recipes.federation import federation
 
     silos = federation(made)
@@ -224,6 +224,40 @@ def test_trials_hold_records_out_and_never_touch_the_test_set(tmp_path: Path) ->
     held = {tuple(row) for row in silos.test.x.tolist()}
     assert not held & {tuple(row) for row in whole.test.x.tolist()}
     assert not held & {tuple(row) for client in silos.clients for row in client.x.tolist()}
+
+
+def test_no_two_cells_are_judged_by_one_seed_and_all_methods_of_a_cell_are(tmp_path) -> None:
+    def seeds(**tune: int) -> dict[str, set[int]]:
+        study = small(tune={**STUDY["tune"], **tune})
+        found: dict[str, set[int]] = {}
+        for entry in entries_of(study):
+            made = trial(Workspace(study, tmp_path), entry, {})
+            found.setdefault(label_of(entry[0], ""), set()).add(made.recipe.seed)
+        return found
+
+    by_cell = seeds()
+    assert all(len(each) == 1 for each in by_cell.values())
+    assert len(set.union(*by_cell.values())) == len(by_cell) == 2
+    assert by_cell == seeds()
+    assert not set.union(*by_cell.values()) & set.union(*seeds(seed=8).values())
+
+
+def test_generated_records_are_drawn_anew_with_the_seed_where_a_study_says_so(tmp_path) -> None:
+    kept = {**STUDY["final"], "redraw": ["data.options.seed"]}
+    study = small(final=kept)
+    made = trial(Workspace(study, tmp_path), entries_of(study)[0], {"server.0.rate": 0.3}).recipe
+    assert made.data.options["seed"] == made.seed
+
+    def first(study: studies.Study, folder: str) -> list[dict[str, Any]]:
+        chosen = {"DP-FedGD": {"server.0.rate": 0.3}, "DP-FedAvg": {}}
+        settings = {
+            label_of(cell, m.label): {"set": chosen[m.label]} for cell, _, m in entries_of(study)
+        }
+        rows = final(Workspace(study, tmp_path / folder, workers=1), settings)
+        return [row for row in rows if row["method"] == "DP-FedGD"][:2]
+
+    assert len({row["data"] for row in first(study, "anew")}) == 2  # the source names its seed
+    assert len({row["data"] for row in first(small(), "same")}) == 1
 
 
 DISTANCES = {
@@ -247,7 +281,7 @@ def test_the_studys_own_evaluation_judges_and_a_methods_own_rounds_count(kind: s
     assert (ours.rounds, own.rounds) == (STUDY["tune"]["rounds"], 2) == (3, 2)
     for made in (ours, own):
         assert (made.evaluation.kind, made.evaluation.every) == (kind, made.rounds)
-        assert (made.data.validation, made.seed) == (0.2, 7)
+        assert made.data.validation == 0.2
 
 
 def test_what_a_study_says_nothing_about_is_judged_on_held_out_records() -> None:

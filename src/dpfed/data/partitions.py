@@ -7,6 +7,7 @@ dirichlet   for each class k, proportions p_k ~ Dir(alpha * 1) over the clients;
             share p_k[i] of the records of class k
 shards      records sorted by class, cut into clients * shards_per_client pieces, dealt at random
             (McMahan et al., 2017)
+counts      so many records of each class for each client, as a paper's table has them
 natural     one client per silo, where records name theirs, else per group id; or whole silos or
             groups pooled into clients of about equal size
 =========== ==================================================================================
@@ -140,6 +141,33 @@ def shards(records: Records, clients: int, seed: int, shards_per_client: int = 2
     return _tensors([np.concatenate([pieces[j] for j in hand]) for hand in deal])
 
 
+def counts(records: Records, clients: int, seed: int, counts: list[list[int]]) -> Parts:
+    """A given table of class counts, such as a paper publishes; the seed says which records.
+
+    Args:
+        records: what to divide, with class labels.
+        clients: how many clients: as many as the table has rows.
+        seed: of the order within a class.
+        counts: for each client its records of each class, at least 0; each class is dealt wholly.
+    """
+    classes = _by_class(records)
+    held = np.array([len(indices) for indices in classes])
+    fits = len(counts) == clients and all(len(row) == held.size for row in counts)
+    if not fits or any(min(row) < 0 or not any(row) for row in counts):
+        bound = f"{clients} rows of {held.size} numbers, none below 0, no row all 0"
+        raise bad_option("counts", bound, counts, "give one row for each client")
+    table = np.array(counts, dtype=np.int64)
+    if (table.sum(0) != held).any():
+        bound = f"sums by class of {held.tolist()}, the records that there are"
+        raise bad_option("counts", bound, table.sum(0).tolist(), "deal every record once")
+    rng = np.random.default_rng(seed)
+    dealt = [
+        np.split(rng.permutation(indices), np.cumsum(column)[:-1])
+        for indices, column in zip(classes, table.T, strict=True)
+    ]
+    return _tensors([np.concatenate(mine) for mine in zip(*dealt, strict=True)])
+
+
 def natural(records: Records, clients: int | None = None, seed: int = 0) -> Parts:
     """One client per silo, in the order of their ids; where records name none, per group id.
 
@@ -178,6 +206,7 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "shards": shards,
+    "counts": counts,
     "natural": natural,
 }
 
@@ -186,11 +215,11 @@ def partition(name: str, records: Records, clients: int | None, seed: int, **opt
     """The partition called ``name``.
 
     Args:
-        name: iid, dirichlet, shards or natural.
+        name: iid, dirichlet, shards, counts or natural.
         records: what to divide.
         clients: how many clients; None, one client per group, is for ``natural`` only.
         seed: of everything that the partition draws.
-        **options: the partition's own: alpha and minimum, or shards_per_client.
+        **options: the partition's own: alpha and minimum, shards_per_client, or counts.
     """
     if name not in PARTITIONS:
         known = ", ".join(sorted(PARTITIONS))

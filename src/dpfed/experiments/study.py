@@ -87,7 +87,7 @@ class Tuning(_Section, frozen=True):
     rounds: int = 50
     """Rounds of a tuning run, unless the method sets its own."""
     seed: int = 1000
-    """The seed of all tuning runs."""
+    """What the seeds of tuning runs are made from, one for each cell."""
     validation: float = 0.1
     """The part of the training records used to judge."""
     trials: int = 0
@@ -101,6 +101,8 @@ class Final(_Section, frozen=True):
     """One run each, for every cell and method."""
     every: int = 10
     """How many rounds lie between two measurements."""
+    redraw: list[str] = []
+    """Dotted keys that get the seed, too, such as data.options.seed of generated records."""
     keep: list[str] = []
     """"correct" stores which test records were right, for McNemar's test."""
 

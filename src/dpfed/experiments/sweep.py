@@ -25,6 +25,7 @@ from dpfed.core.registry import check_names
 from dpfed.experiments import study as studies
 from dpfed.experiments.jobs import Job, Progress, Queue, Row, Store, job_pool, make_job, run_jobs
 from dpfed.experiments.study import Cell, Changes, Contestant, Study, cells, tuned_cell
+from dpfed.recipes.federation import public_seed
 from dpfed.recipes.schema import Recipe
 
 RUNS, SETTINGS = "runs.jsonl", "settings.json"
@@ -130,9 +131,11 @@ def trial(workspace: Workspace, entry: Entry, point: Changes) -> Job:
     tune = workspace.study.tune
     rounds = method.set.get("rounds", tune.rounds)
     judged = {
-        "rounds": rounds, "evaluation.every": rounds,
-        "seed": tune.seed, "data.validation": tune.validation,
-    }  # fmt: skip
+        "rounds": rounds,
+        "evaluation.every": rounds,
+        **_seeded(workspace.study, tuning_seed(workspace.study, cell)),
+        "data.validation": tune.validation,
+    }
     labels = {"entry": label_of(cell, method.label), "point": point, "stage": "tuning"}
     changes = {**method.set, **base, **point, **judged}
     made = make_job(workspace.study.base, labels, changes, workspace.root, brief=True)
@@ -140,6 +143,16 @@ def trial(workspace: Workspace, entry: Entry, point: Changes) -> Job:
         raise RecipeError(f"{labels['entry']}: evaluation.kind must not be 'off', which judges no "
                           "setting; use 'test'")  # fmt: skip
     return made
+
+
+def tuning_seed(study: Study, cell: Cell) -> int:
+    """The seed of a cell's trials: all its methods share one, and no two cells do."""
+    return public_seed(study.tune.seed, label_of(cell, "trials"))
+
+
+def _seeded(study: Study, seed: int) -> Changes:
+    """The run's seed, and whatever else the study draws anew with it."""
+    return dict.fromkeys(("seed", *study.final.redraw), seed)
 
 
 def _best(rows: list[Row]) -> dict[str, Any]:
@@ -192,7 +205,7 @@ def _by_optuna(workspace: Workspace) -> Settings:
         queue = Queue(pool, workspace.store(), len(entries) * tune.trials, workspace.watch)
 
         def ask(entry: Entry) -> tuple[str, dict[str, Any]]:
-            sampler = optuna.samplers.TPESampler(seed=tune.seed)
+            sampler = optuna.samplers.TPESampler(seed=tuning_seed(workspace.study, entry[0]))
             search = optuna.create_study(direction="maximize", sampler=sampler)
             rows = []
             for _ in range(tune.trials):
@@ -222,7 +235,7 @@ def final(workspace: Workspace, settings: Mapping[str, Mapping[str, Any]]) -> li
     jobs = []
     for (cell, base), method, seed in product(cells(study), study.methods, study.final.seeds):
         chosen = settings_for(study, settings, cell, method.label)
-        measured = {"seed": seed, "evaluation.every": study.final.every}
+        measured = {**_seeded(study, seed), "evaluation.every": study.final.every}
         labels = {**cell, "method": method.label, "seed": seed, "stage": "final", "set": chosen}
         changes = {**method.set, **base, **chosen, **measured}
         jobs.append(make_job(study.base, labels, changes, workspace.root, tuple(study.final.keep)))

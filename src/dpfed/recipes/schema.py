@@ -36,7 +36,7 @@ class PartitionRecipe(_Section, frozen=True):
     """How records are divided into clients."""
 
     name: str = "iid"
-    """iid, dirichlet, shards or natural; see docs/data.md."""
+    """iid, dirichlet, shards, counts or natural; see docs/data.md."""
     clients: int | None = None
     """How many clients; by default one per group for natural, otherwise 20."""
     options: dict[str, Any] = {}
