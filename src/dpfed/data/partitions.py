@@ -7,7 +7,7 @@ dirichlet   for each class k, proportions p_k ~ Dir(alpha * 1) over the clients;
             share p_k[i] of the records of class k
 shards      records sorted by class, cut into clients * shards_per_client pieces, dealt at random
             (McMahan et al., 2017)
-counts      so many records of each class for each client, as a paper's table has them
+counts      each class in the proportions of a given table, such as a paper's
 natural     one client per silo, where records name theirs, else per group id; or whole silos or
             groups pooled into clients of about equal size
 =========== ==================================================================================
@@ -144,28 +144,30 @@ def shards(records: Records, clients: int, seed: int, shards_per_client: int = 2
 def counts(records: Records, clients: int, seed: int, counts: list[list[int]]) -> Parts:
     """A given table of class counts, such as a paper publishes; the seed says which records.
 
+    Of a class that has other than its total of records, such as where some are held out to judge
+    settings, everyone gets the same share as in the table.
+
     Args:
         records: what to divide, with class labels.
         clients: how many clients: as many as the table has rows.
         seed: of the order within a class.
-        counts: for each client its records of each class, at least 0; each class is dealt wholly.
+        counts: for each client its records of each class, at least 0.
     """
     classes = _by_class(records)
-    held = np.array([len(indices) for indices in classes])
-    fits = len(counts) == clients and all(len(row) == held.size for row in counts)
-    if not fits or any(min(row) < 0 or not any(row) for row in counts):
-        bound = f"{clients} rows of {held.size} numbers, none below 0, no row all 0"
+    fits = len(counts) == clients and all(len(row) == len(classes) for row in counts)
+    table = np.array(counts, dtype=np.int64) if fits else np.zeros((1, 1), np.int64)
+    if (table < 0).any() or (table.sum(0) == 0).any():
+        bound = f"{clients} rows of {len(classes)} numbers from 0 on, no column all 0"
         raise bad_option("counts", bound, counts, "give one row for each client")
-    table = np.array(counts, dtype=np.int64)
-    if (table.sum(0) != held).any():
-        bound = f"sums by class of {held.tolist()}, the records that there are"
-        raise bad_option("counts", bound, table.sum(0).tolist(), "deal every record once")
     rng = np.random.default_rng(seed)
     dealt = [
-        np.split(rng.permutation(indices), np.cumsum(column)[:-1])
+        np.split(rng.permutation(indices), np.cumsum(column)[:-1] * len(indices) // column.sum())
         for indices, column in zip(classes, table.T, strict=True)
     ]
-    return _tensors([np.concatenate(mine) for mine in zip(*dealt, strict=True)])
+    parts = [np.concatenate(mine) for mine in zip(*dealt, strict=True)]
+    if min(map(len, parts)) == 0:
+        raise bad_option("counts", "a record for every client", counts, "raise its row")
+    return _tensors(parts)
 
 
 def natural(records: Records, clients: int | None = None, seed: int = 0) -> Parts:

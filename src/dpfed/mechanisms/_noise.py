@@ -129,6 +129,14 @@ class GaussianNoise:
         bound = self.replace_bound / 2 if replaced else self.clip
         return self.std * math.sqrt(self.shares if shares is None else shares) / bound
 
+    def together(self, worth: float, shares: float | None = None) -> DpEvent:
+        """One event for correlated releases of this worth; an infinite one is not private."""
+        import dp_accounting as dp
+
+        if worth in {0, math.inf}:
+            return dp.NonPrivateDpEvent() if worth else dp.NoOpDpEvent()
+        return dp.GaussianDpEvent(self.noise_multiplier(shares) / math.sqrt(worth))
+
     def with_sampling(self, sampling: Sampling) -> Self:
         """The same mechanism on a draw of the units."""
         return replace(self, sampling=sampling)

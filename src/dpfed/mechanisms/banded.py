@@ -184,12 +184,7 @@ class Banded(GaussianNoise):
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
         """One Gaussian event for all releases together."""
-        import dp_accounting as dp
-
-        worth = self.worth(releases)
-        if worth in {0, math.inf}:
-            return dp.NonPrivateDpEvent() if worth else dp.NoOpDpEvent()
-        return dp.GaussianDpEvent(self.noise_multiplier(shares) / math.sqrt(worth))
+        return self.together(self.worth(releases), shares)
 
 
 def banded(

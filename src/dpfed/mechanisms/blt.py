@@ -150,12 +150,7 @@ class Blt(GaussianNoise):
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
         """One Gaussian event for all releases together."""
-        import dp_accounting as dp
-
-        worth = self.worth(releases)
-        if not worth:
-            return dp.NoOpDpEvent()
-        return dp.GaussianDpEvent(self.noise_multiplier(shares) / math.sqrt(worth))
+        return self.together(self.worth(releases), shares)
 
 
 def blt(

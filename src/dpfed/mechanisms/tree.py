@@ -166,10 +166,9 @@ class Tree(GaussianNoise):
         """A Gaussian event for each node that the releases open."""
         import dp_accounting as dp
 
-        if math.isinf(worth := self.worth(releases)):
-            return dp.NonPrivateDpEvent()
-        if worth and self.participation is not None:
-            return dp.GaussianDpEvent(self.noise_multiplier(shares) / math.sqrt(worth))
+        worth = self.worth(releases)
+        if math.isinf(worth) or (worth and self.participation is not None):
+            return self.together(worth, shares)
         node = self.noise_multiplier(shares)
         parts = [(dp.GaussianDpEvent(node / 2**k), n) for k, n in enumerate(self.opened(releases))]
         return dp.ComposedDpEvent([dp.SelfComposedDpEvent(part, n) for part, n in parts if n])
