@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import runpy
 import statistics
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -832,3 +833,13 @@ def test_the_control_is_the_committed_one() -> None:
         point["server.1.rate"],
         point["server.0.rho"],
     )
+
+
+def test_what_the_evidence_took_is_counted_from_its_runs() -> None:
+    """results/evidence.md is what ``scripts/evidence --cost`` writes."""
+    made = runpy.run_path(str(ROOT / "scripts/evidence"))["cost_table"]()
+    assert (RESULTS / "evidence.md").read_text(encoding="utf-8") == made
+
+
+def test_results_are_small() -> None:
+    assert sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) < 15 * 2**20
