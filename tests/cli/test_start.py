@@ -463,7 +463,7 @@ def test_a_gated_training_is_rehearsed(home: Path) -> None:
 
     call("new", "consortium", "--gated")
     recipe = home / "consortium/recipe.toml"
-    recipe.write_text(recipe.read_text().replace("rounds = 20", "rounds = 2"))
+    recipe.write_text(recipe.read_text().replace("rounds = 20", "rounds = 4"))
     with simulation._scratch() as scratch, simulation_of(home, Path(scratch)) as env:
         env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         command = [sys.executable, str(home / "consortium/rehearse.py")]
@@ -471,7 +471,7 @@ def test_a_gated_training_is_rehearsed(home: Path) -> None:
                               check=False)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("consortium: approved until") == 2
-    assert done.stdout.count("3 answered, 0 refused") == 2  # the enrolment, and two rounds
+    assert done.stdout.count("5 answered, 0 refused") == 2  # the enrolment, and four rounds
     contents = json.loads((home / "consortium/out/guarantee.json").read_text())
     assert "enforced by each silo's own process; " in contents["sentence"]
 
@@ -550,7 +550,7 @@ def test_flwr_run_trains_a_new_app(kind: str, home: Path) -> None:
     from dpfed.recipes import simulation
 
     for path in write_app(home / "fresh", kind):
-        text = path.read_text(encoding="utf-8").replace("rounds = 20", "rounds = 2")
+        text = path.read_text(encoding="utf-8").replace("rounds = 20", "rounds = 4")
         path.write_text(text, encoding="utf-8")
     with simulation._scratch() as scratch, simulation_of(home, Path(scratch)) as env:
         command = [find_command("flwr") or "flwr", "run", str(home / "fresh"), "--stream"]
