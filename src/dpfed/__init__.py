@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dpfed.recipes.run import run as run
     from dpfed.training.plan import Plan as Plan
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Guarantee": "dpfed.accounting.guarantee",

@@ -112,7 +112,7 @@ def test_methods_tells_what_an_option_means() -> None:
 
 def test_help_teaches_by_example_and_version_prints() -> None:
     assert "dpfed run examples/recipes/quickstart.toml" in dpfed("run", "--help").stdout
-    assert dpfed("--version").stdout.strip() == "0.1.0"
+    assert dpfed("--version").stdout.strip() == "0.2.0"
 
 
 def test_a_study_from_sweep_to_report(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ dataset = "d"
 shape = [2]
 classes = 2
 sizes = [5.0, 5.0]
-dpfed = "0.1.0"
+dpfed = "0.2.0"
 """
 
 

@@ -11,7 +11,7 @@
     shape = [64]                    # of a record's features
     classes = 2
     sizes = [1200, 800, 950]        # each silo's public number of units
-    dpfed = "0.1.0"
+    dpfed = "0.2.0"
     roster = "..."                  # the digest of the roster, under distributed trust
     packages = {}                   # package -> digest, where a model comes from one
     train = ""                      # package.module:function, a train function that silos installed
