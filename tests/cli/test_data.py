@@ -203,3 +203,15 @@ def test_a_partition_that_is_asked_for_divides_silos_anew(tmp_path: Path) -> Non
     made = hospitals(tmp_path)
     made["data"]["partition"] = {"name": "iid", "clients": 7}
     assert len(federation(load_recipe(made)).clients) == 7
+
+
+def test_the_owner_sees_how_words_become_classes(tmp_path: Path) -> None:
+    path = tmp_path / "ward.csv"
+    path.write_text("a,y\n1,no\n0,yes\n1,yes\n")
+    code, said = check(str(path))
+    assert code == 0, "a pooled file may have words"
+    assert "numbered by what is in here: no is 0, yes is 1. Where each silo reads a file" in said
+    path.write_text("a,y\n" + "".join(f"{i % 2},class {i}\n" for i in range(8)))
+    assert "class 5 is 5 and 2 more" in check(str(path))[1]
+    path.write_text("a,y\n1,0\n0,1\n")
+    assert "numbered" not in check(str(path))[1]

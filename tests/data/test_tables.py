@@ -66,6 +66,26 @@ def test_a_column_names_the_silos_of_several_files(five: Path) -> None:
     assert data.train.silos.tolist() == [1, 1, 1, 7, 8, 9, 9]
 
 
+def test_tables_in_folders_of_their_own_are_named_by_a_pattern(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / "ward [7]"  # what looks like a pattern, and is a folder
+    for name in ("north", "south"):
+        (home / "silos" / name).mkdir(parents=True)
+        (home / "silos" / name / "x.csv").write_text("a,y\n1,0\n2,1\n")
+    for source, root in (("silos/*/x.csv", home), ("silos/*/*.csv", home),
+                         ("ward*/silos/*/x.csv", None)):  # fmt: skip
+        data = load(source, root=root)
+        records = data.train
+        assert data.source == "silos: 2 files"
+        assert records.silos is not None
+        assert records.silos.unique().tolist() == [0, 1]
+    for schema in ({"a": [0, 9]}, None):
+        with pytest.raises(DataError, match=r"by a pattern, '\*/x\.csv'"):
+            load(home / "silos", schema=schema)
+
+
 def test_what_does_not_fit_together_is_refused(five: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="empty list"):
         load([], y="ill")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,7 +105,7 @@ def screen_lines(load: DataRecipe) -> list[str]:
     if found is None:
         return []
     lost = [f"{found.lost}, as data.missing says"] if found.missing and found.lost else []
-    return [*found.findings(), *lost] or ["every record is complete, and all is decided"]
+    return [*found.findings(), *lost] or ["every record counts, and all is decided"]
 
 
 def _report(dataset: Dataset) -> Iterator[str]:
@@ -114,6 +114,8 @@ def _report(dataset: Dataset) -> Iterator[str]:
     shape = "x".join(str(size) for size in records.x.shape[1:])
     labels = "numbers" if dataset.classes is None else f"{dataset.classes} classes"
     yield f"{dataset.source}: {total:,} records of {shape} features, labels: {labels}"
+    if dataset.table and dataset.table.words:
+        yield _numbered(dataset.table.words)
     yield from _who(records)
     if found is not None:
         yield from _columns(found)
@@ -121,6 +123,15 @@ def _report(dataset: Dataset) -> Iterator[str]:
             yield f"{found.incomplete:,} records have a missing value, which is filled"
         elif found.missing and found.lost:
             yield f"{found.lost}, as data.missing = 'drop' says"
+
+
+def _numbered(words: Sequence[str]) -> str:
+    shown = ", ".join(f"{word} is {place}" for place, word in enumerate(words[:6]))
+    more = f" and {len(words) - 6} more" if len(words) > 6 else ""
+    return (
+        f"labels are numbered by what is in here: {shown}{more}. Where each silo reads a file of "
+        "its own, write the numbers instead: a file without one of the words would shift the others"
+    )
 
 
 def _who(records: Records) -> Iterator[str]:

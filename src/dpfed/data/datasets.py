@@ -35,6 +35,7 @@ time, or reads public data only, so none of it costs privacy.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,8 +174,9 @@ def load(
         return replace(_dataset(parts, classes, label), table=facts)
     if schema:
         raise DataError(
-            f"{label!r} takes no schema, which is for .csv and .parquet; standardise other data by "
-            "data.shift and data.scale"
+            f"{label!r} takes no schema, which is for .csv and .parquet; name tables in folders of "
+            "their own by a pattern, '*/x.csv', and standardise other data by data.shift and "
+            "data.scale"
         )
     return _dataset(_read_arrays(str(source), paths, columns, size), classes, label)
 
@@ -197,7 +199,8 @@ def _label(paths: list[Path]) -> str:
     """What a result names as its data: the folder and the file."""
     if len(paths) == 1:
         return "/".join(paths[0].parts[-2:]).lstrip("/")
-    return f"{paths[0].parent.name or paths[0].anchor}: {len(paths)} files"
+    shared = Path(os.path.commonpath([path.parent for path in paths]))
+    return f"{shared.name or shared.anchor}: {len(paths)} files"
 
 
 def find_files(source: str | Path | Sequence[str | Path], root: Path | None = None) -> list[Path]:
@@ -206,14 +209,24 @@ def find_files(source: str | Path | Sequence[str | Path], root: Path | None = No
         if not source:
             raise DataError("data.source is an empty list; name one file or more")
         return [path for each in source for path in find_files(each, root)]
-    if any(sign in str(source) for sign in "*?[") and not Path(source).expanduser().exists():
-        found = [sorted(place.parent.glob(place.name)) for place in _places(source, root)]
-        matched: list[Path] = next((paths for paths in found if paths), [])
-        if matched:
-            return matched
+    if matched := _matching(Path(source).expanduser(), root):
+        return matched
     path = find_file(source, root)
     inside = tables.tables_in(path) if path.is_dir() else []
     return inside or [path]
+
+
+def _matching(source: Path, root: Path | None) -> list[Path]:
+    """The files of a pattern, in the first place that has any; none if it is a plain path."""
+    wild = [any(sign in part for sign in "*?[") for part in source.parts]
+    if not any(wild) or source.exists():
+        return []
+    last = len(wild) - wild.index(True)  # so many parts are the pattern: a root may have a sign
+    for place in _places(source, root):
+        found = sorted(Path(*place.parts[:-last]).glob("/".join(place.parts[-last:])))
+        if found:
+            return found
+    return []
 
 
 def find_file(source: str | Path, root: Path | None = None) -> Path:

@@ -224,7 +224,8 @@ def _read_classes(path: Path, size: int | None) -> TablePart:
     if not found:
         raise DataError(
             f"{path.name!r} has no images as <class>/<file>.png; "
-            "check the path, or sort them into one folder per class"
+            "check the path, sort them into one folder per class, or name tables by a pattern, "
+            "'*/x.csv'"
         )
     images = [_open_image(p) for p in found]
     return TablePart(_stack_images(images, size), np.array([p.parent.name for p in found]))

@@ -26,7 +26,7 @@ follow from the schema alone. Without one, which columns are numeric is seen fro
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,6 +59,8 @@ class TableFacts:
     """Columns that are not used, with the reason, where nobody said which ones to use."""
     silo: str | None = None
     """What names the silos: a column, or ``file``."""
+    words: tuple[str, ...] = ()
+    """Labels that are texts, in the order in which they are numbered."""
 
 
 def tables_in(folder: Path) -> list[Path]:
@@ -87,12 +89,14 @@ def read_tables(
     silos = _silos(table, silo, paths, sizes)
     persons = None if group is None else _complete(table, group)
     whole = TablePart(features, _complete(table, label), persons, silos)
-    named = TableFacts(
-        facts.features, facts.outside, facts.left_out, silo or (FILE if len(paths) > 1 else None)
-    )
+    named = replace(facts, silo=silo or (FILE if len(paths) > 1 else None), words=_words(whole.y))
     if columns.split is None or columns.split not in present:
         return {"train": whole}, named
     return by_split(whole, _complete(table, columns.split)), named
+
+
+def _words(labels: Array) -> tuple[str, ...]:
+    return tuple(map(str, np.unique(labels.astype(str)))) if labels.dtype.kind in "USO" else ()
 
 
 # ------------------------------------------------------------------------------------------ files
