@@ -70,3 +70,12 @@ def test_what_a_round_costs_is_not_measured_at_settings_that_nobody_chose(
     monkeypatch.setattr(studies, "STUDIES", tmp_path)
     with pytest.raises(RecipeError, match=rf"no settings are known for .*sweep {runtime.STUDY}"):
         runtime.runtime_tables(quick=True)
+
+
+def test_a_study_without_the_usual_baseline_compares_with_its_first_method(tmp_path: Path) -> None:
+    one, two = ({**STUDY["methods"][0], "label": label} for label in ("peek", "look"))
+    assert studies.load_study(write(tmp_path, methods=[one, two])).baseline == "peek"
+    usual = {**one, "label": "DP-FedGD"}
+    assert studies.load_study(write(tmp_path, methods=[one, usual])).baseline == "DP-FedGD"
+    with pytest.raises(RecipeError, match="baseline must be one of peek, look, got 'lok'"):
+        studies.load_study(write(tmp_path, methods=[one, two], baseline="lok"))

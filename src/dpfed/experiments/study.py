@@ -28,6 +28,8 @@ from dpfed.core.errors import RecipeError
 Changes = dict[str, Any]
 STUDIES = Path(__file__).parent / "studies"
 
+BASELINE = "DP-FedGD"
+
 TAKEN = frozenset(
     {
         "key", "method", "seed", "stage", "set", "entry", "point", "accuracy", "loss", "worst_silo",
@@ -128,8 +130,8 @@ class Study(_Section, frozen=True):
     """How settings are judged."""
     final: Final = Final()
     """The runs that the tables are made of."""
-    baseline: str = "DP-FedGD"
-    """The method whose final accuracy is the yardstick for speed."""
+    baseline: str = BASELINE
+    """The method that the others are compared with; without one of this name, the first."""
     loss: str = "loss"
     """The name of the loss, where there are no classes."""
     settings: dict[str, Changes] = {}
@@ -165,13 +167,18 @@ def load_study(source: str | Path) -> Study:
 
 
 def _checked(study: Study) -> Study:
-    """Refuse an axis with the name of a run's own column, which would overwrite it."""
+    """Refuse an axis that would overwrite a run's own column, and a baseline that is no method."""
     taken = sorted({axis.label for axis in study.axes} & TAKEN)
     if taken:
         raise RecipeError(
             f"axes.label must not be {taken[0]!r}, which is a column of every run; rename that axis"
         )
-    return study
+    labels = [method.label for method in study.methods]
+    if study.baseline in labels or not labels:
+        return study
+    if study.baseline == BASELINE:
+        return msgspec.structs.replace(study, baseline=labels[0])
+    raise refuse("baseline", f"one of {', '.join(labels)}", study.baseline, "name a method's label")
 
 
 def _tree(source: str | Path) -> dict[str, Any]:
