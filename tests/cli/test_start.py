@@ -406,6 +406,20 @@ def test_a_statement_has_what_a_board_asks_first(tmp_path: Path) -> None:
     assert re.search(r"Ended: 20\d\d-\d\d-\d\d \d\d:\d\d UTC\.", text)
 
 
+def test_a_statement_says_that_it_repeats_and_refuses_what_was_edited(tmp_path: Path) -> None:
+    path = trained(tmp_path, {"epsilon": 2.0}) / "guarantee.json"
+    assert "no figure was computed again. What a participant itself" in explained(tmp_path)[0]
+    written = path.read_text()
+    path.write_text(written.replace('"(2, 1e-05)-DP', '"(0.2, 1e-05)-DP', 1))
+    with pytest.raises(RecipeError, match=r"says \(0\.2, 1e-05\)-DP and .* its claims \(2, 1e-05"):
+        explained(tmp_path)
+    contents = json.loads(written)
+    contents["claims"][0]["epsilon"] = 0.5
+    path.write_text(json.dumps(contents))
+    with pytest.raises(RecipeError, match="ask for the file as dpfed wrote it"):
+        explained(tmp_path)
+
+
 def test_a_statement_says_when_the_training_began_and_ended(tmp_path: Path) -> None:
     guarantee = statement.gather_statement(trained(tmp_path, {"epsilon": 2.0})).guarantee
     dates = {"started": "2026-11-02T08:15:00+00:00", "finished": "2026-11-16T10:40:21+00:00"}
@@ -454,6 +468,12 @@ def test_a_gated_training_is_terms_and_a_relay(home: Path) -> None:
     text = write_terms(recipe, dataset="sepsis", shape=[24], sizes=[1200, 800], classes=2)
     assert read_terms(text).name == "consortium"
     assert read_terms(text).plan.guarantee().claims[0].epsilon == pytest.approx(1.0)
+    asked = ("silo", "terms", str(recipe), "--dataset", "sepsis", "--shape", "24", "--classes", "2",
+             "--sizes", "1200,800")  # fmt: skip
+    assert f"fingerprint {read_terms(text).fingerprint[:16]}: compare it" in call(*asked)
+    recipe.write_text(recipe.read_text().replace("rounds = 20", "rounds = 2"))
+    with pytest.raises(UnsoundPlan, match="rounds must be at least 4 for this method"):
+        call(*asked)
 
 
 @pytest.mark.long

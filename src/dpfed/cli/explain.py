@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One page that states what a run guarantees, for people who decide and did not run it.
 
-It is made from the files that ``dpfed run --out`` wrote (guarantee.json and recipe.toml) and from
-the ledger, if the recipe names one. Nothing is trained, and no cost is computed again.
+It is made of what ``dpfed run --out`` wrote (guarantee.json, recipe.toml), and of the ledger if
+the recipe names one. Nothing is trained, and no cost is computed again.
 
 Guarantee: no figure is smaller than its bound; a run without a guarantee says so first.
 
@@ -12,6 +12,7 @@ Guarantee: no figure is smaller than its bound; a run without a guarantee says s
 | no recipe.toml (a Flower app's folder)  | what only the recipe knows is left out                |
 | the ledger is not on this machine       | said; the run's own figures stand alone               |
 | the ledger was tampered with            | DataError: no total is stated                         |
+| its sentence and claims disagree        | RecipeError: one of them was edited                   |
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import msgspec
 
 from dpfed.accounting.attack_odds import ALARMS, Reading, of_100, read_odds
 from dpfed.accounting.guarantee import Guarantee, round_up
-from dpfed.cli.explain_figures import run_figures
+from dpfed.cli.explain_figures import AS_WRITTEN, refuse_other_figures, run_figures
 from dpfed.core.errors import RecipeError
 from dpfed.core.registry import build
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
@@ -86,6 +87,7 @@ def gather_statement(folder: Path, ledger: Path | None = None) -> StatementMater
         raise RecipeError(
             f"{str(path)!r} is not a guarantee that dpfed wrote ({error}); train again"
         ) from error
+    refuse_other_figures(contents, guarantee)
     known = folder / "recipe.toml"
     recipe = recipes.load_recipe(known) if known.exists() else None
     name = contents.get("training") or (recipe.name if recipe else folder.resolve().name)
@@ -427,19 +429,17 @@ def _about(material: StatementMaterial) -> Section:
 
     recipe, contents = material.recipe, material.contents
     lines = [f"Data: {contents.get('data', 'not noted')}."]
-    if recipe is not None:
+    if recipe:
         steps = " then ".join(str(each.get("name")) for each in recipe.server)
-        named = (
-            recipe.method or f"{recipe.client.get('name')} at the clients, {steps} at the server"
-        )
-        lines.append(f"Method: {named}; {material.guarantee.rounds} rounds; seed {recipe.seed}.")
+        ran = recipe.method or f"{recipe.client.get('name')} at the clients, {steps} at the server"
+        lines.append(f"Method: {ran}; {material.guarantee.rounds} rounds; seed {recipe.seed}.")
     lines += run_figures(contents, material.guarantee)
     lines += [f"Warning: {_sentence(each)}" for each in contents.get("warnings", ())]
     if contents.get("stopped"):
         lines.append(f"It was stopped early: {_sentence(contents['stopped'])}")
     files = "guarantee.json" if recipe is None else "guarantee.json and recipe.toml"
-    lines.append(f"Stated by dpfed {__version__} from {files} of the run.")
-    return Section("The run", (lines,))
+    stated = f"Stated by dpfed {__version__} from {files} of the run, {AS_WRITTEN}"
+    return Section("The run", ([*lines, stated],))
 
 
 def _capital(text: str) -> str:

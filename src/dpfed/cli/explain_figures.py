@@ -6,12 +6,19 @@ Only what is public or was priced is in guarantee.json, and so here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dpfed.accounting.guarantee import Guarantee
+from dpfed.core.errors import RecipeError
 from dpfed.core.types import Adjacency, Unit
 
+AS_WRITTEN = (
+    "as whoever ran it wrote them: no figure was computed again. What a participant itself "
+)
+AS_WRITTEN += "released is in its own ledger (dpfed ledger show, verify) and its gate's log."
+_PAIR = re.compile(r"\([^()]+, [^()]+\)-DP")
 _PLURAL = {Unit.RECORD: "records", Unit.GROUP: "persons", Unit.CLIENT: "participants"}
 
 
@@ -31,3 +38,13 @@ def run_figures(contents: Mapping[str, Any], found: Guarantee) -> Iterator[str]:
     for word, key in (("Began", "started"), ("Ended", "finished")):
         if contents.get(key):
             yield f"{word}: {str(contents[key]).replace('T', ' ')[:16]} UTC."
+
+
+def refuse_other_figures(contents: Mapping[str, Any], found: Guarantee) -> None:
+    """A sentence must have the figures of the claims beside it: somebody has edited one of them."""
+    said = _PAIR.findall(str(contents.get("sentence", found.sentence)))
+    if said != (stated := _PAIR.findall(found.sentence)):
+        raise RecipeError(
+            f"guarantee.json's sentence says {' and '.join(said) or 'nothing'}, and its claims "
+            f"{' and '.join(stated) or 'nothing'}; ask for the file as dpfed wrote it"
+        )

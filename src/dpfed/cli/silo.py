@@ -125,16 +125,17 @@ def terms(
         package: installed packages to pin, where a model comes from one.
         train: a train function that silos have installed, at client level; "" if there is none.
     """
-    from dpfed.recipes.terms import write_terms
+    from dpfed.recipes.terms import read_terms, write_terms
 
-    typer.echo(
-        write_terms(
-            recipe, dataset=dataset, shape=[int(n) for n in shape.split(",")],
-            sizes=[float(n) for n in sizes.split(",")], classes=classes, roster=roster,
-            packages=package or [], train=train,
-        ),
-        nl=False,
+    text = write_terms(
+        recipe, dataset=dataset, shape=[int(n) for n in shape.split(",")],
+        sizes=[float(n) for n in sizes.split(",")], classes=classes, roster=roster,
+        packages=package or [], train=train,
     )  # fmt: skip
+    written = read_terms(text)
+    written.plan.guarantee()  # what no silo could approve is refused here
+    typer.echo(text, nl=False)
+    typer.echo(f"fingerprint {written.fingerprint[:16]}: compare it by telephone", err=True)
 
 
 @silo_app.command()
