@@ -330,6 +330,8 @@ def test_a_rounds_line_has_accuracy_where_it_is_known_and_why_there_is_no_total(
 
     with caplog.at_level(logging.INFO):
         DPStrategy(plan, watch=watch).start(grid_for(plan, tamper), INITIAL, evaluate_fn=evaluate)
+    (first,) = [each for each in caplog.messages if each.startswith("DPStrategy: ")]
+    assert SHIPPED in first, "as the last line says"
     lines = [each for each in caplog.messages if each.startswith("round ")]
     assert lines[0].endswith("no total: no client answered")
     assert "accuracy" not in lines[0]

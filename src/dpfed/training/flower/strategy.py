@@ -217,8 +217,9 @@ class DPStrategy(Strategy):
         log.info("%s", result.guarantee)
 
     def summary(self) -> None:
-        """Log the guarantee before the first round."""
-        log.info("DPStrategy: %s", self.plan.guarantee())
+        """Log the guarantee before the first round; that gates enforce it shows in the rounds."""
+        enforced = "" if variable(IDENTITY) == SIMULATED else SHIPPED
+        log.info("DPStrategy: %s", replace(self.plan.guarantee(), enforced=enforced))
         warning = small_delta(self.plan)
         if warning:
             log.warning("%s", warning)
