@@ -102,6 +102,11 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "attacks/test_batchnorm.py",
         "attacks/test_local_evaluation.py",
     ),
+    "training/flower/enrolment.py": (
+        "training/flower/test_strategy.py",
+        "training/flower/test_slots.py",
+    ),
+    "training/flower/replies.py": ("training/flower/test_strategy.py",),
     "training/flower/transport.py": ("training/test_loop.py", "training/flower/test_strategy.py"),
     "training/history.py": ("recipes/sinks/test_open.py",),
     "training/plan.py": ("training/test_round.py", "recipes/test_build.py"),

@@ -114,7 +114,7 @@ def make_plan(
 
     Args:
         nominal: the clients' public sizes in units (records, persons; 1 for each client at client
-            level), by partition-id.
+            level), by partition-id; [] where privacy.cohort makes the population an open one.
         layout: the model's ``layout`` or state dict, for methods that need its shape; None for all
             others.
         **sections: the recipe's sections as keywords.

@@ -253,12 +253,12 @@ def test_a_whole_older_folder_is_noticed_by_the_devices(tmp_path: Path) -> None:
 
 def test_one_device_that_lies_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_with()
-    usual = responder._last_round
+    usual = responder._attended
 
-    def lies(plan: Plan, training: str, node: Any) -> int:
-        return 10**9 if node.client == 0 else usual(plan, training, node)
+    def lies(plan: Plan, training: str, node: Any) -> tuple[int, ...]:
+        return (10**9,) if node.client == 0 else usual(plan, training, node)
 
-    monkeypatch.setattr(responder, "_last_round", lies)
+    monkeypatch.setattr(responder, "_attended", lies)
     result = start(plan, Phones(plan))
     assert result.stopped is None
     assert len(result.history) == ROUNDS

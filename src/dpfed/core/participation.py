@@ -72,6 +72,19 @@ class Participation(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_
                 f"from round {max(taken) + self.min_separation} on"
             )
 
+    def allows(self, round: int, taken: Collection[int]) -> bool:
+        """Whether a client would answer a round that it has not entered.
+
+        Args:
+            round: the round that is asked for, from 0.
+            taken: the rounds of all attempts that were entered before, sent or lost.
+        """
+        try:
+            self.refuse_beyond(round, taken)
+        except (BudgetSpent, UnsoundPlan):
+            return False
+        return True
+
     def asks(self, client: int, round: int, rounds: int) -> bool:
         """Whether the server asks a client in a round: they take turns, by their index alone.
 

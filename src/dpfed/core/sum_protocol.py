@@ -9,7 +9,7 @@ client                      +-> answer -> bytes -> add, one client at a time
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from dpfed.core.errors import ClientRefused
@@ -74,6 +74,8 @@ class SumContext:
     signer: Signer | None = None
     roster: Verifier | None = None
     """The server's own knowledge of who the clients are, if it has any."""
+    longest: Mapping[str, float] = field(default_factory=dict)
+    """The norm of a reply at most, in steps, by channel, where the server can tell."""
 
 
 Session: TypeAlias = Any

@@ -50,6 +50,9 @@ from dpfed.recipes.schema import (
 from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
 
+MOST_SLOTS = 1_000_000
+"""Devices in a round: far beyond what one server answers, and a list of them fits into memory."""
+
 
 def plan_for_clients(
     recipe: Recipe, clients: Sequence[Records], model: Model | None = None
@@ -61,7 +64,8 @@ def plan_for_clients(
         clients: each client's training records, of which only the number of units is used.
         model: the model, for methods that need its layout or one linear layer; None has neither.
     """
-    nominal = [_nominal(recipe.privacy, records) for records in clients]
+    listed = not _is_open(recipe.privacy)
+    nominal = [_nominal(recipe.privacy, records) for records in clients if listed]
     plan = plan_for(recipe, nominal, None if model is None else model.layout)
     if plan.client.linear and model is not None and not isinstance(model, Linear | Standardised):
         raise RecipeError(
@@ -76,7 +80,8 @@ def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = N
 
     Args:
         recipe: the run's configuration.
-        nominal: each client's public size in units; 1 for each client where clients are the unit.
+        nominal: each client's public size in units; 1 for each client where clients are the unit;
+            empty where privacy.cohort makes the population an open one.
         layout: the names and shapes of the model's parameters; None for methods that do not ask.
     """
     plan = _plan_for(recipe, nominal, layout)
@@ -90,6 +95,7 @@ def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = N
 def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -> Plan:
     links = [_plug_in("server", table) for table in recipe.server]
     privacy = recipe.privacy
+    nominal = _slots(privacy, nominal) if _is_open(privacy) else nominal
     seed = recipe.seed if privacy.noise is NoiseSource.KEYED else None
     truncates = bool(build("mechanisms", privacy.mechanism, {}).exact)
     facts = {"unit": privacy.unit, "layout": layout, "truncates": truncates}
@@ -116,6 +122,7 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
         metrics=named_metrics(recipe.evaluation),
         participation=EVERYONE if privacy.client_rate == 1 else Poisson(privacy.client_rate),
         spare=privacy.spare_attempts or 0,
+        open=_is_open(privacy),
     )
     if privacy.epsilon is None:
         draft.guarantee()  # what cannot be accounted for is refused before the first round
@@ -348,6 +355,23 @@ def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[s
         return replace(draft, channels=scaled(factor)).guarantee().claims[0].epsilon <= epsilon
 
     return scaled(least_factor(keeps))
+
+
+def _is_open(privacy: PrivacyRecipe) -> bool:
+    """Whether the population is open: nobody is listed."""
+    return not isinstance(privacy.cohort, msgspec.UnsetType)
+
+
+def _slots(privacy: PrivacyRecipe, nominal: Sequence[float]) -> list[float]:
+    """One public unit for each device that a round asks, whoever that is."""
+    if len(nominal) or privacy.nominal is not None:
+        given = len(nominal) or privacy.nominal
+        raise refuse(
+            "nominal", "left out with privacy.cohort, as nobody is listed", given, "leave it out"
+        )
+    if isinstance(privacy.cohort, msgspec.UnsetType) or not 1 <= privacy.cohort <= MOST_SLOTS:
+        raise refuse("privacy.cohort", f"from 1 to {MOST_SLOTS:,}", privacy.cohort)
+    return [1.0] * privacy.cohort
 
 
 def _nominal(privacy: PrivacyRecipe, records: Records) -> float:

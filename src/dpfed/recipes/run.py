@@ -27,6 +27,7 @@ from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.history import Row
 from dpfed.training.inprocess import InProcess
 from dpfed.training.loop import Step, train
+from dpfed.training.population import Population
 
 Watch = Callable[[Row, int], None]
 """Called after each round with its row and the number of rounds planned."""
@@ -165,7 +166,12 @@ def run_prepared(
     plan, shown, account = prepared.plan, 0, prepared.account()
     if checkpoint:
         checkpoint.describe(prepared.federation.model.layout)
-    transport = InProcess(plan, prepared.federation.problems, account)
+    problems = prepared.federation.problems
+    transport = (
+        Population(plan, problems, ledger=account)
+        if plan.open
+        else InProcess(plan, problems, account)
+    )
     steps = train(
         plan, prepared.initial, transport,
         training=_training(prepared, checkpoint), checkpoint=checkpoint, judge=prepared.judge,
@@ -179,7 +185,7 @@ def run_prepared(
     return _finished(prepared, last, account)
 
 
-def _first_refusal(transport: InProcess) -> str:
+def _first_refusal(transport: InProcess | Population) -> str:
     return str(transport.refusals[0]) if transport.refusals else ""
 
 
@@ -214,12 +220,13 @@ def _simulated(
     from dpfed.recipes import simulation
 
     plan, layout = prepared.plan, prepared.federation.model.layout
+    devices = len(prepared.federation.problems) if plan.open else len(plan.nominal)
     scratch = Path(tempfile.mkdtemp(prefix="dpfed-"))
     path = scratch / "recipe.toml"
     path.write_text(recipes.dump_recipe(_with_ledger(prepared.recipe)), encoding="utf-8")
     follow = None if watch is None else (lambda row: watch(row, plan.rounds))
     done = simulation.run_simulation(
-        path, scratch / "out", clients=len(plan.nominal), root=root, watch=follow
+        path, scratch / "out", clients=devices, root=root, watch=follow
     )
     params = layout.flatten(dict(done.params))
     shutil.rmtree(scratch, ignore_errors=True)

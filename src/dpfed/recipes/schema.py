@@ -159,6 +159,8 @@ class PrivacyRecipe(_Section, frozen=True):
     """The probability with which each client is drawn in each round (Poisson)."""
     participation: Participation | msgspec.UnsetType = msgspec.UNSET
     """A client takes part at_most times, min_separation rounds apart: docs/scale.md."""
+    cohort: int | msgspec.UnsetType = msgspec.UNSET
+    """An open population: so many devices are asked in a round, whoever is there."""
     spare_attempts: int | msgspec.UnsetType = msgspec.UNSET
     """Extra attempts that the noise is sized for. Without any, a failed attempt costs a round."""
     options: dict[str, Any] = {}
@@ -409,9 +411,8 @@ def _explain(message: str, tree: Mapping[str, Any]) -> str:
 
 
 def _must_be(field: str, bound: str, tree: Mapping[str, Any]) -> str:
-    return str(
-        refuse(field, bound, _at(tree, field), "correct it, or leave it out for the default")
-    )
+    way_out = "correct it, or leave it out for the default"
+    return str(refuse(field, bound, _at(tree, field), way_out))
 
 
 _TABLES = {
@@ -420,7 +421,6 @@ _TABLES = {
     "privacy.adaptive": AdaptiveRecipe, "privacy.participation": Participation,
 }  # fmt: skip
 """Where two tables have the same field, the later one is suggested: it is likelier to be meant."""
-
 
 _INSTEAD = {"batch_size": "set record_rate: no accountant here bounds a batch of a fixed size"}
 

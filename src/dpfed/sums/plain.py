@@ -10,12 +10,15 @@ that does not fit is refused, and the rest of the round goes on.
 | a message of the wrong length, a (1,)-shaped one too  | BadReply                                |
 | a client outside the cohort, or one that answers twice| BadReply                                |
 | values so large that a sum of all clients could wrap  | BadReply                                |
+| a row in clear that is longer than the clip, where    | BadReply                                |
+| the plan lets the server look (an open population)    |                                         |
 | a weight sent by the client                           | there is no field for one               |
 | no client answers                                     | Aborted                                 |
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from dpfed.core.types import Reply
 
 
+_BLOCK = 1 << 14
 _SAME_PLAN = "use the same plan and the same version of dpfed on all machines"
 
 
@@ -46,6 +50,8 @@ class Adding:
     cohort: Mapping[int, float]
     total: NDArray[np.int64]
     limit: float
+    longest: float | None = None
+    """The norm of a reply at most, where it is one row in clear; None is any."""
 
     def decode(self, client: int, message: bytes) -> Integers:
         """A client's integers, checked against the schema: a view of the message."""
@@ -53,6 +59,8 @@ class Adding:
             raise _unexpected(client)
         integers = _decode(message, self.total.size)
         _check_range(integers, self.limit)
+        if self.longest is not None:
+            _check_norm(integers, self.longest)
         return integers
 
 
@@ -132,11 +140,14 @@ class Plain:
         self, directory: None, cohorts: Cohorts, sizes: Mapping[str, int], context: SumContext
     ) -> tuple[Adder, Requests]:
         """Empty totals, and how large one reply may be so that no sum of all can wrap."""
-        del directory, context
+        del directory
         adding = {
-            name: Adding(cohort, np.zeros(sizes[name], np.int64), 2.0**62 / max(1, len(cohort)))
+            name: Adding(
+                cohort=cohort, total=np.zeros(sizes[name], np.int64),
+                limit=2.0**62 / max(1, len(cohort)), longest=context.longest.get(name),
+            )
             for name, cohort in cohorts.items()
-        }
+        }  # fmt: skip
         asked = {name: dict.fromkeys(cohort, b"") for name, cohort in cohorts.items()}
         return Adder(adding), Requests("reply", asked)
 
@@ -202,4 +213,16 @@ def _check_range(integers: Integers, limit: float) -> None:
         raise BadReply(
             f"a reply must hold at most {limit:.3g}, so that no sum can wrap, got {largest}; "
             f"ask who runs that client what happened"
+        )
+
+
+def _check_norm(integers: Integers, longest: float) -> None:
+    """In blocks, so that no second vector is made; a step in each coordinate may be rounding."""
+    most = longest + math.sqrt(integers.size)
+    parts = (integers[at : at + _BLOCK] / most for at in range(0, integers.size, _BLOCK))
+    norm = math.sqrt(math.fsum(float(part @ part) for part in parts))
+    if not norm <= 1:
+        raise BadReply(
+            f"a reply must be at most as long as the clip, got {norm:.3g} times that; ask who runs "
+            f"that client what happened"
         )

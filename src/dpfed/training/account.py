@@ -133,6 +133,18 @@ class Account:
         if not self.divided:
             self.ledger.waive(self.dataset, training)
 
+    def attended(self, plan: Plan, training: str, client: int) -> tuple[int, ...]:
+        """The rounds of a training that a client has entered, sent or lost.
+
+        Args:
+            plan: the training's plan.
+            training: its name.
+            client: the client's index.
+        """
+        balance = self.ledger.balance()
+        dataset = balance.resolve(self.key(plan, client)).dataset
+        return tuple(balance.attended.get((dataset, training, client), {}).values())
+
     def _note_enquiry(self, dataset: str, plan: str) -> None:
         known = self.ledger.balance().plans.items()
         used = frozenset(each for (name, *_), each in known if name == dataset and each)

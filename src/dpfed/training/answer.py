@@ -58,6 +58,7 @@ from dpfed.core.types import (
     Unit,
     Vector,
 )
+from dpfed.training.cohorts import size_of
 from dpfed.training.plan import Plan
 
 
@@ -94,7 +95,7 @@ class PricedReleaser:
 
     def __init__(self, plan: Plan, broadcast: Broadcast, client: ClientState) -> None:
         self.unit: Unit = plan.update.unit
-        self.nominal: float = plan.nominal[client.client] * plan.expected(UPDATE)
+        self.nominal: float = size_of(plan, client.client) * plan.expected(UPDATE)
         fresh = plan.mechanism_states(broadcast.params.numel())
         self.states: dict[str, State] = {**fresh, **client.mechanisms}
         self.made: dict[str, list[Release | None]] = {}  # held only if it must be sent as it is

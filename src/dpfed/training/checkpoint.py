@@ -63,6 +63,17 @@ class CommittedRound:
     clients: tuple[int, ...]
 
 
+def committed_round(plan: Plan, before: ServerState, clients: tuple[int, ...]) -> CommittedRound:
+    """What is kept of a round. The number of an open population's slot says nothing later on.
+
+    Args:
+        plan: the run's plan.
+        before: the server before the round.
+        clients: those in its total.
+    """
+    return CommittedRound(before.round, before.attempt, () if plan.open else clients)
+
+
 @dataclass(frozen=True, eq=False)
 class Saved:
     """What was found on the disk."""

@@ -2,8 +2,9 @@
 """The fingerprint of a plan: what server and clients compare before they work together.
 
 It covers clip, noise and its source, unit, adjacency, trust, channels, the client algorithm with
-its options, metrics, sum, weights, sizes, rounds, spare attempts, delta, who is asked, and the wire
-format; not the model, the optimizer or the noise's seed, which cost nothing.
+its options, metrics, sum, weights, sizes, rounds, spare attempts, delta, who is asked, whether the
+population is open, and the wire format; not the model, the optimizer or the noise's seed, which
+cost nothing.
 
 | edge case                            | what happens                                            |
 |--------------------------------------|---------------------------------------------------------|
@@ -30,6 +31,7 @@ def fingerprint(plan: Plan) -> str:
     facts = (
         WIRE_FORMAT, legacy_fingerprint(plan), plan.noise.source.value, _name_of(plan.client),
         plan.client.reuses_own_releases, plan.spare, *map(_metric, plan.metrics),
+        *(("open",) if plan.open else ()),
     )  # fmt: skip
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 

@@ -23,6 +23,7 @@ own losses, counts and times are no columns: they would be releases that nobody 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -68,7 +69,7 @@ def make_row(
         "surplus": surplus(plan, len(result.clients)),
         "snr": signal_to_noise(result.aggregate),
         "clients": clients_told(plan, len(result.clients)),
-        **({} if draw_is_secret(plan) else _conduct(result, seconds)),
+        **({} if draw_is_secret(plan) else _conduct(plan, result, seconds)),
     }
     return only_columns(row, columns_of(plan))
 
@@ -79,12 +80,18 @@ def columns_of(plan: Plan) -> tuple[str, ...]:
     return (*COLUMNS, *(name for name in named if name not in COLUMNS))
 
 
-def _conduct(result: RoundResult, seconds: float) -> Row:
-    """Who did not answer, and how long it took: it shows who was asked."""
+def _conduct(plan: Plan, result: RoundResult, seconds: float) -> Row:
+    """Who did not answer, and how long it took: it shows who was asked.
+
+    Of an open population, how many: the number of a slot says nothing about a device.
+    """
+    said = [f"{client}: {why}" for client, why in result.refused.items()]
+    if plan.open:
+        said = [f"{count} times {why}" for why, count in Counter(result.refused.values()).items()]
     return {
         "missing": len(result.missing),
-        "absent": " ".join(map(str, result.missing)),
-        "refused": " | ".join(f"{client}: {why}" for client, why in result.refused.items()),
+        "absent": "" if plan.open else " ".join(map(str, result.missing)),
+        "refused": " | ".join(said),
         "aborted": result.aborted or "",
         "seconds": seconds,
     }

@@ -28,11 +28,15 @@ from dpfed.training.round import RoundResult, ServerState, run_round, start
 _Reply = Callable[[int], Answer]
 
 
-class _Count:
-    """A client's count in memory: each attempt once, and no more of them than the plan has."""
+class Count:
+    """A client's count in memory: each attempt once, and no more of them than the plan has.
 
-    def __init__(self) -> None:
-        self.entered: set[tuple[int, int]] = set()
+    Args:
+        entered: the attempts of an earlier process; none if it begins.
+    """
+
+    def __init__(self, entered: Iterable[tuple[int, int]] = ()) -> None:
+        self.entered = set(entered)
 
     def begin(self, plan: Plan, broadcast: Broadcast, client: ClientState) -> tuple[int, ...]:
         """Enter an attempt; there are no rows to confirm."""
@@ -70,7 +74,7 @@ class InProcess:
         self.plan, self.ledger = plan, ledger
         self.roster: Verifier | None = signers[0] if signers else None
         self.clients = {
-            i: ClientState(i, problem, signer=signers[i], ledger=_Count())
+            i: ClientState(i, problem, signer=signers[i], ledger=Count())
             for i, problem in enumerate(problems)
         }
         self.refusals: list[DpfedError] = []

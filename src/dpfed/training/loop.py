@@ -40,7 +40,7 @@ from dpfed.core.log import log
 from dpfed.core.sum_protocol import Answer, Verifier
 from dpfed.core.types import Broadcast, State, Trust, Vector
 from dpfed.core.vector import one_thread
-from dpfed.training.checkpoint import Checkpoint, CommittedRound
+from dpfed.training.checkpoint import Checkpoint, CommittedRound, committed_round
 from dpfed.training.ending import exceeds, reason_to_end, same_attempt
 from dpfed.training.history import Row, make_row
 from dpfed.training.plan import Plan
@@ -163,7 +163,7 @@ def _attempt(
     state = same_attempt(plan, before, state, result) if transport.stores_answers else state
     judged = judge(state.round, state.params) if judge and not result.aborted else {}
     row = make_row(plan, state, result, judged, seconds)
-    done = () if result.aborted else (CommittedRound(before.round, before.attempt, result.clients),)
+    done = () if result.aborted else (committed_round(plan, before, result.clients),)
     history, committed = (*step.history, row), (*step.committed, *done)
     after = Step(state=state, result=result, history=history, committed=committed)
     if checkpoint:

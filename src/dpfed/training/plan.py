@@ -69,6 +69,8 @@ class Plan:
     """Which clients the server asks in a round: hidden from all but the server."""
     spare: int = 0
     """Attempts beyond the rounds that noise and delta are sized for; with 0 each costs a round."""
+    open: bool = False
+    """Whether nobody is listed: ``nominal`` has one slot for each device that a round asks."""
 
     def __post_init__(self) -> None:
         refuse_unsound(self)
@@ -186,13 +188,13 @@ class Plan:
         """
         if counts is None:
             return self._planned_guarantee
-        spent = [self._spent(name, count) for name, count in counts.items()]
-        server = self.sum.adversary(self.colluders)
         found = guarantee(
-            spent, self.delta, self.noise.source,
-            rounds=self.rounds if rounds is None else rounds,
-            delta_reserved=self.delta_reserved, server=server, colluders=self.colluders,
+            [self._spent(name, count) for name, count in counts.items()], self.delta,
+            self.noise.source, rounds=self.rounds if rounds is None else rounds,
+            delta_reserved=self.delta_reserved, server=self.sum.adversary(self.colluders),
+            colluders=self.colluders,
         )  # fmt: skip
+        found = cohorts.with_open_words(self, found)
         # public weights round each term again, which exact arithmetic does not cover
         return replace(found, idealized=True) if self.uneven else found
 
@@ -255,7 +257,7 @@ class Plan:
         """
         return SumContext(
             client=client, clients=len(self.nominal), colluders=self.colluders,
-            round=broadcast.round, attempt=broadcast.attempt,
+            round=broadcast.round, attempt=broadcast.attempt, longest=cohorts.longest_replies(self),
             run=f"{broadcast.training}/{self.fingerprint()}", signer=signer,
         )  # fmt: skip
 

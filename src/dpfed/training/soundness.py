@@ -29,7 +29,7 @@ def refuse_unsound(plan: Plan) -> None:
     """Raise UnsoundPlan with the first reason that is found."""
     for complaint in (
         _wrong_numbers, _wrong_paced, _wrong_metrics, _wrong_channels, _wrong_trust,
-        _wrong_sampling, _wrong_participation,
+        _wrong_sampling, _wrong_open, _wrong_participation,
     ):  # fmt: skip
         reason = complaint(plan)
         if reason:
@@ -181,6 +181,33 @@ def _wrong_shares(plan: Plan) -> str | None:
     return None
 
 
+def _wrong_open(plan: Plan) -> str | None:
+    """Whoever is there takes part: nothing of that is a draw, and nobody else can count on it."""
+    if not plan.open:
+        return None
+    update = plan.update
+    if update.trust is not Trust.CENTRAL or update.unit is not Unit.CLIENT or plan.sum.hides_terms:
+        return (
+            f"privacy.cohort must have central trust, unit 'client' and sum.name = 'plain', got "
+            f"{update.trust} trust and unit {update.unit.value!r}: secure sums over cohorts of an "
+            f"open population are not built; change these, or list the clients"
+        )
+    if plan.pattern is None:
+        return (
+            "privacy.cohort must have privacy.participation, got none: each device's own ledger "
+            "holds it to that; say how often a device takes part at most"
+        )
+    if update.adjacency is Adjacency.ADD_REMOVE:
+        return (
+            "privacy.adjacency must be 'zero-out' or 'replace-one' with privacy.cohort, got "
+            "'add-remove': a device more takes the slot of another, which moves the sum twice; "
+            "use zero-out"
+        )
+    if set(plan.nominal) != {1.0}:
+        return "privacy.cohort must have slots of size 1, got others; leave out privacy.nominal"
+    return None
+
+
 def _wrong_participation(plan: Plan) -> str | None:
     """A bound on how often clients take part that steps of the noise would not follow."""
     found = {getattr(mechanism, "participation", None) for mechanism in plan.channels.values()}
@@ -202,7 +229,7 @@ def _wrong_participation(plan: Plan) -> str | None:
                 f"round where noise is correlated, got {sorted(made)} on {name!r}; use another "
                 f"method, or mechanism 'gaussian'"
             )
-    if (period := limits.period(plan.rounds)) > len(plan.nominal):
+    if not plan.open and (period := limits.period(plan.rounds)) > len(plan.nominal):
         return (
             f"clients must be at least {period}, as each takes part in every {period}th round "
             f"only, got {len(plan.nominal)}; lower privacy.participation.min_separation, or raise "

@@ -228,7 +228,7 @@ def test_a_node_that_lost_its_order_unseen_is_asked_once_more(
     twice: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stays online for all that anybody sees, so the stage would wait for its timeout."""
-    monkeypatch.setattr("dpfed.training.flower.transport._AGAIN", 0.05)
+    monkeypatch.setattr("dpfed.training.flower.replies._AGAIN", 0.05)
     plan = make_plan()
     grid = Unseen(app_for(plan), nodes(3))
     grid.twice = twice

@@ -124,6 +124,8 @@ class _AppNode:
 
     @property
     def client(self) -> int:
+        if "partition-id" not in self.context.node_config and self.plan("").open:
+            return 0  # the device itself; several on one disk need numbers
         return client_index(self.context)
 
     @property

@@ -5,7 +5,8 @@
                             what nodes keep among them, as the server's model has them
                    shared   what the optimizer publishes, if anything
                    config   the user's train_config
-                   dpfed    round, attempt, stage, training, fingerprint, channels, since; and
+                   dpfed    round, attempt, stage, training, fingerprint, channels, since; in
+                            an open population slot; and
                             names: the arrays that are trained, as they lie in a row
     to the server  reply    channel -> integers on the public grid
                    dpfed    round, attempt, stage, client; or the name of an error
@@ -54,7 +55,8 @@ class Envelope:
     round: int
     attempt: int
     stage: str
-    client: int
+    client: int | None
+    """None, where a server of an open population reads it: its clients have no index there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +71,23 @@ class Sender:
     """The model's other arrays: see ``named_arrays``."""
 
     def order(
-        self, stage: str, requests: Messages, bare: bool = False, since: At | None = None
+        self,
+        stage: str,
+        requests: Messages,
+        bare: bool = False,
+        since: At | None = None,
+        slot: int | None = None,
     ) -> RecordDict:
-        """The content of one client's message; a bare one, without arrays, asks for no release."""
+        """The content of one client's message.
+
+        Args:
+            stage: the stage of the plan's sum.
+            requests: what the sum asks of the client, by name.
+            bare: without arrays, where no release is asked for.
+            since: the last total that the client is in; None if there is none.
+            slot: of an open population, the slot that the device takes: no two orders of a round
+                are alike then, and one device answers one of them.
+        """
         names = list(requests)
         arrays = {ARRAYS: ArrayRecord()} if bare else self._arrays
         control = ConfigRecord(
@@ -85,6 +101,7 @@ class Sender:
                 "channels": names,
                 "requests": [requests[name] for name in names],
                 "since": list(since or ()),
+                **({} if slot is None else {"slot": slot}),
             }
         )
         return RecordDict({**arrays, CONFIG: self.config, CONTROL: control})
@@ -152,7 +169,7 @@ def write_answer(envelope: Envelope, reply: Answer) -> RecordDict:
             "round": envelope.round,
             "attempt": envelope.attempt,
             "stage": envelope.stage,
-            "client": envelope.client,
+            "client": -1 if envelope.client is None else envelope.client,
         }
     )
     if isinstance(reply, ClientRefused):
@@ -177,10 +194,8 @@ def read_answer(content: RecordDict, due: Envelope) -> Answer:
             f"dpfed.flower.client_app, or give it the mod dpfed.flower.private"
         )
     for name in ("round", "attempt", "stage", "client"):
-        if control.get(name) != getattr(due, name):
-            raise BadReply(
-                f"a reply must be for {name} {getattr(due, name)!r}, got another; {_SAME}"
-            )
+        if (wanted := getattr(due, name)) is not None and control.get(name) != wanted:
+            raise BadReply(f"a reply must be for {name} {wanted!r}, got another; {_SAME}")
     if "error" in control:
         word = str(control["error"])
         return ClientRefused(word if word in WIRE_NAMES else "ClientError")

@@ -20,6 +20,7 @@ Whatever goes wrong here leaves as a class name only; the whole sentence is in t
 | another plan, or another name of the data, under    | UnsoundPlan                             |
 | the name of a training                              |                                         |
 | correlated noise whose state or count is lost       | UnsoundPlan: it never begins anew       |
+| a second time in one round, under any node id      | UnsoundPlan: the count is the device's  |
 | too early after the last time, an older round       | UnsoundPlan (core/participation.py)     |
 """
 
@@ -54,6 +55,8 @@ LEAVE = "leave"
 """Where an enrolment says the opposite: the training has ended, and claims no budget any more."""
 LAST = "last"
 """Where a node that enrols says which round it has answered last, if it takes part now and then."""
+ROUND, READY = "round", "ready"
+"""Of an open population: for which round it is asked, and whether it may take part in that."""
 _UNNAMED, _COUNT, _ROOM = "unnamed", "releases.sqlite", 64
 _COUNTS: dict[tuple[Path, int], Ledger] = {}
 
@@ -101,17 +104,21 @@ def _enrol(content: RecordDict, node: Node) -> RecordDict:
     try:
         training = str(content.config_records[CONTROL].get("training", ""))
         client, plan = node.client, node.plan(training)
-        named = node.account() if training else None
-        if named is not None and content.config_records[CONTROL].get(LEAVE) is True:
-            named.leave(training)
-        elif named is not None:  # one that the budget cannot pay for is refused whole, and now
-            named.admit(plan, training, client)
-        record = write_answer(Envelope(0, 0, ENROL, client), {})
+        taken = _attended(plan, training, node)
         said: dict[str, str | bool | int] = {
             "fingerprint": plan.fingerprint(), "gate": node.gated,
         }  # fmt: skip
         if plan.pattern is not None and training:
-            said[LAST] = _last_round(plan, training, node)
+            said[LAST] = max(taken, default=-1)
+        if plan.open:
+            said[READY] = _may_take_part(plan, content.config_records[CONTROL].get(ROUND), taken)
+        named = node.account() if training else None
+        if named is not None and content.config_records[CONTROL].get(LEAVE) is True:
+            named.leave(training)
+        elif named is not None and not (plan.open and (taken or not said[READY])):
+            # one that the budget cannot pay for is refused whole, and now; a device, at first
+            named.admit(plan, training, client)
+        record = write_answer(Envelope(0, 0, ENROL, client), {})
         record.config_records[CONTROL].update(said)
     except Exception as error:
         log.exception("this node cannot enrol")
@@ -119,19 +126,25 @@ def _enrol(content: RecordDict, node: Node) -> RecordDict:
     return record
 
 
-def _last_round(plan: Plan, training: str, node: Node) -> int:
-    """The last round of a training that this client has entered; -1 if there is none.
+def _attended(plan: Plan, training: str, node: Node) -> tuple[int, ...]:
+    """The rounds of a training that this client has entered, if it takes part now and then.
 
-    A server under central trust knows it anyway, unless it was set back to an older checkpoint.
+    A server under central trust knows them anyway, unless it was set back to an older checkpoint.
     """
+    if plan.pattern is None or not training:
+        return ()
     folder, named = states.folder_for(training, node.client), node.account()
     if named is None and not (folder / _COUNT).exists():
-        return -1
+        return ()
     book = named or Account(_count_in(folder), _UNNAMED, divided=False)
-    balance = book.ledger.balance()
-    dataset = balance.resolve(book.key(plan, node.client)).dataset
-    taken = balance.attended.get((dataset, training, node.client), {})
-    return max(taken.values(), default=-1)
+    return book.attended(plan, training, node.client)
+
+
+def _may_take_part(plan: Plan, round: object, taken: tuple[int, ...]) -> bool:
+    """Whether this device would answer a round: by its own ledger, and by no record."""
+    if not isinstance(round, int) or plan.pattern is None:
+        return False
+    return plan.pattern.allows(round, taken)
 
 
 def _answer(order: Order, digest: str, node: Node) -> Answer:

@@ -12,6 +12,7 @@ the number of clients.
 | a node takes longer than a minute to enrol    | it is asked again, and any answer counts   |
 | a node went away and came back unseen, or is  | after 5 minutes the same order once more:  |
 | slow                                          | a node that has answered sends that again  |
+| an open population                            | slots.py says who is asked in a round      |
 | nobody is connected within ``wait`` seconds   | training ends, and nothing is spent        |
 | every node refuses at its enrolment, or so    | the same, with the reason's class          |
 | many that no total can open                   |                                            |
@@ -20,14 +21,14 @@ the number of clients.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from dpfed.core.errors import WIRE_NAMES, BadReply, ClientRefused
+from dpfed.core.errors import BadReply, ClientRefused
 from dpfed.core.log import log
 from dpfed.core.sum_protocol import Answer, Verifier
 from dpfed.core.types import Broadcast, State, Vector
@@ -35,15 +36,16 @@ from dpfed.core.vector import Layout
 from dpfed.sums.secagg.identity import roster_from_environment
 from dpfed.training.ending import nobody_takes_part, too_few_take_part
 from dpfed.training.flower.codec import CONTROL, At, Envelope, Sender, read_answer
-from dpfed.training.flower.responder import ENROL, LAST, LEAVE, TERMS
+from dpfed.training.flower.enrolment import Refusal, enrolled, enrolment
+from dpfed.training.flower.replies import flower_error, replies
+from dpfed.training.flower.responder import LAST, LEAVE
+from dpfed.training.flower.slots import Slots
 from dpfed.training.loop import Step
 from dpfed.training.plan import Plan
+from dpfed.training.round import ServerState
 
 _IN_FLIGHT = 4 << 20  # bytes of replies that are pulled at once: keeps memory flat at large d
 _ENROL = 60.0  # seconds after which a node that did not say who it is may be asked once more
-_AGAIN = 300.0  # seconds until a silent node gets the same order again; then 3 times as long
-_LOOK = 0.5  # seconds between two looks at who is online
-_POLL, _SLOWEST = 0.01, 0.25  # seconds between two looks for replies: rarer, the longer it takes
 
 Requests = Mapping[str, Mapping[int, bytes]]
 
@@ -95,11 +97,14 @@ class GridTransport:
         self._since: dict[int, At] = {}  # client -> the last total that it is in
         self._seen = 0  # committed rounds that _since knows
         self._last: dict[int, int] = {}  # client -> the last round that it says it has answered
+        self._slots = Slots(plan, grid, terms=terms, wait=wait) if plan.open else None
 
     # ------------------------------------------------------------------------------ the nodes
 
     def ready(self, step: Step) -> str | None:
         """Enrol those who are new; a reason to stop where nobody is connected."""
+        if self._slots is not None:
+            return self._fill(self._slots, step.state)
         for each in step.committed[self._seen :]:
             self._since.update(dict.fromkeys(each.clients, (each.round, each.attempt)))
         self._seen = len(step.committed)
@@ -116,6 +121,14 @@ class GridTransport:
             if self.refused and planned - len(self.refused) < self.plan.sum.least(planned):
                 return too_few_take_part(self.refused.values(), planned)
         return None
+
+    def _fill(self, slots: Slots, state: ServerState) -> str | None:
+        """Of an open population: who takes part is found anew, and is not remembered."""
+        reason = slots.fill(state)
+        self.nodes = slots.nodes
+        if slots.shipped is not None:
+            self.shipped[0] = slots.shipped
+        return reason
 
     def _set_back(self, round: int) -> str | None:
         """Why nobody is asked, if more clients than may lie have answered later rounds."""
@@ -177,14 +190,11 @@ class GridTransport:
             time.sleep(0.5)
 
     def _ask_who(self, nodes: list[int], training: str) -> None:
-        control: dict[str, Any] = {"stage": ENROL, "training": training}
-        if self.terms:
-            control[TERMS] = self.terms
-        content = RecordDict({CONTROL: ConfigRecord(control)})
+        content = enrolment({"training": training}, self.terms)
         messages = [Message(content, node, "train", ttl=600) for node in nodes]
         self._enrolling.update(zip(self.grid.push_messages(messages), nodes, strict=True))
         asked = dict(self._enrolling)  # some may answer what was asked before
-        for reply in _replies(self.grid, asked, _ENROL, batch=len(asked)):
+        for reply in replies(self.grid, asked, _ENROL, batch=len(asked)):
             node = asked[reply.metadata.reply_to_message_id]
             self._asked.add(node)
             self._admit(node, reply)
@@ -197,17 +207,16 @@ class GridTransport:
             training: its name.
             patience: how many seconds to wait for their word; without it the claim lapses in a day.
         """
-        control: dict[str, Any] = {"stage": ENROL, "training": training, LEAVE: True}
-        content = RecordDict({CONTROL: ConfigRecord(control)})
+        content = enrolment({"training": training, LEAVE: True})
         nodes = sorted(self.nodes.values())
         messages = [Message(content, node, "train", ttl=patience) for node in nodes]
         sent = dict(zip(self.grid.push_messages(messages), nodes, strict=True))
-        for _ in _replies(self.grid, sent, patience, batch=max(1, len(sent))):
+        for _ in replies(self.grid, sent, patience, batch=max(1, len(sent))):
             pass
 
     def _admit(self, node: int, reply: Message) -> None:
         try:
-            client, gated = _enrolled(reply, self.plan)
+            client, gated = enrolled(reply, self.plan)
             if client in self.nodes:
                 raise BadReply(
                     f"client {client} is enrolled by another node; give each its own partition-id"
@@ -219,7 +228,7 @@ class GridTransport:
             self.shipped[client] = self.shipped.get(client, False) or not gated
         except BadReply as error:
             log.warning("node %d is not enrolled: %s", node, error)
-            if isinstance(error, _Refusal):
+            if isinstance(error, Refusal):
                 self.refused[node] = error.reason
 
     # ----------------------------------------------------------------------------- the bytes
@@ -243,9 +252,10 @@ class GridTransport:
             return {i: orders[c].metadata.dst_node_id for i, c in clients.items() if c in orders}
 
         batch = max(1, _IN_FLIGHT // (4 * broadcast.params.numel()))
-        for reply in _replies(self.grid, ask(set(self.nodes.values())), self.timeout, batch, ask):
+        for reply in replies(self.grid, ask(set(self.nodes.values())), self.timeout, batch, ask):
             client = clients[reply.metadata.reply_to_message_id]
-            answer = _answer(reply, Envelope(broadcast.round, broadcast.attempt, stage, client))
+            known = None if self.plan.open else client
+            answer = _answer(reply, Envelope(broadcast.round, broadcast.attempt, stage, known))
             del reply  # so that one message is alive at a time
             yield client, answer
             del answer
@@ -262,9 +272,10 @@ class GridTransport:
             if not asked or node not in wanted:
                 continue
             bare, since = stage != self.plan.sum.release_stage, self._since.get(client)
-            key = (since, *asked.items())
+            slot = client if self.plan.open else None
+            key = (since, slot, *asked.items())
             if key not in contents:
-                contents[key] = sender.order(stage, asked, bare, since)
+                contents[key] = sender.order(stage, asked, bare, since, slot)
             group = str(sender.broadcast.round + 1)
             orders[client] = Message(contents[key], node, "train", ttl=self.timeout, group_id=group)
         return orders
@@ -281,112 +292,11 @@ class GridTransport:
         del states
 
 
-def _replies(
-    grid: Grid,
-    sent: Mapping[str, int],
-    timeout: float,
-    batch: int,
-    ask: Callable[[Collection[int]], Mapping[str, int]] | None = None,
-) -> Iterator[Message]:
-    """What nodes reply to one order each, as it comes, until all are here, gone, or too late.
-
-    A SuperNode that is killed and restarted between two looks at who is online has lost its order,
-    and nobody says so; hence ``ask``.
-
-    Args:
-        grid: where the messages were pushed.
-        sent: the messages, and the node of each.
-        timeout: how many seconds to wait.
-        batch: how many are pulled at once.
-        ask: pushes the same orders to silent nodes once more; None if nothing is asked twice.
-    """
-    sent, waiting = dict(sent), set(sent.values())
-    answered: dict[int, str] = {}  # node -> the order that it has answered first
-    began = time.monotonic()
-    deadline, look = began + timeout, began + 2.0
-    patience, again = _AGAIN, began + _AGAIN
-    while waiting and time.monotonic() < deadline:
-        pulled = _pull(grid, [i for i, node in sent.items() if node in waiting], batch)
-        found = bool(pulled)
-        while pulled:
-            order = pulled[-1].metadata.reply_to_message_id
-            waiting.discard(sent[order])
-            if answered.setdefault(sent[order], order) == order:
-                yield pulled.pop()  # a second reply to the same order is refused where it is read
-            else:
-                pulled.pop()
-        if found:
-            continue
-        now = time.monotonic()
-        if now > look:  # those who went offline will not answer
-            waiting &= set(grid.get_node_ids())
-            look = now + _LOOK
-        if ask and waiting and now > again:
-            sent.update(ask(waiting))
-            patience *= 3
-            again = now + patience
-        time.sleep(min(_SLOWEST, max(_POLL, (now - began) / 20)))
-
-
-def _pull(grid: Grid, pending: list[str], batch: int) -> list[Message]:
-    """The first few replies that are there, the last one first."""
-    for at in range(0, len(pending), batch):
-        pulled = list(grid.pull_messages(pending[at : at + batch]))
-        if pulled:
-            return pulled[::-1]
-    return []
-
-
 def _answer(reply: Message, due: Envelope) -> Answer:
     """A reply's answer; what is wrong with it is a refusal of this one client."""
     if reply.has_error():
-        return ClientRefused(_reason(reply))
+        return ClientRefused(flower_error(reply))
     try:
         return read_answer(reply.content, due)
     except BadReply as error:
         return ClientRefused(str(error))
-
-
-def _reason(reply: Message) -> str:
-    """Flower's error by its code only: its text may quote what a client raised."""
-    words = {
-        1: "that the ClientApp did not load",
-        2: "that the ClientApp raised",
-        3: "no reply in time",
-        5: "that the node is offline",
-        8: "that the ClientApp crashed",
-    }
-    return f"Flower reports {words.get(reply.error.code, 'an error')} (code {reply.error.code})"
-
-
-class _Refusal(BadReply):
-    """A node that refused to enrol, and the class of its reason."""
-
-    def __init__(self, reason: str) -> None:
-        said = f"it could not say who it is ({reason!r}); its log says why"
-        if reason == "BudgetSpent":
-            said = (
-                "its budget does not suffice for the whole training (BudgetSpent), and nothing was "
-                "asked of it; plan a smaller one, or ask its owner"
-            )
-        super().__init__(said)
-        self.reason = reason
-
-
-def _enrolled(reply: Message, plan: Plan) -> tuple[int, bool]:
-    """Which client a node is, and whether it says that it is behind a gate."""
-    if reply.has_error():
-        raise BadReply(f"{_reason(reply)}; its log says why, and its ClientApp must be a dpfed one")
-    control = reply.content.config_records.get(CONTROL, ConfigRecord())
-    client = control.get("client")
-    reason = control.get("error")
-    if reason is not None or not isinstance(client, int):
-        raise _Refusal(reason if isinstance(reason, str) and reason in WIRE_NAMES else "None")
-    if not 0 <= client < len(plan.nominal):
-        raise BadReply(
-            f"its partition-id must be from 0 to {len(plan.nominal) - 1}, got {client}; correct "
-            f"its --node-config, or start fewer SuperNodes"
-        )
-    if control.get("fingerprint") != plan.fingerprint():
-        raise BadReply("it has agreed to another plan; give both sides the same run_config")
-    return client, control.get("gate") is True

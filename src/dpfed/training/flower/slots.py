@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who of an open population takes the slots of a round: asked anew each time, and then forgotten.
+
+Before a round some of those who are there are asked whether they may take part, in a random order,
+until all slots are taken. A device says so by its own ledger, and of no record. Nothing is kept of
+anyone from one round to the next, so what the server holds does not grow with the population.
+
+| edge case                                   | what happens                                       |
+|---------------------------------------------|----------------------------------------------------|
+| more are there than slots                   | the others are not asked, and spend nothing        |
+| fewer, or many who must rest                | after ``wait`` seconds the round goes on with them |
+| nobody                                      | training ends, and nothing is spent                |
+| a device that does not say anything         | after _PATIENCE seconds it is not asked            |
+| one that says it may, and then refuses      | its slot stays empty: it adds zero                 |
+| one device under two node ids               | takes two slots, and answers once: its own ledger  |
+| another plan: slots, clip, participation    | not asked; if it were, it would refuse             |
+| more than ``colluders`` have answered later | training ends: this server was set back, and a     |
+| rounds than this one, by their own word     | round that was broadcast must not get new noise    |
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from dpfed.core.errors import BadReply
+from dpfed.core.log import log
+from dpfed.training.ending import nobody_takes_part
+from dpfed.training.flower.codec import CONTROL
+from dpfed.training.flower.enrolment import Refusal, enrolled, enrolment
+from dpfed.training.flower.replies import replies
+from dpfed.training.flower.responder import LAST, READY, ROUND
+from dpfed.training.plan import Plan
+from dpfed.training.round import ServerState
+
+_PATIENCE = 30.0  # seconds in which a device says whether it takes part
+_LOOK = 0.5  # seconds between two looks at who is there
+_AT_ONCE = 2  # how many are asked for one slot that is free: some rest, some are gone
+
+
+class Slots:
+    """The slots of a plan with an open population.
+
+    Args:
+        plan: what is done, and what it costs.
+        grid: Flower's way to its nodes.
+        terms: the text of the training's terms, for owners who approve by rule; or "".
+        wait: how many seconds to wait for all slots to be taken.
+    """
+
+    def __init__(self, plan: Plan, grid: Grid, *, terms: str = "", wait: float = 60.0) -> None:
+        self.plan, self.grid, self.terms, self.wait = plan, grid, terms, wait
+        self.nodes: dict[int, int] = {}
+        """Slot -> node, of the coming round."""
+        self.shipped: bool | None = None
+        """Whether an app of the server's answers for any of them; None before the first."""
+        self._refused: Counter[str] = Counter()  # of the coming round, by class
+        self._later: list[int] = []  # later rounds that devices have answered, a few of them
+
+    def fill(self, state: ServerState) -> str | None:
+        """Find devices for the coming round; a reason to ask nobody, or None.
+
+        Args:
+            state: the server before the round.
+        """
+        self.nodes, self._later = {}, []
+        self._refused.clear()
+        order = _shuffler(self.plan, state)
+        asked: set[int] = set()
+        deadline = time.monotonic() + self.wait
+        while True:
+            here = order(set(self.grid.get_node_ids()) - asked)
+            asked.update(self._ask_some(here, state))
+            if set_back := self._set_back(state.round):
+                return set_back
+            if self._free == 0 or time.monotonic() >= deadline:
+                return None if self.nodes else self._nobody()
+            time.sleep(min(_LOOK, self.wait))
+
+    @property
+    def _free(self) -> int:
+        return len(self.plan.nominal) - len(self.nodes)
+
+    def _ask_some(self, here: list[int], state: ServerState) -> list[int]:
+        """Ask from the front until no slot is free; who was asked."""
+        at = 0
+        while at < len(here) and self._free:
+            some = here[at : at + _AT_ONCE * self._free]
+            at += len(some)
+            self._ask(some, state)
+        return here[:at]
+
+    def _ask(self, nodes: list[int], state: ServerState) -> None:
+        told = {"training": state.training, ROUND: state.round}
+        content = enrolment(told, self.terms)
+        messages = [Message(content, node, "train", ttl=_PATIENCE) for node in nodes]
+        pushed = zip(self.grid.push_messages(messages), nodes, strict=True)
+        sent = {order: node for order, node in pushed if order}
+        for reply in replies(self.grid, sent, _PATIENCE, batch=max(1, len(sent))):
+            self._admit(sent[reply.metadata.reply_to_message_id], reply, state.round)
+            if not self._free:
+                return
+
+    def _admit(self, node: int, reply: Message, round: int) -> None:
+        """Give a device a slot, if it has agreed to this plan and may take part."""
+        try:
+            _, gated = enrolled(reply, self.plan)
+        except BadReply as error:
+            log.debug("node %d takes no part: %s", node, error)
+            self._refused[error.reason if isinstance(error, Refusal) else "BadReply"] += 1
+            return
+        said = reply.content.config_records[CONTROL]
+        last = said.get(LAST)
+        if isinstance(last, int) and last > round and len(self._later) <= self.plan.colluders:
+            self._later.append(last)
+        if said.get(READY) is not True:
+            self._refused["resting"] += 1
+            return
+        self.nodes[len(self.nodes)] = node
+        self.shipped = bool(self.shipped) or not gated
+
+    def _set_back(self, round: int) -> str | None:
+        """Why nobody is asked, if more devices than may lie have answered later rounds."""
+        if len(self._later) <= self.plan.colluders:
+            return None
+        return (
+            f"more than {self.plan.colluders} devices have answered rounds up to "
+            f"{max(self._later)}, and this server is at round {round}: its checkpoint is older "
+            f"than what it has broadcast; bring back the newest one, or raise privacy.colluders if "
+            f"so many devices lie"
+        )
+
+    def _nobody(self) -> str:
+        """Why there is nobody to ask, by what they said."""
+        resting = self._refused.pop("resting", 0)
+        if resting:
+            return (
+                f"all {resting} devices that are there must rest, or have taken part "
+                f"{self.plan.pattern}; wait until others come, and go on from the checkpoint"
+            )
+        if self._refused:
+            return nobody_takes_part(self._refused)
+        return (
+            f"no device was there within {self.wait:g} s, and nothing was spent; start SuperNodes, "
+            f"and look at their logs"
+        )
+
+
+def _shuffler(plan: Plan, state: ServerState) -> Callable[[Collection[int]], list[int]]:
+    """Puts nodes into a random order, so that the same ones do not come first in each round."""
+    stream = plan.noise.stream("slots", state.round, state.attempt)
+
+    def shuffled(nodes: Collection[int]) -> list[int]:
+        drawn: Any = stream.words(len(nodes))
+        return [node for _, node in sorted(zip(drawn.tolist(), sorted(nodes), strict=True))]
+
+    return shuffled
