@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Flower app of scripts/soak-load: one training of no-op clients, a line for each round.
+"""The Flower app of scripts/soak-load and fleet-load: a training of no-op clients, with a log.
 
 The case is in ``DPFED_LOAD`` ("CLIENTS SIZE SUM ROUNDS"), for the server and for every node.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from benchmarks.flower_round import Nothing
 from dpfed.core.registry import build
 from dpfed.core.types import UPDATE
+from dpfed.flower import make_plan
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.flower.client import client_app
 from dpfed.training.flower.strategy import DPStrategy
@@ -28,8 +30,11 @@ CASE = "DPFED_LOAD"
 ROWS, DONE = "rows.jsonl", "done"
 
 
-def _case() -> tuple[Plan, int]:
+def case() -> tuple[Plan, int]:
+    """The plan, and the number of parameters; the sum "open" is an open population's."""
     clients, size, kind, rounds = os.environ[CASE].split()
+    if kind == "open":
+        return open_plan(int(clients), int(rounds)), int(size)
     plan = Plan(
         client=build("client", "gradient", {}),
         channels={UPDATE: gaussian(clip=1.0, std=2.0)},
@@ -39,6 +44,16 @@ def _case() -> tuple[Plan, int]:
         rounds=int(rounds),
     )
     return plan, int(size)
+
+
+def open_plan(cohort: int, rounds: int) -> Plan:
+    """Whoever is there, in every round: as many devices as there are slots can fill them."""
+    limits = {"min_separation": 1, "at_most": rounds}
+    privacy = {
+        "mechanism": "gaussian", "std_over_clip": 1.0, "unit": "client", "trust": "central",
+        "adjacency": "zero-out", "participation": limits, "cohort": cohort,
+    }  # fmt: skip
+    return make_plan([], rounds=rounds, method="dp-fedgd", privacy=privacy)
 
 
 def resident(pid: int | str = "self") -> int:
@@ -67,22 +82,22 @@ def workers() -> int:
 
 
 server = ServerApp()
-nodes = client_app(lambda _: Nothing(_case()[1]), lambda _: _case()[0])
+nodes = client_app(lambda _: Nothing(case()[1]), lambda _: case()[0])
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Train, and note seconds and memory after each round."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    plan, size = _case()
+    plan, size = case()
     out = Path(str(context.run_config["out"]))
 
     def note(row: dict[str, Any]) -> None:
         seen = {"seconds": row["seconds"], "clients": row["clients"], "server": resident(),
-                "workers": workers()}  # fmt: skip
+                "workers": workers(), "at": time.time(), "cpu": time.process_time()}  # fmt: skip
         with (out / ROWS).open("a") as file:
             file.write(json.dumps(seen) + "\n")
 
     arrays = ArrayRecord({"weight": torch.zeros(size)})
-    DPStrategy(plan, wait=300.0, watch=note).start(grid, arrays)
+    DPStrategy(plan, wait=300.0, watch=note).start(grid, arrays, timeout=300.0)
     (out / DONE).touch()

@@ -142,6 +142,26 @@ def test_a_silent_device_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     assert result.history[0]["clients"] == 2
 
 
+def test_a_slow_device_is_heard_when_others_have_been_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its answer comes after the patience with it is over, and before the round begins."""
+    monkeypatch.setattr(slots, "_PATIENCE", 0.05)
+    plan = plan_with(cohort=2)
+
+    class Slow(Devices):
+        pulls = 0
+
+        def pull_messages(self, ids: Iterable[str]) -> Iterable[Message]:
+            self.pulls += 1
+            ids = [i for i in ids if i in self.sent]
+            slow = {i for i in ids if self.sent[i].metadata.dst_node_id == 100 and self.pulls < 12}
+            return super().pull_messages([i for i in ids if i not in slow])
+
+    result = start(plan, Slow(plan, nodes(2)), 1, wait=20.0)
+    assert result.history[0]["clients"] == 2
+
+
 def test_it_waits_for_those_who_come_late() -> None:
     plan = plan_with()
 

@@ -110,7 +110,7 @@ def grown(kind: type[Slots], cohort: int, rounds: int) -> tuple[int, int]:
     """How many were asked, and by how much more is kept after all rounds than after two."""
     plan = plan_with("gaussian", rounds=rounds, cohort=cohort)
     grid = Crowd(plan, 3 * cohort)
-    found = kind(plan, grid, wait=0.0)
+    found = kind(plan, grid, wait=60.0)
     kept = []
     for round in range(rounds):
         assert found.fill(state_at(plan, round)) is None

@@ -10,7 +10,7 @@ anyone from one round to the next, so what the server holds does not grow with t
 | more are there than slots                   | the others are not asked, and spend nothing        |
 | fewer, or many who must rest                | after ``wait`` seconds the round goes on with them |
 | nobody                                      | training ends, and nothing is spent                |
-| a device that does not say anything         | after _PATIENCE seconds it is not asked            |
+| a device that does not say anything         | after _PATIENCE seconds others are asked instead   |
 | one that says it may, and then refuses      | its slot stays empty: it adds zero                 |
 | one device under two node ids               | takes two slots, and answers once: its own ledger  |
 | another plan: slots, clip, participation    | not asked; if it were, it would refuse             |
@@ -38,7 +38,8 @@ from dpfed.training.flower.responder import LAST, READY, ROUND
 from dpfed.training.plan import Plan
 from dpfed.training.round import ServerState
 
-_PATIENCE = 30.0  # seconds in which a device says whether it takes part
+_PATIENCE = 60.0  # seconds in which a device says whether it takes part, before others are asked
+_TTL = 600.0  # seconds after which Flower drops the question
 _LOOK = 0.5  # seconds between two looks at who is there
 _AT_ONCE = 2  # how many are asked for one slot that is free: some rest, some are gone
 
@@ -72,37 +73,37 @@ class Slots:
         self._refused.clear()
         order = _shuffler(self.plan, state)
         asked: set[int] = set()
+        pending: dict[str, int] = {}  # questions without an answer yet -> node
         deadline = time.monotonic() + self.wait
         while True:
             here = order(set(self.grid.get_node_ids()) - asked)
-            asked.update(self._ask_some(here, state))
+            here = here[: max(0, _AT_ONCE * self._free - len(pending))]
+            asked.update(here)
+            pending.update(self._ask(here, state))
+            self._hear(pending, _PATIENCE if here else _LOOK, state.round)
             if set_back := self._set_back(state.round):
                 return set_back
             if self._free == 0 or time.monotonic() >= deadline:
                 return None if self.nodes else self._nobody()
-            time.sleep(min(_LOOK, self.wait))
+            if not here and not pending:
+                time.sleep(min(_LOOK, self.wait))
 
     @property
     def _free(self) -> int:
         return len(self.plan.nominal) - len(self.nodes)
 
-    def _ask_some(self, here: list[int], state: ServerState) -> list[int]:
-        """Ask from the front until no slot is free; who was asked."""
-        at = 0
-        while at < len(here) and self._free:
-            some = here[at : at + _AT_ONCE * self._free]
-            at += len(some)
-            self._ask(some, state)
-        return here[:at]
+    def _ask(self, nodes: list[int], state: ServerState) -> dict[str, int]:
+        """Ask whether they may take part; the messages, and the node of each."""
+        content = enrolment({"training": state.training, ROUND: state.round}, self.terms)
+        messages = [Message(content, node, "train", ttl=_TTL) for node in nodes]
+        pushed = zip(self.grid.push_messages(messages) if nodes else (), nodes, strict=True)
+        return {order: node for order, node in pushed if order}
 
-    def _ask(self, nodes: list[int], state: ServerState) -> None:
-        told = {"training": state.training, ROUND: state.round}
-        content = enrolment(told, self.terms)
-        messages = [Message(content, node, "train", ttl=_PATIENCE) for node in nodes]
-        pushed = zip(self.grid.push_messages(messages), nodes, strict=True)
-        sent = {order: node for order, node in pushed if order}
-        for reply in replies(self.grid, sent, _PATIENCE, batch=max(1, len(sent))):
-            self._admit(sent[reply.metadata.reply_to_message_id], reply, state.round)
+    def _hear(self, pending: dict[str, int], patience: float, round: int) -> None:
+        """What they say, until no slot is free; who is late may still be heard later."""
+        for reply in replies(self.grid, pending, patience, batch=max(1, len(pending))):
+            node = pending.pop(reply.metadata.reply_to_message_id)
+            self._admit(node, reply, round)
             if not self._free:
                 return
 
