@@ -7,6 +7,7 @@ answers than slots, a server that was set back, devices that lie.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections import defaultdict
@@ -19,10 +20,12 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
+import dpfed
 from dpfed.core.errors import BadReply, RecipeError, UnsoundPlan
 from dpfed.core.randomness import Noise
 from dpfed.core.types import UPDATE, Broadcast, Trust
 from dpfed.flower import DPStrategy, client_app, make_plan
+from dpfed.recipes.schema import load_recipe
 from dpfed.sums.plain import plain
 from dpfed.training.flower import responder, slots
 from dpfed.training.flower import state as states
@@ -378,6 +381,20 @@ def test_the_sentence_says_what_it_counts_on() -> None:
         "whoever is there (which amplifies nothing, and is taken not to depend on anyone's data)",
     ):  # fmt: skip
         assert words in said
+
+
+def test_a_recipe_trains_on_an_open_population(tmp_path: Path) -> None:
+    """Its records are divided into 20 devices; the statement counts no participants."""
+    data = {"source": "synthetic", "options": {"records": 200, "features": 4, "classes": 2},
+            "partition": {"name": "iid", "clients": 20}}  # fmt: skip
+    table = dict(plan_table(), cohort=4, participation={"min_separation": 3, "at_most": 1})
+    result = dpfed.run(method="dp-fedgd", rounds=5, data=data, privacy=table)
+    assert [row["clients"] for row in result.history] == [4] * 5
+    assert "up to 4 of an open population" in result.guarantee.sentence
+    facts = json.loads((result.save(tmp_path / "out") / "guarantee.json").read_text())
+    assert facts["participants"] == 0
+    again = load_recipe(tmp_path / "out" / "recipe.toml")
+    assert again.privacy.cohort == 4
 
 
 def test_a_listed_plan_says_none_of_it() -> None:

@@ -144,7 +144,8 @@ def result_of(
         recipe=prepared.recipe, model=prepared.federation.model, params=params,
         history=list(history), guarantee=guarantee, evaluation=prepared.evaluation,
         source=prepared.federation.source, warnings=warnings, stopped=stopped,
-        divided=prepared.federation.divided, nominal=tuple(prepared.plan.nominal),
+        divided=prepared.federation.divided,
+        nominal=() if prepared.plan.open else tuple(prepared.plan.nominal),  # nobody is counted
         rows=prepared.rows,
     )  # fmt: skip
 
