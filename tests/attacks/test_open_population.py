@@ -96,7 +96,7 @@ def test_devices_appear_after_the_start_and_vanish(mechanism: str) -> None:
         for node in [node for node in grid.contexts if node < 1000 * row["round"]]:
             del grid.contexts[node]
 
-    result = start(plan, grid, watch=come_and_go)
+    result = start(plan, grid, watch=come_and_go, wait=60.0)
     assert result.stopped is None
     assert [row["clients"] for row in result.history] == [COHORT] * ROUNDS
     assert not any(row["refused"] for row in result.history)
