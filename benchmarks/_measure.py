@@ -51,12 +51,16 @@ class Timing:
 
 
 def interleaved(
-    tasks: Mapping[str, Task], repeats: int = REPEATS, warmup: int = WARMUP
+    tasks: Mapping[str, Task],
+    repeats: int = REPEATS,
+    warmup: int = WARMUP,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
     """Time all tasks in turn, ``repeats`` times after ``warmup`` untimed turns.
 
     The order within a turn is shuffled, so that no task always finds the caches as one other
-    task leaves them.
+    task leaves them. Another clock is ``time.thread_time``: work of one thread, where others wait
+    for the same processor.
     """
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     order, shuffle = list(tasks), random.Random(0).shuffle
@@ -64,18 +68,18 @@ def interleaved(
     for turn in range(warmup + repeats):
         shuffle(order)
         for name in order:
-            taken = _once(tasks[name])
+            taken = _once(tasks[name], clock)
             if turn >= warmup:
                 seconds[name].append(taken)
     return {name: timing(each) for name, each in seconds.items()}
 
 
-def _once(task: Task) -> float:
+def _once(task: Task, clock: Callable[[], float]) -> float:
     task.prepare()
-    begin = time.perf_counter()
+    begin = clock()
     for _ in range(task.calls):
         task.run()
-    return (time.perf_counter() - begin) / task.calls
+    return (clock() - begin) / task.calls
 
 
 def timing(seconds: list[float]) -> Timing:

@@ -58,7 +58,7 @@ class Quiet(Gaussian):
     part: float = 0.5
 
     def _noise(self, size: int, rng: Stream) -> Floats:
-        return super()._noise(size, rng) * self.part
+        return rng.normal(size) * (self.std * self.part)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Patchy(Gaussian):
     """One coordinate has no noise."""
 
     def _noise(self, size: int, rng: Stream) -> Floats:
-        noise = super()._noise(size, rng)
+        noise = rng.normal(size) * self.std
         noise[0] = 0.0
         return noise
 

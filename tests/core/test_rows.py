@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from dpfed.core.clipping import SHORTFALL
+from dpfed.core.clipping import SHORTFALL, row_norms
 from dpfed.core.errors import BadRelease
 from dpfed.core.rows import Chunks, Dense, Outer, Scaled, UnitRows
 from dpfed.core.types import Unit
@@ -187,6 +187,30 @@ def test_a_clip_for_which_rounding_is_not_covered_is_refused(clip: float) -> Non
     for rows in (Dense(torch.ones(2, 2)), Outer(torch.ones(2, 2), torch.ones(2, 2))):
         with pytest.raises(BadRelease, match=r"clip must be between 2\^-300 and 2\^300"):
             rows.clipped_sum(clip)
+
+
+@pytest.mark.parametrize("width", [2**18 + 1, 70 * 4096, 300_001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_long_row_has_the_bits_of_its_tiles_one_after_the_other(
+    width: int, dtype: torch.dtype
+) -> None:
+    row = 3 * torch.randn(1, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    row[0, ::7] = -0.0
+    squares = torch.zeros(1, dtype=torch.float64)
+    for tile in torch.split(row.double(), 4096, dim=1):
+        squares += (tile * tile).sum(dim=1)
+    assert torch.equal(row_norms(row), squares.sqrt())
+    for clip in (1.0, 1e4) if dtype == torch.float32 else ():  # others are scaled before
+        factor = min(1.0, clip * (1 - SHORTFALL) * float(squares.sqrt().reciprocal()))
+        expected = (row[0].double() * factor).to(dtype)
+        assert torch.equal(Dense(row).clipped_sum(clip).vector, expected)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_one_long_row_that_is_not_finite_counts_for_nothing(bad: float) -> None:
+    row = torch.ones(1, 300_000)
+    row[0, 299_999] = bad
+    assert not Dense(row).clipped_sum(1.0).vector.any()
 
 
 def test_norms_in_single_precision_are_not_used() -> None:

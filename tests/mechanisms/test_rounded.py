@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable
 import mpmath
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
@@ -168,11 +170,68 @@ def test_on_a_boundary_bits_are_drawn_until_they_decide() -> None:
 
 
 def test_about_one_draw_in_two_thousand_is_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    decided = []
-    exact = rounded._exact
+    decided, asked = [], []
+    exact, words = rounded._exact, stream(9)
     monkeypatch.setattr(rounded, "_exact", lambda *a: decided.append(1) or exact(*a))
-    rounded_normal(SCALE, 400_000, stream(9))
-    assert 100 < len(decided) < 320  # 2 / 2^12 of them, and 1 in 2^18: about 197
+    rounded_normal(SCALE, 400_000, lambda count: asked.append(count) or words(count))
+    assert 100 < sum(asked) - 400_000 < 320  # 2 / 2^12 of them, and 1 in 2^18: about 197
+    assert len(decided) < 30  # ndtri tells the others well enough: 1 in 2^16 or 2^18, about 6
+
+
+@pytest.mark.parametrize(
+    ("size", "digest", "after"),
+    [
+        (650, "78bf1ce86513", 16233154176362150269),
+        (16385, "211f7e7970b5", 17526162266496317237),
+        (100_000, "f32896a3b1a5", 2171088765726078835),
+    ],
+)
+def test_draws_and_what_they_take_of_the_stream_are_as_they_were(
+    size: int, digest: str, after: int
+) -> None:
+    """Made by ndtri and mpmath alone, before there was a faster way."""
+    words = stream(20)
+    drawn = rounded_normal(SCALE, size, words)
+    assert hashlib.sha256(drawn.tobytes()).hexdigest()[:12] == digest
+    assert int(words(1)[0]) == after
+
+
+@pytest.mark.parametrize("block", [1, 999, 1 << 14])
+def test_draws_do_not_depend_on_how_many_are_made_at_a_time(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = rounded_normal(SCALE, 3000, stream(21))
+    monkeypatch.setattr(rounded, "_BLOCK", block)
+    assert np.array_equal(rounded_normal(SCALE, 3000, stream(21)), expected)
+
+
+@pytest.mark.slow
+def test_erfinv_is_right_far_below_the_margin() -> None:
+    """As the test of ndtri, down to the smallest U that it is asked for."""
+    uniform = (stream(22)(400) >> np.uint64(11)) * 2.0**-53
+    tail = rounded._NEAR * (1 + np.arange(100) / 300)
+    centre = 1 - 2.0 ** -np.arange(1, 53)
+    points = np.concatenate([uniform[uniform > rounded._NEAR], tail, centre])
+    room, place = rounded._Room(len(points), 1.0, 0.25), np.empty(len(points))
+    words = np.array([int(u * 2**63) << 1 for u in points.tolist()], dtype=np.uint64)
+    room._deviations(place, words)
+    for u, found in zip(points.tolist(), place.tolist(), strict=True):
+        with mpmath.workprec(250):
+            exact = mpmath.sqrt(2) * mpmath.erfinv(1 - mpmath.mpf(u))
+            assert abs(exact - mpmath.mpf(found)) < 2.0**-44
+
+
+def test_an_erfinv_that_ndtri_does_not_agree_with_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = torch.erfinv
+
+    def wrong(values: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return usual(values, out=out).mul_(1 + 2.0**-40)
+
+    monkeypatch.setattr(torch, "erfinv", wrong)
+    with pytest.raises(BadRelease, match="must agree to 2\\^-42"):
+        rounded_normal(SCALE, 50_000, stream(23))
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, 1023.9, 2.0**40 * 1.001, math.nan, math.inf])

@@ -29,7 +29,9 @@ from dpfed.core.types import (
     UPDATE,
     Adjacency,
     Broadcast,
+    Channel,
     ClientAlgorithm,
+    Phase,
     Release,
     ServerOptimizer,
     Trust,
@@ -90,6 +92,19 @@ class Wire:
 def one_round(plan: Plan, wire: Wire | None = None) -> tuple[ServerState, RoundResult]:
     state = start(plan, torch.zeros(MODEL.layout.size))
     return run_round(plan, state, wire or Wire(plan, client_states()))
+
+
+@given(
+    st.lists(st.tuples(st.none() | st.integers(0, 5), st.integers(0, 3)), max_size=4),
+    st.integers(0, 12),
+    st.integers(0, 3),
+)
+def test_planned_releases_are_those_of_each_round(
+    phases: list[tuple[int | None, int]], rounds: int, spare: int
+) -> None:
+    channel = Channel(tuple(Phase(*each) for each in phases))
+    each = [channel.releases(at) for at in range(rounds)]
+    assert channel.planned(rounds, spare) == sum(each) + spare * max(each, default=0)
 
 
 def test_no_two_releases_of_a_seed_share_noise() -> None:

@@ -54,6 +54,7 @@ _SPAN = 2**31  # rows of a sum, times those that are added without care
 _LIBRARY = 2**28  # rows times width: above, a library may not choose how norms are added up
 _ELEMENTS = 1 << 21  # of a block of rows: 16 MiB in double precision
 _TILE, _ACROSS = 1 << 18, 1 << 12  # of what is made double at a time: it stays in cache
+_LONG = 1 << 15  # the same of a single row
 _EXTREME = 2.0**300  # a clip or a step beyond it is not proven to be safe
 _MODERATE = 2.0**160  # products of three numbers within it, and their squares, are safe
 
@@ -103,12 +104,25 @@ def row_norms(matrix: torch.Tensor) -> torch.Tensor:
     if few(rows, width) and matrix.numel() <= _TILE:
         part = matrix.double()
         return (part * part).sum(dim=1).sqrt_()
+    if rows == 1 and few(rows, width) and matrix.is_contiguous():
+        return _long_norm(matrix[0])
     squares = torch.zeros(rows, dtype=torch.float64)
     for some in _slices(rows, width):
         for tile in _columns(matrix[some]):
             part = _doubled(tile).square_()
             squares[some] += part.sum(dim=1) if few(rows, width) else _tree_sums(part)
     return squares.sqrt_()
+
+
+def _long_norm(row: Vector) -> torch.Tensor:
+    """The norm of one long row: many tiles at a time, added in their order."""
+    whole = row.numel() // _ACROSS * _ACROSS
+    tiles = torch.split(row[:whole].view(-1, _ACROSS), _LONG // _ACROSS)
+    squares = 0.0
+    for some in (*tiles, row[None, whole:]):
+        for part in _doubled(some).square_().sum(dim=1).tolist():
+            squares += part
+    return torch.tensor([squares], dtype=torch.float64).sqrt_()
 
 
 def few(rows: int, width: int) -> bool:
@@ -264,11 +278,20 @@ class ProductSum:
 
     def add(self, left: torch.Tensor, right: torch.Tensor) -> None:
         """Add rows that are products of two factors: [rows, a] in double precision, [rows, b]."""
+        if self._span == _SPAN and left.numel() == 1:
+            self._add_one(left, right)
+            return
         for rows in _slices(*right.shape):
             tall, some = right[rows], left[rows]
             self._make_room(len(some))
             for tile, part in zip(_columns(tall), _columns(self._part), strict=True):
                 self._add(some, tile if tile.dtype == torch.float64 else _doubled(tile), part)
+
+    def _add_one(self, factor: torch.Tensor, row: torch.Tensor) -> None:
+        """The only row of a sum: each coordinate is one product."""
+        wide = (torch.split(each, _LONG, dim=1) for each in (row, self._part))
+        for tile, part in zip(*wide, strict=True):
+            part.add_(_doubled(tile).mul_(factor))
 
     def _add(self, left: torch.Tensor, right: torch.Tensor, part: torch.Tensor) -> None:
         """As many rows at a time as may be; such sums by halves."""

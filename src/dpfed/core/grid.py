@@ -21,7 +21,7 @@ removing a row moves the sum by at most clip / step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from dpfed.core.normals import Draws
     from dpfed.core.types import Release, Vector
 
     Integers: TypeAlias = NDArray[np.int32] | NDArray[np.int64]
@@ -52,6 +53,7 @@ EXACT_BITS = 36
 MOST_STEPS = 2**30
 """The most steps of a clip on a grid of exact sums: all squared norms then fit int64."""
 
+_COARSE = 2.0**-10  # of a step, the most that floats may have rounded away in a doubtful case
 _ROWS = 1 << 21  # of at most 2^30 each: their sum is below 2^53, so floats add them up exactly
 
 
@@ -60,27 +62,36 @@ def step_below(scale: float, bits: int) -> float:
     return math.ldexp(1.0, math.frexp(scale)[1] - 1 - bits)  # a logarithm may round up
 
 
-def to_grid(values: NDArray[np.float64], step: float) -> Vector:
+def to_grid(values: Floats, step: float) -> Vector:
     """Values as integers on the grid, rounded to the nearest; overwrites ``values``."""
     import numpy as np
     import torch
 
+    # int32 where it fits: a release then weighs no more than float32
+    fits = _round(values, values, step) < 2.0**31
+    return torch.from_numpy(values.astype(np.int32 if fits else np.int64))
+
+
+def _round(values: Floats, whole: Floats, step: float) -> float:
+    """Values in steps, in their place, and rounded into ``whole``; the largest size of those."""
+    import numpy as np
+
     values *= 1.0 / step  # a power of two: exact
-    np.rint(values, out=values)
-    largest = max(-float(values.min(initial=0.0)), float(values.max(initial=0.0)))
+    np.rint(values, out=whole)
+    least, most = np.minimum.reduce(whole, initial=0.0), np.maximum.reduce(whole, initial=0.0)
+    largest = max(-float(least), float(most))
     if not largest < 2.0**62:  # also catches a NaN
         raise BadRelease(
             f"a release of size {largest * step:.3g} does not fit a grid of step {step:.3g}; "
             f"look for values that are not finite, or lower privacy.clip"
         )
-    # int32 where it fits: a release then weighs no more than float32
-    return torch.from_numpy(values.astype(np.int32 if largest < 2.0**31 else np.int64))
+    return largest
 
 
 def pack(
     values: torch.Tensor,
     step: float,
-    noise: Callable[[int], Floats] | None = None,
+    noise: Callable[[int], Draws | Floats] | None = None,
     factor: float = 1.0,
 ) -> Vector:
     """Values, with noise added to each block, as integers on the grid; blocks bound the memory.
@@ -91,20 +102,56 @@ def pack(
         noise: gives so many draws of noise, in the values' unit; None adds none.
         factor: what the values are multiplied by before noise is added.
     """
+    import numpy as np
     import torch
 
     vector = torch.empty(values.numel(), dtype=torch.int32)
-    for start in range(0, values.numel(), _BLOCK):
-        part = slice(start, min(start + _BLOCK, values.numel()))
-        block = values[part].numpy().astype("float64")
-        block *= factor
-        if noise is not None:
-            block += noise(block.size)
-        integers = to_grid(block, step)
-        if integers.dtype != vector.dtype:
+    room = np.empty((2, min(values.numel(), 2 * _BLOCK)))  # used again: to get it anew takes longer
+    for part in _parts(values.numel()):
+        place, whole = room[:, : part.stop - part.start]
+        np.copyto(place, values[part].numpy())
+        if factor != 1.0:
+            place *= factor
+        largest = _noisy(place, whole, noise, step) if noise else _round(place, whole, step)
+        if largest >= 2.0**31 and vector.dtype == torch.int32:
             vector = vector.to(torch.int64)  # rare: a value beyond 2^31 steps
-        vector[part] = integers
+        np.copyto(vector[part].numpy(), whole, casting="unsafe")
     return vector
+
+
+def _parts(size: int) -> Iterator[slice]:
+    """Two blocks at a time, then one, then what is left: so many normals are made fast."""
+    start = 0
+    while start < size:
+        left = size - start
+        length = next((some for some in (2 * _BLOCK, _BLOCK) if some <= left), left)
+        yield slice(start, start + length)
+        start += length
+
+
+def _noisy(
+    values: Floats, whole: Floats, noise: Callable[[int], Draws | Floats], step: float
+) -> float:
+    """Like ``_round``, with noise; exact draws are asked for where fast ones could decide."""
+    import numpy as np
+
+    from dpfed.core.normals import Draws
+
+    drawn = noise(values.size)
+    if not isinstance(drawn, Draws) or drawn.exactly is None:
+        values += drawn.values if isinstance(drawn, Draws) else drawn
+        return _round(values, whole, step)
+    place = drawn.values
+    place += values
+    largest = _round(place, whole, step)
+    place -= whole
+    sure = 0.5 - drawn.error / step - min(_COARSE, largest * 2.0**-51)
+    if np.minimum.reduce(place) <= -sure or np.maximum.reduce(place) >= sure:
+        close = np.flatnonzero(np.abs(place) >= sure)
+        again = values[close] + drawn.exactly(close)
+        largest = max(largest, _round(again, again, step))
+        whole[close] = again
+    return largest
 
 
 def truncated_sum(

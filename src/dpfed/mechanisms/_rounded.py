@@ -10,14 +10,22 @@ Guarantee: K has the law of the exactly rounded Gaussian, not of a rounded float
 is taken only where its error could not have changed the integer; all other draws are decided by
 comparing U with erfc((|K| -+ 1/2) / (scale sqrt 2)) at 190 bits or more, with a guard band, and
 with more bits of U while they are too close to tell. This rests on three things: the stream's bits
-are uniform, ndtri is right to 2^-42, mpmath's erfc to 32 bits less than it works with.
+are uniform, ndtri and torch's erfinv are right to 2^-42, mpmath's erfc to 32 bits less than it
+works with.
 
-Why ``MARGIN`` is enough. What is far from an integer by the margin is right if |Z| is right to
-margin / scale, 2^-37 for a scale up to 2^25 and never less than 2^-42 (``_margin``). The
-errors, where U >= 2^-18 and so |Z| < 5: ndtri's own, under 2^-48 (tests hold it to mpmath); U cut
+Three ways, the next one where the one before could be wrong. (1) sqrt(2) erfinv(1 - U), a fifth of
+the time: taken where it is ``MARGIN`` and 2^-42 scale away from a rounding boundary and U >= 2^-8.
+(2) -ndtri(U / 2), for 1 draw in 200: taken where it is 2^-42 scale away and U >= 2^-18. Within the
+margin a second word is drawn, whether it is needed or not: bits of a release are what they were
+when all of these went the third way. (3) mpmath, 1 in 50,000 at a scale of 2^25. What (1) and (2)
+make of the same words is compared in every vector.
+
+Why 2^-42 is enough. What is further from a boundary is right if |Z| is right to 2^-42. The errors
+of (2), where U >= 2^-18 and so |Z| < 5: ndtri's own, under 2^-48 (tests hold it to mpmath); U cut
 after 63 bits, 2^-46 of its value and a quarter of that in |Z|; U as a float, 2^-53 of its value;
-the product and the sum, each 2^-53 of at most 5 scale. Together under 2^-46: a factor of 500 up to
-2^25, of 16 at the largest scale.
+the product and the sum, each 2^-53 of at most 5 scale. Together under 2^-46, a factor of 16. Of
+(1), where U >= 2^-8 and so |Z| < 2.9: 1 - U as a float is off by 2^-52, which is 2^-45.6 in |Z|,
+and its own error under 2^-48; the factor of 16 is then one of 10, and the margin beside.
 
 `log_distance` bounds the error where several such draws are added up and each stands for a
 Gaussian. It is too small for any float to show (docs/exact-noise.md has the proof).
@@ -25,10 +33,11 @@ Gaussian. It is too small for any float to show (docs/exact-noise.md has the pro
 | edge case                                        | what happens                              |
 |--------------------------------------------------|-------------------------------------------|
 | scale not finite, below 2^10 or above 2^40       | BadRelease (see ``_checked``)             |
-| a draw close to a rounding boundary (1 in 2,000) | decided exactly, with more bits           |
+| a draw close to a rounding boundary              | decided exactly, with more bits           |
 | U below 2^-18: a draw far out                    | decided exactly, with more bits           |
 | all bits drawn so far are 0                      | more are drawn, until one is not          |
 | no draws asked for                               | an empty vector; no word is drawn         |
+| erfinv and ndtri do not agree to 2^-42           | BadRelease                                |
 """
 
 from __future__ import annotations
@@ -43,15 +52,18 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    Floats: TypeAlias = NDArray[np.float64]
     Words: TypeAlias = Callable[[int], NDArray[np.uint64]]
 
 MARGIN = 2.0**-12
-"""How far from a rounding boundary a float answer must be to be taken, in units of K."""
+"""How close to a rounding boundary a draw takes a second word, in units of K."""
 
 _FLOAT_ERROR = 2.0**-42  # of |Z|, allowed for at any scale
 _LEAST, _MOST = 2.0**10, 2.0**40
 _BLOCK = 1 << 14  # temporaries stay in cache
+_SMALL = 1 << 11  # so few draws are all left to ndtri: calls, not draws, take the time
 _FAR = 2.0**-18  # below, 63 bits do not tell U well enough
+_NEAR = 2.0**-8  # below, 1 - U does not tell U well enough, as a float
 _GUARD_BITS = 32  # of mpmath's working precision, not trusted
 
 
@@ -87,42 +99,121 @@ def _rounded(scale: float, size: int, words: Words, margin: float) -> NDArray[np
     """The draws; a margin of 1/2 or more decides every one of them exactly (for tests)."""
     import numpy as np
 
-    if size == 0:
-        return np.empty(0, dtype=np.int64)
-    drawn = words(size)
     out = np.empty(size, dtype=np.int64)
-    close = [
-        start + _fill(out[start : start + _BLOCK], drawn[start : start + _BLOCK], scale, margin)
-        for start in range(0, size, _BLOCK)
-    ]
-    doubtful = np.concatenate(close)
+    if size == 0:
+        return out
+    places, drawn, near = _fast(out, scale, words, margin)
+    again = _Answers(drawn, scale)
+    again.check(near)
+    out[places] = again.draws
+    doubtful = np.flatnonzero(~again.sure(margin))
     more = words(len(doubtful)) if len(doubtful) else drawn[:0]
-    for index, extra in zip(doubtful.tolist(), more.tolist(), strict=True):
+    left = ~again.sure(margin if margin >= 0.5 else scale * _FLOAT_ERROR)[doubtful]
+    for index, extra in zip(doubtful[left].tolist(), more[left].tolist(), strict=True):
         word = int(drawn[index])
         size_of_it = _exact(scale, (word >> 1 << 64) | extra, 127, words)
-        out[index] = -size_of_it if word & 1 else size_of_it
+        out[places[index]] = -size_of_it if word & 1 else size_of_it
     return out
 
 
-def _fill(
-    out: NDArray[np.int64], drawn: NDArray[np.uint64], scale: float, margin: float
-) -> NDArray[np.int64]:
-    """The float answers of one block, and where they cannot be trusted."""
+def _fast(
+    out: NDArray[np.int64], scale: float, words: Words, margin: float
+) -> tuple[NDArray[np.intp], NDArray[np.uint64], Floats]:
+    """Many draws by erfinv; where ndtri is to be asked: the places, their words, scale |Z|."""
     import numpy as np
-    from scipy.special import ndtri
 
-    uniform = (drawn >> np.uint64(1)).astype(np.float64)
-    uniform += 0.5
-    uniform *= 2.0**-63
-    place = ndtri(0.5 * uniform)
-    place *= -scale
-    place += 0.5
-    whole = np.floor(place)
-    np.copyto(out, whole, casting="unsafe")
-    np.negative(out, out=out, where=(drawn & np.uint64(1)).astype(bool))
-    place -= whole
-    sure = (place > margin) & (place < 1 - margin) & (uniform >= _FAR)
-    return np.flatnonzero(~sure)
+    if len(out) < _SMALL:
+        return np.arange(len(out)), words(len(out)), np.empty(0)
+    room, found = _Room(min(len(out), _BLOCK), scale, margin), []
+    for start in range(0, len(out), _BLOCK):
+        part = out[start : start + _BLOCK]
+        drawn = words(len(part))
+        close, near = room.fill(part, drawn)
+        found.append((start + close, drawn[close], near))
+    places, kept, near = (np.concatenate(each) for each in zip(*found, strict=True))
+    return places, kept, near
+
+
+class _Room:
+    """Memory for a block of draws, used again and again, and what is done there."""
+
+    def __init__(self, size: int, scale: float, margin: float) -> None:
+        import numpy as np
+
+        self._place, self._whole, self._close = (np.empty(size, kind) for kind in "dd?")
+        self._factor, self._sure = math.sqrt(2) * scale, 0.5 - margin - scale * _FLOAT_ERROR
+
+    def fill(
+        self, out: NDArray[np.int64], drawn: NDArray[np.uint64]
+    ) -> tuple[NDArray[np.intp], Floats]:
+        """The draws of some words; where they are close to a boundary or far out, and scale |Z|."""
+        import numpy as np
+
+        place, whole, close = (each[: len(out)] for each in (self._place, self._whole, self._close))
+        self._deviations(place, drawn)
+        np.rint(place, out=whole)
+        place -= whole
+        np.greater(place, self._sure, out=close)
+        close |= place < -self._sure
+        close |= drawn < int(_NEAR * 2**64)
+        where = np.flatnonzero(close)
+        near = whole[where] + place[where]
+        np.left_shift(drawn, np.uint64(63), out=place.view(np.uint64))
+        whole.view(np.uint64)[:] |= place.view(np.uint64)  # the sign
+        np.copyto(out, whole, casting="unsafe")
+        return where, near
+
+    def _deviations(self, place: Floats, drawn: NDArray[np.uint64]) -> None:
+        """Scale |Z| of some words."""
+        import numpy as np
+        import torch
+
+        bits = self._whole[: len(place)].view(np.uint64)
+        np.right_shift(drawn, np.uint64(1), out=bits)
+        np.copyto(place, bits.view(np.int64))  # signed integers become floats several times as fast
+        place *= -(2.0**-63)
+        place += 1 - 2.0**-53  # below 1, so that no answer is infinite
+        tensor = torch.from_numpy(place)
+        torch.erfinv(tensor, out=tensor)
+        place *= self._factor
+
+
+class _Answers:
+    """What ndtri makes of some words: |K| = floor(scale |Z| + 1/2), and how sure that is."""
+
+    def __init__(self, drawn: NDArray[np.uint64], scale: float) -> None:
+        import numpy as np
+        from scipy.special import ndtri
+
+        self._scale, self._uniform = scale, (drawn >> np.uint64(1)).astype(np.float64)
+        self._uniform += 0.5
+        self._uniform *= 2.0**-63
+        self._place = ndtri(0.5 * self._uniform)
+        self._place *= -scale
+        self._place += 0.5
+        whole = np.floor(self._place)
+        self._fraction = self._place - whole
+        self.draws = whole.astype(np.int64)
+        np.negative(self.draws, out=self.draws, where=(drawn & np.uint64(1)).astype(bool))
+
+    def sure(self, margin: float) -> NDArray[np.bool_]:
+        """Which are further than the margin from a boundary, and not far out."""
+        inside = (self._fraction > margin) & (self._fraction < 1 - margin)
+        known: NDArray[np.bool_] = inside & (self._uniform >= _FAR)
+        return known
+
+    def check(self, near: Floats) -> None:
+        """Refuse an erfinv that ndtri does not agree with, where both were asked."""
+        import numpy as np
+
+        if not len(near):
+            return
+        apart = np.abs(near + 0.5 - self._place)[self._uniform >= _NEAR]
+        if apart.max(initial=0.0) > self._scale * _FLOAT_ERROR:
+            raise BadRelease(
+                "torch's erfinv and SciPy's ndtri must agree to 2^-42, and do not here; install "
+                "another version of torch, or use mechanism 'gaussian'"
+            )
 
 
 def _exact(scale: float, leading: int, bits: int, words: Words) -> int:

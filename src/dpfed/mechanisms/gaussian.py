@@ -35,7 +35,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpfed.core.grid import EXACT_BITS, NOISY_BITS, pack, step_below, to_grid
+from dpfed.core.grid import EXACT_BITS, NOISY_BITS, pack, step_below
 from dpfed.core.participation import Participation
 from dpfed.core.sampling import drawn
 from dpfed.core.types import Adjacency, Release, State, Trust, Unit
@@ -43,6 +43,7 @@ from dpfed.mechanisms._noise import FreshNoise
 
 if TYPE_CHECKING:
     from dpfed.core.grid import Floats
+    from dpfed.core.normals import Draws
     from dpfed.core.randomness import Stream
     from dpfed.core.types import Rows, Total
 
@@ -80,14 +81,14 @@ class Gaussian(FreshNoise):
 
         if self.trust is not Trust.CENTRAL:
             return Release(total.vector, self.pooled_std(total), self.step), state
+        nothing = torch.zeros(1)
         for part in torch.split(total.vector, _BLOCK):
-            part.add_(to_grid(self._noise(part.numel(), rng), self.step))
+            zeros = nothing.expand(part.numel())
+            part.add_(pack(zeros, self.step, lambda size: self._noise(size, rng)))
         return Release(total.vector, self.std, self.step), state
 
-    def _noise(self, size: int, rng: Stream) -> Floats:
-        noise = rng.normal(size)
-        noise *= self.std
-        return noise
+    def _noise(self, size: int, rng: Stream) -> Draws | Floats:
+        return rng.draws(size, self.std, self.step)
 
 
 def gaussian(
