@@ -106,13 +106,12 @@ def pack(
     import torch
 
     vector = torch.empty(values.numel(), dtype=torch.int32)
-    room = np.empty((2, min(values.numel(), 2 * _BLOCK)))  # used again: to get it anew takes longer
+    room = np.empty(min(values.numel(), 2 * _BLOCK))  # used again: to get it anew takes longer
     for part in _parts(values.numel()):
-        place, whole = room[:, : part.stop - part.start]
-        np.copyto(place, values[part].numpy())
+        clear, whole = values[part].numpy(), room[: part.stop - part.start]
         if factor != 1.0:
-            place *= factor
-        largest = _noisy(place, whole, noise, step) if noise else _round(place, whole, step)
+            clear = clear * np.float64(factor)
+        largest = _noisy(clear, whole, noise, step) if noise else _silent(clear, whole, step)
         if largest >= 2.0**31 and vector.dtype == torch.int32:
             vector = vector.to(torch.int64)  # rare: a value beyond 2^31 steps
         np.copyto(vector[part].numpy(), whole, casting="unsafe")
@@ -129,26 +128,32 @@ def _parts(size: int) -> Iterator[slice]:
         start += length
 
 
+def _silent(clear: Floats, whole: Floats, step: float) -> float:
+    """Values rounded into ``whole``, and the largest size of what is there."""
+    whole[:] = clear
+    return _round(whole, whole, step)
+
+
 def _noisy(
-    values: Floats, whole: Floats, noise: Callable[[int], Draws | Floats], step: float
+    clear: Floats, whole: Floats, noise: Callable[[int], Draws | Floats], step: float
 ) -> float:
-    """Like ``_round``, with noise; exact draws are asked for where fast ones could decide."""
+    """The same with noise added; exact draws are asked for where fast ones could decide."""
     import numpy as np
 
     from dpfed.core.normals import Draws
 
-    drawn = noise(values.size)
+    drawn = noise(clear.size)
     if not isinstance(drawn, Draws) or drawn.exactly is None:
-        values += drawn.values if isinstance(drawn, Draws) else drawn
-        return _round(values, whole, step)
+        np.add(drawn.values if isinstance(drawn, Draws) else drawn, clear, out=whole)
+        return _round(whole, whole, step)
     place = drawn.values
-    place += values
+    place += clear
     largest = _round(place, whole, step)
     place -= whole
     sure = 0.5 - drawn.error / step - min(_COARSE, largest * 2.0**-51)
     if np.minimum.reduce(place) <= -sure or np.maximum.reduce(place) >= sure:
         close = np.flatnonzero(np.abs(place) >= sure)
-        again = values[close] + drawn.exactly(close)
+        again = clear[close] + drawn.exactly(close)
         largest = max(largest, _round(again, again, step))
         whole[close] = again
     return largest

@@ -68,10 +68,10 @@ class KeyStream:
 
     def _write(self, out: NDArray[np.uint64]) -> None:
         """The next words, into memory that is there already."""
-        raw = out.reshape(-1).view(np.uint8)
-        for start in range(0, raw.size, len(_ZEROS)):
+        raw = memoryview(out.reshape(-1).view(np.uint8))
+        for start in range(0, len(raw), len(_ZEROS)):
             part = raw[start : start + len(_ZEROS)]
-            self._encrypt.update_into(_ZEROS[: part.size], part)
+            self._encrypt.update_into(_ZEROS[: len(part)], part)
 
     def normal(self, size: int) -> NDArray[np.float64]:
         """``size`` independent standard normals (Box and Muller 1958), as floats: idealized."""
