@@ -68,7 +68,7 @@ class KeyStream:
 
     def _write(self, out: NDArray[np.uint64]) -> None:
         """The next words, into memory that is there already."""
-        raw = memoryview(out.reshape(-1).view(np.uint8))
+        raw = out.reshape(-1).view(np.uint8).data
         for start in range(0, len(raw), len(_ZEROS)):
             part = raw[start : start + len(_ZEROS)]
             self._encrypt.update_into(_ZEROS[: len(part)], part)
