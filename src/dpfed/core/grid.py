@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     Integers: TypeAlias = NDArray[np.int32] | NDArray[np.int64]
     Floats: TypeAlias = NDArray[np.float64]
+    Drawn: TypeAlias = Draws | Floats
 
 _BLOCK = 1 << 14
 
@@ -91,7 +92,7 @@ def _round(values: Floats, whole: Floats, step: float) -> float:
 def pack(
     values: torch.Tensor,
     step: float,
-    noise: Callable[[int], Draws | Floats] | None = None,
+    noise: Callable[[int], Drawn] | None = None,
     factor: float = 1.0,
 ) -> Vector:
     """Values, with noise added to each block, as integers on the grid; blocks bound the memory.
@@ -134,9 +135,7 @@ def _silent(clear: Floats, whole: Floats, step: float) -> float:
     return _round(whole, whole, step)
 
 
-def _noisy(
-    clear: Floats, whole: Floats, noise: Callable[[int], Draws | Floats], step: float
-) -> float:
+def _noisy(clear: Floats, whole: Floats, noise: Callable[[int], Drawn], step: float) -> float:
     """The same with noise added; exact draws are asked for where fast ones could decide."""
     import numpy as np
 

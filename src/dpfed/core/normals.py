@@ -77,7 +77,13 @@ def uniform(words: Words) -> Floats:
 
 
 def fits(size: int, level: float, step: float) -> bool:
-    """Whether so many draws at a time are made fast, for a grid of this step."""
+    """Whether so many draws at a time are made fast.
+
+    Args:
+        size: how many: whole blocks up to AT_ONCE, or less than one.
+        level: their standard deviation.
+        step: of the grid that they will be rounded to.
+    """
     whole = size % BLOCK == 0 or size < BLOCK
     ordinary = 1 / _LEVELS <= level <= _LEVELS
     return 0 < size <= AT_ONCE and whole and ordinary and ERROR * level <= _COARSE * step

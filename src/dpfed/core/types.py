@@ -263,12 +263,8 @@ class Channel(NamedTuple):
 
     def planned(self, rounds: int, spare: int = 0) -> int:
         """How many releases so many rounds make, and spare attempts, each at the costliest one."""
-        total, most = 0, 0
-        for length, releases in self.phases:
-            used = rounds if length is None else min(length, rounds)
-            total, rounds = total + used * releases, rounds - used
-            most = max(most, releases) if used else most
-        return total + spare * most
+        each = [self.releases(at) for at in range(rounds)]
+        return sum(each) + spare * max(each, default=0)
 
     def releases(self, round: int) -> int:
         """How many are made in a round."""

@@ -42,8 +42,7 @@ from dpfed.core.types import Adjacency, Release, State, Trust, Unit
 from dpfed.mechanisms._noise import FreshNoise
 
 if TYPE_CHECKING:
-    from dpfed.core.grid import Floats
-    from dpfed.core.normals import Draws
+    from dpfed.core.grid import Drawn
     from dpfed.core.randomness import Stream
     from dpfed.core.types import Rows, Total
 
@@ -87,7 +86,7 @@ class Gaussian(FreshNoise):
             part.add_(pack(zeros, self.step, lambda size: self._noise(size, rng)))
         return Release(total.vector, self.std, self.step), state
 
-    def _noise(self, size: int, rng: Stream) -> Draws | Floats:
+    def _noise(self, size: int, rng: Stream) -> Drawn:
         return rng.draws(size, self.std, self.step)
 
 
