@@ -23,6 +23,8 @@ from dpfed.core import (
     Unit,
     stateless,
 )
+from dpfed.core.stacked import releases
+from dpfed.core.types import Rows
 
 PAPER = "McMahan et al. 2017; Nair et al. 2026 (DP-FedGD)"
 
@@ -30,10 +32,14 @@ PAPER = "McMahan et al. 2017; Nair et al. 2026 (DP-FedGD)"
 def gradient() -> ClientAlgorithm:
     """DP-FedGD's client: one clipped, noised gradient sum, sent as it is."""
 
+    def rows(broadcast: Broadcast, problem: Problem, unit: Unit) -> Rows:
+        return problem.rows(broadcast.params, unit)
+
     def work(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
     ) -> tuple[Reply, State]:
-        rows = problem.rows(broadcast.params, release.unit)
-        return {UPDATE: release(rows)}, state
+        return {UPDATE: release(rows(broadcast, problem, release.unit))}, state
 
-    return ClientAlgorithm(init=stateless, work=work, units=frozenset(Unit), sends_unmodified=True)
+    return ClientAlgorithm(
+        init=stateless, work=releases(work, rows), units=frozenset(Unit), sends_unmodified=True
+    )

@@ -89,6 +89,26 @@ def _round(values: Floats, whole: Floats, step: float) -> float:
     return largest
 
 
+def pack_lines(values: NDArray[np.float64], step: float) -> list[Vector]:
+    """Each line of a matrix as ``to_grid`` makes it; overwrites ``values``."""
+    import numpy as np
+    import torch
+
+    values *= 1.0 / step
+    np.rint(values, out=values)
+    largest = np.maximum(values.max(axis=1, initial=0.0), -values.min(axis=1, initial=0.0))
+    if not bool((largest < 2.0**62).all()):
+        raise BadRelease(
+            f"releases of size {largest.max() * step:.3g} do not fit a grid of step {step:.3g}; "
+            f"look for values that are not finite, or lower privacy.clip"
+        )
+    fits = largest < 2.0**31
+    if bool(fits.all()):
+        return list(torch.from_numpy(values.astype(np.int32)).unbind())
+    wide = torch.from_numpy(values.astype(np.int64)).unbind()
+    return [v.int() if small else v for v, small in zip(wide, fits.tolist(), strict=True)]
+
+
 def pack(
     values: torch.Tensor,
     step: float,

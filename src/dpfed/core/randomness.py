@@ -24,6 +24,7 @@ import hashlib
 import math
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -130,5 +131,11 @@ def derive(seed: int, purpose: str, *fields: int | str) -> bytes:
         purpose: what the key is for, such as "release".
         *fields: what sets this key apart from others of the purpose, in a fixed order.
     """
-    texts = [f"{type(part).__name__}:{part}".encode() for part in (seed, purpose, *fields)]
-    return hashlib.sha256(b"".join(b"%d:%b" % (len(text), text) for text in texts)).digest()
+    return hashlib.sha256(b"".join([_text(p) for p in (seed, purpose, *fields)])).digest()
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _text(part: int | str) -> bytes:
+    """A field with its type and length; most are those of the stream before."""
+    text = f"{type(part).__name__}:{part}".encode()
+    return b"%d:%b" % (len(text), text)

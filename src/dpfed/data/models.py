@@ -25,9 +25,10 @@ and changes no other record's row. What works for no record is refused when a pr
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.nn import functional
@@ -42,6 +43,9 @@ from dpfed.core.types import Problem, Rows, Unit, Vector
 from dpfed.core.vector import Layout
 from dpfed.data._checks import require_groups
 from dpfed.data.datasets import Records
+
+if TYPE_CHECKING:
+    from dpfed.data.stacks import LinearStack
 
 
 @dataclass(frozen=True)
@@ -364,6 +368,22 @@ class LinearProblem:
     def _residual(self, params: Vector) -> torch.Tensor:
         residual = _LINKS[self.model.link].residual(self._scores(params).T, self._labels)
         return residual[: len(self.y)]
+
+    def residual_of(self, params: Vector, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Of records of any clients of this model, [records, outputs]: of each as it is alone."""
+        scores = self.model.matrix(params) @ whole_blocks(x).T
+        return _LINKS[self.model.link].residual(scores.T, whole_blocks(y))[: len(y)]
+
+    @cached_property
+    def stack_key(self) -> Hashable:
+        """The model, how many records, and their types."""
+        return self.model, self.y.shape, self.x.dtype, self.y.dtype
+
+    def stack(self, problems: Sequence[LinearProblem]) -> LinearStack:
+        """Problems of this one's key as one."""
+        from dpfed.data.stacks import LinearStack
+
+        return LinearStack(problems)
 
     def rows(self, params: Vector, unit: Unit) -> Rows:
         """Residual x feature per record; by group, or the client's mean as one row."""

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Self
 
 from dpfed.core.checks import refuse
 from dpfed.core.errors import BadRelease, RecipeError
-from dpfed.core.grid import pack
+from dpfed.core.grid import pack, pack_lines
 from dpfed.core.participation import Participation
 from dpfed.core.sampling import EVERYONE
-from dpfed.core.types import Adjacency, Trust, Unit
+from dpfed.core.types import Adjacency, Release, Trust, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from dpfed.core.sampling import Sampling
+    from dpfed.core.stacked import BoundedSums
     from dpfed.core.types import BoundedSum, Rows, Total, Vector
 
 
@@ -100,12 +101,16 @@ class GaussianNoise:
     def bounded(self, rows: Rows) -> BoundedSum:
         """The clipped sum of the rows, if it keeps the bounds that are accounted for."""
         made = rows.clipped_sum(self.clip)
+        self.check_bounds(made)
+        return made
+
+    def check_bounds(self, made: BoundedSum | BoundedSums) -> None:
+        """Refuse sums whose bounds are not those that are accounted for."""
         if not (made.bound <= self.clip and made.replace_bound <= self.replace_bound):
             raise BadRelease(
                 f"rows must be bounded by {self.clip} (replace_bound {self.replace_bound}), got "
                 f"{made.bound} ({made.replace_bound}); give the mechanism these bounds"
             )
-        return made
 
     def rounded(self, rows: Rows, step: float) -> Vector:
         """The clipped sum on a grid, where noise comes later: shorter by what rounding may add.
@@ -114,14 +119,26 @@ class GaussianNoise:
         where the server rounds it again after a weight.
         """
         vector = self.bounded(rows).vector
-        lost = 2 * step * math.sqrt(vector.numel()) / self.clip
+        return pack(vector, step, factor=self._shorter(vector.numel(), step))
+
+    def _shorter(self, size: int, step: float) -> float:
+        lost = 2 * step * math.sqrt(size) / self.clip
         if not lost < 0.5:
             raise BadRelease(
                 f"a step of the grid must be below clip / (4 sqrt(size)), got {step:.3g} for a "
-                f"clip of {self.clip:.3g} and size {vector.numel()}; use less noise, or "
+                f"clip of {self.clip:.3g} and size {size}; use less noise, or "
                 f"mechanism 'gaussian' with local trust"
             )
-        return pack(vector, step, factor=1 - lost)
+        return 1 - lost
+
+    def rounded_many(self, sums: BoundedSums, step: float) -> list[Release] | None:
+        """Several clients' releases where the server adds the noise; None where clients do."""
+        if self.trust is not Trust.CENTRAL or self.sampling != EVERYONE:
+            return None
+        self.check_bounds(sums)
+        values = sums.matrix.numpy().astype("float64")
+        values *= self._shorter(values.shape[1], step)
+        return [Release(vector, 0.0, step) for vector in pack_lines(values, step)]
 
     def noise_multiplier(self, shares: float | None = None) -> float:
         """Noise over sensitivity, in dp_accounting's convention: it doubles for replace-one."""

@@ -52,9 +52,12 @@ from dpfed.mechanisms._toeplitz import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dp_accounting import DpEvent
 
     from dpfed.core.randomness import Stream
+    from dpfed.core.stacked import BoundedSums
     from dpfed.core.types import Rows, Total, Vector
 
 PAPER = "Dvijotham et al. 2024; McMahan et al. 2024 (BLT)"
@@ -112,6 +115,13 @@ class Blt(GaussianNoise):
         noise, state = self._advance(bounded.vector.numel(), state, rng)
         vector = pack(noise.add_(bounded.vector), self.step)
         return Release(vector, self._std_at(state.t), self.step), state
+
+    def release_many(
+        self, sums: BoundedSums, streams: Callable[[int], Stream]
+    ) -> list[Release] | None:
+        """Several clients' releases where the server adds the noise."""
+        del streams
+        return self.rounded_many(sums, self.step)
 
     def finish(self, total: Total, state: Buffers, rng: Stream) -> tuple[Release, Buffers]:
         """Add the server's noise under CENTRAL; otherwise the clients' noises are in the total."""

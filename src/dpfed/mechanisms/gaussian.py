@@ -37,14 +37,17 @@ from typing import TYPE_CHECKING
 
 from dpfed.core.grid import EXACT_BITS, NOISY_BITS, pack, step_below
 from dpfed.core.participation import Participation
-from dpfed.core.sampling import drawn
+from dpfed.core.sampling import EVERYONE, drawn
 from dpfed.core.types import Adjacency, Release, State, Trust, Unit
 from dpfed.mechanisms._noise import FreshNoise
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dpfed.core.grid import Drawn
     from dpfed.core.randomness import Stream
-    from dpfed.core.types import Rows, Total
+    from dpfed.core.stacked import BoundedSums
+    from dpfed.core.types import Rows, Total, Vector
 
 _BLOCK = 1 << 14
 
@@ -70,9 +73,21 @@ class Gaussian(FreshNoise):
         taking_part = drawn(rows, self.sampling, rng)
         if self.trust is Trust.CENTRAL:  # there the server adds the noise
             return Release(self.rounded(taking_part, self.step), 0.0, self.step), state
-        vector = self.bounded(taking_part).vector
+        return self._with_noise(self.bounded(taking_part).vector, rng), state
+
+    def _with_noise(self, vector: Vector, rng: Stream) -> Release:
         noisy = pack(vector, self.step, lambda size: self._noise(size, rng))
-        return Release(noisy, self.std, self.step), state
+        return Release(noisy, self.std, self.step)
+
+    def release_many(
+        self, sums: BoundedSums, streams: Callable[[int], Stream]
+    ) -> list[Release] | None:
+        """Each line's release; where clients add noise, with a share of its own."""
+        if self.trust is Trust.CENTRAL or self.sampling != EVERYONE:
+            return self.rounded_many(sums, self.step)
+        self.check_bounds(sums)
+        lines = enumerate(sums.matrix.unbind())
+        return [self._with_noise(vector, streams(line)) for line, vector in lines]
 
     def finish(self, total: Total, state: State, rng: Stream) -> tuple[Release, State]:
         """Add the server's noise to the total under CENTRAL; otherwise it is private already."""

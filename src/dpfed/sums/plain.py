@@ -81,6 +81,11 @@ class Plain:
     release_stage: str = "reply"
 
     @property
+    def sends_releases(self) -> bool:
+        """A client's messages are its releases, whoever it is and whatever the round."""
+        return True
+
+    @property
     def against(self) -> str:
         """No server: it reads each term."""
         return "curious"
@@ -153,7 +158,7 @@ class Plain:
 
     def add(self, session: Adder, client: int, messages: Messages) -> Adder:
         """Check a client's messages and add each, scaled by the client's public weight."""
-        if set(messages) != set(session.channels):
+        if messages.keys() != session.channels.keys():
             due = sorted(session.channels)
             raise BadReply(f"a reply must be on {due}, got {sorted(messages)}; {_SAME_PLAN}")
         if client in session.clients:
@@ -208,7 +213,8 @@ def _decode(message: bytes, size: int) -> Integers:
 def _check_range(integers: Integers, limit: float) -> None:
     if integers.itemsize == 4 and limit >= 2.0**31:
         return
-    largest = max(-int(integers.min(initial=0)), int(integers.max(initial=0)))
+    least, most = np.minimum.reduce(integers, initial=0), np.maximum.reduce(integers, initial=0)
+    largest = max(-int(least), int(most))
     if largest > limit:
         raise BadReply(
             f"a reply must hold at most {limit:.3g}, so that no sum can wrap, got {largest}; "

@@ -163,8 +163,13 @@ def answer(
     try:
         return _answer(plan, broadcast, stage, requests, client)
     except Exception as error:
-        log.exception("client %d could not answer round %d", client.client, broadcast.round)
-        return ClientRefused(wire_name(error)), client
+        return refusal(broadcast, client, error), client
+
+
+def refusal(broadcast: Broadcast, client: ClientState, error: Exception) -> ClientRefused:
+    """What leaves where a client cannot answer: a class name; the rest is in its own log."""
+    log.error("client %d could not answer round %d", client.client, broadcast.round, exc_info=error)
+    return ClientRefused(wire_name(error))
 
 
 def _answer(
@@ -179,17 +184,17 @@ def _answer(
     context = plan.sum_context(broadcast, client.client, client.signer)
     if stage == plan.sum.release_stage:
         try_out(plan, broadcast, client)
-        plan.sum.answer(stage, requests, _blank(plan, broadcast), client.secret, context)
+        plan.sum.answer(stage, requests, blank(plan, broadcast), client.secret, context)
         if client.ledger:  # on the disk before any noise is drawn
             entered = client.ledger.begin(plan, broadcast, client)
-        reply, client = _reply(plan, broadcast, client, PricedReleaser(plan, broadcast, client))
+        reply, client = reply_of(plan, broadcast, client, PricedReleaser(plan, broadcast, client))
     messages, secret = plan.sum.answer(stage, requests, reply, client.secret, context)
     if client.ledger and entered:  # what is not confirmed counts as spent, too
         client.ledger.confirm(entered)
     return messages, replace(client, secret=secret)
 
 
-def _blank(plan: Plan, broadcast: Broadcast) -> Reply:
+def blank(plan: Plan, broadcast: Broadcast) -> Reply:
     """One zero per channel, to try what the sum is asked for: a refusal then costs nothing."""
     zero = torch.zeros(1, dtype=torch.int32)
     return {name: Release(zero, 0.0, plan.step(name)) for name in plan.due(broadcast.round)}
@@ -209,15 +214,15 @@ def make_reply(
     if not isinstance(release, PricedReleaser):
         return _work(plan, broadcast, client, release)
     try_out(plan, broadcast, client)
-    return _reply(plan, broadcast, client, release)
+    return reply_of(plan, broadcast, client, release)
 
 
-def _reply(
+def reply_of(
     plan: Plan, broadcast: Broadcast, client: ClientState, release: PricedReleaser
 ) -> tuple[Reply, ClientState]:
     """What the algorithm makes of the data; zero rows if that fails, whatever the reason."""
     try:
-        with _flushing():
+        with flushing():
             return _work(plan, broadcast, client, release)
     except (Exception, SystemExit):  # from here on a refusal would tell something of the data
         log.exception(
@@ -338,7 +343,7 @@ _DENORMAL = 1e-310
 
 
 @contextmanager
-def _flushing() -> Iterator[None]:
+def flushing() -> Iterator[None]:
     """Denormal numbers are 0: with them one record could slow an answer down thirty times."""
     before = _DENORMAL * 2.0 == 0.0  # torch sets what it cannot tell
     torch.set_flush_denormal(True)

@@ -52,13 +52,15 @@ def drawn_clients(plan: Plan, round: int, attempt: int) -> tuple[int, ...]:
     if plan.pattern is not None:
         return tuple(i for i in everyone if plan.pattern.asks(i, round, plan.rounds))
     kept = plan.participation.draw(len(everyone), plan.noise.stream("cohort", round, attempt))
-    return everyone if kept is None else tuple(i for i in everyone if bool(kept[i]))
+    return everyone if kept is None else tuple(kept.nonzero().flatten().tolist())
 
 
 def noise_level(plan: Plan, channel: str) -> float:
     """The noise level of a channel's mean if everyone takes part."""
-    mechanism, weights = plan.channels[channel], plan.cohort(channel).values()
-    shares = plan.part_asked * math.fsum(w * w for w in weights)
+    mechanism, clients = plan.channels[channel], float(len(plan.nominal))
+    if plan.uneven:  # else each weight is 1
+        clients = math.fsum(w * w for w in plan.cohort(channel).values())
+    shares = plan.part_asked * clients
     added = 1 if mechanism.trust is Trust.CENTRAL else shares
     return mechanism.std * math.sqrt(added) / plan.denominator(channel)
 

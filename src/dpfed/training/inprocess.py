@@ -6,9 +6,10 @@ It exchanges the same bytes as any other engine, so that a run gives the same bi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from dpfed.core.errors import ClientRefused, DpfedError, RoundAborted, UnsoundPlan, wire_name
@@ -18,14 +19,15 @@ from dpfed.core.types import Broadcast, Problem, State, Vector
 from dpfed.core.vector import one_thread
 from dpfed.sums.secagg.identity import simulated
 from dpfed.training.account import Account
-from dpfed.training.answer import ClientState, answer
+from dpfed.training.answer import ClientState
+from dpfed.training.batched import answer_all
 from dpfed.training.checkpoint import Checkpoint, CommittedRound
 from dpfed.training.ending import nobody_takes_part
 from dpfed.training.loop import Step, train
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState, run_round, start
 
-_Reply = Callable[[int], Answer]
+_Replies = Callable[[Iterable[int]], Iterator[tuple[int, Answer]]]
 
 
 class Count:
@@ -56,12 +58,83 @@ class Count:
         """Nothing is left open."""
 
 
+class _Counts:
+    """The counts of very many clients: how often, and the last attempt; rounds only go forward."""
+
+    def __init__(self, clients: int) -> None:
+        self.made = np.zeros((clients, 3), np.int32)
+
+    def begin(self, plan: Plan, broadcast: Broadcast, client: ClientState) -> tuple[int, ...]:
+        """Enter an attempt; there are no rows to confirm."""
+        often, *last = self.made[client.client].tolist()
+        at = broadcast.round, broadcast.attempt
+        if often >= plan.attempts or (often and at <= tuple(last)):
+            raise UnsoundPlan(
+                f"attempts must be later than the last, and at most {plan.attempts}, as the plan "
+                f"accounts for, got {at} after {often}; make a new engine for a new training"
+            )
+        if plan.pattern is not None:
+            plan.pattern.refuse_beyond(broadcast.round, last[:1] * often)
+        self.made[client.client] = often + 1, *at
+        return ()
+
+    def confirm(self, rows: Iterable[int]) -> None:
+        """Nothing is left open."""
+
+
+class _OnDemand(MutableMapping[int, ClientState]):
+    """Clients whose problems are made when they are asked, and dropped after: memory stays flat.
+
+    A client that keeps nothing of its own (no state, no noise, no secret) takes 12 bytes.
+    """
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self._problems, self._counts = problems, _Counts(len(problems))
+        self._own: dict[int, ClientState] = {}
+        self._plain: ClientState | None = None  # what all that keep nothing have after a round
+
+    def __getitem__(self, client: int) -> ClientState:
+        if not 0 <= client < len(self):
+            raise KeyError(client)
+        kept = self._own.get(client)
+        if kept is None and self._counts.made[client, 0]:
+            kept = self._plain
+        kept = kept or ClientState(client, ledger=self._counts)
+        return replace(kept, client=client, problem=self._problems[client])
+
+    def __setitem__(self, client: int, state: ClientState) -> None:
+        keeps = (state.state, state.secret, *state.mechanisms.values())
+        if state.zeroed or not all(_is_empty(each) for each in keeps):
+            self._own[client] = replace(state, problem=None)
+            return
+        self._own.pop(client, None)
+        if state.mechanisms:
+            self._plain = self._plain or replace(state, problem=None)
+
+    def __delitem__(self, client: int) -> None:
+        raise KeyError(client)
+
+    def __contains__(self, client: object) -> bool:
+        return client in range(len(self))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+
+def _is_empty(kept: State) -> bool:
+    return kept is None or (isinstance(kept, tuple | bytes) and not kept)
+
+
 class InProcess:
     """A transport to clients of this process: it keeps what they keep.
 
     Args:
         plan: what is done, and what it costs.
-        problems: the clients' data, by client index.
+        problems: the clients' data, by client index; of a sequence that is no list or tuple, each
+            is taken when its client is asked, and not kept.
         ledger: where releases are entered; all clients of a round in one commit.
     """
 
@@ -73,10 +146,12 @@ class InProcess:
         signers = simulated(count) if plan.sum.hides_terms else [None] * count
         self.plan, self.ledger = plan, ledger
         self.roster: Verifier | None = signers[0] if signers else None
-        self.clients = {
-            i: ClientState(i, problem, signer=signers[i], ledger=Count())
-            for i, problem in enumerate(problems)
-        }
+        self.clients: MutableMapping[int, ClientState] = {}
+        if isinstance(problems, list | tuple) or plan.sum.hides_terms:
+            for i, problem in enumerate(problems):
+                self.clients[i] = ClientState(i, problem, signer=signers[i], ledger=Count())
+        else:
+            self.clients = _OnDemand(problems)
         self.refusals: list[DpfedError] = []
         """Why clients were not entered in the ledger: the sentences, which stay in this process."""
         self._out: dict[int, DpfedError] | None = None  # those who cannot pay for all of it
@@ -95,35 +170,37 @@ class InProcess:
         self, broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
     ) -> Iterable[tuple[int, Answer]]:
         """Ask those who are here, one after the other; others are silent."""
-        plan = self.plan
 
-        def reply(client: int) -> Answer:
-            asked = {name: to[client] for name, to in requests.items() if client in to}
-            found, self.clients[client] = answer(
-                plan, broadcast, stage, asked, self.clients[client]
-            )
-            return found
+        def replies(clients: Iterable[int]) -> Iterator[tuple[int, Answer]]:
+            orders = [(self.clients[client], _asked(requests, client)) for client in clients]
+            for found, client in answer_all(self.plan, broadcast, stage, orders):
+                self.clients[client.client] = client
+                yield client.client, found
 
-        clients = sorted(set().union(*requests.values()) & set(self.clients) - set(self._out or ()))
-        if self.ledger and stage == plan.sum.release_stage:
+        asked = set().union(*requests.values()) - set(self._out or ())
+        clients = sorted(client for client in asked if client in self.clients)
+        if self.ledger and stage == self.plan.sum.release_stage:
             states = [self.clients[client] for client in clients]
-            entered = self.ledger.begin_all(plan, broadcast, states)
-            return self._answers(self.ledger, entered, reply)
-        return ((client, reply(client)) for client in clients)
+            entered = self.ledger.begin_all(self.plan, broadcast, states)
+            return self._answers(self.ledger, entered, replies)
+        return replies(clients)
 
     def _answers(
-        self, ledger: Account, entered: Mapping[int, tuple[int, ...] | DpfedError], reply: _Reply
+        self,
+        ledger: Account,
+        entered: Mapping[int, tuple[int, ...] | DpfedError],
+        replies: _Replies,
     ) -> Iterator[tuple[int, Answer]]:
         """The answers of those whose round is entered; confirmed in one commit at the end."""
         made: list[int] = []
         refused = {client: e for client, e in entered.items() if isinstance(e, DpfedError)}
         self._say_refusals(refused, len(entered))
-        for client, rows in entered.items():
-            if isinstance(rows, DpfedError):
-                yield client, ClientRefused(wire_name(rows))
-                continue
-            found = reply(client)
-            made += () if isinstance(found, ClientRefused) else rows
+        for client, error in refused.items():
+            yield client, ClientRefused(wire_name(error))
+        for client, found in replies(client for client in entered if client not in refused):
+            rows = entered[client]
+            if not isinstance(found, ClientRefused) and not isinstance(rows, DpfedError):
+                made += rows
             yield client, found
         ledger.confirm(made)
 
@@ -154,6 +231,10 @@ class InProcess:
             self.clients[client] = replace(
                 kept, state=state, mechanisms=mechanisms, secret=bytes(secret.tolist())
             )
+
+
+def _asked(requests: Mapping[str, Mapping[int, bytes]], client: int) -> dict[str, bytes]:
+    return {name: to[client] for name, to in requests.items() if client in to}
 
 
 def rounds(

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of many small clients, clipped in one pass: with the bits of each client's own rows.
+
+An engine that has many clients in one process stacks those of one model and one number of records
+(training/batched.py). Here is what a problem, an algorithm and a mechanism offer for that, and the
+arithmetic of a stack.
+
+Guarantee: line i of ``clipped_sums`` is the ``clipped_sum`` of client i's own rows, to the last
+bit. Products of matrices are batched where the library then rounds as it does for each alone, which
+is tried once for a shape; else they are made client by client. All other operations are on single
+numbers, or sums along an axis that lies in memory as it does for one client.
+
+| edge case                                   | what happens                            |
+|---------------------------------------------|-----------------------------------------|
+| a client with a number that is not finite   | not ``usable``: it is made alone        |
+| a clip or sizes at which one client's rows  | nobody is ``usable``                    |
+| are added up in several pieces              |                                         |
+| an algorithm whose work was wrapped or      | ``rows_of`` knows nothing of it: one by |
+| replaced                                    | one                                     |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol, TypeAlias, runtime_checkable
+from weakref import WeakKeyDictionary
+
+import torch
+
+from dpfed.core.clipping import checked_clip, clip_factors
+from dpfed.core.randomness import Stream
+from dpfed.core.types import BoundedSum, Broadcast, Problem, Release, Rows, Unit, Work
+
+RowsOf: TypeAlias = Callable[[Broadcast, Problem, Unit], Rows]
+"""What an algorithm releases, where that is all it does."""
+
+_rows: WeakKeyDictionary[Work, RowsOf] = WeakKeyDictionary()  # a wrapper of work is another work
+
+
+def releases(work: Work, rows: RowsOf) -> Work:
+    """The same work, known to be one release of ``rows`` on the update channel, without a state."""
+    _rows[work] = rows
+    return work
+
+
+def rows_of(work: Work) -> RowsOf | None:
+    """What the work releases, where it is known to be one release."""
+    return _rows.get(work)
+
+
+@runtime_checkable
+class Stackable(Protocol):
+    """A problem that can be computed together with others of the same ``stack_key``."""
+
+    @property
+    def stack_key(self) -> Hashable:
+        """What problems must share to be stacked: model, types, and how many records."""
+
+    def stack(self, problems: Sequence[Problem]) -> Problem:
+        """Problems of this one's key as one, whose rows are ``StackedRows``."""
+
+
+@dataclass(frozen=True, eq=False)
+class BoundedSums:
+    """The ``BoundedSum`` of each client of a stack, line by line. Sensitive."""
+
+    matrix: torch.Tensor
+    bound: float
+    replace_bound: float
+    usable: torch.Tensor
+    """Which lines are right; the others' clients are made alone."""
+
+
+@runtime_checkable
+class StackedRows(Protocol):
+    """Rows of several clients."""
+
+    def clipped_sums(self, clip: float) -> BoundedSums:
+        """Each client's clipped sum."""
+
+
+@runtime_checkable
+class ReleasesMany(Protocol):
+    """A mechanism that can make several clients' releases in one pass."""
+
+    def release_many(
+        self, sums: BoundedSums, streams: Callable[[int], Stream]
+    ) -> list[Release] | None:
+        """The ``release`` of each line, with the noise of its own stream; None: one by one."""
+
+
+_PIECE = 1 << 18  # numbers that one client's rows are clipped and added up in one piece of
+_TALL = 1 << 15
+_PLAIN = 2.0**100  # within it, one or two rows in single precision have a sum in it
+
+
+class _Stack:
+    """What both kinds share: rows are Rows, and make no sum of several clients."""
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        """Refused: a sum over clients would be clipped as if it were one client's."""
+        del clip
+        raise TypeError("rows of several clients have no common sum; use clipped_sums")
+
+
+@dataclass(frozen=True, eq=False)
+class StackedDense(_Stack):
+    """One row for each client, [clients, d]: as ``Dense`` of one row each."""
+
+    matrix: torch.Tensor
+
+    def clipped_sums(self, clip: float) -> BoundedSums:
+        """Each row, clipped."""
+        bound = checked_clip(clip)
+        wide = self.matrix.double()
+        norms = (wide * wide).sum(dim=1).sqrt_()
+        fits = self.matrix.dtype == torch.float32 and self.matrix.shape[1] <= _PIECE
+        usable = torch.isfinite(norms) & (fits and 1 / _PLAIN <= bound <= _PLAIN)
+        wide.mul_(clip_factors(norms, bound)[:, None])
+        return BoundedSums(wide.to(self.matrix.dtype), bound, 2 * bound, usable)
+
+
+@dataclass(frozen=True, eq=False)
+class StackedOuter(_Stack):
+    """As many records for each client, as ``Outer`` of each: gradients of one linear layer.
+
+    ``residual`` is [clients, outputs, records], ``feature`` [clients, records, inputs].
+    """
+
+    residual: torch.Tensor
+    feature: torch.Tensor
+    feature_norms: torch.Tensor
+    bias: bool = True
+
+    def clipped_sums(self, clip: float) -> BoundedSums:
+        """Scale each residual by its row's factor; one product for each client makes the sum."""
+        bound = checked_clip(clip)
+        records = self.feature.shape[1]
+        left = self.residual.double().contiguous()
+        norms = (left * left).sum(dim=1).sqrt_().mul_(self.feature_norms)
+        usable = torch.isfinite(norms.sum(dim=1)) & self._in_one_piece
+        left.mul_(clip_factors(norms, bound)[:, None, :])
+        sums = stacked_vectors(products(left, self.feature.double()), self.bias)
+        if records <= 2 and 1 / _PLAIN <= bound <= _PLAIN:
+            sums = sums.to(self.residual.dtype)
+        return BoundedSums(sums, bound, 2 * bound, usable)
+
+    @property
+    def _in_one_piece(self) -> bool:
+        records, wide = self.feature.shape[1], max(self.feature.shape[2], self.residual.shape[1])
+        return (
+            0 < records <= _TALL
+            and records * wide <= _PIECE
+            and self.residual.dtype == self.feature.dtype == torch.float32
+            and self.feature_norms.dtype == torch.float64
+        )
+
+
+def products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The product of each pair of matrices, as it is alone: a batched one may round otherwise."""
+    rows, inner, columns = *left.shape[1:], right.shape[2]
+    if _batched_alike(rows, inner, columns, left.dtype):
+        return torch.bmm(left, right)
+    return _one_by_one(left, right)
+
+
+@lru_cache(maxsize=1024)
+def _batched_alike(rows: int, inner: int, columns: int, dtype: torch.dtype) -> bool:
+    """Whether the library's batched product has the bits of single ones, for such matrices.
+
+    How it adds up follows from shapes, not from numbers: three pairs of full mantissas tell.
+    """
+    wave = torch.arange(3 * inner * max(rows, columns), dtype=torch.float64).sin().to(dtype)
+    left = wave[: 3 * rows * inner].view(3, rows, inner)
+    right = wave[: 3 * inner * columns].view(3, inner, columns)
+    return torch.equal(torch.bmm(left, right), _one_by_one(left, right))
+
+
+def _one_by_one(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    made = left.new_empty(len(left), left.shape[1], right.shape[2])
+    for one, other, out in zip(left.unbind(), right.unbind(), made.unbind(), strict=True):
+        torch.mm(one, other, out=out)
+    return made
+
+
+def stacked_vectors(matrices: torch.Tensor, bias: bool) -> torch.Tensor:
+    """[clients, outputs, inputs (+ 1)] as nn.Linear's weight, then bias, line by line."""
+    if not bias:
+        return matrices.flatten(1)
+    return torch.cat([matrices[:, :, :-1].flatten(1), matrices[:, :, -1]], dim=1)

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many clients of one process in a few passes: the answers that each would give alone, bit for bit.
+
+    orders -> by kind of problem -> entered one by one -> rows, clip, noise, grid of all -> bytes
+
+A small client costs calls, not arithmetic. Where an algorithm is one release of rows, a problem can
+be stacked and a mechanism makes several releases (core/stacked.py), the rows of many clients are
+made and clipped together. All else goes through ``answer``, one by one.
+
+Guarantee: what leaves, what a client keeps, and what it refuses are those of ``answer``. Each
+client is asked by the sum, enters its own ledger, and has noise under its own key, in that order.
+
+| edge case                                         | what happens                             |
+|---------------------------------------------------|------------------------------------------|
+| metrics are due, a stage without a release, a     | ``answer``                               |
+| wrapped algorithm, groups, drawn records, a sum   |                                          |
+| with keys                                         |                                          |
+| a client's ledger or sum refuses                  | it alone is left out                     |
+| one client has a number that is not finite        | it is made alone, as ``answer`` does     |
+| anything raises in a pass                         | its clients are made alone               |
+| this machine rounds a stack otherwise (tried once | those of that kind are made alone        |
+| for a kind: its first and last client)            |                                          |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+
+from dpfed.core.log import log
+from dpfed.core.randomness import Stream
+from dpfed.core.stacked import (
+    BoundedSums,
+    ReleasesMany,
+    RowsOf,
+    Stackable,
+    StackedRows,
+    rows_of,
+)
+from dpfed.core.sum_protocol import Answer, Messages
+from dpfed.core.types import UPDATE, Broadcast, Release, Reply, Unit
+from dpfed.training.answer import (
+    ClientState,
+    PricedReleaser,
+    answer,
+    blank,
+    flushing,
+    refusal,
+    reply_of,
+    try_out,
+)
+from dpfed.training.plan import Plan
+
+NUMBERS = 1 << 17
+"""Of the releases of one pass: they stay in cache, and memory does not grow with clients."""
+
+FEW = 2
+"""Clients of a kind below which a pass is not worth it."""
+
+NOBODY = -1
+"""The client in whose name a pass asks a sum that does not look at names."""
+
+Order = tuple[ClientState, Messages]
+"""A client, and what the sum asks of it."""
+
+
+class _Entered(NamedTuple):
+    """A client that may release."""
+
+    place: int
+    client: ClientState
+    asked: Messages
+    rows: tuple[int, ...]
+    """Of its ledger."""
+
+
+def answer_all(
+    plan: Plan, broadcast: Broadcast, stage: str, orders: Sequence[Order]
+) -> Iterator[tuple[Answer, ClientState]]:
+    """The clients' answers to one stage, in their order.
+
+    Args:
+        plan: what the clients have agreed to.
+        broadcast: what the server published for the round.
+        stage: the stage of the plan's sum.
+        orders: who is asked for what.
+    """
+    if not _fits(plan, broadcast, stage):
+        for client, asked in orders:
+            yield answer(plan, broadcast, stage, asked, client)
+        return
+    many = max(1, NUMBERS // max(1, broadcast.params.numel()))
+    for start in range(0, len(orders), many):
+        yield from _Pass(plan, broadcast).run(orders[start : start + many])
+
+
+def _fits(plan: Plan, broadcast: Broadcast, stage: str) -> bool:
+    """Whether clients of this plan can be made together in this round at all."""
+    return (
+        stage == plan.sum.release_stage
+        and getattr(plan.sum, "sends_releases", False)
+        and plan.update.unit is not Unit.GROUP
+        and plan.due(broadcast.round) == [UPDATE] == list(plan.channels)
+        and plan.releases(UPDATE, broadcast.round) == 1
+        and rows_of(plan.client.work) is not None
+        and isinstance(plan.update, ReleasesMany)
+    )
+
+
+class _Pass:
+    """Some clients' answers at the release stage."""
+
+    def __init__(self, plan: Plan, broadcast: Broadcast) -> None:
+        self.plan, self.broadcast = plan, broadcast
+        self.stage = plan.sum.release_stage
+        self.nothing = blank(plan, broadcast)
+        self.fresh = plan.mechanism_states(broadcast.params.numel())
+        self.context = plan.sum_context(broadcast, NOBODY)  # such a sum does not look at it
+
+    def run(self, orders: Sequence[Order]) -> list[tuple[Answer, ClientState]]:
+        """The answers, in the order of the orders."""
+        found: dict[int, tuple[Answer, ClientState]] = {}
+        for places in _by_kind(orders):
+            if self._can_be_tried(orders[places[0]][0]):
+                found.update(self._together({place: orders[place] for place in places}))
+        for place, (client, asked) in enumerate(orders):
+            if place not in found:
+                found[place] = answer(self.plan, self.broadcast, self.stage, asked, client)
+        return [found[place] for place in range(len(orders))]
+
+    def _can_be_tried(self, first: ClientState) -> bool:
+        """Whether the rehearsal passes: all of a kind have one model. If not, each refuses."""
+        try:
+            try_out(self.plan, self.broadcast, first)
+        except Exception:  # ``answer`` raises it again, and says it
+            return False
+        return True
+
+    def _together(
+        self, orders: Mapping[int, Order]
+    ) -> Iterator[tuple[int, tuple[Answer, ClientState]]]:
+        entered: list[_Entered] = []
+        for place, (client, asked) in orders.items():
+            try:
+                entered.append(self._enter(place, client, asked))
+            except Exception as error:
+                yield place, (refusal(self.broadcast, client, error), client)
+        releases = self._releases([each.client for each in entered])
+        for each, release in zip(entered, releases, strict=True):
+            yield each.place, self._sent(each, release)
+
+    def _enter(self, place: int, client: ClientState, asked: Messages) -> _Entered:
+        """As ``answer``: the sum may refuse at no cost, then the ledger, before noise is drawn."""
+        self.plan.sum.answer(self.stage, asked, self.nothing, client.secret, self.context)
+        rows = client.ledger.begin(self.plan, self.broadcast, client) if client.ledger else ()
+        return _Entered(place, client, asked, rows)
+
+    def _sent(self, each: _Entered, release: Release | None) -> tuple[Answer, ClientState]:
+        """The client's messages, and what it keeps."""
+        try:
+            reply, client = self._reply(each.client, release)
+            messages, secret = self.plan.sum.answer(
+                self.stage, each.asked, reply, client.secret, self.context
+            )
+            if client.ledger and each.rows:
+                client.ledger.confirm(each.rows)
+        except Exception as error:
+            return refusal(self.broadcast, each.client, error), each.client
+        return messages, client if secret == client.secret else replace(client, secret=secret)
+
+    def _reply(self, client: ClientState, release: Release | None) -> tuple[Reply, ClientState]:
+        if release is None:
+            door = PricedReleaser(self.plan, self.broadcast, client)
+            return reply_of(self.plan, self.broadcast, client, door)
+        if client.state is None or client.mechanisms.keys() != self.fresh.keys():
+            state = self.plan.client.init(self.broadcast.params)
+            known = state if client.state is None else client.state
+            states = {**self.fresh, **client.mechanisms} if client.mechanisms else self.fresh
+            client = replace(client, state=known, mechanisms=states)
+        return {UPDATE: release}, client
+
+    def _releases(self, clients: Sequence[ClientState]) -> Sequence[Release | None]:
+        """Of each client; None where it has to be made alone."""
+        alone: list[Release | None] = [None] * len(clients)
+        if len(clients) < FEW:
+            return alone
+        try:
+            with flushing():
+                sums = self._sums(clients)
+                made = sums and self._released(clients, sums)
+        except Exception:  # what is wrong with one client's data is its own
+            log.debug("clients of a pass are made one by one", exc_info=True)
+            return alone
+        if not sums or not made:
+            return alone
+        usable = sums.usable.tolist()
+        return [one if right else None for one, right in zip(made, usable, strict=True)]
+
+    def _sums(self, clients: Sequence[ClientState]) -> BoundedSums | None:
+        """Each client's clipped sum; None where this machine does not round it as alone."""
+        problems = [client.problem for client in clients if client.problem is not None]
+        first, rows = problems[0], rows_of(self.plan.client.work)
+        assert isinstance(first, Stackable) and rows is not None  # noqa: PT018, S101
+        stack = rows(self.broadcast, first.stack(problems), self.plan.update.unit)
+        if not isinstance(stack, StackedRows):
+            return None
+        sums = stack.clipped_sums(self.plan.update.clip)
+        return sums if self._same_bits(first.stack_key, clients, sums, rows) else None
+
+    def _same_bits(
+        self, kind: Hashable, clients: Sequence[ClientState], sums: BoundedSums, rows: RowsOf
+    ) -> bool:
+        """Whether the first and the last client have the sums that they have alone."""
+        known = _agreed.setdefault(self.plan, {})
+        if kind not in known:
+            ends = [at for at in (0, len(clients) - 1) if bool(sums.usable[at])]
+            known[kind] = all(self._alone(clients[at], rows, sums.matrix[at]) for at in ends)
+        return known[kind]
+
+    def _alone(self, client: ClientState, rows: RowsOf, line: torch.Tensor) -> bool:
+        assert client.problem is not None  # noqa: S101
+        made = rows(self.broadcast, client.problem, self.plan.update.unit)
+        vector = made.clipped_sum(self.plan.update.clip).vector
+        return vector.dtype == line.dtype and torch.equal(vector, line)
+
+    def _released(
+        self, clients: Sequence[ClientState], sums: BoundedSums
+    ) -> Sequence[Release] | None:
+        plan, at = self.plan, self.broadcast
+        assert isinstance(plan.update, ReleasesMany)  # noqa: S101
+
+        def stream(line: int) -> Stream:
+            who = clients[line].client
+            return plan.noise.stream("release", at.round, who, at.attempt, UPDATE, 0)
+
+        if not bool(sums.usable.all()):
+            sums = replace(sums, matrix=torch.where(sums.usable[:, None], sums.matrix, 0.0))
+        return plan.update.release_many(sums, stream)
+
+
+_agreed: WeakKeyDictionary[Plan, dict[Hashable, bool]] = WeakKeyDictionary()
+
+
+def _by_kind(orders: Sequence[Order]) -> list[list[int]]:
+    """The places of clients whose problems can be stacked, by kind."""
+    kinds: dict[Hashable, list[int]] = {}
+    for place, (client, _) in enumerate(orders):
+        problem: Any = client.problem
+        if _stacks(type(problem)):
+            kinds.setdefault((type(problem), problem.stack_key), []).append(place)
+    return list(kinds.values())
+
+
+@cache
+def _stacks(kind: type) -> bool:
+    """Looked up once for a class: to ask each problem takes longer than its gradient."""
+    return hasattr(kind, "stack") and hasattr(kind, "stack_key")
