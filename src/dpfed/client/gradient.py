@@ -38,7 +38,8 @@ def gradient() -> ClientAlgorithm:
     def work(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
     ) -> tuple[Reply, State]:
-        return {UPDATE: release(rows(broadcast, problem, release.unit))}, state
+        found = rows(broadcast, problem, release.unit)
+        return {UPDATE: release(found)}, state
 
     return ClientAlgorithm(
         init=stateless, work=releases(work, rows), units=frozenset(Unit), sends_unmodified=True

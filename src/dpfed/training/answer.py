@@ -167,7 +167,13 @@ def answer(
 
 
 def refusal(broadcast: Broadcast, client: ClientState, error: Exception) -> ClientRefused:
-    """What leaves where a client cannot answer: a class name; the rest is in its own log."""
+    """What leaves where a client cannot answer: a class name; the rest is in its own log.
+
+    Args:
+        broadcast: what the server published for the round.
+        client: who cannot answer.
+        error: why.
+    """
     log.error("client %d could not answer round %d", client.client, broadcast.round, exc_info=error)
     return ClientRefused(wire_name(error))
 
@@ -220,7 +226,14 @@ def make_reply(
 def reply_of(
     plan: Plan, broadcast: Broadcast, client: ClientState, release: PricedReleaser
 ) -> tuple[Reply, ClientState]:
-    """What the algorithm makes of the data; zero rows if that fails, whatever the reason."""
+    """What the algorithm makes of the data; zero rows if that fails, whatever the reason.
+
+    Args:
+        plan: what this client has agreed to.
+        broadcast: what the server published for the round.
+        client: what the client keeps; its round is entered in its ledger.
+        release: the one door out.
+    """
     try:
         with flushing():
             return _work(plan, broadcast, client, release)

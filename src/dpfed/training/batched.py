@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -256,7 +255,10 @@ def _by_kind(orders: Sequence[Order]) -> list[list[int]]:
     return list(kinds.values())
 
 
-@cache
+_stackable: dict[type, bool] = {}  # to ask each problem takes longer than its gradient
+
+
 def _stacks(kind: type) -> bool:
-    """Looked up once for a class: to ask each problem takes longer than its gradient."""
-    return hasattr(kind, "stack") and hasattr(kind, "stack_key")
+    if kind not in _stackable:
+        _stackable[kind] = hasattr(kind, "stack") and hasattr(kind, "stack_key")
+    return _stackable[kind]
