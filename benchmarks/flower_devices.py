@@ -35,8 +35,8 @@ def _app() -> ClientApp:
         first = client_index(context) * devices.EACH
         mine = records.take(torch.arange(first, first + devices.EACH))
         model = torch.nn.Linear(round_time.FEATURES, round_time.CLASSES)
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        torch.nn.functional.cross_entropy(model(mine.x), mine.y).backward()
+        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        torch.nn.functional.cross_entropy(model(mine.x), mine.y).backward()  # type: ignore[no-untyped-call]
         torch.optim.SGD(model.parameters(), lr=1.0).step()
         metrics = MetricRecord({"num-examples": devices.EACH})
         reply = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
