@@ -83,7 +83,7 @@ class _Counts:
 
 
 class _OnDemand(MutableMapping[int, ClientState]):
-    """Clients whose problems are made when they are asked, and dropped after: memory stays flat.
+    """Clients whose problems are made when they are asked, and dropped after: none is kept.
 
     A client that keeps nothing of its own (no state, no noise, no secret) takes 12 bytes.
     """
