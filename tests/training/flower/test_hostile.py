@@ -21,6 +21,7 @@ import torch
 from flwr.app import ArrayRecord, Message
 
 from dpfed.audit.client_laws import MODEL
+from dpfed.core.sum_protocol import SumContext
 from dpfed.core.types import UPDATE, Weights
 from dpfed.flower import DPStrategy, client_app
 from dpfed.sums.plain import plain
@@ -200,11 +201,12 @@ def test_a_vote_leaves_the_other_terms_as_they_are() -> None:
     """The total less the vote is the honest total, to the bit."""
     plan = make_plan(rounds=1)
     vote = np.arange(SIZE, dtype="<i8") * 2**50
+    context = SumContext(0, 3, 0, 0, 0, "run")
     totals = []
     for data in (None, vote.tobytes(), np.zeros(SIZE, "<i4").tobytes()):
         session, _ = plain().begin(
-            None, {UPDATE: dict.fromkeys(range(3), 1.0)}, {UPDATE: SIZE}, None
-        )  # type: ignore[arg-type]
+            None, {UPDATE: dict.fromkeys(range(3), 1.0)}, {UPDATE: SIZE}, context
+        )
         for client in (0, 1, 2):
             honest = (np.arange(SIZE) * 7 + client).astype("<i4").tobytes()
             if client != 1 or data is not None:
