@@ -137,9 +137,8 @@ def _found(
     """Where the training stands: at its beginning, or where a checkpoint left it."""
     # not where the server adds the noise, unless its clients refuse a new attempt
     again = transport.stores_answers and (plan.update.trust is not Trust.CENTRAL or plan.pattern)
-    if not checkpoint:
-        return Step(state=fresh)
-    saved = checkpoint.load(plan, fresh, transport.client_states(fresh.params), bool(again))
+    form = transport.client_states(fresh.params) if checkpoint else None
+    saved = checkpoint and checkpoint.load(plan, fresh, form, bool(again))
     if not saved:
         return Step(state=fresh)
     transport.restore(saved.clients)
