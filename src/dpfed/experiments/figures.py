@@ -205,6 +205,7 @@ def _draw_line(
         linewidth=1.1, markersize=3.6, markeredgewidth=0.5,
         markeredgecolor=GREY if style.colour == GREY else "#333333",
         zorder=1.5 if style.colour == GREY else 2.0,
+        markevery=0.06 if len(xs) > 20 else None,  # by their distance, where there are too many
     )  # fmt: skip
     if style.colour == YELLOW:
         line.set_path_effects([withStroke(linewidth=2.0, foreground="#555555")])
@@ -216,6 +217,10 @@ def _draw_line(
         axes.fill_between(xs, low, high, color=style.colour, alpha=0.12, linewidth=0)
     else:
         axes.errorbar(xs, means, stds, fmt="none", ecolor=style.colour, elinewidth=0.8, capsize=2)
+
+
+_SHORT = 24
+"""Letters of a label of which two fit side by side."""
 
 
 def _finish_lines(figure: Figure, axes: Axes, measure: Measure) -> None:
@@ -230,7 +235,9 @@ def _finish_lines(figure: Figure, axes: Axes, measure: Measure) -> None:
     axes.set_ylabel(measure.label + (" (log scale)" if measure.wide(means) else ""))
     axes.grid(alpha=0.25, linewidth=0.5)
     if axes.get_lines():
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, handlelength=2.6,
+        longest = max(len(str(line.get_label())) for line in axes.get_lines())
+        columns = 2 if longest <= _SHORT else 1  # or the legend would be cut off
+        figure.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=2.6,
                       columnspacing=1.0, labelspacing=0.25, borderpad=0.2)  # fmt: skip
 
 
