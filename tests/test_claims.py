@@ -337,6 +337,13 @@ def momentum_or_curvature() -> tuple[float, ...]:
     return tuple(mean(folder, method, epsilon=e) for method in both for e in ("0.3", "1", "10"))
 
 
+def on_adult(method: str, other: str, epsilon: str, of: str = "records") -> tuple[float, ...]:
+    """A method less another one with 10 and 100 clients; with 100 where whole clients count."""
+    counts = ("10", "100") if of == "records" else ("100",)
+    return tuple(lead("fednew-adult", method, other, epsilon=epsilon, setting=f"{n} clients, {of}")
+                 for n in counts)  # fmt: skip
+
+
 def fednew_behind() -> tuple[float, float]:
     """How far DP-FedNew is below DP-FedGD at epsilon 0.3 and 1."""
     pairs = [gap("fednew-synthetic", "DP-FedNew, 15 rounds", epsilon=e) for e in ("0.3", "1")]
@@ -690,6 +697,9 @@ CLAIMS = [
           lambda: (lead("sofim-local", "DP-FedAvg, 5 steps", epsilon="1"),)),
     Claim("results/README.md", "EMA-only has {:.1f}, {:.1f} and {:.1f} % at epsilon 0.3, 1 and 10, DP-FedFC {:.1f}, {:.1f} and {:.1f}",
           momentum_or_curvature),
+    Claim("results/README.md", "DP-FedFC is {:+.1f} and {:+.1f} points beside DP-FedAdam at epsilon 1 (10 and 100 clients), {:+.1f} and {:+.1f} at 10; beside EMA-only {:+.1f} and {:+.1f}, {:+.1f} and {:+.1f}. For whole clients at epsilon 1 it is at {:+.1f} beside DP-FedAdam, and DP-FedNew at {:+.1f}",
+          lambda: (*(each for other in ("DP-FedAdam", "EMA-only") for e in ("1", "10") for each in on_adult("DP-FedFC", other, e)),
+                   *on_adult("DP-FedFC", "DP-FedAdam", "1", "clients"), *on_adult("DP-FedNew", "DP-FedAdam", "1", "clients"))),
     Claim("results/README.md", "DP-FedNew is {:.0f} points below DP-FedGD at epsilon 0.3 and {:.1f} at 1", fednew_behind),
     # --------------------------------------------------------------------- results/sofim-fair/README.md
     Claim(FAIR, "over the {} differences to DP-FedGD of which at least two seeds are left, EMA-only and DP-FedAdam are ahead in {} and behind in {}; DP-FedSOFIM is ahead in {} and behind in {}", holm_marks),
