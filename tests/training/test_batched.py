@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from dpfed.client._adaptive import adaptive
 from dpfed.client.gradient import gradient
 from dpfed.core import stacked
 from dpfed.core.participation import Participation
-from dpfed.core.randomness import Noise
+from dpfed.core.randomness import Noise, Stream
 from dpfed.core.registry import build, own_names
 from dpfed.core.sampling import Poisson
 from dpfed.core.stacked import BoundedSums
@@ -23,17 +23,21 @@ from dpfed.core.sum_protocol import Answer
 from dpfed.core.types import (
     METRICS,
     UPDATE,
+    Adjacency,
     Broadcast,
     ClientAlgorithm,
     Mechanism,
     Release,
+    Rows,
+    State,
     Trust,
     Unit,
+    Vector,
     Weights,
 )
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, LinearProblem
-from dpfed.mechanisms.gaussian import gaussian
+from dpfed.mechanisms.gaussian import Gaussian, gaussian
 from dpfed.server.scale import scale
 from dpfed.sums.plain import plain
 from dpfed.training import batched, inprocess
@@ -216,6 +220,27 @@ def test_work_that_was_wrapped_is_not_passed_by(compare: Compare, passes: list[i
     made = adaptive(gradient(), 1.0)
     channels = {name: gaussian(c.clip or 1.0, 0.3) for name, c in made.channels.items()}
     compare(plan_for(gaussian(), client=made, channels=channels), problems())
+    assert not passes
+
+
+def test_a_mechanism_or_a_problem_of_ones_own_is_not_passed_by(
+    compare: Compare, passes: list[int]
+) -> None:
+    """A child that changes one method alone, or a wrapper, as the audits have them."""
+
+    @dataclass(frozen=True)
+    class Twice(Gaussian):
+        def release(self, rows: Rows, state: State, rng: Stream) -> tuple[Release, State]:
+            return gaussian(self.clip, 2 * self.std).release(rows, state, rng)
+
+    class Elsewhere(LinearProblem):
+        def rows(self, params: Vector, unit: Unit) -> Rows:
+            return super().rows(params + 1, unit)
+
+    twice = Twice(clip=1.0, std=0.5, unit=Unit.RECORD, adjacency=Adjacency.REPLACE_ONE)
+    compare(plan_for(twice), problems())
+    own = [Elsewhere(each.model, each.x, each.y) for each in problems()]
+    compare(plan_for(gaussian(std=0.5)), own)
     assert not passes
 
 

@@ -107,8 +107,13 @@ def _fits(plan: Plan, broadcast: Broadcast, stage: str) -> bool:
         and plan.due(broadcast.round) == [UPDATE] == list(plan.channels)
         and plan.releases(UPDATE, broadcast.round) == 1
         and rows_of(plan.client.work) is not None
-        and isinstance(plan.update, ReleasesMany)
+        and _defines(type(plan.update), "release", "release_many")
     )
+
+
+def _defines(kind: type, *names: str) -> bool:
+    """Whether a class has its own of all these: what is inherited knows of no change in a child."""
+    return all(name in vars(kind) for name in names)
 
 
 class _Pass:
@@ -260,5 +265,5 @@ _stackable: dict[type, bool] = {}  # to ask each problem takes longer than its g
 
 def _stacks(kind: type) -> bool:
     if kind not in _stackable:
-        _stackable[kind] = hasattr(kind, "stack") and hasattr(kind, "stack_key")
+        _stackable[kind] = _defines(kind, "rows", "stack", "stack_key")
     return _stackable[kind]
