@@ -141,6 +141,8 @@ CASES: dict[str, Callable[[Pick], Rows]] = {
 ELSEWHERE = {
     "Direction",  # not made of rows: tests/attacks/test_hostile_rows.py
     "MetricRows",  # bounded by how they are made: tests/core/test_metric_rows.py
+    "StackedDense",  # of many clients, line by line as Dense and Outer: tests/core/test_stacked.py
+    "StackedOuter",
 }
 
 
