@@ -34,6 +34,7 @@ from dpfed.core.matrices import Gram
 from dpfed.core.randomness import Noise
 from dpfed.core.rows import Chunks, Dense, Outer
 from dpfed.core.sampling import Poisson
+from dpfed.core.sum_protocol import SumContext
 from dpfed.core.types import UPDATE, Adjacency, Aggregate, ServerOptimizer, Trust, Unit
 from dpfed.data.modules import Network
 from dpfed.flower import DPStrategy, client_app
@@ -343,7 +344,8 @@ def test_noise_equal_after_np_random_seed() -> None:
 
 def test_a_1_shaped_update_is_broadcast() -> None:
     """One number is added to every coordinate of the model."""
-    session, _ = plain().begin(None, {UPDATE: {0: 1.0}}, {UPDATE: SIZE}, None)  # type: ignore[arg-type]
+    context = SumContext(0, 1, 0, 0, 0, "run")
+    session, _ = plain().begin(None, {UPDATE: {0: 1.0}}, {UPDATE: SIZE}, context)
     for data in (bytes(4), bytes(8)):
         with pytest.raises(BadReply, match=f"integers of 4 or 8 bytes, got {len(data)} bytes;"):
             plain().add(session, 0, {UPDATE: data})
