@@ -81,12 +81,16 @@ def _round(values: Floats, whole: Floats, step: float) -> float:
     np.rint(values, out=whole)
     least, most = np.minimum.reduce(whole, initial=0.0), np.maximum.reduce(whole, initial=0.0)
     largest = max(-float(least), float(most))
+    _check_size(largest, step)
+    return largest
+
+
+def _check_size(largest: float, step: float) -> None:
     if not largest < 2.0**62:  # also catches a NaN
         raise BadRelease(
             f"a release of size {largest * step:.3g} does not fit a grid of step {step:.3g}; "
             f"look for values that are not finite, or lower privacy.clip"
         )
-    return largest
 
 
 def pack_lines(values: NDArray[np.float64], step: float) -> list[Vector]:
@@ -97,11 +101,7 @@ def pack_lines(values: NDArray[np.float64], step: float) -> list[Vector]:
     values *= 1.0 / step
     np.rint(values, out=values)
     largest = np.maximum(values.max(axis=1, initial=0.0), -values.min(axis=1, initial=0.0))
-    if not bool((largest < 2.0**62).all()):
-        raise BadRelease(
-            f"releases of size {largest.max() * step:.3g} do not fit a grid of step {step:.3g}; "
-            f"look for values that are not finite, or lower privacy.clip"
-        )
+    _check_size(float(largest.max(initial=0.0)), step)  # a NaN stays one
     fits = largest < 2.0**31
     if bool(fits.all()):
         return list(torch.from_numpy(values.astype(np.int32)).unbind())
