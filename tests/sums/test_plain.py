@@ -98,3 +98,73 @@ def test_an_empty_round_is_aborted_and_a_wrong_stage_refused() -> None:
         BadReply, match="one stage, 'reply' with a release, got 'keys'; use the same plan"
     ):
         plain().answer("keys", {UPDATE: b""}, None, b"", CONTEXT)
+
+
+# ------------------------------------------------------------------------------ several in one pass
+
+COHORT = {0: 1.0, 1: 0.3, 2: 1.0, 3: 1.7, 4: 1.0}
+SENT = [
+    (0, message([1, 2, 3])),
+    (1, message([2**40, -7, 5], torch.int64)),
+    (2, message([-4, 0, 2**31 - 1])),
+    (3, message([9, -9, 1])),
+]
+
+
+def add_many(session: Adder, sent: list[tuple[int, bytes]]) -> Adder | None:
+    return plain().add_many(session, [(client, {UPDATE: data}) for client, data in sent])
+
+
+@pytest.mark.parametrize("cohort", [COHORT, dict.fromkeys(COHORT, 1.0)], ids=["weights", "ones"])
+def test_a_pass_has_the_bits_of_one_by_one(cohort: dict[int, float]) -> None:
+    alone = begun(cohort, 3)
+    for client, data in SENT:
+        alone = add(alone, client, data)
+    together = add_many(begun(cohort, 3), SENT)
+    assert together is not None
+    assert opened(together).vector.tolist() == opened(alone).vector.tolist()
+    assert opened(together).clients == opened(alone).clients == (0, 1, 2, 3)
+
+
+LARGE = message([2**62, 0, 0], torch.int64)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (4, b"123"), (4, b""), (5, message([1, 1, 1])), (0, message([1, 1, 1])), (4, LARGE),
+        (4, message([1, 1, 1, 1, 1, 1])[:20]),
+    ],
+    ids=["length", "empty", "stranger", "twice", "range", "between"],
+)  # fmt: skip
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_a_pass_with_a_message_that_is_not_right_adds_nothing(
+    wrong: tuple[int, bytes], at: int
+) -> None:
+    session = begun(COHORT, 3)
+    assert add_many(session, [*SENT[:at], wrong, *SENT[at:]]) is None
+    assert not session.clients
+    assert not session.channels[UPDATE].total.any()
+
+
+def test_a_pass_with_a_client_that_has_answered_adds_nothing() -> None:
+    session = add(begun(COHORT, 3), 2, message([1, 0, 0]))
+    assert add_many(session, SENT) is None
+    assert session.channels[UPDATE].total.tolist() == [1, 0, 0]
+
+
+def test_a_pass_with_a_row_longer_than_the_clip_adds_nothing() -> None:
+    context = SumContext(0, 5, 0, 0, 0, "run", longest={UPDATE: 100.0})
+    session, _ = plain().begin(None, {UPDATE: COHORT}, {UPDATE: 3}, context)
+    short = [(0, message([60, 60, 0])), (2, message([0, 0, 100]))]
+    assert add_many(session, [*short, (3, message([90, 90, 0]))]) is None
+    assert not session.channels[UPDATE].total.any()
+    assert add_many(session, short) is session
+
+
+def test_channels_beside_the_update_go_one_by_one() -> None:
+    cohorts, sizes = {UPDATE: COHORT, METRICS: COHORT}, {UPDATE: 3, METRICS: 3}
+    session, _ = plain().begin(None, cohorts, sizes, CONTEXT)
+    both = [(client, {UPDATE: data, METRICS: data}) for client, data in SENT]
+    assert plain().add_many(session, both) is None
+    assert plain().add_many(begun(COHORT, 3), [(0, {METRICS: SENT[0][1]})]) is None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,8 +19,8 @@ from dpfed.core.participation import Participation
 from dpfed.core.randomness import Noise, Stream
 from dpfed.core.registry import build, own_names
 from dpfed.core.sampling import Poisson
-from dpfed.core.stacked import BoundedSums
-from dpfed.core.sum_protocol import Answer
+from dpfed.core.stacked import BoundedSums, Releases
+from dpfed.core.sum_protocol import Answer, Messages, SumContext
 from dpfed.core.types import (
     METRICS,
     UPDATE,
@@ -39,7 +40,7 @@ from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, LinearProblem
 from dpfed.mechanisms.gaussian import Gaussian, gaussian
 from dpfed.server.scale import scale
-from dpfed.sums.plain import plain
+from dpfed.sums.plain import Plain, plain
 from dpfed.training import batched, inprocess
 from dpfed.training.answer import ClientState, answer
 from dpfed.training.inprocess import InProcess
@@ -115,7 +116,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def released(
         self: batched._Pass, clients: Sequence[ClientState], sums: BoundedSums
-    ) -> Sequence[Release] | None:
+    ) -> Releases | None:
         found = made(self, clients, sums)
         counted.append(int(sums.usable.sum()) if found else 0)
         return found
@@ -223,10 +224,23 @@ def test_work_that_was_wrapped_is_not_passed_by(compare: Compare, passes: list[i
     assert not passes
 
 
-def test_a_mechanism_or_a_problem_of_ones_own_is_not_passed_by(
+def test_a_model_of_more_than_a_block_is_the_same(compare: Compare, passes: list[int]) -> None:
+    model = Linear("softmax", 6000, 3)
+    compare(plan_for(gaussian(1.0, 0.3), 4), problems(model, (2, 2, 2, 2)))
+    assert any(passes)
+
+
+def test_a_mechanism_a_sum_or_a_problem_of_ones_own_is_not_passed_by(
     compare: Compare, passes: list[int]
 ) -> None:
     """A child that changes one method alone, or a wrapper, as the audits have them."""
+
+    class Negated(Plain):
+        def answer(
+            self, stage: str, requests: Any, reply: Any, secret: bytes, context: SumContext
+        ) -> tuple[Messages, bytes]:
+            found, secret = super().answer(stage, requests, reply, secret, context)
+            return {n: (-np.frombuffer(m, "<i4")).tobytes() for n, m in found.items()}, secret
 
     @dataclass(frozen=True)
     class Twice(Gaussian):
@@ -239,6 +253,7 @@ def test_a_mechanism_or_a_problem_of_ones_own_is_not_passed_by(
 
     twice = Twice(clip=1.0, std=0.5, unit=Unit.RECORD, adjacency=Adjacency.REPLACE_ONE)
     compare(plan_for(twice), problems())
+    compare(plan_for(gaussian(std=0.5), sum=Negated()), problems())
     own = [Elsewhere(each.model, each.x, each.y) for each in problems()]
     compare(plan_for(gaussian(std=0.5)), own)
     assert not passes

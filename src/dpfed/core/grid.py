@@ -21,7 +21,7 @@ removing a row moves the sum by at most clip / step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     Floats: TypeAlias = NDArray[np.float64]
     Drawn: TypeAlias = Draws | Floats
 
-_BLOCK = 1 << 14
+BLOCK = 1 << 14
+"""Numbers that are worked on at a time: temporaries stay in cache."""
 
 NOISY_BITS = 20
 """Where noise is added before rounding: the step is about noise / 2^20, far below the noise."""
@@ -93,20 +94,39 @@ def _check_size(largest: float, step: float) -> None:
         )
 
 
-def pack_lines(values: NDArray[np.float64], step: float) -> list[Vector]:
-    """Each line of a matrix as ``to_grid`` makes it; overwrites ``values``."""
-    import numpy as np
-    import torch
+def pack_lines(
+    values: Floats, step: float, noise: Callable[[range], Drawn] | None = None
+) -> list[Integers]:
+    """Each line of a matrix as ``pack`` makes it alone, some lines at a time.
 
-    values *= 1.0 / step
-    np.rint(values, out=values)
-    largest = np.maximum(values.max(axis=1, initial=0.0), -values.min(axis=1, initial=0.0))
-    _check_size(float(largest.max(initial=0.0)), step)  # a NaN stays one
-    fits = largest < 2.0**31
-    if bool(fits.all()):
-        return list(torch.from_numpy(values.astype(np.int32)).unbind())
-    wide = torch.from_numpy(values.astype(np.int64)).unbind()
-    return [v.int() if small else v for v, small in zip(wide, fits.tolist(), strict=True)]
+    Args:
+        values: floats, [lines, size], with size below a block; they are not changed.
+        step: the step of the grid, a power of two.
+        noise: gives the draws of some lines, one after the other; None adds none.
+    """
+    import numpy as np
+
+    packed: list[Integers] = []
+    many = max(1, 2 * BLOCK // max(1, values.shape[1]))
+    for start in range(0, len(values), many):
+        clear = values[start : start + many]
+        whole = np.empty(clear.shape)
+        flat, lines = (clear.reshape(-1), whole.reshape(-1)), range(start, start + len(clear))
+        largest = _rounded(*flat, noise(lines) if noise else None, step)
+        packed += _whole_lines(whole, largest)
+    return packed
+
+
+def _whole_lines(whole: Floats, largest: float) -> list[Integers]:
+    """Whole numbers as integers; each line as int32 where it fits."""
+    import numpy as np
+
+    if largest < 2.0**31:
+        return list(whole.astype(np.int32))
+    wide = whole.astype(np.int64)
+    small = np.maximum(wide.max(axis=1), -wide.min(axis=1)) < 2**31
+    lines = zip(wide, small.tolist(), strict=True)
+    return [line.astype(np.int32) if fits else line for line, fits in lines]
 
 
 def pack(
@@ -127,12 +147,12 @@ def pack(
     import torch
 
     vector = torch.empty(values.numel(), dtype=torch.int32)
-    room = np.empty(min(values.numel(), 2 * _BLOCK))  # used again: to get it anew takes longer
+    room = np.empty(min(values.numel(), 2 * BLOCK))  # used again: to get it anew takes longer
     for part in _parts(values.numel()):
         clear, whole = values[part].numpy(), room[: part.stop - part.start]
         if factor != 1.0:
             clear = clear * np.float64(factor)
-        largest = _noisy(clear, whole, noise, step) if noise else _silent(clear, whole, step)
+        largest = _rounded(clear, whole, noise(clear.size) if noise else None, step)
         if largest >= 2.0**31 and vector.dtype == torch.int32:
             vector = vector.to(torch.int64)  # rare: a value beyond 2^31 steps
         np.copyto(vector[part].numpy(), whole, casting="unsafe")
@@ -144,24 +164,23 @@ def _parts(size: int) -> Iterator[slice]:
     start = 0
     while start < size:
         left = size - start
-        length = next((some for some in (2 * _BLOCK, _BLOCK) if some <= left), left)
+        length = next((some for some in (2 * BLOCK, BLOCK) if some <= left), left)
         yield slice(start, start + length)
         start += length
 
 
-def _silent(clear: Floats, whole: Floats, step: float) -> float:
-    """Values rounded into ``whole``, and the largest size of what is there."""
-    whole[:] = clear
-    return _round(whole, whole, step)
+def _rounded(clear: Floats, whole: Floats, drawn: Drawn | None, step: float) -> float:
+    """Values, with what is drawn added, rounded into ``whole``, and the largest size there.
 
-
-def _noisy(clear: Floats, whole: Floats, noise: Callable[[int], Drawn], step: float) -> float:
-    """The same with noise added; exact draws are asked for where fast ones could decide."""
+    Exact draws are asked for where fast ones could decide.
+    """
     import numpy as np
 
     from dpfed.core.normals import Draws
 
-    drawn = noise(clear.size)
+    if drawn is None:
+        whole[:] = clear
+        return _round(whole, whole, step)
     if not isinstance(drawn, Draws) or drawn.exactly is None:
         np.add(drawn.values if isinstance(drawn, Draws) else drawn, clear, out=whole)
         return _round(whole, whole, step)
@@ -267,8 +286,8 @@ def add_values(total: torch.Tensor, release: Release, divisor: float) -> None:
         divisor: a public number, such as the nominal size.
     """
     factor = release.step / divisor
-    for start in range(0, total.numel(), _BLOCK):
-        part = slice(start, start + _BLOCK)
+    for start in range(0, total.numel(), BLOCK):
+        part = slice(start, start + BLOCK)
         total[part].add_(to_values(release.vector[part], factor, like=total))
 
 
@@ -296,10 +315,27 @@ def add_weighted(total: NDArray[np.int64], integers: Integers, weight: float) ->
     if weight == 1.0:
         np.add(total, integers, out=total)
         return
-    for start in range(0, total.size, _BLOCK):
-        part = slice(start, start + _BLOCK)
+    for start in range(0, total.size, BLOCK):
+        part = slice(start, start + BLOCK)
         scaled = integers[part] * weight
         total[part] += np.rint(scaled, out=scaled).astype(np.int64)
+
+
+def add_lines(total: NDArray[np.int64], lines: Integers, weights: Sequence[float]) -> None:
+    """``add_weighted`` of each line of a matrix, in one pass.
+
+    Args:
+        total: the sum so far, which is changed.
+        lines: what is added, [any number, size].
+        weights: the public weight of each line.
+    """
+    import numpy as np
+
+    if all(weight == 1.0 for weight in weights):
+        total += lines.sum(axis=0, dtype=np.int64)
+        return
+    scaled = lines * np.array(weights)[:, None]
+    total += np.rint(scaled, out=scaled).astype(np.int64).sum(axis=0)
 
 
 def to_values(integers: torch.Tensor, factor: float, like: torch.Tensor) -> Vector:

@@ -90,13 +90,18 @@ def fits(size: int, level: float, step: float) -> bool:
 
 
 class Room:
-    """Words and normals of some blocks, or of a part of one, in memory that is used again."""
+    """Words and normals of some blocks, or of a part of one, in memory that is used again.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        size: how many draws; beyond a block, whole blocks.
+        lines: of how many streams, side by side: as many draws of each.
+    """
+
+    def __init__(self, size: int, lines: int = 1) -> None:
         import torch
 
-        half, blocks = min(size + 1, BLOCK) // 2, -(-size // BLOCK)
-        self.size = size
+        half, blocks = min(size + 1, BLOCK) // 2, lines * -(-size // BLOCK)
+        self._width = min(size, BLOCK)
         self.words: Words = np.empty((blocks, 2, half), dtype=np.uint64)
         self._radius, self._values = np.empty((blocks, half)), np.empty((blocks, 2, half))
         views = (self._radius, self._values[:, 0], self._values[:, 1])
@@ -116,8 +121,8 @@ class Room:
         torch.cos(angle, out=cosine)
         torch.sin(angle, out=angle)
         self._values *= self._radius[:, None]
-        values = self._values.reshape(-1)[: self.size]
-        return Draws(values, ERROR * level, lambda where: self._exactly(level, where))
+        lines = self._values.reshape(len(self._values), -1)[:, : self._width]
+        return Draws(lines.reshape(-1), ERROR * level, lambda where: self._exactly(level, where))
 
     def _uniforms(self) -> None:
         """From 63 bits, since signed integers become floats several times as fast."""
@@ -129,7 +134,7 @@ class Room:
 
     def _exactly(self, level: float, where: Places) -> Floats:
         half = self.words.shape[2]
-        block, rest = np.divmod(where, 2 * half)
+        block, rest = np.divmod(where, self._width)
         first, second = (self.words[block, which, rest % half].tolist() for which in (0, 1))
         found = [normal(*each) for each in zip(first, second, rest >= half, strict=True)]
         return level * np.array(found, dtype=np.float64)

@@ -35,6 +35,8 @@ from dpfed.core.normals import AT_ONCE, BLOCK, Draws, Room, fits, uniform
 from dpfed.core.types import NoiseSource
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 _NONCE = bytes(16)  # a key is used for one stream only, so the nonce need not vary
@@ -50,6 +52,9 @@ class Stream(Protocol):
     def words(self, count: int) -> NDArray[np.uint64]:
         """So many 64-bit words."""
 
+    def write(self, out: NDArray[np.uint64]) -> None:
+        """As many words, into memory that is there already."""
+
     def draws(self, size: int, level: float, step: float) -> Draws:
         """The same normals times a level, good enough for a grid."""
 
@@ -59,15 +64,15 @@ class KeyStream:
 
     def __init__(self, key: bytes) -> None:
         self._encrypt = Cipher(ChaCha20(key, _NONCE), mode=None).encryptor()
-        self._room: Room | None = None
+        self._room: tuple[int, Room] | None = None
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """The next ``count`` 64-bit words."""
         out = np.empty(count, dtype="<u8")
-        self._write(out)
+        self.write(out)
         return out
 
-    def _write(self, out: NDArray[np.uint64]) -> None:
+    def write(self, out: NDArray[np.uint64]) -> None:
         """The next words, into memory that is there already."""
         raw = out.reshape(-1).view(np.uint8).data
         for start in range(0, len(raw), len(_ZEROS)):
@@ -99,10 +104,27 @@ class KeyStream:
         """
         if not fits(size, level, step):
             return Draws(self.normal(size) * level)
-        if self._room is None or self._room.size != size:
-            self._room = Room(size)
-        self._write(self._room.words)
-        return self._room.draws(level)
+        if self._room is None or self._room[0] != size:
+            self._room = size, Room(size)
+        self.write(self._room[1].words)
+        return self._room[1].draws(level)
+
+
+def draws_of_many(streams: Sequence[Stream], size: int, level: float, step: float) -> Draws:
+    """The next draws of several streams, one stream after the other, in one pass.
+
+    Args:
+        streams: whose draws they are.
+        size: how many of each; less than a block.
+        level: their standard deviation.
+        step: of the grid that they will be rounded to.
+    """
+    if not fits(size, level, step):
+        return Draws(np.concatenate([each.draws(size, level, step).values for each in streams]))
+    room = Room(size, len(streams))
+    for each, words in zip(streams, room.words, strict=True):
+        each.write(words)
+    return room.draws(level)
 
 
 @dataclass(frozen=True)

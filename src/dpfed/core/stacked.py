@@ -24,14 +24,17 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
 
 from dpfed.core.clipping import checked_clip, clip_factors
 from dpfed.core.randomness import Stream
-from dpfed.core.types import BoundedSum, Broadcast, Problem, Release, Rows, Unit, Work
+from dpfed.core.types import BoundedSum, Broadcast, Problem, Rows, Unit, Work
+
+if TYPE_CHECKING:
+    from dpfed.core.grid import Integers
 
 RowsOf: TypeAlias = Callable[[Broadcast, Problem, Unit], Rows]
 """What an algorithm releases, where that is all it does."""
@@ -81,13 +84,24 @@ class StackedRows(Protocol):
         """Each client's clipped sum."""
 
 
+class Releases(NamedTuple):
+    """What several clients release, on one grid."""
+
+    lines: Sequence[Integers]
+    std: float
+    step: float
+
+
+def defines(kind: type, *names: str) -> bool:
+    """Whether a class has its own of all these: what is inherited knows of no change in a child."""
+    return all(name in vars(kind) for name in names)
+
+
 @runtime_checkable
 class ReleasesMany(Protocol):
     """A mechanism that can make several clients' releases in one pass."""
 
-    def release_many(
-        self, sums: BoundedSums, streams: Callable[[int], Stream]
-    ) -> list[Release] | None:
+    def release_many(self, sums: BoundedSums, streams: Callable[[int], Stream]) -> Releases | None:
         """The ``release`` of each line, with the noise of its own stream; None: one by one."""
 
 

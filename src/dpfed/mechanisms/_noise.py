@@ -17,7 +17,8 @@ from dpfed.core.errors import BadRelease, RecipeError
 from dpfed.core.grid import pack, pack_lines
 from dpfed.core.participation import Participation
 from dpfed.core.sampling import EVERYONE
-from dpfed.core.types import Adjacency, Release, Trust, Unit
+from dpfed.core.stacked import Releases
+from dpfed.core.types import Adjacency, Trust, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -131,14 +132,14 @@ class GaussianNoise:
             )
         return 1 - lost
 
-    def rounded_many(self, sums: BoundedSums, step: float) -> list[Release] | None:
+    def rounded_many(self, sums: BoundedSums, step: float) -> Releases | None:
         """Several clients' releases where the server adds the noise; None where clients do."""
         if self.trust is not Trust.CENTRAL or self.sampling != EVERYONE:
             return None
         self.check_bounds(sums)
         values = sums.matrix.numpy().astype("float64")
         values *= self._shorter(values.shape[1], step)
-        return [Release(vector, 0.0, step) for vector in pack_lines(values, step)]
+        return Releases(pack_lines(values, step), 0.0, step)
 
     def noise_multiplier(self, shares: float | None = None) -> float:
         """Noise over sensitivity, in dp_accounting's convention: it doubles for replace-one."""

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from dpfed.core.randomness import Stream
-    from dpfed.core.stacked import BoundedSums
+    from dpfed.core.stacked import BoundedSums, Releases
     from dpfed.core.types import Rows, Total, Vector
 
 PAPER = "Dvijotham et al. 2024; McMahan et al. 2024 (BLT)"
@@ -116,9 +116,7 @@ class Blt(GaussianNoise):
         vector = pack(noise.add_(bounded.vector), self.step)
         return Release(vector, self._std_at(state.t), self.step), state
 
-    def release_many(
-        self, sums: BoundedSums, streams: Callable[[int], Stream]
-    ) -> list[Release] | None:
+    def release_many(self, sums: BoundedSums, streams: Callable[[int], Stream]) -> Releases | None:
         """Several clients' releases where the server adds the noise."""
         del streams
         return self.rounded_many(sums, self.step)

@@ -35,9 +35,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpfed.core.grid import EXACT_BITS, NOISY_BITS, pack, step_below
+from dpfed.core.grid import BLOCK, EXACT_BITS, NOISY_BITS, pack, pack_lines, step_below
 from dpfed.core.participation import Participation
+from dpfed.core.randomness import draws_of_many
 from dpfed.core.sampling import EVERYONE, drawn
+from dpfed.core.stacked import Releases
 from dpfed.core.types import Adjacency, Release, State, Trust, Unit
 from dpfed.mechanisms._noise import FreshNoise
 
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
     from dpfed.core.randomness import Stream
     from dpfed.core.stacked import BoundedSums
     from dpfed.core.types import Rows, Total, Vector
-
-_BLOCK = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,20 @@ class Gaussian(FreshNoise):
         noisy = pack(vector, self.step, lambda size: self._noise(size, rng))
         return Release(noisy, self.std, self.step)
 
-    def release_many(
-        self, sums: BoundedSums, streams: Callable[[int], Stream]
-    ) -> list[Release] | None:
+    def release_many(self, sums: BoundedSums, streams: Callable[[int], Stream]) -> Releases | None:
         """Each line's release; where clients add noise, with a share of its own."""
+        size = sums.matrix.shape[1]
         if self.trust is Trust.CENTRAL or self.sampling != EVERYONE:
             return self.rounded_many(sums, self.step)
         self.check_bounds(sums)
-        lines = enumerate(sums.matrix.unbind())
-        return [self._with_noise(vector, streams(line)) for line, vector in lines]
+        if size >= BLOCK:
+            alone = [self._with_noise(v, streams(i)) for i, v in enumerate(sums.matrix)]
+            return Releases([each.vector.numpy() for each in alone], self.std, self.step)
+
+        def noise(lines: range) -> Drawn:
+            return draws_of_many([streams(line) for line in lines], size, self.std, self.step)
+
+        return Releases(pack_lines(sums.matrix.numpy(), self.step, noise), self.std, self.step)
 
     def finish(self, total: Total, state: State, rng: Stream) -> tuple[Release, State]:
         """Add the server's noise to the total under CENTRAL; otherwise it is private already."""
@@ -96,7 +101,7 @@ class Gaussian(FreshNoise):
         if self.trust is not Trust.CENTRAL:
             return Release(total.vector, self.pooled_std(total), self.step), state
         nothing = torch.zeros(1)
-        for part in torch.split(total.vector, _BLOCK):
+        for part in torch.split(total.vector, BLOCK):
             zeros = nothing.expand(part.numel())
             part.add_(pack(zeros, self.step, lambda size: self._noise(size, rng)))
         return Release(total.vector, self.std, self.step), state

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from dpfed.core.randomness import Stream
-    from dpfed.core.stacked import BoundedSums
+    from dpfed.core.stacked import BoundedSums, Releases
     from dpfed.core.types import Rows, Total, Vector
 
 PAPER = "Kairouz et al. 2021 (DP-FTRL)"
@@ -117,9 +117,7 @@ class Tree(GaussianNoise):
         noise, state = self._advance(sums.numel(), state, rng)
         return Release(noise.add_(sums), std, self.step), state
 
-    def release_many(
-        self, sums: BoundedSums, streams: Callable[[int], Stream]
-    ) -> list[Release] | None:
+    def release_many(self, sums: BoundedSums, streams: Callable[[int], Stream]) -> Releases | None:
         """Several clients' releases where the server adds the noise."""
         del streams
         return self.rounded_many(sums, self.step)

@@ -19,7 +19,7 @@ that does not fit is refused, and the rest of the round goes on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from dpfed.core.errors import BadReply
-from dpfed.core.grid import add_weighted
+from dpfed.core.grid import add_lines, add_weighted
 from dpfed.core.sum_protocol import Aborted, Opened, Requests
 from dpfed.core.types import Total
 
@@ -63,6 +63,31 @@ class Adding:
             _check_norm(integers, self.longest)
         return integers
 
+    def add_many(self, sent: Sequence[tuple[int, bytes]]) -> bool:
+        """Add these, if all are as they should be."""
+        by_length: dict[int, list[tuple[int, bytes]]] = {}
+        for client, message in sent:
+            if client not in self.cohort:
+                return False
+            by_length.setdefault(len(message), []).append((client, message))
+        try:
+            stacks = [self._stacked([m for _, m in part]) for part in by_length.values()]
+        except BadReply:
+            return False
+        for part, stack in zip(by_length.values(), stacks, strict=True):
+            add_lines(self.total, stack, [self.cohort[client] for client, _ in part])
+        return True
+
+    def _stacked(self, messages: Sequence[bytes]) -> Integers:
+        """Messages of one length as the lines of a matrix, each checked as ``decode`` does."""
+        flat = _decode(b"".join(messages), self.total.size * len(messages))
+        _check_range(flat, self.limit)
+        stack = flat.reshape(len(messages), self.total.size)
+        if self.longest is not None:
+            for line in stack:
+                _check_norm(line, self.longest)
+        return stack
+
 
 @dataclass(eq=False)
 class Adder:
@@ -79,11 +104,6 @@ class Plain:
     hides_terms: bool = False
     stages: tuple[str, ...] = ("reply",)
     release_stage: str = "reply"
-
-    @property
-    def sends_releases(self) -> bool:
-        """A client's messages are its releases, whoever it is and whatever the round."""
-        return True
 
     @property
     def against(self) -> str:
@@ -128,7 +148,11 @@ class Plain:
             raise BadReply(
                 f"a plain sum has one stage, 'reply' with a release, got {stage!r}; {_SAME_PLAN}"
             )
-        return {name: reply[name].vector.numpy().tobytes() for name in requests}, secret
+        return {name: self.packed(reply[name].vector.numpy()) for name in requests}, secret
+
+    def packed(self, integers: Integers) -> bytes:
+        """A release as its message."""
+        return integers.tobytes()
 
     def directory(self) -> None:
         """There is nothing to keep."""
@@ -168,6 +192,25 @@ class Plain:
             adding = session.channels[name]
             add_weighted(adding.total, integers, adding.cohort[client])
         session.clients.add(client)
+        return session
+
+    def add_many(self, session: Adder, answers: Sequence[tuple[int, Messages]]) -> Adder | None:
+        """Add messages of one channel in one pass; None where one of them may have to be refused.
+
+        Args:
+            session: the sums under way.
+            answers: clients, and what they sent.
+        """
+        names = session.channels.keys()
+        clients = {client for client, _ in answers}
+        if len(names) != 1 or len(clients) != len(answers) or clients & session.clients:
+            return None
+        if any(messages.keys() != names for _, messages in answers):
+            return None
+        (name, adding), *_ = session.channels.items()
+        if not adding.add_many([(client, messages[name]) for client, messages in answers]):
+            return None
+        session.clients |= clients
         return session
 
     def close(self, session: Adder) -> Requests | Opened | Aborted:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -35,14 +35,16 @@ from dpfed.core.log import log
 from dpfed.core.randomness import Stream
 from dpfed.core.stacked import (
     BoundedSums,
+    Releases,
     ReleasesMany,
     RowsOf,
     Stackable,
     StackedRows,
+    defines,
     rows_of,
 )
-from dpfed.core.sum_protocol import Answer, Messages
-from dpfed.core.types import UPDATE, Broadcast, Release, Reply, Unit
+from dpfed.core.sum_protocol import Answer, Messages, SendsReleases, Sum
+from dpfed.core.types import UPDATE, Broadcast, Unit
 from dpfed.training.answer import (
     ClientState,
     PricedReleaser,
@@ -54,6 +56,9 @@ from dpfed.training.answer import (
     try_out,
 )
 from dpfed.training.plan import Plan
+
+if TYPE_CHECKING:
+    from dpfed.core.grid import Integers
 
 NUMBERS = 1 << 17
 """Of the releases of one pass: they stay in cache, and memory does not grow with clients."""
@@ -102,18 +107,17 @@ def _fits(plan: Plan, broadcast: Broadcast, stage: str) -> bool:
     """Whether clients of this plan can be made together in this round at all."""
     return (
         stage == plan.sum.release_stage
-        and getattr(plan.sum, "sends_releases", False)
+        and _sends_releases(plan.sum)
         and plan.update.unit is not Unit.GROUP
         and plan.due(broadcast.round) == [UPDATE] == list(plan.channels)
         and plan.releases(UPDATE, broadcast.round) == 1
         and rows_of(plan.client.work) is not None
-        and _defines(type(plan.update), "release", "release_many")
+        and defines(type(plan.update), "release", "release_many")
     )
 
 
-def _defines(kind: type, *names: str) -> bool:
-    """Whether a class has its own of all these: what is inherited knows of no change in a child."""
-    return all(name in vars(kind) for name in names)
+def _sends_releases(kind: Sum) -> TypeGuard[SendsReleases]:
+    return isinstance(kind, SendsReleases) and defines(type(kind), "answer", "packed")
 
 
 class _Pass:
@@ -122,9 +126,12 @@ class _Pass:
     def __init__(self, plan: Plan, broadcast: Broadcast) -> None:
         self.plan, self.broadcast = plan, broadcast
         self.stage = plan.sum.release_stage
+        assert _sends_releases(plan.sum)  # noqa: S101
+        self.sum: SendsReleases = plan.sum
         self.nothing = blank(plan, broadcast)
         self.fresh = plan.mechanism_states(broadcast.params.numel())
         self.context = plan.sum_context(broadcast, NOBODY)  # such a sum does not look at it
+        self.accepted: Messages | None = None
 
     def run(self, orders: Sequence[Order]) -> list[tuple[Answer, ClientState]]:
         """The answers, in the order of the orders."""
@@ -155,42 +162,50 @@ class _Pass:
             except Exception as error:
                 yield place, (refusal(self.broadcast, client, error), client)
         releases = self._releases([each.client for each in entered])
-        for each, release in zip(entered, releases, strict=True):
-            yield each.place, self._sent(each, release)
+        for each, integers in zip(entered, releases, strict=True):
+            yield each.place, self._sent(each, integers)
 
     def _enter(self, place: int, client: ClientState, asked: Messages) -> _Entered:
         """As ``answer``: the sum may refuse at no cost, then the ledger, before noise is drawn."""
-        self.plan.sum.answer(self.stage, asked, self.nothing, client.secret, self.context)
+        if asked != self.accepted:  # it knows nothing else of a client
+            self.plan.sum.answer(self.stage, asked, self.nothing, client.secret, self.context)
+            self.accepted = asked
         rows = client.ledger.begin(self.plan, self.broadcast, client) if client.ledger else ()
         return _Entered(place, client, asked, rows)
 
-    def _sent(self, each: _Entered, release: Release | None) -> tuple[Answer, ClientState]:
+    def _sent(self, each: _Entered, integers: Integers | None) -> tuple[Answer, ClientState]:
         """The client's messages, and what it keeps."""
         try:
-            reply, client = self._reply(each.client, release)
-            messages, secret = self.plan.sum.answer(
-                self.stage, each.asked, reply, client.secret, self.context
-            )
+            if integers is None:
+                messages, client = self._made_alone(each)
+            else:
+                messages = dict.fromkeys(each.asked, self.sum.packed(integers))
+                client = self._after(each.client)
             if client.ledger and each.rows:
                 client.ledger.confirm(each.rows)
         except Exception as error:
             return refusal(self.broadcast, each.client, error), each.client
+        return messages, client
+
+    def _made_alone(self, each: _Entered) -> tuple[Messages, ClientState]:
+        plan, at = self.plan, self.broadcast
+        reply, client = reply_of(plan, at, each.client, PricedReleaser(plan, at, each.client))
+        asked, context = each.asked, self.context
+        messages, secret = plan.sum.answer(self.stage, asked, reply, client.secret, context)
         return messages, client if secret == client.secret else replace(client, secret=secret)
 
-    def _reply(self, client: ClientState, release: Release | None) -> tuple[Reply, ClientState]:
-        if release is None:
-            door = PricedReleaser(self.plan, self.broadcast, client)
-            return reply_of(self.plan, self.broadcast, client, door)
-        if client.state is None or client.mechanisms.keys() != self.fresh.keys():
-            state = self.plan.client.init(self.broadcast.params)
-            known = state if client.state is None else client.state
-            states = {**self.fresh, **client.mechanisms} if client.mechanisms else self.fresh
-            client = replace(client, state=known, mechanisms=states)
-        return {UPDATE: release}, client
+    def _after(self, client: ClientState) -> ClientState:
+        """The client with what its algorithm and mechanism begin with, from its first round on."""
+        if client.state is not None and client.mechanisms.keys() == self.fresh.keys():
+            return client
+        known = client.state
+        state = self.plan.client.init(self.broadcast.params) if known is None else known
+        states = {**self.fresh, **client.mechanisms} if client.mechanisms else self.fresh
+        return replace(client, state=state, mechanisms=states)
 
-    def _releases(self, clients: Sequence[ClientState]) -> Sequence[Release | None]:
+    def _releases(self, clients: Sequence[ClientState]) -> Sequence[Integers | None]:
         """Of each client; None where it has to be made alone."""
-        alone: list[Release | None] = [None] * len(clients)
+        alone: list[Integers | None] = [None] * len(clients)
         if len(clients) < FEW:
             return alone
         try:
@@ -203,7 +218,7 @@ class _Pass:
         if not sums or not made:
             return alone
         usable = sums.usable.tolist()
-        return [one if right else None for one, right in zip(made, usable, strict=True)]
+        return [one if right else None for one, right in zip(made.lines, usable, strict=True)]
 
     def _sums(self, clients: Sequence[ClientState]) -> BoundedSums | None:
         """Each client's clipped sum; None where this machine does not round it as alone."""
@@ -232,9 +247,7 @@ class _Pass:
         vector = made.clipped_sum(self.plan.update.clip).vector
         return vector.dtype == line.dtype and torch.equal(vector, line)
 
-    def _released(
-        self, clients: Sequence[ClientState], sums: BoundedSums
-    ) -> Sequence[Release] | None:
+    def _released(self, clients: Sequence[ClientState], sums: BoundedSums) -> Releases | None:
         plan, at = self.plan, self.broadcast
         assert isinstance(plan.update, ReleasesMany)  # noqa: S101
 
@@ -265,5 +278,5 @@ _stackable: dict[type, bool] = {}  # to ask each problem takes longer than its g
 
 def _stacks(kind: type) -> bool:
     if kind not in _stackable:
-        _stackable[kind] = _defines(kind, "rows", "stack", "stack_key")
+        _stackable[kind] = defines(kind, "rows", "stack", "stack_key")
     return _stackable[kind]

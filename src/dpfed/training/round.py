@@ -35,9 +35,8 @@ from typing import TypeAlias
 
 import torch
 
-from dpfed.core.errors import WIRE_NAMES, BadReply, BudgetSpent, ClientRefused
+from dpfed.core.errors import BudgetSpent
 from dpfed.core.grid import to_values
-from dpfed.core.log import log
 from dpfed.core.sampling import Everyone
 from dpfed.core.sum_protocol import (
     Aborted,
@@ -45,11 +44,11 @@ from dpfed.core.sum_protocol import (
     Directory,
     Opened,
     Requests,
-    Session,
     Verifier,
 )
 from dpfed.core.types import UPDATE, Aggregate, Broadcast, Release, State, Total, Vector
 from dpfed.training.plan import Plan, ReleaseCounts
+from dpfed.training.take import Taking
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -197,9 +196,9 @@ def _gather(plan: Plan, broadcast: Broadcast, state: ServerState, exchange: Exch
     asked = False
     while isinstance(following, Requests):
         asked = asked or following.stage == plan.sum.release_stage
-        for client, reply in exchange(broadcast, following.stage, following.messages):
-            session = _take(plan, session, client, reply, refused)
-            del reply  # or two messages are alive while the next one is made
+        level = logging.DEBUG if draw_is_secret(plan) else logging.WARNING  # Flower's log is read
+        answers = exchange(broadcast, following.stage, following.messages)
+        session = Taking(plan.sum, session, refused, level).all(answers)
         following = plan.sum.close(session)
     if isinstance(following, Aborted) and draw_is_secret(plan):
         following = Opened(_zeros(sizes))  # giving up would tell that somebody had been drawn
@@ -218,22 +217,6 @@ def _zeros(sizes: Mapping[str, int]) -> dict[str, Total]:
 
 SERVER = -1
 """The server's own index in a sum."""
-
-
-def _take(
-    plan: Plan, session: Session, client: int, reply: Answer, refused: dict[int, str]
-) -> Session:
-    """Add one client's answer to the sum, or note why it was not."""
-    try:
-        if isinstance(reply, ClientRefused):
-            raise reply
-        return plan.sum.add(session, client, reply)
-    except (BadReply, ClientRefused) as error:
-        hint = "; its own log says why" if str(error) in WIRE_NAMES else ""
-        level = logging.DEBUG if draw_is_secret(plan) else logging.WARNING  # Flower's log is read
-        log.log(level, "client %d is left out of this round: %s%s", client, error, hint)
-        refused[client] = str(error)
-        return session
 
 
 def _count(plan: Plan, state: ServerState, totals: Mapping[str, Total]) -> ServerState:
