@@ -46,6 +46,28 @@ def nobody_takes_part(reasons: Iterable[str]) -> str:
     return f"no client takes part in this training ({', '.join(found)}), and nothing was spent"
 
 
+def set_back(plan: Plan, round: int, answered: Iterable[int]) -> str | None:
+    """Why nobody is asked, if more clients than may lie have answered rounds after this one.
+
+    Args:
+        plan: what is done; its ``colluders`` may lie.
+        round: where the server stands by its checkpoint.
+        answered: the last round that each client says it has answered.
+    """
+    later = [last for last in answered if last > round]
+    if len(later) <= plan.colluders:
+        return None
+    if plan.open:  # they are not counted further than that
+        who = f"more than {plan.colluders} devices"
+        way = "or raise privacy.colluders if so many devices lie"
+    else:
+        who, way = f"{len(later)} clients", "since a round never gets new noise"
+    return (
+        f"{who} have answered rounds up to {max(later)}, and this server is at round {round}: its "
+        f"checkpoint is older than what it has broadcast; bring back the newest one, {way}"
+    )
+
+
 def affords(plan: Plan, state: ServerState) -> bool:
     """Whether one more attempt stays within the plan's guarantee: aborted ones count too."""
     if state.counts_before is not None:  # it was asked for before, and is counted already

@@ -30,7 +30,7 @@ from flwr.serverapp import Grid
 
 from dpfed.core.errors import BadReply
 from dpfed.core.log import log
-from dpfed.training.ending import nobody_takes_part
+from dpfed.training.ending import nobody_takes_part, set_back
 from dpfed.training.flower.codec import CONTROL
 from dpfed.training.flower.enrolment import Refusal, enrolled, enrolment
 from dpfed.training.flower.replies import replies
@@ -81,8 +81,8 @@ class Slots:
             asked.update(here)
             pending.update(self._ask(here, state))
             self._hear(pending, _PATIENCE if here else _LOOK, state.round)
-            if set_back := self._set_back(state.round):
-                return set_back
+            if reason := set_back(self.plan, state.round, self._later):
+                return reason
             if self._free == 0 or time.monotonic() >= deadline:
                 return None if self.nodes else self._nobody()
             if not here and not pending:
@@ -124,17 +124,6 @@ class Slots:
             return
         self.nodes[len(self.nodes)] = node
         self.shipped = bool(self.shipped) or not gated
-
-    def _set_back(self, round: int) -> str | None:
-        """Why nobody is asked, if more devices than may lie have answered later rounds."""
-        if len(self._later) <= self.plan.colluders:
-            return None
-        return (
-            f"more than {self.plan.colluders} devices have answered rounds up to "
-            f"{max(self._later)}, and this server is at round {round}: its checkpoint is older "
-            f"than what it has broadcast; bring back the newest one, or raise privacy.colluders if "
-            f"so many devices lie"
-        )
 
     def _nobody(self) -> str:
         """Why there is nobody to ask, by what they said."""

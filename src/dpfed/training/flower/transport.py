@@ -34,7 +34,7 @@ from dpfed.core.sum_protocol import Answer, Verifier
 from dpfed.core.types import Broadcast, State, Vector
 from dpfed.core.vector import Layout
 from dpfed.sums.secagg.identity import roster_from_environment
-from dpfed.training.ending import nobody_takes_part, too_few_take_part
+from dpfed.training.ending import nobody_takes_part, set_back, too_few_take_part
 from dpfed.training.flower.codec import CONTROL, At, Envelope, Sender, read_answer
 from dpfed.training.flower.enrolment import Refusal, enrolled, enrolment
 from dpfed.training.flower.replies import flower_error, replies
@@ -113,8 +113,8 @@ class GridTransport:
             self._wait_for_lost(step.state.training)
         if not self.nodes:
             return self._nobody()
-        if set_back := self._set_back(step.state.round):
-            return set_back
+        if reason := set_back(self.plan, step.state.round, self._last.values()):
+            return reason
         if step.state.round == step.state.attempt == 0:
             self._count_clients()
             planned = len(self.plan.nominal)
@@ -129,17 +129,6 @@ class GridTransport:
         if slots.shipped is not None:
             self.shipped[0] = slots.shipped
         return reason
-
-    def _set_back(self, round: int) -> str | None:
-        """Why nobody is asked, if more clients than may lie have answered later rounds."""
-        later = {client: last for client, last in self._last.items() if last > round}
-        if len(later) <= self.plan.colluders:
-            return None
-        return (
-            f"{len(later)} clients have answered rounds up to {max(later.values())}, and this "
-            f"server is at round {round}: its checkpoint is older than what it has broadcast; "
-            f"bring back the newest one, since a round never gets new noise"
-        )
 
     def _wait_for_lost(self, training: str) -> None:
         """No total came out: before anything is asked again, let those who were lost come back."""
