@@ -46,7 +46,10 @@ if TYPE_CHECKING:
     File: TypeAlias = BufferedRWPair[Any, Any]
 
 HERE = "127.0.0.1"
-PATIENCE = 60.0
+PATIENCE, BETWEEN = (
+    60.0,
+    900.0,
+)  # seconds for a device, and between two lines of root and aggregator
 HEAD = struct.Struct("<IQ")  # slot, bytes
 KINDS = 16
 
@@ -80,6 +83,7 @@ def aggregator(size: int, port: int) -> None:
     """For each order of the root: take the devices' replies, hand up one total."""
     buffer = memoryview(bytearray(8 * size))
     with socket.create_connection((HERE, port), PATIENCE) as root, root.makefile("rwb") as file:
+        root.settimeout(BETWEEN)
         for line in file:
             order = json.loads(line)
             slots = range(order["first"], order["first"] + order["count"])
@@ -231,7 +235,7 @@ def nodes(size: int) -> Iterator[Nodes]:
         _start(stack, "aggregator", size, listening.getsockname()[1])
         stand_ins = _start(stack, "devices", size)
         connection = stack.enter_context(listening.accept()[0])
-        connection.settimeout(15 * PATIENCE)
+        connection.settimeout(BETWEEN)
         yield Nodes(stack.enter_context(connection.makefile("rwb")), stand_ins)
 
 

@@ -156,6 +156,94 @@ def fair_edges() -> tuple[()]:
     return ()
 
 
+# ------------------------------------------------------------------------------- fleet, and scale.md
+
+FLEET, SCALE = "results/fleet/README.md", "docs/scale.md"
+
+
+@cache
+def tree() -> tuple[dict[str, Any], dict[str, list[float]], list[dict[str, Any]]]:
+    """What was measured; devices in ten minutes of one core; what rounds of more would take."""
+    made = runpy.run_path(str(ROOT / "scripts/tree-load"))
+    found, fleet = (json.loads((RESULTS / f"fleet/{name}.json").read_text(encoding="utf-8"))
+                    for name in ("tree", "fleet"))  # fmt: skip
+    return found, made["worth"](found, fleet), made["counted"](found, fleet)
+
+
+def tree_cases(devices: int) -> list[dict[str, Any]]:
+    """By size."""
+    found = sorted(tree()[0]["cases"], key=lambda each: int(each["size"]))
+    return [each for each in found if each["devices"] == devices]
+
+
+def aggregator_ms() -> list[float]:
+    return [statistics.median(each["cpu_ms_a_reply"]) for each in tree_cases(10_000)]
+
+
+def aggregator_times() -> tuple[float, ...]:
+    """Milliseconds a reply, and over those of one server."""
+    server = [each["server_cpu_ms_a_reply"] for each in tree_cases(10_000)]
+    ratios = [ms / other for ms, other in zip(aggregator_ms(), server, strict=True)]
+    return (*aggregator_ms(), *ratios)
+
+
+def tree_part(*names: str) -> tuple[float, ...]:
+    """In memory, at 10^6 parameters."""
+    (part,) = (each for each in tree()[0]["parts"] if each["size"] == 10**6)
+    return tuple(part[f"{name}_ms"] for name in names)
+
+
+def root_ms() -> tuple[float, float, float]:
+    total, noise = tree_part("partial", "noise")
+    return total, tree_cases(10_000)[-1]["root_receives_cpu_ms"], noise
+
+
+def tree_grows() -> tuple[float, float]:
+    return ends((many["peak_bytes"] - few["peak_bytes"]) / 1e6
+                for few, many in zip(tree_cases(100), tree_cases(10_000), strict=True))  # fmt: skip
+
+
+def tree_worth(*names: str) -> list[int]:
+    """Devices, rounded to three digits, or to tens."""
+    return [int(round(each, -1 if each < 10_000 else -2 if each < 50_000 else -3))
+            for name in names for each in tree()[1][name]]  # fmt: skip
+
+
+def same_bits() -> tuple[int]:
+    assert all(each["same_bits"] and not each["refused"] for each in tree()[0]["cases"])
+    return (len(tree()[0]["cases"]),)
+
+
+def many_devices(*names: str) -> list[float]:
+    line = tree()[2][-1]
+    assert (line["devices"], line["aggregator_gb"]) == (100_000, 1.0)
+    found = [line[name] for name in names]
+    return [one for each in found for one in (each if isinstance(each, list) else [each])]
+
+
+def secure_scale(column: str, *clients: int) -> list[float]:
+    found = {int(row["clients"]): float(row[column])
+             for row in rows("benchmarks", "secure-scale.csv") if row["measured"] == "yes"}  # fmt: skip
+    return [found[each] for each in clients]
+
+
+def noisy_rounds() -> tuple[float, ...]:
+    """Over Flower's simulation, at 650 and 10^6 parameters: seconds, and over FedAvg's."""
+    measured = json.loads((RESULTS / "release/round.json").read_text(encoding="utf-8"))
+    found = {row["name"]: row for group in measured["results"].values() for row in group}
+    lines = [found[f"Flower round, {size} parameters, with noise"] for size in (650, 10**6)]
+    return (*(each["measured"] / 1e3 for each in lines), *(each["ratio"] for each in lines))
+
+
+def secure_sums() -> tuple[float, float]:
+    measured = json.loads((RESULTS / "benchmarks/secure.json").read_text(encoding="utf-8"))
+    found = {
+        row["name"]: row["measured"] for group in measured["results"].values() for row in group
+    }
+    name = "secure sum in one process, {} words"
+    return found[name.format(650)], found[name.format(10**6)] / 1e3
+
+
 # ---------------------------------------------------------------------------------- the pages' claims
 
 
@@ -675,6 +763,28 @@ CLAIMS = [
           lambda: (hidden_all()[0], hidden_all()[2], hidden_all()[1])),
     Claim("docs/choose.md", "at lent settings, nine are {:.1f} points apart at epsilon 10",
           lambda: (spread("sofim-fashion", epsilon="10"),)),
+    # ------------------------------------------------------------------------ the fleet and its tree
+    Claim(FLEET, "in all {} cases the root's model is that of one server", same_bits),
+    Claim(FLEET, "{:.2f}, {:.2f} and {:.2f} ms of CPU a reply at 650, 10^5 and 10^6 parameters: {:.1f}, {:.1f} and {:.1f} times what one server takes",
+          aggregator_times),
+    Claim(FLEET, "checked and added in {:.1f} ms, its bare addition takes {:.1f}", lambda: tree_part("reply", "bare_reply")),
+    Claim(FLEET, "from 100 to 10,000 devices it grows by {:.1f} to {:.1f} MB", tree_grows),
+    Claim(FLEET, "{:.1f} ms for a total of 10^6 parameters, {:.1f} to receive it, and {:.0f} for the noise", root_ms),
+    Claim(FLEET, "one core adds up {:,} replies of 10^6 parameters. The ServerApp as measured above does {:,} to {:,} devices, the SuperLink {:,} to {:,}, and it holds {} to {} that wait",
+          lambda: tuple(tree_worth("adding", "app", "linked", "waiting"))),
+    Claim(FLEET, "{:.0f} of them, {:.0f} to {:.0f} cores for waiting (if nobody else is connected), {:.0f} to {:.0f} for the link (in it are the looks of those who wait meanwhile), {:.1f} for adding; {:.0f} GB of replies, of which 1 GB for each, and {:.1f} GB and {:.1f} s for the root",
+          lambda: tuple(many_devices("aggregators", "waiting_cores", "link_cores", "adding_cores", "all_gb", "root_gb", "root_seconds"))),
+    Claim(SCALE, "An aggregator takes {:.1f} ms of CPU for a reply of 10^6 parameters, in memory that does not grow; the root {:.0f} ms for its total. So one core adds up {:,} replies in ten minutes, in which Flower's link serves {:,} to {:,} devices",
+          lambda: (aggregator_ms()[-1], sum(root_ms()[:2]), *tree_worth("adding", "linked"))),
+    Claim(SCALE, "it would take {:.0f} aggregators of 250, {:.0f} to {:.0f} cores, all but one or two for Flower's link",
+          lambda: tuple(many_devices("aggregators", "waiting_cores"))),
+    Claim(SCALE, "a core holds {} to {} that only wait", lambda: tuple(tree_worth("waiting"))),
+    Claim(SCALE, "[{:.2f} s at 650, {:.2f} s at 10^6](../results/release/round.md): {:.1f} and {:.1f} times FedAvg's", noisy_rounds),
+    Claim(SCALE, "one client | {:.1f} ms at 5, {:.1f} at 50, {:.1f} at 500", lambda: tuple(secure_scale("client_ms", 5, 50, 500))),
+    Claim(SCALE, "20 clients with the server: {:.0f} ms at 650, {:.2f} s at 10^6", secure_sums),
+    Claim(SCALE, "the server | {:.1f} ms at 20, {:.0f} ms at 100, ", lambda: tuple(secure_scale("server_ms", 20, 100))),
+    Claim(SCALE, "{:.2f} s at 500 |", lambda: (secure_scale("server_ms", 500)[0] / 1e3,)),
+    Claim(SCALE, "secure: {:.1f} kB at 20, {:.1f} kB at 500 (d = 650)", lambda: tuple(each / 1e3 for each in secure_scale("sent_bytes", 20, 500))),
     # --------------------------------------------------------------------------------- other pages
     Claim("docs/secure-sum.md", "gains {:.1f} points at epsilon 0.5 and {:.1f} at epsilon 1, where it is within {:.1f} of no privacy",
           lambda: (*secure_sum()[:2], mean("secure-sum", "DP-FedGD", epsilon="inf", trust="local")
@@ -911,6 +1021,13 @@ def test_what_the_evidence_took_is_counted_from_its_runs() -> None:
     """results/evidence.md is what ``scripts/evidence --cost`` writes."""
     made = runpy.run_path(str(ROOT / "scripts/evidence"))["cost_table"]()
     assert (RESULTS / "evidence.md").read_text(encoding="utf-8") == made
+
+
+def test_the_tables_of_the_tree_are_made_from_its_file() -> None:
+    """results/fleet/tree.md is what ``scripts/tree-load --table`` writes."""
+    made = runpy.run_path(str(ROOT / "scripts/tree-load"))["table"]
+    files = [json.loads((RESULTS / f"fleet/{name}.json").read_text()) for name in ("tree", "fleet")]
+    assert (RESULTS / "fleet/tree.md").read_text(encoding="utf-8") == made(*files)
 
 
 def test_results_are_small() -> None:

@@ -283,7 +283,7 @@ def test_the_counted_degrees_are_the_graphs() -> None:
 
     text = (DOCS / "scale.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([\d,]+)(?: \(measured\))? \| (\d+) \| [\d.]+ kB", text, re.MULTILINE)
-    assert len(rows) == 5
+    assert len(rows) == 4
     for clients, degree in rows:
         n = int(clients.replace(",", ""))
         assert design(n, math.ceil(0.8 * n), round(0.05 * n)).degree == int(degree)
