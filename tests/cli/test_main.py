@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.training.flower.preloaded import commands
 
 pytestmark = pytest.mark.slow  # each command is a process
 
@@ -26,6 +29,13 @@ epsilon = 2.0
 
 
 def dpfed(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A process of its own, forked from one that has imported what takes seconds."""
+    return subprocess.run(["dpfed", *arguments], env=os.environ | commands(), capture_output=True,
+                          text=True, cwd=cwd, check=False)  # fmt: skip
+
+
+def cold(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """As a shell starts it: it imports what it needs."""
     command = [sys.executable, "-m", "dpfed.cli.main", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
 
@@ -38,7 +48,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_run_trains_reports_and_writes(recipe: Path, tmp_path: Path) -> None:
-    done = dpfed("run", str(recipe), "--seed", "4", "--set", "privacy.epsilon=3", cwd=tmp_path)
+    done = cold("run", str(recipe), "--seed", "4", "--set", "privacy.epsilon=3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "(3, 1e-05)-DP for each record (replace-one)" in done.stdout
     assert "on test records that the server holds" in done.stdout
@@ -111,8 +121,8 @@ def test_methods_tells_what_an_option_means() -> None:
 
 
 def test_help_teaches_by_example_and_version_prints() -> None:
-    assert "dpfed run examples/recipes/quickstart.toml" in dpfed("run", "--help").stdout
-    assert dpfed("--version").stdout.strip() == "0.2.0"
+    assert "dpfed run examples/recipes/quickstart.toml" in cold("run", "--help").stdout
+    assert cold("--version").stdout.strip() == "0.2.0"
 
 
 def test_a_study_from_sweep_to_report(tmp_path: Path) -> None:
