@@ -14,8 +14,9 @@ import msgspec
 import pytest
 
 from dpfed.core.errors import RecipeError
-from dpfed.experiments import report
+from dpfed.experiments import figures, report
 from dpfed.experiments import study as studies
+from dpfed.experiments.figures import Picture
 from dpfed.experiments.findings import findings
 from dpfed.experiments.report import write_report
 from dpfed.experiments.reproduce import dump_study, reproduce
@@ -90,6 +91,18 @@ def words_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "all_pictures", lambda _: [])
 
 
+@pytest.fixture
+def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every figure is made, and named; its files are empty. test_figures.py has what is in them."""
+
+    def save(picture: Picture, folder: Path) -> None:
+        for kind in ("png", "svg", "pdf"):
+            (folder / f"{picture.name}.{kind}").touch()
+
+    monkeypatch.setattr(figures, "save_picture", save)
+    monkeypatch.setattr(figures, "svg", lambda picture: picture.name.encode())
+
+
 # ----------------------------------------------------------------------------------------- the page
 
 
@@ -162,6 +175,7 @@ def test_a_long_table_is_folded() -> None:
     assert folded.count("<tr>") == report.LONG + 2
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_names_are_escaped(tmp_path: Path) -> None:
     study = msgspec.structs.replace(STUDY, title="a <b> & 'c'", about="<script>alert(1)</script>")
     path = write_report(folder(tmp_path), study)
@@ -172,6 +186,7 @@ def test_names_are_escaped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unpainted")
 def test_the_same_folder_gives_the_same_files(tmp_path: Path) -> None:
     def written() -> dict[str, str]:
         page = write_report(folder(tmp_path)).read_text(encoding="utf-8")
@@ -182,6 +197,7 @@ def test_the_same_folder_gives_the_same_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unpainted")
 def test_what_an_earlier_report_left_is_dropped(tmp_path: Path) -> None:
     write_report(folder(tmp_path))
     (tmp_path / "figures" / "notes.txt").touch()
@@ -252,6 +268,7 @@ def test_a_lower_loss_is_a_lead() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unpainted")
 def test_a_study_of_losses_has_curves_where_it_was_measured_by_round(tmp_path: Path) -> None:
     rows = [{**r, "by_round": {}} for r in losses()]
     path = write_report(folder(tmp_path / "last", rows))
@@ -342,6 +359,7 @@ def test_the_command_names_a_study_that_comes_along() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unpainted")
 def test_a_real_study_has_a_report(tmp_path: Path) -> None:
     out = tmp_path / "out"
     reproduce(write(tmp_path), out, tune=True, workers=1)
