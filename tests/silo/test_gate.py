@@ -160,7 +160,7 @@ def test_a_gate_that_is_asked_too_early_refuses(
     with gates(tmp_path, 1, **allowed) as owners:
         terms = read(path)
         start_all(owners, path)
-        strategy = DPStrategy(terms.plan, training=terms.name, wait=20, wait_lost=0)
+        strategy = DPStrategy(terms.plan, training=terms.name, wait=1, wait_lost=0)
         start = named_arrays(terms.model.layout, terms.initial)
         result = strategy.start(grid_of(owners), start)
         said = (owners[0].folder / "gate.log").read_text()
