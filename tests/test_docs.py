@@ -33,6 +33,7 @@ AUTHORS = set(_EXCLUDED[1].split()) if _EXCLUDED else set()
 NEWCOMER = ("quickstart.md", "your-own-optimizer.md")
 """CI runs these by scripts/newcomer, from an empty environment; here they are in the long suite."""
 ELSEWHERE = {
+    "index.md": "its commands are the quickstart's first, which the newcomer runs",
     "deployment.md": "needs several hosts: scripts/month is them, by turns",
     "ledger.md": "its commands are those of a deployment: scripts/month runs them",
     "silo.md": "needs root and users of its own: tests/cli/test_silo_install.py has its commands",
@@ -82,6 +83,16 @@ def test_the_newcomer_runs_the_pages_that_are_left_to_it() -> None:
     script = (REPOSITORY / "scripts/newcomer").read_text(encoding="utf-8")
     assert all(f"page {Path(name).stem}\n" in script for name in NEWCOMER)
     assert "scripts/newcomer" in (REPOSITORY / ".ci/run").read_text(encoding="utf-8")
+
+
+def test_the_first_page_says_what_the_newcomer_runs() -> None:
+    said, run = (
+        [line for block in pages.blocks(DOCS / name) if block.language not in pages.PROSE
+         for line in block.text.splitlines()]
+        for name in ("index.md", NEWCOMER[0])
+    )  # fmt: skip
+    assert said
+    assert set(said) <= set(run)
 
 
 @pytest.mark.slow
