@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.silo.gates import Silo
+from tests.training.flower import preloaded
 from tests.training.flower.network import Net
 
 PYTHON = Path("/usr/bin/python3")
@@ -67,6 +68,19 @@ def installation() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def warm_nodes(installed: Path, user: str) -> Iterator[Path]:
+    """Launchers of Flower's commands for that user: forks of a process of theirs, in no time.
+
+    The gates' own commands are not among those that use them: each is a process by itself.
+    """
+    script = shutil.copy(preloaded.__file__, installed / "preloaded.py")
+    start = [*as_user(user), str(PYTHON), str(script)]
+    variables = {"PYTHONPATH": str(installed / "site"), "HOME": "/nonexistent"}
+    with preloaded.preloaded(installed / "warm", start, **variables):
+        yield installed / "warm" / "launchers"
 
 
 @contextmanager
@@ -126,16 +140,25 @@ class OwnedSilo(Silo):
 class OwnedNet(Net):
     """A Net whose SuperNodes run as a user of their own, who sees no data."""
 
-    def __init__(self, *args: Any, installed: Path, user: str, sockets: list[Path], **more: Any):
+    def __init__(
+        self,
+        *args: Any,
+        installed: Path,
+        launchers: Path,
+        user: str,
+        sockets: list[Path],
+        **more: Any,
+    ):
         super().__init__(*args, **more)
-        self.installed, self.user, self.sockets = installed, user, sockets
+        self.installed, self.launchers = installed, launchers
+        self.user, self.sockets = user, sockets
 
     def _environment(self, name: str) -> dict[str, str]:
         found = super()._environment(name)
         if name not in self.nodes:
             return found
         return {
-            **found, "PATH": f"{self.installed / 'bin'}:/usr/bin:/bin", "HOME": found["FLWR_HOME"],
+            **found, "PATH": f"{self.launchers}:/usr/bin:/bin", "HOME": found["FLWR_HOME"],
             "PYTHONPATH": str(self.installed / "site"),
             "DPFED_GATE": str(self.sockets[self.nodes.index(name)]),
         }  # fmt: skip

@@ -14,7 +14,7 @@ from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.deploy import deploy
 from dpfed.cli.doctor import simulations_only
 from tests.silo.gates import read, terms_for
-from tests.silo.owners import OwnedNet, OwnedSilo, installation, possible, users
+from tests.silo.owners import OwnedNet, OwnedSilo, installation, possible, users, warm_nodes
 from tests.silo.test_gate import in_one_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
@@ -152,8 +152,11 @@ def test_a_hostile_app_gets_nothing_and_an_honest_one_the_bits() -> None:
                 assert "approved for 30 days" in silo.command("approve", str(path), "--yes")
                 silo.start()
             sockets = [silo.socket for silo in silos]
-            with OwnedNet(work, SILOS, folder=fed, installed=installed, user=relay,
-                          sockets=sockets) as net:  # fmt: skip
+            with (
+                warm_nodes(installed, relay) as launchers,
+                OwnedNet(work, SILOS, folder=fed, installed=installed, launchers=launchers,
+                         user=relay, sockets=sockets) as net,
+            ):  # fmt: skip
                 attack(net, work, path, silos)
             check_the_result(work, path, silos)
         finally:

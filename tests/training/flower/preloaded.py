@@ -35,7 +35,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -71,25 +71,28 @@ os.kill(os.getpid(), number)
 
 
 @contextlib.contextmanager
-def preloaded(folder: Path) -> Iterator[dict[str, str]]:
+def preloaded(
+    folder: Path, start: Sequence[str] = (sys.executable, __file__), **more: str
+) -> Iterator[dict[str, str]]:
     """The variables with which the commands are launchers, as long as the context lasts.
 
     Args:
         folder: where the launchers are written; it must be new.
+        start: how the preloading process is started: as another user, say, by another Python.
+        more: variables of that process.
     """
     home, address = folder / "launchers", f"\0preloaded-{secrets.token_hex(8)}"
     home.mkdir(parents=True)
     for name in COMMANDS:
-        text = LAUNCHER.format(python=sys.executable, address=address, name=name)
+        text = LAUNCHER.format(python=start[-2], address=address, name=name)
         (home / name).write_text(text)
         (home / name).chmod(0o755)
     places = (home, Path(sys.executable).parent, os.environ.get("PATH", ""))
     env = {
         **os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg",
+        "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", **more,
     }  # fmt: skip
-    command = [sys.executable, __file__, address[1:]]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([*start, address[1:]], env=env, stdout=subprocess.PIPE) as process:
         try:
             if process.stdout is None or process.stdout.readline() != b"ready\n":
                 raise RuntimeError("the commands could not be imported; see above")
