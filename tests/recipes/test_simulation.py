@@ -302,13 +302,13 @@ def test_flwr_run_gives_the_same_bits_as_the_in_process_engine(
 ) -> None:
     data = {
         "source": "synthetic",
-        "options": {"records": 4000, "features": 20, "classes": 5},
-        "partition": {"name": "dirichlet", "clients": 20},
+        "options": {"records": 800, "features": 20, "classes": 5},
+        "partition": {"name": "dirichlet", "clients": 6},
     }
-    recipe = write(tmp_path, rounds=10, data=data, server=server)
+    recipe = write(tmp_path, rounds=4, data=data, server=server)
     seen: list[dict[str, Any]] = []
     out = simulation.run_simulation(
-        recipe, tmp_path / "out", clients=20, timeout=300, watch=seen.append, root=tmp_path
+        recipe, tmp_path / "out", clients=6, timeout=300, watch=seen.append, root=tmp_path
     )
     result = dpfed.run(recipe)
     assert torch.equal(result.model.layout.flatten(out.params), result.params)
