@@ -730,6 +730,92 @@ def counted() -> tuple[int]:
     return (len(METHODS),)
 
 
+# --------------------------------------------------------------------------------------- dimension
+
+SIZE = "results/dimension/README.md"
+SIZES = ("650", "1,290", "2,570", "5,130", "12,810", "20,010")
+
+
+def sizes(method: str) -> tuple[float, ...]:
+    """The accuracies of a method from the smallest to the largest model."""
+    return tuple(mean("dimension", method, parameters=p) for p in SIZES)
+
+
+def size_leads(method: str, other: str = "DP-FedGD") -> list[Gap]:
+    return [gap("dimension", method, other, parameters=p) for p in SIZES]
+
+
+def sure_by_size(method: str) -> tuple[int, int]:
+    """Sizes at which a method is ahead of and behind DP-FedGD after Holm's correction."""
+    known = [row for row in rows("dimension", "tables/paired.csv") if row["p (Holm)"]]
+    sure = [float(row["difference (points)"]) for row in known
+            if row["method"] == method and float(row["p (Holm)"]) < 0.05]  # fmt: skip
+    return sum(each > 0 for each in sure), sum(each < 0 for each in sure)
+
+
+def cost(method: str, parameters: str, column: str) -> float:
+    (row,) = (row for row in rows("dimension", "tables/cost.csv") if row["method"] == method
+              and row["parameters"] == parameters.replace(",", ""))  # fmt: skip
+    return float(row[column])
+
+
+def newton_at(method: str, parameters: str = "650") -> float:
+    return mean("dimension-newton", method, parameters=parameters)
+
+
+def without_a_matrix() -> tuple[float, float]:
+    """DP-FedAuto's lead over DP-FedGD at the two sizes at which it sends no matrix."""
+    leads = [lead("dimension", "DP-FedAuto", parameters=p) for p in SIZES[-2:]]
+    for parameters in SIZES[-2:]:  # 30 rounds of updates, but for the mean's: no f x f numbers
+        assert cost("DP-FedAuto", parameters, "sent") < cost("DP-FedGD", parameters, "sent")
+    return leads[0], leads[1]
+
+
+def beside_gd() -> tuple[float, float]:
+    """DP-FedSOFIM from DP-FedGD where both have one rate, and where the search gave it another."""
+    chosen = json.loads((RESULTS / "dimension/settings.json").read_text(encoding="utf-8"))
+    rates = {(p, m): next(iter(chosen[f"parameters {p} | {m}"]["set"].values()))
+             for p in SIZES for m in ("DP-FedGD", "DP-FedSOFIM")}  # fmt: skip
+    leads = {p: lead("dimension", "DP-FedSOFIM", parameters=p) for p in SIZES}
+    other = [p for p in SIZES if rates[p, "DP-FedGD"] != rates[p, "DP-FedSOFIM"]]
+    assert other == ["2,570"]
+    assert (rates["2,570", "DP-FedGD"], rates["2,570", "DP-FedSOFIM"]) == (30.0, 10.0)
+    return max(abs(leads[p]) for p in SIZES if p not in other), leads["2,570"]
+
+
+SIZE_CLAIMS = [
+    Claim(SIZE, "DP-FedGD has {:.1f}, {:.1f}, {:.1f}, {:.1f}, {:.1f} and {:.1f} %", lambda: sizes("DP-FedGD")),
+    Claim(SIZE, "DP-FedSOFIM is at most {:.2f} points from it at five sizes, and {:+.2f} at 2,570", beside_gd),
+    Claim(SIZE, "EMA-only {:+.1f} to {:+.1f}, DP-FedAdam {:+.1f} to {:+.1f}",
+          lambda: (*ends(g.mean for g in size_leads("EMA-only")), *ends(g.mean for g in size_leads("DP-FedAdam")))),
+    Claim(SIZE, "DP-FedFC, with its matrix, {:+.1f} to {:+.1f}", lambda: ends(g.mean for g in size_leads("DP-FedFC"))),
+    Claim(SIZE, "DP-FedAuto, which is searched nowhere, {:+.1f} to {:+.1f}", lambda: ends(g.mean for g in size_leads("DP-FedAuto"))),
+    Claim(SIZE, "of six sizes DP-FedSOFIM is ahead at {} and behind at {}, EMA-only {} and {}, DP-FedAdam {} and {}, DP-FedFC {} and {}, DP-FedAuto {} and {}",
+          lambda: sum((sure_by_size(m) for m in ("DP-FedSOFIM", "EMA-only", "DP-FedAdam", "DP-FedFC", "DP-FedAuto")), ())),
+    Claim(SIZE, "and is still {:+.1f} and {:+.1f} points above DP-FedGD", without_a_matrix),
+    Claim(SIZE, "DP-FedNew has {:.1f} and {:.1f} % in 5 rounds, FedNewton {:.1f} and {:.1f} in 3, DP-FedGD {:.1f} and {:.1f} in 5, DP-FedAdam {:.1f} and {:.1f}",
+          lambda: tuple(newton_at(m, p) for m in ("DP-FedNew", "FedNewton", "DP-FedGD", "DP-FedAdam") for p in SIZES[:2])),
+    Claim(SIZE, "{:.2f} MB at 650 parameters and {:.1f} at 20,010", lambda: tuple(cost("DP-FedGD", p, "memory") / 1e6 for p in ("650", "20,010"))),
+    Claim(SIZE, "{:.1f} and {:.0f} MB under DP-FedFC", lambda: tuple(cost("DP-FedFC", p, "memory") / 1e6 for p in ("650", "20,010"))),
+    Claim(SIZE, "{:.0f} MB at 650 and {:.0f} at 5,130 under DP-FedNew, {:.0f} at 650 and {:.0f} at 2,570 under FedNewton",
+          lambda: tuple(cost(m, p, "memory") / 1e6 for m, p in (("DP-FedNew", "650"), ("DP-FedNew", "5,130"), ("FedNewton", "650"), ("FedNewton", "2,570")))),
+    Claim(SIZE, "they would hold {:.1f} and {:.1f} GB", lambda: tuple(cost(m, "20,010", "memory") / 1e9 for m in ("DP-FedNew", "FedNewton"))),
+    Claim(SIZE, "{:.2f} s at 650 parameters and {:.2f} s at 20,010 under DP-FedSOFIM, {:.2f} and {:.1f} under DP-FedFC",
+          lambda: tuple(cost(m, p, "seconds") for m in ("DP-FedSOFIM", "DP-FedFC") for p in ("650", "20,010"))),
+    Claim(SIZE, "{:.1f} s at 650 and {:.0f} at 5,130 under DP-FedNew, {:.1f} at 650 and {:.0f} at 2,570 under FedNewton",
+          lambda: tuple(cost(m, p, "seconds") for m, p in (("DP-FedNew", "650"), ("DP-FedNew", "5,130"), ("FedNewton", "650"), ("FedNewton", "2,570")))),
+    Claim(SIZE, "{:.2f} MB at 650 and {:.1f} at 20,010, DP-FedFC {:.2f} and {:.1f}",
+          lambda: tuple(cost(m, p, "sent") / 1e6 for m in ("DP-FedGD", "DP-FedFC") for p in ("650", "20,010"))),
+    Claim("results/README.md", "DP-FedGD has {:.1f} % at 650 parameters, {:.1f} at 12,810 and {:.1f} at 20,010",
+          lambda: tuple(mean("dimension", "DP-FedGD", parameters=p) for p in ("650", "12,810", "20,010"))),
+    Claim("results/README.md", "DP-FedSOFIM is {:+.1f} to {:+.1f} points beside it, DP-FedFC {:+.1f} to {:+.1f}, DP-FedAuto {:+.1f} to {:+.1f}",
+          lambda: sum((ends(g.mean for g in size_leads(m)) for m in ("DP-FedSOFIM", "DP-FedFC", "DP-FedAuto")), ())),
+    Claim("results/README.md", "at 20,010 parameters {:.1f} MB for vectors, {:.0f} MB for a matrix of the features, and by computation {:.1f} and {:.1f} GB for one of the parameters",
+          lambda: (cost("DP-FedGD", "20,010", "memory") / 1e6, cost("DP-FedFC", "20,010", "memory") / 1e6,
+                   *(cost(m, "20,010", "memory") / 1e9 for m in ("DP-FedNew", "FedNewton")))),
+]  # fmt: skip
+
+
 FLOWER = "docs/from-flower.md"
 HELPS = "results/what-helps.md"
 
@@ -829,6 +915,7 @@ CLAIMS = [
     Claim(FLOWER, "takes {:.1f} times FedAvg's with noise, ledger and answers on disk, {:.2f} without", lambda: flower_round()[::-1]),
     Claim(FLOWER, "torch is required, {} of {} MB", lambda: weight()[:0:-1]),
     # ------------------------------------------------------------------------------ results/README.md
+    *SIZE_CLAIMS,
     Claim("results/README.md", "is {:.1f} to {:.1f} points above every adapter", above_adapters),
     Claim("results/README.md", "six methods within {:.1f} points at sigma 0.5 and {:.1f} at 1",
           lambda: tuple(furthest("adamw-small", ADAMW, sigma=sigma) for sigma in ("0.5", "1"))),
@@ -963,7 +1050,7 @@ FIGURE = re.compile(
     r"(?<![\w.^-])[+-]?\d+(?:\.\d+)?(?: (?:and|to|or) [+-]?\d+(?:\.\d+)?)* (?:%|points?\b)"
     r"|(?<![\w.])[+-]\d+\.\d+"
 )
-PAGES = ["README.md", "results/README.md", HELPS, FAIR,
+PAGES = ["README.md", "results/README.md", HELPS, FAIR, SIZE,
          *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]  # fmt: skip
 
 CONFIDENCE = "the level of an interval"
