@@ -309,6 +309,21 @@ def resumed(kept: Any, folder: Path, progress: bytes, asked: bytes) -> Any:
 ASKED = b'{"round": 0, "attempt": 0}'
 
 
+@pytest.mark.parametrize("books", [{"tpdate": []}, {}, {"update": [], "more": []}])
+def test_a_checkpoint_that_counts_other_channels_is_refused(
+    kept: Any, tmp_path: Path, books: dict[str, Any]
+) -> None:
+    """Found by the test below; one that is left out would count as unspent."""
+    size = struct.unpack("<Q", kept[2][:8])[0]
+    facts = json.loads(json.loads(kept[2][8 : 8 + size])["__metadata__"]["facts"])
+    text = json.dumps({**facts, "books": books})
+    (tmp_path / "progress.safetensors").write_bytes(
+        save_tensors(load_tensors(kept[2]), {"facts": text})
+    )
+    with pytest.raises(DataError, match="lacks a part"):
+        Checkpoint(tmp_path).load(kept[0], kept[1])
+
+
 @settings(FUZZ, max_examples=100 * FACTOR)
 @given(data=st.data())
 def test_the_bytes_of_a_checkpoint_are_read_or_refused(

@@ -44,7 +44,7 @@ from dpfed.core.files import jsonable, locked_file, replace_file
 from dpfed.core.types import State, Trust
 from dpfed.core.vector import Layout
 from dpfed.training.fingerprint import legacy_fingerprint
-from dpfed.training.plan import Plan
+from dpfed.training.plan import Plan, ReleaseCounts
 from dpfed.training.round import ServerState, next_attempt, with_next
 from dpfed.training.state_tree import join_state, split_state
 
@@ -243,9 +243,7 @@ class Checkpoint:
             params=params,
             optimizer=optimizer,
             mechanisms=mechanisms,
-            release_counts={
-                n: {float(h): int(k) for h, k in count} for n, count in facts["books"].items()
-            },
+            release_counts=_release_counts(facts["books"], fresh),
             directory=plan.sum.unpack_directory(bytes.fromhex(facts["directory"])),
             cohort=plan.draw(at, attempt),
         )
@@ -306,6 +304,13 @@ class Checkpoint:
         if again:  # it counts from now on, and once
             return replace(spent, counts_before=state.release_counts)
         return next_attempt(plan, spent)
+
+
+def _release_counts(books: Mapping[str, Any], fresh: ServerState) -> ReleaseCounts:
+    """What was released so far, of the plan's channels: one left out would count as unspent."""
+    if books.keys() != fresh.release_counts.keys():
+        raise ValueError(f"channels {sorted(books)}")
+    return {name: {float(h): int(k) for h, k in count} for name, count in books.items()}
 
 
 def _spent(plan: Plan, state: ServerState) -> ServerState:
