@@ -15,11 +15,12 @@ import torch
 from dpfed.client._adaptive import adaptive
 from dpfed.client.gradient import gradient
 from dpfed.core import stacked
+from dpfed.core.grid import Releases
 from dpfed.core.participation import Participation
 from dpfed.core.randomness import Noise, Stream
 from dpfed.core.registry import build, own_names
 from dpfed.core.sampling import Poisson
-from dpfed.core.stacked import BoundedSums, Releases
+from dpfed.core.stacked import BoundedSums
 from dpfed.core.sum_protocol import Answer, Messages, SumContext
 from dpfed.core.types import (
     METRICS,

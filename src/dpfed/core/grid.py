@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from dpfed.core.errors import BadRelease
 
@@ -62,6 +62,14 @@ _ROWS = 1 << 21  # of at most 2^30 each: their sum is below 2^53, so floats add 
 def step_below(scale: float, bits: int) -> float:
     """The largest power of two that is at most scale / 2^bits."""
     return math.ldexp(1.0, math.frexp(scale)[1] - 1 - bits)  # a logarithm may round up
+
+
+class Releases(NamedTuple):
+    """What several clients release, on one grid: see core/stacked.py."""
+
+    lines: Sequence[Integers]
+    std: float
+    step: float
 
 
 def to_grid(values: Floats, step: float) -> Vector:

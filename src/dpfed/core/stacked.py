@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,7 +34,7 @@ from dpfed.core.randomness import Stream
 from dpfed.core.types import BoundedSum, Broadcast, Problem, Rows, Unit, Work
 
 if TYPE_CHECKING:
-    from dpfed.core.grid import Integers
+    from dpfed.core.grid import Releases
 
 RowsOf: TypeAlias = Callable[[Broadcast, Problem, Unit], Rows]
 """What an algorithm releases, where that is all it does."""
@@ -82,14 +82,6 @@ class StackedRows(Protocol):
 
     def clipped_sums(self, clip: float) -> BoundedSums:
         """Each client's clipped sum."""
-
-
-class Releases(NamedTuple):
-    """What several clients release, on one grid."""
-
-    lines: Sequence[Integers]
-    std: float
-    step: float
 
 
 def defines(kind: type, *names: str) -> bool:

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Self
 
 from dpfed.core.checks import refuse
 from dpfed.core.errors import BadRelease, RecipeError
-from dpfed.core.grid import pack, pack_lines
+from dpfed.core.grid import Releases, pack, pack_lines
 from dpfed.core.participation import Participation
 from dpfed.core.sampling import EVERYONE
-from dpfed.core.stacked import Releases
 from dpfed.core.types import Adjacency, Trust, Unit
 
 if TYPE_CHECKING:

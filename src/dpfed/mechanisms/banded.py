@@ -56,8 +56,9 @@ if TYPE_CHECKING:
 
     from dp_accounting import DpEvent
 
+    from dpfed.core.grid import Releases
     from dpfed.core.randomness import Stream
-    from dpfed.core.stacked import BoundedSums, Releases
+    from dpfed.core.stacked import BoundedSums
     from dpfed.core.types import Rows, Total, Vector
 
 PAPER = "Denisov et al. 2022; Choquette-Choo et al. 2023"

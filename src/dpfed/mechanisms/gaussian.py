@@ -35,11 +35,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpfed.core.grid import BLOCK, EXACT_BITS, NOISY_BITS, pack, pack_lines, step_below
+from dpfed.core.grid import BLOCK, EXACT_BITS, NOISY_BITS, Releases, pack, pack_lines, step_below
 from dpfed.core.participation import Participation
-from dpfed.core.randomness import draws_of_many
 from dpfed.core.sampling import EVERYONE, drawn
-from dpfed.core.stacked import Releases
 from dpfed.core.types import Adjacency, Release, State, Trust, Unit
 from dpfed.mechanisms._noise import FreshNoise
 
@@ -81,6 +79,8 @@ class Gaussian(FreshNoise):
 
     def release_many(self, sums: BoundedSums, streams: Callable[[int], Stream]) -> Releases | None:
         """Each line's release; where clients add noise, with a share of its own."""
+        from dpfed.core.randomness import draws_of_many
+
         size = sums.matrix.shape[1]
         if self.trust is Trust.CENTRAL or self.sampling != EVERYONE:
             return self.rounded_many(sums, self.step)

@@ -35,7 +35,6 @@ from dpfed.core.log import log
 from dpfed.core.randomness import Stream
 from dpfed.core.stacked import (
     BoundedSums,
-    Releases,
     ReleasesMany,
     RowsOf,
     Stackable,
@@ -58,7 +57,7 @@ from dpfed.training.answer import (
 from dpfed.training.plan import Plan
 
 if TYPE_CHECKING:
-    from dpfed.core.grid import Integers
+    from dpfed.core.grid import Integers, Releases
 
 NUMBERS = 1 << 17
 """Of the releases of one pass: they stay in cache, and memory does not grow with clients."""
