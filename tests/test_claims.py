@@ -942,6 +942,9 @@ CLAIMS = [
           lambda: tuple(lead("sofim-fair", m, records=d, epsilon=e) for m in ("DP-FedSOFIM, corrected, warm-up", "EMA-only, corrected")
                         for e in ("0.5", "1") for d in LARGE)),
     Claim(FAIR, "Of DP-FedSOFIM's 400 runs {} diverged, of the other 400 {}", fair_diverged),
+    Claim(FAIR, "{:.1f} % on CIFAR-10 at epsilon 0.5 in the search (rho 0.1, rate 0.001)",
+          lambda: tuple(100 * float(row["accuracy"]) for row in rows("sofim-fair", "tuning.csv")
+                        if row["entry"] == "records CIFAR-10 | epsilon 0.5 | DP-FedSOFIM, rho 0.1" and row["setting"] == "server.1.rate = 0.001")),
     Claim(FAIR, "EMA-only chose 3, the largest, on Fashion-MNIST at epsilon 5 and 10", fair_edges),
     # ------------------------------------------------------------------ results/heterogeneity/README.md
     Claim(UNLIKE, "DP-FedSOFIM is at or below DP-FedGD in all {} cells; momentum and Adam gain 1 to 3 points", unlike_cells),

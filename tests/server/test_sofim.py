@@ -101,3 +101,25 @@ def test_a_step_is_never_longer_than_g_over_rho() -> None:
 def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(RecipeError, match=named("sofim", options)):
         sofim(**options)  # type: ignore[arg-type]
+
+
+def test_noise_far_above_rho_turns_the_step_uphill() -> None:
+    """M holds a part of the noise of G, so that more than all of M is taken from G.
+
+    With |noise|^2 = N in d >> 1 coordinates and rho << N, the step keeps of a constant gradient g
+    1 - (|g|^2 + (1 - beta) N) / (|g|^2 + N (1 - beta) / (1 + beta)), which tends to -beta.
+    """
+    size, noise, beta, rho = 40_000, 100.0, 0.9, 1e-3
+    gradient = torch.zeros(size, dtype=torch.float64)
+    gradient[0] = 1.0
+    made = torch.Generator().manual_seed(0)
+    optimizer = sofim(beta=beta, rho=rho)
+    state, kept = optimizer.init(gradient), []
+    for t in range(400):
+        drawn = torch.randn(size, generator=made, dtype=torch.float64)
+        private = gradient + (noise / size) ** 0.5 * drawn
+        step, state = optimizer.update(private, state, seen(t, private))
+        kept.append(rho * float(step[0]))
+    expected = 1 - (1 + (1 - beta) * noise) / (1 + noise * (1 - beta) / (1 + beta))
+    assert expected < -0.7
+    assert sum(kept[50:]) / 350 == pytest.approx(expected, abs=0.05)
