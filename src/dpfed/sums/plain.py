@@ -57,10 +57,7 @@ class Adding:
         """A client's integers, checked against the schema: a view of the message."""
         if client not in self.cohort:
             raise _unexpected(client)
-        integers = _decode(message, self.total.size)
-        _check_range(integers, self.limit)
-        if self.longest is not None:
-            _check_norm(integers, self.longest)
+        integers: Integers = self._stacked([message])[0]
         return integers
 
     def add_many(self, sent: Sequence[tuple[int, bytes]]) -> bool:
@@ -79,8 +76,9 @@ class Adding:
         return True
 
     def _stacked(self, messages: Sequence[bytes]) -> Integers:
-        """Messages of one length as the lines of a matrix, each checked as ``decode`` does."""
-        flat = _decode(b"".join(messages), self.total.size * len(messages))
+        """Messages of one length as the lines of a matrix, each checked; of one, a view."""
+        joined = b"".join(messages) if len(messages) > 1 else messages[0]
+        flat = _decode(joined, self.total.size * len(messages))
         _check_range(flat, self.limit)
         stack = flat.reshape(len(messages), self.total.size)
         if self.longest is not None:
