@@ -26,6 +26,7 @@ doubles what that device moves, which the root cannot see. So each is trusted as
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,12 +35,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfed.core.errors import BadReply, ClientRefused
+from dpfed.core.errors import BadReply
 from dpfed.core.grid import add_weighted
 from dpfed.core.sum_protocol import Answer
 from dpfed.core.types import Broadcast
 from dpfed.sums.plain import Adder, Adding, Plain, plain
 from dpfed.training.round import SERVER, Exchange
+from dpfed.training.take import Taking
 
 if TYPE_CHECKING:
     from dpfed.core.grid import Integers
@@ -72,14 +74,8 @@ def begin(cohorts: Cohorts, sizes: Mapping[str, int], context: SumContext, every
 
 def gather(session: Adder, answers: Iterable[tuple[int, Answer]]) -> Adder:
     """Add up what comes; a reply that does not fit is dropped, and the rest goes on."""
-    for slot, answer in answers:
-        if isinstance(answer, ClientRefused):
-            continue
-        try:
-            session = plain().add(session, slot, answer)
-        except BadReply:
-            continue
-    return session
+    after: Adder = Taking(plain(), session, {}, logging.DEBUG).all(answers)
+    return after
 
 
 def partial_total(session: Adder, slots: Sequence[int]) -> dict[str, bytes]:

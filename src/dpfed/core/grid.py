@@ -108,7 +108,7 @@ def pack_lines(
     """Each line of a matrix as ``pack`` makes it alone, some lines at a time.
 
     Args:
-        values: floats, [lines, size], with size below a block; they are not changed.
+        values: floats, [lines, size]; with noise, size is below a block. They are not changed.
         step: the step of the grid, a power of two.
         noise: gives the draws of some lines, one after the other; None adds none.
     """
@@ -184,11 +184,11 @@ def _rounded(clear: Floats, whole: Floats, drawn: Drawn | None, step: float) -> 
     """
     import numpy as np
 
-    from dpfed.core.normals import Draws
-
     if drawn is None:
         whole[:] = clear
         return _round(whole, whole, step)
+    from dpfed.core.normals import Draws
+
     if not isinstance(drawn, Draws) or drawn.exactly is None:
         np.add(drawn.values if isinstance(drawn, Draws) else drawn, clear, out=whole)
         return _round(whole, whole, step)

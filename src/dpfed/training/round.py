@@ -5,7 +5,7 @@
     ------                       ------                                      ------
     publish -> Broadcast ------> answer: work -> PricedReleaser -> Release
                                    (rows -> clip -> noise -> grid)
-                                 sum.answer -> bytes ----------------------> sum.add, one at a time
+                                 sum.answer -> bytes ----------------------> sum.add, as they come
                                                                              sum.close -> Total
                                                                              finish -> Aggregate
                                                                              step

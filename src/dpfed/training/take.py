@@ -45,8 +45,9 @@ class Taking:
     ) -> None:
         self.session = session
         self._adder, self._refused, self._level = adder, refused, level
-        passes = isinstance(adder, SendsReleases) and defines(type(adder), "add", "add_many")
-        self._most = AT_ONCE if passes else 0
+        self._many: SendsReleases | None = None
+        if isinstance(adder, SendsReleases) and defines(type(adder), "add", "add_many"):
+            self._many = adder
         self._waiting: list[tuple[int, Messages]] = []
         self._held = 0
 
@@ -63,13 +64,13 @@ class Taking:
             return self._note(client, answer)
         self._held += sum(map(len, answer.values()))
         self._waiting.append((client, answer))
-        return self._flush() if self._held >= self._most else None
+        return self._flush() if not self._many or self._held >= AT_ONCE else None
 
     def _flush(self) -> None:
         waiting, self._waiting, self._held = self._waiting, [], 0
         after = None
-        if len(waiting) > 1 and isinstance(self._adder, SendsReleases):
-            after = self._adder.add_many(self.session, waiting)
+        if self._many and len(waiting) > 1:
+            after = self._many.add_many(self.session, waiting)
         if after is not None:
             self.session = after
             return
