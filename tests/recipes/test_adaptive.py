@@ -19,11 +19,13 @@ from dpfed.core.errors import ClientRefused, RecipeError
 from dpfed.core.types import METRICS, UPDATE, Adjacency, Broadcast, Trust, Unit
 from dpfed.core.vector import layout_of
 from dpfed.flower import client_app
+from dpfed.mechanisms.gaussian import Gaussian
 from dpfed.recipes.build import plan_for
 from dpfed.recipes.schema import dump_recipe, load_recipe, parse
 from dpfed.training.answer import ClientState, PricedReleaser, make_reply
 from dpfed.training.flower.answers import order_digest
 from dpfed.training.flower.codec import Sender
+from dpfed.training.inprocess import rounds
 from dpfed.training.plan import Plan
 from dpfed.training.round import publish, start
 from tests.attacks.asking import Silent, ask, at_home
@@ -76,10 +78,12 @@ def test_the_cost_is_the_closed_form_of_two_shares(
     assert plan.channels[UPDATE].clip == 1.0
 
 
+@pytest.mark.parametrize("mechanism", ["gaussian", "tree", "banded", "blt"])
 @pytest.mark.parametrize("clip", HOSTILE)
-def test_no_broadcast_changes_noise_grid_or_cost(clip: float) -> None:
+def test_no_broadcast_changes_noise_grid_or_cost(clip: float, mechanism: str) -> None:
     """The same bits of noise whatever is broadcast: rows are zero, and what is sent is noise."""
-    plan = plan_of(Unit.RECORD, Trust.LOCAL, Adjacency.REPLACE_ONE, noise="keyed")
+    facts = (Unit.RECORD, Trust.LOCAL, Adjacency.REPLACE_ONE)
+    plan = plan_of(*facts, noise="keyed", mechanism=mechanism)
     sent = []
     for value in (1.0, clip):
         order = Broadcast(0, torch.zeros(4), {CLIP: torch.tensor([value]).double()})
@@ -90,7 +94,8 @@ def test_no_broadcast_changes_noise_grid_or_cost(clip: float) -> None:
         one, other = (reply[name] for reply in sent)
         assert torch.equal(one.vector, other.vector)
         assert (one.std, one.step) == (other.std, other.step)
-        assert one.std == plan.channels[name].std
+        if name == COUNT or mechanism == "gaussian":  # of others it depends on the step
+            assert one.std == plan.channels[name].std
 
 
 def test_the_first_clip_and_the_table_cost_nothing_by_themselves() -> None:
@@ -113,6 +118,41 @@ def test_metrics_and_counts_have_their_shares_beside_each_other() -> None:
     assert squares[METRICS] / whole == pytest.approx(0.05)
 
 
+def turns(mechanism: str, **adaptive: float) -> Plan:
+    limits = {"min_separation": 4, "at_most": 5}
+    tree = recipe(unit="client", trust="central", adjacency="zero-out", mechanism=mechanism,
+                  participation=limits, noise="keyed", adaptive=adaptive)  # fmt: skip
+    return plan_for(parse(tree), [1.0] * 8)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "tree", "banded", "blt"])
+def test_correlated_noise_is_for_updates_and_counts_have_their_own(mechanism: str) -> None:
+    plan = turns(mechanism)
+    assert plan.update.independent == (mechanism == "gaussian")
+    count: Any = plan.channels[COUNT]
+    assert (type(count), count.participation) == (Gaussian, plan.update.participation)  # type: ignore[attr-defined]
+    mu = gdp.mu_for(EPSILON, DELTA)
+    assert 5 * (0.5 / count.std) ** 2 == pytest.approx(0.01 * mu**2, rel=1e-9)
+    worth = plan.update.worth(ROUNDS)  # type: ignore[attr-defined]
+    assert worth / plan.update.std**2 == pytest.approx(0.99 * mu**2, rel=1e-9)
+    assert plan.guarantee().claims[0].epsilon == pytest.approx(EPSILON, rel=1e-6)
+
+
+@pytest.mark.parametrize("mechanism", ["tree", "banded", "blt"])
+def test_correlated_noise_is_in_units_of_the_clip_whatever_way_it_goes(mechanism: str) -> None:
+    """Rows are zero, so a total is noise: the same for a clip that stays and one that moves."""
+    totals, clips = [], []
+    for rate in (1e-9, 1.0):
+        plan = turns(mechanism, rate=rate)
+        seen = list(rounds(plan, [Silent(6)] * 8, torch.zeros(6)))
+        totals.append(torch.stack([outcome.aggregate.mean for _, outcome in seen]))
+        clips.append(float(publish(plan, seen[-1][0]).shared[CLIP]))
+    assert torch.equal(*totals)
+    assert clips[0] == pytest.approx(1.0)
+    assert abs(math.log(clips[1])) > 1
+    assert len({float(row.norm()) for row in totals[0]}) > 1
+
+
 def test_drawn_records_are_counted_as_they_are_drawn() -> None:
     drawn = {"epsilon": None, "std_over_clip": 20.0, "adjacency": "zero-out", "record_rate": 0.2}
     tree = {**recipe(**drawn), "rounds": 2}
@@ -132,12 +172,6 @@ def test_methods_with_a_clip_or_releases_of_their_own_are_refused(method: str) -
     layout = layout_of({"weight": torch.empty(3, 4), "bias": torch.empty(3)})
     with pytest.raises(RecipeError, match=r"privacy.adaptive must be left out for client '\w+'"):
         plan_for(parse(tree), [50.0], layout)
-
-
-@pytest.mark.parametrize("mechanism", ["tree", "banded"])
-def test_correlated_noise_is_refused(mechanism: str) -> None:
-    with pytest.raises(RecipeError, match=r"independent noise where the clip adapts.*'gaussian'"):
-        plan_for(parse(recipe(mechanism=mechanism)), [50.0])
 
 
 def test_a_field_that_it_has_not_is_refused_by_name() -> None:

@@ -18,6 +18,10 @@ a server that broadcasts another number gets other rows, never less noise on the
 has what becomes of numbers that are none). The rounds compose adaptively, and cost what the plan
 says: share of the squared mu for the counts, the rest for the updates.
 
+Correlated noise is kept in units of C_t as well. Its price is for rows of length 1 that may depend
+on all earlier releases, so it holds; what a later round takes back is in that round's unit, so that
+noise cancels as far as the clip stays. Counts are not summed over rounds: theirs is independent.
+
 Not as in the paper: bbar is cut, so that with much noise a round moves the clip by exp(rate) at
 most; a client that does not answer counts as half within.
 """

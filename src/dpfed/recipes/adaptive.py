@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import msgspec
 
-from dpfed.core import registry
-from dpfed.core.checks import refuse
 from dpfed.core.types import ClientAlgorithm
 
 
@@ -25,7 +23,7 @@ class AdaptiveRecipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw
 
 
 def with_adaptive_clip(
-    client: ClientAlgorithm, table: AdaptiveRecipe, *, clip: float, mechanism: str
+    client: ClientAlgorithm, table: AdaptiveRecipe, *, clip: float
 ) -> ClientAlgorithm:
     """The client with a clip that adapts; refuses what it does not apply to.
 
@@ -33,13 +31,7 @@ def with_adaptive_clip(
         client: the recipe's client algorithm.
         table: the recipe's table.
         clip: the first clip.
-        mechanism: the name of the recipe's mechanism.
     """
     from dpfed.client._adaptive import adaptive  # loads torch, which a schema does without
 
-    if not registry.build("mechanisms", mechanism, {}).independent:
-        raise refuse(
-            "privacy.mechanism", "one with independent noise where the clip adapts: correlated "
-            "noise cancels only in one unit", mechanism, "set 'gaussian'",
-        )  # fmt: skip
     return adaptive(client, clip, quantile=table.quantile, rate=table.rate, share=table.share)

@@ -102,9 +102,7 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
     client = _plug_in("client", recipe.client, **facts)
     _check_standardiser(recipe, client, layout)
     if privacy.adaptive:
-        client = with_adaptive_clip(
-            client, privacy.adaptive, clip=privacy.clip, mechanism=privacy.mechanism
-        )
+        client = with_adaptive_clip(client, privacy.adaptive, clip=privacy.clip)
     total = _plug_in("sums", recipe.sum)
     draft = Plan(
         client=client,
@@ -222,7 +220,7 @@ def _channels(
     drawn = EVERYONE if privacy.record_rate == 1 else Poisson(privacy.record_rate)
     return {
         name: _mechanism(
-            _uncorrelated(privacy) if channel.census else privacy,
+            _uncorrelated(privacy) if _is_counted(privacy, name, channel) else privacy,
             channel,
             sampling=EVERYONE if channel.census else drawn,
             releases=channel.planned(recipe.rounds, privacy.spare_attempts or 0),
@@ -262,8 +260,13 @@ def named_metrics(judged: EvaluationRecipe) -> tuple[Metric, ...]:
     return made
 
 
+def _is_counted(privacy: PrivacyRecipe, name: str, channel: Channel) -> bool:
+    """Whether a channel has numbers of one round: metrics, or how many rows a clip holds."""
+    return channel.census or (bool(privacy.adaptive) and name != UPDATE)
+
+
 def _uncorrelated(privacy: PrivacyRecipe) -> PrivacyRecipe:
-    """With Gaussian noise in the place of correlated noise: metrics are not summed over rounds."""
+    """With Gaussian noise in the place of correlated noise, which is for sums over rounds."""
     if build("mechanisms", privacy.mechanism, {}).independent:
         return privacy
     return msgspec.structs.replace(privacy, mechanism="gaussian", options={})
