@@ -132,6 +132,19 @@ def test_lines_are_means_with_a_band() -> None:
     assert picture.alt.endswith(f"DP-FedSOFIM 55.33, {ODD} 53.00, DP-FedGD 52.00.")
 
 
+@pytest.mark.parametrize("letters", [5, 23, 25, 40])
+def test_a_legend_is_never_cut_off(letters: int) -> None:
+    labels = [f"{n:{letters}}".replace(" ", "e") for n in range(9)]
+    gd = [r for r in ROWS if r["method"] == "DP-FedGD"]
+    rows = [{**r, "method": label} for r in gd for label in labels]
+    figure = figures.convergence(named(*labels), rows, LOW).figure
+    figure.draw_without_rendering()
+    legend = figure.legends[-1].get_window_extent()
+    assert figure.bbox.x0 <= legend.x0
+    assert legend.x1 <= figure.bbox.x1
+    assert figure.axes[0].get_window_extent().height > figure.bbox.height / 3
+
+
 def test_of_many_lines_the_best_and_the_baseline_have_a_colour() -> None:
     labels = [m.label for m in STUDY.methods]
     more = [f"m{n}" for n in range(6)]

@@ -17,7 +17,7 @@ from dpfed.core.errors import RecipeError
 from dpfed.experiments import figures, report
 from dpfed.experiments import study as studies
 from dpfed.experiments.figures import Picture
-from dpfed.experiments.findings import findings
+from dpfed.experiments.findings import findings, listed
 from dpfed.experiments.report import write_report
 from dpfed.experiments.reproduce import dump_study, reproduce
 from dpfed.experiments.scores import scores
@@ -237,6 +237,12 @@ def test_no_winner_where_the_interval_has_zero_or_there_is_one_seed() -> None:
     single = findings(scores(one_seed(), ROWS))["epsilon 0.5"]
     assert single.count("one seed, so no interval: significance is not known") == 2
     assert "excludes" not in single
+
+
+def test_names_with_commas_are_parted_by_semicolons() -> None:
+    assert listed(["A"]) == "A"
+    assert listed(["A", "B", "C"]) == "A, B and C"
+    assert listed(["tree, turns", "independent, drawn"]) == "tree, turns; independent, drawn"
 
 
 def test_a_method_without_a_seed_is_not_called_best() -> None:

@@ -368,6 +368,18 @@ def test_labels_that_are_not_classes_are_judged_by_their_loss() -> None:
     assert _best(tried)["validation"] == 2.0
 
 
+def test_a_trial_that_diverged_is_chosen_only_if_all_did() -> None:
+    wild = {"point": {"rate": 3.0}, "accuracy": 0.5, "loss": 21.0}
+    tame = {"point": {"rate": 0.1}, "accuracy": 0.2, "loss": 1.0}
+    refused = {"entry": "one", "point": {"rate": -1.0}, "accuracy": None, "loss": None,
+               "refused": "no"}  # fmt: skip
+    assert score(wild) == -np.inf < score(tame)
+    assert _best([refused, wild, tame])["set"] == {"rate": 0.1}
+    assert _best([refused, wild])["set"] == {"rate": 3.0}
+    with pytest.raises(RecipeError, match="one: no setting that was tried is valid; no"):
+        _best([refused])
+
+
 def test_what_tuning_would_cost_is_the_composition_of_its_runs() -> None:
     mu = gdp.mu_for(1.0, 1e-5)
     assert tuning_cost(1, 1.0, 1e-5) == pytest.approx(1.0)

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
-WIDTH = 3.4
-"""Inches: one column."""
+WIDTH, LINE = 3.4, 0.17
+"""Inches: one column, and one line of its legend."""
 
 TYPOGRAPHY: Any = {
     "font.size": 8, "axes.labelsize": 8, "axes.titlesize": 8, "xtick.labelsize": 8,
@@ -162,7 +163,7 @@ def convergence(study: Study, rows: Iterable[Row], cell: Cell) -> Picture:
     found, styles = scores(study, rows), styles_of(study)
     drawn = [m.label for m in study.methods if found.at(cell, m.label)]
     loud = _of_interest(found, cell, drawn)
-    with sheet(2.6 + 0.17 * ((len(drawn) + 1) // 2)) as (figure, axes):
+    with sheet(2.6 + LINE * ((len(drawn) + 1) // 2)) as (figure, axes):
         for label in drawn:
             line = {r: found.number(cell, label, r) for r in found.rounds(cell)}
             points = {float(r): n for r, n in line.items()}
@@ -219,10 +220,6 @@ def _draw_line(
         axes.errorbar(xs, means, stds, fmt="none", ecolor=style.colour, elinewidth=0.8, capsize=2)
 
 
-_SHORT = 24
-"""Letters of a label of which two fit side by side."""
-
-
 def _finish_lines(figure: Figure, axes: Axes, measure: Measure) -> None:
     import numpy as np
 
@@ -235,10 +232,21 @@ def _finish_lines(figure: Figure, axes: Axes, measure: Measure) -> None:
     axes.set_ylabel(measure.label + (" (log scale)" if measure.wide(means) else ""))
     axes.grid(alpha=0.25, linewidth=0.5)
     if axes.get_lines():
-        longest = max(len(str(line.get_label())) for line in axes.get_lines())
-        columns = 2 if longest <= _SHORT else 1  # or the legend would be cut off
-        figure.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=2.6,
-                      columnspacing=1.0, labelspacing=0.25, borderpad=0.2)  # fmt: skip
+        _write_legend(figure, len(axes.get_lines()))
+
+
+def _write_legend(figure: Figure, lines: int) -> None:
+    """Below the axes in two columns, or in one and a higher figure where two would be cut off."""
+    legend = _legend(figure, 2)
+    if legend.get_window_extent().width > figure.bbox.width:
+        legend.remove()
+        _legend(figure, 1)
+        figure.set_figheight(figure.get_figheight() + LINE * (lines // 2))
+
+
+def _legend(figure: Figure, columns: int) -> Legend:
+    return figure.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=2.6,
+                         columnspacing=1.0, labelspacing=0.25, borderpad=0.2)  # fmt: skip
 
 
 def set_decades(axis: Axis, low: float, high: float, ticks: int = 8) -> None:
@@ -378,7 +386,7 @@ def _frontier(found: Scores, values: list[str], words: str, rest: Cell) -> Pictu
     study, axis, styles = found.study, found.study.axes[0].label, styles_of(found.study)
     places = {value: _in_order(study, {**rest, axis: value}) for value in values}
     drawn = [m.label for m in study.methods if any(found.at(c, m.label) for c in places.values())]
-    with sheet(2.6 + 0.17 * ((len(drawn) + 1) // 2)) as (figure, axes):
+    with sheet(2.6 + LINE * ((len(drawn) + 1) // 2)) as (figure, axes):
         for label in drawn:
             line = {float(value): found.number(cell, label) for value, cell in places.items()}
             _draw_line(axes, label, styles[label], dict(sorted(line.items())), band=False)

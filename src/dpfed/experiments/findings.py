@@ -74,5 +74,7 @@ def _interval(pair: Gap) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as a sentence has them."""
+    """Names as a sentence has them; those with a comma of their own are parted by semicolons."""
+    if any("," in name for name in names):
+        return "; ".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

@@ -13,6 +13,7 @@ import datetime as dt
 import gzip
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import threading
@@ -35,6 +36,11 @@ Labels = dict[str, Any]
 Row = dict[str, Any]
 Progress = Callable[[int, int, Row], None]
 """Called with (done, all, the run that ended)."""
+
+DIVERGED = 20.0
+"""Nats: a classifier whose mean cross-entropy ends above this has diverged. The right class then
+has a probability of e^-20 on average; its accuracy is a figure about a model that nobody would use.
+"""
 
 
 @dataclass(frozen=True)
@@ -328,3 +334,19 @@ def _silos(facts: str, root: str | None) -> Any:
     data, model, evaluation, seed = json.loads(facts)
     recipe = recipes.parse({"data": data, "model": model, "evaluation": evaluation, "seed": seed})
     return federation(recipe, None if root is None else Path(root))
+
+
+def diverged(row: Mapping[str, Any]) -> bool:
+    """Whether a run ended without a figure, or as a classifier with a loss above DIVERGED.
+
+    Args:
+        row: a stored run, or its line of final.csv, where what is missing is an empty text.
+    """
+    accuracy, loss = (_number(row.get(name)) for name in ("accuracy", "loss"))
+    if accuracy is None:
+        return loss is None
+    return loss is None or loss > DIVERGED
+
+
+def _number(raw: Any) -> float | None:
+    return None if raw in (None, "") or not math.isfinite(float(raw)) else float(raw)

@@ -32,8 +32,8 @@ import msgspec
 
 from dpfed.core.errors import RecipeError
 from dpfed.experiments import study as studies
-from dpfed.experiments.jobs import make_job
-from dpfed.experiments.scores import ACCURACY, LOSS, BySeed, Measure, Settings, diverged, std
+from dpfed.experiments.jobs import diverged, make_job
+from dpfed.experiments.scores import ACCURACY, LOSS, BySeed, Measure, Settings, std
 from dpfed.experiments.significance import paired_gap
 from dpfed.experiments.study import Cell, Changes, Contestant, Study, cells, tuned_cell
 from dpfed.experiments.sweep import SETTINGS, label_of, settings_for

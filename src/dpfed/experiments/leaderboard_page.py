@@ -15,8 +15,8 @@ from itertools import groupby
 from pathlib import Path
 
 from dpfed.experiments.figures import slug
+from dpfed.experiments.jobs import DIVERGED
 from dpfed.experiments.leaderboard import NO_PRIVACY, WITHIN, Board, BoardLine, Found, collect
-from dpfed.experiments.scores import DIVERGED
 from dpfed.experiments.table import NOTHING, Number, Table, Value
 from dpfed.recipes.page import html_page, style_of
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpfed.experiments.jobs import Row
+from dpfed.experiments.jobs import Row, diverged
 from dpfed.experiments.study import Cell, Study, cells
 from dpfed.experiments.sweep import label_of, settings_for
 from dpfed.experiments.table import NOTHING, Number, Value
@@ -72,30 +72,8 @@ LOSS = Measure(key="loss", name="loss", label="loss", scale=1.0, sign=-1, decima
 BySeed = dict[int, float]
 
 
-DIVERGED = 20.0
-"""Nats: a classifier whose mean cross-entropy ends above this has diverged. The right class then
-has a probability of e^-20 on average; its accuracy is a figure about a model that nobody would use.
-"""
-
-
 def _finite(raw: Any) -> bool:
     return raw is not None and math.isfinite(raw)
-
-
-def diverged(row: Mapping[str, Any]) -> bool:
-    """Whether a run ended without a figure, or as a classifier with a loss above DIVERGED.
-
-    Args:
-        row: a stored run, or its line of final.csv, where what is missing is an empty text.
-    """
-    accuracy, loss = (_number(row.get(name)) for name in ("accuracy", "loss"))
-    if accuracy is None:
-        return loss is None
-    return loss is None or loss > DIVERGED
-
-
-def _number(raw: Any) -> float | None:
-    return None if raw in (None, "") or not math.isfinite(float(raw)) else float(raw)
 
 
 def cell_words(cell: Mapping[str, str]) -> str:

@@ -23,7 +23,17 @@ from dpfed.core.errors import RecipeError
 from dpfed.core.extras import needs
 from dpfed.core.registry import check_names
 from dpfed.experiments import study as studies
-from dpfed.experiments.jobs import Job, Progress, Queue, Row, Store, job_pool, make_job, run_jobs
+from dpfed.experiments.jobs import (
+    Job,
+    Progress,
+    Queue,
+    Row,
+    Store,
+    diverged,
+    job_pool,
+    make_job,
+    run_jobs,
+)
 from dpfed.experiments.study import Cell, Changes, Contestant, Study, cells, tuned_cell
 from dpfed.recipes.federation import public_seed
 from dpfed.recipes.schema import Recipe
@@ -156,8 +166,11 @@ def _seeded(study: Study, seed: int) -> Changes:
 
 
 def _best(rows: list[Row]) -> dict[str, Any]:
-    """The highest validation accuracy; the first tried wins a tie."""
-    top = max(rows, key=score)
+    """The highest validation accuracy of a trial that did not diverge; the first wins a tie.
+
+    Where all diverged, the first has to be taken: the final runs then say so.
+    """
+    top = max(rows, key=lambda row: (score(row), "refused" not in row))
     if "refused" in top:
         raise RecipeError(f"{top['entry']}: no setting that was tried is valid; {top['refused']}")
     figure = top["accuracy"] if top["accuracy"] is not None else top["loss"]
@@ -187,10 +200,14 @@ def _ends(method: Contestant, key: str) -> tuple[Any, ...]:
 
 
 def score(row: Row) -> float:
-    """What a trial is judged by: accuracy, or minus the loss where labels are not classes."""
-    if "refused" in row:
+    """What a trial is judged by: accuracy, or minus the loss where labels are not classes.
+
+    A trial that diverged has the least score, whatever its accuracy: the final runs at its setting
+    would diverge, too, and have no figure at all.
+    """
+    if "refused" in row or diverged(row):
         return -math.inf
-    value = row["accuracy"] if row["accuracy"] is not None else -row["loss"]
+    value: float = row["accuracy"] if row["accuracy"] is not None else -row["loss"]
     return value if math.isfinite(value) else -math.inf
 
 
