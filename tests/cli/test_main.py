@@ -8,9 +8,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dpfed.cli import main
 from tests.training.flower.preloaded import commands
 
 pytestmark = pytest.mark.slow  # each command is a process
@@ -100,6 +102,19 @@ def test_an_error_that_quotes_a_file_cannot_steer_the_screen(tmp_path: Path) -> 
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.strip().isprintable()
     assert len(done.stderr) < 3000
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ({"accuracy": 0.713, "loss": 0.9}, "71.3 %"),
+        ({"accuracy": None, "loss": 0.01234}, "loss 0.0123"),
+        ({"accuracy": None, "loss": None, "refused": "no such rate"}, "refused"),
+        ({"accuracy": None, "loss": None}, "--"),
+    ],
+)
+def test_the_bar_of_a_study_says_what_came_of_a_run(row: dict[str, Any], word: str) -> None:
+    assert main._judged(row) == word
 
 
 def test_methods_lists_every_plug_in() -> None:

@@ -220,12 +220,21 @@ def _study(name: str, out: Path | None, *, tune: bool, quick: bool, workers: int
 
         def watch(done: int, total: int, row: dict[str, Any]) -> None:
             what = row.get("entry") or f"{row.get('method')} seed {row.get('seed')}"
-            figures = f"{what}: {percent(row['accuracy'])}"
+            figures = f"{what}: {_judged(row)}"
             shown.update(task, total=total, completed=done, figures=figures)
             kept.write(done, total, figures)
 
         run_study(name, folder, tune=tune, quick=quick, workers=workers, watch=watch)
     typer.echo(f"report in {write_report(folder)}")
+
+
+def _judged(row: dict[str, Any]) -> str:
+    """What came of a run, in one word: accuracy, or loss where labels are not classes."""
+    if "refused" in row:
+        return "refused"
+    if row["accuracy"] is None and row["loss"] is not None:
+        return f"loss {row['loss']:.3g}"
+    return percent(row["accuracy"])
 
 
 @app.command(rich_help_panel=COMPARE)
