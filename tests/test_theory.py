@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks._theory import bounds, figure, page, quadratics, runs, second_order
+from benchmarks._theory.curvature import largest_eigenvalue
 from benchmarks._theory.finding import AT_LEAST, AT_MOST, EQUAL, SEEN, Finding, read_findings
 
 from dpfed.core.types import Aggregate
@@ -241,6 +242,21 @@ def small_run() -> runs.Trace:
         ["server.0.rho=0.05", "server.0.beta=0.8", "server.1.rate=0.02"],
     )  # fmt: skip
     return runs.trace("small", prepare(recipe, None, federation(recipe)), 0.05, 0.8, 0.02)
+
+
+def test_the_largest_eigenvalue_is_that_of_the_hessian() -> None:
+    """At zero every class has one probability: (I - 11^T / K) / K times the second moment."""
+    recipe = load_recipe({
+        "data": {"source": "synthetic", "partition": {"name": "iid", "clients": 3}},
+        "model": {"name": "softmax"},
+        "privacy": {"epsilon": 2.0, "clip": 1.0, "weights": "average", "noise": "keyed"},
+    })  # fmt: skip
+    problems = federation(recipe).problems
+    moments = [each.x.double().T @ each.x.double() / len(each.x) for each in runs.linear(problems)]
+    classes = prepare(recipe).initial.numel() // len(moments[0])
+    exact = float(torch.linalg.eigvalsh(sum(moments) / len(moments))[-1]) / classes
+    found = largest_eigenvalue(problems, torch.zeros(classes * len(moments[0])))
+    assert found == pytest.approx(exact, rel=1e-2)
 
 
 @pytest.mark.slow

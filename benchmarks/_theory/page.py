@@ -112,7 +112,7 @@ def bounds_of(found: Found) -> Found:
 
 def answers(found: Found) -> list[str]:
     """What follows, each with its figures."""
-    return [_switched_off(found), _speed(found), _loose(found), _floors(found), _exact(found),
+    return [_switched_off(found), _curvature(found), _speed(found), _loose(found), _floors(found), _exact(found),
             *_broken(found), _growth(found)]  # fmt: skip
 
 
@@ -136,6 +136,21 @@ def _switched_off(found: Found) -> str:
         f"the gradient is {min(cosines):.2f} to {max(cosines):.2f} on average. With rho a hundredth of "
         f"that, and the same eta / rho, rho alpha_H falls to {min(weaker):.2f}, and accuracy changes by "
         f"{apart[0]:+.2f} points at epsilon 1 and {apart[1]:+.2f} at epsilon 5 (means of 3 seeds; nothing was searched there)."
+    )
+
+
+def _curvature(found: Found) -> str:
+    name, cases = "ours: curvature", [f"epsilon {e}, searched" for e in ("0.5", "1", "5", "10")]
+    largest = [one(found, name, "at the start", cases[0]), *(
+        one(found, name, "at the end", case) for case in cases
+    )]  # fmt: skip
+    beside = [each for case in cases for each in pick(found, "curvature", "beside rho", case)]
+    rhos = sorted({each.predicted for each in beside})
+    return (
+        "**H is no picture of the curvature.** The largest eigenvalue of F's Hessian is "
+        f"{largest[0]:.1f} at the start and {min(largest[1:]):.1f} to {max(largest[1:]):.1f} at the end; the "
+        f"rho that was searched is {' and '.join(f'{rho:g}' for rho in rhos)}, and |M|^2, all that is added to it, "
+        f"in one direction, is at most {max(each.measured for each in beside):.2g}."
     )
 
 

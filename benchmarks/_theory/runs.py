@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks._theory import bounds
+from benchmarks._theory.curvature import largest_eigenvalue
 from benchmarks._theory.finding import AT_LEAST, AT_MOST, BESIDE, EQUAL, SEEN, Finding
 from dpfed.core import Vector
 from dpfed.core.types import UPDATE, Problem, Unit
@@ -58,6 +59,8 @@ class Trace:
     """L: half of the largest eigenvalue of any client's second moment, for a softmax."""
     start: float
     """F(theta_0); F is nowhere below 0."""
+    curved: tuple[float, float]
+    """The largest eigenvalue of F's Hessian, at the start and at the end."""
     accuracy: float
     rows: tuple[Row, ...]
 
@@ -84,6 +87,7 @@ def trace(case: str, prepared: Prepared, rho: float, beta: float, eta: float) ->
     params, smoothed = prepared.initial, torch.zeros_like(prepared.initial).double()
     M, rows = torch.zeros_like(smoothed), []
     start = fmean(each.loss(params) for each in linear(problems))
+    curved = largest_eigenvalue(problems, params)
     for step in train(plan, params, InProcess(plan, problems)):
         if step.result is None or step.result.aggregate is None:
             continue
@@ -112,6 +116,7 @@ def trace(case: str, prepared: Prepared, rho: float, beta: float, eta: float) ->
         case=case, rho=rho, beta=beta, eta=eta, clip=clip, size=len(M), level=level,
         worst=plan.update.std / math.sqrt(len(plan.nominal)) / least,
         smooth=max(map(smoothness, linear(problems))), start=start,
+        curved=(curved, largest_eigenvalue(problems, params)),
         accuracy=float(judged["accuracy"] or math.nan), rows=tuple(rows),
     )  # fmt: skip
 
@@ -193,7 +198,7 @@ def findings(made: Iterable[Trace]) -> list[Finding]:
     cases: dict[str, list[Trace]] = {}
     for each in made:
         cases.setdefault(each.case, []).append(each)
-    parts = (_aligned, _variance, _norms, _operators, _stationary)
+    parts = (_aligned, _curved, _variance, _norms, _operators, _stationary)
     return [line for runs in cases.values() for part in parts for line in part(runs)]
 
 
@@ -213,6 +218,21 @@ def _aligned(runs: list[Trace]) -> Iterator[Finding]:
     text = f"mean of {len(runs)} runs"
     accuracy = 100 * fmean(run.accuracy for run in runs)
     yield Finding("alpha_H (4.7)", case, "test accuracy, %", SEEN, math.nan, accuracy, text)
+
+
+def _curved(runs: list[Trace]) -> Iterator[Finding]:
+    """The curvature that rho stands for, and what M adds to it."""
+    case, name = runs[0].case, "ours: curvature"
+    bound = max(run.smooth for run in runs)
+    for place, words in enumerate(("start", "end")):
+        most = max(run.curved[place] for run in runs)
+        yield Finding(
+            name, case, f"largest eigenvalue of F's Hessian, at the {words}", AT_MOST, bound, most,
+            f"largest of {len(runs)} runs", 1e-3,
+        )  # fmt: skip
+    most = max(value for run in runs for value in run.of("MM"))
+    yield Finding("curvature", case, "|M|^2, beside rho", BESIDE, runs[0].rho, most,
+                  f"largest of {len(runs)} runs x {len(runs[0].rows)} rounds")  # fmt: skip
 
 
 def _variance(runs: list[Trace]) -> Iterator[Finding]:
