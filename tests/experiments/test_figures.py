@@ -145,6 +145,18 @@ def test_a_legend_is_never_cut_off(letters: int) -> None:
     assert figure.axes[0].get_window_extent().height > figure.bbox.height / 3
 
 
+def test_a_long_measure_is_not_cut_off() -> None:
+    study = msgspec.structs.replace(STUDY, loss="squared distance to the non-private estimate")
+    rows = [{**r, "accuracy": None, "loss": 10.0 ** -r["seed"]} for r in ROWS]
+    figure = figures.convergence(study, rows, LOW).figure
+    figure.draw_without_rendering()
+    label = figure.axes[0].yaxis.label
+    assert "squared distance" in label.get_text()
+    extent = label.get_window_extent()
+    assert figure.bbox.y0 <= extent.y0
+    assert extent.y1 <= figure.bbox.y1
+
+
 def test_of_many_lines_the_best_and_the_baseline_have_a_colour() -> None:
     labels = [m.label for m in STUDY.methods]
     more = [f"m{n}" for n in range(6)]

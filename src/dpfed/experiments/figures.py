@@ -10,6 +10,7 @@ without pyplot: no window, no state between them.
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 WIDTH, LINE = 3.4, 0.17
 """Inches: one column, and one line of its legend."""
+ACROSS = 32
+"""Letters of a label that stand beside the axes of a figure."""
 
 TYPOGRAPHY: Any = {
     "font.size": 8, "axes.labelsize": 8, "axes.titlesize": 8, "xtick.labelsize": 8,
@@ -229,7 +232,8 @@ def _finish_lines(figure: Figure, axes: Axes, measure: Measure) -> None:
         set_decades(axes.yaxis, min(means), max(means))
         room = (max(means) / min(means)) ** 0.06
         axes.set_ylim(min(means) / room, max(means) * room)  # a band may reach below 0
-    axes.set_ylabel(measure.label + (" (log scale)" if measure.wide(means) else ""))
+    words = measure.label + (" (log scale)" if measure.wide(means) else "")
+    axes.set_ylabel(textwrap.fill(words, ACROSS))
     axes.grid(alpha=0.25, linewidth=0.5)
     if axes.get_lines():
         _write_legend(figure, len(axes.get_lines()))
