@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from tests.claims.files import gap, lead, mean, significant
+import statistics
+
+from tests.claims.files import by_holm, ends, gap, lead, mean, rows, significant
 
 
 def momentum_or_curvature() -> tuple[float, ...]:
@@ -37,3 +39,40 @@ def newton() -> tuple[float, float, float]:
     assert not any(each.significant and each.mean < 0 for each in hybrid)
     behind = -lead("fednewton-mnist", "FedNewton", "FedSGD", epsilon="0.5", task="multiclass")
     return binary.mean, classes.mean, behind
+
+
+CELL = ("clients", "model", "sizes")
+
+
+def errors(method: str, model: str = "") -> dict[tuple[str, ...], float]:
+    """Cell -> mean squared error, of one model or of both."""
+    found: dict[tuple[str, ...], list[float]] = {}
+    for row in rows("fednewton-mse"):
+        if row["method"] == method and model in ("", row["model"]):
+            found.setdefault(tuple(row[key] for key in CELL), []).append(float(row["loss"]))
+    return {cell: statistics.fmean(figures) for cell, figures in found.items()}
+
+
+def of_sgd(method: str, model: str = "") -> list[float]:
+    """A method's error over FedSGD's, by cell."""
+    baseline = errors("FedSGD", model)
+    return [error / baseline[cell] for cell, error in errors(method, model).items()]
+
+
+def hybrid_errors() -> tuple[float, ...]:
+    """Cells in which FedHybrid is first, and all; its error over FedSGD's, and FedNewton's."""
+    others = [errors(m) for m in ("FedSGD", "FedSGD, 30 steps", "FedAvg", "FedNewton")]
+    ours, newton_of = errors("FedHybrid"), of_sgd("FedNewton")
+    first = sum(error < min(other[cell] for other in others) for cell, error in ours.items())
+    below = sum(ratio < 1 for ratio in newton_of)
+    return (first, len(ours), *ends(of_sgd("FedHybrid")), *ends(newton_of), below)
+
+
+def fewer_releases() -> tuple[float, ...]:
+    """FedSGD with 30 steps over FedSGD with 100: Poisson, then logistic."""
+    return tuple(x for m in ("poisson", "logistic") for x in ends(of_sgd("FedSGD, 30 steps", m)))
+
+
+def errors_by_holm() -> tuple[int, int]:
+    """Of how many differences to FedSGD how many survive."""
+    return len(rows("fednewton-mse", "tables/paired.csv")), len(by_holm("fednewton-mse"))
