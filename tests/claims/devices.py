@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import runpy
 import statistics
 from functools import cache
 from typing import Any
 
-from tests.claims.files import RESULTS, ROOT, by_holm, ends, lead, rows, seeds
+from tests.claims.files import RESULTS, ROOT, by_holm, ends, gap, lead, rows, seeds
 
 FLEET, SCALE = "results/fleet/README.md", "docs/scale.md"
 
@@ -135,9 +136,19 @@ def users_ahead() -> tuple[float, ...]:
 
 
 def users_drawn() -> tuple[float, ...]:
-    return tuple(
-        lead("users", "banded, turns", "independent, drawn", epsilon=e) for e in ("2", "8", "18")
-    )
+    """Banded noise beside a draw; of its intervals the second alone excludes 0."""
+    pairs = [
+        gap("users", "banded, turns", "independent, drawn", epsilon=e) for e in ("2", "8", "18")
+    ]
+    assert [each.significant for each in pairs] == [False, True, False]
+    return tuple(each.mean for each in pairs)
+
+
+def beside_a_draw() -> tuple[float]:
+    """How far banded and BLT are from a draw at epsilon 2 and 8, rounded up."""
+    found = [lead("users", method, "independent, drawn", epsilon=e)
+             for method in ("banded, turns", "BLT, turns") for e in ("2", "8")]  # fmt: skip
+    return (math.ceil(10 * max(map(abs, found))) / 10,)
 
 
 def flower_round() -> tuple[float, float]:

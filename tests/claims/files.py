@@ -63,6 +63,21 @@ def methods_of(folder: str, but: Iterable[str] = ()) -> list[str]:
     return [m for m in dict.fromkeys(row["method"] for row in rows(folder)) if m not in but]
 
 
+def cells_of(folder: str, **only: tuple[str, ...]) -> list[dict[str, str]]:
+    """Every cell of a folder whose values are among these."""
+    (names,) = {tuple(row)[: tuple(row).index("method")] for row in rows(folder)}
+    found = [{name: row[name] for name in names} for row in rows(folder)]
+    kept = [cell for cell in found if all(cell[name] in only[name] for name in only)]
+    return list({tuple(cell.values()): cell for cell in kept}.values())
+
+
+def at_edges(folder: str, **only: str) -> list[dict[str, str]]:
+    """The chosen settings that are the least or the largest that was tried."""
+    chosen = rows(folder, "tables/settings.csv")
+    return [row for row in chosen if row["at an edge"]
+            and all(row[name] == only[name] for name in only)]  # fmt: skip
+
+
 def nine(folder: str, **cell: Any) -> list[float]:
     """The means of all methods but DP-FTRL."""
     return [mean(folder, m, **cell) for m in methods_of(folder, ("DP-FTRL",))]

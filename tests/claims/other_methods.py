@@ -10,6 +10,7 @@ import pytest
 from dpfed.experiments.jobs import diverged
 from tests.claims.files import (
     TUNED,
+    at_edges,
     by_holm,
     ends,
     gap,
@@ -176,6 +177,15 @@ def clip_spread(*methods: str) -> list[float]:
         statistics.stdev(seeds("adaptive-clip", m, records="X-rays", epsilon="5").values())
         for m in methods
     ]
+
+
+def clip_edges() -> tuple[int, ...]:
+    """Entries, those at an edge, and cells in which a kept clip has the last rate of the grid."""
+    every = rows("adaptive-clip", "tables/settings.csv")
+    kept = [at_edges("adaptive-clip", method=method) for method in CLIP_LINES[-2:]]
+    assert all(row["setting"] == "server.0.rate = 0.3" for row in kept[0])
+    assert all(row["setting"] == "server.0.rate = 10" for row in kept[1])
+    return len(every), len(at_edges("adaptive-clip")), len(kept[0]), len(kept[1])
 
 
 def clip_rays() -> tuple[float, ...]:

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from dpfed.experiments.jobs import diverged
-from tests.claims.files import RESULTS, by_holm, gap, lead, mean, rows
+from tests.claims.files import RESULTS, at_edges, by_holm, ends, gap, lead, mean, rows
 
 FAIR, LARGE = "results/sofim-fair/README.md", ("CIFAR-10", "Fashion-MNIST")
 
@@ -66,9 +66,26 @@ def chosen_diverged() -> tuple[int]:
     return (len(gone),)
 
 
-def fair_edges() -> tuple[()]:
-    assert all(fair_rate("EMA-only", "Fashion-MNIST", e) == 3.0 for e in ("5", "10"))
-    return ()
+def fair_edges() -> tuple[int, ...]:
+    """Entries at an edge, and all; those at the smallest rate: all, on small sets, by method."""
+    found = at_edges("sofim-fair")
+    largest = [row for row in found if row["setting"] == "server.1.rate = 3"]
+    assert [(r["records"], r["epsilon"], r["method"]) for r in largest] == [
+        ("Fashion-MNIST", "5", "EMA-only"), ("Fashion-MNIST", "10", "EMA-only")]  # fmt: skip
+    low = [row for row in found if row not in largest]
+    small = [row for row in low if row["records"] not in LARGE]
+    ours = [row for row in low if "SOFIM" in row["method"]]
+    plain = [row for row in low if row["method"] == "DP-FedGD"]
+    every = rows("sofim-fair", "tables/settings.csv")
+    return len(found), len(every), *(len(each) for each in (low, small, ours, plain))
+
+
+def diverged_by_rho() -> tuple[int, ...]:
+    """Diverged runs at rho 0.1, 1 and 10, and with the warm-up; none on the large sets."""
+    found = [row for row in rows("sofim-fair") if diverged(row)]
+    assert not any(row["records"] in LARGE for row in found)
+    lines = (*FAIR_LINES[2:], "DP-FedSOFIM, corrected, warm-up")
+    return tuple(sum(row["method"] == line for row in found) for line in lines)
 
 
 UNLIKE = "results/heterogeneity/README.md"
@@ -82,14 +99,21 @@ def unlike_leads(method: str, *settings: str) -> tuple[float, ...]:
     return tuple(lead("heterogeneity", method, setting=each) for each in settings)
 
 
-def unlike_cells() -> tuple[int]:
-    """Cells; in none is DP-FedSOFIM's mean above DP-FedGD's, and some leads are in range."""
+def unlike_cells() -> tuple[float, ...]:
+    """Cells; DP-FedSOFIM is below in all, after Holm in some; where both others are ahead."""
     cells = list(dict.fromkeys(row["setting"] for row in rows("heterogeneity")))
     assert max(unlike_leads("DP-FedSOFIM", *cells)) < 0
-    plain = [each for each in cells if "a round" not in each and each != "1,000 clients"]
-    ahead = [lead for m in ("EMA-only", "DP-FedAdam") for lead in unlike_leads(m, *plain)]
-    assert 0.5 <= min(ahead) <= max(ahead) < 3
-    return (len(cells),)
+    sure = {(row["setting"], row["method"]): row for row in by_holm("heterogeneity")}
+    below = [at for at in sure if at[1] == "DP-FedSOFIM"]
+    both = [cell for cell in cells if {(cell, "EMA-only"), (cell, "DP-FedAdam")} <= set(sure)]
+    assert not {
+        "alpha 0.1",
+        "1,000 clients",
+        "100 clients, 30 % a round",
+        "100 clients, 10 % a round",
+    } & set(both)
+    leads = [v for m in ("EMA-only", "DP-FedAdam") for v in unlike_leads(m, *both)]
+    return len(cells), len(below), len(both), *ends(leads)
 
 
 def few_at_a_time() -> tuple[float, ...]:
