@@ -6,6 +6,7 @@ The test is that of significance.py: the paired 95 % t interval over seeds exclu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from dpfed.experiments.scores import ACCURACY, Scores, cell_words
@@ -14,22 +15,60 @@ from dpfed.experiments.study import Cell, cells
 from dpfed.experiments.table import Number
 
 
+def answer(found: Scores) -> str:
+    """All cells in two sentences: who is first in how many, who is ahead of the baseline."""
+    there = _there(found)
+    tops = [_top(found, cell) for cell in there]
+    first = Counter(top[0] if len(top) == 1 else "a tie" for top in tops if top)
+    leaders = listed([f"{name} in {count}" for name, count in first.most_common()] or ["no method"])
+    better, worse = (listed(_counts(found, there, sign) or ["none"]) for sign in (1, -1))
+    return (
+        f"The {_best(found)} in {len(there)} cells: {leaders}. Beside the baseline "
+        f"{found.study.baseline}, by intervals that exclude 0, each by itself: better {better}; "
+        f"worse {worse}."
+    )
+
+
+def _best(found: Scores) -> str:
+    return f"{'highest' if found.measure.sign > 0 else 'lowest'} mean {found.measure.name}"
+
+
+def _top(found: Scores, cell: Cell) -> list[str]:
+    """The method with the best mean; several where the digits shown are the same."""
+    ranked = _ranked(found, cell)
+    return [name for name in ranked if _shown(found, cell, name) == _shown(found, cell, ranked[0])]
+
+
+def _there(found: Scores) -> list[Cell]:
+    return [cell for cell, _ in cells(found.study) if found.rounds(cell)]
+
+
+def _counts(found: Scores, there: Sequence[Cell], sign: int) -> list[str]:
+    """Methods that are significantly on one side of the baseline, with the number of cells."""
+    baseline = found.study.baseline
+    others = [m.label for m in found.study.methods if m.label != baseline]
+    pairs = {name: [gap(found, cell, name, baseline) for cell in there] for name in others}
+    side = sign * found.measure.sign
+    counts = {
+        name: sum(pair is not None and pair.significant and side * pair.mean > 0 for pair in every)
+        for name, every in pairs.items()
+    }
+    return [f"{name} in {count}" for name, count in counts.items() if count]
+
+
 def findings(found: Scores) -> dict[str, str]:
     """For each cell: the method with the best mean, and whether its lead is significant."""
-    there = [cell for cell, _ in cells(found.study) if found.rounds(cell)]
-    return {cell_words(cell): _finding(found, cell) for cell in there}
+    return {cell_words(cell): _finding(found, cell) for cell in _there(found)}
 
 
 def _finding(found: Scores, cell: Cell) -> str:
     ranked = _ranked(found, cell)
     if not ranked:
         return "No method has all of its seeds, so none is compared."
-    top = [name for name in ranked if _shown(found, cell, name) == _shown(found, cell, ranked[0])]
-    best = "highest" if found.measure.sign > 0 else "lowest"
-    name, unit = f"{best} mean {found.measure.name}", " %" if found.measure is ACCURACY else ""
+    top, unit = _top(found, cell), " %" if found.measure is ACCURACY else ""
     if len(top) > 1:
-        return f"{listed(top)} share the {name}, {_shown(found, cell, top[0])}{unit}."
-    parts = [f"{top[0]} has the {name}, {found.number(cell, top[0])}{unit}."]
+        return f"{listed(top)} share the {_best(found)}, {_shown(found, cell, top[0])}{unit}."
+    parts = [f"{top[0]} has the {_best(found)}, {found.number(cell, top[0])}{unit}."]
     baseline = found.study.baseline
     if top[0] == baseline:
         parts.append("It is the baseline: no method is ahead of it.")

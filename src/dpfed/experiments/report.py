@@ -29,7 +29,7 @@ from dpfed.experiments import figures
 from dpfed.experiments import study as studies
 from dpfed.experiments.differences import difference_dots
 from dpfed.experiments.figures import Picture, slug
-from dpfed.experiments.findings import findings, listed
+from dpfed.experiments.findings import answer, findings, listed
 from dpfed.experiments.heat_map import heat_maps
 from dpfed.experiments.jobs import Row, Store
 from dpfed.experiments.published import PAPER, Paper, read_paper, side_by_side
@@ -349,14 +349,19 @@ def _guarantee_html(material: Material) -> str:
 
 
 def _found_html(material: Material) -> str:
-    found = findings(material.scores).items()
-    items = "".join(f"<li><b>{escape(cell)}</b>: {escape(text)}</li>" for cell, text in found)
+    found = findings(material.scores)
+    lines = [f"<li><b>{escape(cell)}</b>: {escape(text)}</li>" for cell, text in found.items()]
+    box, opening = f"<ul>{''.join(lines)}</ul>", ""
+    if len(lines) > 1:
+        opening = f"<p><strong>{escape(answer(material.scores))}</strong></p>"
+    if len(lines) > MANY:
+        box = f"<details><summary>cell by cell</summary>{box}</details>"
     note = (
         "Leads are means over the same seeds. A lead is called statistically significant if the "
         "paired 95 % t interval over seeds excludes 0. Choosing the best of several methods first "
         "makes its lead look larger than it is."
     )
-    return f'<ul>{items}</ul><p class="note">{note}</p>'
+    return f'{opening}{box}<p class="note">{note}</p>'
 
 
 def _tables_html(tables: dict[str, Table], without: set[str]) -> str:
@@ -417,3 +422,7 @@ def _figure_html(picture: Picture) -> str:
         f'src="data:image/svg+xml;base64,{image}"><figcaption>{escape(picture.caption)}</figcaption>'
         "</figure>\n"
     )
+
+
+MANY = 4
+"""More cells than this are folded behind the answer for all of them."""
