@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 
+from dpfed.experiments.jobs import diverged
 from tests.claims.files import by_holm, ends, gap, lead, mean, rows, significant
 
 
@@ -16,11 +18,32 @@ def momentum_or_curvature() -> tuple[float, ...]:
     return tuple(mean(folder, method, epsilon=e) for method in both for e in ("0.3", "1", "10"))
 
 
-def on_adult(method: str, other: str, epsilon: str, of: str = "records") -> tuple[float, ...]:
+def on_adult(
+    method: str, other: str, epsilon: str, of: str = "records", folder: str = "fednew-adult"
+) -> tuple[float, ...]:
     """A method less another one with 10 and 100 clients; with 100 where whole clients count."""
     counts = ("10", "100") if of == "records" else ("100",)
-    return tuple(lead("fednew-adult", method, other, epsilon=epsilon, setting=f"{n} clients, {of}")
+    return tuple(lead(folder, method, other, epsilon=epsilon, setting=f"{n} clients, {of}")
                  for n in counts)  # fmt: skip
+
+
+def on_fashion() -> tuple[float, ...]:
+    """DP-FedFC beside DP-FedGD at epsilon 1 and 10, then it and DP-FedNew-FC beside DP-FedAdam."""
+    beside = partial(on_adult, folder="fednew-fashion")
+    plain = [x for e in ("1", "10") for x in beside("DP-FedFC", "DP-FedGD", e)]
+    pairs = [x for m in ("DP-FedFC", "DP-FedNew-FC") for e in ("1", "10")
+             for x in beside(m, "DP-FedAdam", e)]  # fmt: skip
+    return (*ends(plain), *pairs)
+
+
+def whole_clients() -> tuple[float]:
+    """A trusted server's accuracy at epsilon 1; with noise of their own no method is above 15 %."""
+    at = {"setting": "100 clients, clients"}
+    low = [100 * float(row["accuracy"]) for row in rows("fednew-fashion") if not diverged(row)
+           and row["setting"] == at["setting"] and row["epsilon"] in ("0.1", "1")
+           and "trusted" not in row["method"]]  # fmt: skip
+    assert statistics.fmean(low) < 15
+    return (mean("fednew-fashion", "DP-FedGD, trusted server", epsilon="1", **at),)
 
 
 def fednew_behind() -> tuple[float, float]:
