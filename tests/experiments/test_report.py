@@ -17,7 +17,7 @@ from dpfed.core.errors import RecipeError
 from dpfed.experiments import figures, report
 from dpfed.experiments import study as studies
 from dpfed.experiments.figures import Picture
-from dpfed.experiments.findings import answer, findings, listed
+from dpfed.experiments.findings import findings, listed, overall_finding
 from dpfed.experiments.report import write_report
 from dpfed.experiments.reproduce import dump_study, reproduce
 from dpfed.experiments.scores import scores
@@ -224,7 +224,7 @@ def test_a_lead_is_stated_with_its_interval() -> None:
 
 
 def test_all_cells_have_one_answer() -> None:
-    assert answer(scores(STUDY, ROWS)) == (
+    assert overall_finding(scores(STUDY, ROWS)) == (
         "The highest mean accuracy in 2 cells: DP-FedSOFIM in 1 and a tie in 1. Beside the "
         "baseline DP-FedGD, by intervals that exclude 0, each by itself: better DP-FedSOFIM in 1; "
         f"worse {ODD} in 1."
@@ -234,11 +234,11 @@ def test_all_cells_have_one_answer() -> None:
 def test_many_cells_are_folded_behind_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = folder(tmp_path)
-    assert "<summary>cell by cell</summary>" not in write_report(place).read_text()
-    monkeypatch.setattr("dpfed.experiments.report.MANY", 1)
-    page = write_report(place).read_text()
-    assert page.index("The highest mean accuracy in 2 cells") < page.index("cell by cell")
+    material = report.gather(folder(tmp_path))
+    assert "<summary>" not in report._found_html(material)
+    monkeypatch.setattr(report, "MANY", 1)
+    page = report._found_html(material)
+    assert page.index("The highest mean accuracy in 2 cells") < page.index("cell by cell</summary>")
 
 
 def test_a_tie_has_no_winner() -> None:

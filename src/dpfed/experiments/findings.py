@@ -15,7 +15,7 @@ from dpfed.experiments.study import Cell, cells
 from dpfed.experiments.table import Number
 
 
-def answer(found: Scores) -> str:
+def overall_finding(found: Scores) -> str:
     """All cells in two sentences: who is first in how many, who is ahead of the baseline."""
     there = _there(found)
     tops = [_top(found, cell) for cell in there]

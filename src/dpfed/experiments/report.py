@@ -29,7 +29,7 @@ from dpfed.experiments import figures
 from dpfed.experiments import study as studies
 from dpfed.experiments.differences import difference_dots
 from dpfed.experiments.figures import Picture, slug
-from dpfed.experiments.findings import answer, findings, listed
+from dpfed.experiments.findings import findings, listed, overall_finding
 from dpfed.experiments.heat_map import heat_maps
 from dpfed.experiments.jobs import Row, Store
 from dpfed.experiments.published import PAPER, Paper, read_paper, side_by_side
@@ -353,7 +353,7 @@ def _found_html(material: Material) -> str:
     lines = [f"<li><b>{escape(cell)}</b>: {escape(text)}</li>" for cell, text in found.items()]
     box, opening = f"<ul>{''.join(lines)}</ul>", ""
     if len(lines) > 1:
-        opening = f"<p><strong>{escape(answer(material.scores))}</strong></p>"
+        opening = f"<p><strong>{escape(overall_finding(material.scores))}</strong></p>"
     if len(lines) > MANY:
         box = f"<details><summary>cell by cell</summary>{box}</details>"
     note = (

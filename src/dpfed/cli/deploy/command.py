@@ -129,8 +129,8 @@ def try_command(
                 return
             raise typer.Exit(1)
         typer.echo(f"FLWR_HOME={there.home} flwr run APP {deploy.CONNECTION} --stream")
-        typer.echo("Ctrl-C ends all processes")
-        try:
+        try:  # from the moment that it says so
+            typer.echo("Ctrl-C ends all processes")
             there.wait()
         except KeyboardInterrupt:
             typer.echo("ended")
