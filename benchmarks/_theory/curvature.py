@@ -3,25 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 
 from dpfed.core import Vector
-from dpfed.core.types import Problem
 
 STEP = 0.01
 """Length of the step between two gradients; they are in single precision."""
 ITERATIONS = 30
 
 
-def largest_eigenvalue(problems: Sequence[Problem], params: Vector) -> float:
-    """Of the Hessian of the mean over clients of their mean losses, by power iteration.
+def largest_eigenvalue(gradient: Callable[[Vector], Vector], params: Vector) -> float:
+    """Of a loss's Hessian, by power iteration.
 
     A product with the Hessian is a difference of gradients, so that any model will do.
 
     Args:
-        problems: one for each client.
+        gradient: the loss's, at parameters.
         params: where.
     """
     start = torch.Generator().manual_seed(0)
@@ -29,14 +28,10 @@ def largest_eigenvalue(problems: Sequence[Problem], params: Vector) -> float:
     value = 0.0
     for _ in range(ITERATIONS):
         direction /= direction.norm()
-        product = _product(problems, params, direction)
+        ahead, behind = (
+            gradient((params.double() + sign * STEP * direction).to(params.dtype))
+            for sign in (1, -1)
+        )
+        product = (ahead - behind) / (2 * STEP)
         value, direction = float(direction @ product), product
     return value
-
-
-def _product(problems: Sequence[Problem], params: Vector, direction: Vector) -> Vector:
-    moved = [(params.double() + sign * STEP * direction).to(params.dtype) for sign in (1, -1)]
-    ahead, behind = (
-        torch.stack([each.gradient(at).double() for each in problems]).mean(0) for at in moved
-    )
-    return (ahead - behind) / (2 * STEP)

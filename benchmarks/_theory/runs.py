@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -87,11 +88,11 @@ def trace(case: str, prepared: Prepared, rho: float, beta: float, eta: float) ->
     params, smoothed = prepared.initial, torch.zeros_like(prepared.initial).double()
     M, rows = torch.zeros_like(smoothed), []
     start = fmean(each.loss(params) for each in linear(problems))
-    curved = largest_eigenvalue(problems, params)
+    curved = largest_eigenvalue(partial(mean_gradient, problems), params)
     for step in train(plan, params, InProcess(plan, problems)):
         if step.result is None or step.result.aggregate is None:
             continue
-        true = mean_of(each.gradient(params) for each in problems)
+        true = mean_gradient(problems, params)
         clipped = mean_of(clipped_mean(each, params, clip) for each in problems)
         G, before = step.result.aggregate.mean.double(), M
         M = step.state.optimizer[0].M.double().clone()  # the next round overwrites it
@@ -116,7 +117,7 @@ def trace(case: str, prepared: Prepared, rho: float, beta: float, eta: float) ->
         case=case, rho=rho, beta=beta, eta=eta, clip=clip, size=len(M), level=level,
         worst=plan.update.std / math.sqrt(len(plan.nominal)) / least,
         smooth=max(map(smoothness, linear(problems))), start=start,
-        curved=(curved, largest_eigenvalue(problems, params)),
+        curved=(curved, largest_eigenvalue(partial(mean_gradient, problems), params)),
         accuracy=float(judged["accuracy"] or math.nan), rows=tuple(rows),
     )  # fmt: skip
 
@@ -139,6 +140,11 @@ def cosine(u: Vector, v: Vector) -> float:
 def mean_of(vectors: Iterable[Vector]) -> Vector:
     """The mean over clients, each counted once."""
     return torch.stack([each.double() for each in vectors]).mean(0)
+
+
+def mean_gradient(problems: Iterable[Problem], params: Vector) -> Vector:
+    """The gradient of F, in clear."""
+    return mean_of(each.gradient(params) for each in problems)
 
 
 def clipped_mean(problem: Problem, params: Vector, clip: float) -> Vector:

@@ -18,12 +18,6 @@ HEAD, OURS, LOCAL = "head, dp-fedauto", "DP-FedAdamW", "DP-LocalAdamW"
 SIGMAS = ("0.5", "1", "2")
 
 
-def row(folder: str, method: str, axis: str, values: tuple[str, ...]) -> tuple[float, ...]:
-    """Mean and standard deviation at each value of an axis."""
-    found = [seeds(folder, method, **{axis: value}).values() for value in values]
-    return tuple(x for each in found for x in (statistics.fmean(each), statistics.stdev(each)))
-
-
 def below_local() -> tuple[float, ...]:
     """How far DP-FedAdamW is below DP-LocalAdamW, by sigma; below DP-FedAvg at two."""
     assert by_holm("adamw-small") == []

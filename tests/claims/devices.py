@@ -11,7 +11,7 @@ import statistics
 from functools import cache
 from typing import Any
 
-from tests.claims.files import RESULTS, ROOT, by_holm, ends, gap, lead, rows, seeds
+from tests.claims.files import RESULTS, ROOT, by_holm, ends, gap, lead, rows
 
 FLEET, SCALE = "results/fleet/README.md", "docs/scale.md"
 
@@ -112,12 +112,6 @@ def secure_sums() -> tuple[float, float]:
 
 
 USERS, TURNS = "results/users/README.md", "independent, turns"
-
-
-def users_row(method: str) -> tuple[float, ...]:
-    """Mean and standard deviation at each epsilon."""
-    found = [seeds("users", method, epsilon=e).values() for e in ("2", "8", "18")]
-    return tuple(x for each in found for x in (statistics.fmean(each), statistics.stdev(each)))
 
 
 def users_lead(*epsilons: str) -> tuple[float, ...]:

@@ -9,8 +9,6 @@ from dpfed.experiments.significance import Gap
 from tests.claims.files import RESULTS, by_holm, gap, lead, mean, rows
 
 SIZE = "results/dimension/README.md"
-
-
 SIZES = ("650", "1,290", "2,570", "5,130", "12,810", "20,010")
 
 

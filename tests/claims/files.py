@@ -44,6 +44,12 @@ def mean(folder: str, method: str, column: str = "accuracy", **cell: Any) -> flo
     return statistics.fmean(seeds(folder, method, column, **cell).values())
 
 
+def table_row(folder: str, method: str, axis: str, values: Iterable[str]) -> tuple[float, ...]:
+    """Mean and standard deviation at each value of an axis."""
+    found = [seeds(folder, method, **{axis: value}).values() for value in values]
+    return tuple(x for each in found for x in (statistics.fmean(each), statistics.stdev(each)))
+
+
 def gap(folder: str, method: str, other: str = "DP-FedGD", **cell: Any) -> Gap:
     """A method less another one, paired by seed."""
     pair = paired_gap(seeds(folder, method, **cell), seeds(folder, other, **cell), ACCURACY)
@@ -84,8 +90,7 @@ def nine(folder: str, **cell: Any) -> list[float]:
 
 
 def spread(folder: str, **cell: Any) -> float:
-    figures = nine(folder, **cell)
-    return max(figures) - min(figures)
+    return furthest(folder, methods_of(folder, ("DP-FTRL",)), **cell)
 
 
 def furthest(folder: str, methods: Iterable[str], **cell: Any) -> float:

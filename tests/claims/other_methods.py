@@ -107,10 +107,12 @@ def subjects() -> tuple[float, float, float]:
 
 
 def it_diverged() -> tuple[()]:
-    cell = ("5", "activity, whole subjects, 5 silos", "DP-FedSOFIM")
-    runs = [r for r in rows("silos") if (r["epsilon"], r["silos"], r["method"]) == cell]
-    assert len(runs) == 5
-    assert all(map(diverged, runs))
+    """DP-FedSOFIM on whole subjects, in every run, and DP-FedGD at epsilon 1."""
+    for epsilon, method in (("5", "DP-FedSOFIM"), ("1", "DP-FedSOFIM"), ("1", "DP-FedGD")):
+        cell = (epsilon, "activity, whole subjects, 5 silos", method)
+        runs = [r for r in rows("silos") if (r["epsilon"], r["silos"], r["method"]) == cell]
+        assert len(runs) == 5
+        assert all(map(diverged, runs))
     return ()
 
 

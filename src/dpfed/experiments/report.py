@@ -55,6 +55,9 @@ REFERENCE = "DP-FedSOFIM"
 LONG = 30
 """Rows of a table; a longer one is folded."""
 
+MANY = 4
+"""More cells than this are folded behind the answer for all of them."""
+
 ANSWERS = 4
 """Figures of differences that a page opens with; further cells have theirs among the figures."""
 
@@ -422,7 +425,3 @@ def _figure_html(picture: Picture) -> str:
         f'src="data:image/svg+xml;base64,{image}"><figcaption>{escape(picture.caption)}</figcaption>'
         "</figure>\n"
     )
-
-
-MANY = 4
-"""More cells than this are folded behind the answer for all of them."""
