@@ -182,6 +182,14 @@ CLAIMS = [
     Claim(FLEET, "{:.0f} of them, {:.0f} to {:.0f} cores for waiting (if nobody else is connected), {:.0f} to {:.0f} for the link (in it are the looks of those who wait meanwhile), {:.1f} for adding; {:.0f} GB of replies, of which 1 GB for each, and {:.1f} GB and {:.1f} s for the root",
           lambda: tuple(many_devices("aggregators", "waiting_cores", "link_cores", "adding_cores", "all_gb", "root_gb", "root_seconds"))),
     # ------------------------------------------------------------------------------ results/README.md
+    Claim("results/README.md", "nine of ten are within {:.1f} points (sum over clients). Start", lambda: within()[:1]),
+    Claim("results/README.md", "in 10 rounds: {:+.1f} to {:+.1f} points by set", lambda: ends(auto_ten())),
+    Claim("results/README.md", "at most {:.2f} points apart in {} cells (CIFAR-10, Fashion-MNIST) |", lambda: (apart("last"), len(control("last", *FEATURES)))),
+    Claim("results/README.md", "DP-FedFC is at {:+.1f} to {:+.1f} points on Fashion-MNIST, {:+.1f} to {:+.1f} on Adult |",
+          lambda: (*ends(on_fashion()[2:6]), *ends(v for e in ("1", "10") for v in on_adult("DP-FedFC", "DP-FedAdam", e)))),
+    Claim("results/README.md", "secure sum worth? | {:.1f} points at epsilon 0.5, {:.1f} at 10", lambda: (trusts()[0], trusts()[3])),
+    Claim("results/README.md", "that take turns {:+.1f} points at epsilon 2", lambda: users_ahead()[:1]),
+    Claim("results/README.md", "epsilon 5, {:.1f} % with records as units (200 silos), {:.1f} with patients (5 silos)", persons),
     # ---------------------------------------------------------------- DP-FedAdamW and adapters
     *(Claim(adamw.SMALL, f"{end} |" + " {:.1f} ± {:.1f} |" * 3, partial(table_row, "adamw-small", m, "sigma", adamw.SIGMAS))
       for m, end in zip(adamw.METHODS, ("DP-FedAvg | 30", "DP-SCAFFOLD | 3", "DP-FedAvg-LS | 10", "DP-FedSAM (epsilon 24.8, 4.8, 1.6) | 10",

@@ -195,21 +195,21 @@ def test_what_cannot_be_answered_is_asked_for_zero_rows(
     keeper, began = Keeper(folder, first, longest=0.2), time.monotonic()
     assert request(keeper) == framed(b"zero rows")
     assert keeper.asked() == ["asked-False", "asked-True"]
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 4.5
 
 
 def test_every_answer_leaves_at_the_same_time_after_its_order(folder: Path) -> None:
     for first in (lambda: REPLY, fail):
         keeper, began = Keeper(folder, first, answer_after=0.3), time.monotonic()
         request(keeper)
-        assert 0.3 <= time.monotonic() - began < 2
+        assert 0.3 <= time.monotonic() - began < 4.5
 
 
 def test_an_answer_that_is_not_done_in_time_is_zero_rows_in_time(folder: Path) -> None:
     """Before, it left when it was done: a record that takes long could be told by the clock."""
     keeper, began = Keeper(folder, late, answer_after=1.0), time.monotonic()
     assert request(keeper) == framed(b"zero rows")
-    assert 1.0 <= time.monotonic() - began < 3
+    assert 1.0 <= time.monotonic() - began < 4.5
 
 
 def test_a_request_longer_than_allowed_is_not_read(folder: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_request_that_stops_coming_in_is_given_up(sent: bytes) -> None:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
             gate._received(relay, 1000, began + 0.2)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 4.5
 
 
 def test_a_request_that_is_cut_off_is_not_answered() -> None:
@@ -300,5 +300,5 @@ def test_a_sender_that_drips_does_not_move_the_deadline() -> None:
             began = time.monotonic()
             with pytest.raises((ConnectionError, TimeoutError)):
                 gate._received(ours, 1000, began + 0.3)
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < 2.0
         thread.join()
