@@ -341,6 +341,24 @@ def test_a_misspelt_key_of_a_grid_is_found_before_the_first_run(tmp_path: Path) 
     assert not workspace.store().rows
 
 
+@pytest.mark.parametrize(
+    ("trials", "searched", "bound"),
+    [(40, "coarse = { x = [1] }", "0 for grids"),
+     (0, "space = { x = { low = 1, high = 2 } }", "at least 1 for a space")],
+)  # fmt: skip
+def test_a_search_that_would_try_one_point_over_and_over_is_refused(
+    tmp_path: Path, trials: int, searched: str, bound: str
+) -> None:
+    """Before: 40 trials that a study had from the one it is like ran the same point 40 times."""
+    path = tmp_path / "study.toml"
+    path.write_text(
+        f'like = "sofim-wide"\n[tune]\ntrials = {trials}\n[[methods]]\nlabel = "mine"\n'
+        f'set = {{ method = "dp-fedgd" }}\n{searched}\n'
+    )
+    with pytest.raises(RecipeError, match=f"tune.trials must be {bound}, as 'mine' has, got"):
+        studies.load_study(path)
+
+
 @pytest.mark.slow
 def test_optuna_searches_the_space_and_goes_on_where_it_was(tmp_path: Path) -> None:
     study = small(tune={**STUDY["tune"], "trials": 3}, axes=STUDY["axes"][:1])

@@ -167,18 +167,32 @@ def load_study(source: str | Path) -> Study:
 
 
 def _checked(study: Study) -> Study:
-    """Refuse an axis that would overwrite a run's own column, and a baseline that is no method."""
+    """Refuse what overwrites a run's own column, is left unsearched, or is compared with nobody."""
     taken = sorted({axis.label for axis in study.axes} & TAKEN)
     if taken:
         raise RecipeError(
             f"axes.label must not be {taken[0]!r}, which is a column of every run; rename that axis"
         )
+    _refuse_unsearched(study)
     labels = [method.label for method in study.methods]
     if study.baseline in labels or not labels:
         return study
     if study.baseline == BASELINE:
         return msgspec.structs.replace(study, baseline=labels[0])
     raise refuse("baseline", f"one of {', '.join(labels)}", study.baseline, "name a method's label")
+
+
+def _refuse_unsearched(study: Study) -> None:
+    """Grids mean nothing to Optuna, nor a space without trials: one point would be all there is."""
+    trials = study.tune.trials
+    for method in study.methods:
+        if trials and not method.space and (method.coarse or method.fine):
+            bound, way = "0 for grids", "set it, or give it a space"
+        elif not trials and method.space and not (method.coarse or method.fine):
+            bound, way = "at least 1 for a space", "set it, or give it a grid"
+        else:
+            continue
+        raise refuse("tune.trials", f"{bound}, as {method.label!r} has", trials, way)
 
 
 def _tree(source: str | Path) -> dict[str, Any]:
