@@ -122,6 +122,8 @@ def test_without_an_app_it_waits_and_a_signal_ends_all(folder: Path) -> None:
     command = subprocess.Popen(
         [sys.executable, "-m", "dpfed.cli.main", "deploy", "try", str(folder)],
         env={**os.environ, MARK: mark, "PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, text=True,
+        # a shell starts what is in its background deaf to Ctrl-C, and the tests may be
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert command.stdout is not None
     said = [command.stdout.readline() for _ in range(3)]
