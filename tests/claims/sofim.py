@@ -106,7 +106,7 @@ def worse() -> tuple[float, ...]:
                 lead("sofim-cifar10", "EMA-only", epsilon="0.5"),
                 lead("heterogeneity", "EMA-only", setting="1,000 clients"))  # fmt: skip
     assert ema[:3] == [-each for each in borrowed]
-    assert len(ema) == 5
+    assert len(ema) == 6
     return (*adam, *ema)
 
 
