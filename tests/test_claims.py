@@ -80,7 +80,6 @@ ELSEWHERE = {
     "results/sst2-lora/README.md": {r"rounds of 2 %": "a share of the records",
                                     r"56\.42 % both": "two engines, six rounds: not kept"},
     HELPS: {r"about 74 %|ours 74 %|about 68\.5 %": "linear probes without privacy, not kept",
-            r"95 % t interval": CONFIDENCE,
             r"57\.2 and 54\.7 %": "the paper's Table 10, as printed"},
     "results/README.md": {
         r"more than 0\.15 points": "a table that was replaced by the one at cap 2",
