@@ -127,6 +127,19 @@ def unlike_runs() -> tuple[int, int]:
     return len(rows("heterogeneity", "tuning.csv")), len(rows("heterogeneity"))
 
 
+def beta_rho() -> tuple[float, ...]:
+    """sofim-beta: the level pairs' largest distance, the worst pair, then the average alone."""
+    study, both = "sofim-beta", ("2", "10")
+    pairs = [f"beta {b}, rho {r}" for b in ("0.5", "0.9", "0.99") for r in ("0.1", "1", "10")]
+    level = [p for p in pairs if p.endswith("rho 10") or p == "beta 0.99, rho 1"]
+    assert not any(gap(study, p, epsilon=e).low > 0 for p in pairs[1:] for e in both)
+    far = max(abs(lead(study, p, epsilon=e)) for p in level for e in both)
+    wild = sum(diverged(r) for r in rows(study) if (r["method"], r["epsilon"]) == (pairs[0], "2"))
+    alone = "EMA-only, beta 0.5"
+    return (far, wild, -lead(study, pairs[0], epsilon="10"),
+            lead(study, alone, epsilon="10"), lead(study, alone, epsilon="2"))  # fmt: skip
+
+
 def rho() -> tuple[float, ...]:
     """The spread from rho 0.5 on, and what is below."""
     kept = ("rho 0.5", "rho 1", "rho 2", "rho 5", "rho 10")
