@@ -97,9 +97,12 @@ def test_answers_leave_at_a_fixed_time_where_the_policy_says_so(silo: Silo) -> N
     silo.start()
     terms = read(silo.folder.parent / "terms.toml")
     for raw in (enrolment("unknown"), enrolment(terms.name), order(terms)):
-        began = time.monotonic()
-        ask(str(silo.socket), raw)
-        assert 1.0 <= time.monotonic() - began < 4.0  # a busy machine
+        taken = []
+        for _ in range(3):
+            began = time.monotonic()
+            ask(str(silo.socket), raw)
+            taken.append(time.monotonic() - began)
+        assert 1.0 <= min(taken) < 1.5  # a busy machine only adds to it
 
 
 def test_a_gate_that_is_killed_goes_on_with_the_same_bytes(silo: Silo) -> None:
