@@ -317,16 +317,16 @@ def preconditioner(weighing: str, kind: str) -> tuple[float, ...]:
                  for e in ("0.5", "5"))  # fmt: skip
 
 
-def only_significant() -> tuple[int, float, float]:
+def own_intervals() -> tuple[int, float, float]:
     """Of DP-FedSOFIM's eight differences, those whose own interval excludes 0."""
     found = {(kind, weighing, e): gap("sofim-wide", "DP-FedSOFIM", epsilon=e, features=kind,
                                       weights=weighing)
              for kind in ("raw", "centred") for weighing in ("sum", "average")
              for e in ("0.5", "5")}  # fmt: skip
-    apart = {at: each.mean for at, each in found.items() if each.significant}
+    sure = {at: each.mean for at, each in found.items() if each.significant}
     low, high = ("raw", "average", "5"), ("centred", "average", "0.5")
-    assert set(apart) == {low, high}
-    return len(found), apart[low], apart[high]
+    assert set(sure) == {low, high}
+    return len(found), sure[low], sure[high]
 
 
 def fewer_trials() -> tuple[float, ...]:
