@@ -23,11 +23,18 @@ MODULES = sorted(
 
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "accounting/attack_odds.py": ("cli/test_start.py",),
-    "accounting/ledger/balance.py": ("accounting/ledger/test_ledger.py",),
-    "accounting/ledger/events.py": ("accounting/ledger/test_ledger.py",),
+    "accounting/ledger/balance.py": (
+        "accounting/ledger/test_ledger.py",
+        "accounting/ledger/test_drawn_rounds.py",
+    ),
+    "accounting/second_opinion.py": ("accounting/test_event_tree.py",),
+    "accounting/events.py": ("accounting/ledger/test_ledger.py",),
     "accounting/ledger/journal.py": ("accounting/ledger/test_ledger.py",),
     "accounting/ledger/limits.py": ("attacks/test_participation.py",),
-    "accounting/ledger/request.py": ("accounting/ledger/test_ledger.py",),
+    "accounting/ledger/request.py": (
+        "accounting/ledger/test_ledger.py",
+        "accounting/ledger/test_drawn_rounds.py",
+    ),
     "accounting/ledger/verification.py": ("accounting/ledger/test_claims.py",),
     "audit/adversary_view.py": ("audit/test_planted.py",),
     "audit/client_laws.py": ("laws/test_client_laws.py",),

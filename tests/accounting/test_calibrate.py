@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dpfed.accounting import gdp
 from dpfed.accounting.calibrate import calibrate
-from dpfed.accounting.guarantee import EXACT, PLD, Spent, guarantee, is_gaussian, price
+from dpfed.accounting.event_tree import ChannelUse, TrainingReleases
+from dpfed.accounting.guarantee import EXACT, PLD, guarantee, is_gaussian, price
 from dpfed.core.errors import DpfedError, RecipeError, Unpriceable
 from dpfed.core.types import Adjacency, Mechanism, NoiseSource, Release, State, Trust, Unit
 from dpfed.mechanisms.clear import clear
@@ -67,7 +68,8 @@ def test_only_the_noise_changes():
 def test_shares_of_one_budget_add_up_to_it():
     one = calibrate(gaussian(), epsilon=1.0, delta=DELTA, releases=70, share=0.9)
     other = calibrate(gaussian(clip=5.0), epsilon=1.0, delta=DELTA, releases=1, share=0.1)
-    both = [Spent(one, 70), Spent(other, 1)]
+    rounds = {(ChannelUse("one", 1),): 69, (ChannelUse("one", 1), ChannelUse("other", 1)): 1}
+    both = TrainingReleases({"one": one, "other": other}, rounds)
     found = guarantee(both, DELTA, NoiseSource.KEYED, 70).epsilon
     assert found == pytest.approx(1.0, rel=1e-6)
     assert found <= 1 + gdp.CAUTION

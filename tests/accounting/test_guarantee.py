@@ -3,6 +3,8 @@
 
 import json
 import math
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import pytest
 from dp_accounting import (
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 from dpfed.accounting import gdp
 from dpfed.accounting import guarantee as module
+from dpfed.accounting.event_tree import ChannelUse, RoundKind, TrainingReleases
 from dpfed.accounting.guarantee import (
     EXACT,
     NONE,
@@ -27,7 +30,6 @@ from dpfed.accounting.guarantee import (
     SERVER,
     Claim,
     Guarantee,
-    Spent,
     delta_warning,
     guarantee,
     is_gaussian,
@@ -35,8 +37,8 @@ from dpfed.accounting.guarantee import (
     round_up,
 )
 from dpfed.core.errors import DpfedError, Unpriceable
-from dpfed.core.sampling import Poisson
-from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
+from dpfed.core.sampling import EVERYONE, Poisson, Sampling
+from dpfed.core.types import Adjacency, Mechanism, NoiseSource, Trust, Unit
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.discrete_gaussian import discrete_gaussian
 from dpfed.mechanisms.gaussian import Gaussian, gaussian
@@ -50,8 +52,27 @@ CLAUSE = "if the server starts no other training on the data"
 STD = 62.425  # golden: epsilon 1 for 70 rounds, replace-one, against the server
 
 
+class Spent(NamedTuple):
+    """The releases of one channel; ``outside``: shares of noise against outsiders -> releases."""
+
+    mechanism: Mechanism
+    releases: int
+    outside: Mapping[float, int] = {}
+    participation: Sampling = EVERYONE
+
+
+def training(*spent: Spent) -> TrainingReleases:
+    """Channels whose releases are in rounds of their own."""
+    rounds: dict[RoundKind, int] = {}
+    for number, each in enumerate(spent):
+        for shares, count in (each.outside or {1.0: each.releases}).items():
+            rounds[(ChannelUse(str(number), 1, shares),)] = count
+    channels = {str(number): each.mechanism for number, each in enumerate(spent)}
+    return TrainingReleases(channels, rounds, spent[0].participation)
+
+
 def account(*spent: Spent, noise: NoiseSource = OS) -> Guarantee:
-    return guarantee(spent, DELTA, noise, ROUNDS)
+    return guarantee(training(*spent), DELTA, noise, ROUNDS)
 
 
 def local(clients: int = 20, **options) -> Guarantee:
@@ -115,7 +136,7 @@ def test_a_draw_is_not_accounted_for_under_replace_one():
 
 def test_a_draw_of_clients_does_not_amplify_correlated_noise():
     mechanism = tree(std=9.0, trust="central", adjacency="zero-out", unit="client")
-    with pytest.raises(Unpriceable, match="Tree correlates the noise of its releases"):
+    with pytest.raises(Unpriceable, match="Tree has releases that are not independent"):
         account(Spent(mechanism, 4, participation=Poisson(0.1)))
 
 
@@ -234,7 +255,7 @@ def test_missing_noise_shares_cost_what_privacy_md_says(missing, epsilon):
 def test_what_a_sum_may_fail_with_is_taken_out_of_delta():
     """The sentence states the whole delta, and the epsilon at what is left of it."""
     mechanism = gaussian(std=STD, trust=Trust.DISTRIBUTED, shares=4)
-    spent = [Spent(mechanism, ROUNDS)]
+    spent = training(Spent(mechanism, ROUNDS))
     found = guarantee(spent, DELTA, OS, ROUNDS, delta_reserved=DELTA / 2)
     (at_half,) = guarantee(spent, DELTA / 2, OS, ROUNDS).claims
     assert (found.delta, found.epsilon) == (DELTA, at_half.epsilon)
@@ -357,7 +378,7 @@ def test_round_up(value, printed):
 
 def test_a_printed_delta_is_never_below_the_true_one():
     delta = 1.2345642e-5
-    found = guarantee([Spent(gaussian(std=STD), ROUNDS)], delta, OS, ROUNDS)
+    found = guarantee(training(Spent(gaussian(std=STD), ROUNDS)), delta, OS, ROUNDS)
     printed = found.sentence.split(", ")[1].split(")")[0]
     assert float(printed) >= delta
 

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 import dpfed
 from dpfed.accounting import gdp
+from dpfed.accounting.events import from_json
 from dpfed.accounting.guarantee import price
 from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.conversions import LedgerKey
-from dpfed.accounting.ledger.events import from_json
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.accounting.ledger.request import Part, Request
 from dpfed.audit.client_laws import MODEL

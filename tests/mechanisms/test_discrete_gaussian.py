@@ -12,7 +12,8 @@ import pytest
 import torch
 from scipy import stats
 
-from dpfed.accounting.guarantee import Spent, guarantee
+from dpfed.accounting.event_tree import ChannelUse, TrainingReleases
+from dpfed.accounting.guarantee import guarantee
 from dpfed.core.clipping import covered
 from dpfed.core.errors import BadRelease, RecipeError
 from dpfed.core.grid import SLACK, squared_limit, truncated, truncated_sum
@@ -236,8 +237,10 @@ def test_the_enlarged_clip_is_accounted_for(adjacency: Adjacency) -> None:
 def test_the_sentence_says_exact_only_where_all_channels_are() -> None:
     exact, plain = discrete_gaussian(std=50.0), gaussian(std=50.0)
     for mechanisms, idealized in (([exact], False), ([exact, plain], True), ([plain], True)):
-        spent = [Spent(mechanism, 70) for mechanism in mechanisms]
-        found = guarantee(spent, 1e-5, NoiseSource.OPERATING_SYSTEM, 70)
+        channels = {str(number): mechanism for number, mechanism in enumerate(mechanisms)}
+        kind = tuple(ChannelUse(name, 1) for name in channels)
+        made = TrainingReleases(channels, {kind: 70})
+        found = guarantee(made, 1e-5, NoiseSource.OPERATING_SYSTEM, 70)
         assert found.idealized is idealized
         words = "idealized arithmetic" if idealized else "exact integer arithmetic"
         assert f"; {words};" in found.sentence

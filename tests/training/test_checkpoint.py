@@ -23,7 +23,7 @@ from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.audit.client_laws import MODEL
 from dpfed.core.errors import DataError
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE, Broadcast, Problem
+from dpfed.core.types import Broadcast, Problem
 from dpfed.recipes.federation import public_seed
 from dpfed.recipes.run import prepare
 from dpfed.recipes.schema import load_recipe
@@ -34,6 +34,7 @@ from dpfed.training.checkpoint import Checkpoint, CommittedRound
 from dpfed.training.inprocess import InProcess, replay, rounds
 from dpfed.training.plan import Plan
 from dpfed.training.round import Exchange, ServerState, run_round, start
+from tests.helpers.round_counts import only_updates, updates
 from tests.training.test_round import SIZES, client_states, make_plan
 
 
@@ -109,7 +110,7 @@ def test_an_attempt_of_which_nobody_knows_the_end_is_spent(
         run(plan, tmp_path, exchange_of(plan), lambda now_at, now: (now_at, now) == (at, when))
     after, done = run(plan, tmp_path, exchange_of(plan))
     assert [each.attempt for each in done] == [int(each.round == at) for each in done]
-    assert sum(after.release_counts[UPDATE].values()) == 5  # one more than the rounds
+    assert updates(after.release_counts) == 5  # one more than the rounds
 
 
 def test_dying_again_and_again_never_asks_twice_for_the_same_attempt(tmp_path: Path) -> None:
@@ -140,11 +141,11 @@ def test_an_attempt_that_is_asked_for_again_counts_even_if_it_ends_before_a_rele
     saved = checkpoint.load(plan, fresh, again=True)
     assert saved is not None
     assert (saved.state.round, saved.state.attempt) == (0, 0)
-    assert saved.state.release_counts == {UPDATE: {1.0: 1}}
+    assert saved.state.release_counts == only_updates({1.0: 1})
     after, result = run_round(plan, saved.state, lambda *_: [])
     assert result.aborted == "0 clients have sent keys, and 3 are agreed on"
     assert result.spent
-    assert after.release_counts == {UPDATE: {1.0: 1}}
+    assert after.release_counts == only_updates({1.0: 1})
     assert (after.attempt, after.counts_before) == (1, None)
 
 
@@ -241,7 +242,7 @@ def test_attempts_that_died_count_against_the_guarantee(tmp_path: Path) -> None:
     form = InProcess(plan, problems).client_states(MODEL.initial(0))
     saved = checkpoint.load(plan, start(plan, MODEL.initial(0)), form)
     assert saved is not None
-    assert (saved.state.round, sum(saved.state.release_counts[UPDATE].values())) == (2, 4)
+    assert (saved.state.round, updates(saved.state.release_counts)) == (2, 4)
     assert not list(rounds(plan, problems, MODEL.initial(0), checkpoint=checkpoint))
 
 

@@ -25,6 +25,7 @@ from dpfed.sums.plain import plain
 from dpfed.training.answer import ClientState
 from dpfed.training.inprocess import InProcess, rounds
 from dpfed.training.plan import Plan
+from tests.helpers.round_counts import updates
 from tests.training.test_round import client_states, make_plan
 
 
@@ -50,7 +51,7 @@ def test_iteration_can_stop_early() -> None:
     run = rounds(make_plan(rounds=50), problems, MODEL.initial(0))
     state, _ = next(run)
     assert state.round == 1
-    assert sum(state.release_counts[UPDATE].values()) == 1
+    assert updates(state.release_counts) == 1
 
 
 # ------------------------------------------------------------------- very many clients, on demand

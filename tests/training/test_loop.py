@@ -35,6 +35,7 @@ from dpfed.training.flower.transport import GridTransport
 from dpfed.training.inprocess import InProcess
 from dpfed.training.loop import Step, Transport, train
 from dpfed.training.plan import Plan
+from tests.helpers.round_counts import updates
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
 from tests.training.test_round import SIZES, client_states, make_plan
 
@@ -126,7 +127,7 @@ def trained(
 
 
 def releases(step: Step) -> int:
-    return sum(step.state.release_counts[UPDATE].values())
+    return updates(step.state.release_counts)
 
 
 def whole(engine: Any) -> Step:

@@ -46,6 +46,7 @@ from dpfed.training.answer import ClientState, PricedReleaser, answer
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState, run_round, start
 from tests.conftest import make_records
+from tests.helpers.round_counts import by_channel
 
 SIZES = [12, 30, 21]
 
@@ -404,7 +405,7 @@ def test_a_missing_client_contributes_zero_and_the_divisor_stays() -> None:
     assert result.aggregate is not None
     expected = whole.aggregate.mean - missing.clipped_sum(1.0).vector.float() / sum(SIZES)
     assert torch.allclose(result.aggregate.mean, expected, atol=1e-6)
-    assert state.release_counts[UPDATE] == {1.0: 1}  # two shares less the reader's own
+    assert by_channel(state.release_counts)[UPDATE] == {1.0: 1}  # two shares less the reader's own
 
 
 class Hostile(Wire):
@@ -466,7 +467,7 @@ def test_a_round_that_nobody_answers_is_counted_and_leaves_the_model() -> None:
     assert result.aborted == "no client answered"
     assert torch.equal(after.params, before.params)
     assert (after.round, after.attempt) == (0, 1)
-    assert after.release_counts[UPDATE] == {1.0: 1}
+    assert by_channel(after.release_counts)[UPDATE] == {1.0: 1}
 
 
 def test_a_retry_draws_new_noise() -> None:
@@ -502,7 +503,7 @@ def test_a_dropout_weakens_the_guarantee_to_others_in_that_round_only() -> None:
     state = start(plan, torch.zeros(MODEL.layout.size))
     state, _ = run_round(plan, state, Wire(plan, client_states(sizes)))
     state, _ = run_round(plan, state, Dropping(plan, client_states(sizes)))
-    assert state.release_counts[UPDATE] == {5.0: 1, 4.0: 1}
+    assert by_channel(state.release_counts)[UPDATE] == {5.0: 1, 4.0: 1}
 
 
 def test_releases_that_are_not_sent_unmodified_are_hidden_by_no_other_noise() -> None:
@@ -524,7 +525,9 @@ def test_the_metrics_channel_is_accounted_for_and_used_when_due() -> None:
         assert result.aggregate is not None
         seen.append(result.aggregate.public.get(METRICS))
     assert [m is None for m in seen] == [True, True, False, True, False]
-    assert {name: sum(count.values()) for name, count in state.release_counts.items()} == {
+    assert {
+        name: sum(count.values()) for name, count in by_channel(state.release_counts).items()
+    } == {
         UPDATE: 5,
         METRICS: 2,
     }

@@ -66,27 +66,69 @@ def closed_form(mechanism: M, mu: float, releases: int) -> M:
 
 
 def _search(mechanism: M, epsilon: float, delta: float, releases: int) -> M:
-    def keeps(factor: float) -> bool:
+    def epsilon_at(factor: float) -> float:
         event = mechanism.with_std(mechanism.clip * factor).event(releases)
-        return price(event, delta, mechanism.adjacency)[0] <= epsilon
+        return price(event, delta, mechanism.adjacency)[0]
 
-    return mechanism.with_std(mechanism.clip * least_factor(keeps))  # type: ignore[return-value]
+    factor = least_factor(epsilon_at, epsilon)
+    return mechanism.with_std(mechanism.clip * factor)  # type: ignore[return-value]
 
 
-def least_factor(keeps: Callable[[float], bool]) -> float:
-    """The least factor on the noise, to a part in 10^4, at which the target was confirmed."""
-    above = 1.0
-    while not keeps(above):
+def least_factor(epsilon_at: Callable[[float], float], epsilon: float) -> float:
+    """The least factor on the noise, to a part in 10^4, at which the target was confirmed.
+
+    Looking up a privacy loss distribution takes the longer the less noise there is, so the search
+    comes from above in short steps, and then goes on along the line through the last two points
+    (logarithms of both).
+
+    Args:
+        epsilon_at: the epsilon at a factor; it falls with the factor.
+        epsilon: the target.
+    """
+    above, high = 1.0, epsilon_at(1.0)
+    while high > epsilon:
         above *= 2
+        high = epsilon_at(above)
         if above > _LOUDEST:
             raise Unpriceable(
                 f"no noise up to {_LOUDEST:g} times the first guess keeps the target; raise "
                 f"epsilon or delta, or plan fewer rounds"
             )
-    below = above / 2
-    while keeps(below):
-        below, above = below / 2, below
+    below, low = above, high
+    while low <= epsilon:
+        above, high = below, low
+        below *= min(_STEP, max(_STEP / 2, low / epsilon)) if low > epsilon / 100 else _STEP / 2
+        low = epsilon_at(below)
     while above / below > 1 + _TIGHT:
-        middle = math.sqrt(below * above)
-        below, above = (below, middle) if keeps(middle) else (middle, above)
+        middle = _between(below, low, above, high, epsilon)
+        found = epsilon_at(middle)
+        if found <= epsilon:
+            above, high = middle, found
+        else:
+            below, low = middle, found
     return above
+
+
+_STEP = 0.8
+
+
+def _between(below: float, low: float, above: float, high: float, epsilon: float) -> float:
+    """Where the line through two points meets the target, a little to the side that keeps it.
+
+    Args:
+        below: a factor with too little noise.
+        low: its epsilon.
+        above: a factor with enough.
+        high: its epsilon.
+        epsilon: the target.
+    """
+    width = math.log(above / below)
+    if not (0 < high < low < math.inf):
+        return below * math.exp(width / 2)
+    part = math.log(low / epsilon) / math.log(low / high)
+    # both ends move: a point that lies on the line falls to either side of it
+    part = min(1 - _NEAR, max(_NEAR, part + _TIGHT / (3 * width)))
+    return below * math.exp(width * part)
+
+
+_NEAR = 0.05

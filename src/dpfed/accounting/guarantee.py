@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run guarantees: an upper bound per adversary, and the sentence that states it.
 
-The exact closed form accounts for Gaussian releases, and dp_accounting's PLD (a pessimistic
-discretisation, so an upper bound) for the rest. RDP is the last resort, and never for replace-one:
-dp_accounting 0.6.0 leaves out the factor 2 there (google/differential-privacy issue 378). An event
-that none of them bounds is refused.
+Each claim is the price of one tree of events (event_tree.py), and carries that tree, so that anyone
+can compute it again. The exact closed form accounts for Gaussian releases, and dp_accounting's PLD
+(a pessimistic discretisation, so an upper bound) for the rest. RDP is the last resort, and never
+for replace-one: dp_accounting 0.6.0 leaves out the factor 2 there (google/differential-privacy
+issue 378). An event that none of them bounds is refused. Once per run a second accountant is asked
+about the figure (second_opinion.py).
 
 Under LOCAL trust there are two figures. The server reads each release, so one share of noise hides
 a unit from it. Everyone else sees only the broadcasts, so the noise of all other honest clients
@@ -19,16 +21,25 @@ on the data is said to be assumed, unless an owner's budget holds it to that (``
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
-from dpfed.accounting import gdp
-from dpfed.core.errors import Unpriceable
+from dpfed.accounting import events, gdp
+from dpfed.accounting.event_tree import (
+    ChannelUse,
+    Facing,
+    GaussianRelease,
+    TrainingReleases,
+    gaussian_mu_squared,
+)
+from dpfed.accounting.events import Json
+from dpfed.core.checks import refuse
+from dpfed.core.errors import DataError, Unpriceable
 from dpfed.core.files import jsonable
-from dpfed.core.sampling import EVERYONE, Everyone, Sampling
+from dpfed.core.sampling import Everyone
 from dpfed.core.types import Adjacency, Mechanism, NoiseSource, Trust, Unit
 
 if TYPE_CHECKING:
@@ -45,31 +56,6 @@ OTHERS = f"all other clients and {READER}"
 """Where one share of noise, or the server's, hides a unit from all of them together."""
 
 
-@runtime_checkable
-class GaussianRelease(Protocol):
-    """A mechanism whose releases are plain Gaussian: the closed form holds."""
-
-    def noise_multiplier(self, shares: float | None = None) -> float:
-        """The noise's standard deviation over the bound of a row."""
-
-    def worth(self, releases: int) -> float:
-        """The squared sensitivity of the first releases together, over that of one release."""
-
-
-@dataclass(frozen=True)
-class Spent:
-    """What one channel has released, or is going to release."""
-
-    mechanism: Mechanism
-    releases: int
-    outside: Mapping[float, int] = field(default_factory=dict)
-    """LOCAL: shares of noise that an outsider cannot subtract -> number of such releases.
-
-    Empty where others' noise hides nothing, since releases are not sent unmodified."""
-    participation: Sampling = EVERYONE
-    """The random draw of units that only a trusted server sees, where there is one."""
-
-
 @dataclass(frozen=True)
 class Claim:
     """One adversary, one upper bound."""
@@ -78,6 +64,20 @@ class Claim:
     epsilon: float
     delta: float
     accounting: str
+    delta_reserved: float = 0.0
+    """The part of delta for a secure sum's own chance of failure: epsilon is at the rest."""
+    event: Json = field(default_factory=dict)
+    """The releases as a tree of dp_accounting's events; empty in files of version 0.2."""
+
+
+@dataclass(frozen=True)
+class SecondOpinion:
+    """What another accountant says about a claim's epsilon: it lies between these two."""
+
+    at_least: float | None
+    """An optimistic PLD; None where that says nothing (0 at small rates, or infinite)."""
+    at_most: float | None
+    """RDP; None where it is infinite, or knows no bound."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,8 @@ class Guarantee:
     """Whether noise is kept for later releases: whoever reads it there can take it off."""
     enforced: str = ""
     """Who sees to it, in words: ``GATED``, ``SHIPPED``, or nobody else where all is one process."""
+    opinions: tuple[SecondOpinion, ...] = ()
+    """What a second accountant says of each claim; empty where it was not asked."""
 
     @property
     def epsilon(self) -> float:
@@ -125,9 +127,67 @@ class Guarantee:
     def __str__(self) -> str:
         return self.sentence
 
+    def epsilon_at(self, delta: float, claim: int = 0) -> float:
+        """The epsilon of the same releases at another delta.
+
+        Args:
+            delta: at least 1e-300 and below 1; above what a secure sum reserves of it.
+            claim: which of the claims, by its place; 0 is the first one.
+        """
+        stated = self._with_event(claim)
+        left = delta - stated.delta_reserved
+        return epsilon_of(stated.event, left, self.adjacency)[0] if left > 0 else math.inf
+
+    def delta_at(self, epsilon: float, claim: int = 0) -> float:
+        """The delta of the same releases at another epsilon.
+
+        Args:
+            epsilon: a number, at least 0.
+            claim: which of the claims, by its place; 0 is the first one.
+        """
+        stated = self._with_event(claim)
+        found = delta_of(stated.event, epsilon, self.adjacency)
+        return min(1.0, found + stated.delta_reserved)
+
+    def rho(self, claim: int = 0) -> float | None:
+        """The rho of zero-concentrated DP: mu^2 / 2 of Gaussian releases, None for any other.
+
+        A secure sum's chance of failure is not in it: that has no rho.
+        """
+        stated = self._with_event(claim)
+        found = gaussian_mu_squared(stated.event, self.adjacency)
+        return None if found is None or stated.delta_reserved else found / 2
+
+    def trade_off(self, false_alarms: float, claim: int = 0) -> float:
+        """The least part of units that an attacker misses at a rate of false alarms.
+
+        It is the f of f-DP: exact for Gaussian releases (Dong et al. 2022, eq. 6), and for others
+        the bound that 200 points of the curve (epsilon, delta) give (their Proposition 2.12).
+
+        Args:
+            false_alarms: from 0 to 1.
+            claim: which of the claims, by its place; 0 is the first one.
+        """
+        if not 0 <= false_alarms <= 1:
+            raise refuse("false_alarms", "from 0 to 1", false_alarms)
+        stated = self._with_event(claim)
+        return _missed(stated.event, stated.delta_reserved, self.adjacency, false_alarms)
+
+    def _with_event(self, claim: int) -> Claim:
+        found = self.claims[claim]
+        if not found.event:
+            raise DataError(
+                "this guarantee has no tree of events, as those of version 0.2; only its own "
+                "epsilon and delta are known"
+            )
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Plain numbers and strings, the sentence included."""
         facts = {"sentence": self.sentence, "epsilon": self.epsilon, **asdict(self)}
+        for claim in facts["claims"]:
+            square = gaussian_mu_squared(claim["event"], self.adjacency) if claim["event"] else None
+            claim["mu"] = None if square is None else math.sqrt(square)
         plain: dict[str, Any] = jsonable(facts)
         return plain
 
@@ -182,7 +242,7 @@ def round_up(value: float, digits: int = 4) -> str:
 
 
 def guarantee(
-    spent: Sequence[Spent],
+    made: TrainingReleases,
     delta: float,
     noise: NoiseSource,
     rounds: int,
@@ -193,7 +253,7 @@ def guarantee(
     """What these releases guarantee against each adversary that the trust model names.
 
     Args:
-        spent: the releases of each channel; all channels have one unit, adjacency and trust.
+        made: the releases of all rounds; all channels have one unit, adjacency and trust.
         delta: the delta of all claims, at least 1e-300 and below 1.
         noise: where the noise comes from; the sentence states it.
         rounds: the number of rounds that the sentence states.
@@ -204,18 +264,18 @@ def guarantee(
         colluders: how many clients pool what they know, at least 0; the caller's figures for LOCAL
             outsiders leave out so many shares of noise.
     """
-    kinds = {(s.mechanism.unit, s.mechanism.adjacency, s.mechanism.trust) for s in spent}
+    mechanisms = list(made.channels.values())
+    kinds = {(m.unit, m.adjacency, m.trust) for m in mechanisms}
     if len(kinds) != 1:
         raise Unpriceable(
             f"a guarantee must have one (unit, adjacency, trust), got {sorted(kinds)}; account for "
             f"each of them on its own"
         )
-    first = spent[0].mechanism
+    first = mechanisms[0]
     if first.trust is Trust.LOCAL:
-        found = _local(spent, delta, colluders)
+        claims = _local(made, delta, colluders)
     else:
-        found = _pooled(spent, delta - delta_reserved, server)
-    claims = tuple(replace(claim, delta=delta) for claim in found)
+        claims = _pooled(made, delta, delta_reserved, server)
     return Guarantee(
         claims=claims,
         unit=first.unit,
@@ -223,28 +283,34 @@ def guarantee(
         trust=first.trust,
         rounds=rounds,
         noise=noise,
-        idealized=not all(s.mechanism.exact for s in spent),
+        idealized=not all(m.exact for m in mechanisms),
         shares=first.shares,
-        draws=_draws(spent),
+        draws=_draws(made),
         colluders=colluders,
-        correlated=not all(s.mechanism.independent for s in spent),
+        correlated=not all(m.independent for m in mechanisms),
     )
 
 
-def _draws(spent: Sequence[Spent]) -> str:
+def _draws(made: TrainingReleases) -> str:
     """The draws that the figures assume to be secret, in words."""
-    rates = {s.mechanism.sampling.rate for s in spent} - {1.0}
-    asked = {s.participation.rate for s in spent} - {1.0}
-    inside = [f"each {spent[0].mechanism.unit} is drawn for a release with probability {rate:g}, "
-              f"known to its client only" for rate in sorted(rates)]  # fmt: skip
-    among = [f"each client is asked with probability {rate:g}, known to the server only (how long "
-             f"a round takes is not covered)" for rate in sorted(asked)]  # fmt: skip
-    return "; ".join([*inside, *among, *_limits(spent)])
+    mechanisms = list(made.channels.values())
+    rates = {m.sampling.rate for m in mechanisms} - {1.0}
+    said = [
+        f"each {mechanisms[0].unit} is drawn for a release with probability {rate:g}, known to its "
+        f"client only"
+        for rate in sorted(rates)
+    ]
+    if made.draw.rate != 1:
+        said.append(
+            f"each client is asked with probability {made.draw.rate:g}, known to the server only "
+            f"(how long a round takes is not covered)"
+        )
+    return "; ".join([*said, *_limits(made)])
 
 
-def _limits(spent: Sequence[Spent]) -> list[str]:
+def _limits(made: TrainingReleases) -> list[str]:
     """How often a client takes part, where that is counted on, and who holds it to that."""
-    found = {getattr(s.mechanism, "participation", None) for s in spent} - {None}
+    found = {getattr(m, "participation", None) for m in made.channels.values()} - {None}
     return [
         f"each client takes part {limits} (its own ledger refuses more; what is protected is an "
         f"installation whose state is kept)"
@@ -252,12 +318,16 @@ def _limits(spent: Sequence[Spent]) -> list[str]:
     ]
 
 
-def _local(spent: Sequence[Spent], delta: float, colluders: int) -> tuple[Claim, ...]:
-    server = _claim(SERVER, spent, delta, lambda s: {1: s.releases})
-    others = _claim(_pooling(colluders), spent, delta, lambda s: s.outside or {1: s.releases})
+def _local(made: TrainingReleases, delta: float, colluders: int) -> tuple[Claim, ...]:
+    def outside(use: ChannelUse) -> float:
+        """Noise that is kept for later rounds is not that of the others in this one."""
+        return use.shares if made.pooled and made.channels[use.channel].independent else 1.0
+
+    server = _claim(SERVER, made, delta, lambda _: 1.0)
+    others = _claim(_pooling(colluders), made, delta, outside)
     if others.epsilon < server.epsilon:
         return server, others
-    return (Claim(f"{SERVER}, {OTHERS}", server.epsilon, delta, server.accounting),)
+    return (replace(server, adversary=f"{SERVER}, {OTHERS}"),)
 
 
 def _pooling(colluders: int) -> str:
@@ -268,13 +338,15 @@ def _pooling(colluders: int) -> str:
     return f"{some} (the rest add their noise) and {READER}"
 
 
-def _pooled(spent: Sequence[Spent], delta: float, server: str) -> tuple[Claim, ...]:
-    first = spent[0].mechanism
+def _pooled(
+    made: TrainingReleases, delta: float, delta_reserved: float, server: str
+) -> tuple[Claim, ...]:
+    first = next(iter(made.channels.values()))
     if first.trust is Trust.CENTRAL:
         trusted = "with the sums"
-        if any(not isinstance(s.participation, Everyone) for s in spent):
+        if not isinstance(made.draw, Everyone):
             trusted = "with the sums, and alone knows who takes part"
-        if _limits(spent):
+        if _limits(made):
             trusted = "with the sums, and adds the noise"
         adversary = f"{OTHERS} (the server is trusted {trusted})"
     else:
@@ -282,59 +354,99 @@ def _pooled(spent: Sequence[Spent], delta: float, server: str) -> tuple[Claim, .
             f"{server}, and {READER}, who see only sums with at least "
             f"{first.shares:g} honest shares of noise"
         )
-    return (_claim(adversary, spent, delta, lambda s: {s.mechanism.shares: s.releases}),)
+    return (_claim(adversary, made, delta, strongest(made), delta_reserved),)
+
+
+def strongest(made: TrainingReleases) -> Facing:
+    """The shares of noise that hide a unit from the strongest adversary of the trust model."""
+    return lambda use: made.channels[use.channel].shares
 
 
 def _claim(
     adversary: str,
-    spent: Sequence[Spent],
+    made: TrainingReleases,
     delta: float,
-    facing: Callable[[Spent], Mapping[float, int]],
+    facing: Facing,
+    delta_reserved: float = 0.0,
 ) -> Claim:
-    epsilon, accounting = _epsilon(spent, delta, facing)
-    return Claim(adversary, epsilon, delta, accounting)
+    event = made.event(facing)
+    adjacency = next(iter(made.channels.values())).adjacency
+    epsilon, accounting = epsilon_of(event, delta - delta_reserved, adjacency)
+    return Claim(
+        adversary=adversary,
+        epsilon=epsilon,
+        delta=delta,
+        accounting=accounting,
+        delta_reserved=delta_reserved,
+        event=event,
+    )
 
 
-def _epsilon(
-    spent: Sequence[Spent], delta: float, facing: Callable[[Spent], Mapping[float, int]]
-) -> tuple[float, str]:
-    terms = [(s, n, h) for s in spent for h, n in facing(s).items()]
-    if all(is_gaussian(s.mechanism, s.participation) for s, _, _ in terms):
-        mu = math.sqrt(math.fsum(mechanism_mu_squared(s.mechanism, n, h) for s, n, h in terms))
-        return gdp.epsilon_for(delta, mu), EXACT
-    from dp_accounting import ComposedDpEvent
-
-    events = [event_of(*term) for term in terms]
-    return price(ComposedDpEvent(events), delta, terms[0][0].mechanism.adjacency)
-
-
-def event_of(spent: Spent, releases: int, shares: float) -> DpEvent:
-    """The releases as an event, amplified by the draw of clients where there is one.
+def epsilon_of(event: Json, delta: float, adjacency: Adjacency) -> tuple[float, str]:
+    """(epsilon, how it was computed) of a tree of events: an upper bound.
 
     Args:
-        spent: the channel: its mechanism, and the draw.
-        releases: how many releases the event has, at least 0.
-        shares: how many shares of noise hide a unit, at least 1.
+        event: the tree.
+        delta: the delta at which epsilon is wanted, at least 1e-300 and below 1.
+        adjacency: what neighbouring data sets are.
     """
-    from dp_accounting import SelfComposedDpEvent
-
-    mechanism, draw = spent.mechanism, spent.participation
-    if isinstance(draw, Everyone) or releases == 0 or mechanism.std == 0:
-        return mechanism.event(releases, shares)
-    if not mechanism.independent:
-        raise Unpriceable(
-            f"{type(mechanism).__name__} correlates the noise of its releases, which no accountant "
-            f"here bounds under sampling; use mechanism 'gaussian', or ask all clients"
-        )
-    one = mechanism.event(1, shares)
-    inner = one.event if isinstance(one, SelfComposedDpEvent) else one
-    return SelfComposedDpEvent(draw.amplify(inner), releases)
+    gaussian = gaussian_mu_squared(event, adjacency)
+    if gaussian is None:
+        return price(events.from_json(event), delta, adjacency)
+    return gdp.epsilon_for(delta, math.sqrt(gaussian)), EXACT if math.isfinite(gaussian) else NONE
 
 
-def is_gaussian(mechanism: Mechanism, participation: Sampling = EVERYONE) -> bool:
+def delta_of(event: Json, epsilon: float, adjacency: Adjacency) -> float:
+    """An upper bound of the delta of a tree of events.
+
+    Args:
+        event: the tree.
+        epsilon: at which delta is wanted, at least 0.
+        adjacency: what neighbouring data sets are.
+    """
+    if not epsilon >= 0:
+        raise refuse("epsilon", "a number, at least 0", epsilon)
+    return _curve(event, adjacency)(epsilon)
+
+
+def _curve(event: Json, adjacency: Adjacency) -> Callable[[float], float]:
+    """An upper bound of delta, by epsilon."""
+    gaussian = gaussian_mu_squared(event, adjacency)
+    if gaussian is not None:
+        mu = math.sqrt(gaussian)
+        return lambda epsilon: min(1.0, gdp.delta_for(epsilon, mu) * (1 + gdp.CAUTION))
+    made = events.from_json(event)
+    accountant, _ = _composed(_fixed(made), adjacency) if _is_known(made, adjacency) else (None, "")
+    if accountant is None:
+        raise _no_bound(made, adjacency)
+    return lambda epsilon: min(1.0, float(accountant.get_delta(epsilon)) * (1 + gdp.CAUTION))
+
+
+def _missed(event: Json, reserved: float, adjacency: Adjacency, false_alarms: float) -> float:
+    from scipy.special import ndtr, ndtri
+
+    gaussian = gaussian_mu_squared(event, adjacency)
+    if gaussian is not None:
+        if math.isinf(gaussian):
+            return 0.0
+        missed = float(ndtr(ndtri(1 - false_alarms) - math.sqrt(gaussian)))
+        return max(0.0, missed - reserved)
+    most = epsilon_of(event, 1e-12, adjacency)[0]
+    if math.isinf(most):
+        return 0.0
+    bounds, curve = [0.0], _curve(event, adjacency)
+    for epsilon in (most * k / 200 for k in range(201)):
+        delta = min(1.0, curve(epsilon) + reserved)
+        bounds += [
+            1 - delta - math.exp(epsilon) * false_alarms,
+            math.exp(-epsilon) * (1 - delta - false_alarms),
+        ]
+    return max(bounds)
+
+
+def is_gaussian(mechanism: Mechanism) -> bool:
     """Whether the closed form applies: Gaussian noise, and every unit takes part."""
-    everyone = isinstance(mechanism.sampling, Everyone) and isinstance(participation, Everyone)
-    return everyone and isinstance(mechanism, GaussianRelease)
+    return isinstance(mechanism.sampling, Everyone) and isinstance(mechanism, GaussianRelease)
 
 
 def mechanism_mu_squared(mechanism: Mechanism, releases: int, shares: float | None = None) -> float:
@@ -364,16 +476,30 @@ def price(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[float, st
     known = _is_known(event, adjacency)
     found = _accounted(_fixed(event), delta, adjacency) if known else None
     if found is None:
-        raise Unpriceable(
-            f"no accountant here gives an upper bound for {event} under {adjacency}; "
-            f"use Gaussian releases with everyone taking part, or another adjacency"
-        )
+        raise _no_bound(event, adjacency)
     return found
+
+
+def _no_bound(event: DpEvent, adjacency: Adjacency) -> Unpriceable:
+    return Unpriceable(
+        f"no accountant here gives an upper bound for {event} under {adjacency}; "
+        f"use Gaussian releases with everyone taking part, or another adjacency"
+    )
 
 
 @lru_cache(maxsize=1024)
 def _accounted(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[float, str] | None:
     """The figure of the first accountant that accepts the event."""
+    accountant, name = _composed(event, adjacency)
+    if accountant is None:
+        return None
+    epsilon = float(accountant.get_epsilon(delta))
+    caution = 1.0 if name == EXACT else 1 + gdp.CAUTION
+    return epsilon * caution, NONE if math.isinf(epsilon) else name
+
+
+def _composed(event: DpEvent, adjacency: Adjacency) -> tuple[Any, str]:
+    """The first accountant that accepts the event, and its name; None where there is none."""
     from dp_accounting import UnsupportedEventError
 
     for accountant, name in _accountants(adjacency):
@@ -381,10 +507,8 @@ def _accounted(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[floa
             accountant.compose(event)
         except (UnsupportedEventError, NotImplementedError):
             continue
-        epsilon = float(accountant.get_epsilon(delta))
-        caution = 1.0 if name == EXACT else 1 + gdp.CAUTION
-        return epsilon * caution, NONE if math.isinf(epsilon) else name
-    return None
+        return accountant, name
+    return None, ""
 
 
 def _fixed(event: Any) -> DpEvent:

@@ -3,7 +3,7 @@
 
 A row goes through the plan's PricedReleaser beside other rows, and then another row in its place.
 Both releases have the same noise, so their difference is what the unit moved, up to a grid step.
-The epsilon of that movement under the stated noise is computed independently (repriced.py). It is
+The epsilon of that movement under the stated noise is computed independently (recount.py). It is
 too large if the clip is missing, if a step comes before the noise, or if a factor of replace-one
 was forgotten.
 
@@ -30,7 +30,7 @@ import torch
 
 from dpfed.audit.adversary_view import calls, see
 from dpfed.audit.finding import Finding, Subject, judged, skipped
-from dpfed.audit.repriced import epsilon_with, movement
+from dpfed.audit.recount import epsilon_with, movement
 from dpfed.core.errors import BadRelease
 from dpfed.core.randomness import Noise
 from dpfed.core.rows import Dense

@@ -4,7 +4,7 @@
 With N coordinates of known mean 0, N (measured / true)^2 follows chi-square with N degrees of
 freedom, which gives an upper limit of the true level with a relative error of about 3 / sqrt(2 N).
 The epsilon of the run at this limit is a lower bound of its true epsilon, and is computed
-independently (repriced.py).
+independently (recount.py).
 
 Guarantee: sound code is flagged with probability at most ERROR; a third of it each for the level of
 all coordinates, for that of the coordinate with the least noise, and for releases that share noise.
@@ -30,7 +30,7 @@ from scipy import special, stats
 
 from dpfed.audit.adversary_view import calls, see, stated
 from dpfed.audit.finding import ERROR, Finding, Subject, judged
-from dpfed.audit.repriced import epsilon_with, level
+from dpfed.audit.recount import epsilon_with, level
 from dpfed.audit.statistics import spread_at_most
 from dpfed.training.answer import Nothing
 

@@ -36,7 +36,7 @@ import numpy as np
 import torch
 
 from dpfed.audit.finding import Finding, Subject, judged, skipped
-from dpfed.audit.repriced import claimed_mu, is_drawn
+from dpfed.audit.recount import claimed_mu, is_drawn
 from dpfed.audit.statistics import Bits, Floats, chance_of, one_run_epsilon
 from dpfed.core.errors import RoundAborted
 from dpfed.core.log import log

@@ -20,6 +20,7 @@ from dpfed.audit.membership import membership
 from dpfed.audit.noise import noise_scale
 from dpfed.audit.one_run import one_run
 from dpfed.audit.order import order
+from dpfed.audit.recount import recount
 from dpfed.audit.two_world import two_world
 from dpfed.core.errors import RecipeError
 from dpfed.core.registry import suggest
@@ -28,6 +29,7 @@ AUDITS: dict[str, Callable[[Subject], Finding]] = {
     "noise-scale": noise_scale,
     "clip": clip,
     "order": order,
+    "rounds": recount,
     "two-world": two_world,
     "one-run": one_run,
     "membership": membership,

@@ -37,7 +37,7 @@ from scipy import special
 from dpfed.accounting import gdp
 from dpfed.audit.adversary_view import Call, calls, see
 from dpfed.audit.finding import ERROR, Finding, Subject, judged, skipped
-from dpfed.audit.repriced import claimed_mu, is_drawn, level, movement, mu_with, worth
+from dpfed.audit.recount import claimed_mu, is_drawn, level, movement, mu_with, worth
 from dpfed.audit.statistics import Bits, Floats, epsilon_of, worlds_epsilon, worlds_mu
 from dpfed.core.randomness import Noise
 from dpfed.core.rows import Dense

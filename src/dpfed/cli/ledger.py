@@ -204,7 +204,7 @@ def export(
     ledger: Where = None,
     out: Annotated[Path | None, typer.Option(help="A file instead of the terminal.")] = None,
 ) -> None:
-    """Write all rows as JSON; accounting.ledger.events.from_json reads their events."""
+    """Write all rows as JSON; accounting.events.from_json reads their events."""
     text = json.dumps(_open(ledger).export(), indent=1)
     if out is None:
         typer.echo(text)

@@ -354,10 +354,10 @@ def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[s
     def scaled(factor: float) -> dict[str, Mechanism]:
         return {name: m.with_std(m.std * factor) for name, m in made.items()}
 
-    def keeps(factor: float) -> bool:
-        return replace(draft, channels=scaled(factor)).guarantee().claims[0].epsilon <= epsilon
+    def epsilon_at(factor: float) -> float:
+        return replace(draft, channels=scaled(factor)).guarantee().claims[0].epsilon
 
-    return scaled(least_factor(keeps))
+    return scaled(least_factor(epsilon_at, epsilon))
 
 
 def _is_open(privacy: PrivacyRecipe) -> bool:

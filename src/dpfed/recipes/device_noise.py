@@ -27,7 +27,8 @@ import math
 from typing import Any
 
 from dpfed.accounting.calibrate import calibrate
-from dpfed.accounting.guarantee import Spent, delta_warning, guarantee
+from dpfed.accounting.event_tree import ChannelUse, TrainingReleases
+from dpfed.accounting.guarantee import delta_warning, guarantee
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError, Unpriceable
 from dpfed.core.participation import Participation
@@ -76,8 +77,8 @@ def device_noise(
             continue
         rows.append({"noise": name, **_figures(mechanism, rounds)})
         if name == "independent":
-            spent = Spent(mechanism, rounds)
-            stated = guarantee([spent], delta, NoiseSource.OPERATING_SYSTEM, rounds).sentence
+            made = TrainingReleases({"update": mechanism}, {(ChannelUse("update", 1),): rounds})
+            stated = guarantee(made, delta, NoiseSource.OPERATING_SYSTEM, rounds).sentence
     warning = delta_warning(delta, population)
     return {
         "participation": {"min_separation": limits.min_separation, "at_most": limits.at_most},

@@ -26,7 +26,8 @@ from typing import Any, TypeVar
 
 from dpfed.accounting import gdp
 from dpfed.accounting.calibrate import calibrate
-from dpfed.accounting.guarantee import SERVER, Spent, delta_warning, guarantee
+from dpfed.accounting.event_tree import ChannelUse, TrainingReleases
+from dpfed.accounting.guarantee import SERVER, delta_warning, guarantee
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
@@ -70,10 +71,11 @@ def noise_for(
     shares = _honest(trust, clients, survivors, apart)
     start = gaussian(1.0, 1.0, unit, adjacency, trust, shares if trust is Trust.DISTRIBUTED else 1)
     mechanism = calibrate(start, epsilon=epsilon, delta=delta, releases=rounds)
-    spent = Spent(mechanism, rounds, {shares: rounds} if trust is Trust.LOCAL else {})
+    kind = (ChannelUse("update", 1, shares if trust is Trust.LOCAL else 1.0),)
+    made = TrainingReleases({"update": mechanism}, {kind: rounds})
     side = f", with up to {apart} client{'' if apart == 1 else 's'} on its side" if apart else ""
     stated = guarantee(
-        [spent], delta, NoiseSource.OPERATING_SYSTEM, rounds, server=SERVER + side, colluders=apart
+        made, delta, NoiseSource.OPERATING_SYSTEM, rounds, server=SERVER + side, colluders=apart
     )
     count = clients if unit is Unit.CLIENT and units is None else units
     warning = None if count is None else delta_warning(delta, count)

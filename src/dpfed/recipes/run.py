@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from dpfed.accounting.second_opinion import checked
 from dpfed.core.checks import refuse
 from dpfed.core.environment import ledger_path
 from dpfed.core.errors import DataError, RecipeError
@@ -164,6 +165,7 @@ def run_prepared(
         checkpoint: where the run keeps itself.
     """
     plan, shown, account = prepared.plan, 0, prepared.account()
+    checked(plan.guarantee())  # before anything is spent
     if checkpoint:
         checkpoint.describe(prepared.federation.model.layout)
     problems = prepared.federation.problems
@@ -191,7 +193,7 @@ def _first_refusal(transport: InProcess | Population) -> str:
 
 def _finished(prepared: Prepared, step: Step, account: Account | None) -> Result:
     state = step.state
-    spent = prepared.plan.guarantee(state.release_counts, state.round)
+    spent = checked(prepared.plan.guarantee(state.release_counts, state.round))
     if account and account.ledger.account(account.dataset):
         spent = replace(spent, budgeted=True)
     return result_of(prepared, state.params, spent, step.history, step.stopped)

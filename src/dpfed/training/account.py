@@ -29,14 +29,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from dpfed.accounting.ledger.balance import Budget, Cost, converted, finite
+from dpfed.accounting.event_tree import gaussian_mu_squared
+from dpfed.accounting.events import Json
+from dpfed.accounting.guarantee import strongest
+from dpfed.accounting.ledger.balance import Budget, Cost, converted
 from dpfed.accounting.ledger.conversions import LedgerKey, Server, adversary_of, factor
 from dpfed.accounting.ledger.enquiries import Enquiries
 from dpfed.accounting.ledger.ledger import Ledger
-from dpfed.accounting.ledger.request import Part, Request, plan_cost
+from dpfed.accounting.ledger.request import Part, Request
 from dpfed.core.environment import DATASET, LEDGER, ledger_path, variable
 from dpfed.core.errors import DataError, DpfedError
 from dpfed.core.log import log
+from dpfed.core.sampling import Everyone
 from dpfed.core.types import Broadcast, Trust
 from dpfed.training.plan import Plan
 
@@ -72,7 +76,13 @@ class Account:
         at = broadcast.round
         releases = {name: plan.releases(name, at) for name in plan.channels}
         whole = self._whole(plan, broadcast.training, member.client, releases)
-        return replace(whole, round=at, attempt=broadcast.attempt, fresh=not member.mechanisms)
+        return replace(
+            whole,
+            round=at,
+            attempt=broadcast.attempt,
+            fresh=not member.mechanisms,
+            drawn=_drawn_round(plan, at),
+        )
 
     def _whole(
         self, plan: Plan, training: str, client: int, releases: Mapping[str, int]
@@ -81,7 +91,7 @@ class Account:
         return Request(
             key=self.key(plan, client), training=training, client=client, round=0, attempt=0,
             parts=_parts(plan, releases), delta_reserved=plan.delta_reserved,
-            plan=plan.fingerprint(),
+            plan=plan.fingerprint(), whole=plan.whole_event, drawn=_drawn_round(plan, 0),
             covered=_covered(plan), participation=plan.pattern,
         )  # fmt: skip
 
@@ -182,7 +192,7 @@ def _key(plan: Plan, dataset: str) -> LedgerKey:
 def _parts(plan: Plan, releases: Mapping[str, int]) -> dict[str, Part]:
     """The plan's channels, with so many releases of each now, and as many as planned in all."""
     return {
-        name: Part(mechanism, releases.get(name, 0), plan.planned(name), plan.amplified)
+        name: Part(mechanism, releases.get(name, 0), plan.planned(name))
         for name, mechanism in plan.channels.items()
     }
 
@@ -198,12 +208,22 @@ def whole_cost(plan: Plan, target: LedgerKey, budget: Budget) -> float:
         budget: it gives the delta.
     """
     key, lost = _key(plan, target.dataset), plan.delta_reserved
-    parts = _parts(plan, {})
-    request = Request(key=key, training="", client=0, round=0, attempt=0, parts=parts, plan="")
+    mu_squared = gaussian_mu_squared(plan.whole_event, key.adjacency)
+    body = {"mu_squared": mu_squared, "event": plan.whole_event, "lost": lost}
     cost = Cost()
-    cost.add(finite({**plan_cost(request), "lost": lost, "training": "", "client": 0}))
+    add = cost.add if mu_squared is not None else cost.add_whole
+    add(key, {**body, "training": "", "client": 0})
     times = factor(key, target, covered=_covered(plan), keeps_person=budget.keeps_person)
     return converted(cost, times, key).epsilon(budget.delta, target.adjacency)
+
+
+def _drawn_round(plan: Plan, round: int) -> Json | None:
+    """The event of a round for which clients are drawn: all of its channels together."""
+    if isinstance(plan.amplified, Everyone):
+        return None
+    made = plan.released({plan.round_kind(round): 1})
+    (event,) = made.event(strongest(made))["events"]
+    return dict(event)
 
 
 def _covered(plan: Plan) -> bool:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -39,16 +40,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from dpfed.accounting.event_tree import ChannelUse, RoundCounts
 from dpfed.core.errors import DataError
 from dpfed.core.files import jsonable, locked_file, replace_file
+from dpfed.core.sampling import Everyone
 from dpfed.core.types import State, Trust
 from dpfed.core.vector import Layout
 from dpfed.training.fingerprint import legacy_fingerprint
-from dpfed.training.plan import Plan, ReleaseCounts
+from dpfed.training.plan import Plan
 from dpfed.training.round import ServerState, next_attempt, with_next
 from dpfed.training.state_tree import join_state, split_state
 
-VERSION = 2
+VERSION = 3
 _MOST_ATTEMPTS = 100_000  # at one round: a larger number was never written here
 _ASKED, _STATE, _TRAINING = "asked.json", "progress.safetensors", "training.txt"
 _LOCK, _LAYOUT = "lock", "layout.json"
@@ -186,7 +189,7 @@ class Checkpoint:
             "training": state.training,
             "round": state.round,
             "attempt": state.attempt,
-            "books": {name: list(count.items()) for name, count in counts.items()},
+            "rounds": [[count, [list(use) for use in kind]] for kind, count in counts.items()],
             "directory": plan.sum.pack_directory(state.directory).hex(),
             "played": [[each.round, each.attempt, list(each.clients)] for each in committed],
             "history": jsonable(list(history)),
@@ -243,7 +246,7 @@ class Checkpoint:
             params=params,
             optimizer=optimizer,
             mechanisms=mechanisms,
-            release_counts=_release_counts(facts["books"], fresh),
+            release_counts=_round_counts(plan, facts, at),
             directory=plan.sum.unpack_directory(bytes.fromhex(facts["directory"])),
             cohort=plan.draw(at, attempt),
         )
@@ -269,6 +272,8 @@ class Checkpoint:
 
     def _check(self, plan: Plan, fresh: ServerState, facts: dict[str, Any]) -> None:
         ours = {"version": VERSION, "plan": plan.fingerprint(), "training": fresh.training}
+        if facts.get("version") == 2:  # of version 0.2, which counted channels and not rounds
+            ours |= {"version": 2}
         if facts.get("version") == 1:  # of version 0.1, whose fingerprint covered less
             ours |= {"version": 1, "plan": legacy_fingerprint(plan)}
         for name, value in ours.items():
@@ -306,11 +311,48 @@ class Checkpoint:
         return next_attempt(plan, spent)
 
 
-def _release_counts(books: Mapping[str, Any], fresh: ServerState) -> ReleaseCounts:
+def _round_counts(plan: Plan, facts: Mapping[str, Any], completed: int) -> RoundCounts:
     """What was released so far, of the plan's channels: one left out would count as unspent."""
-    if books.keys() != fresh.release_counts.keys():
+    if "rounds" not in facts:
+        return _counts_of_0_2(plan, facts["books"], completed)
+    found = {
+        tuple(ChannelUse(str(name), index(many), float(h)) for name, many, h in kind): index(count)
+        for count, kind in facts["rounds"]
+    }
+    uses = [use for kind in found for use in kind]
+    unknown = {use.channel for use in uses} - plan.channels.keys()
+    least = min([1, *found.values(), *(min(use.releases, use.shares) for use in uses)])
+    if unknown or not least >= 1 or sum(found.values()) < completed:
+        raise ValueError(f"channels {sorted(unknown)}, {sum(found.values())} attempts")
+    return found
+
+
+def _counts_of_0_2(plan: Plan, books: Mapping[str, Any], completed: int) -> RoundCounts:
+    """Version 0.2 counted each channel by itself: channel -> (shares of noise, releases).
+
+    Where no draw of clients joins the channels of a round, that is all that the price needs. Where
+    one does: the rounds that were completed, and as many costliest attempts as any channel has
+    releases beyond them.
+    """
+    if books.keys() != plan.channels.keys():
         raise ValueError(f"channels {sorted(books)}")
-    return {name: {float(h): int(k) for h, k in count} for name, count in books.items()}
+    counts = {name: {float(h): index(k) for h, k in count} for name, count in books.items()}
+    if isinstance(plan.amplified, Everyone):
+        return {
+            (ChannelUse(name, 1, shares),): many
+            for name, count in counts.items()
+            for shares, many in count.items()
+            if many
+        }
+    rounds = Counter(plan.round_kind(at) for at in range(completed))
+    made = {name: sum(count.values()) for name, count in counts.items()}
+    beyond = max(
+        many - sum(plan.releases(name, at) for at in range(completed))
+        for name, many in made.items()
+    )
+    most = {name: max(plan.releases(name, at) for at in range(plan.rounds)) for name in made}
+    rounds[tuple(ChannelUse(name, many) for name, many in most.items() if many)] += max(0, beyond)
+    return +rounds
 
 
 def _spent(plan: Plan, state: ServerState) -> ServerState:

@@ -8,12 +8,14 @@ built, whatever would make its guarantee untrue (soundness.py); ``round.py`` the
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
 
-from dpfed.accounting.guarantee import Guarantee, Spent, guarantee
+from dpfed.accounting.event_tree import ChannelUse, RoundCounts, RoundKind, TrainingReleases
+from dpfed.accounting.events import Json
+from dpfed.accounting.guarantee import Guarantee, guarantee, strongest
 from dpfed.core.chain import chain
 from dpfed.core.metric import Metrics
 from dpfed.core.participation import Participation
@@ -38,9 +40,6 @@ from dpfed.training import cohorts
 from dpfed.training.fingerprint import fingerprint
 from dpfed.training.metrics import with_metrics
 from dpfed.training.soundness import refuse_unsound
-
-ReleaseCounts: TypeAlias = Mapping[str, Mapping[float, int]]
-"""Channel -> (shares of noise that an outsider cannot subtract -> number of releases)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -177,23 +176,70 @@ class Plan:
 
     # ------------------------------------------------------------------------- what it costs
 
-    def guarantee(
-        self, counts: ReleaseCounts | None = None, rounds: int | None = None
-    ) -> Guarantee:
+    def round_kind(self, round: int, shares: Mapping[str, float] | None = None) -> RoundKind:
+        """What one attempt at a round releases.
+
+        Args:
+            round: the round, from 0.
+            shares: shares of noise that hide a release from outsiders, by channel; 1 where it is
+                left out.
+        """
+        known = shares or {}
+        return tuple(
+            ChannelUse(name, releases, known.get(name, 1.0))
+            for name in self.channels
+            if (releases := self.releases(name, round))
+        )
+
+    @cached_property
+    def planned_rounds(self) -> RoundCounts:
+        """All rounds if everyone takes part, and spare attempts: each the costliest there is."""
+        everyone = isinstance(self.participation, Everyone)
+        weights = {name: self.cohort(name).values() if everyone else () for name in self.channels}
+        shares = {name: self.hidden_by(w) for name, w in weights.items()}
+        counts = Counter(self.round_kind(at, shares) for at in range(self.rounds))
+        if self.spare:
+            most = {
+                name: max(self.releases(name, at) for at in range(self.rounds))
+                for name in self.channels
+            }
+            uses = (ChannelUse(name, many, shares[name]) for name, many in most.items() if many)
+            counts[tuple(uses)] += self.spare
+        return counts
+
+    def released(self, counts: RoundCounts | None = None) -> TrainingReleases:
+        """What the whole run releases, or what was released: the one tree that all costs are of.
+
+        Args:
+            counts: the attempts that were made, by kind; None is all that the plan makes.
+        """
+        rounds = self.planned_rounds if counts is None else counts
+        return TrainingReleases(self.channels, rounds, self.amplified, self.pools)
+
+    @cached_property
+    def whole_event(self) -> Json:
+        """The tree of the whole run against the strongest adversary, as the ledger counts it."""
+        made = self.released()
+        return made.event(strongest(made))
+
+    def guarantee(self, counts: RoundCounts | None = None, rounds: int | None = None) -> Guarantee:
         """What the whole run is going to cost if everyone takes part, or what was released.
 
         Args:
-            counts: the releases that were made; None is all that the plan makes.
+            counts: the attempts that were made, by kind; None is all that the plan makes.
             rounds: how many rounds made them, for the sentence.
         """
         if counts is None:
             return self._planned_guarantee
         found = guarantee(
-            [self._spent(name, count) for name, count in counts.items()], self.delta,
-            self.noise.source, rounds=self.rounds if rounds is None else rounds,
-            delta_reserved=self.delta_reserved, server=self.sum.adversary(self.colluders),
+            self.released(counts),
+            self.delta,
+            self.noise.source,
+            rounds=self.rounds if rounds is None else rounds,
+            delta_reserved=self.delta_reserved,
+            server=self.sum.adversary(self.colluders),
             colluders=self.colluders,
-        )  # fmt: skip
+        )
         found = cohorts.with_open_words(self, found)
         # public weights round each term again, which exact arithmetic does not cover
         return replace(found, idealized=True) if self.uneven else found
@@ -201,15 +247,7 @@ class Plan:
     @cached_property
     def _planned_guarantee(self) -> Guarantee:
         """Computed once: every round is held to it, and PLD takes its time."""
-        everyone = isinstance(self.participation, Everyone)
-        weights = {name: self.cohort(name).values() if everyone else () for name in self.channels}
-        counts = {name: {self.hidden_by(w): self.planned(name)} for name, w in weights.items()}
-        return self.guarantee(counts, self.rounds)
-
-    def _spent(self, channel: str, count: Mapping[float, int]) -> Spent:
-        mechanism = self.channels[channel]
-        outside = count if self.pools and mechanism.independent else {}
-        return Spent(mechanism, sum(count.values()), outside, self.amplified)
+        return self.guarantee(self.planned_rounds, self.rounds)
 
     @property
     def pools(self) -> bool:

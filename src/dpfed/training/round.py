@@ -35,6 +35,7 @@ from typing import TypeAlias
 
 import torch
 
+from dpfed.accounting.event_tree import RoundCounts
 from dpfed.core.errors import BudgetSpent
 from dpfed.core.grid import to_values
 from dpfed.core.sampling import Everyone
@@ -47,7 +48,7 @@ from dpfed.core.sum_protocol import (
     Verifier,
 )
 from dpfed.core.types import UPDATE, Aggregate, Broadcast, Release, State, Total, Vector
-from dpfed.training.plan import Plan, ReleaseCounts
+from dpfed.training.plan import Plan
 from dpfed.training.take import Taking
 
 
@@ -59,7 +60,8 @@ class ServerState:
     params: Vector
     optimizer: State
     mechanisms: Mapping[str, State]
-    release_counts: ReleaseCounts
+    release_counts: RoundCounts
+    """Attempts that were asked for, by what they release."""
     attempt: int = 0
     cohort: tuple[int, ...] = ()
     """Who is asked in the round to come."""
@@ -67,7 +69,7 @@ class ServerState:
     """What the sum keeps between rounds, such as clients' public keys."""
     roster: Verifier | None = None
     training: str = "run"
-    counts_before: ReleaseCounts | None = None
+    counts_before: RoundCounts | None = None
     """Where the attempt to come was asked for by a process that died: the counts without it."""
 
 
@@ -108,7 +110,7 @@ def start(
     return ServerState(
         params=params, optimizer=plan.optimizer.init(params),
         mechanisms=plan.mechanism_states(params.numel()),
-        release_counts={name: {} for name in plan.channels}, cohort=plan.draw(0, 0),
+        release_counts={}, cohort=plan.draw(0, 0),
         directory=plan.sum.directory(), roster=roster, training=training,
     )  # fmt: skip
 
@@ -150,7 +152,7 @@ def run_round(
     broadcast = publish(plan, state)
     gathered = _gather(plan, broadcast, state, exchange)
     spent = gathered.asked or state.counts_before is not None
-    counts = state.counts_before or state.release_counts
+    counts = state.release_counts if state.counts_before is None else state.counts_before
     state = replace(state, directory=gathered.directory, release_counts=counts, counts_before=None)
     if spent:
         state = _count(plan, state, gathered.totals)
@@ -226,20 +228,16 @@ def _count(plan: Plan, state: ServerState, totals: Mapping[str, Total]) -> Serve
     return replace(state, release_counts=with_next(plan, state, shares))
 
 
-def with_next(plan: Plan, state: ServerState, shares: Mapping[str, float]) -> ReleaseCounts:
-    """The release counts after the coming round.
+def with_next(plan: Plan, state: ServerState, shares: Mapping[str, float]) -> RoundCounts:
+    """The attempts after the coming one.
 
     Args:
         plan: what is done, and what it costs.
         state: the server before the round.
         shares: how many shares of noise hide a release, by channel; 1 where it is left out.
     """
-    after = {name: dict(counts) for name, counts in state.release_counts.items()}
-    for name, counts in after.items():
-        count, hidden_by = plan.releases(name, state.round), shares.get(name, 1.0)
-        if count:
-            counts[hidden_by] = counts.get(hidden_by, 0) + count
-    return after
+    kind = plan.round_kind(state.round, shares)
+    return {**state.release_counts, kind: state.release_counts.get(kind, 0) + 1}
 
 
 def _aggregate(

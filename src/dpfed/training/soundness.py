@@ -277,7 +277,8 @@ def _unbounded_draw(plan: Plan) -> str | None:
     if drawn and plan.update.adjacency is Adjacency.REPLACE_ONE:
         rate = min(plan.update.sampling.rate, plan.amplified.rate)
         return (
-            f"a Poisson draw with rate {rate:g} cannot be accounted for under replace-one, by RDP "
-            f"or otherwise; use adjacency = 'zero-out' or 'add-remove', or a rate of 1"
+            f"a Poisson draw with rate {rate:g} has no proven bound under replace-one (a draw of a "
+            f"fixed size has one, at over twice the noise that a rate of 1 needs for the same "
+            f"signal); use adjacency = 'zero-out' or 'add-remove', or a rate of 1"
         )
     return None

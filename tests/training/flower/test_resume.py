@@ -34,6 +34,7 @@ from dpfed.training.flower import state as states
 from dpfed.training.flower.strategy import DPResult, DPStrategy
 from dpfed.training.inprocess import replay
 from dpfed.training.plan import Plan
+from tests.helpers.round_counts import only_updates, updates
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
 from tests.training.flower.network import Net
 from tests.training.flower.restart import Training
@@ -289,11 +290,11 @@ def test_an_attempt_that_died_counts_before_it_is_asked_for_again(tmp_path: Path
     strategy = DPStrategy(clients.plan, training="t", checkpoint=tmp_path / "run", wait=0.0)
     result = strategy.start(clients, INITIAL)
     assert result.stopped is not None
-    assert result.guarantee == clients.plan.guarantee({UPDATE: {4.0: 1, 1.0: 1}}, 1)
+    assert result.guarantee == clients.plan.guarantee(only_updates({4.0: 1, 1.0: 1}), 1)
     clients.offline = set()
     strategy, result = serve(clients, tmp_path / "run")
     check(clients, strategy, result, tmp_path / "ledger.sqlite")
-    assert sum(strategy.step.state.release_counts[UPDATE].values()) == WANTED
+    assert updates(strategy.step.state.release_counts) == WANTED
 
 
 def test_one_server_at_a_time(tmp_path: Path) -> None:

@@ -24,11 +24,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from dpfed.accounting import gdp
-from dpfed.accounting.guarantee import price
-from dpfed.accounting.ledger import events
+from dpfed.accounting import events, gdp
+from dpfed.accounting.events import Json, canonical
+from dpfed.accounting.guarantee import epsilon_of
 from dpfed.accounting.ledger.conversions import LedgerKey, Server, factor
-from dpfed.accounting.ledger.events import Json, canonical
 from dpfed.accounting.ledger.journal import Row
 from dpfed.core.errors import DataError
 from dpfed.core.files import from_word
@@ -50,68 +49,144 @@ class Budget(NamedTuple):
         return f"({self.epsilon:g}, {self.delta:g})"
 
 
+RunId = tuple[LedgerKey, str, int]
+"""What a run's releases are priced for, its training, and its client."""
+
+UNORDERED = math.inf
+"""The place of a run that has not been reserved yet: after all that have."""
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """A run that counts as a whole, since it is not Gaussian, or shares an account with such."""
+
+    number: float
+    """The row that reserved it; runs count in this order."""
+    events: Counter[str]
+    """Its events as canonical JSON, and how often each: composed by PLD, as planned beforehand."""
+
+    def event(self) -> Json:
+        """All of it as one event."""
+        parts = [_repeated(json.loads(text), n) for text, n in sorted(self.events.items()) if n]
+        return events.composed(parts)
+
+
+def _repeated(event: Json, count: int) -> Json:
+    return event if count == 1 else {"kind": "SelfComposed", "count": count, "event": event}
+
+
 @dataclass
 class Cost:
-    """The joint cost of some releases: mu^2 of Gaussian ones, and counts of other events."""
+    """The joint cost of some releases: mu^2 of Gaussian ones, and whole runs that are not.
+
+    Gaussian releases add up by mu^2, which holds for adaptive choices (Smith and Thakurta 2022).
+    There is no such theorem for privacy loss distributions of runs that are chosen after earlier
+    ones were seen. So runs add up by basic composition, the k-th at the part 1 / (k (k + 1)) of
+    delta, which is fixed beforehand: sum of epsilon_k(delta_k), Rogers et al. 2016. A run that is
+    alone has all of delta. docs/privacy.md has the proof.
+    """
 
     mu_squared: float = 0.0
-    events: Counter[str] = field(default_factory=Counter)
-    delta_reserved: dict[tuple[str, int], float] = field(default_factory=dict)
+    runs: dict[RunId, RunCost] = field(default_factory=dict)
+    delta_reserved: dict[RunId, float] = field(default_factory=dict)
     unbounded: str = ""
     """Releases without a bound in what is asked for, in words; empty if there are none."""
 
     def __add__(self, other: Cost) -> Cost:
-        delta_reserved = {**self.delta_reserved, **other.delta_reserved}
+        """Both together; what ``other`` says of a run stands in the place of what this says."""
         return Cost(
-            self.mu_squared + other.mu_squared, self.events + other.events, delta_reserved,
+            self.mu_squared + other.mu_squared,
+            {**self.runs, **other.runs},
+            {**self.delta_reserved, **other.delta_reserved},
             self.unbounded or other.unbounded,
-        )  # fmt: skip
+        )
 
-    def add(self, body: Mapping[str, Any], sign: int = 1) -> None:
-        """Add a row's cost, or subtract it (sign -1) where a reservation is returned."""
+    def add(self, key: LedgerKey, body: Mapping[str, Any]) -> None:
+        """Add a row's releases: by mu^2, or as further events of its run.
+
+        Args:
+            key: what they are priced for.
+            body: the row.
+        """
+        run = (key, body["training"], body["client"])
         if body["mu_squared"] is None:
-            self.events[canonical(body["event"])] += sign
+            known = self.runs.get(run, RunCost(UNORDERED, Counter()))
+            more = Counter({canonical(body["event"]): 1})
+            self.runs[run] = replace(known, events=known.events + more)
         else:
-            self.mu_squared += sign * float(body["mu_squared"])
-        if body["lost"]:
-            self.delta_reserved[body["training"], body["client"]] = float(body["lost"])
+            self.mu_squared += float(body["mu_squared"])
+        self._reserve_delta(run, body)
 
-    def event(self, adjacency: Adjacency) -> Json:
-        """The whole cost as one event."""
-        others = [
-            {"kind": "SelfComposed", "count": count, "event": json.loads(text)}
-            for text, count in sorted(self.events.items())
-            if count
-        ]
-        return events.composed([events.worth_of(self.mu_squared, adjacency), *others])
+    def add_whole(self, key: LedgerKey, body: Mapping[str, Any], number: float = UNORDERED) -> None:
+        """Add a run as a whole, in the place of what was known of it.
+
+        Args:
+            key: what it is priced for.
+            body: the row that reserves it, or what such a row would say.
+            number: the row's number.
+        """
+        run = (key, body["training"], body["client"])
+        self.runs[run] = RunCost(number, Counter({canonical(body["event"]): 1}))
+        self._reserve_delta(run, body)
+
+    def _reserve_delta(self, run: RunId, body: Mapping[str, Any]) -> None:
+        if body["lost"]:
+            self.delta_reserved[run] = float(body["lost"])
+
+    @property
+    def mixed(self) -> bool:
+        """Whether Gaussian releases that add up by mu^2 stand beside runs that do not."""
+        return bool(self.runs) and self.mu_squared > 0
 
     def epsilon(self, delta: float, adjacency: Adjacency) -> float:
         """An upper bound at this delta, of which secure sums have reserved a part."""
-        left = delta - math.fsum(self.delta_reserved.values())
-        if left <= 0 or self.unbounded:
+        if self.unbounded:
             return math.inf
-        if not +self.events:
-            return gdp.epsilon_for(left, math.sqrt(self.mu_squared))
-        return price(events.from_json(self.event(adjacency)), left, adjacency)[0]
+        gaussian = delta - math.fsum(
+            lost for run, lost in self.delta_reserved.items() if run not in self.runs
+        )
+        if not self.runs:
+            return (
+                gdp.epsilon_for(gaussian, math.sqrt(self.mu_squared)) if gaussian > 0 else math.inf
+            )
+        parts = [(events.worth_of(self.mu_squared, adjacency), delta - gaussian)]
+        parts = parts if self.mu_squared else []
+        ordered = sorted(self.runs.items(), key=lambda item: (item[1].number, str(item[0])))
+        parts += [(cost.event(), self.delta_reserved.get(run, 0.0)) for run, cost in ordered]
+        return math.fsum(
+            _epsilon_at(event, _delta_part(delta, place, len(parts)) - lost, adjacency)
+            for place, (event, lost) in enumerate(parts, start=1)
+        )
 
     def within(self, budget: Budget, adjacency: Adjacency) -> bool:
         """Whether the budget suffices; the bounds' own caution covers the tolerance of 10^-9."""
+        if self.runs or self.unbounded:
+            enough = self.epsilon(budget.delta, adjacency) <= budget.epsilon * (1 + gdp.CAUTION)
+            return enough and not self.mixed
         left = budget.delta - math.fsum(self.delta_reserved.values())
-        if left <= 0 or self.unbounded:
-            return False
-        if not +self.events:
-            return self.mu_squared <= _limit(budget.epsilon, left) * (1 + gdp.CAUTION)
-        return self.epsilon(budget.delta, adjacency) <= budget.epsilon * (1 + gdp.CAUTION)
+        return left > 0 and self.mu_squared <= _limit(budget.epsilon, left) * (1 + gdp.CAUTION)
 
     def left(self, budget: Budget) -> float:
         """The epsilon left for a further Gaussian run; NaN where the cost is not Gaussian."""
         delta = budget.delta - math.fsum(self.delta_reserved.values())
         if delta <= 0 or self.unbounded:
             return 0.0
-        if +self.events:
+        if self.runs:
             return math.nan
         mu = math.sqrt(max(0.0, _limit(budget.epsilon, delta) - self.mu_squared))
         return gdp.epsilon_for(delta, mu)
+
+
+def _delta_part(delta: float, place: int, parts: int) -> float:
+    """The delta of the run in this place: all of it for one that is alone."""
+    return delta if parts == 1 else delta / (place * (place + 1))
+
+
+def _epsilon_at(event: Json, delta: float, adjacency: Adjacency) -> float:
+    return epsilon_of(event, delta, adjacency)[0] if delta >= _LEAST_DELTA else math.inf
+
+
+_LEAST_DELTA = 1e-300  # as gdp.check_delta has it
 
 
 def converted(cost: Cost, times: float | None, source: LedgerKey) -> Cost:
@@ -122,7 +197,7 @@ def converted(cost: Cost, times: float | None, source: LedgerKey) -> Cost:
         times: what mu is multiplied by; None where there is no bound.
         source: their own guarantee, for the words.
     """
-    if times is None or (times != 1 and +cost.events):
+    if times is None or (times != 1 and cost.runs):
         return Cost(delta_reserved=dict(cost.delta_reserved), unbounded=str(source))
     return replace(cost, mu_squared=cost.mu_squared * times * times)
 
@@ -155,6 +230,11 @@ class Reserve:
     left: dict[str, int]
     body: Mapping[str, Any]
     used: bool = False
+    attempts: dict[tuple[int, int], list[Json]] | None = None
+    """Of version 0.2, where clients were drawn: the events that it entered, by attempt.
+
+    That version amplified each channel of a round by itself, which is too little. Such a run counts
+    by what was entered, each attempt as one event; before it goes on, it is reserved anew."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +416,11 @@ class Balance:
 
     def add_cost(self, key: LedgerKey, body: Mapping[str, Any]) -> None:
         """Add a row's cost to what was released for a guarantee."""
-        self.costs.setdefault(key, Cost()).add(body)
+        self.costs.setdefault(key, Cost()).add(key, body)
+        self.note_guarantee(key, body)
+
+    def note_guarantee(self, key: LedgerKey, body: Mapping[str, Any]) -> None:
+        """Remember that releases were priced for this guarantee."""
         self.guarantees.setdefault(key.dataset, set()).add(key)
         if not body.get("covered", False):
             self.uncovered.add(key)
@@ -369,16 +453,49 @@ def _take_name(balance: Balance, row: Row) -> None:
 def _take_reserve(balance: Balance, row: Row) -> None:
     key, body = key_of(row.body), row.body
     run = (key, body["training"], body["client"])
-    balance.add_cost(key, finite(body))
+    before = balance.reserves.get(run)
+    cost = balance.costs.setdefault(key, Cost())
+    cost.add_whole(key, body, before.number if before else row.number)
+    balance.note_guarantee(key, body)
     balance.plans[key.dataset, body["training"], body["client"]] = body.get("plan")
-    balance.reserves[run] = Reserve(row.number, dict(body["releases"]), body)
+    left = dict(body["releases"])
+    attempts: dict[tuple[int, int], list[Json]] | None = None
+    if before:  # it is reserved anew, and has entered some of it
+        left = {
+            name: many - (before.body["releases"].get(name, many) - before.left.get(name, 0))
+            for name, many in left.items()
+        }
+    elif key.unit is Unit.CLIENT and "tree" not in body and _has_draw(body["event"]):
+        attempts = {}
+        cost.runs[run] = RunCost(row.number, Counter())
+    balance.reserves[run] = Reserve(row.number, left, body, attempts=attempts)
+
+
+def _has_draw(event: Json) -> bool:
+    """Whether anything in a tree is drawn."""
+    if event["kind"] == "PoissonSampled":
+        return True
+    return any(map(_has_draw, [*event.get("events", ()), *filter(None, [event.get("event")])]))
 
 
 def _take_return(balance: Balance, row: Row) -> None:
     for run, reserve in list(balance.reserves.items()):
         if reserve.number == row.body["row"]:
-            balance.costs[run[0]].add(finite(reserve.body), sign=-1)
+            balance.costs[run[0]].runs.pop(run, None)
+            balance.costs[run[0]].delta_reserved.pop(run, None)
             del balance.reserves[run]
+
+
+def _one_draw(parts: list[Json]) -> Json:
+    """Rows of one attempt, each amplified by itself, as what they are: releases of one draw."""
+    rates, squares = set[float](), list[float]()
+    for part in parts:
+        count, one = (part["count"], part["event"]) if part["kind"] == "SelfComposed" else (1, part)
+        rates.add(one["rate"])
+        squares.append(count / one["event"]["noise_multiplier"] ** 2)
+    (rate,) = rates
+    joint = {"kind": "Gaussian", "noise_multiplier": 1 / math.sqrt(math.fsum(squares))}
+    return {"kind": "PoissonSampled", "rate": rate, "event": joint}
 
 
 def _take_book(balance: Balance, row: Row) -> None:
@@ -390,7 +507,7 @@ def _take_book(balance: Balance, row: Row) -> None:
     balance.places[key.dataset, training, client, channel] = body["place"] + body["releases"]
     balance.plans[key.dataset, training, client] = body.get("plan")
     usage = balance.usage.setdefault((key, training, client, channel), Usage())
-    usage.cost.add(body)
+    usage.cost.add(key, body)
     usage.releases += body["releases"]
     usage.rows += 1
     usage.open += 1
@@ -399,6 +516,12 @@ def _take_book(balance: Balance, row: Row) -> None:
         reserve = balance.reserves[key, training, client]
         reserve.left[channel] -= body["releases"]
         reserve.used = True
+        if reserve.attempts is not None:
+            attempt = reserve.attempts.setdefault((body["round"], body["attempt"]), [])
+            attempt.append(body["event"])
+            made = Counter(canonical(_one_draw(parts)) for parts in reserve.attempts.values())
+            run = (key, training, client)
+            balance.costs[key].runs[run] = RunCost(reserve.number, made)
         return
     balance.add_cost(key, body)
     run = (key, training, client)
@@ -408,8 +531,11 @@ def _take_book(balance: Balance, row: Row) -> None:
 
 
 def _take_claim(balance: Balance, row: Row) -> None:
-    key, body, cost = key_of(row.body), row.body, Cost()
-    cost.add(finite(body))
+    key, body, cost = key_of(row.body), finite(row.body), Cost()
+    if body["mu_squared"] is None:
+        cost.add_whole(key, body)
+    else:
+        cost.add(key, body)
     run = (key, body["training"], body["client"])
     balance.claims[run] = BudgetClaim(
         cost, bool(body["covered"]), body["plan"], float(body["time"])

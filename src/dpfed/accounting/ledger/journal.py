@@ -42,7 +42,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpfed.accounting.ledger.events import canonical
+from dpfed.accounting.events import canonical
 from dpfed.core.errors import DataError
 from dpfed.core.files import replace_file
 

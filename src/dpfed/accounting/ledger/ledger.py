@@ -11,9 +11,11 @@ One data set, one account. The owner names the data and declares one budget for 
 adjacency and adversary; data that changes keeps its name and its budget. Whatever is released on it
 is converted into the budget's terms before it is added (conversions.py). A training is bound to its
 plan: every row has the plan's fingerprint. Gaussian releases: sum mu^2 <= B^2, which holds for
-adaptive choices and early stopping, with B = mu_for(epsilon, delta). Where any event of the data
-set is not Gaussian, a run's whole plan is reserved before its first release, and its cost computed
-together with all other costs; the reservation stays spent. balance.py adds the rows up.
+adaptive choices and early stopping, with B = mu_for(epsilon, delta). A run that is not Gaussian (a
+draw of records or clients) is reserved as a whole before its first release, and so is every later
+run on its data; such runs add up by basic composition, since no theorem covers privacy loss
+distributions of runs that were chosen after earlier ones were seen. While a budget stands, no such
+run is added to Gaussian releases. A reservation stays spent. balance.py adds the rows up.
 
 | edge case                                         | what happens                                 |
 |---------------------------------------------------|----------------------------------------------|
@@ -24,6 +26,8 @@ together with all other costs; the reservation stays spent. balance.py adds the 
 | another training has enrolled, and not ended      | what it may still release counts, too        |
 | no budget was declared for the data set           | recorded only                                |
 | a release that cannot be converted into a budget  | UnsoundPlan, nothing is written              |
+| a draw after Gaussian releases, under a budget    | UnsoundPlan, nothing is written              |
+| a drawn run that version 0.2 reserved goes on     | it is reserved anew, at its true price       |
 | another plan under the name of a training         | UnsoundPlan: give it another name            |
 | a recipe states another budget than was declared  | RecipeError: only the command changes it     |
 | a killed process                                  | what was committed counts, confirmed or not  |
@@ -42,7 +46,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.accounting import gdp
-from dpfed.accounting.guarantee import is_gaussian, round_up
+from dpfed.accounting.guarantee import round_up
 from dpfed.accounting.ledger.balance import (
     CLAIM_LIFE,
     Balance,
@@ -50,12 +54,11 @@ from dpfed.accounting.ledger.balance import (
     Cost,
     Reserve,
     converted,
-    finite,
 )
 from dpfed.accounting.ledger.conversions import LedgerKey, factor
 from dpfed.accounting.ledger.journal import Journal, Row
 from dpfed.accounting.ledger.limits import check_left, refuse_beyond, refuse_repeats
-from dpfed.accounting.ledger.request import Request, cost_of, plan_cost, release_event
+from dpfed.accounting.ledger.request import Request, plan_cost, release_events, round_costs
 from dpfed.accounting.ledger.verification import wrong_sums
 from dpfed.core.environment import ledger_path
 from dpfed.core.errors import BudgetSpent, DataError, DpfedError, RecipeError, UnsoundPlan
@@ -152,13 +155,12 @@ class Ledger:
             left = planned - self._balance.trainings.get(run, 0.0)
             if left <= planned * gdp.CAUTION:
                 return None
-            lost = {request.run: request.delta_reserved} if request.delta_reserved else {}
+            lost = {run: request.delta_reserved} if request.delta_reserved else {}
             more = Cost(left, delta_reserved=lost)
-        elif run in self._balance.reserves:
+        elif self._is_reserved(run):
             return None
         else:
-            more.add(finite({**cost, "training": request.training, "client": request.client,
-                             "lost": request.delta_reserved}))  # fmt: skip
+            more.add_whole(key, _row_of(request))
         self._keep_within(key, request, more, self._balance.account(key.dataset))
         return more
 
@@ -181,7 +183,7 @@ class Ledger:
             "plan": request.plan, "covered": request.covered,
         }  # fmt: skip
         places = {name: self._place(key, request, name) for name in parts}
-        costs = {name: cost_of(part, part.releases, places[name]) for name, part in parts.items()}
+        costs = round_costs(request, places) if places else {}
         reserve = None
         if self._must_reserve(key, request):
             check_left(self._balance.reserves.get((key, *request.run)), request, parts)
@@ -217,31 +219,29 @@ class Ledger:
         return self._balance.places.get((key.dataset, *request.run, channel), 0)
 
     def _must_reserve(self, key: LedgerKey, request: Request) -> bool:
-        """Whether the request, or an earlier cost of the data set, is not Gaussian."""
-        parts = request.parts.values()
-        if not all(is_gaussian(part.mechanism, part.participation) for part in parts):
-            return True
+        """Whether the training, or an earlier one on the data set, is not Gaussian."""
         known = self._balance.guarantees.get(key.dataset, ())
-        return any(+self._balance.costs[each].events for each in known)
+        return request.gaussian is None or any(self._balance.costs[each].runs for each in known)
+
+    def _is_reserved(self, run: tuple[LedgerKey, str, int]) -> bool:
+        """Whether a run is reserved, at a price that still stands."""
+        reserve = self._balance.reserves.get(run)
+        return reserve is not None and reserve.attempts is None
 
     def _reserved(
         self, key: LedgerKey, request: Request, limits: Mapping[LedgerKey, Budget]
     ) -> Reserve:
         """The run's reservation, made now if there is none."""
         run = (key, *request.run)
-        if run not in self._balance.reserves:
-            cost = plan_cost(request)
-            body = {**cost, "training": request.training, "client": request.client,
-                    "lost": request.delta_reserved, "plan": request.plan,
-                    "covered": request.covered}  # fmt: skip
-            more = Cost()
-            more.add(finite(body))
-            self._keep_within(key, request, more, limits)
-            planned = {name: part.planned for name, part in request.parts.items()}
-            each = {name: release_event(part) for name, part in request.parts.items()}
-            self._append(kind="reserve", **_plain(key), **body, releases=planned, each=each)
-        else:
+        if self._is_reserved(run):
             self._keep_within(key, request, Cost(), limits)  # the budget may be lower now
+            return self._balance.reserves[run]
+        body, more = _row_of(request), Cost()
+        more.add_whole(key, body)
+        self._keep_within(key, request, more, limits)
+        planned = {name: part.planned for name, part in request.parts.items()}
+        each = release_events(request)
+        self._append(kind="reserve", **_plain(key), **body, releases=planned, each=each, tree=1)
         return self._balance.reserves[run]
 
     def _afford(
@@ -262,7 +262,7 @@ class Ledger:
                 f"{request.round} would take it to {before + more:.6g}, over the {planned:.6g} "
                 f"of its plan; start another training"
             )
-        delta_reserved = {request.run: request.delta_reserved} if request.delta_reserved else {}
+        delta_reserved = {run: request.delta_reserved} if request.delta_reserved else {}
         self._keep_within(key, request, Cost(more, delta_reserved=delta_reserved), limits)
 
     def _keep_within(
@@ -287,6 +287,13 @@ class Ledger:
                 raise UnsoundPlan(
                     f"the budget of data set {target} bounds no releases for {after.unbounded}; "
                     f"train for what the budget is stated for, or let the owner declare another one"
+                )
+            if after.mixed:
+                raise UnsoundPlan(
+                    f"data set {target} has Gaussian releases, whose costs add up by mu^2, and "
+                    f"training {request.training!r} draws units: no rule is proven that adds both "
+                    f"where one was chosen after the other was seen; train without a draw, or "
+                    f"give trainings with draws data of their own"
                 )
             if not after.within(budget, target.adjacency):
                 raise self._overspent(request, target, before, after, budget)
@@ -425,6 +432,18 @@ class Ledger:
 def _undivided(key: LedgerKey) -> LedgerKey:
     """The key of the name that clients divide, which is what the owner's command takes."""
     return key._replace(dataset=key.base)
+
+
+def _row_of(request: Request) -> dict[str, Any]:
+    """What a row says of a whole run."""
+    return {
+        **plan_cost(request),
+        "training": request.training,
+        "client": request.client,
+        "lost": request.delta_reserved,
+        "plan": request.plan,
+        "covered": request.covered,
+    }
 
 
 def _plain(key: LedgerKey) -> dict[str, Any]:

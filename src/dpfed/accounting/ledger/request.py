@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpfed.accounting.guarantee import Spent, event_of, is_gaussian, mechanism_mu_squared
-from dpfed.accounting.ledger import events
+from dpfed.accounting import events
+from dpfed.accounting.event_tree import gaussian_mu_squared
+from dpfed.accounting.events import Json
+from dpfed.accounting.guarantee import is_gaussian, mechanism_mu_squared
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.core.files import jsonable
 from dpfed.core.participation import Participation
-from dpfed.core.sampling import EVERYONE, Sampling
 from dpfed.core.types import Mechanism
 
 
@@ -24,7 +25,6 @@ class Part:
     mechanism: Mechanism
     releases: int
     planned: int
-    participation: Sampling = EVERYONE
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ class Request:
     parts: Mapping[str, Part]
     plan: str
     """The fingerprint of the training's plan: a training keeps to one."""
+    whole: Json
+    """The tree of all that the training releases, against the strongest adversary."""
+    drawn: Json | None = None
+    """Where clients are drawn: the event of this round, all of its channels together."""
     covered: bool = True
     """Whether each row's norm is at most the distance that replacing a unit is priced for."""
     fresh: bool = True
@@ -53,12 +57,18 @@ class Request:
         """The training, and the client."""
         return self.training, self.client
 
+    @property
+    def gaussian(self) -> float | None:
+        """The squared mu of the whole training; None where it is not Gaussian, or infinite."""
+        found = gaussian_mu_squared(self.whole, self.key.adjacency)
+        return None if found is None or math.isinf(found) else found
+
 
 def cost_of(part: Part, releases: int, place: int = 0) -> dict[str, Any]:
     """The cost of some releases: "mu_squared" (None if not Gaussian) and "event", as in a row.
 
     Args:
-        part: the channel: its mechanism, and its draw of clients.
+        part: the channel.
         releases: how many releases, at least 0.
         place: how many releases the same correlated noise has made before, at least 0; under
             participation, how often the client has taken part.
@@ -67,9 +77,8 @@ def cost_of(part: Part, releases: int, place: int = 0) -> dict[str, Any]:
     if getattr(mechanism, "participation", None) is not None:
         cost = _taken_part(part, place + releases) - _taken_part(part, place)
         return {"mu_squared": max(0.0, cost), "event": events.worth_of(max(0.0, cost), adjacency)}
-    if not is_gaussian(mechanism, part.participation):
-        spent = Spent(mechanism, releases, {}, part.participation)
-        event = events.to_json(event_of(spent, releases, mechanism.shares))
+    if not is_gaussian(mechanism):
+        event = events.to_json(mechanism.event(releases, mechanism.shares))
         return {"mu_squared": None, "event": event}
     if mechanism.independent:
         multiplier = mechanism.noise_multiplier()  # type: ignore[attr-defined]  # is_gaussian saw it
@@ -92,15 +101,38 @@ def _taken_part(part: Part, times: int) -> float:
     return mechanism_mu_squared(mechanism, part.planned)
 
 
+def round_costs(request: Request, places: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """What each row of a round costs, by channel.
+
+    Where clients are drawn, one draw serves the round: the first row has the event of all channels
+    together, and the others none of their own.
+
+    Args:
+        request: what is about to be released.
+        places: how many releases the noise of a channel has made before; its channels are those
+            that are released on.
+    """
+    if request.drawn is None:
+        parts = {name: request.parts[name] for name in places}
+        return {name: cost_of(part, part.releases, places[name]) for name, part in parts.items()}
+    first = next(iter(places))
+    joint = {"mu_squared": None, "event": request.drawn}
+    return {name: joint if name == first else dict(_NOTHING) for name in places}
+
+
+_NOTHING = {"mu_squared": 0.0, "event": {"kind": "NoOp"}}
+
+
 def plan_cost(request: Request) -> dict[str, Any]:
     """The cost of the whole run."""
-    costs = [cost_of(part, part.planned) for part in request.parts.values() if part.planned]
-    known = [cost["mu_squared"] for cost in costs]
-    total = None if None in known else math.fsum(map(float, known))
-    event = events.composed([cost["event"] for cost in costs])
-    return {"mu_squared": jsonable(total), "event": event}
+    return {"mu_squared": jsonable(request.gaussian), "event": request.whole}
 
 
-def release_event(part: Part) -> events.Json | None:
-    """The event of one release; None where noise is correlated, and releases cost unalike."""
-    return cost_of(part, 1)["event"] if part.mechanism.independent else None
+def release_events(request: Request) -> dict[str, Json | None]:
+    """The event of one release by channel; None where releases cost unalike, or by the round."""
+    return {
+        name: cost_of(part, 1)["event"]
+        if part.mechanism.independent and request.drawn is None
+        else None
+        for name, part in request.parts.items()
+    }

@@ -13,10 +13,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from dpfed.accounting import gdp
-from dpfed.accounting.ledger import events
+from dpfed.accounting import events, gdp
+from dpfed.accounting.events import Json
 from dpfed.accounting.ledger.balance import Balance, key_of
-from dpfed.accounting.ledger.events import Json
 from dpfed.accounting.ledger.journal import Row
 from dpfed.core.errors import DataError
 from dpfed.core.types import Adjacency
@@ -59,9 +58,18 @@ def _wrong_price(row: Row, balance: Balance) -> Iterator[str]:
     kept = balance.reserves[key_of(body), body["training"], body["client"]].body
     if kept.get("plan") != body.get("plan"):
         yield f"row {row.number} is of another plan than the releases that were reserved"
+    rounds = kept["event"].get("events", []) if "tree" in kept else []
+    drawn = [_once(part) for part in rounds if _once(part)["kind"] == "PoissonSampled"]
+    if drawn and body["event"] not in [*drawn, {"kind": "NoOp"}]:
+        yield f"row {row.number} has another price than a round that was reserved"
     one = kept.get("each", {}).get(body["channel"])
     if one is not None and body["event"] != events.repeated(one, body["releases"]):
         yield f"row {row.number} has another price than the releases that were reserved"
+
+
+def _once(event: Json) -> Json:
+    """The event without the number of its repetitions."""
+    return event["event"] if event["kind"] == "SelfComposed" else event
 
 
 def _mu_squared(body: Mapping[str, Any]) -> float:

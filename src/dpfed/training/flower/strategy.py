@@ -26,6 +26,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from dpfed.accounting.guarantee import GATED, SHIPPED, Guarantee
+from dpfed.accounting.second_opinion import checked
 from dpfed.core.checks import refuse
 from dpfed.core.environment import IDENTITY, variable
 from dpfed.core.errors import RecipeError, UnsoundPlan
@@ -138,6 +139,7 @@ class DPStrategy(Strategy):
         layout = layout_of(tensors)
         if self.checkpoint:
             self.checkpoint.describe(layout)
+        checked(self.plan.guarantee())  # before anything is spent
         self.summary()
         transport = GridTransport(
             self.plan, grid, layout, config=train_config, timeout=timeout, wait=self.wait,
@@ -211,7 +213,7 @@ class DPStrategy(Strategy):
             return
         state = self.step.state
         result.arrays = named_arrays(layout, state.params, around)
-        spent = self.plan.guarantee(state.release_counts, state.round)
+        spent = checked(self.plan.guarantee(state.release_counts, state.round))
         # a gate has a budget of its owner's, always
         result.guarantee = replace(spent, enforced=enforced, budgeted=enforced == GATED)
         log.info("%s", result.guarantee)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from dpfed.audit.repriced import epsilon_with, level, movement, mu_with
+from dpfed.audit.recount import epsilon_with, level, movement, mu_with
 from dpfed.core.types import UPDATE
 from tests.audit.planted import small, target
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""dp_accounting's events as JSON and back, so that anyone can account for the ledger's rows later.
+"""dp_accounting's events as JSON and back, so that anyone can account for them later.
 
 Guarantee: ``from_json(to_json(event)) == event`` for every kind listed, counts and floats to the
 last bit; a kind that is not listed is refused, never dropped. Gaussian events are written without
@@ -78,10 +78,12 @@ def to_json(event: Any) -> Json:
         case dp.PoissonSampledDpEvent():
             rate = float(event.sampling_probability)
             return {"kind": "PoissonSampled", "rate": rate, "event": to_json(event.event)}
+        case dp.ZCDpEvent():
+            return {"kind": "ZCDp", "rho": float(event.rho), "xi": float(event.xi)}
         case dp.NoOpDpEvent() | dp.NonPrivateDpEvent():
             return {"kind": type(event).__name__.removesuffix("DpEvent")}
     raise Unpriceable(
-        f"an event of kind {type(event).__name__} cannot be kept in the ledger; use releases "
+        f"an event of kind {type(event).__name__} cannot be accounted for; use releases "
         f"that are Gaussian or Laplace, sampled by Poisson draws or not"
     )
 
@@ -101,8 +103,10 @@ def from_json(tree: Json) -> DpEvent:
             return dp.ComposedDpEvent([from_json(part) for part in parts])
         case {"kind": "PoissonSampled", "rate": rate, "event": one}:
             return dp.PoissonSampledDpEvent(rate, from_json(one))
+        case {"kind": "ZCDp", "rho": rho, "xi": xi}:
+            return dp.ZCDpEvent(rho, xi)
         case {"kind": "NoOp" | "NonPrivate" as kind}:
             return dp.NoOpDpEvent() if kind == "NoOp" else dp.NonPrivateDpEvent()
     raise Unpriceable(
-        f"the ledger has an event {str(tree)[:80]!r}, which this version cannot read; update dpfed"
+        f"there is an event {str(tree)[:80]!r}, which this version cannot read; update dpfed"
     )

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A second accountant looks at a figure once per run: RDP from above, an optimistic PLD from below.
+
+    optimistic PLD  <=  true epsilon  <=  printed epsilon  <=  RDP          to a part in 10^6
+
+Both are dp_accounting's, and read the same tree as the figure: they find a fault of an accountant
+(a sensitivity, a count, a conversion), and none of the tree itself, which the audit recounts from
+what an engine recorded (audit/recount.py).
+
+Under replace-one both see the same releases with half the multiplier under add-remove: a Gaussian
+sum that moves by 2C with noise s is one that moves by C with s/2, and dp_accounting 0.6.0 leaves
+that factor out of its RDP.
+
+| edge case                                        | what happens                                  |
+|--------------------------------------------------|-----------------------------------------------|
+| the printed figure is outside                    | Unpriceable: no figure is stated              |
+| a bound that says nothing (0, infinite)          | None: reported as no check                    |
+| many kinds of rounds, or a huge epsilon          | no check from below: it would take too long   |
+| events that RDP or PLD do not know               | None                                          |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from dpfed.accounting.events import Json, canonical
+from dpfed.accounting.guarantee import Guarantee, SecondOpinion
+from dpfed.core.errors import Unpriceable
+from dpfed.core.types import Adjacency
+
+TOLERANCE = 1e-6
+MOST_KINDS = 12
+"""Distinct releases that are discretised for the bound from below: each takes up to a second."""
+MOST_EPSILON = 500.0
+"""Above it the grid of privacy losses is too long for a look from below."""
+_PARTS = 20_000  # steps of the grid of losses up to epsilon
+# whole orders: fractional ones of drawn releases need series that do not always converge
+_ORDERS = (*range(2, 64), 72, 96, 128, 192, 256, 512, 1024)
+_FINE_ORDERS = (1.05, 1.1, 1.25, 1.5, 1.75)
+
+
+def checked(found: Guarantee) -> Guarantee:
+    """The guarantee with a second accountant's bounds of each claim; refused if one is outside."""
+    if math.isinf(found.epsilon):
+        return found
+    opinions = []
+    for claim in found.claims:
+        left = claim.delta - claim.delta_reserved
+        opinion = _opinion(canonical(claim.event), claim.epsilon, left, found.adjacency)
+        _refuse_outside(claim.epsilon, claim.delta, opinion)
+        opinions.append(opinion)
+    return replace(found, opinions=tuple(opinions))
+
+
+def _refuse_outside(epsilon: float, delta: float, opinion: SecondOpinion) -> None:
+    low, high = opinion.at_least, opinion.at_most
+    too_small = low is not None and epsilon < low * (1 - TOLERANCE)
+    too_large = high is not None and epsilon > high * (1 + TOLERANCE)
+    if too_small or too_large:
+        raise Unpriceable(
+            f"epsilon {epsilon:.6g} at delta {delta:g} must lie between {low} (PLD from below) and "
+            f"{high} (RDP from above), as a second accountant has it; report this plan as a bug"
+        )
+
+
+@lru_cache(maxsize=256)
+def _opinion(event: str, epsilon: float, delta: float, adjacency: Adjacency) -> SecondOpinion:
+    leaves = _leaves(json.loads(event))
+    if leaves is None or not leaves:
+        return SecondOpinion(None, None)
+    if adjacency is Adjacency.REPLACE_ONE:
+        if any(rate != 1 for _, rate in leaves):
+            return SecondOpinion(None, None)
+        leaves = Counter({(z / 2, rate): count for (z, rate), count in leaves.items()})
+    return SecondOpinion(
+        _from_below(leaves, epsilon, delta, adjacency), _from_above(leaves, delta, adjacency)
+    )
+
+
+def _leaves(event: Json) -> Counter[tuple[float, float]] | None:
+    """(noise multiplier, sampling rate) -> how often; None where a release is of another kind."""
+    found: Counter[tuple[float, float]] = Counter()
+
+    def walk(node: Json, count: int) -> bool:
+        match node:
+            case {"kind": "Gaussian", "noise_multiplier": z}:
+                found[z, 1.0] += count
+            case {"kind": "PoissonSampled", "rate": rate, "event": {"kind": "Gaussian"} as one}:
+                found[one["noise_multiplier"], rate] += count
+            case {"kind": "SelfComposed", "count": more, "event": one}:
+                return walk(one, count * more)
+            case {"kind": "Composed", "events": parts}:
+                return all(walk(part, count) for part in parts)
+            case {"kind": "NoOp"}:
+                pass
+            case _:
+                return False
+        return True
+
+    return found if walk(event, 1) else None
+
+
+def _relation(adjacency: Adjacency) -> Any:
+    """Replace-one is asked as add-remove at half the multiplier."""
+    from dp_accounting import NeighboringRelation
+
+    zeroed = adjacency is Adjacency.ZERO_OUT
+    return NeighboringRelation.REPLACE_SPECIAL if zeroed else NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+def _from_above(
+    leaves: Counter[tuple[float, float]], delta: float, adjacency: Adjacency
+) -> float | None:
+    import dp_accounting as dp
+    from dp_accounting.rdp import RdpAccountant
+
+    drawn = any(rate != 1 for _, rate in leaves)
+    orders = _ORDERS if drawn else (*_FINE_ORDERS, *_ORDERS)
+    accountant = RdpAccountant(orders, neighboring_relation=_relation(adjacency))
+    for (z, rate), count in leaves.items():
+        one: Any = dp.GaussianDpEvent(z)
+        accountant.compose(one if rate == 1 else dp.PoissonSampledDpEvent(rate, one), count)
+    found = float(accountant.get_epsilon(delta))
+    return found if math.isfinite(found) else None
+
+
+def _from_below(
+    leaves: Counter[tuple[float, float]], epsilon: float, delta: float, adjacency: Adjacency
+) -> float | None:
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    if len(leaves) > MOST_KINDS or epsilon > MOST_EPSILON:
+        return None
+    total = None
+    for (z, rate), count in sorted(leaves.items()):
+        one = pld.from_gaussian_mechanism(
+            z,
+            pessimistic_estimate=False,
+            value_discretization_interval=max(1e-4, epsilon / _PARTS),
+            sampling_prob=rate,
+            use_connect_dots=False,
+            neighboring_relation=_relation(adjacency),
+        )
+        many = one.self_compose(count)
+        total = many if total is None else total.compose(many)
+    found = float(total.get_epsilon_for_delta(delta)) if total else 0.0
+    return found if math.isfinite(found) and found > 0 else None

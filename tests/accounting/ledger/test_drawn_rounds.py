@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainings with draws in a ledger: a round has one price, and runs add up by a proven rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dpfed.accounting import events
+from dpfed.accounting.guarantee import epsilon_of
+from dpfed.accounting.ledger.balance import Budget
+from dpfed.accounting.ledger.conversions import LedgerKey, Server
+from dpfed.accounting.ledger.ledger import Ledger, _plain
+from dpfed.core.errors import BudgetSpent, UnsoundPlan
+from dpfed.core.types import Adjacency, Broadcast, Unit
+from dpfed.flower import make_plan
+from dpfed.training.account import Account, whole_cost
+from dpfed.training.plan import Plan
+
+CLIENTS, ROUNDS, DELTA = 50, 6, 1e-5
+KEY = LedgerKey("wards", Unit.CLIENT, Adjacency.ZERO_OUT, Server.OUTSIDERS, None)
+
+
+def plan_of(rate: float = 0.1, std: float = 1.0, **more: Any) -> Plan:
+    privacy = {"std_over_clip": std, "unit": "client", "trust": "central", "delta": DELTA,
+               "adjacency": "zero-out", "client_rate": rate, **more}  # fmt: skip
+    return make_plan([1] * CLIENTS, rounds=ROUNDS, method="dp-fedavg", privacy=privacy)
+
+
+JOINT = plan_of(adaptive={"share": 0.5})
+MEMBER: Any = SimpleNamespace(client=0, mechanisms=None)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.sqlite")
+
+
+@pytest.fixture
+def wards(ledger: Ledger) -> Account:
+    return Account(ledger, "wards", divided=False)
+
+
+def enter(account: Account, plan: Plan, training: str, round: int, attempt: int = 0) -> None:
+    order = Broadcast(round, None, attempt=attempt, training=training)  # type: ignore[arg-type]
+    account.confirm(account.begin(plan, order, MEMBER))
+
+
+def epsilon(ledger: Ledger) -> float:
+    return ledger.spent(KEY).epsilon(DELTA, KEY.adjacency)
+
+
+# ----------------------------------------------------------------------- a round has one price
+
+
+def test_a_drawn_training_costs_what_its_guarantee_says(wards: Account, ledger: Ledger) -> None:
+    for at in range(ROUNDS):
+        enter(wards, JOINT, "t", at)
+    assert epsilon(ledger) == JOINT.guarantee().epsilon
+    assert ledger.verify() == []
+    rows = [row.body for row in ledger.rows() if row.body["kind"] == "book"]
+    first = [row["event"] for row in rows if row["channel"] == "update"]
+    others = [row["event"] for row in rows if row["channel"] != "update"]
+    assert {each["kind"] for each in first} == {"PoissonSampled"}
+    assert {each["kind"] for each in others} == {"NoOp"}
+
+
+def test_what_an_officer_is_told_is_the_same_price() -> None:
+    found = whole_cost(JOINT, KEY, Budget(100.0, DELTA))
+    assert found == JOINT.guarantee().epsilon
+
+
+def test_verify_finds_a_drawn_round_at_another_price(wards: Account, ledger: Ledger) -> None:
+    enter(wards, JOINT, "t", 0)
+    body = next(row.body for row in ledger.rows() if row.body["kind"] == "book")
+    cheap = {**body, "round": 1, "event": {**body["event"], "rate": 0.01}}
+    with ledger._turn():
+        ledger._append(**{k: v for k, v in cheap.items() if k not in {"write", "time"}})
+    assert "another price" in ledger.verify()[0]
+
+
+# --------------------------------------------------------------------------- ledgers of version 0.2
+
+
+def as_0_2(ledger: Ledger, plan: Plan, rounds: int) -> None:
+    """The rows that version 0.2 wrote: each channel amplified by itself."""
+    each = {
+        name: {"kind": "PoissonSampled", "rate": plan.amplified.rate,
+               "event": {"kind": "Gaussian", "noise_multiplier": m.noise_multiplier()}}
+        for name, m in plan.channels.items()
+    }  # fmt: skip
+    many = {n: events.gaussian_event(1.0, plan.planned(n)) | {"event": each[n]} for n in each}
+    run = {**_plain(KEY), "training": "t", "client": 0, "lost": 0.0, "plan": plan.fingerprint(),
+           "covered": True, "mu_squared": None}  # fmt: skip
+    with ledger._turn():
+        reserve = ledger._append(
+            kind="reserve", **run, event=events.composed(list(many.values())),
+            releases={n: plan.planned(n) for n in each}, each={},
+        )  # fmt: skip
+        for at in range(rounds):
+            for name, event in each.items():
+                ledger._append(
+                    kind="book", **run, round=at, attempt=0, channel=name, releases=1, place=0,
+                    reserve=reserve.number,
+                    event={"kind": "SelfComposed", "count": 1, "event": event},
+                )  # fmt: skip
+
+
+def test_drawn_rounds_of_version_0_2_are_priced_again(ledger: Ledger) -> None:
+    as_0_2(ledger, JOINT, 4)
+    entered = JOINT.guarantee({JOINT.round_kind(0): 4}, 4).epsilon
+    assert epsilon(Ledger(ledger.path)) == pytest.approx(entered, rel=1e-9)
+    old = events.composed(
+        [row.body["event"] for row in ledger.rows() if row.body["kind"] == "book"]
+    )
+    assert epsilon_of(old, DELTA, KEY.adjacency)[0] < 0.9 * entered  # what it had been
+
+
+def test_such_a_training_goes_on_at_its_true_price(wards: Account, ledger: Ledger) -> None:
+    as_0_2(ledger, JOINT, 4)
+    enter(wards, JOINT, "t", 4)
+    assert epsilon(ledger) == JOINT.guarantee().epsilon  # reserved anew, as a whole
+    enter(wards, JOINT, "t", 5)
+    assert epsilon(ledger) == JOINT.guarantee().epsilon
+    with pytest.raises(BudgetSpent, match="has 0 releases"):
+        enter(wards, JOINT, "t", 5, attempt=1)
+    assert ledger.verify() == []
+
+
+def test_such_a_training_does_not_go_on_beyond_a_budget(wards: Account, ledger: Ledger) -> None:
+    as_0_2(ledger, JOINT, 2)
+    ledger.declare(KEY, Budget(0.9 * JOINT.guarantee().epsilon, DELTA))
+    with pytest.raises(BudgetSpent):
+        enter(wards, JOINT, "t", 2)
+
+
+# ------------------------------------------------------------------- runs that are chosen in turn
+
+
+def test_a_lone_run_may_use_the_whole_budget(wards: Account, ledger: Ledger) -> None:
+    ledger.declare(KEY, Budget(JOINT.guarantee().epsilon, DELTA))
+    enter(wards, JOINT, "t", 0)
+    with pytest.raises(BudgetSpent):
+        enter(wards, plan_of(std=50.0), "u", 0)
+
+
+def test_runs_with_draws_add_up_by_basic_composition(wards: Account, ledger: Ledger) -> None:
+    plans = {"t": JOINT, "u": plan_of(std=2.0), "v": plan_of(std=3.0)}
+    for name, plan in plans.items():
+        enter(wards, plan, name, 0)
+    parts = [
+        epsilon_of(plan.whole_event, DELTA / (k * (k + 1)), KEY.adjacency)[0]
+        for k, plan in enumerate(plans.values(), start=1)
+    ]
+    assert epsilon(Ledger(ledger.path)) == pytest.approx(sum(parts), rel=1e-12)
+
+
+def test_a_budget_is_never_exceeded_by_runs_with_draws(wards: Account, ledger: Ledger) -> None:
+    """Recounted from the plans that were admitted, not from the ledger."""
+    budget = 2.0
+    ledger.declare(KEY, Budget(budget, DELTA))
+    admitted = []
+    for number in range(6):
+        plan = plan_of(std=1.5 + number)
+        try:
+            enter(wards, plan, f"t{number}", 0)
+            admitted.append(plan)
+        except BudgetSpent:
+            pass
+    total = sum(
+        p.guarantee().epsilon_at(DELTA / (k * (k + 1))) for k, p in enumerate(admitted, start=1)
+    )
+    assert len(admitted) >= 2
+    assert total <= budget * (1 + 1e-8)
+
+
+@pytest.mark.parametrize("budget", [True, False])
+def test_a_draw_after_gaussian_releases(wards: Account, ledger: Ledger, budget: bool) -> None:
+    if budget:
+        ledger.declare(KEY, Budget(50.0, DELTA))
+    enter(wards, plan_of(rate=1.0, std=20.0), "plain", 0)
+    if budget:
+        with pytest.raises(UnsoundPlan, match=r"Gaussian releases.*'t' draws units"):
+            enter(wards, JOINT, "t", 0)
+        return
+    plain = epsilon_of(events.composed([ledger.rows()[0].body["event"]]), DELTA / 2, KEY.adjacency)
+    enter(wards, JOINT, "t", 0)  # recorded, and shown by basic composition
+    drawn = epsilon_of(JOINT.whole_event, DELTA / 6, KEY.adjacency)
+    assert epsilon(ledger) == pytest.approx(plain[0] + drawn[0], rel=1e-9)
+
+
+def test_a_gaussian_training_after_a_draw_is_one_more_run(wards: Account, ledger: Ledger) -> None:
+    ledger.declare(KEY, Budget(50.0, DELTA))
+    enter(wards, JOINT, "t", 0)
+    enter(wards, plan_of(rate=1.0, std=20.0), "plain", 0)
+    assert [row.body["kind"] for row in ledger.rows()].count("reserve") == 2
