@@ -47,7 +47,7 @@ def test_a_mutant_changes_one_place_and_is_code(module: str) -> None:
 def test_names_are_unique_and_each_room_has_mutants() -> None:
     names = Counter(each.name for each in MUTANTS)
     assert [name for name, count in names.items() if count > 1] == []
-    assert {str(Path(each.module).parent) for each in MUTANTS} == ROOMS
+    assert {str(Path(each.module).parent) for each in MUTANTS} >= ROOMS
 
 
 def test_the_sample_is_small_and_from_all_rooms() -> None:

@@ -408,7 +408,7 @@ def test_a_statement_has_what_a_board_asks_first(tmp_path: Path) -> None:
 
 def test_a_statement_says_that_it_repeats_and_refuses_what_was_edited(tmp_path: Path) -> None:
     path = trained(tmp_path, {"epsilon": 2.0}) / "guarantee.json"
-    assert "no figure was computed again. What a participant itself" in explained(tmp_path)[0]
+    assert "beside it was computed again. What a participant itself" in explained(tmp_path)[0]
     written = path.read_text()
     path.write_text(written.replace('"(2, 1e-05)-DP', '"(0.2, 1e-05)-DP', 1))
     with pytest.raises(RecipeError, match=r"says \(0\.2, 1e-05\)-DP and .* its claims \(2, 1e-05"):
@@ -417,6 +417,16 @@ def test_a_statement_says_that_it_repeats_and_refuses_what_was_edited(tmp_path: 
     contents["claims"][0]["epsilon"] = 0.5
     path.write_text(json.dumps(contents))
     with pytest.raises(RecipeError, match="ask for the file as dpfed wrote it"):
+        explained(tmp_path)
+    forged = written.replace("(2, 1e-05)-DP", "(0.5, 1e-05)-DP")  # sentence and claims alike
+    contents = json.loads(forged)
+    contents["claims"][0]["epsilon"] = 0.5
+    path.write_text(json.dumps(contents))
+    with pytest.raises(RecipeError, match=r"claims epsilon 0\.5 .* events beside it cost 2"):
+        explained(tmp_path)
+    contents["claims"][0]["event"] = {"kind": "Gaussian", "noise_multiplier": "much"}
+    path.write_text(json.dumps(contents))
+    with pytest.raises(RecipeError, match="events that cannot be accounted for"):
         explained(tmp_path)
 
 

@@ -2,7 +2,8 @@
 """One page that states what a run guarantees, for people who decide and did not run it.
 
 It is made of what ``dpfed run --out`` wrote (guarantee.json, recipe.toml), and of the ledger if
-the recipe names one. Nothing is trained, and no cost is computed again.
+the recipe names one. Nothing is trained; of the costs, each claim's is
+computed again from its own tree of events, and a claim below it is refused.
 
 Guarantee: no figure is smaller than its bound; a run without a guarantee says so first.
 

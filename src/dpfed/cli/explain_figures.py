@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dpfed.accounting.guarantee import Guarantee
-from dpfed.core.errors import RecipeError
+from dpfed.accounting.guarantee import Claim, Guarantee, epsilon_of
+from dpfed.core.errors import RecipeError, Unpriceable
 from dpfed.core.types import Adjacency, Unit
 
 AS_WRITTEN = (
-    "as whoever ran it wrote them: no figure was computed again. What a participant itself "
+    "as whoever ran it wrote them: only that no epsilon is below the cost of the events beside "
+    "it was computed again. What a participant itself "
 )
 AS_WRITTEN += "released is in its own ledger (dpfed ledger show, verify) and its gate's log."
 _PAIR = re.compile(r"\([^()]+, [^()]+\)-DP")
@@ -48,3 +49,26 @@ def refuse_other_figures(contents: Mapping[str, Any], found: Guarantee) -> None:
             f"guarantee.json's sentence says {' and '.join(said) or 'nothing'}, and its claims "
             f"{' and '.join(stated) or 'nothing'}; ask for the file as dpfed wrote it"
         )
+    for claim in found.claims:
+        again = _computed_again(claim, found.adjacency)
+        if again > claim.epsilon * (1 + _TOLERANCE):
+            raise RecipeError(
+                f"guarantee.json claims epsilon {claim.epsilon:g} against {claim.adversary}, and "
+                f"the events beside it cost {again:g}; ask for the file as dpfed wrote it"
+            )
+
+
+_TOLERANCE = 1e-6
+
+
+def _computed_again(claim: Claim, adjacency: Adjacency) -> float:
+    """The epsilon of a claim's own events; 0 where it has none, as in files of version 0.2."""
+    if not claim.event:
+        return 0.0
+    try:
+        return epsilon_of(claim.event, claim.delta - claim.delta_reserved, adjacency)[0]
+    except (Unpriceable, KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise RecipeError(
+            f"guarantee.json has events that cannot be accounted for ({error}); ask for the file "
+            f"as dpfed wrote it"
+        ) from error
