@@ -103,7 +103,7 @@ class Guarantee:
     """Whether noise is kept for later releases: whoever reads it there can take it off."""
     enforced: str = ""
     """Who sees to it, in words: ``GATED``, ``SHIPPED``, or nobody else where all is one process."""
-    opinions: tuple[SecondOpinion, ...] = ()
+    opinions: tuple[SecondOpinion, ...] = field(default=(), compare=False)
     """What a second accountant says of each claim; empty where it was not asked."""
 
     @property
