@@ -11,6 +11,7 @@ ledger, identity. The same ``respond`` answers as in a Flower app's own process.
 | records of another shape than the policy says    | the gate does not start, either            |
 | a training that is not approved                  | UnsoundPlan, counted; nothing is spent     |
 | new terms in an enrolment, mode "within-policy"  | held against the policy, then approved     |
+| an order whose child died, or took too long      | zero rows, if nothing of it has left       |
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ name from a fixed list. How long an answer takes is not covered.
 | a client without data at the release stage           | DataError                               |
 | any exception, or lack of memory, on the data itself | zero rows, full noise, the state stays; |
 |                                                      | logged and counted here, never sent     |
+| a metric's code that raises on a record              | that record's row of metrics is zero    |
+| a process that died or took too long on the data     | ``zero_rows``: the same checks, then no |
+|                                                      | work                                    |
 | a problem of one's own, without ``made_up``          | is not tried: a fault of its code is an |
 |                                                      | answer of zero rows, too                |
 | numbers below the smallest normal float              | are 0 in a client's work: they are slow |
