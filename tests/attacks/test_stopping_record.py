@@ -134,7 +134,7 @@ def touchy(scored: ScoredRecords) -> torch.Tensor:
     """A user's code: it raises on some label, as an index out of range does."""
     if bool((scored.labels == 2).any()):
         raise IndexError("patient 4711")
-    return scored.right.double()[:, None]
+    return ((1 - scored.right.double()) * (scored.labels >= 0))[:, None]  # who is wrong
 
 
 TOUCHY = Metric(1, touchy, lambda mean, std: {"touchy": float(mean)}, ("touchy",))
@@ -175,12 +175,16 @@ def test_a_metric_that_raises_on_made_up_records_is_refused() -> None:
     """A fault of its code, which no record decides: it is said, and nothing is spent."""
 
     def broken(scored: ScoredRecords) -> torch.Tensor:
-        raise IndexError("always")
+        if scored.scores.any():
+            raise IndexError("of every record, and not of empty entries")
+        return scored.right.double()[:, None]
 
     plan = with_metric(replace_row(broken), Unit.RECORD, 9.0)
     problem = Linear("softmax", 5, 3).problem(Records(torch.rand(9, 5), torch.zeros(9).long()))
     asked = {UPDATE: b"", METRICS: b""}
-    reply, _ = answer(plan, Broadcast(0, torch.zeros(18)), "reply", asked, ClientState(0, problem))
+    reply, _ = answer(
+        plan, Broadcast(0, torch.full((18,), 0.1)), "reply", asked, ClientState(0, problem)
+    )
     assert isinstance(reply, ClientRefused)
 
 

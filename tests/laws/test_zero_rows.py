@@ -199,11 +199,19 @@ def supported(method: str, unit: Unit) -> str:
 COUNT = iter(range(10**6))
 
 
-def check(silos: Silos, folder: Path, method: str, unit: Unit, evaluation: dict[str, Any]) -> int:
+def check(
+    silos: Silos,
+    folder: Path,
+    method: str,
+    unit: Unit,
+    evaluation: dict[str, Any],
+    privacy: dict[str, Any] | None = None,
+    **changes: Any,
+) -> int:
     kind = supported(method, unit)
     if not kind:
         return 0
-    privacy = {"std_over_clip": 3.0, "noise": "keyed", "unit": unit.value}
+    privacy = {"std_over_clip": 3.0, "noise": "keyed", "unit": unit.value, **(privacy or {})}
     sizes = {Unit.RECORD: MANY, Unit.GROUP: MANY // 2 + 1, Unit.CLIENT: 1}[unit]
     text = terms_for(
         folder, 3, name=f"t{next(COUNT)}", method=method, rounds=4, privacy=privacy,
@@ -239,6 +247,20 @@ def test_no_record_can_be_told_by_the_form_of_an_answer_or_empties_the_rows_of_o
         check(silos, tmp_path, method, unit, each) for unit in Unit for each in EVALUATIONS.values()
     ]
     assert sum(made) >= 12
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "exact": {"mechanism": "discrete_gaussian"},
+    "adaptive": {"privacy": {"clip": 5.0, "adaptive": {"quantile": 0.5, "share": 0.1}}},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nor_where_noise_is_exact_or_the_clip_adapts(
+    silos: Silos, tmp_path: Path, variant: str
+) -> None:
+    for unit in (Unit.RECORD, Unit.GROUP):
+        check(silos, tmp_path, "dp-fedgd", unit, EVALUATIONS["metrics"], **VARIANTS[variant])
 
 
 @pytest.mark.long  # CI has them all in one row, above

@@ -231,7 +231,7 @@ def _end_all(child: int, others: set[int]) -> None:
             with suppress(ChildProcessError):
                 os.waitpid(each, 0)
         found = _children() - others
-        if time.monotonic() > deadline:
+        if found and time.monotonic() > deadline:
             raise SystemExit(f"{len(found)} processes of a request cannot be ended: the gate ends")
 
 
