@@ -161,6 +161,15 @@ def test_a_gate_that_is_killed_leaves_nobody_at_the_data(tmp_path: Path) -> None
     pytest.fail("the child goes on")
 
 
+def test_an_older_system_is_answered_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(child: int) -> int:
+        raise OSError(38, "not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert gate._in_a_child(lambda: REPLY, 10.0) == REPLY
+    assert gate._in_a_child(die, 10.0) is None
+
+
 def test_a_reply_that_is_being_stored_is_not_stopped() -> None:
     """Between the ledger's confirmation and the disk: it would be spent, and refused from then."""
 

@@ -267,7 +267,9 @@ def _read_reply(reading: int, child: int, deadline: float) -> bytes | None:
 
     The pipe's end is not waited for: what the child has started may hold it open.
     """
-    found, ended = bytearray(), os.pidfd_open(child)
+    found, watched = bytearray(), [reading]
+    with suppress(OSError):  # Linux before 5.3: what the child has started can hold None back
+        watched.append(os.pidfd_open(child))
     try:
         while True:
             if len(found) >= LENGTH.size:
@@ -275,12 +277,15 @@ def _read_reply(reading: int, child: int, deadline: float) -> bytes | None:
                 if len(found) - LENGTH.size >= size:
                     return bytes(found[LENGTH.size : LENGTH.size + size])
             left = max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select([reading, ended], [], [], left)
-            if ended in ready:  # what it wrote last may have come after the pipe was looked at
+            ready, _, _ = select.select(watched, [], [], left)
+            if (
+                watched[-1] in ready
+            ):  # what it wrote last may have come after the pipe was looked at
                 ready, _, _ = select.select([reading], [], [], 0.0)
             part = os.read(reading, 1 << 20) if reading in ready else b""
             if not part:
                 return None
             found += part
     finally:
-        os.close(ended)
+        for ended in watched[1:]:
+            os.close(ended)
