@@ -161,6 +161,17 @@ def test_a_gate_that_is_killed_leaves_nobody_at_the_data(tmp_path: Path) -> None
     pytest.fail("the child goes on")
 
 
+def test_a_child_that_ignores_its_alarm_is_ended() -> None:
+    def work() -> bytes:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        time.sleep(30)
+        return REPLY
+
+    began = time.monotonic()
+    assert gate._in_a_child(work, 1.0) is None
+    assert 1.4 <= time.monotonic() - began < 10.0
+
+
 def test_an_older_system_is_answered_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(child: int) -> int:
         raise OSError(38, "not implemented")
