@@ -219,7 +219,9 @@ def check(
     ).read_text()  # fmt: skip
     terms = read_terms(text)
     model: Model = terms.model if kind == "linear" else guarded()
-    problems = {name: problem(model, name) for name in WORLDS[kind]}
+    few = ("usual", "nan", "raises", "stopped")  # of a client only the form is compared
+    names = [each for each in WORLDS[kind] if unit is not Unit.CLIENT or each in few]
+    problems = {name: problem(model, name) for name in names}
     made = 0
     for at in _kinds_of_rounds(terms.plan):
         replies = silos.answers(terms, problems, at)
