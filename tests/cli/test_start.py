@@ -34,7 +34,7 @@ from typer.testing import CliRunner
 import dpfed
 from dpfed.accounting import attack_odds as reading
 from dpfed.accounting import gdp
-from dpfed.accounting.guarantee import EXACT, PLD, Claim
+from dpfed.accounting.guarantee import EXACT, GATED, PLD, UNDISTURBED, Claim
 from dpfed.cli import doctor
 from dpfed.cli import explain as statement
 from dpfed.cli import explain_page as page
@@ -503,7 +503,7 @@ def test_a_gated_training_is_rehearsed(home: Path) -> None:
     assert done.stdout.count("consortium: approved until") == 2
     assert done.stdout.count("5 answered, 0 refused") == 2  # the enrolment, and four rounds
     contents = json.loads((home / "consortium/out/guarantee.json").read_text())
-    assert "enforced by each silo's own process; " in contents["sentence"]
+    assert f"{GATED}, {UNDISTURBED}; " in contents["sentence"]
 
 
 @pytest.mark.parametrize("kind", ["app", "recipe", "gated"])

@@ -11,6 +11,7 @@ import torch
 from flwr.app import Context, RecordDict, UserConfig
 from safetensors.torch import load_file
 
+from dpfed.accounting.guarantee import GATED, UNDISTURBED
 from dpfed.cli.deploy import deploy
 from dpfed.data.datasets import Records
 from dpfed.flower import DPResult, DPStrategy
@@ -67,7 +68,7 @@ def test_an_honest_federation_gets_the_bits_of_one_process(tmp_path: Path) -> No
         strategy, result = trained(owners, path)
         check_bits(strategy, path, 3)
         status = owners[0].command("status")
-    assert "enforced by each silo's own process; " in str(result.guarantee)
+    assert f"{GATED}, {UNDISTURBED}; " in str(result.guarantee)
     assert "gated: approved until" in status
     assert "4 answered, 0 refused" in status
     assert "epsilon 2 is spent of" in status
@@ -120,7 +121,7 @@ def test_gates_approve_by_rule_what_the_server_sends_and_an_app_without_code_tra
     got = load_file(tmp_path / "out" / "model.safetensors")
     assert torch.equal(read(path).model.layout.flatten(got), in_one_process(path, 2))
     said = json.loads((tmp_path / "out" / "guarantee.json").read_text())["sentence"]
-    assert "enforced by each silo's own process; " in said
+    assert f"{GATED}, {UNDISTURBED}; " in said
 
 
 @pytest.mark.long  # CI has test_cycles, where gates are killed with all else

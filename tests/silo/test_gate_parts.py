@@ -251,7 +251,8 @@ def test_a_childs_whole_reply_is_passed_on(size: int) -> None:
 def test_a_reply_that_is_cut_off_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that dies while it writes: what is there already is not an answer."""
 
-    def write_half(work: Callable[[], bytes], writing: int) -> None:
+    def write_half(work: Callable[[], bytes], writing: int, longest: float) -> None:
+        del longest
         os.write(writing, framed(work())[:-1])
         os._exit(0)
 

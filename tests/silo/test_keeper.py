@@ -349,6 +349,23 @@ def test_an_installed_train_function_makes_the_row_behind_the_gate(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("pinned")
+def test_zero_rows_are_answered_in_the_place_of_a_train_function(tmp_path: Path) -> None:
+    """One that died or took too long: the answer is like any other, and it is not run again."""
+    from tests.silo.trains import SEEN
+
+    text = with_train(tmp_path)
+    held, terms = keeper(tmp_path, unit="client", train=[SHIFT]), read_terms(text)
+    held.approvals.approve(terms, text, days=1, by="root")
+    SEEN.clear()
+    zero = held.answer(order(terms, round=1), nothing=True)
+    assert SEEN == []
+    usual = held.answer(order(terms))
+    assert len(SEEN) == 1
+    assert len(zero) == len(usual)
+    assert said(zero) == {**said(usual), "round": 1}
+
+
+@pytest.mark.usefixtures("pinned")
 @pytest.mark.parametrize(
     ("policy", "changes", "key"),
     [({}, {}, "nothing of package 'tests'"),

@@ -10,6 +10,7 @@ import pytest
 import tomli_w
 import torch
 
+from dpfed.accounting.guarantee import GATED, UNDISTURBED
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.deploy import deploy
 from dpfed.cli.doctor import simulations_only
@@ -196,7 +197,7 @@ def check_the_result(folder: Path, path: Path, silos: list[OwnedSilo]) -> None:
     model = load_file(folder / "out" / "model.safetensors")
     assert torch.equal(terms.model.layout.flatten(model), in_one_process(path, 3))
     said = (folder / "out" / "guarantee.txt").read_text()
-    assert "enforced by each silo's own process;" in said
+    assert f"{GATED}, {UNDISTURBED};" in said
     for silo in silos:
         rows = Ledger(silo.folder / "state" / "ledger.sqlite").rows()
         assert [row.body["kind"] for row in rows].count("book") == terms.plan.rounds

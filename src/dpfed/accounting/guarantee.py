@@ -206,7 +206,8 @@ class Guarantee:
         enforced = [self.enforced] if self.enforced else []
         trusted = self.trust is Trust.CENTRAL or self.budgeted
         more = [] if trusted else ["if the server starts no other training on the data"]
-        return [*enforced, *more]
+        alone = self.enforced and self.unit is not Unit.CLIENT  # else it is the unit's own row
+        return [*enforced, *([UNDISTURBED] if alone else []), *more]
 
     def _footing(self) -> list[str]:
         arithmetic = "idealized arithmetic" if self.idealized else "exact integer arithmetic"
@@ -220,6 +221,8 @@ class Guarantee:
 
 GATED = "enforced by each silo's own process"
 SHIPPED = "if the app that the server ships is the reviewed one"
+UNDISTURBED = "if no record stops or delays its silo's work"
+"""A record that ends its process, or takes all of its memory or time, empties the silo's rows."""
 
 _UNITS = {
     Unit.RECORD: "record",

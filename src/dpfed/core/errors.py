@@ -85,6 +85,10 @@ WIRE_NAMES = frozenset(
 )
 
 
+FAILURES = (Exception, SystemExit)
+"""What code may raise on a record, and what then stays that record's own matter."""
+
+
 def wire_name(error: BaseException) -> str:
     """The name from the fixed list that a client sends to the server in the place of an error."""
     if isinstance(error, MemoryError):

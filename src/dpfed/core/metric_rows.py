@@ -10,6 +10,7 @@ the joint row has no negative entry and norm at most 1, so that bound and replac
 | a row with a NaN or an infinity                 | that part of the record's row is zero     |
 | a negative entry                                | 0                                         |
 | a row that is longer than its metric's bound    | shortened to it                           |
+| a record that a metric's own code raises on     | its row is zero, in all parts             |
 | rows of another length than the metric declares | DataError: on made-up records, before     |
 |                                                 | data is touched                           |
 | a mechanism that truncates rows one by one      | rows stay in the set, and 2 clip is priced |
@@ -24,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from dpfed.core.clipping import SHORTFALL
-from dpfed.core.errors import DataError
+from dpfed.core.errors import FAILURES, DataError
 from dpfed.core.metric import Metric, MetricRow, Metrics, ScoredRecords
 from dpfed.core.rows import Dense
 from dpfed.core.types import BoundedSum, Vector
@@ -70,6 +71,56 @@ def _part(metric: Metric, scored: ScoredRecords) -> torch.Tensor:
     longest = made.amax(dim=1, keepdim=True).clamp(min=1.0)  # or a square could overflow
     norms = (made / longest).square().sum(dim=1, keepdim=True).sqrt() * longest
     return made * (KEPT / norms.clamp(min=1.0))
+
+
+def contained_row(row: MetricRow) -> MetricRow:
+    """The same, and a record that makes ``row`` raise has a zero row: the others' stay as they are.
+
+    They are computed again beside empty entries in the place of those, in a batch of the same size.
+
+    Args:
+        row: rows of some records, each of its own record alone.
+    """
+
+    def contained(scored: ScoredRecords) -> torch.Tensor:
+        try:
+            return row(scored)
+        except FAILURES:
+            failed = _failing(row, scored)
+            made = row(ScoredRecords(*(_emptied(each, failed) for each in scored)))
+            made[failed.to(made.device)] = 0
+            return made
+
+    return contained
+
+
+def _failing(row: MetricRow, scored: ScoredRecords) -> torch.Tensor:
+    """Which records make ``row`` raise, bool [k]: it raised on all of them; by halves."""
+    size = len(scored.labels)
+    if size <= 1:
+        return torch.ones(size, dtype=torch.bool)
+    halves = [
+        ScoredRecords(*part) for part in zip(*(_halved(each) for each in scored), strict=True)
+    ]
+    found = []
+    for half in halves:
+        try:
+            row(half)
+            found.append(torch.zeros(len(half.labels), dtype=torch.bool))
+        except FAILURES:
+            found.append(_failing(row, half))
+    return torch.cat(found)
+
+
+def _halved(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    middle = len(tensor) // 2
+    return tensor[:middle], tensor[middle:]
+
+
+def _emptied(tensor: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
+    made = tensor.clone()
+    made[failed.to(made.device)] = 0
+    return made
 
 
 def metric_parts(metrics: Metrics, mean: Vector) -> Iterator[tuple[Metric, Vector]]:

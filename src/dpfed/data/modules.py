@@ -37,7 +37,7 @@ import torch
 from torch import nn
 
 from dpfed.core.checks import refuse
-from dpfed.core.errors import RecipeError
+from dpfed.core.errors import FAILURES, RecipeError
 from dpfed.core.ghost import Ghost, Layer
 from dpfed.core.metric import MetricRow, ScoredRecords
 from dpfed.core.rows import Chunks, Dense
@@ -363,7 +363,7 @@ class NetworkProblem:
             usable = usable if batch.usable is None else batch.usable
             try:
                 layers = tapped(batch.filled(block, empty))
-            except Exception:
+            except FAILURES:
                 fails = failing(tapped, batch)
                 usable = usable & ~fails
                 layers = tapped(batch.without(fails, empty).filled(block, empty))

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from dpfed.core.errors import RecipeError
+from dpfed.core.errors import FAILURES, RecipeError
 from dpfed.core.extras import needs
 from dpfed.core.log import log
 from dpfed.core.types import Vector
@@ -87,7 +87,7 @@ def forgiving(compute: PerRecord, batch: Batch, empty: Batch) -> torch.Tensor:
     """
     try:
         made = compute(batch)
-    except Exception:
+    except FAILURES:
         fails = failing(compute, batch)
         made = compute(batch.without(fails, empty))
         made[fails] = 0
@@ -107,7 +107,7 @@ def fails(compute: Callable[[Batch], Any], batch: Batch) -> bool:
     """Whether ``compute`` raises."""
     try:
         compute(batch)
-    except Exception:
+    except FAILURES:
         return True
     return False
 
@@ -159,7 +159,7 @@ def by_opacus(model: Scored, params: Vector) -> PerRecord:
         sampled.zero_grad()
         try:
             _backward(model.losses_of(sampled, batch).sum())
-        except Exception:  # the hooks would go on with what an unfinished pass has left
+        except FAILURES:  # the hooks would go on with what an unfinished pass has left
             sampled = _hooked(model, params)
             raise
         named = dict(sampled._module.named_parameters())

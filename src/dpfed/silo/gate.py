@@ -13,8 +13,13 @@ dies of, this process goes on.
 | a frame that is too long, cut off, or slow       | closed; nothing is read into memory beyond |
 |                                                  | what the policy allows                     |
 | more requests in a minute than allowed           | they wait                                  |
-| a child that dies, or takes too long             | asked once more for zero rows: if data did |
-|                                                  | it, nobody can tell                        |
+| a child that dies, or takes too long             | asked once more for zero rows: no reply is |
+|                                                  | of another form, and with ``answer_after`` |
+|                                                  | none leaves at another time                |
+| a sender that holds its last byte back           | ``answer_after`` counts from that byte     |
+| a child that starts processes of its own         | they end with it, in whatever session they |
+|                                                  | are, and no answer waits for them          |
+| this process is killed                           | its children end, too                      |
 | the socket's folder is not the owner's alone, or | refused: ``dpfed silo check`` says why     |
 | a link is in its path                            |                                            |
 """
@@ -43,8 +48,10 @@ from dpfed.silo.policy import GatePolicy, Policy
 from dpfed.silo.relay import LENGTH, receive
 
 _CREDENTIALS = struct.Struct("3i")
-_PATIENCE = 5.0  # seconds for a whole request to come in
+_PATIENCE = 5.0  # seconds for a whole request to come in, and for processes to end
+_STORING = 2.0  # seconds for a reply that is made: ledger and disk
 _DUMPABLE, _LOCK_ALL = 4, 3
+_END_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
 
 
 def run_gate(policy: Policy, ready: Callable[[], None] = lambda: None) -> None:
@@ -139,19 +146,33 @@ def _one(relay: socket.socket, keeper: Keeper, users: set[int]) -> None:
     if user not in users:
         log.warning("user %d may not connect to the gate", user)
         return
-    policy, began = keeper.policy.gate, time.monotonic()
-    order = _received(relay, policy.most_bytes, began + _PATIENCE)
-    reply, longest = keeper.turned_away(order), policy.longest
-    if policy.answer_after:  # half of it for each, so that no record can make an answer late
-        longest = min(longest, policy.answer_after / 2)
-    if reply is None:
-        reply = _in_a_child(lambda: keeper.answer(order), longest)
-    if reply is None:
-        reply = _in_a_child(lambda: keeper.answer(order, nothing=True), longest)
+    policy = keeper.policy.gate
+    order = _received(relay, policy.most_bytes, time.monotonic() + _PATIENCE)
+    began = time.monotonic()  # with the last byte: who sends it late gains nothing
+    reply = _reply(keeper, order, began)
+    time.sleep(max(0.0, began + policy.answer_after - time.monotonic()))
     if reply is not None:
-        time.sleep(max(0.0, began + policy.answer_after - time.monotonic()))
         relay.settimeout(_PATIENCE)
         relay.sendall(LENGTH.pack(len(reply)) + reply)
+
+
+def _reply(keeper: Keeper, order: bytes, began: float) -> bytes | None:
+    """What is sent for an order; None if even zero rows were not made in time."""
+    policy = keeper.policy.gate
+
+    def seconds(part: float) -> float:
+        """For a child that must end within this part of ``answer_after``."""
+        if not policy.answer_after:
+            return policy.longest
+        last = began + part * policy.answer_after
+        return min(policy.longest, max(0.0, last - time.monotonic()))
+
+    reply = keeper.turned_away(order)
+    if reply is None:
+        reply = _in_a_child(lambda: keeper.answer(order), seconds(0.5))
+    if reply is None:
+        reply = _in_a_child(lambda: keeper.answer(order, nothing=True), seconds(1.0))
+    return reply
 
 
 def _received(relay: socket.socket, most: int, deadline: float) -> bytes:
@@ -163,26 +184,74 @@ def _received(relay: socket.socket, most: int, deadline: float) -> bytes:
 
 
 def _in_a_child(work: Callable[[], bytes], longest: float) -> bytes | None:
-    """What a child of this process makes of it; None if it dies, or takes too long."""
+    """What a child of this process makes of it; None if it dies, or takes too long.
+
+    Whatever the child has started is ended before this returns, and none of it is waited for.
+
+    Args:
+        work: what the child does. It may disarm the alarm (``ITIMER_REAL``) once, when all that is
+            left is to store its reply: ended there, the reply would be lost, and yet be spent.
+        longest: seconds until the alarm ends it; this process does half as many later, at most
+            ``_STORING``, if it is still there.
+    """
+    _process_control(_ADOPT_ORPHANS, 1)
+    others = _children()  # a gate has none
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        _and_end(work, writing)
+        _and_end(work, writing, longest)
     os.close(writing)
     try:
-        return _read_all(reading, time.monotonic() + longest)
+        last = time.monotonic() + longest + min(_STORING, longest / 2)
+        return _read_reply(reading, child, last)
     finally:
         os.close(reading)
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        _end_all(child, others)
 
 
-def _and_end(work: Callable[[], bytes], writing: int) -> None:
+def _process_control(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option}) is refused: use Linux 3.4 or newer")
+
+
+def _end_all(child: int, others: set[int]) -> None:
+    """End a child and all that it has started, in whatever session.
+
+    What loses its parent becomes a child of this process, so that each pass finds the next.
+    """
+    deadline, found = time.monotonic() + _PATIENCE, {child}
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    while found:
+        for each in found:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        for each in found:
+            with suppress(ChildProcessError):
+                os.waitpid(each, 0)
+        found = _children() - others
+        if found and time.monotonic() > deadline:
+            raise SystemExit(f"{len(found)} processes of a request cannot be ended: the gate ends")
+
+
+def _children() -> set[int]:
+    """The processes whose parent this one is."""
+    found: set[int] = set()
+    for listed in Path("/proc/self/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            found.update(map(int, listed.read_text().split()))
+    return found
+
+
+def _and_end(work: Callable[[], bytes], writing: int, longest: float) -> None:
     """In the child: the whole reply, or nothing; and no code of the parent's after it."""
     code = 1
     try:
+        _process_control(_END_WITH_PARENT, signal.SIGKILL)
+        os.setsid()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, max(longest, 1e-6))
         with os.fdopen(writing, "wb") as pipe:
             reply = work()
             pipe.write(LENGTH.pack(len(reply)) + reply)
@@ -193,16 +262,30 @@ def _and_end(work: Callable[[], bytes], writing: int) -> None:
         os._exit(code)
 
 
-def _read_all(reading: int, deadline: float) -> bytes | None:
-    found = bytearray()
-    while True:
-        ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))
-        part = os.read(reading, 1 << 20) if ready else b""
-        if not part:
-            break
-        found += part
-    whole = (
-        len(found) >= LENGTH.size
-        and LENGTH.unpack(found[: LENGTH.size])[0] == len(found) - LENGTH.size
-    )
-    return bytes(found[LENGTH.size :]) if whole else None
+def _read_reply(reading: int, child: int, deadline: float) -> bytes | None:
+    """A whole reply as soon as it is there; None if the child ends without one, or is late.
+
+    The pipe's end is not waited for: what the child has started may hold it open.
+    """
+    found, watched = bytearray(), [reading]
+    with suppress(OSError):  # Linux before 5.3: what the child has started can hold None back
+        watched.append(os.pidfd_open(child))
+    try:
+        while True:
+            if len(found) >= LENGTH.size:
+                (size,) = LENGTH.unpack(found[: LENGTH.size])
+                if len(found) - LENGTH.size >= size:
+                    return bytes(found[LENGTH.size : LENGTH.size + size])
+            left = max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select(watched, [], [], left)
+            if (
+                watched[-1] in ready
+            ):  # what it wrote last may have come after the pipe was looked at
+                ready, _, _ = select.select([reading], [], [], 0.0)
+            part = os.read(reading, 1 << 20) if reading in ready else b""
+            if not part:
+                return None
+            found += part
+    finally:
+        for ended in watched[1:]:
+            os.close(ended)

@@ -11,13 +11,16 @@ ledger, identity. The same ``respond`` answers as in a Flower app's own process.
 | records of another shape than the policy says    | the gate does not start, either            |
 | a training that is not approved                  | UnsoundPlan, counted; nothing is spent     |
 | new terms in an enrolment, mode "within-policy"  | held against the policy, then approved     |
+| an order whose child died, or took too long      | zero rows, if nothing of it has left       |
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import os
+import signal
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,7 +156,7 @@ class _Asked:
 
     keeper: Keeper
     content: RecordDict
-    nothing: bool = False
+    zero_rows: bool = False
     gated: bool = True
     _found: tuple[Terms, Problem] | None = None
 
@@ -178,15 +181,13 @@ class _Asked:
     def account(self) -> Account:
         """The owner's ledger, under the owner's name for the data."""
         terms = self._look(_named(self.content))[0]
-        kind = _Entered if self.nothing else Account
+        kind = _Entered if self.zero_rows else _Booked
         return kind(self.keeper.ledger(), terms.pins.dataset, divided=False)
 
     def problem(self) -> Problem:
         """The data, as approved terms see it."""
         terms, problem = self._look(_named(self.content))
-        if terms.pins.train:
-            problem = self._trained(terms)
-        return _Lost(problem) if self.nothing else problem
+        return self._trained(terms) if terms.pins.train else problem
 
     def _trained(self, terms: Terms) -> Problem:
         """An installed train function as a problem; it is told where the owner's data is."""
@@ -229,7 +230,16 @@ class _Asked:
             )
 
 
-class _Entered(Account):
+class _Booked(Account):
+    """The owner's account; an answer that is confirmed is not stopped any more."""
+
+    def confirm(self, rows: Iterable[int]) -> None:
+        """The releases were made: past this the gate's alarm would leave them spent, and unsent."""
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        super().confirm(rows)
+
+
+class _Entered(_Booked):
     """An account for an order that was entered, and of which nothing has left."""
 
     def begin(self, plan: Plan, broadcast: Broadcast, member: Bookable) -> tuple[int, ...]:
@@ -244,25 +254,6 @@ class _Entered(Account):
             if not found:
                 raise
             return tuple(found)
-
-
-@dataclass(frozen=True, eq=False)
-class _Lost:
-    """A problem whose data cannot be worked on: what is answered then is zero rows."""
-
-    whole: Any
-
-    @property
-    def dimension(self) -> int:
-        size: int = self.whole.dimension
-        return size
-
-    def made_up(self) -> Problem:
-        made: Problem = self.whole.made_up()
-        return made
-
-    def __getattr__(self, name: str) -> Any:
-        raise MemoryError(f"the data was not worked on ({name})")
 
 
 def _load(name: str, data: DataPolicy) -> Records:

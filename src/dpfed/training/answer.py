@@ -20,6 +20,9 @@ name from a fixed list. How long an answer takes is not covered.
 | a client without data at the release stage           | DataError                               |
 | any exception, or lack of memory, on the data itself | zero rows, full noise, the state stays; |
 |                                                      | logged and counted here, never sent     |
+| a metric's code that raises on a record              | that record's row of metrics is zero    |
+| a process that died or took too long on the data     | ``zero_rows``: the same checks, then no |
+|                                                      | work                                    |
 | a problem of one's own, without ``made_up``          | is not tried: a fault of its code is an |
 |                                                      | answer of zero rows, too                |
 | numbers below the smallest normal float              | are 0 in a client's work: they are slow |
@@ -35,11 +38,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from dpfed.core.errors import BadRelease, ClientRefused, DataError, UnsoundPlan, wire_name
+from dpfed.core.errors import FAILURES, BadRelease, ClientRefused, DataError, UnsoundPlan, wire_name
 from dpfed.core.grid import pack
 from dpfed.core.log import log
 from dpfed.core.metric import Judged, joint_replace_bound
-from dpfed.core.metric_rows import MetricRows, joint_row
+from dpfed.core.metric_rows import MetricRows, contained_row, joint_row
 from dpfed.core.randomness import Stream
 from dpfed.core.sampling import drawn
 from dpfed.core.sum_protocol import Answer, Signer
@@ -86,6 +89,9 @@ class ClientState:
     signer: Signer | None = None
     ledger: ClientLedger | None = None
     """Where its releases are entered; without one they are not."""
+    zero_rows: bool = False
+    """Answer with zero rows and full noise, whatever the data: an answer from it was tried, and its
+    process died or took too long. All checks before data is touched are made as ever."""
     zeroed: int = 0
     """How many rounds it answered with zero rows since its data or code failed. Never sent."""
 
@@ -234,10 +240,12 @@ def reply_of(
         client: what the client keeps; its round is entered in its ledger.
         release: the one door out.
     """
+    if client.zero_rows:
+        return _nothing(plan, broadcast, client)
     try:
         with flushing():
             return _work(plan, broadcast, client, release)
-    except (Exception, SystemExit):  # from here on a refusal would tell something of the data
+    except FAILURES:  # from here on a refusal would tell something of the data
         log.exception(
             "client %d answers round %d with zero rows, and tells nobody: see the error; %d rounds "
             "before were answered so", client.client, broadcast.round, client.zeroed,
@@ -252,7 +260,7 @@ def _work(
     state = plan.client.init(broadcast.params) if client.state is None else client.state
     reply, state = plan.client.work(broadcast, problem, state, release)
     if METRICS in plan.due(broadcast.round):
-        rows = _metric_rows(plan, problem, broadcast.params, release.unit)
+        rows = _metric_rows(plan, problem, broadcast.params, release)
         reply = {**reply, METRICS: release(rows, METRICS)}
     if isinstance(release, PricedReleaser):
         _check_reply(plan, reply, release)
@@ -260,10 +268,13 @@ def _work(
     return reply, replace(client, state=state)
 
 
-def _metric_rows(plan: Plan, problem: Problem, params: Vector, unit: Unit) -> Rows:
+def _metric_rows(plan: Plan, problem: Problem, params: Vector, release: Releaser) -> Rows:
     if not plan.metrics or isinstance(problem, _Nowhere):
-        return problem.metric_rows(params, unit, plan.loss_bound)
-    made = _judging(problem).judged(params, unit, joint_row(plan.metrics))
+        return problem.metric_rows(params, release.unit, plan.loss_bound)
+    row = joint_row(plan.metrics)
+    if not isinstance(release, _Rehearsal):  # there a metric that raises is a fault of its code
+        row = contained_row(row)
+    made = _judging(problem).judged(params, release.unit, row)
     return MetricRows(made, distance=joint_replace_bound(plan.metrics))
 
 

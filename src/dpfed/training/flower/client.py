@@ -121,6 +121,7 @@ class _AppNode:
     trained: Trained | None = None
     """A user's own train function in the place of a problem."""
     gated: bool = False
+    zero_rows: bool = False
 
     @property
     def client(self) -> int:

@@ -72,6 +72,10 @@ class Node(Protocol):
     def gated(self) -> bool:
         """Whether it is a process of the data owner's, not of the app that a server ships."""
 
+    @property
+    def zero_rows(self) -> bool:
+        """Whether a release has zero rows, since an answer from the data was tried in vain."""
+
     def plan(self, training: str) -> Plan:
         """What its owner has agreed to, for the training of this name; "" if none is named."""
 
@@ -220,7 +224,9 @@ class _Task:
         releases = order.stage == plan.sum.release_stage  # other stages need no data
         if releases:
             made = self._made()
-            client = self._remember(replace(client, problem=self.node.problem()), made)
+            problem, zero_rows = self.node.problem(), self.node.zero_rows
+            client = replace(client, problem=problem, zero_rows=zero_rows)
+            client = self._remember(client, made)
         reply, after = answer(plan, order.broadcast, order.stage, order.requests, client)
         if isinstance(reply, ClientRefused):
             return reply
