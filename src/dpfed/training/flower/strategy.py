@@ -250,8 +250,19 @@ class DPStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Nothing: see configure_evaluate."""
-        del server_round, replies
+        """Nothing, and a warning: a reply that has anything in it came in clear.
+
+        Whoever asks nodes by themselves, or overrides ``configure_evaluate``, meets this.
+        """
+        told = {m.metadata.src_node_id for m in replies if not m.has_error() and len(m.content)}
+        if told:
+            log.warning(
+                "evaluate replies of %d nodes in round %d came in clear: their exact metrics are "
+                "outside the guarantee, and are dropped here; let the app be "
+                "ClientApp(mods=[dpfed.flower.private(plan)]), which answers nothing, and use "
+                "evaluation.kind = 'federated' for metrics with noise",
+                len(told), server_round,
+            )  # fmt: skip
         return None
 
 
