@@ -41,7 +41,7 @@ from dpfed.data.pretrained import has_adapter, save_adapter
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.display import percent
 from dpfed.recipes.schema import EvaluationKind, Recipe
-from dpfed.training.ending import EXHAUSTED, UNAFFORDABLE
+from dpfed.training.ending import nothing_trained
 from dpfed.training.history import COLUMNS, Row, known, wasted_attempts
 from dpfed.training.loop import Step
 
@@ -110,13 +110,7 @@ def require_a_round(step: Step, detail: str = "") -> None:
     """
     if step.state.round or not step.stopped:
         return
-    if step.stopped in (EXHAUSTED, UNAFFORDABLE):
-        way_out = detail or "see 'dpfed ledger show' on a client's machine"
-        raise errors.BudgetSpent(f"no round was completed: {step.stopped}; {way_out}")
-    tried = f" ({step.history[-1]['aborted']})" if step.history else ""
-    logs = "the clients' logs say why they are missing"
-    why = f"the ledger refuses: {detail}" if detail else logs
-    raise errors.RoundAborted(f"no round was completed{tried}: {step.stopped}; {why}")
+    raise nothing_trained(step.stopped, step.history[-1]["aborted"] if step.history else "", detail)
 
 
 def result_of(

@@ -36,7 +36,7 @@ MakePlan = Callable[[Context], Plan]
 MakeAccount = Callable[[Context], "Account | None"]
 
 _NOT_ANSWERED = (
-    "the server asked this node for %r, and got an empty reply: what such a function returns has no "
+    "the server asked this node for %r, and got an empty reply: what it would return has no "
     "noise; private(plan, evaluate=FUNCTION) runs it here after each round, for this log, and a "
     "metric that the server may know is evaluation.kind = 'federated'"
 )

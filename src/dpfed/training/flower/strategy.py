@@ -34,6 +34,7 @@ from dpfed.core.types import Unit, Vector
 from dpfed.core.vector import Layout, layout_of
 from dpfed.sums.secagg.identity import SIMULATED
 from dpfed.training.checkpoint import Checkpoint
+from dpfed.training.ending import is_unspent, nothing_trained
 from dpfed.training.flower.codec import named_arrays
 from dpfed.training.flower.one_sentence import errors_in_one_sentence
 from dpfed.training.flower.transport import GridTransport
@@ -120,6 +121,9 @@ class DPStrategy(Strategy):
         evaluate_fn: EvaluateFn | None = None,
     ) -> DPResult:
         """Train, and return all there is: model, guarantee, history, and why it stopped.
+
+        A training for which nothing was released, since no client or too few enrolled, raises
+        RoundAborted, or BudgetSpent: there is no model, and no guarantee to state.
 
         Args:
             grid: Flower's way to its nodes.
@@ -210,6 +214,8 @@ class DPStrategy(Strategy):
         if self.step is None:
             return
         state = self.step.state
+        if self.step.stopped and not state.round and is_unspent(state):
+            raise nothing_trained(self.step.stopped)  # no model, and no guarantee of nothing
         result.arrays = named_arrays(layout, state.params, around)
         spent = self.plan.guarantee(state.release_counts, state.round)
         # a gate has a budget of its owner's, always
