@@ -70,6 +70,9 @@ class Step:
     committed: tuple[CommittedRound, ...] = ()
     stopped: str | None = None
     """Why training ends before the rounds that were asked for."""
+    gated: bool | None = None
+    """Whether, in each attempt, all who had enrolled were behind gates of their owners', by their
+    own word; None before the first attempt."""
 
 
 class Transport(Protocol):
@@ -82,6 +85,10 @@ class Transport(Protocol):
     @property
     def stores_answers(self) -> bool:
         """Whether clients keep what they sent, and send it again for the same order."""
+
+    @property
+    def gated(self) -> bool:
+        """Whether all who have enrolled say that they are behind gates of their owners'."""
 
     def ready(self, step: Step) -> str | None:
         """Before a round: look who is there. A reason to ask nobody, or None."""
@@ -164,7 +171,10 @@ def _found(
         return Step(state=fresh)
     transport.restore(saved.clients)
     log.info("going on after round %d", saved.state.round)
-    return Step(state=saved.state, history=tuple(saved.history), committed=saved.committed)
+    return Step(
+        state=saved.state, history=tuple(saved.history), committed=saved.committed,
+        gated=saved.gated,
+    )  # fmt: skip
 
 
 def _attempt(
@@ -176,8 +186,9 @@ def _attempt(
 ) -> Step:
     """One attempt at the coming round; on the disk when it returns."""
     before, began = step.state, time.perf_counter()
+    gated = step.gated is not False and transport.gated  # whoever of them is drawn, or answers
     if checkpoint:
-        checkpoint.ask(before)
+        checkpoint.ask(before, gated)
     with one_thread():
         state, result = run_round(plan, before, transport.exchange)
     seconds = time.perf_counter() - began
@@ -186,7 +197,7 @@ def _attempt(
     row = make_row(plan, state, result, judged, seconds)
     done = () if result.aborted else (committed_round(plan, before, result.clients),)
     history, committed = (*step.history, row), (*step.committed, *done)
-    after = Step(state=state, result=result, history=history, committed=committed)
+    after = Step(state=state, result=result, history=history, committed=committed, gated=gated)
     if checkpoint:
         kept = transport.client_states(state.params)
         checkpoint.commit(plan, state, committed, history, kept)

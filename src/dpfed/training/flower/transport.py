@@ -96,7 +96,8 @@ class GridTransport:
         self.nodes: dict[int, int] = {}
         """Client -> node."""
         self.shipped: dict[int, bool] = {}
-        """Client -> whether an app of the server's answers for it, not a process of its owner's."""
+        """Client -> whether an app of the server's answers for it, not a process of its owner's:
+        by the word of the node that has enrolled for it last."""
         self._asked: set[int] = set()  # nodes that have answered to their enrolment
         self._enrolling: dict[str, int] = {}  # messages that ask for one -> node
         self.refused: dict[int, str] = {}
@@ -134,6 +135,12 @@ class GridTransport:
         if len(self.nodes) < least:
             self._wait_for_lost(step.state.training)
         return too_few_enrolled(self.plan, step.state, len(self.nodes))
+
+    @property
+    def gated(self) -> bool:
+        """Whether all who have enrolled say that they are behind gates: no draw is looked at."""
+        here = [0] if self.plan.open else list(self.nodes)
+        return bool(self.nodes) and not any(self.shipped[client] for client in here)
 
     def _fill(self, slots: Slots, state: ServerState) -> str | None:
         """Of an open population: who takes part is found anew, and is not remembered."""
@@ -227,7 +234,7 @@ class GridTransport:
             last = reply.content.config_records[CONTROL].get(LAST)
             if self.plan.pattern is not None and isinstance(last, int):
                 self._last[client] = last
-            self.shipped[client] = self.shipped.get(client, False) or not gated
+            self.shipped[client] = not gated
         except BadReply as error:
             log.warning("node %d is not enrolled: %s", node, error)
             if isinstance(error, Refusal):
