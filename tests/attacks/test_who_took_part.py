@@ -165,7 +165,9 @@ def test_one_of_five_hospitals_is_said_and_named(tmp_path: Path, roster: None) -
     assert result.answered["rounds"] == [{"from": 1, "to": 4, "clients": ["east"]}]
     assert (result.answered["took_part"], result.answered["units"]) == (1, 20)
     page = page_of(result, tmp_path / "out")
-    assert "One participant of 5 took part, alone: the model is of its data only" in page
+    assert "One participant of 5 took part, with 20 records: the model is made of its data" in page
+    assert "Names are the roster's" in page
+    assert "is the word of its node when it enrolled" in page  # who says that gates held it
     assert "| east | 4 |" in page
     assert "| north | 0 |" in page
     assert "Participants: 1 took part, of 5, with 100 records in all" in page
@@ -189,6 +191,7 @@ def test_if_all_answered_it_is_one_sentence(tmp_path: Path) -> None:
     page = page_of(result, tmp_path / "out")
     assert "All 5 participants answered in every round." in page
     assert "| client 3 | 4 |" in page  # no roster: by their numbers
+    assert "roster's" not in page
     assert "Participants: 5, with 100 records in all" in page
 
 

@@ -233,6 +233,11 @@ def _rests_on(material: StatementMaterial) -> Section:
     lines.append("Each participant runs this software unmodified, and clips and adds noise itself.")
     if found.trust is Trust.CENTRAL:
         lines[-1] = "Each participant runs this software unmodified, and clips its own records."
+    if found.enforced == GATED:
+        lines.append(
+            "That a process of its owner's, a gate, held each participant's data is the word of "
+            "its node when it enrolled, and was so in every round; the gate's own log has it."
+        )
     return Section("What it rests on", (lines,))
 
 
@@ -325,9 +330,10 @@ def _who_took_part(material: StatementMaterial) -> list[Section]:
         blocks.append(TextTable(head, tuple((str(n), str(k)) for n, k in told.items())))
     if 1 < len(rounds) <= MOST_ROWS:
         blocks.append([_in_rounds(each, int(found["planned"])) for each in rounds])
+    named = "Names are the roster's, by" if found.get("roster") else "They are called by"
     blocks.append(
-        "As the server counted them: a round's total has a participant's answer or has it not. "
-        "Names are the roster's, by the number under which a participant's node enrolled."
+        f"As the server counted them: a round's total has a participant's answer or has it not. "
+        f"{named} the number under which a participant's node enrolled."
     )
     return [Section("Who took part", tuple(blocks))]
 
@@ -336,13 +342,15 @@ def _took_part(found: Mapping[str, Any], guarantee: Guarantee) -> str:
     planned, took, fewest = (int(found[key]) for key in ("planned", "took_part", "fewest"))
     if took == planned and fewest == planned:
         return f"All {planned} participants answered in every round."
-    few = f"{took} of {planned} participants took part"
-    if took == 1 < planned:
-        few = f"One participant of {planned} took part, alone: the model is of its data only"
-    units = f"{float(found['units']):,.0f} {PLURAL[guarantee.unit]}"
+    units = f", with {float(found['units']):,.0f} {PLURAL[guarantee.unit]}"
+    units = "" if guarantee.unit is Unit.CLIENT else units
+    if took == 1:
+        return (
+            f"One participant of {planned} took part{units}: the model is made of its data alone."
+        )
     often = f"between {fewest} and {found['most']} of them answered in a round"
     often = f"{fewest} of them answered in each round" if fewest == found["most"] else often
-    return f"{few}, with {units}; {often}."
+    return f"{took} of {planned} participants took part{units}; {often}."
 
 
 def _in_rounds(each: Mapping[str, Any], planned: int) -> str:

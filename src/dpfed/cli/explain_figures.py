@@ -33,7 +33,8 @@ def run_figures(contents: Mapping[str, Any], found: Guarantee) -> Iterator[str]:
         planned, told = int(contents["participants"]), contents.get("answered")
         took = told.get("took_part", planned) if isinstance(told, Mapping) else planned
         few = "" if took == planned else f"{took} took part, of "
-        yield f"Participants: {few}{planned}, with {units} in all ({known})."
+        counted = "" if found.unit is Unit.CLIENT else f", with {units} in all ({known})"
+        yield f"Participants: {few}{planned}{counted}."
     if contents.get("rounds_asked"):
         wasted = contents.get("wasted_attempts") or 0
         lost = f"{wasted} attempts brought no total and were paid for" if wasted else "none wasted"

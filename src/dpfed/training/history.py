@@ -145,6 +145,7 @@ def answered(
     if planned > MOST_NAMED:
         return facts
     called = [f"client {client}" for client in range(planned)] if names is None else list(names)
+    facts["roster"] = names is not None
     facts["rounds_of"] = {called[client]: counts[client] for client in range(planned)}
     facts["rounds"] = [
         {"from": first, "to": last, "clients": [called[client] for client in clients]}
