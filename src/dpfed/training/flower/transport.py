@@ -128,7 +128,8 @@ class GridTransport:
         """Why nobody is asked, if those who have enrolled are too few: by who is there, no draw."""
         planned, least = len(self.plan.nominal), least_clients(self.plan)
         if step.state.round == step.state.attempt == 0:
-            self._count_clients()
+            if len(self.nodes) >= least:
+                self._count_clients()
             opens = self.plan.sum.least(planned) if self.plan.sum.hides_terms else least
             if self.refused and planned - len(self.refused) < opens:
                 return too_few_take_part(self.refused.values(), planned)
