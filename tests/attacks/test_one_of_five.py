@@ -104,6 +104,30 @@ def test_a_round_that_too_few_have_answered_is_the_last_one() -> None:
     assert "-DP is spent" in result.stopped
 
 
+def test_after_the_last_round_there_is_nothing_to_end() -> None:
+    _, start = over_flower(make_plan(nominal=FIVE), 5, lambda at, client: at == 3 and client > 0)
+    result = start()
+    assert [row["clients"] for row in result.history] == [5, 5, 5, 1]
+    assert result.stopped is None
+
+
+def test_it_goes_on_from_its_checkpoint_when_the_others_are_back(tmp_path: Path) -> None:
+    plan, away = make_plan(nominal=FIVE), {1, 2, 3, 4}
+
+    def tamper(node: int, order: Message, reply: Message) -> Message | None:
+        return None if node - 100 in away else reply
+
+    grid = LocalGrid(app_for(plan), nodes(5), tamper)
+    strategy = DPStrategy(plan, training="t", checkpoint=tmp_path / "run", wait=0.1)
+    first = strategy.start(grid, INITIAL, timeout=0.3)
+    assert first.stopped is not None
+    assert [row["clients"] for row in first.history] == [1]
+    away.clear()
+    result = DPStrategy(plan, training="t", checkpoint=tmp_path / "run").start(grid, INITIAL)
+    assert [row["clients"] for row in result.history] == [1, 5, 5, 5]
+    assert result.stopped is None
+
+
 def in_process(plan: Plan, silent: Any) -> Any:
     problems = [each.problem for each in client_states([20] * len(plan.nominal)).values()]
     transport = Quiet(InProcess(plan, problems, None), silent)

@@ -142,7 +142,8 @@ def train(
                 if step.state.counts_before is None:  # else the same attempt is asked for again
                     failures = failures + 1 if step.result and step.result.aborted else 0
                 reason = reason_to_end(step.result, failures)
-                reason = reason or _too_few(plan, step, asked)
+                if step.state.round < last:  # after the last round there is nothing to end
+                    reason = reason or _too_few(plan, step, asked)
             if reason:
                 log.warning("stopping after %d rounds: %s", step.state.round, reason)
             step = replace(step, stopped=reason)
