@@ -272,7 +272,8 @@ def test_flower_nodes_that_do_not_fit_the_plan_are_named_with_the_way_out(
     become_a_server(monkeypatch)
     plan, arrays = three(), ArrayRecord({"weight": torch.zeros(2)})
     clients = client_app(lambda context: Fine(), plan)
-    DPStrategy(plan, wait=0.1).start(LocalGrid(clients, {100: 0, 101: 0, 102: 7}), arrays)
+    with pytest.raises(errors.RoundAborted, match="1 of the plan's 3 clients has enrolled"):
+        DPStrategy(plan, wait=0.1).start(LocalGrid(clients, {100: 0, 101: 0, 102: 7}), arrays)
     said = [each.getMessage() for each in caplog.records if "not enrolled" in each.getMessage()]
     assert said == [
         "node 101 is not enrolled: client 0 is enrolled by another node; give each its own "
@@ -280,10 +281,9 @@ def test_flower_nodes_that_do_not_fit_the_plan_are_named_with_the_way_out(
         "node 102 is not enrolled: its partition-id must be from 0 to 2, got 7; correct its "
         "--node-config, or start fewer SuperNodes",
     ]
-    alone = DPStrategy(plan, wait=0.1).start(LocalGrid(clients, {}), arrays)
-    assert alone.stopped == (
-        "no client was connected within 0.1 s; start 3 SuperNodes, and look at their logs"
-    )
+    why = r"no client was connected within 0\.1 s; start 3 SuperNodes, and look at their logs"
+    with pytest.raises(errors.RoundAborted, match=why):
+        DPStrategy(plan, wait=0.1).start(LocalGrid(clients, {}), arrays)
 
 
 def test_rdp_never_prices_replace_one() -> None:

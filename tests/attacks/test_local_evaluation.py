@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's own evaluate function: its numbers are in the node's log, and change no bit that leaves.
 
-An app's plain ``@app.evaluate`` would send them in clear to whoever asks.
+An app's plain ``@app.evaluate`` would send them in clear to whoever asks: the README's diff put
+``private`` before ``@app.train`` alone, and left it so.
 """
 
 from __future__ import annotations
@@ -125,7 +126,13 @@ def test_its_numbers_are_in_the_local_log_once_a_round(
     assert not any("auc" in each or "num-examples" in each for each in sent)
 
 
-def test_whoever_asks_for_an_evaluation_gets_nothing(tmp_path: Path) -> None:
+def asked_for(kind: str, app: ClientApp) -> Message:
+    context = Context(1, 100, {"partition-id": 0}, RecordDict(), {})
+    content = RecordDict({"arrays": INITIAL})
+    return app(Message(content, dst_node_id=100, message_type=kind), context)
+
+
+def test_whoever_asks_for_an_evaluation_gets_nothing() -> None:
     app, run = ClientApp(), []
 
     @app.evaluate(mods=[private(plan())])
@@ -133,8 +140,54 @@ def test_whoever_asks_for_an_evaluation_gets_nothing(tmp_path: Path) -> None:
         run.append(message)
         return telling(message, context)
 
-    context = Context(1, 100, {"partition-id": 0}, RecordDict(), {})
-    message = Message(RecordDict({"arrays": INITIAL}), dst_node_id=100, message_type="evaluate")
-    reply = app(message, context)
-    assert len(reply.content) == 0
+    assert len(asked_for("evaluate", app).content) == 0
     assert run == []
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "evaluate.twice", "query", "query.sizes"])
+def test_before_the_whole_app_it_covers_every_function_that_is_not_train(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, run = ClientApp(mods=[private(plan())]), []
+    register = app.evaluate if kind.startswith("evaluate") else app.query
+
+    @register(*kind.split(".")[1:])
+    def answer(message: Message, context: Context) -> Message:
+        run.append(message)
+        return telling(message, context)
+
+    with caplog.at_level(logging.WARNING, logger="dpfed"):
+        assert len(asked_for(kind, app).content) == 0
+    assert run == []
+    assert f"the server asked this node for {kind!r}" in caplog.text
+    assert "private(plan, evaluate=FUNCTION)" in caplog.text  # the way out
+
+
+def test_before_the_whole_app_it_trains_as_before_its_train_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPFED_STATE", str(tmp_path))
+    app = ClientApp(mods=[private(plan())])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+    result = DPStrategy(plan()).start(LocalGrid(app, nodes(CLIENTS)), INITIAL)
+    assert [row["clients"] for row in result.history] == [CLIENTS] * ROUNDS
+
+
+def test_the_strategy_warns_of_evaluate_replies_in_clear_and_drops_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    covered, bare = ClientApp(mods=[private(plan())]), ClientApp()
+    for app in (covered, bare):
+        app.evaluate()(telling)
+    silent = [asked_for("evaluate", covered)]
+    strategy = DPStrategy(plan())
+    with caplog.at_level(logging.WARNING, logger="dpfed"):
+        assert strategy.aggregate_evaluate(1, silent) is None
+        assert "in clear" not in caplog.text
+        assert strategy.aggregate_evaluate(2, [*silent, asked_for("evaluate", bare)]) is None
+    assert "evaluate replies of 1 nodes in round 2 came in clear" in caplog.text
+    assert "77" not in caplog.text  # the log does not repeat what it warns of

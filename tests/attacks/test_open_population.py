@@ -21,7 +21,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 import dpfed
-from dpfed.core.errors import BadReply, RecipeError, UnsoundPlan
+from dpfed.core.errors import BadReply, RecipeError, RoundAborted, UnsoundPlan
 from dpfed.core.randomness import Noise
 from dpfed.core.types import UPDATE, Broadcast, Trust
 from dpfed.flower import DPStrategy, client_app, make_plan
@@ -184,9 +184,8 @@ def test_it_waits_for_those_who_come_late() -> None:
 
 def test_nobody_there_or_nobody_rested_ends_it() -> None:
     plan = plan_with()
-    nobody = start(plan, Devices(plan, {}))
-    assert "no device was there within 0 s, and nothing was spent" in nobody.stopped
-    assert nobody.guarantee.epsilon == 0
+    with pytest.raises(RoundAborted, match="no device was there within 0 s, and nothing was spent"):
+        start(plan, Devices(plan, {}))
     resting = start(plan, Devices(plan, nodes(COHORT)))
     assert f"all {COHORT} devices that are there must rest" in resting.stopped
     assert len(resting.history) == 1
@@ -237,7 +236,8 @@ def test_a_device_under_another_node_id_has_the_same_count() -> None:
     start(plan, grid, 1)
     grid.contexts.clear()
     grid.come(200, 0)
-    assert "must rest" in start(plan, grid).stopped
+    with pytest.raises(RoundAborted, match="must rest"):
+        start(plan, grid)
     assert isinstance(release(app_with(plan), plan, Broadcast(3, START)), bytes)
     assert release(app_with(plan), plan, Broadcast(4, START)) == "UnsoundPlan"
 
@@ -258,8 +258,8 @@ OTHERS: dict[str, dict[str, Any]] = {
 def test_a_server_with_another_plan_gets_nothing(other: dict[str, Any]) -> None:
     mine, theirs = plan_with("gaussian"), plan_with("gaussian", **other)
     grid = Devices(mine, nodes(8))
-    result = start(theirs, grid)
-    assert "no client takes part in this training (BadReply)" in result.stopped
+    with pytest.raises(RoundAborted, match=r"no client takes part in this training \(BadReply\)"):
+        start(theirs, grid)
     assert not grid.asked
     assert release(app_with(mine), theirs, Broadcast(0, START)) == "UnsoundPlan"
 
@@ -363,10 +363,11 @@ def test_devices_that_lie(liars: int, stops: bool, monkeypatch: pytest.MonkeyPat
         return (10**9,) if node.client < liars else usual(plan, training, node)
 
     monkeypatch.setattr(responder, "_attended", lies)
-    result = start(plan, Devices(plan, nodes(8)), 1)
-    assert bool(result.stopped) == stops
-    if stops:
-        assert "raise privacy.colluders if so many devices lie" in result.stopped
+    if not stops:
+        assert start(plan, Devices(plan, nodes(8)), 1).stopped is None
+        return
+    with pytest.raises(RoundAborted, match=r"raise privacy\.colluders if so many devices lie"):
+        start(plan, Devices(plan, nodes(8)), 1)
 
 
 # ----------------------------------------------------------------- what is said, and what refused

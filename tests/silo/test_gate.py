@@ -152,7 +152,10 @@ def test_a_gate_that_is_asked_too_early_refuses(
         "epsilon": 2.0, "noise": "keyed", "unit": "client", "trust": "central",
         "adjacency": "zero-out", "participation": {"min_separation": 2, "at_most": 2},
     }  # fmt: skip
-    path = terms_for(tmp_path, 2, method="dp-ftrl", rounds=4, privacy=privacy, sizes=[1.0, 1.0])
+    alone = {"name": "plain", "least_clients": 1}  # the other silo is not there
+    path = terms_for(
+        tmp_path, 2, method="dp-ftrl", rounds=4, privacy=privacy, sizes=[1.0, 1.0], sum=alone
+    )
     allowed = {
         "methods": ["dp-ftrl"], "unit": "client", "trust": ["central"], "against": "outsiders",
         "adjacency": "zero-out",

@@ -11,6 +11,8 @@ Guarantee: no figure is smaller than its bound; a run without a guarantee says s
 |-----------------------------------------|-------------------------------------------------------|
 | no guarantee.json                       | RecipeError: there is nothing to state                |
 | no recipe.toml (a Flower app's folder)  | what only the recipe knows is left out                |
+| fewer took part than the plan has       | said, with the roster's names, round by round; not    |
+|                                         | where a draw of clients is secret                     |
 | the ledger is not on this machine       | said; the run's own figures stand alone               |
 | the ledger was tampered with            | DataError: no total is stated                         |
 | its sentence and claims disagree        | RecipeError: one of them was edited                   |
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,8 +30,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dpfed.accounting.attack_odds import ALARMS, Reading, of_100, read_odds
-from dpfed.accounting.guarantee import Guarantee, round_up
-from dpfed.cli.explain_figures import AS_WRITTEN, refuse_other_figures, run_figures
+from dpfed.accounting.guarantee import GATED, Guarantee, round_up
+from dpfed.cli.explain_figures import AS_WRITTEN, PLURAL, refuse_other_figures, run_figures
 from dpfed.core.errors import RecipeError
 from dpfed.core.registry import build
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
@@ -106,6 +108,7 @@ def sections(material: StatementMaterial) -> list[Section]:
         _against(material),
         _meaning(material),
         _rests_on(material),
+        *_who_took_part(material),
         _all_runs(material),
         _not_covered(material),
         _about(material),
@@ -231,6 +234,11 @@ def _rests_on(material: StatementMaterial) -> Section:
     lines.append("Each participant runs this software unmodified, and clips and adds noise itself.")
     if found.trust is Trust.CENTRAL:
         lines[-1] = "Each participant runs this software unmodified, and clips its own records."
+    if found.enforced == GATED:
+        lines.append(
+            "That a process of its owner's, a gate, held each participant's data is the word of "
+            "its node when it enrolled, and was so in every round; the gate's own log has it."
+        )
     return Section("What it rests on", (lines,))
 
 
@@ -298,13 +306,76 @@ def _clients(count: int) -> str:
     return f"{count} participant{'' if count == 1 else 's'}"
 
 
+# --------------------------------------------------------------------------------- who took part
+
+MOST_ROWS = 40
+"""Participants, or runs of rounds, beyond which a page has numbers and no table."""
+
+
+def _who_took_part(material: StatementMaterial) -> list[Section]:
+    """By the totals of the rounds; nothing but the plan's numbers where the draw is secret."""
+    found = material.contents.get("answered")
+    if not isinstance(found, dict) or not found:  # a file of 0.2, or an open population
+        return []
+    if "expected" in found:
+        said = (
+            f"Participants are drawn for each round, {float(found['expected']):g} of "
+            f"{found['planned']} are expected in it, and nobody but the server knows who was. The "
+            f"figures count on that, so nobody is named here, nor how many answered."
+        )
+        return [Section("Who took part", (said,))]
+    blocks: list[Block] = [_took_part(found, material.guarantee)]
+    told, rounds = found.get("rounds_of", {}), found.get("rounds", [])
+    if len(told) <= MOST_ROWS and told:
+        head = ("participant", f"rounds answered, of {material.guarantee.rounds}")
+        blocks.append(TextTable(head, tuple((str(n), str(k)) for n, k in told.items())))
+    if 1 < len(rounds) <= MOST_ROWS:
+        blocks.append([_in_rounds(each, int(found["planned"])) for each in rounds])
+    named = "Names are the roster's, by" if found.get("roster") else "They are called by"
+    blocks.append(
+        f"As the server counted them: a round's total has a participant's answer or has it not. "
+        f"{named} the number under which a participant's node enrolled."
+    )
+    return [Section("Who took part", tuple(blocks))]
+
+
+def _took_part(found: Mapping[str, Any], guarantee: Guarantee) -> str:
+    planned, took, fewest = (int(found[key]) for key in ("planned", "took_part", "fewest"))
+    if took == planned and fewest == planned:
+        return f"All {planned} participants answered in every round."
+    units = f", with {float(found['units']):,.0f} {PLURAL[guarantee.unit]}"
+    units = "" if guarantee.unit is Unit.CLIENT else units
+    if took == 1:
+        return (
+            f"One participant of {planned} took part{units}: the model is made of its data alone."
+        )
+    often = f"between {fewest} and {found['most']} of them answered in a round"
+    often = f"{fewest} of them answered in each round" if fewest == found["most"] else often
+    return f"{took} of {planned} participants took part{units}; {often}."
+
+
+def _in_rounds(each: Mapping[str, Any], planned: int) -> str:
+    first, last, who = each["from"], each["to"], each["clients"]
+    when = f"Round {first}" if first == last else f"Rounds {first} to {last}"
+    everyone = len(who) == planned
+    return f"{when}: {'all' if everyone else ', '.join(map(str, who)) or 'nobody'}."
+
+
 # ------------------------------------------------------------------------------------- all runs
 
 
 def _all_runs(material: StatementMaterial) -> Section:
     title = "All runs on the same data"
     path, dataset = _where(material)
-    if path is None and material.recipe is None:
+    enforced = material.guarantee.enforced
+    if path is None and enforced == GATED:
+        return Section(title, (
+            "The figures above are for this run alone. Each participant's own process entered its "
+            "releases in its own ledger before they left, under a budget that the data's owner "
+            "declared for all runs. This folder does not have these ledgers: each participant "
+            "knows its own data's total (dpfed ledger show).",
+        ))  # fmt: skip
+    if path is None and (enforced or material.recipe is None):  # no run of one process
         return Section(title, (
             "The figures above are for this run alone. Whether participants keep a ledger, this "
             "folder does not say: each of them knows its own data's total (dpfed ledger show).",

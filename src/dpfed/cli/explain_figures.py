@@ -20,7 +20,7 @@ AS_WRITTEN = (
 )
 AS_WRITTEN += "released is in its own ledger (dpfed ledger show, verify) and its gate's log."
 _PAIR = re.compile(r"\([^()]+, [^()]+\)-DP")
-_PLURAL = {Unit.RECORD: "records", Unit.GROUP: "persons", Unit.CLIENT: "participants"}
+PLURAL = {Unit.RECORD: "records", Unit.GROUP: "persons", Unit.CLIENT: "participants"}
 
 
 def run_figures(contents: Mapping[str, Any], found: Guarantee) -> Iterator[str]:
@@ -28,10 +28,14 @@ def run_figures(contents: Mapping[str, Any], found: Guarantee) -> Iterator[str]:
     if contents.get("accuracy") is not None:
         yield f"Accuracy: {100 * float(contents['accuracy']):.1f} % at the end."
     if contents.get("participants"):
-        units = f"{float(contents.get('units') or 0):,.0f} {_PLURAL[found.unit]}"
+        units = f"{float(contents.get('units') or 0):,.0f} {PLURAL[found.unit]}"
         private = found.adjacency is Adjacency.ADD_REMOVE
         known = "a nominal number, since the true one is private" if private else "a public number"
-        yield f"Participants: {contents['participants']}, with {units} in all ({known})."
+        planned, told = int(contents["participants"]), contents.get("answered")
+        took = told.get("took_part", planned) if isinstance(told, Mapping) else planned
+        few = "" if took == planned else f"{took} took part, of "
+        counted = "" if found.unit is Unit.CLIENT else f", with {units} in all ({known})"
+        yield f"Participants: {few}{planned}{counted}."
     if contents.get("rounds_asked"):
         wasted = contents.get("wasted_attempts") or 0
         lost = f"{wasted} attempts brought no total and were paid for" if wasted else "none wasted"

@@ -17,6 +17,11 @@ the example in its place, and not ``usable``.
 | a record that lacks a tensor of the example       | not usable, likewise                      |
 | a shorter or longer tensor, ``fill`` has its name | filled up or cut, along all its axes      |
 | another shape, and no ``fill``; other axes        | not usable, likewise                      |
+| a data set without ``__len__`` or ``__getitem__`` | DataError when batches are made: by its   |
+| (a DataLoader, a stream)                          | type, and no record is read               |
+| ``fill`` lacks a tensor of the example that has   | DataError when batches are made: of other |
+| axes of its own, or names one that it lacks       | lengths, no record could be read          |
+| made-up records that cannot be read or filled up  | DataError when batches are made           |
 | tensors of unequal length                         | DataError when batches are made           |
 | a batch without targets                           | DataError when batches are made           |
 """
@@ -199,7 +204,7 @@ def dataset_batches(
     *,
     collate: Callable[[list[Any]], Any] | None = None,
     target: str = "labels",
-    fill: Mapping[str, float] | None = None,
+    fill: Mapping[str, float | None] | None = None,
     groups: torch.Tensor | Sequence[int] | None = None,
     most: int = 64,
 ) -> Batches:
@@ -212,10 +217,13 @@ def dataset_batches(
             what can become a tensor as it is.
         target: the key of the targets in a dict.
         fill: by name of a tensor ("x" and "targets" in a pair), the number that shorter ones are
-            filled up with, as a tokenizer's padding does: longer ones are cut; None is no filling.
+            filled up with, as a tokenizer's padding does: longer ones are cut. It names every
+            tensor of the example that has axes of its own; the number is None for one whose shape
+            never differs. Without ``fill`` no shape may differ.
         groups: whose record each one is; None where nobody has several.
         most: how many records are in memory at a time, at least 1.
     """
+    _refuse_unread(dataset)
     collated = collate or _plain
     try:
         made = _batch(collated([example]), target)
@@ -225,13 +233,66 @@ def dataset_batches(
             f"collated ({type(error).__name__}: {error}); give one, with its {target!r}"
         ) from error
     names = made.tensors()
-    reader = _Reader(
-        dataset=dataset, collate=collated, target=target, fill=dict(fill or {}), empty=made
-    )
+    _refuse_unfilled(names, fill)
+    known = {name: value for name, value in (fill or {}).items() if value is not None}
+    reader = _Reader(dataset=dataset, collate=collated, target=target, fill=known, empty=made)
+    _try_reading(reader, example)
     turned = made.like({name: _turned(each) for name, each in names.items()})
     both = {name: torch.cat([t, turned.tensors()[name], t]) for name, t in names.items()}
     ids = None if groups is None else torch.as_tensor(groups, dtype=torch.int64)
     return Batches(read=reader, count=len(dataset), stand_in=made.like(both), groups=ids, most=most)
+
+
+def _refuse_unread(dataset: Any) -> None:
+    """Refuse what has no record at an index: by its type, before a record is read."""
+    lacking = [name for name in ("__len__", "__getitem__") if not hasattr(type(dataset), name)]
+    if lacking:
+        raise DataError(
+            f"a data set must have __len__ and __getitem__, got a {type(dataset).__name__}, which "
+            f"lacks {' and '.join(lacking)}; give what a DataLoader is made of (loader.dataset), "
+            f"or a list of the records"
+        )
+
+
+def _refuse_unfilled(
+    example: Mapping[str, torch.Tensor], fill: Mapping[str, float | None] | None
+) -> None:
+    """Refuse a ``fill`` that forgets a tensor: records of other lengths would all be left out."""
+    if not fill:
+        return
+    open_ended = [name for name, each in example.items() if each.dim() > 1]
+    forgotten = [name for name in open_ended if name not in fill]
+    if forgotten:
+        raise DataError(
+            f"fill must name each tensor of the example that has axes of its own, got "
+            f"{sorted(fill)} without {forgotten[0]!r}: a record whose {forgotten[0]} is of another "
+            f"length could not be read; add {forgotten[0]!r}: 0, or None if its length never "
+            f"differs"
+        )
+    strange = sorted(fill.keys() - example.keys())
+    if strange:
+        raise DataError(
+            f"fill must name tensors of the example, which has {sorted(example)}, got "
+            f"{strange[0]!r}; leave it out, or add it to the example"
+        )
+
+
+def _try_reading(reader: _Reader, example: Any) -> None:
+    """Refuse a reader that cannot read made-up records: it could read no others.
+
+    They are the example once more, and the example with the tensors in ``fill`` cut to one element.
+    """
+    try:
+        for most in (None, 1):
+            made = _batch(reader.collate([example]), reader.target).tensors()
+            for name, like in reader.empty.tensors().items():
+                cut = most if name in reader.fill and like.dim() > 1 else None
+                reader._fitted(name, made[name][:, :cut] if cut else made[name], like)
+    except Exception as error:
+        raise DataError(
+            f"the example must be readable as a record, and is not ({type(error).__name__}: "
+            f"{error}), so that no record would be; correct collate or fill"
+        ) from error
 
 
 def _turned(record: torch.Tensor) -> torch.Tensor:

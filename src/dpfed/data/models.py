@@ -28,7 +28,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch.nn import functional
@@ -74,15 +74,38 @@ class Model(Protocol):
 
 
 def evaluate(model: Model, params: Vector, records: Records) -> Evaluation:
-    """Accuracy and mean loss on records that may be looked at.
+    """Accuracy and mean loss on records that may be looked at; unreadable ones are left out.
 
     Args:
         model: what is evaluated.
         params: its flat parameters.
-        records: public or held-out records: the result has no noise.
+        records: public or held-out records, one or more that can be read: the result has no noise.
     """
-    correct, losses = model.judge(params, records)
-    return Evaluation(float(correct.mean()), float(losses.mean()), len(records))
+    if not len(records):
+        raise DataError("records must be at least 1 to evaluate a model on, got 0; give some")
+    if not isinstance(model, _SaysWhatItRead):
+        correct, losses = model.judge(params, records)
+        return Evaluation(float(correct.mean()), float(losses.mean()), len(records))
+    correct, losses, read = model.judge_read(params, records)
+    known = read > 0
+    if not bool(known.any()):
+        raise DataError(
+            f"at least 1 of {len(records)} records must be readable to evaluate a model on them, "
+            f"got none; see the log, or read the first one by hand"
+        )
+    if not bool(known.all()):
+        log.warning("evaluated on %d of %d records: see above", int(known.sum()), len(records))
+        correct, losses = correct[known], losses[known]
+    return Evaluation(float(correct.mean()), float(losses.mean()), len(correct))
+
+
+@runtime_checkable
+class _SaysWhatItRead(Protocol):
+    """A model that knows which records it could read: one that reads them by index."""
+
+    def judge_read(
+        self, params: Vector, records: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 
 
 def metric_rows(

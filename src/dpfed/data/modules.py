@@ -189,14 +189,25 @@ class Network:
         half = scores.dtype in (torch.float16, torch.bfloat16)
         return self._loss(scores.float() if half else scores, targets.to(scores.device))
 
-    @torch.no_grad()
     def judge(
         self, params: Vector, records: Records | Batches
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Per record: right or not, and the loss."""
-        judged = self._tabled(params, record_batches(records), self._judge)
-        correct, losses = judged.unbind(dim=1)
+        """Per record: right or not, and the loss; zero of a record that fails."""
+        correct, losses, _ = self.judge_read(params, records)
         return correct, losses
+
+    @torch.no_grad()
+    def judge_read(
+        self, params: Vector, records: Records | Batches
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Per record: right or not, the loss, and 1 or 0: whether it could be read and judged."""
+
+        def judge(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            judged = self._judge(scores, y)
+            return torch.cat([judged, torch.ones_like(judged[:, :1])], dim=1)
+
+        correct, losses, read = self._tabled(params, record_batches(records), judge).unbind(dim=1)
+        return correct, losses, read
 
     @torch.no_grad()
     def table(self, params: Vector, records: Batches, row: MetricRow) -> torch.Tensor:

@@ -49,6 +49,7 @@ from dpfed.recipes.schema import (
 )
 from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
+from dpfed.training.round import draw_is_secret
 
 MOST_SLOTS = 1_000_000
 """Devices in a round: far beyond what one server answers, and a list of them fits into memory."""
@@ -122,11 +123,25 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
         spare=privacy.spare_attempts or 0,
         open=_is_open(privacy),
     )
+    _check_least(draft)
     if privacy.epsilon is None:
         draft.guarantee()  # what cannot be accounted for is refused before the first round
         return draft
     shares = _shares(_declared(recipe, client))
     return replace(draft, channels=_calibrated(draft, privacy.epsilon, shares))
+
+
+def _check_least(plan: Plan) -> None:
+    """An option that could not be met, or would not be used, is refused."""
+    given = getattr(plan.sum, "least_clients", None)
+    if given is None:
+        return
+    name, most = "sum.least_clients", len(plan.nominal)
+    if plan.open or draw_is_secret(plan):
+        bound = "left out where clients are drawn in secret, or nobody is listed"
+        raise refuse(name, bound, given, "an end would tell who was there; leave it out")
+    if given > most:
+        raise refuse(name, f"at most {most}, the plan's clients", given, "lower it")
 
 
 def _check_standardiser(recipe: Recipe, client: ClientAlgorithm, layout: Layout | None) -> None:

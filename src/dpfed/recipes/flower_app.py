@@ -213,7 +213,7 @@ def _train(grid: Grid, run: Prepared, context: Context, watch: Add) -> Result:
         raise RecipeError("the strategy ended without a guarantee; see the server's log for why")
     require_a_round(strategy.step)
     params = strategy.step.state.params
-    return result_of(run, params, found.guarantee, found.history, found.stopped)
+    return result_of(run, params, found.guarantee, found.history, found.stopped, found.answered)
 
 
 def _evaluate_fn(run: Prepared) -> EvaluateFn:

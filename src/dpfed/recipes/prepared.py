@@ -97,8 +97,9 @@ class Prepared:
         if silos.goal is not None:
             return {"loss": float((params.double() - silos.goal).square().sum())}
         if kind is EvaluationKind.EXACT:
-            return _per_silo([evaluate(silos.model, params, held) for held in silos.held])
-        if kind is not EvaluationKind.TEST or silos.test is None:
+            held = [each for each in silos.held if len(each)]
+            return _per_silo([evaluate(silos.model, params, each) for each in held])
+        if kind is not EvaluationKind.TEST or silos.test is None or not len(silos.test):
             return {}
         judged = evaluate(silos.model, params, silos.test)
         return {"accuracy": judged.accuracy, "loss": judged.loss}
@@ -139,7 +140,7 @@ def _warnings(recipe: Recipe, plan: Plan, silos: Federation) -> tuple[str, ...]:
 
 def _no_test(recipe: Recipe, silos: Federation) -> str | None:
     """A warning, before the budget is spent, that accuracy will not be measured."""
-    judged = silos.test is not None or silos.goal is not None
+    judged = bool(silos.test is not None and len(silos.test)) or silos.goal is not None
     if recipe.evaluation.kind is not EvaluationKind.TEST or judged:
         return None
     way_out = "set data.holdout = 0.2 to keep a fifth of the records for that"
@@ -149,10 +150,9 @@ def _no_test(recipe: Recipe, silos: Federation) -> str | None:
 
 
 def _per_silo(judged: list[Evaluation]) -> Mapping[str, float]:
-    full = [each for each in judged if each.records]
-    total = sum(each.records for each in full)
+    total = sum(each.records for each in judged)
     return {
-        "accuracy": sum(each.accuracy * each.records for each in full) / total,
-        "loss": sum(each.loss * each.records for each in full) / total,
-        "worst_silo": min(each.accuracy for each in full),
+        "accuracy": sum(each.accuracy * each.records for each in judged) / total,
+        "loss": sum(each.loss * each.records for each in judged) / total,
+        "worst_silo": min(each.accuracy for each in judged),
     }

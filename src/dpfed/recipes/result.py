@@ -23,7 +23,7 @@ import math
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
@@ -41,7 +41,7 @@ from dpfed.data.pretrained import has_adapter, save_adapter
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.display import percent
 from dpfed.recipes.schema import EvaluationKind, Recipe
-from dpfed.training.ending import EXHAUSTED, UNAFFORDABLE
+from dpfed.training.ending import nothing_trained
 from dpfed.training.history import COLUMNS, Row, known, wasted_attempts
 from dpfed.training.loop import Step
 
@@ -81,6 +81,8 @@ class Result:
     """Each client's public number of units."""
     rows: str = ""
     """How the rows of a network were clipped, in words; empty for what has only one way."""
+    answered: Mapping[str, Any] = field(default_factory=dict)
+    """Who is in the totals of which rounds (``dpfed.training.history.answered``)."""
 
     @property
     def accuracy(self) -> float:
@@ -110,13 +112,7 @@ def require_a_round(step: Step, detail: str = "") -> None:
     """
     if step.state.round or not step.stopped:
         return
-    if step.stopped in (EXHAUSTED, UNAFFORDABLE):
-        way_out = detail or "see 'dpfed ledger show' on a client's machine"
-        raise errors.BudgetSpent(f"no round was completed: {step.stopped}; {way_out}")
-    tried = f" ({step.history[-1]['aborted']})" if step.history else ""
-    logs = "the clients' logs say why they are missing"
-    why = f"the ledger refuses: {detail}" if detail else logs
-    raise errors.RoundAborted(f"no round was completed{tried}: {step.stopped}; {why}")
+    raise nothing_trained(step.stopped, step.history[-1]["aborted"] if step.history else "", detail)
 
 
 def result_of(
@@ -125,6 +121,7 @@ def result_of(
     guarantee: Guarantee,
     history: Sequence[Row],
     stopped: str | None,
+    answered: Mapping[str, Any],
 ) -> Result:
     """The value of a finished run.
 
@@ -134,6 +131,7 @@ def result_of(
         guarantee: what was spent.
         history: one row per attempt at a round.
         stopped: why training ended early, if it did.
+        answered: who is in the totals of which rounds.
     """
     warnings = prepared.warnings
     if stopped:
@@ -146,7 +144,7 @@ def result_of(
         source=prepared.federation.source, warnings=warnings, stopped=stopped,
         divided=prepared.federation.divided,
         nominal=() if prepared.plan.open else tuple(prepared.plan.nominal),  # nobody is counted
-        rows=prepared.rows,
+        rows=prepared.rows, answered=answered,
     )  # fmt: skip
 
 
@@ -194,6 +192,7 @@ def _run_facts(result: Result) -> dict[str, Any]:
         "accuracy": accuracy if shown else None,
         "participants": len(result.nominal),
         "units": sum(result.nominal),
+        "answered": dict(result.answered),
         "rounds_asked": result.recipe.rounds,
         "wasted_attempts": wasted_attempts(result.history),
         "finished": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -307,6 +306,7 @@ class ResultFiles(NamedTuple):
     history: list[Row]
     guarantee: Guarantee
     stopped: str | None
+    answered: dict[str, Any]
 
 
 def is_finished(out: Path) -> bool:
@@ -330,8 +330,9 @@ def read_result(out: Path) -> ResultFiles | None:
     told = json.loads((out / GUARANTEE_FILE).read_text(encoding="utf-8"))
     guarantee = msgspec.convert(told, Guarantee, strict=False)
     return ResultFiles(
-        load_file(out / MODEL_FILE), read_history(out), guarantee, told.get("stopped")
-    )
+        load_file(out / MODEL_FILE), read_history(out), guarantee, told.get("stopped"),
+        told.get("answered", {}),
+    )  # fmt: skip
 
 
 def _raise(left: Mapping[str, str]) -> NoReturn:

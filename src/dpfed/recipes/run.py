@@ -25,7 +25,7 @@ from dpfed.recipes.schema import Recipe
 from dpfed.recipes.sinks._open import About, open_sinks
 from dpfed.training.account import Account
 from dpfed.training.checkpoint import Checkpoint
-from dpfed.training.history import Row
+from dpfed.training.history import Row, answered
 from dpfed.training.inprocess import InProcess
 from dpfed.training.loop import Step, train
 from dpfed.training.population import Population
@@ -196,7 +196,8 @@ def _finished(prepared: Prepared, step: Step, account: Account | None) -> Result
     spent = checked(prepared.plan.guarantee(state.release_counts, state.round))
     if account and account.ledger.account(account.dataset):
         spent = replace(spent, budgeted=True)
-    return result_of(prepared, state.params, spent, step.history, step.stopped)
+    took = answered(prepared.plan, step.committed)
+    return result_of(prepared, state.params, spent, step.history, step.stopped, took)
 
 
 def _training(prepared: Prepared, checkpoint: Checkpoint | None) -> str:
@@ -232,7 +233,7 @@ def _simulated(
     )
     params = layout.flatten(dict(done.params))
     shutil.rmtree(scratch, ignore_errors=True)
-    return result_of(prepared, params, done.guarantee, done.history, done.stopped)
+    return result_of(prepared, params, done.guarantee, done.history, done.stopped, done.answered)
 
 
 def _with_ledger(recipe: Recipe) -> Recipe:

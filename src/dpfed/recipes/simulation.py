@@ -83,6 +83,7 @@ class SimulationOutput:
     history: list[Row]
     guarantee: Guarantee
     stopped: str | None
+    answered: Mapping[str, Any]
     log: Path
 
 

@@ -14,6 +14,8 @@ that does not fit is refused, and the rest of the round goes on.
 | the plan lets the server look (an open population)    |                                         |
 | a weight sent by the client                           | there is no field for one               |
 | no client answers                                     | Aborted                                 |
+| fewer than ``least_clients`` answer                   | the total opens, it is spent; then the  |
+|                                                       | training ends (training/ending.py)      |
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from dpfed.core.checks import refuse
 from dpfed.core.errors import BadReply
 from dpfed.core.grid import add_lines, add_weighted
 from dpfed.core.sum_protocol import Aborted, Opened, Requests
@@ -102,6 +105,14 @@ class Plain:
     hides_terms: bool = False
     stages: tuple[str, ...] = ("reply",)
     release_stage: str = "reply"
+    least_clients: int | None = None
+    """How many clients must take part, or training ends; None is more than half, at least 2."""
+
+    def __repr__(self) -> str:
+        """As in version 0.2 unless ``least_clients`` is given: fingerprints are made of it."""
+        fixed = f"hides_terms={self.hides_terms!r}, stages={self.stages!r}"
+        least = "" if self.least_clients is None else f", least_clients={self.least_clients!r}"
+        return f"Plain({fixed}, release_stage={self.release_stage!r}{least})"
 
     @property
     def against(self) -> str:
@@ -109,9 +120,10 @@ class Plain:
         return "curious"
 
     def least(self, clients: int) -> int:
-        """One: the rounds go on with whoever answers."""
-        del clients
-        return 1
+        """As declared; or more than half of them, and at least 2 unless there is but one."""
+        if self.least_clients is not None:
+            return self.least_clients
+        return min(clients, max(2, clients // 2 + 1))
 
     def honest(self, clients: int, colluders: int) -> int:
         """One: the server reads each term by itself."""
@@ -231,9 +243,19 @@ class Plain:
         """Nothing."""
 
 
-def plain() -> Plain:
-    """The one-stage sum: the server reads each release."""
-    return Plain()
+def plain(least_clients: int | None = None) -> Plain:
+    """The one-stage sum: the server reads each release.
+
+    Args:
+        least_clients: how many clients must take part, at least 1: a training that too few of them
+            have enrolled in asks for nothing, and one in which too few have answered a round ends,
+            before it spends the budget of a few silos for a model of their own. None is more than
+            half of the plan's clients, and at least 2 (1 of 1). It is not used where clients are
+            drawn in secret, or nobody is listed.
+    """
+    if least_clients is not None and (isinstance(least_clients, bool) or least_clients < 1):
+        raise refuse("sum.least_clients", "a whole number, at least 1", least_clients)
+    return Plain(least_clients=least_clients)
 
 
 def _unexpected(client: int) -> BadReply:

@@ -3,7 +3,9 @@
 
     training.txt           the name of the training, by which clients and ledgers know it
     layout.json            the names and shapes of the model's parameters
-    asked.json             the round and attempt that clients are asked for: written before they are
+    asked.json             the round and attempt that clients are asked for, and whether in all of
+                           them so far all who had enrolled were behind gates: written before they
+                           are asked
     progress.safetensors   model, optimizer, mechanisms and client states as tensors; round,
                            attempt, release counts, keys and history as JSON: replaced after each
                            round
@@ -20,6 +22,7 @@ on as a new attempt, with new noise. Files are replaced as a whole and synced, n
 | another plan, model or training under the folder | refused: DataError                        |
 | a file that is cut off or is not ours            | refused: DataError                        |
 | another process goes on in the folder            | refused: DataError                        |
+| a file of version 0.2, or none of asked.json     | not known to be behind gates: not said    |
 | an older file than clients were asked after,     | refused: DataError, as rounds that were   |
 | where the server adds the noise                  | broadcast would get new noise             |
 """
@@ -85,6 +88,8 @@ class Saved:
     committed: tuple[CommittedRound, ...]
     history: list[dict[str, Any]]
     clients: State
+    gated: bool = False
+    """Whether all who had enrolled were behind gates, in each attempt that was asked for."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -159,9 +164,14 @@ class Checkpoint:
                 ) from error
             yield
 
-    def ask(self, state: ServerState) -> None:
-        """Before clients are asked: from now on the attempt counts as spent."""
-        content = {"round": state.round, "attempt": state.attempt}
+    def ask(self, state: ServerState, gated: bool = False) -> None:
+        """Before clients are asked: from now on the attempt counts as spent.
+
+        Args:
+            state: the server before the attempt.
+            gated: whether all who have enrolled are behind gates, in this attempt and all before.
+        """
+        content = {"round": state.round, "attempt": state.attempt, "gated": gated}
         self._write(_ASKED, json.dumps(content).encode())
 
     def commit(
@@ -217,7 +227,7 @@ class Checkpoint:
         facts, tensors = self._read()
         if facts is None:
             begun = self._spend_asked(plan, fresh, again)
-            return None if begun is fresh else Saved(begun, (), [], clients)
+            return None if begun is fresh else Saved(begun, (), [], clients, self._gated())
         self._check(plan, fresh, facts)
         try:
             saved = self._saved(plan, fresh, clients, facts, tensors)
@@ -226,7 +236,13 @@ class Checkpoint:
                 f"the checkpoint in {self.folder} lacks a part ({error}); resume with the recipe "
                 f"that it was begun with, or choose another folder"
             ) from error
-        return replace(saved, state=self._spend_asked(plan, saved.state, again))
+        state = self._spend_asked(plan, saved.state, again)
+        return replace(saved, state=state, gated=self._gated())
+
+    def _gated(self) -> bool:
+        """By the newest file: it was written before the last attempt was asked for."""
+        path = self.folder / _ASKED
+        return path.exists() and json.loads(path.read_bytes()).get("gated") is True
 
     def _saved(
         self,

@@ -3,19 +3,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from dpfed.accounting.gdp import CAUTION
+from dpfed.accounting.guarantee import round_up
+from dpfed.core.errors import BudgetSpent, DpfedError, RoundAborted
 from dpfed.core.types import Trust
 from dpfed.training.plan import Plan
-from dpfed.training.round import RoundResult, ServerState, with_next
+from dpfed.training.round import RoundResult, ServerState, draw_is_secret, with_next
 
 PATIENCE = 3
 """Attempts in a row that may fail: free ones would never end, others waste the budget."""
 
 EXHAUSTED = "no client's budget suffices for a further round"
 UNAFFORDABLE = "no client's budget suffices for the whole training, so none of it was asked for"
+
+
+def least_clients(plan: Plan) -> int:
+    """How many clients must take part in a training under a plain sum, or it ends; else 1.
+
+    A secure sum opens no total below its own threshold. Where a draw of clients is priced nobody
+    may learn from an end who was drawn, and of an open population nobody is listed.
+    """
+    if plan.sum.hides_terms or plan.open or draw_is_secret(plan):
+        return 1
+    return plan.sum.least(len(plan.nominal))
+
+
+def too_few_enrolled(plan: Plan, state: ServerState, here: int) -> str | None:
+    """Why nobody is asked, if fewer clients have enrolled than must take part.
+
+    Args:
+        plan: what is done.
+        state: the server before the round.
+        here: how many have enrolled, and are connected.
+    """
+    least, planned = least_clients(plan), len(plan.nominal)
+    if here >= least:
+        return None
+    spent = spent_in_words(plan, state)
+    return (
+        f"{here} of the plan's {planned} clients {'has' if here == 1 else 'have'} enrolled, and at "
+        f"least {least} must (sum.least_clients), or {_few(here)} would pay for a model of "
+        f"{_own(here)} own; {spent}; start the other SuperNodes (in a simulation give "
+        f"--federation-config 'num-supernodes={planned}'), or plan for fewer"
+    )
+
+
+def too_few_answered(plan: Plan, state: ServerState, asked: Mapping[int, bool]) -> str | None:
+    """Why training ends after a round, if too few of the clients have answered when last asked.
+
+    Where all of them are asked in each round, these are the ones in its total.
+
+    Args:
+        plan: what is done.
+        state: the server after the round.
+        asked: for each client that was asked, whether it answered the last time.
+    """
+    least, planned = least_clients(plan), len(plan.nominal)
+    silent = sum(not answered for answered in asked.values())
+    here = planned - silent
+    if here >= least or not silent:
+        return None
+    spent = spent_in_words(plan, state)
+    return (
+        f"{here} of {planned} clients answered when they were last asked, by round {state.round}, "
+        f"and at least {least} must (sum.least_clients), or {_few(here)} would pay for a model "
+        f"of {_own(here)} own; {spent}; with a checkpoint the training goes on when the others are "
+        f"back"
+    )
+
+
+def _few(count: int) -> str:
+    return "one" if count == 1 else "they"
+
+
+def _own(count: int) -> str:
+    return "its" if count == 1 else "their"
+
+
+def nothing_trained(stopped: str, tried: str = "", detail: str = "") -> DpfedError:
+    """The error of a training that completed no round: its model is the one it began with.
+
+    Args:
+        stopped: why it ended.
+        tried: what became of the last attempt, if there was one.
+        detail: the ledger's own error, where this process has seen it.
+    """
+    if stopped in (EXHAUSTED, UNAFFORDABLE):
+        way_out = detail or "see 'dpfed ledger show' on a client's machine"
+        return BudgetSpent(f"no round was completed: {stopped}; {way_out}")
+    why = (
+        f"the ledger refuses: {detail}" if detail else "the clients' logs say why they are missing"
+    )
+    last = f" ({tried})" if tried else ""
+    return RoundAborted(f"no round was completed{last}: {stopped}; {why}")
+
+
+def is_unspent(state: ServerState) -> bool:
+    """Whether no release was ever asked for."""
+    return not any(state.release_counts.values())
+
+
+def spent_in_words(plan: Plan, state: ServerState) -> str:
+    """What a training has spent by now."""
+    if is_unspent(state):
+        return "nothing was spent"
+    found = plan.guarantee(state.release_counts, state.round)
+    return f"({round_up(found.epsilon)}, {round_up(found.delta)})-DP is spent"
 
 
 def too_few_take_part(reasons: Iterable[str], planned: int) -> str:

@@ -15,6 +15,9 @@ The numbers that ``evaluation.metrics`` names come after them, by the metrics ch
 | refused, aborted          | the server sees that. Where a draw of clients is priced, clients is  |
 |                           | the expected number, and the others and seconds are empty            |
 
+Who is in which rounds' totals is ``answered``, for guarantee.json and the statement page: names, or
+the expected number where a draw of clients is priced.
+
 Guarantee: whoever shows or stores a row adds nothing to what the guarantee covers: not to what the
 server knows, nor, where the server alone may know who was drawn, to what everyone does. A client's
 own losses, counts and times are no columns: they would be releases that nobody accounts for.
@@ -25,7 +28,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from dpfed.core.files import from_word
 from dpfed.core.types import Aggregate, Trust
@@ -95,6 +98,72 @@ def _conduct(plan: Plan, result: RoundResult, seconds: float) -> Row:
         "aborted": result.aborted or "",
         "seconds": seconds,
     }
+
+
+class Answered(Protocol):
+    """A completed round."""
+
+    @property
+    def round(self) -> int:
+        """Its number, from 0."""
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """Those in its total."""
+
+
+MOST_NAMED = 200
+"""Of more clients, guarantee.json has numbers and no names."""
+
+
+def answered(
+    plan: Plan, rounds: Sequence[Answered], names: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Who took part, round by round: plain facts of which a statement is made.
+
+    Where a draw of clients is priced these are the plan's own numbers, whoever answered. Of an open
+    population there are none: nobody is listed.
+
+    Args:
+        plan: what was done.
+        rounds: the completed rounds, with the clients in their totals.
+        names: the clients' names in the roster; None calls them by their numbers.
+    """
+    planned = len(plan.nominal)
+    if plan.open:
+        return {}
+    if draw_is_secret(plan):
+        return {"planned": planned, "expected": clients_told(plan, 0)}
+    counts = Counter(client for each in rounds for client in each.clients)
+    facts: dict[str, Any] = {
+        "planned": planned,
+        "took_part": sum(counts[client] > 0 for client in range(planned)),
+        "units": math.fsum(plan.nominal[client] for client in range(planned) if counts[client]),
+        "fewest": min((len(each.clients) for each in rounds), default=0),
+        "most": max((len(each.clients) for each in rounds), default=0),
+    }
+    if planned > MOST_NAMED:
+        return facts
+    called = [f"client {client}" for client in range(planned)] if names is None else list(names)
+    facts["roster"] = names is not None
+    facts["rounds_of"] = {called[client]: counts[client] for client in range(planned)}
+    facts["rounds"] = [
+        {"from": first, "to": last, "clients": [called[client] for client in clients]}
+        for first, last, clients in _alike(rounds)
+    ]
+    return facts
+
+
+def _alike(rounds: Sequence[Answered]) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Rounds that follow each other with the same clients in their totals, from 1 on."""
+    found: list[tuple[int, int, tuple[int, ...]]] = []
+    for each in rounds:
+        clients, at = tuple(sorted(each.clients)), each.round + 1
+        if found and found[-1][2] == clients and found[-1][1] == at - 1:
+            found[-1] = (found[-1][0], at, clients)
+        else:
+            found.append((at, at, clients))
+    return found
 
 
 def only_columns(row: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> Row:

@@ -22,7 +22,7 @@ from dpfed.training.account import Account
 from dpfed.training.answer import ClientState
 from dpfed.training.batched import answer_all
 from dpfed.training.checkpoint import Checkpoint, CommittedRound
-from dpfed.training.ending import nobody_takes_part
+from dpfed.training.ending import least_clients, nobody_takes_part, too_few_take_part
 from dpfed.training.loop import Step, train
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState, run_round, start
@@ -141,7 +141,7 @@ class InProcess:
     def __init__(
         self, plan: Plan, problems: Sequence[Problem], ledger: Account | None = None
     ) -> None:
-        self.stores_answers = False
+        self.stores_answers = self.gated = False
         count = len(problems)
         signers = simulated(count) if plan.sum.hides_terms else [None] * count
         self.plan, self.ledger = plan, ledger
@@ -162,8 +162,11 @@ class InProcess:
             name, known = step.state.training, self.ledger
             self._out = known.refusals(self.plan, name, self.clients) if known else {}
             self._say_refusals(self._out, len(self.clients))
-        if not self._out or len(self._out) < len(self.clients):
+        planned, here = len(self.clients), len(self.clients) - len(self._out)
+        if not self._out or here >= least_clients(self.plan):
             return None
+        if here:
+            return too_few_take_part(map(wire_name, self._out.values()), planned)
         return nobody_takes_part(wire_name(error) for error in self._out.values())
 
     def exchange(

@@ -9,7 +9,9 @@ One policy for every engine (tests/training/test_loop.py has a test per cell):
 | when                                     | in one process | simulation   | deployment   |
 |------------------------------------------|----------------|--------------|--------------|
 | a round aborts before releases are asked | again, free    | again, free  | again, free  |
-| nobody answers, or too few               | again, spent   | same, spent  | same, spent  |
+| nobody answers, or too few for a total   | again, spent   | same, spent  | same, spent  |
+| fewer than sum.least_clients answer      | ends           | ends         | ends         |
+| fewer than sum.least_clients enrol       | cannot happen  | ends         | ends         |
 | the plan's guarantee affords no more     | ends           | ends         | ends         |
 | every client's own budget is spent       | ends           | ends         | ends         |
 | the code of some clients raises          | left out       | left out     | left out     |
@@ -25,7 +27,8 @@ left out      the error's name is in the row, and the round goes on with the oth
 goes on       from its checkpoint, if it has one; an attempt that died counts as spent, once
 
 At the end the model, the history and the guarantee of what was spent are kept. A recipe's run that
-completed no round raises BudgetSpent or RoundAborted; ``DPStrategy.start`` says why (``stopped``).
+completed no round raises BudgetSpent or RoundAborted. ``DPStrategy.start`` does where nothing was
+spent, and says why (``stopped``) where something was.
 """
 
 from __future__ import annotations
@@ -41,7 +44,13 @@ from dpfed.core.sum_protocol import Answer, Verifier
 from dpfed.core.types import Broadcast, State, Trust, Vector
 from dpfed.core.vector import one_thread
 from dpfed.training.checkpoint import Checkpoint, CommittedRound, committed_round
-from dpfed.training.ending import exceeds, reason_to_end, same_attempt
+from dpfed.training.ending import (
+    exceeds,
+    least_clients,
+    reason_to_end,
+    same_attempt,
+    too_few_answered,
+)
 from dpfed.training.history import Row, make_row
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState, run_round, start
@@ -61,6 +70,9 @@ class Step:
     committed: tuple[CommittedRound, ...] = ()
     stopped: str | None = None
     """Why training ends before the rounds that were asked for."""
+    gated: bool | None = None
+    """Whether, in each attempt, all who had enrolled were behind gates of their owners', by their
+    own word; None before the first attempt."""
 
 
 class Transport(Protocol):
@@ -73,6 +85,10 @@ class Transport(Protocol):
     @property
     def stores_answers(self) -> bool:
         """Whether clients keep what they sent, and send it again for the same order."""
+
+    @property
+    def gated(self) -> bool:
+        """Whether all who have enrolled say that they are behind gates of their owners'."""
 
     def ready(self, step: Step) -> str | None:
         """Before a round: look who is there. A reason to ask nobody, or None."""
@@ -114,6 +130,7 @@ def train(
     """
     last = plan.rounds if until is None else until
     failures = 0
+    asked: dict[int, bool] = {}  # client -> whether it answered when it was asked last
     with checkpoint.held() if checkpoint else nullcontext():
         step = _found(plan, start(plan, params, training, transport.roster), transport, checkpoint)
         yield step
@@ -125,10 +142,22 @@ def train(
                 if step.state.counts_before is None:  # else the same attempt is asked for again
                     failures = failures + 1 if step.result and step.result.aborted else 0
                 reason = reason_to_end(step.result, failures)
+                if step.state.round < last:  # after the last round there is nothing to end
+                    reason = reason or _too_few(plan, step, asked)
             if reason:
                 log.warning("stopping after %d rounds: %s", step.state.round, reason)
             step = replace(step, stopped=reason)
             yield step
+
+
+def _too_few(plan: Plan, step: Step, asked: dict[int, bool]) -> str | None:
+    """Why training ends after a completed round, if too few clients answer; notes who did."""
+    result = step.result
+    if result is None or result.aborted or least_clients(plan) <= 1:
+        return None
+    asked.update(dict.fromkeys(result.missing, False))
+    asked.update(dict.fromkeys(result.clients, True))
+    return too_few_answered(plan, step.state, asked)
 
 
 def _found(
@@ -143,7 +172,10 @@ def _found(
         return Step(state=fresh)
     transport.restore(saved.clients)
     log.info("going on after round %d", saved.state.round)
-    return Step(state=saved.state, history=tuple(saved.history), committed=saved.committed)
+    return Step(
+        state=saved.state, history=tuple(saved.history), committed=saved.committed,
+        gated=saved.gated,
+    )  # fmt: skip
 
 
 def _attempt(
@@ -155,8 +187,9 @@ def _attempt(
 ) -> Step:
     """One attempt at the coming round; on the disk when it returns."""
     before, began = step.state, time.perf_counter()
+    gated = step.gated is not False and transport.gated  # whoever of them is drawn, or answers
     if checkpoint:
-        checkpoint.ask(before)
+        checkpoint.ask(before, gated)
     with one_thread():
         state, result = run_round(plan, before, transport.exchange)
     seconds = time.perf_counter() - began
@@ -165,7 +198,7 @@ def _attempt(
     row = make_row(plan, state, result, judged, seconds)
     done = () if result.aborted else (committed_round(plan, before, result.clients),)
     history, committed = (*step.history, row), (*step.committed, *done)
-    after = Step(state=state, result=result, history=history, committed=committed)
+    after = Step(state=state, result=result, history=history, committed=committed, gated=gated)
     if checkpoint:
         kept = transport.client_states(state.params)
         checkpoint.commit(plan, state, committed, history, kept)

@@ -54,7 +54,8 @@ class Population:
         there: There | None = None,
         ledger: Account | None = None,
     ) -> None:
-        self.stores_answers, self.roster = False, None
+        self.stores_answers = self.gated = False
+        self.roster = None
         self.plan, self.problems, self.ledger = plan, problems, ledger
         self.there = there or (lambda _: range(len(problems)))
         self._inside = InProcess(plan, [], ledger)

@@ -126,8 +126,8 @@ class Mortal(Checkpoint):
 
     clients: Clients
 
-    def ask(self, state: Any) -> None:
-        super().ask(state)
+    def ask(self, state: Any, gated: bool = False) -> None:
+        super().ask(state, gated)
         self.clients.here(state.round, "asked")
 
     def commit(self, plan: Any, state: Any, *rest: Any) -> None:

@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, Error, Message
 
 from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.core.errors import RoundAborted
 from dpfed.core.types import METRICS, UPDATE
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
@@ -153,11 +154,14 @@ class Returning(LocalGrid):
 def test_a_client_without_an_identity_is_not_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_with(secure())
     monkeypatch.delenv("DPFED_IDENTITY")
-    result = DPStrategy(plan).start(grid_for(plan, sizes=SIZES), INITIAL)
-    assert result.history[0]["aborted"] == "0 clients have sent keys, and 4 are agreed on"
-    assert set(refused(result.history[0]).values()) == {"DataError"}
-    assert [row["epsilon"] for row in result.history] == [0.0] * 3
-    assert result.stopped == "3 attempts in a row failed before any release was asked for"
+    strategy = DPStrategy(plan)
+    with pytest.raises(RoundAborted, match="3 attempts in a row failed before any release"):
+        strategy.start(grid_for(plan, sizes=SIZES), INITIAL)
+    assert strategy.step is not None
+    history = strategy.step.history
+    assert history[0]["aborted"] == "0 clients have sent keys, and 4 are agreed on"
+    assert set(refused(history[0]).values()) == {"DataError"}
+    assert [row["epsilon"] for row in history] == [0.0] * 3
 
 
 def test_a_replayed_round_is_refused_even_after_a_restart(tmp_path: Path) -> None:
@@ -202,14 +206,14 @@ def test_where_too_many_budgets_do_not_suffice_nothing_is_asked_of_the_others(
         plan,
         lambda context: ledgers[context.node_config["partition-id"]],
     )
-    result = DPStrategy(plan, wait=1.0).start(LocalGrid(app, nodes(5)), INITIAL)
+    strategy = DPStrategy(plan, wait=1.0)
     if poor == 1:
+        result = strategy.start(LocalGrid(app, nodes(5)), INITIAL)
         assert [row["clients"] for row in result.history] == [4] * 4
         return
-    assert result.history == []
-    assert result.stopped == (
-        f"{poor} of 5 clients have no budget that suffices for the whole training, so none of it "
-        f"was asked for"
-    )
+    with pytest.raises(RoundAborted, match=f"{poor} of 5 clients have no budget that suffices"):
+        strategy.start(LocalGrid(app, nodes(5)), INITIAL)
+    assert strategy.step is not None
+    assert strategy.step.history == ()
     rows = [[row.body["kind"] for row in each.ledger.rows()] for each in ledgers]
     assert rows == [["budget"]] * poor + [["budget", "claim", "waive"]] * (5 - poor)

@@ -36,7 +36,7 @@ from flwr.serverapp.strategy import Strategy
 
 from dpfed.accounting.guarantee import SHIPPED
 from dpfed.audit.client_laws import MODEL
-from dpfed.core.errors import ClientRefused, DataError, UnsoundPlan
+from dpfed.core.errors import ClientRefused, DataError, RoundAborted, UnsoundPlan
 from dpfed.core.registry import build
 from dpfed.core.types import METRICS, UPDATE, Broadcast, ClientAlgorithm, Unit
 from dpfed.core.vector import one_thread
@@ -244,12 +244,11 @@ def test_a_node_that_lost_its_order_unseen_is_asked_once_more(
 def test_nobody_connected_spends_nothing() -> None:
     plan = make_plan()
     grid = LocalGrid(app_for(plan), {})
-    result = DPStrategy(plan, wait=0.1).start(grid, INITIAL)
-    assert result.stopped is not None
-    assert "no client was connected" in result.stopped
-    assert result.guarantee is not None
-    assert result.guarantee.epsilon == 0
-    assert torch.equal(params(result), torch.zeros(MODEL.layout.size))
+    strategy = DPStrategy(plan, wait=0.1)
+    with pytest.raises(RoundAborted, match="no round was completed: no client was connected"):
+        strategy.start(grid, INITIAL)
+    assert strategy.step is not None
+    assert strategy.step.state.release_counts == {UPDATE: {}}
 
 
 # ------------------------------------------------------------------------------------- budget
@@ -470,9 +469,11 @@ def test_a_client_refuses_a_server_with_another_plan() -> None:
         replace(agreed, nominal=[1, 1, 1]),
     ):
         assert other.fingerprint() != agreed.fingerprint()
-        result = DPStrategy(other, wait=0.1).start(grid_for(agreed), INITIAL)
-        assert result.stopped is not None
-        assert result.history == []
+        strategy = DPStrategy(other, wait=0.1)
+        with pytest.raises(RoundAborted, match="no client was connected"):
+            strategy.start(grid_for(agreed), INITIAL)
+        assert strategy.step is not None
+        assert strategy.step.history == ()
 
 
 def test_a_server_that_skips_enrolment_is_refused_too() -> None:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client's side of a Flower app: a ClientApp, or a mod on the user's own ``@app.train()``.
+"""The client's side of a Flower app: a ClientApp, or a mod of the user's own ClientApp.
 
     app = dpfed.flower.client_app(problem, plan)          # problem(context), plan(context)
 
-    @app.train(mods=[dpfed.flower.private(plan)])         # client level: whatever train does
+    app = ClientApp(mods=[dpfed.flower.private(plan)])    # client level: whatever train does
+    @app.train()
     def train(message, context): ...
 
 The client builds the plan by itself, from what its owner agreed to: clip and noise never come from
@@ -19,10 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from dpfed.core.errors import DataError
+from dpfed.core.log import log
 from dpfed.core.types import Problem
 from dpfed.training.account import Account, account
 from dpfed.training.flower.responder import respond
@@ -33,6 +35,11 @@ MakeProblem = Callable[[Context], Problem]
 MakePlan = Callable[[Context], Plan]
 MakeAccount = Callable[[Context], "Account | None"]
 
+_NOT_ANSWERED = (
+    "the server asked this node for %r, and got an empty reply: what it would return has no "
+    "noise; private(plan, evaluate=FUNCTION) runs it here after each round, for this log, and a "
+    "metric that the server may know is evaluation.kind = 'federated'"
+)
 _ROOM = 64  # things that a cache keeps, since simulated clients share a process
 _CACHES: dict[str, dict[Any, Any]] = {}
 
@@ -70,18 +77,23 @@ def private(
     and all else that the function returns stay here; so do arrays that the server's strategy keeps
     out of a row (``DPStrategy(keep=...)``), which the function finds again in the next round.
 
+    Give it to the ClientApp itself, so that it stands before each of its functions. An
+    ``@app.evaluate`` or ``@app.query`` beside ``@app.train`` would else answer whoever asks, as
+    often as they ask, with the exact loss and number of records. Behind it they are not run, since
+    no round is counted for them: the reply is empty, and the local log says so.
+
     Args:
         plan: what the node's owner has agreed to, or a function that makes it from the Context.
         ledger: as for ``client_app``.
         evaluate: the app's own evaluate function: it runs here after each round's training, on the
-            model that came in, and its metrics are in this node's log alone. As a mod of
-            ``@app.evaluate`` itself, ``private`` lets nobody ask: the reply is empty, and the
-            function is not run, since no round is counted for it.
+            model that came in, and its metrics are in this node's log alone.
     """
     owner = _Owner(plan, None, ledger)
 
     def mod(message: Message, context: Context, call_next: Train) -> Message:
-        if message.metadata.message_type.startswith("evaluate"):
+        asked = message.metadata.message_type
+        if asked.partition(".")[0] != MessageType.TRAIN:
+            log.warning(_NOT_ANSWERED, asked)
             return Message(RecordDict(), reply_to=message)
         node = _AppNode(owner, context, Trained(message, context, call_next, evaluate))
         return Message(respond(message.content, node), reply_to=message)

@@ -29,16 +29,17 @@ from dpfed.accounting.guarantee import GATED, SHIPPED, Guarantee
 from dpfed.accounting.second_opinion import checked
 from dpfed.core.checks import refuse
 from dpfed.core.environment import IDENTITY, variable
-from dpfed.core.errors import RecipeError, UnsoundPlan
+from dpfed.core.errors import DataError, RecipeError, UnsoundPlan
 from dpfed.core.log import log
 from dpfed.core.types import Unit, Vector
 from dpfed.core.vector import Layout, layout_of
-from dpfed.sums.secagg.identity import SIMULATED
+from dpfed.sums.secagg.identity import SIMULATED, roster_from_environment
 from dpfed.training.checkpoint import Checkpoint
+from dpfed.training.ending import is_unspent, nothing_trained
 from dpfed.training.flower.codec import named_arrays
 from dpfed.training.flower.one_sentence import errors_in_one_sentence
 from dpfed.training.flower.transport import GridTransport
-from dpfed.training.history import wasted_attempts
+from dpfed.training.history import answered, wasted_attempts
 from dpfed.training.loop import Judge, Step, train
 from dpfed.training.metrics import measured
 from dpfed.training.plan import Plan
@@ -58,6 +59,8 @@ class DPResult(Result):
     history: list[dict[str, Any]] = field(default_factory=list)
     stopped: str | None = None
     """Why training ended before the rounds that were asked for, if it did."""
+    answered: dict[str, Any] = field(default_factory=dict)
+    """Who is in the totals of which rounds (``history.answered``), for guarantee.json."""
 
     @property
     def wasted_attempts(self) -> int:
@@ -122,6 +125,9 @@ class DPStrategy(Strategy):
     ) -> DPResult:
         """Train, and return all there is: model, guarantee, history, and why it stopped.
 
+        A training for which nothing was released, since no client or too few enrolled, raises
+        RoundAborted, or BudgetSpent: there is no model, and no guarantee to state.
+
         Args:
             grid: Flower's way to its nodes.
             initial_arrays: the model to begin with.
@@ -146,7 +152,6 @@ class DPStrategy(Strategy):
             around=around, terms=self.terms, wait_lost=self.wait_lost,
         )  # fmt: skip
         result = DPResult(arrays=initial_arrays)
-        earlier = self.checkpoint is not None and self.checkpoint.begun
         steps = train(
             self.plan, layout.flatten(tensors), transport,
             training=self._name(), checkpoint=self.checkpoint,
@@ -158,7 +163,7 @@ class DPStrategy(Strategy):
             self.step = replace(step, result=None)  # its vectors are not needed while a round runs
             del step
         self._leave(transport)
-        self._finish(result, layout, around, self._enforced(transport, earlier))
+        self._finish(result, layout, around)
         return result
 
     def _leave(self, transport: GridTransport) -> None:
@@ -169,15 +174,16 @@ class DPStrategy(Strategy):
         if state.round < self.plan.rounds or self.plan.spare:
             transport.leave(state.training)
 
-    def _enforced(self, transport: GridTransport, earlier: bool) -> str:
+    @property
+    def _enforced(self) -> str:
         """Who sees to the guarantee: the silos' own processes, or the app that runs on them.
 
-        Who answered an earlier process of the training is not known, so the weaker is said.
+        That of the silos is said if it was so in each attempt, also of earlier processes: each node
+        says so itself when it enrols, and one without a gate is enough not to say it.
         """
         if variable(IDENTITY) == SIMULATED:  # all clients are this machine's own
             return ""
-        asked = transport.shipped
-        return GATED if asked and not any(asked.values()) and not earlier else SHIPPED
+        return GATED if self.step is not None and self.step.gated else SHIPPED
 
     def _name(self) -> str:
         """Clients refuse a name under which they have answered a whole training."""
@@ -186,6 +192,17 @@ class DPStrategy(Strategy):
         if self.checkpoint:
             return self.checkpoint.training("run")
         return f"run-{secrets.token_hex(8)}"
+
+    def _names(self) -> tuple[str, ...] | None:
+        """The clients' names in the server's own roster, if it has one."""
+        if variable(IDENTITY) in (None, "", SIMULATED):
+            return None
+        try:
+            found = roster_from_environment(len(self.plan.nominal))
+        except DataError as error:
+            log.warning("the result names clients by number, since there is no roster: %s", error)
+            return None
+        return found.names if found else None
 
     def _note(self, step: Step, result: DPResult) -> None:
         if self.watch:
@@ -208,12 +225,16 @@ class DPStrategy(Strategy):
         if judged:
             result.evaluate_metrics_clientapp[row["round"]] = MetricRecord(dict(judged))
 
-    def _finish(self, result: DPResult, layout: Layout, around: Tensors, enforced: str) -> None:
+    def _finish(self, result: DPResult, layout: Layout, around: Tensors) -> None:
         if self.step is None:
             return
         state = self.step.state
+        if self.step.stopped and not state.round and is_unspent(state):
+            raise nothing_trained(self.step.stopped)  # no model, and no guarantee of nothing
         result.arrays = named_arrays(layout, state.params, around)
         spent = checked(self.plan.guarantee(state.release_counts, state.round))
+        enforced = self._enforced
+        result.answered = answered(self.plan, self.step.committed, self._names())
         # a gate has a budget of its owner's, always
         result.guarantee = replace(spent, enforced=enforced, budgeted=enforced == GATED)
         log.info("%s", result.guarantee)
@@ -252,8 +273,19 @@ class DPStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Nothing: see configure_evaluate."""
-        del server_round, replies
+        """Nothing, and a warning: a reply that has anything in it came in clear.
+
+        Whoever asks nodes by themselves, or overrides ``configure_evaluate``, meets this.
+        """
+        told = {m.metadata.src_node_id for m in replies if not m.has_error() and len(m.content)}
+        if told:
+            log.warning(
+                "evaluate replies of %d nodes in round %d came in clear: their exact metrics are "
+                "outside the guarantee, and are dropped here; let the app be "
+                "ClientApp(mods=[dpfed.flower.private(plan)]), which answers nothing, and use "
+                "evaluation.kind = 'federated' for metrics with noise",
+                len(told), server_round,
+            )  # fmt: skip
         return None
 
 

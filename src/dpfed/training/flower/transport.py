@@ -16,6 +16,8 @@ the number of clients.
 | nobody is connected within ``wait`` seconds   | training ends, and nothing is spent        |
 | every node refuses at its enrolment, or so    | the same, with the reason's class          |
 | many that no total can open                   |                                            |
+| fewer have enrolled than sum.least_clients    | training ends before releases are asked    |
+|                                               | for; a draw that is priced never ends it   |
 """
 
 from __future__ import annotations
@@ -34,7 +36,13 @@ from dpfed.core.sum_protocol import Answer, Verifier
 from dpfed.core.types import Broadcast, State, Vector
 from dpfed.core.vector import Layout
 from dpfed.sums.secagg.identity import roster_from_environment
-from dpfed.training.ending import nobody_takes_part, set_back, too_few_take_part
+from dpfed.training.ending import (
+    least_clients,
+    nobody_takes_part,
+    set_back,
+    too_few_enrolled,
+    too_few_take_part,
+)
 from dpfed.training.flower.codec import CONTROL, At, Envelope, Sender, read_answer
 from dpfed.training.flower.enrolment import Refusal, enrolled, enrolment
 from dpfed.training.flower.replies import flower_error, replies
@@ -88,7 +96,8 @@ class GridTransport:
         self.nodes: dict[int, int] = {}
         """Client -> node."""
         self.shipped: dict[int, bool] = {}
-        """Client -> whether an app of the server's answers for it, not a process of its owner's."""
+        """Client -> whether an app of the server's answers for it, not a process of its owner's:
+        by the word of the node that has enrolled for it last."""
         self._asked: set[int] = set()  # nodes that have answered to their enrolment
         self._enrolling: dict[str, int] = {}  # messages that ask for one -> node
         self.refused: dict[int, str] = {}
@@ -113,14 +122,26 @@ class GridTransport:
             self._wait_for_lost(step.state.training)
         if not self.nodes:
             return self._nobody()
-        if reason := set_back(self.plan, step.state.round, self._last.values()):
-            return reason
+        return set_back(self.plan, step.state.round, self._last.values()) or self._too_few(step)
+
+    def _too_few(self, step: Step) -> str | None:
+        """Why nobody is asked, if those who have enrolled are too few: by who is there, no draw."""
+        planned, least = len(self.plan.nominal), least_clients(self.plan)
         if step.state.round == step.state.attempt == 0:
-            self._count_clients()
-            planned = len(self.plan.nominal)
-            if self.refused and planned - len(self.refused) < self.plan.sum.least(planned):
+            if len(self.nodes) >= least:
+                self._count_clients()
+            opens = self.plan.sum.least(planned) if self.plan.sum.hides_terms else least
+            if self.refused and planned - len(self.refused) < opens:
                 return too_few_take_part(self.refused.values(), planned)
-        return None
+        if len(self.nodes) < least:
+            self._wait_for_lost(step.state.training)
+        return too_few_enrolled(self.plan, step.state, len(self.nodes))
+
+    @property
+    def gated(self) -> bool:
+        """Whether all who have enrolled say that they are behind gates: no draw is looked at."""
+        here = [0] if self.plan.open else list(self.nodes)
+        return bool(self.nodes) and not any(self.shipped[client] for client in here)
 
     def _fill(self, slots: Slots, state: ServerState) -> str | None:
         """Of an open population: who takes part is found anew, and is not remembered."""
@@ -214,7 +235,7 @@ class GridTransport:
             last = reply.content.config_records[CONTROL].get(LAST)
             if self.plan.pattern is not None and isinstance(last, int):
                 self._last[client] = last
-            self.shipped[client] = self.shipped.get(client, False) or not gated
+            self.shipped[client] = not gated
         except BadReply as error:
             log.warning("node %d is not enrolled: %s", node, error)
             if isinstance(error, Refusal):
