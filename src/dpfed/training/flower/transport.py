@@ -141,7 +141,7 @@ class GridTransport:
     def gated(self) -> bool:
         """Whether all who have enrolled say that they are behind gates: no draw is looked at."""
         here = [0] if self.plan.open else list(self.nodes)
-        return bool(self.nodes) and not any(self.shipped[client] for client in here)
+        return bool(self.nodes) and not any(self.shipped.get(client, True) for client in here)
 
     def _fill(self, slots: Slots, state: ServerState) -> str | None:
         """Of an open population: who takes part is found anew, and is not remembered."""
