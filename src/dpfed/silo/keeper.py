@@ -53,7 +53,7 @@ from dpfed.training.flower.trained import Trained
 from dpfed.training.plan import Plan
 
 BY_RULE = "the policy"
-_LEDGER = "ledger.sqlite"
+LEDGER_FILE = "ledger.sqlite"
 _LEAST = 0.01  # of a week's epsilon, for each training: terms that cost nothing fill a disk, too
 _SHORT = 1 << 16  # bytes of an order that is looked at before a child is made for it
 
@@ -71,7 +71,7 @@ class Keeper:
         self.state = Path(gate.state)
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.environ[STATE] = str(self.state / "trainings")
-        os.environ[LEDGER] = str(self.state / _LEDGER)
+        os.environ[LEDGER] = str(self.state / LEDGER_FILE)
         os.environ[IDENTITY] = gate.identity
         self.approvals = Approvals(self.state)
 
@@ -135,7 +135,7 @@ class Keeper:
 
     def ledger(self) -> Ledger:
         """The owner's, opened anew: a connection does not outlive a fork."""
-        return Ledger(self.state / _LEDGER)
+        return Ledger(self.state / LEDGER_FILE)
 
     def answer(self, order: bytes, nothing: bool = False) -> bytes:
         """What may leave for an order: an answer, an enrolment, or the name of an error.

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import math
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -311,6 +312,9 @@ def permit(policy: Policy, terms: Terms, today: dt.date, *, approved: bool = Fal
     _permit_mechanisms(data, terms)
     if data.most_epsilon is not None and not epsilon <= data.most_epsilon:
         raise _not("most_epsilon", f"at most {data.most_epsilon:g}", f"{epsilon:.4g}")
+    if not math.isfinite(epsilon):
+        bound = f"a cost that has a bound for each {data.unit} under {data.adjacency}"
+        raise _not("epsilon", bound, "none")
     return data
 
 
@@ -415,6 +419,9 @@ def _permit_code(data: DataPolicy, terms: Terms) -> None:
 
 def _permit_noise(data: DataPolicy, recipe: Recipe, methods: set[str]) -> None:
     """The owner's list, if there is one; else the methods' own noise, and exact noise for it."""
+    for option in ("std", "replace_bound"):
+        if option in recipe.privacy.options:  # the plan decides them, so these would do nothing
+            raise _not("privacy.options", "options of the mechanism's own", option)
     if data.mechanisms is not None and recipe.privacy.mechanism not in data.mechanisms:
         raise _not("mechanisms", f"one of {list(data.mechanisms)}", recipe.privacy.mechanism)
     own = methods | {EXACT_TOO[name] for name in methods if name in EXACT_TOO}

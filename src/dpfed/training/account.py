@@ -138,6 +138,20 @@ class Account:
         for error in self.refusals(plan, training, [client]).values():
             raise error
 
+    def forecast(
+        self, plan: Plan, training: str, client: int, target: LedgerKey, budget: Budget
+    ) -> tuple[Cost, Cost]:
+        """What the data costs in a budget's terms, and what it will if a training releases all.
+
+        Args:
+            plan: what the training would release.
+            training: its name; what it has released before counts once.
+            client: the client's index in the plan.
+            target: what the budget is stated for.
+            budget: it gives the terms.
+        """
+        return self.ledger.forecast(self._whole(plan, training, client, {}), target, budget)
+
     def leave(self, training: str) -> None:
         """The training has ended: what is left of its claim is free for others."""
         if not self.divided:
