@@ -119,7 +119,7 @@ class DataPolicy(_Table, frozen=True):
     """The budget of all trainings together."""
     methods: list[str]
     """Allowed methods."""
-    mechanisms: tuple[str, ...] | None = None
+    mechanisms: list[str] | None = None
     """Allowed noise; discrete_gaussian alone is exact. Unset: the methods' own, or exact noise."""
     classes: int | None = None
     """The number of classes; unset if labels are numbers."""
@@ -423,7 +423,7 @@ def _permit_noise(data: DataPolicy, recipe: Recipe, methods: set[str]) -> None:
         if option in recipe.privacy.options:  # the plan decides them, so these would do nothing
             raise _not("privacy.options", "options of the mechanism's own", option)
     if data.mechanisms is not None and recipe.privacy.mechanism not in data.mechanisms:
-        raise _not("mechanisms", f"one of {list(data.mechanisms)}", recipe.privacy.mechanism)
+        raise _not("mechanisms", f"one of {data.mechanisms}", recipe.privacy.mechanism)
     own = methods | {EXACT_TOO[name] for name in methods if name in EXACT_TOO}
     if data.mechanisms is None and recipe.privacy.mechanism not in own:
         raise _not("methods", f"a mechanism of {data.methods}", recipe.privacy.mechanism)
@@ -448,7 +448,7 @@ def _permit_mechanisms(data: DataPolicy, terms: Terms) -> None:
         found = type(mechanism).__module__.rpartition(".")[2]
         if data.mechanisms is not None and found not in data.mechanisms:
             got = f"{found} on channel {channel}"
-            raise _not("mechanisms", f"one of {list(data.mechanisms)}", got)
+            raise _not("mechanisms", f"one of {data.mechanisms}", got)
 
 
 def _permit_metrics(recipe: Recipe) -> None:
