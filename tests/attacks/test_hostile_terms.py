@@ -97,6 +97,27 @@ def test_hostile_numbers_among_options_are_refused(tmp_path: Path, value: float)
             check_numbers(terms(tmp_path, **change))
 
 
+def test_a_metric_of_a_billion_classes_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    """Its names alone would take a hundred gigabytes, and before any approval."""
+    measured = {"kind": "federated", "metrics": [{"name": "recall", "classes": 10**9}]}
+    with pytest.raises(RecipeError, match=r"evaluation\.metrics in terms must be from"):
+        permit(policy(tmp_path), terms(tmp_path, evaluation=measured), TODAY)
+    with pytest.raises(RecipeError, match="an option in terms must be from"):
+        permit(policy(tmp_path), terms(tmp_path, sum={"name": "plain", "x": 10**6}), TODAY)
+
+
+@pytest.mark.parametrize("size", [1e-320, 0.0, -1.0, 1e12, float("nan"), float("inf")])
+def test_a_silos_declared_size_is_a_number_of_units(tmp_path: Path, size: float) -> None:
+    with pytest.raises(RecipeError, match=r"terms\.sizes"):
+        terms_for(tmp_path, 3, sizes=[size, 90.0, 90.0])
+
+
+def test_ranges_of_features_do_not_overflow(tmp_path: Path) -> None:
+    asked = terms(tmp_path, data={"low": -1e308, "high": 1e308})
+    with pytest.raises(RecipeError, match=r"terms\.low and terms\.high"):
+        check_numbers(asked)
+
+
 def test_with_draws_an_accountants_grid_has_an_end(tmp_path: Path) -> None:
     """Little noise and a draw: a privacy loss of 10^12, in steps of 10^-4, is no list."""
     drawn = {"adjacency": "zero-out", "record_rate": 0.5}

@@ -9,12 +9,15 @@ factory that was allowed let any ``model.name`` through.
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
+import torch
 
 from dpfed.cli.officer import proposal, verdict
 from dpfed.core.errors import DpfedError, RecipeError, UnsoundPlan
@@ -74,14 +77,15 @@ def allowing(encoder: Path, **options: list[Any]) -> dict[str, Any]:
     [{"trust_remote_code": True}, {"trust_remote_code": False}, {"code_revision": "main"},
      {"lora": {"r": 64}}, {"lora": {"r": 8, "modules_to_save": ["head"]}}, {"lora": {}},
      {"lora": {"r": [8, 64]}}, {"lora": {"r": True}}, {"lora": {"r": 8.0}}, {"weights_only": False},
-     {"attn_implementation": "x"}, {"lora": {"nested": {"trust_remote_code": True}}}],
+     {"attn_implementation": "x"}, {"lora.r": 8},
+     {"lora": {"nested": {"trust_remote_code": True}}}],
 )  # fmt: skip
 def test_terms_choose_no_option_that_the_policy_does_not_list(
     tmp_path: Path, encoder: Path, options: dict[str, Any]
 ) -> None:
     found = policy(tmp_path / "silo", **allowing(encoder, **{"lora.r": [1, 16]}))
     policies.permit(found, read_terms(asking(tmp_path, {"lora": {"r": 8}}, encoder)), TODAY)
-    with pytest.raises(UnsoundPlan, match=r"pretrained\.options\."):
+    with pytest.raises(UnsoundPlan, match=r"pretrained\.options"):
         policies.permit(found, read_terms(asking(tmp_path, options, encoder)), TODAY)
     assert not (tmp_path / "proof").exists()
 
@@ -126,7 +130,6 @@ def test_a_models_folder_is_pinned_by_its_digest(
     held, text = keeper(tmp_path, **allowing(encoder)), asking(tmp_path, {}, encoder)
     terms = read_terms(text)
     held.permitted(terms)
-    held.permitted(terms, approved=True)
     change(encoder)
     for approved in (False, True):
         with pytest.raises(UnsoundPlan, match=r"pretrained\.folder: encoder as terms\.model pins"):
@@ -151,6 +154,16 @@ def test_a_digest_is_of_names_contents_and_what_links_lead_to(tmp_path: Path) ->
     assert folder_digest(one) != folder_digest(other)
     with pytest.raises(RecipeError, match="must be a folder on this machine"):
         folder_digest(tmp_path / "none")
+    (one / "nowhere").symlink_to(tmp_path / "none")
+    with pytest.raises(RecipeError, match="nowhere cannot be read"):
+        folder_digest(one)
+    os.mkfifo(other / "pipe")  # reading it would not end
+    with pytest.raises(RecipeError, match="pipe must be a file"):
+        folder_digest(other)
+    (one / "nowhere").unlink()
+    (one / "sub/round").symlink_to(one)
+    with pytest.raises(RecipeError, match="has no end"):
+        folder_digest(one)
 
 
 def test_nothing_of_a_model_is_loaded_before_approval(
@@ -168,6 +181,40 @@ def test_nothing_of_a_model_is_loaded_before_approval(
     page = proposal(held, read_terms(text))
     assert "model     encoder, 18 numbers by the terms, and nothing of it is loaded" in page
     assert verdict(held, read_terms(text)).refused == ""
+
+
+@pytest.mark.slow
+def test_a_pretrained_model_is_answered_from_until_its_folder_changes(tmp_path: Path) -> None:
+    """From the recipe to the answer: terms as the server writes them, the owner's own folder."""
+    library = pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    config = library.BertConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=20, max_position_embeddings=FEATURES, num_labels=3,
+    )  # fmt: skip
+    for owner in ("server", "silo"):
+        torch.manual_seed(0)
+        made = library.BertForSequenceClassification(config)
+        made.save_pretrained(tmp_path / owner / "encoder")
+    x = np.random.default_rng(0).integers(1, 30, (90, FEATURES))
+    np.savez(tmp_path / "silo/data.npz", x=x.astype(np.float32), y=x[:, 0] % 3)
+    lora = {"r": 2, "target_modules": ["query"]}
+    options = {"source": "encoder", "lora": lora}
+    text = terms_for(tmp_path, 3, model={"name": "transformers", "options": options}).read_text()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPFED_DATA", str(tmp_path / "server"))
+        text = with_model(text)
+        served = read_terms(text)
+        asked = order(served)
+    listed = {"lora.r": [1, 4], "lora.target_modules": ["query", "value"]}
+    held = keeper(tmp_path, **allowing(tmp_path / "silo/encoder", **listed))
+    page = proposal(held, read_terms(text))
+    assert "model     encoder, 115 numbers by the terms" in page
+    held.approvals.approve(served, text, days=1, by="root")
+    assert "error" not in said(held.answer(asked))
+    with (tmp_path / "silo/encoder/config.json").open("a") as file:
+        file.write(" ")
+    assert said(held.answer(asked))["error"] == "UnsoundPlan"
 
 
 def test_terms_that_do_not_say_how_large_a_model_is_are_not_approved(

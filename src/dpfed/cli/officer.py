@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
+
 from dpfed.accounting.guarantee import GATED, round_up
 from dpfed.core.errors import DpfedError
 from dpfed.core.log import shown
@@ -120,7 +122,7 @@ def _sizes(data: DataPolicy, terms: Terms, records: Records) -> str:
     declared, unit = terms.pins.sizes[data.client], terms.plan.update.unit
     true = len(records)
     if unit is Unit.GROUP and records.groups is not None:
-        true = len(records.groups.unique())
+        true = len(torch.unique(records.groups))
     if unit is Unit.CLIENT:
         return f"the whole silo is the unit; it has {true:,} records (for you alone)"
     words = "records" if unit is Unit.RECORD else "persons"

@@ -31,7 +31,7 @@ import pwd
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -249,7 +249,8 @@ def _refuse_relays(
 def _check_accounts(site: _Site) -> Iterator[str]:
     """One file, one account, one budget; nothing is written."""
     ledger = site.state / LEDGER_FILE
-    names = Ledger(ledger, create=False).balance() if ledger.exists() else None
+    with _acting_as(site.gate):  # SQLite may write files beside it, which must be the gate's
+        names = Ledger(ledger, create=False).balance() if ledger.exists() else None
     counted = dict(_looked_up(site.state / FILE, "SELECT path, dataset FROM sources"))
 
     def account(name: str) -> str:
@@ -257,6 +258,22 @@ def _check_accounts(site: _Site) -> Iterator[str]:
 
     check_accounts(site.policy, account, counted)
     yield "accounts: no file is in two of them, and each has one budget"
+
+
+@contextmanager
+def _acting_as(user: pwd.struct_passwd) -> Iterator[None]:
+    """As the gate's user, if this is root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    group = os.getegid()
+    os.setegid(user.pw_gid)
+    os.seteuid(user.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(group)
 
 
 def _looked_up(path: Path, query: str) -> list[tuple[str, str]]:

@@ -38,6 +38,7 @@ import hashlib
 import math
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -151,6 +152,15 @@ class Terms:
         return Layout({name: tuple(shape) for name, shape in self.pins.layout})
 
     @property
+    def described(self) -> bool:
+        """Whether the terms say how large their model is, so that nothing of it is to be loaded."""
+        return self._pinned is not None or not is_loaded(self.recipe.model)
+
+    def load(self) -> None:
+        """Build the model: for approved terms only."""
+        _ = self._named
+
+    @property
     def layout(self) -> Layout | None:
         """The parameters, as far as they are known without loading anything of a model."""
         return self._pinned if is_loaded(self.recipe.model) else self.model.layout
@@ -196,7 +206,7 @@ def _check(terms: Terms) -> None:
             raise refuse(label, "1 to 64 of A-Z a-z 0-9 - _ .", name, "choose another")
     if not pins.shape or any(size < 1 for size in pins.shape):
         raise refuse("terms.shape", "one or more whole numbers, at least 1", pins.shape)
-    if not 1 <= len(pins.sizes) <= 10_000 or any(not 0 < size < 1e12 for size in pins.sizes):
+    if not 1 <= len(pins.sizes) <= 10_000 or any(not 1 <= size < 1e12 for size in pins.sizes):
         raise refuse("terms.sizes", "1 to 10,000 numbers from 1 to 1e12", len(pins.sizes))
     _check_ranges(pins)
     _check_layout(pins, recipe.model.name, is_loaded(recipe.model))
@@ -258,6 +268,10 @@ DRAWN: dict[str, tuple[float, float]] = {
 """... where units or clients are drawn: with less noise an accountant's grid has no end."""
 MOST_OPTION = 1e12
 """How large a number among the options of a plug-in, model or metric may be."""
+MOST_WHOLE = 100_000
+"""... and a whole one, which may count steps or numbers in memory."""
+MOST_CELLS = 10_000
+"""... and one of a metric's, which counts classes, bins or names."""
 
 
 def check_numbers(terms: Terms) -> None:
@@ -273,16 +287,23 @@ def check_numbers(terms: Terms) -> None:
             value = getattr(value, name, None)
         if value is not None and value is not msgspec.UNSET and not least <= value <= most:
             raise refuse(f"{key} in terms", f"from {least:g} to {most:g}", value, "change it")
-    metrics = recipe.evaluation.metrics
-    tables = [
-        recipe.client, recipe.sum, *recipe.server, recipe.privacy.options, recipe.model.options,
-        recipe.model.loss, [] if isinstance(metrics, msgspec.UnsetType) else metrics,
-    ]  # fmt: skip
-    for value in _leaves(tables):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and not -MOST_OPTION <= value <= MOST_OPTION:
-            bound = f"from {-MOST_OPTION:g} to {MOST_OPTION:g}"
-            raise refuse("a number among the options in terms", bound, value, "change it")
+    for value in _leaves([terms.pins.low, terms.pins.high]):
+        _check_option("terms.low and terms.high", value, MOST_OPTION)
+    metrics, loss = recipe.evaluation.metrics, recipe.model.loss
+    tables = [recipe.client, recipe.sum, *recipe.server, recipe.privacy.options]
+    for value in _leaves([*tables, recipe.model.options, loss]):
+        _check_option("an option in terms", value, MOST_WHOLE)
+    for value in _leaves(metrics):
+        _check_option("an option of evaluation.metrics in terms", value, MOST_CELLS)
+
+
+def _check_option(label: str, value: Any, most: float) -> None:
+    """A number that is not larger than others need it; whole ones have the smaller bound."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    most = most if isinstance(value, int) else MOST_OPTION
+    if not -most <= value <= most:
+        raise refuse(label, f"from {-most:g} to {most:g}", value, "change it")
 
 
 def _leaves(node: Any) -> Iterator[Any]:
@@ -354,6 +375,8 @@ def with_model(text: str) -> str:
 
 _NOT_HASHED = (".cache", ".git")
 """Folders that downloads leave behind, with times and addresses in them."""
+_DEEPEST = 16
+"""Folders in each other that a model has at most."""
 
 
 def folder_digest(folder: str | Path) -> str:
@@ -364,17 +387,29 @@ def folder_digest(folder: str | Path) -> str:
             f"a pretrained model must be a folder on this machine, so that its digest can be "
             f"pinned, got {str(folder)!r}; download it first"
         )
-    found: list[tuple[str, Path]] = []
+    found: list[tuple[str, os.stat_result]] = []
     for path, folders, files in os.walk(top, followlinks=True):
-        if len(Path(path).relative_to(top).parts) > 32:
-            raise RecipeError(f"the folder {str(top)!r} has no end; take out the link in it")
+        here = Path(path).relative_to(top)
         folders[:] = [each for each in folders if each not in _NOT_HASHED]
-        found += [(str((Path(path) / n).relative_to(top)), Path(path) / n) for n in files]
-    stats = [(name, path.stat()) for name, path in sorted(found)]
+        found += [(str(here / name), _regular(top / here / name)) for name in files]
+        if len(here.parts) > _DEEPEST:
+            raise RecipeError(f"the folder {str(top)!r} has no end; take out the link in it")
     facts = tuple(
-        (n, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for n, s in stats
+        (name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+        for name, s in sorted(found, key=lambda each: each[0])
     )
     return _digest_of(str(top), facts)
+
+
+def _regular(path: Path) -> os.stat_result:
+    """The facts of a file that can be read to its end."""
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read ({error.strerror}); take it out") from error
+    if not stat.S_ISREG(facts.st_mode):
+        raise RecipeError(f"{path} must be a file, got something else; take it out")
+    return facts
 
 
 @lru_cache(maxsize=64)  # until a file is written to, or another takes its place
@@ -383,7 +418,7 @@ def _digest_of(top: str, facts: tuple[tuple[Any, ...], ...]) -> str:
     for name, *_ in facts:
         with (Path(top) / name).open("rb") as file:
             content = hashlib.file_digest(file, "sha256").digest()
-        found.update(hashlib.sha256(name.encode()).digest() + content)
+        found.update(hashlib.sha256(os.fsencode(name)).digest() + content)
     return found.hexdigest()
 
 

@@ -302,13 +302,7 @@ def permit(policy: Policy, terms: Terms, today: dt.date, *, approved: bool = Fal
     spare = terms.recipe.privacy.spare_attempts or 0  # each may be answered, as a round is
     if terms.recipe.rounds + spare > data.most_rounds:
         raise _not("most_rounds", f"at most {data.most_rounds}", terms.recipe.rounds + spare)
-    layout = terms.layout or (terms.model.layout if approved else None)
-    if layout is None:
-        raise _not("approval before a model is loaded", "terms.layout, its parameters", "none")
-    if layout.size > data.largest_model:
-        raise _not("largest_model", f"at most {data.largest_model}", layout.size)
-    with limited_time(LONGEST_CALIBRATION):
-        epsilon = data.cost(terms)
+    epsilon = _permit_size(data, terms, approved)
     _permit_mechanisms(data, terms)
     if data.most_epsilon is not None and not epsilon <= data.most_epsilon:
         raise _not("most_epsilon", f"at most {data.most_epsilon:g}", f"{epsilon:.4g}")
@@ -316,6 +310,27 @@ def permit(policy: Policy, terms: Terms, today: dt.date, *, approved: bool = Fal
         bound = f"a cost that has a bound for each {data.unit} under {data.adjacency}"
         raise _not("epsilon", bound, "none")
     return data
+
+
+def _permit_size(data: DataPolicy, terms: Terms, approved: bool) -> float:
+    """What the training costs, if its model is not too large, and its noise is found in time."""
+    pinned = terms.pins.layout
+    if not isinstance(pinned, msgspec.UnsetType):  # before anything is computed for it
+        _permit_numbers(data, sum(math.prod(shape) for _, shape in pinned))
+    if approved:
+        terms.load()
+    elif not terms.described:
+        raise _not("approval before a model is loaded", "terms.layout, its parameters", "none")
+    with limited_time(LONGEST_CALIBRATION):
+        layout = terms.layout or terms.model.layout
+        epsilon = data.cost(terms)
+    _permit_numbers(data, layout.size)
+    return epsilon
+
+
+def _permit_numbers(data: DataPolicy, size: int) -> None:
+    if size > data.largest_model:
+        raise _not("largest_model", f"at most {data.largest_model}", size)
 
 
 class _TooLong(BaseException):
@@ -445,7 +460,9 @@ def _permit_model(data: DataPolicy, terms: Terms) -> None:
 def _permit_mechanisms(data: DataPolicy, terms: Terms) -> None:
     """The noise of each channel, which is not always the one that the terms name."""
     for channel, mechanism in terms.plan.channels.items():
-        found = type(mechanism).__module__.rpartition(".")[2]
+        same = type(mechanism) is type(terms.plan.update)
+        module = type(mechanism).__module__.rpartition(".")[2]  # the plug-in's name
+        found = terms.recipe.privacy.mechanism if same else module
         if data.mechanisms is not None and found not in data.mechanisms:
             got = f"{found} on channel {channel}"
             raise _not("mechanisms", f"one of {data.mechanisms}", got)
@@ -494,6 +511,8 @@ def _permit_pretrained(data: DataPolicy, terms: Terms) -> None:
 def _dotted(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Each value of nested options by its name with dots; each element of a list by the list's."""
     for name, value in options.items():
+        if "." in name:  # else it could pass for a nested one
+            raise _not("pretrained.options", "names without a dot", name)
         if isinstance(value, dict):
             yield from _dotted(value, f"{above}{name}.")
             if not value:

@@ -15,13 +15,15 @@ not hide them, and by real path, so that a folder counts with all that may come 
 |                                                 | folder, if there is one of that name         |
 | ``synthetic``                                   | in common with nothing: nobody's records     |
 | public data (``center``, ``backbone_weights``)  | refused, if a table holds it                 |
-| a *copy* of a file                              | not noticed: it is another file              |
+| a *copy* of a file, or a network drive that is  | not noticed: another file, another device    |
+| mounted twice                                   |                                              |
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -76,13 +78,12 @@ def _within(top: Path) -> Iterator[Path]:
     todo = [top]
     while todo:
         path = todo.pop()
-        if not path.exists():  # a link that leads nowhere
-            continue
-        yield path
-        facts = path.stat()
-        if path.is_dir() and (facts.st_dev, facts.st_ino) not in seen:
-            seen.add((facts.st_dev, facts.st_ino))
-            todo += path.iterdir()
+        with suppress(OSError):  # a link that leads nowhere, or what this user cannot read
+            facts = path.stat()
+            yield path
+            if path.is_dir() and (facts.st_dev, facts.st_ino) not in seen:
+                seen.add((facts.st_dev, facts.st_ino))
+                todo += path.iterdir()
 
 
 def files_of(source: str | list[str]) -> Files:
