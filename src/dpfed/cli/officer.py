@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from dpfed.accounting.guarantee import GATED, round_up
-from dpfed.core.errors import DpfedError
+from dpfed.core.errors import BudgetSpent, DpfedError
 from dpfed.core.log import shown
 from dpfed.core.types import Trust, Unit
 from dpfed.data.datasets import Records
@@ -101,14 +101,17 @@ def _budget(keeper: Keeper, data: DataPolicy, terms: Terms) -> tuple[str, str]:
     """What is spent and left after the training; and why it does not fit, if it does not."""
     name, budget = terms.pins.dataset, data.budget
     own = Account(keeper.ledger(), name, divided=False)
-    before, after = own.forecast(terms.plan, terms.name, data.client, data.key(name), budget)
+    found = own.forecast(terms.plan, terms.name, data.client, data.key(name), budget)
+    before, after = found.before, found.after
     spent = [round_up(cost.epsilon(data.delta, data.adjacency)) for cost in (before, after)]
     left = after.left(budget)
     down = "" if math.isnan(left) else f"{math.floor(left * 1e3) / 1e3:g}"
     rest = f", and {down} is left for one more training" if down else ""
     said = f"epsilon {spent[1]} of {budget} is spent or kept for enrolled trainings"
-    if after.within(budget, data.adjacency):
+    if found.refused is None:
         return f"{said}{rest}: it FITS the budget", ""
+    if not isinstance(found.refused, BudgetSpent):
+        return f"{said}: the ledger REFUSES it", str(found.refused)
     return (
         f"{said}: it does NOT FIT the budget",
         f"the budget {budget} of data.{name} does not suffice: epsilon {spent[0]} is spent or kept "

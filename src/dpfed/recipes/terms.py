@@ -291,7 +291,7 @@ def check_numbers(terms: Terms) -> None:
         _check_option("terms.low and terms.high", value, MOST_OPTION)
     metrics, loss = recipe.evaluation.metrics, recipe.model.loss
     tables = [recipe.client, recipe.sum, *recipe.server, recipe.privacy.options]
-    for value in _leaves([*tables, recipe.model.options, loss]):
+    for value in _leaves([*tables, loss, recipe.model.options]):
         _check_option("an option in terms", value, MOST_WHOLE)
     for value in _leaves(metrics):
         _check_option("an option of evaluation.metrics in terms", value, MOST_CELLS)

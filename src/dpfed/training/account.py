@@ -35,7 +35,7 @@ from dpfed.accounting.guarantee import strongest
 from dpfed.accounting.ledger.balance import Budget, Cost, converted
 from dpfed.accounting.ledger.conversions import LedgerKey, Server, adversary_of, factor
 from dpfed.accounting.ledger.enquiries import Enquiries
-from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.accounting.ledger.ledger import Forecast, Ledger
 from dpfed.accounting.ledger.request import Part, Request
 from dpfed.core.environment import DATASET, LEDGER, ledger_path, variable
 from dpfed.core.errors import DataError, DpfedError
@@ -140,8 +140,8 @@ class Account:
 
     def forecast(
         self, plan: Plan, training: str, client: int, target: LedgerKey, budget: Budget
-    ) -> tuple[Cost, Cost]:
-        """What the data costs in a budget's terms, and what it will if a training releases all.
+    ) -> Forecast:
+        """What a training would make of a budget, by the rules of an enrolment.
 
         Args:
             plan: what the training would release.
