@@ -79,6 +79,8 @@ def test_files_apart_stay_apart(folder: Path) -> None:
 
 def test_a_name_on_the_hub_counts_without_its_configuration_and_case() -> None:
     assert common("hf:Org/Name", "hf:org/name:small") == "org/name"
+    assert common("hf:mnist", "hf:ylecun/mnist")  # the hub's own names of old sets
+    assert not common("hf:one/mnist", "hf:two/mnist")
 
 
 def test_a_folder_counts_with_what_may_come_to_lie_in_it(folder: Path) -> None:

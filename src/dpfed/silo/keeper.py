@@ -98,10 +98,12 @@ class Keeper:
         Returns:
             by real path: the account in which its records are counted.
         """
-        balance = self.ledger().balance()
-        counted = self.approvals.sources()
-        return check_accounts(self.policy, lambda name: balance.resolve(LedgerKey(name)).dataset,
-                              counted)  # fmt: skip
+        ledger, counted = self.ledger(), self.approvals.sources()
+        names = ledger.balance()
+        ledger.close()
+        return check_accounts(
+            self.policy, lambda name: names.resolve(LedgerKey(name)).dataset, counted
+        )
 
     def training(self, name: str) -> tuple[Terms, Problem]:
         """The terms of an approved training, and the problem that they make of the data."""

@@ -64,7 +64,14 @@ class Files:
             for its in other.paths:
                 if nested(mine, its):
                     return str(max(mine, its, key=lambda path: len(path.parts)))
-        return next(iter(sorted(self.hub & other.hub)), "")
+        both = (name for name in sorted(self.hub) for its in other.hub if _same_name(name, its))
+        return next(both, "")
+
+
+def _same_name(one: str, other: str) -> bool:
+    """Whether two names on the hub are one: 'mnist' stands for 'owner/mnist', too."""
+    short = "/" not in one or "/" not in other
+    return one == other or (short and one.rpartition("/")[2] == other.rpartition("/")[2])
 
 
 def nested(one: Path, other: Path) -> bool:
