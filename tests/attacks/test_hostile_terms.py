@@ -141,9 +141,22 @@ def test_calibration_that_takes_too_long_is_refused(
     monkeypatch.setattr(policies, "LONGEST_CALIBRATION", 0.2)
     monkeypatch.setattr(policies.DataPolicy, "cost", never)
     began = time.process_time()
-    with pytest.raises(UnsoundPlan, match=r"calibration: noise that is found in 0\.2 s"):
+    with pytest.raises(UnsoundPlan, match=r"must be found in 0\.2 s of processor time"):
         permit(policy(tmp_path), terms(tmp_path), TODAY)
     assert time.process_time() - began < 2.0
+
+
+@pytest.mark.slow
+def test_a_small_rate_ends_in_time_and_its_way_out_is_one(tmp_path: Path) -> None:
+    """Within the ranges, and far beyond ten seconds: refused; with noise that is given, priced."""
+    found, drawn = policy(tmp_path, adjacency="zero-out"), {"adjacency": "zero-out"}
+    began = time.process_time()
+    asked = {**drawn, "record_rate": 1e-5, "epsilon": 2.0}
+    with pytest.raises(UnsoundPlan, match=r"state privacy\.std_over_clip"):
+        permit(found, terms(tmp_path, privacy=asked), TODAY)
+    assert time.process_time() - began < 15.0
+    given = {**drawn, "record_rate": 0.01, "std_over_clip": 1.0}
+    assert permit(found, terms(tmp_path, privacy=given, rounds=100), TODAY)
 
 
 def test_the_limit_of_time_is_taken_back_and_hides_no_other_error() -> None:
@@ -154,7 +167,7 @@ def test_the_limit_of_time_is_taken_back_and_hides_no_other_error() -> None:
     began = time.process_time()
     while time.process_time() - began < 0.4:
         pass  # no signal comes
-    with pytest.raises(UnsoundPlan, match="calibration"), limited_time(5.0):
+    with pytest.raises(UnsoundPlan, match="must be found in 5 s"), limited_time(5.0):
         raise MemoryError
 
 

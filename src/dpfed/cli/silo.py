@@ -126,6 +126,7 @@ def terms(
         train: a train function that silos have installed, at client level; "" if there is none.
     """
     from dpfed.recipes.terms import check_numbers, read_terms, with_model, write_terms
+    from dpfed.silo.policy import LONGEST_CALIBRATION, limited_time
 
     text = write_terms(
         recipe, dataset=dataset, shape=[int(n) for n in shape.split(",")],
@@ -135,7 +136,8 @@ def terms(
     check_numbers(read_terms(text))
     text = with_model(text)
     written = read_terms(text)
-    written.plan.guarantee()  # what no silo could approve is refused here
+    with limited_time(LONGEST_CALIBRATION):
+        written.plan.guarantee()  # what no silo could approve is refused here
     typer.echo(text, nl=False)
     typer.echo(f"fingerprint {written.fingerprint[:16]}: compare it by telephone", err=True)
 

@@ -352,10 +352,10 @@ def limited_time(seconds: float) -> Iterator[None]:
     try:
         yield
     except (_TooLong, MemoryError) as error:
-        raise _not(
-            "calibration", f"noise that is found in {seconds:g} s",
-            "more, so draw more units at a time, lower epsilon, or state std_over_clip",
-        ) from error  # fmt: skip
+        raise UnsoundPlan(
+            f"the noise of terms must be found in {seconds:g} s of processor time, and was not; "
+            f"state privacy.std_over_clip in the place of epsilon, or draw more units at a time"
+        ) from error
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.signal(signal.SIGPROF, before)
