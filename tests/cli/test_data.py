@@ -108,7 +108,8 @@ def test_the_officer_sees_it_before_approving(ward: Path, tmp_path: Path) -> Non
     arguments = ["silo", "approve", str(terms), "--policy", str(silo.policy)]
     done = CliRunner().invoke(app, arguments, input="n\n")
     assert "look at   40 of 60 records (67 %) count for nothing" in done.output
-    assert done.output.index("look at") < done.output.index("approve?")
+    assert done.output.index("look at") < done.output.index("verdict   it CANNOT run")
+    assert "data.sepsis.shape must be [2]" in str(done.exception)
     gone = screen_lines(DataRecipe(source=str(tmp_path / "gone.csv")))
     assert gone[0].startswith("the records cannot be looked at here: ")
     whole = screen_lines(DataRecipe(source=str(ward), options={"y": "ill", "x": "patient"}))

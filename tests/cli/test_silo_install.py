@@ -28,6 +28,7 @@ import tomli_w
 import yaml
 from typer.testing import CliRunner
 
+from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli import doctor, silo_check
 from dpfed.cli import silo as commands
 from dpfed.cli.deploy import deploy
@@ -180,6 +181,19 @@ def test_systemd_takes_the_units_and_rates_them(silo: Path, name: str, most: flo
     level = re.search(rf"exposure level for {unit.name}: ([\d.]+)", rated.stdout)
     assert level
     assert float(level[1]) <= most
+
+
+def test_units_and_containers_limit_memory(silo: Path) -> None:
+    """An order that takes all memory ends its child; the gate goes on, and so does the machine."""
+    unit = (silo / "dpfed-gate.service").read_text()
+    for line in ("MemoryMax=80%", "MemoryHigh=70%", "MemorySwapMax=0", "OOMPolicy=continue"):
+        assert f"\n{line}\n" in unit
+    assert "\nMemoryMax=40%\n" in (silo / "dpfed-supernode.service").read_text()
+    services = yaml.safe_load((silo / "compose.yaml").read_text())["services"]
+    for name, variable in (("gate", "GATE_MEMORY:-8g"), ("supernode", "RELAY_MEMORY:-4g")):
+        service = services[name]
+        assert service["mem_limit"] == service["memswap_limit"] == f"${{{variable}}}"
+        assert service["pids_limit"] == 512
 
 
 def test_the_containers_share_the_socket_alone(silo: Path) -> None:
@@ -335,6 +349,10 @@ class Site:
     @property
     def data(self) -> Path:
         return self.home / "data/records.npz"
+
+    @property
+    def user(self) -> int:
+        return pwd.getpwnam(self.gate).pw_uid
 
     @property
     def policy(self) -> Path:
@@ -565,6 +583,46 @@ def test_a_clock_that_went_back(site: Site) -> None:
     with closing(sqlite3.connect(site.home / "state/approvals.sqlite")) as file, file:
         file.execute("INSERT INTO approvals (name, at) VALUES ('a', '2999-01-01T00:00:00+00:00')")
     fault(site, "the clock must be after 2999-01-01", "a training was approved")
+
+
+@pytest.mark.slow
+def test_a_clock_that_is_behind_what_the_gate_has_seen(site: Site) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect(site.home / "state/clock.sqlite")) as file, file:
+        file.execute("INSERT INTO clock VALUES (1, '2999-01-01T00:00:00+00:00')")
+    fault(site, "when the gate answered", "dpfed silo clock --reset")
+
+
+@pytest.mark.slow
+def test_one_file_in_two_accounts(site: Site) -> None:
+    """Root looks into the ledger, and leaves no file of root's beside it."""
+    ledger = site.home / "state/ledger.sqlite"
+    opened = Ledger(ledger)
+    first = load_policy(site.policy).data["records"]
+    opened.declare(first.key("records"), first.budget)
+    opened.close()
+    for path in (site.home / "state").iterdir():
+        shutil.chown(path, site.gate, site.gate)
+    assert any("accounts: no file is in two" in line for line in site.check())
+    assert {p.stat().st_uid for p in (site.home / "state").iterdir()} == {site.user}
+    tree = tomllib.loads(site.policy.read_text())
+    tree["data"]["again"] = tree["data"]["records"]
+    site.policy.write_text(tomli_w.dumps(tree))
+    fault(site, "data.records and data.again must have one account")
+
+
+@pytest.mark.slow
+def test_a_models_folder_that_others_may_change(site: Site) -> None:
+    folder = site.home / "model"
+    site.change(pretrained={"encoder": {"folder": str(folder)}})
+    fault(site, "pretrained.encoder.folder must be a folder")
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert any("model encoder:" in line for line in site.check())
+    (folder / "config.json").chmod(0o666)
+    fault(site, "model encoder must not be writable by a relay user")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as Bytes
+from typer.testing import CliRunner
 
+from dpfed.accounting import gdp
 from dpfed.accounting.ledger.ledger import Ledger
-from dpfed.cli.officer import days_of, proposal, state_of
+from dpfed.cli.main import app
+from dpfed.cli.officer import days_of, proposal, state_of, verdict
 from dpfed.core.errors import ClientRefused, DataError, DpfedError
 from dpfed.core.types import Broadcast
 from dpfed.recipes.terms import Terms, read_terms, write_terms
@@ -281,6 +285,71 @@ def test_an_officer_reads_what_it_costs_who_sees_and_how_much_is_left(tmp_path: 
     louder = read_terms(terms_for(tmp_path, 3, rounds=101).read_bytes())
     with pytest.raises(DpfedError, match="most_rounds"):
         proposal(held, louder)
+
+
+def test_a_verdict_says_if_it_fits_what_is_left_and_both_sizes(tmp_path: Path) -> None:
+    held, terms = approved(tmp_path, sizes=[100.0] * 3)
+    found = verdict(held, terms)
+    assert found.refused == ""
+    mu = math.sqrt(gdp.mu_for(4.0, 1e-5) ** 2 - gdp.mu_for(2.0, 1e-5) ** 2)
+    assert gdp.epsilon_for(1e-5, mu) == pytest.approx(3.2765, abs=5e-4)
+    assert found.lines == (
+        "sizes     the terms declare 100 records, and 90 are here (for you alone); sums are "
+        "divided by the declared number",
+        "after it  epsilon 2 of (4, 1e-05) is spent or kept for enrolled trainings, and 3.276 is "
+        "left for one more training: it FITS the budget",
+        "verdict   it can run",
+    )
+    held.answer(order(terms))  # a part of it is spent, and counts once
+    assert verdict(held, terms).lines[1] == found.lines[1]
+    other = read_terms(terms_for(tmp_path, 3, name="other", privacy={"epsilon": 3.99}).read_text())
+    again = verdict(held, other)
+    assert "would be with this one; ask for less, or raise data.sepsis.epsilon" in again.refused
+    assert again.lines[-1] == "verdict   it CANNOT run"
+
+
+def test_a_verdict_counts_what_is_kept_for_others(tmp_path: Path) -> None:
+    held, terms = approved(tmp_path)
+    other = read_terms(terms_for(tmp_path, 3, name="other", privacy={"epsilon": 3.4}).read_text())
+    assert verdict(held, other).refused == ""
+    held.answer(enrolment(terms.name))
+    assert "epsilon 2 is spent or kept" in verdict(held, other).refused
+
+
+@pytest.mark.parametrize(
+    ("gate", "data", "changes", "words"),
+    [
+        ({"most_bytes": 65_600}, {}, {}, "gate.most_bytes is 65,600; raise it"),
+        ({}, {"epsilon": 1.9}, {}, "does not suffice: epsilon 0 is spent"),
+        ({}, {"unit": "group"}, {"privacy": {"epsilon": 2.0, "noise": "keyed", "unit": "group"}},
+         "names no persons"),
+        ({}, {"shape": [5]}, {}, "data.sepsis.shape must be [6]"),
+        ({}, {"load": {"source": "/none.npz"}}, {}, "the data cannot be used: '/none.npz'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_run_is_refused_with_its_reason(
+    tmp_path: Path, gate: dict[str, Any], data: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
+    silo = Silo(tmp_path / "silo", 0)
+    silo.write(gate, **data)
+    terms = read_terms(terms_for(tmp_path, 3, **changes).read_text())
+    found = verdict(Keeper(load_policy(silo.policy)), terms)
+    assert words in found.refused
+    assert found.lines[-1] == "verdict   it CANNOT run"
+
+
+def test_the_command_refuses_what_cannot_run_and_approves_what_can(tmp_path: Path) -> None:
+    silo, terms = Silo(tmp_path / "silo", 0), terms_for(tmp_path, 3)
+    arguments = ["silo", "approve", str(terms), "--yes", "--policy", str(silo.policy)]
+    silo.write(epsilon=1.9)
+    done = CliRunner().invoke(app, arguments)
+    assert "it does NOT FIT the budget" in done.output
+    assert isinstance(done.exception, DpfedError)
+    assert Keeper(load_policy(silo.policy)).approvals.all() == []
+    silo.write()
+    done = CliRunner().invoke(app, arguments)
+    assert "the terms declare 90 records, and 90 are here (for you alone)" in done.output
+    assert "approved for 30 days: gated" in done.output
 
 
 def test_an_approval_that_the_policy_outgrew_stops_no_other(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 SEEN: list[str] = []
@@ -15,3 +16,8 @@ def shift(message: Message, context: Context) -> Message:
     arrays = message.content.array_records["arrays"]
     less = {name: Array(np.asarray(array.numpy() - 1.0)) for name, array in arrays.items()}
     return Message(RecordDict({"arrays": ArrayRecord(less)}), reply_to=message)
+
+
+def linear(width: int = 6) -> torch.nn.Module:
+    """A factory of an installed package's, as a policy lists it."""
+    return torch.nn.Linear(width, 3)

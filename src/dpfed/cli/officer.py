@@ -1,21 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an officer of the owner's reads: a proposal before it is approved, status, and the log.
+"""What an officer of the owner's reads: a proposal and its verdict, status, and the log.
 
-Every word that came from a server passes ``shown``; figures are this silo's own computation.
+Every word that came from a server passes ``shown``; figures are this silo's own computation. The
+verdict has the true number of units beside the declared one: it is for the owner, and is sent to
+nobody. Nothing of a model is loaded for any of it.
 """
 
 from __future__ import annotations
 
-import datetime as dt
+import math
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
-from dpfed.accounting.guarantee import GATED
+import torch
+
+from dpfed.accounting.guarantee import GATED, round_up
+from dpfed.core.errors import BudgetSpent, DpfedError
 from dpfed.core.log import shown
-from dpfed.core.types import Trust
+from dpfed.core.types import Trust, Unit
+from dpfed.data.datasets import Records
+from dpfed.recipes.federation import is_loaded
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.terms import Terms
-from dpfed.silo.keeper import Keeper
+from dpfed.silo.keeper import Keeper, load_records
+from dpfed.silo.policy import DataPolicy
+from dpfed.training.account import Account
 
 _SEES = {
     Trust.LOCAL: "the server sees this silo's releases, each with its noise",
@@ -26,6 +37,7 @@ _SEES = {
 
 def proposal(keeper: Keeper, terms: Terms) -> str:
     """What a training would do, and what it would cost; refuses what the policy does not allow."""
+    keeper.check_accounts()
     data = keeper.permitted(terms)
     plan, name = terms.plan, terms.pins.dataset
     recipe, released = terms.recipe, sum(plan.planned(channel) for channel in plan.channels)
@@ -35,9 +47,7 @@ def proposal(keeper: Keeper, terms: Terms) -> str:
         "data": f"{name}: each {data.unit} under {data.adjacency}",
         "method": f"{_method(recipe)}, {recipe.rounds} rounds and {plan.spare} spare attempts, "
         f"{released} releases",
-        "model": f"{shown(str(recipe.model.factory or recipe.model.name))}, "
-        f"{terms.model.layout.size:,} numbers"
-        + (f", trained by {shown(terms.pins.train)}" if terms.pins.train else ""),
+        "model": _model(terms),
         "silos": f"{len(terms.pins.sizes)}, this one is number {data.client}",
         "sees": _SEES[plan.update.trust],
         "keeps": replace(plan.guarantee(), enforced=GATED, budgeted=True).sentence,
@@ -45,6 +55,104 @@ def proposal(keeper: Keeper, terms: Terms) -> str:
         f"costs {data.cost(terms):.4g} by itself",
     }
     return "\n".join(f"{word:9} {said}" for word, said in lines.items())
+
+
+def _model(terms: Terms) -> str:
+    table = terms.recipe.model
+    name = shown(str(table.factory or table.options.get("source") or table.name))
+    said = f"{name}, {terms.layout.size if terms.layout else 0:,} numbers"
+    if is_loaded(table):
+        said += " by the terms, and nothing of it is loaded before you approve"
+    return said + (f", trained by {shown(terms.pins.train)}" if terms.pins.train else "")
+
+
+class Verdict(NamedTuple):
+    """Whether a training can run here, and why not."""
+
+    lines: tuple[str, ...]
+    refused: str
+    """In one sentence; "" if it can."""
+
+
+def verdict(keeper: Keeper, terms: Terms) -> Verdict:
+    """Whether the budget suffices, what is left after it, and whether the data are as agreed.
+
+    Args:
+        keeper: the silo's.
+        terms: such that ``proposal`` accepts.
+    """
+    data, lines = keeper.policy.data[terms.pins.dataset], []
+    reasons = list(_obstacles(keeper, terms))
+    try:
+        records = load_records(terms.pins.dataset, data)
+        lines.append(f"sizes     {_sizes(data, terms, records)}")
+        if terms.plan.update.unit is Unit.GROUP and records.groups is None:
+            reasons.append("the data names no persons, and the training protects persons; name "
+                           "their column: load.options.groups")  # fmt: skip
+    except (DpfedError, OSError) as error:
+        reasons.append(f"the data cannot be used: {error}")
+    said, reason = _budget(keeper, data, terms)
+    reasons += [reason] if reason else []
+    lines += [f"after it  {said}", f"verdict   {'it CANNOT run' if reasons else 'it can run'}"]
+    return Verdict(tuple(lines), reasons[0] if reasons else "")
+
+
+def _budget(keeper: Keeper, data: DataPolicy, terms: Terms) -> tuple[str, str]:
+    """What is spent and left after the training; and why it does not fit, if it does not."""
+    name, budget = terms.pins.dataset, data.budget
+    own = Account(keeper.ledger(), name, divided=False)
+    found = own.forecast(terms.plan, terms.name, data.client, data.key(name), budget)
+    before, after = found.before, found.after
+    spent = [round_up(cost.epsilon(data.delta, data.adjacency)) for cost in (before, after)]
+    left = after.left(budget)
+    down = "" if math.isnan(left) else f"{math.floor(left * 1e3) / 1e3:g}"
+    rest = f", and {down} is left for one more training" if down else ""
+    said = f"epsilon {spent[1]} of {budget} is spent or kept for enrolled trainings"
+    if found.refused is None:
+        return f"{said}{rest}: it FITS the budget", ""
+    if not isinstance(found.refused, BudgetSpent):
+        return f"{said}: the ledger REFUSES it", str(found.refused)
+    return (
+        f"{said}: it does NOT FIT the budget",
+        f"the budget {budget} of data.{name} does not suffice: epsilon {spent[0]} is spent or kept "
+        f"for enrolled trainings, and {spent[1]} would be with this one; ask for less, or raise "
+        f"data.{name}.epsilon",
+    )
+
+
+def _sizes(data: DataPolicy, terms: Terms, records: Records) -> str:
+    """Declared and true number of units; only the owner reads it."""
+    declared, unit = terms.pins.sizes[data.client], terms.plan.update.unit
+    true = len(records)
+    if unit is Unit.GROUP and records.groups is not None:
+        true = len(torch.unique(records.groups))
+    if unit is Unit.CLIENT:
+        return f"the whole silo is the unit; it has {true:,} records (for you alone)"
+    words = "records" if unit is Unit.RECORD else "persons"
+    differ = "" if declared == true else "; sums are divided by the declared number"
+    return f"the terms declare {declared:,g} {words}, and {true:,} are here (for you alone){differ}"
+
+
+_OVERHEAD = 1 << 16
+"""Bytes of an order besides its parameters."""
+
+
+def _obstacles(keeper: Keeper, terms: Terms) -> Iterator[str]:
+    """What would stop each order of the training, whatever the data are."""
+    numbers = terms.layout.size if terms.layout else 0
+    needed = 4 * numbers + _OVERHEAD
+    if needed > keeper.policy.gate.most_bytes:
+        yield (
+            f"an order has about {needed:,} bytes, and gate.most_bytes is "
+            f"{keeper.policy.gate.most_bytes:,}; raise it"
+        )
+    if terms.plan.client.linear and is_loaded(terms.recipe.model):
+        yield (
+            f"client {terms.recipe.client['name']!r} needs a model of one linear layer; ask for "
+            f"another method or model"
+        )
+    if terms.plan.open:
+        yield "an open population has no silos; ask for terms without privacy.cohort"
 
 
 def _method(recipe: Recipe) -> str:
@@ -62,13 +170,23 @@ def _spent(keeper: Keeper, dataset: str) -> str:
     return f"epsilon {cost.epsilon(data.delta, data.adjacency):.4g} is spent"
 
 
+def _overspent(keeper: Keeper, dataset: str) -> str:
+    data = keeper.policy.data[dataset]
+    cost = keeper.ledger().spent(data.key(dataset))
+    return "" if cost.within(data.budget, data.adjacency) else ": OVERSPENT"
+
+
 def state_of(keeper: Keeper) -> str:
     """Approvals, counts, and what is spent."""
-    now, events = dt.datetime.now(dt.UTC), keeper.approvals.events()
+    now, events = keeper.approvals.now(), keeper.approvals.events()
     lines = [
-        f"{name}: {_spent(keeper, name)} of {data.budget}"
+        f"{name}: {_spent(keeper, name)} of {data.budget}{_overspent(keeper, name)}"
         for name, data in keeper.policy.data.items()
     ]
+    try:
+        keeper.check_accounts()
+    except DpfedError as error:
+        lines.append(f"the gate does not start with this policy: {error}")
     for each in keeper.approvals.all():
         counts = {
             kind: sum(e.times for e in events if (e.kind, e.training) == (kind, each.name))

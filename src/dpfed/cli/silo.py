@@ -125,15 +125,19 @@ def terms(
         package: installed packages to pin, where a model comes from one.
         train: a train function that silos have installed, at client level; "" if there is none.
     """
-    from dpfed.recipes.terms import read_terms, write_terms
+    from dpfed.recipes.terms import check_numbers, read_terms, with_model, write_terms
+    from dpfed.silo.policy import LONGEST_CALIBRATION, limited_time
 
     text = write_terms(
         recipe, dataset=dataset, shape=[int(n) for n in shape.split(",")],
         sizes=[float(n) for n in sizes.split(",")], classes=classes, roster=roster,
         packages=package or [], train=train,
     )  # fmt: skip
+    check_numbers(read_terms(text))
+    text = with_model(text)
     written = read_terms(text)
-    written.plan.guarantee()  # what no silo could approve is refused here
+    with limited_time(LONGEST_CALIBRATION):
+        written.plan.guarantee()  # what no silo could approve is refused here
     typer.echo(text, nl=False)
     typer.echo(f"fingerprint {written.fingerprint[:16]}: compare it by telephone", err=True)
 
@@ -147,7 +151,10 @@ def approve(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Show what a training would cost and who would see what, and ask for approval.
+    """Show what a training would cost, who would see what and if it can run; ask for approval.
+
+    What does not fit into the budget, or could not run here, is refused. Nothing of a model is
+    loaded before you have approved.
 
     Example: dpfed silo approve terms.toml
 
@@ -162,7 +169,8 @@ def approve(
     import getpass
 
     from dpfed.cli.data import screen_lines
-    from dpfed.cli.officer import proposal
+    from dpfed.cli.officer import proposal, verdict
+    from dpfed.core.errors import UnsoundPlan
     from dpfed.recipes.terms import read_terms
     from dpfed.silo.keeper import Keeper
     from dpfed.silo.policy import load_policy
@@ -172,6 +180,11 @@ def approve(
     typer.echo(proposal(keeper, asked))
     for line in screen_lines(keeper.policy.data[asked.pins.dataset].load):
         typer.echo(f"look at   {line}")
+    found = verdict(keeper, asked)
+    for line in found.lines:
+        typer.echo(line)
+    if found.refused:
+        raise UnsoundPlan(f"training {asked.name!r} cannot run here: {found.refused}")
     if not yes and not typer.confirm("approve?", default=False):
         raise typer.Exit(1)
     given = keeper.policy.data[asked.pins.dataset].approval_days if days is None else days
@@ -205,6 +218,38 @@ def status(policy: PolicyFile = DEFAULT) -> None:
     from dpfed.silo.policy import load_policy
 
     typer.echo(state_of(Keeper(load_policy(policy))))
+
+
+@silo_app.command()
+def clock(
+    policy: PolicyFile = DEFAULT,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Let the system's clock count again; it is logged.")
+    ] = False,
+) -> None:
+    """Show the largest time that the gate has seen, which counts if the clock is set back.
+
+    If the clock was once far ahead, set it right and use --reset. Approvals that had ended only by
+    that clock stand again, and are listed.
+
+    Example: dpfed silo clock --reset
+
+    \f
+
+    Args:
+        policy: the owner's policy.
+        reset: take the clock's present time for the largest.
+    """
+    import getpass
+
+    from dpfed.silo.keeper import Keeper
+    from dpfed.silo.policy import load_policy
+
+    approvals = Keeper(load_policy(policy)).approvals
+    again = approvals.reset_clock(getpass.getuser()) if reset else []
+    typer.echo(f"for the gate it is {approvals.now().isoformat()}")
+    for name in again:
+        typer.echo(f"approved again: {name}; 'dpfed silo revoke {name}' ends it")
 
 
 @silo_app.command("log")

@@ -15,7 +15,10 @@ for the gate's user: as root that is the owner of the state folder, otherwise wh
 |                                             | way in for a user that may connect             |
 | the installation                            | writable by a user that may connect            |
 | roster and identity, under distributed trust| missing, unsound, or another silo's            |
-| clock                                       | before the installation, or an approval        |
+| accounts                                    | two budgets of one; one file in two            |
+| pretrained models                           | missing; writable by others than their owner   |
+| clock                                       | before the installation, an approval, or what  |
+|                                             | the gate has seen                              |
 | network of a gate that runs                 | nothing: a warning                             |
 """
 
@@ -28,16 +31,21 @@ import pwd
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import dpfed
+from dpfed.accounting.ledger.conversions import LedgerKey
+from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.errors import DataError
 from dpfed.core.types import Trust
 from dpfed.data.datasets import find_files
+from dpfed.silo.approvals import CLOCK, FILE
 from dpfed.silo.gate import refuse_open_folder
+from dpfed.silo.keeper import LEDGER_FILE
 from dpfed.silo.policy import Policy, load_policy
+from dpfed.silo.sources import check_accounts
 from dpfed.sums.secagg import identity as identities
 
 STRONG = (
@@ -206,6 +214,79 @@ def _check_source(name: str, source: str, site: _Site) -> Iterator[str]:
         yield _private(f"data {name}", path, site)
 
 
+def _check_models(site: _Site) -> Iterator[str]:
+    """Folders of pretrained models: public, and for nobody but their owner to change."""
+    for name, data in site.policy.data.items():
+        for source, model in data.pretrained.items():
+            if not model.folder:
+                continue
+            if not Path(model.folder).is_dir():
+                raise DataError(
+                    f"data.{name}.pretrained.{source}.folder must be a folder, got "
+                    f"{model.folder!r}; put the model there, or correct the policy"
+                )
+            for each in (Path(model.folder), *sorted(Path(model.folder).rglob("*"))):
+                _refuse_relays(f"model {source}", each, site)
+            yield f"model {source}: {model.folder} is not for relay users to change"
+
+
+def _refuse_relays(
+    what: str, path: Path, site: _Site, way_out: str = "'chmod go-w' it, or chown it"
+) -> None:
+    """Refuse a public file that a user who may connect could change, or put another in place of."""
+    for each in (path, *path.parents):
+        facts = each.stat()
+        owned = facts.st_uid in {relay.pw_uid for relay in site.relays}
+        shared = any(facts.st_gid in _groups(relay) for relay in site.relays)
+        writable = facts.st_mode & (0o022 if shared else 0o002)
+        if owned or (writable and not facts.st_mode & 0o1000):
+            raise DataError(
+                f"{what} must not be writable by a relay user, got {each} of user {facts.st_uid} "
+                f"with mode {facts.st_mode & 0o7777:o}; {way_out}"
+            )
+
+
+def _check_accounts(site: _Site) -> Iterator[str]:
+    """One file, one account, one budget; nothing is written."""
+    ledger = site.state / LEDGER_FILE
+    with _acting_as(site.gate):  # SQLite may write files beside it, which must be the gate's
+        names = Ledger(ledger, create=False).balance() if ledger.exists() else None
+    counted = dict(_looked_up(site.state / FILE, "SELECT path, dataset FROM sources"))
+
+    def account(name: str) -> str:
+        return name if names is None else names.resolve(LedgerKey(name)).dataset
+
+    check_accounts(site.policy, account, counted)
+    yield "accounts: no file is in two of them, and each has one budget"
+
+
+@contextmanager
+def _acting_as(user: pwd.struct_passwd) -> Iterator[None]:
+    """As the gate's user, if this is root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    group = os.getegid()
+    os.setegid(user.pw_gid)
+    os.seteuid(user.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(group)
+
+
+def _looked_up(path: Path, query: str) -> list[tuple[str, str]]:
+    """The rows of a file of the gate's; none where it, or its table, was not made yet."""
+    if not path.exists():
+        return []
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
+        try:
+            return file.execute(query).fetchall()
+        except sqlite3.OperationalError:  # of version 0.2.0
+            return []
+
+
 def _private(what: str, path: Path, site: _Site) -> str:
     """Refuse a file or folder that others than the gate's user can read, or reach."""
     _refuse_path(what, path, site.gate)
@@ -298,16 +379,7 @@ def _check_socket(site: _Site) -> Iterator[str]:
 def _check_installation(site: _Site) -> Iterator[str]:
     package = Path(dpfed.__file__).resolve().parent
     for start in (package, Path(sys.executable).resolve()):
-        for each in (start, *start.parents):
-            facts = each.stat()
-            owned = facts.st_uid in {relay.pw_uid for relay in site.relays}
-            shared = any(facts.st_gid in _groups(relay) for relay in site.relays)
-            writable = facts.st_mode & (0o022 if shared else 0o002)
-            if owned or (writable and not facts.st_mode & 0o1000):
-                raise DataError(
-                    f"the installation must not be writable by a relay user, got {each} of user "
-                    f"{facts.st_uid} with mode {facts.st_mode & 0o7777:o}; install dpfed as root"
-                )
+        _refuse_relays("the installation", start, site, "install dpfed as root")
     yield f"the installation {package} is not for relay users to change"
 
 
@@ -340,12 +412,14 @@ def _check_clock(site: _Site) -> Iterator[str]:
     now = dt.datetime.now(dt.UTC)
     made = dt.datetime.fromtimestamp(Path(dpfed.__file__).stat().st_mtime, dt.UTC)
     _refuse_past(now, made, "dpfed was installed")
-    approvals = site.state / "approvals.sqlite"
-    if approvals.exists():
-        with closing(sqlite3.connect(f"file:{approvals}?mode=ro", uri=True)) as file:
-            (last,) = file.execute("SELECT max(at) FROM approvals").fetchone()
-        if last:
-            _refuse_past(now, dt.datetime.fromisoformat(last), "a training was approved")
+    events = {
+        "a training was approved": (FILE, "SELECT max(at), '' FROM approvals"),
+        "the gate answered": (CLOCK, "SELECT at, '' FROM clock"),
+    }
+    for what, (file, query) in events.items():
+        for last, _ in _looked_up(site.state / file, query):
+            if last:
+                _refuse_past(now, dt.datetime.fromisoformat(last), what)
     yield f"the clock says {now:%Y-%m-%d %H:%M} UTC: after the installation and all approvals"
 
 
@@ -353,7 +427,8 @@ def _refuse_past(now: dt.datetime, event: dt.datetime, what: str) -> None:
     if now < event - dt.timedelta(minutes=5):
         raise DataError(
             f"the clock must be after {event:%Y-%m-%d %H:%M} UTC, when {what}, got "
-            f"{now:%Y-%m-%d %H:%M}; set it: approvals end by it"
+            f"{now:%Y-%m-%d %H:%M}; set it, as approvals end by it, or, if it was ahead once, "
+            f"'dpfed silo clock --reset'"
         )
 
 
@@ -391,6 +466,8 @@ def _is_gate(process: Path, user: int) -> bool:
 _PARTS: tuple[Callable[[_Site], Iterator[str]], ...] = (
     _check_users,
     _check_files,
+    _check_models,
+    _check_accounts,
     _check_socket,
     _check_installation,
     _check_identity,

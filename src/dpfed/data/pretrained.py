@@ -190,7 +190,7 @@ def _installed(name: str, extra: str) -> Any:
         return import_module(name)
 
 
-def _folder(source: str | Path) -> str:
+def folder_of(source: str | Path) -> str:
     """A folder that lies under one of $DPFED_DATA's, as data do; else the name as it is."""
     under = [each / source for each in data_folders() if not Path(source).exists()]
     return str(next((path for path in under if path.is_dir()), source))
@@ -198,7 +198,7 @@ def _folder(source: str | Path) -> str:
 
 def _loaded(load: Any, source: str | Path, options: Mapping[str, Any]) -> Any:
     try:
-        return load(_folder(source), **options)
+        return load(folder_of(source), **options)
     except Exception as error:
         raise RecipeError(
             f"the model {str(source)!r} cannot be loaded ({first_sentence(error)}); give a folder "

@@ -386,6 +386,19 @@ _MODULES: dict[str, Callable[[ModelRecipe, int | None, int], torch.nn.Module]] =
 }
 
 
+PRETRAINED = ("transformers", "timm")
+"""Models whose weights and code come from a folder or a library, by ``options.source``."""
+
+
+def is_loaded(recipe: ModelRecipe) -> bool:
+    """Whether a model is made by code or files of others, and not of its sizes alone.
+
+    Args:
+        recipe: the recipe's table ``model``.
+    """
+    return recipe.name in _MODULES or recipe.factory is not None
+
+
 def public_seed(seed: int, purpose: str) -> int:
     """A seed for what is public (model start, partitions), apart from the noise's keys."""
     return int.from_bytes(derive(seed, purpose)[:4], "big")

@@ -17,6 +17,8 @@
     train = ""                      # package.module:function, a train function that silos installed
     low = 0.0                       # the least value of each feature, or one for all; may be left
     high = 1.0                      # out: what dp-fedauto's center begins from
+    layout = [["head.weight", [2, 64]]]  # of a model that is loaded: its parameters, in their order
+    model = "..."                   # the digest of a pretrained model's folder
 
 Server and silos read the same file: the plan, the model and the start follow from it. Its
 fingerprint is that of its meaning, not of its spelling.
@@ -26,17 +28,21 @@ fingerprint is that of its meaning, not of its spelling.
 | a table ``data`` or ``ledger``, an unknown key  | RecipeError                               |
 | more than 64 KiB, not TOML, not text            | RecipeError                               |
 | options that are not numbers, switches or words | RecipeError: no path, URL or code         |
+| numbers beyond ``RANGES``                       | read, and refused by ``check_numbers``    |
+| a model that is loaded, and is not as pinned    | RecipeError, when it is built             |
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -47,15 +53,18 @@ from dpfed import __version__
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Vector
+from dpfed.core.vector import Layout
 from dpfed.data.models import Model
+from dpfed.data.pretrained import folder_of
 from dpfed.recipes.build import plan_for, trained_model
-from dpfed.recipes.federation import public_seed, sized_model
+from dpfed.recipes.federation import PRETRAINED, is_loaded, public_seed, sized_model
 from dpfed.recipes.schema import Recipe, parse, read_toml, to_toml, with_default
 from dpfed.training.plan import Plan
 
 MOST_BYTES = 1 << 16
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_PARAMETER = re.compile(r"[A-Za-z0-9_.:-]{1,256}")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]{0,127}:[A-Za-z_]\w{0,63}", re.ASCII)
 
 
@@ -82,6 +91,10 @@ class Pins(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     """The public lower end of each feature, or one for all."""
     high: float | list[float] | msgspec.UnsetType = msgspec.UNSET
     """The public upper end."""
+    layout: list[tuple[str, list[int]]] | msgspec.UnsetType = msgspec.UNSET
+    """Of a model that is loaded: the names and shapes of its parameters, in their order."""
+    model: str | msgspec.UnsetType = msgspec.UNSET
+    """The digest of a pretrained model's folder."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +105,8 @@ class Terms:
     pins: Pins
     text: str = ""
     """As they were written."""
+    folder: str = ""
+    """Where a pretrained model is on this machine; "" looks for the source that they name."""
 
     @property
     def name(self) -> str:
@@ -113,8 +128,42 @@ class Terms:
 
     @cached_property
     def _named(self) -> Model:
-        """The model that the recipe names."""
-        return sized_model(self.recipe.model, self.pins.shape, self.pins.classes, self.recipe.seed)
+        """The model that the recipe names, if its parameters are those that were agreed on."""
+        pins, table = self.pins, self.recipe.model
+        if table.name in PRETRAINED:
+            held: dict[str, Any] = {"source": self.folder} if self.folder else {}
+            held |= {"trust_remote_code": False} if table.name == "transformers" else {}
+            table = msgspec.structs.replace(table, options={**table.options, **held})
+        made = sized_model(table, pins.shape, pins.classes, self.recipe.seed)
+        agreed = self._pinned
+        if agreed is not None and list(agreed.shapes.items()) != list(made.layout.shapes.items()):
+            raise RecipeError(
+                f"the model must have the {len(agreed.shapes)} parameters of terms.layout, got "
+                f"{len(made.layout.shapes)}, of other names or shapes; use the same model and "
+                f"versions as the server, or write the terms anew"
+            )
+        return made
+
+    @property
+    def _pinned(self) -> Layout | None:
+        """The parameters that the terms list, in their order."""
+        if isinstance(self.pins.layout, msgspec.UnsetType):
+            return None
+        return Layout({name: tuple(shape) for name, shape in self.pins.layout})
+
+    @property
+    def described(self) -> bool:
+        """Whether the terms say how large their model is, so that nothing of it is to be loaded."""
+        return self._pinned is not None or not is_loaded(self.recipe.model)
+
+    def load(self) -> None:
+        """Build the model: for approved terms only."""
+        _ = self._named
+
+    @property
+    def layout(self) -> Layout | None:
+        """The parameters, as far as they are known without loading anything of a model."""
+        return self._pinned if is_loaded(self.recipe.model) else self.model.layout
 
     @property
     def initial(self) -> Vector:
@@ -125,7 +174,8 @@ class Terms:
     @cached_property
     def plan(self) -> Plan:
         """What the training costs, by every silo's own computation."""
-        return plan_for(self.recipe, self.pins.sizes, self._named.layout)
+        layout = self._pinned or self._named.layout
+        return plan_for(self.recipe, self.pins.sizes, layout)
 
 
 def read_terms(text: str | bytes) -> Terms:
@@ -156,9 +206,10 @@ def _check(terms: Terms) -> None:
             raise refuse(label, "1 to 64 of A-Z a-z 0-9 - _ .", name, "choose another")
     if not pins.shape or any(size < 1 for size in pins.shape):
         raise refuse("terms.shape", "one or more whole numbers, at least 1", pins.shape)
-    if not 1 <= len(pins.sizes) <= 10_000 or any(not 0 < size < 1e12 for size in pins.sizes):
+    if not 1 <= len(pins.sizes) <= 10_000 or any(not 1 <= size < 1e12 for size in pins.sizes):
         raise refuse("terms.sizes", "1 to 10,000 numbers from 1 to 1e12", len(pins.sizes))
     _check_ranges(pins)
+    _check_layout(pins, recipe.model.name, is_loaded(recipe.model))
     if pins.train and not _FUNCTION.fullmatch(pins.train):
         raise refuse("terms.train", "package.module:function, or none", pins.train)
     tables = (recipe.client, recipe.sum, *recipe.server, recipe.privacy.options)
@@ -180,6 +231,79 @@ def _check_ranges(pins: Pins) -> None:
         sizes = (1, math.prod(pins.shape))[isinstance(value, list)]
         if len(values) != sizes or not all(map(math.isfinite, values)):
             raise refuse(f"terms.{name}", "a finite number, or one for each feature", value)
+
+
+def _check_layout(pins: Pins, model: str, loaded: bool) -> None:
+    """Names and shapes of something that can be a model: nothing is made of them yet."""
+    if pins.layout is not msgspec.UNSET and not loaded:
+        raise refuse("terms.layout", "left out for a model of dpfed's own", model)
+    given = [] if isinstance(pins.layout, msgspec.UnsetType) else pins.layout
+    names = [name for name, _ in given]
+    named = pins.layout is msgspec.UNSET or bool(names)
+    if not named or len(set(names)) < len(names) or not all(map(_PARAMETER.fullmatch, names)):
+        raise refuse("terms.layout", "parameters of different names, up to 256 letters", names[:3])
+    for name, shape in given:
+        if len(shape) > 8 or any(not 1 <= size <= 1 << 31 for size in shape):
+            raise refuse(f"terms.layout: {name}", "a shape of up to 8 numbers from 1 on", shape[:9])
+
+
+# -------------------------------------------------------------------------------------- numbers
+
+RANGES: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**63 - 1), "rounds": (1, 10_000), "model.chunk": (1, 65_536),
+    "privacy.epsilon": (1e-6, 1e6), "privacy.delta": (1e-30, 0.5), "privacy.clip": (1e-9, 1e9),
+    "privacy.std_over_clip": (1e-6, 1e9), "privacy.colluders": (1, 10_000),
+    "privacy.nominal": (1e-3, 1e12), "privacy.record_rate": (1e-6, 1.0),
+    "privacy.client_rate": (1e-6, 1.0), "privacy.cohort": (1, 1_000_000),
+    "privacy.spare_attempts": (0, 10_000), "privacy.participation.min_separation": (1, 10_000),
+    "privacy.participation.at_most": (1, 10_000), "privacy.adaptive.quantile": (1e-4, 0.9999),
+    "privacy.adaptive.rate": (1e-6, 10.0), "privacy.adaptive.share": (1e-6, 0.9999),
+    "evaluation.every": (1, 10_000), "evaluation.share": (1e-6, 0.9999),
+    "evaluation.loss_bound": (1e-6, 1e6), "evaluation.holdout": (0.0, 1.0),
+}  # fmt: skip
+"""Every number of a recipe that terms can choose: the least and the most."""
+DRAWN: dict[str, tuple[float, float]] = {
+    "privacy.epsilon": (1e-6, 50.0), "privacy.std_over_clip": (0.05, 1e9),
+}  # fmt: skip
+"""... where units or clients are drawn: with less noise an accountant's grid has no end."""
+MOST_OPTION = 1e12
+"""How large a number among the options of a plug-in, model or metric may be."""
+MOST_WHOLE = 100_000
+"""... and a whole one, which may count steps or numbers in memory."""
+MOST_CELLS = 10_000
+"""... and one of a metric's, which counts classes, bins or names."""
+
+
+def check_numbers(terms: Terms) -> None:
+    """Refuse numbers with which calibration might not end, or that nobody needs; name the key.
+
+    Nothing is built or computed here.
+    """
+    recipe = terms.recipe
+    drawn = (recipe.privacy.record_rate, recipe.privacy.client_rate) != (1, 1)
+    for key, (least, most) in (RANGES | (DRAWN if drawn else {})).items():
+        value: Any = recipe
+        for name in key.split("."):
+            value = getattr(value, name, None)
+        if value is not None and value is not msgspec.UNSET and not least <= value <= most:
+            raise refuse(f"{key} in terms", f"from {least:g} to {most:g}", value, "change it")
+    for value in _leaves([terms.pins.low, terms.pins.high]):
+        _check_option("terms.low and terms.high", value, MOST_OPTION)
+    metrics, loss = recipe.evaluation.metrics, recipe.model.loss
+    tables = [recipe.client, recipe.sum, *recipe.server, recipe.privacy.options]
+    for value in _leaves([*tables, loss, recipe.model.options]):
+        _check_option("an option in terms", value, MOST_WHOLE)
+    for value in _leaves(metrics):
+        _check_option("an option of evaluation.metrics in terms", value, MOST_CELLS)
+
+
+def _check_option(label: str, value: Any, most: float) -> None:
+    """A number that is not larger than others need it; whole ones have the smaller bound."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    most = most if isinstance(value, int) else MOST_OPTION
+    if not -most <= value <= most:
+        raise refuse(label, f"from {-most:g} to {most:g}", value, "change it")
 
 
 def _leaves(node: Any) -> Iterator[Any]:
@@ -225,6 +349,77 @@ def write_terms(
     text = to_toml({**tree, "terms": msgspec.to_builtins(pins)})
     read_terms(text)
     return text
+
+
+def with_model(text: str) -> str:
+    """The terms with what their model is pinned to, where it is one that is loaded: by loading it.
+
+    Silos load nothing of a model before they have approved it, so they read it here.
+
+    Args:
+        text: the terms.
+    """
+    terms = read_terms(text)
+    if not is_loaded(terms.recipe.model):
+        return text
+    shapes = terms.model.layout.shapes.items()
+    pins: dict[str, Any] = {"layout": [(name, list(shape)) for name, shape in shapes]}
+    if terms.recipe.model.name in PRETRAINED:
+        source = str(terms.recipe.model.options.get("source"))
+        pins["model"] = folder_digest(folder_of(source.removeprefix("local-dir:")))
+    tree = tomllib.loads(text)
+    made = to_toml({**tree, "terms": {**tree["terms"], **pins}})
+    read_terms(made)
+    return made
+
+
+_NOT_HASHED = (".cache", ".git")
+"""Folders that downloads leave behind, with times and addresses in them."""
+_DEEPEST = 16
+"""Folders in each other that a model has at most."""
+
+
+def folder_digest(folder: str | Path) -> str:
+    """A digest of the names and contents of a model's files; links count as what they lead to."""
+    top = Path(folder)
+    if not top.is_dir():
+        raise RecipeError(
+            f"a pretrained model must be a folder on this machine, so that its digest can be "
+            f"pinned, got {str(folder)!r}; download it first"
+        )
+    found: list[tuple[str, os.stat_result]] = []
+    for path, folders, files in os.walk(top, followlinks=True):
+        here = Path(path).relative_to(top)
+        folders[:] = [each for each in folders if each not in _NOT_HASHED]
+        found += [(str(here / name), _regular(top / here / name)) for name in files]
+        if len(here.parts) > _DEEPEST:
+            raise RecipeError(f"the folder {str(top)!r} has no end; take out the link in it")
+    facts = tuple(
+        (name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+        for name, s in sorted(found, key=lambda each: each[0])
+    )
+    return _digest_of(str(top), facts)
+
+
+def _regular(path: Path) -> os.stat_result:
+    """The facts of a file that can be read to its end."""
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read ({error.strerror}); take it out") from error
+    if not stat.S_ISREG(facts.st_mode):
+        raise RecipeError(f"{path} must be a file, got something else; take it out")
+    return facts
+
+
+@lru_cache(maxsize=64)  # until a file is written to, or another takes its place
+def _digest_of(top: str, facts: tuple[tuple[Any, ...], ...]) -> str:
+    found = hashlib.sha256()
+    for name, *_ in facts:
+        with (Path(top) / name).open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").digest()
+        found.update(hashlib.sha256(os.fsencode(name)).digest() + content)
+    return found.hexdigest()
 
 
 def package_digest(name: str) -> str:

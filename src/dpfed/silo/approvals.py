@@ -1,36 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an owner has approved, and what was asked and refused: a file that the gate's user owns.
+"""What an owner has approved and revoked, and what was asked and refused: the gate's user's files.
+
+    approvals.sqlite     approvals, counts of events (without fsync), which file is whose account
+    revocations.sqlite   names that the owner has revoked, and nothing else; each write is on the
+                         disk (synchronous=EXTRA) before the command ends
+    clock.sqlite         the largest time that was ever seen here
 
 Guarantee: at most one approval has a training's name, for ever: other terms under it are refused,
-as the ledger refuses another plan. Text that came from a server is shown by ``shown`` only, and
-counted, not kept, where nobody has approved its name: however often it asks, the file stays small.
+as the ledger refuses another plan. What was revoked stays so until its owner approves it again,
+even if approvals.sqlite is lost, or is put back from a copy. Time does not go back: ``now`` is at
+least the largest time that was ever recorded. Text that came from a server is shown by ``shown``
+only, and counted, not kept, where nobody has approved its name: however often it asks, the file
+stays small.
 
 | edge case                                    | what happens                                   |
 |----------------------------------------------|------------------------------------------------|
 | other terms under an approved name           | UnsoundPlan: give the training another name    |
 | an approval that has expired or was revoked  | UnsoundPlan; approve the same terms again      |
 | a name that nobody has approved              | UnsoundPlan; counted, the last name is kept    |
+| a clock that was set back                    | the largest time that was recorded counts      |
+| a clock that was far ahead once              | the owner sets it back: ``reset_clock``, logged|
+| a file that SQLite cannot read               | DataError: nothing is answered                 |
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from dpfed.core.errors import UnsoundPlan
+from dpfed.core.errors import DataError, UnsoundPlan
 from dpfed.core.log import shown
 from dpfed.recipes.terms import Terms, read_terms
 
-_FILE = "approvals.sqlite"
+FILE, REVOCATIONS, CLOCK = "approvals.sqlite", "revocations.sqlite", "clock.sqlite"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, fingerprint TEXT, terms TEXT, at TEXT,
     until TEXT, revoked TEXT DEFAULT '', by TEXT);
 CREATE TABLE IF NOT EXISTS events (day TEXT, kind TEXT, training TEXT, count INTEGER, last TEXT,
     said TEXT, PRIMARY KEY (day, kind, training));
+CREATE TABLE IF NOT EXISTS sources (path TEXT PRIMARY KEY, dataset TEXT);
 """
+_REVOKED = "CREATE TABLE IF NOT EXISTS revocations (name TEXT PRIMARY KEY, at TEXT);"
+_LARGEST = "CREATE TABLE IF NOT EXISTS clock (id INTEGER PRIMARY KEY CHECK (id = 1), at TEXT);"
+_SYNCHRONOUS = {FILE: "FULL", REVOCATIONS: "EXTRA", CLOCK: "FULL"}
 
 
 class Approval(NamedTuple):
@@ -63,16 +79,80 @@ class Event(NamedTuple):
 
 
 class Approvals:
-    """The file of one silo. Each call opens it anew, so that officer and gate see the same."""
+    """The files of one silo. Each call opens them anew, so that officer and gate see the same."""
 
     def __init__(self, state: Path) -> None:
-        self._path = state / _FILE
-        with closing(self._connect()) as file, file:
-            file.executescript(_SCHEMA)
-        self._path.chmod(0o600)
+        self._state = state
+        for name, schema in ((FILE, _SCHEMA), (REVOCATIONS, _REVOKED), (CLOCK, _LARGEST)):
+            with self._open(name) as file:
+                file.executescript(schema)
+            (state / name).chmod(0o600)
 
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path, timeout=30.0)
+    @contextmanager
+    def _open(self, name: str, *, count: bool = False) -> Iterator[sqlite3.Connection]:
+        """One transaction on a file; ``count`` writes without waiting for the disk."""
+        path = self._state / name
+        try:
+            with closing(sqlite3.connect(path, timeout=30.0)) as file, file:
+                file.execute(f"PRAGMA synchronous={'OFF' if count else _SYNCHRONOUS[name]}")
+                yield file
+        except sqlite3.DatabaseError as error:
+            raise DataError(
+                f"{path} cannot be used ({error}), so nothing is answered; put back its last copy"
+            ) from error
+
+    # -------------------------------------------------------------------------- files, and time
+
+    def sources(self) -> dict[str, str]:
+        """By real path: the data set under whose name its records have been counted."""
+        with self._open(FILE) as file:
+            return dict(file.execute("SELECT path, dataset FROM sources").fetchall())
+
+    def count_sources(self, accounts: Mapping[str, str]) -> None:
+        """Remember by real path which account its records are counted in."""
+        with self._open(FILE) as file:
+            file.executemany("INSERT OR REPLACE INTO sources VALUES (?, ?)", accounts.items())
+
+    def now(self) -> dt.datetime:
+        """The clock's time, or the largest that was ever seen here, if the clock was set back."""
+        clock, largest = _now(), self.largest()
+        if largest is not None and clock <= largest:
+            return largest
+        with self._open(CLOCK) as file:
+            file.execute(
+                "INSERT INTO clock VALUES (1, ?) ON CONFLICT (id) DO UPDATE SET at = excluded.at "
+                "WHERE at < excluded.at", (clock.isoformat(),),
+            )  # fmt: skip
+        return clock
+
+    def largest(self) -> dt.datetime | None:
+        """The largest time that was ever seen here; None in a new folder."""
+        with self._open(CLOCK) as file:
+            row = file.execute("SELECT at FROM clock").fetchone()
+        return None if row is None else dt.datetime.fromisoformat(row[0])
+
+    def reset_clock(self, by: str) -> list[str]:
+        """Let the system's clock count again, after it was ahead once: the owner's own command.
+
+        Args:
+            by: who says so; it is logged.
+
+        Returns:
+            the trainings whose approvals stand again.
+        """
+        before, clock = self.largest() or _now(), _now()
+        again = [
+            each.name
+            for each in self.all()
+            if (each.state(before), each.state(clock)) == ("expired", "approved")
+        ]
+        with self._open(CLOCK) as file:
+            file.execute("DELETE FROM clock")
+            file.execute("INSERT INTO clock VALUES (1, ?)", (clock.isoformat(),))
+        self.note("clock", "", f"set back by {by}, from {before.isoformat()}")
+        return again
+
+    # --------------------------------------------------------------------------------- approvals
 
     def approve(self, terms: Terms, text: str, *, days: float, by: str) -> None:
         """Let a training's orders be answered, from now on.
@@ -83,13 +163,13 @@ class Approvals:
             days: after which the approval ends.
             by: who approved.
         """
-        now = _now()
+        now = self.now()
         until = (now + dt.timedelta(days=days)).isoformat()
         row = Approval(
             name=terms.name, fingerprint=terms.fingerprint, terms=text, at=now.isoformat(),
             until=until, revoked="", by=by,
         )  # fmt: skip
-        with closing(self._connect()) as file, file:
+        with self._open(FILE) as file:
             entered = file.execute(  # in one step: gate and officer may both be at it
                 "INSERT INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
                 "SET at = excluded.at, until = excluded.until, revoked = '', by = excluded.by "
@@ -99,23 +179,31 @@ class Approvals:
             raise UnsoundPlan(
                 f"training {terms.name!r} was approved under other terms; give it another name"
             )
+        with self._open(REVOCATIONS) as file:  # last: a crash before it leaves it revoked
+            file.execute("DELETE FROM revocations WHERE name = ?", (terms.name,))
         self.note("approved", terms.name, f"by {by}, until {until[:10]}")
 
     def revoke(self, name: str) -> None:
-        """End an approval; nothing is answered under its name from now on."""
-        with closing(self._connect()) as file, file:
-            changed = file.execute(
-                "UPDATE approvals SET revoked = ? WHERE name = ?", (_now().isoformat(), name)
-            ).rowcount
-        if not changed:
+        """End an approval; nothing is answered under its name from now on, even after a crash."""
+        if not self.known(name):
             raise UnsoundPlan(f"no training {shown(name)!r} was approved; 'silo status' lists them")
+        at = self.now().isoformat()
+        with self._open(REVOCATIONS) as file:
+            file.execute("INSERT OR IGNORE INTO revocations VALUES (?, ?)", (name, at))
+        with self._open(FILE) as file:
+            file.execute("UPDATE approvals SET revoked = ? WHERE name = ?", (at, name))
         self.note("revoked", name, "by the owner")
+
+    def revoked(self) -> dict[str, str]:
+        """The names that the owner has revoked, and when."""
+        with self._open(REVOCATIONS) as file:
+            return dict(file.execute("SELECT name, at FROM revocations").fetchall())
 
     def standing(self, name: str) -> Approval:
         """The approval of a training, if it stands; refuses any other name."""
-        found = self._at(name)
-        if found is None or found.state(_now()) != "approved":
-            state = "not approved" if found is None else found.state(_now())
+        found, now = self._at(name), self.now()
+        state = found.state(now) if found else "revoked" if self.known(name) else "not approved"
+        if found is None or state != "approved":
             raise UnsoundPlan(
                 f"training {shown(name)!r} is {state} here; approve its terms with 'dpfed silo "
                 f"approve'"
@@ -127,19 +215,24 @@ class Approvals:
         return read_terms(self.standing(name).terms)
 
     def known(self, name: str) -> bool:
-        """Whether the name was ever approved."""
-        return self._at(name) is not None
+        """Whether the name was ever approved; a revoked one was, whatever the other file says."""
+        return self._at(name) is not None or name in self.revoked()
 
     def _at(self, name: str) -> Approval | None:
-        with closing(self._connect()) as file:
+        with self._open(FILE) as file:
             row = file.execute("SELECT * FROM approvals WHERE name = ?", (name,)).fetchone()
-        return None if row is None else Approval(*row)
+        return None if row is None else self._with_revocation(Approval(*row), self.revoked())
+
+    @staticmethod
+    def _with_revocation(found: Approval, revoked: dict[str, str]) -> Approval:
+        return found._replace(revoked=found.revoked or revoked.get(found.name, ""))
 
     def all(self) -> list[Approval]:
         """All approvals, the latest first."""
-        with closing(self._connect()) as file:
+        with self._open(FILE) as file:
             rows = file.execute("SELECT * FROM approvals ORDER BY at DESC").fetchall()
-        return [Approval(*row) for row in rows]
+        revoked = self.revoked()
+        return [self._with_revocation(Approval(*row), revoked) for row in rows]
 
     def note(self, kind: str, training: str, said: str) -> None:
         """Count an event of today. Names that nobody has approved are one line together.
@@ -150,10 +243,9 @@ class Approvals:
             said: more about it; made fit for a screen.
         """
         known = self.known(training)
-        said = shown(said if known else f"{training}: {said}")
+        said = shown(said if known or not training else f"{training}: {said}")
         now = _now()
-        with closing(self._connect()) as file, file:
-            file.execute("PRAGMA synchronous=OFF")  # a count may be lost with the power, not more
+        with self._open(FILE, count=True) as file:
             file.execute(
                 "INSERT INTO events VALUES (?, ?, ?, 1, ?, ?) ON CONFLICT (day, kind, training) "
                 "DO UPDATE SET count = count + 1, last = excluded.last, said = excluded.said",
@@ -162,7 +254,7 @@ class Approvals:
 
     def events(self) -> list[Event]:
         """Day by day, the latest last."""
-        with closing(self._connect()) as file:
+        with self._open(FILE) as file:
             rows = file.execute("SELECT * FROM events ORDER BY day, last").fetchall()
         return [Event(*row) for row in rows]
 

@@ -10,7 +10,10 @@ ledger, identity. The same ``respond`` answers as in a Flower app's own process.
 |                                                  | why, and nobody else                       |
 | records of another shape than the policy says    | the gate does not start, either            |
 | a training that is not approved                  | UnsoundPlan, counted; nothing is spent     |
-| new terms in an enrolment, mode "within-policy"  | held against the policy, then approved     |
+| new terms in an enrolment, mode "within-policy"  | held against the policy, then approved;    |
+|                                                  | nothing of their model is loaded before    |
+| two budgets of one account, one file under two   | the gate does not start (sources.py)       |
+| accounts, a new name for a file that was counted |                                            |
 | an order whose child died, or took too long      | zero rows, if nothing of it has left       |
 """
 
@@ -22,7 +25,7 @@ import signal
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +33,19 @@ from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 
+from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.environment import IDENTITY, LEDGER, STATE
 from dpfed.core.errors import ClientRefused, DataError, DpfedError, UnsoundPlan
 from dpfed.core.log import log
 from dpfed.core.types import Broadcast, Problem
 from dpfed.data.datasets import Records
-from dpfed.recipes.federation import installed, load_dataset
+from dpfed.recipes.federation import PRETRAINED, installed, load_dataset
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.approvals import Approvals
 from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
+from dpfed.silo.sources import check_accounts
 from dpfed.training.account import Account, Bookable
 from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
 from dpfed.training.flower.responder import ENROL, TERMS, respond
@@ -48,7 +53,7 @@ from dpfed.training.flower.trained import Trained
 from dpfed.training.plan import Plan
 
 BY_RULE = "the policy"
-_LEDGER = "ledger.sqlite"
+LEDGER_FILE = "ledger.sqlite"
 _LEAST = 0.01  # of a week's epsilon, for each training: terms that cost nothing fill a disk, too
 _SHORT = 1 << 16  # bytes of an order that is looked at before a child is made for it
 
@@ -66,38 +71,63 @@ class Keeper:
         self.state = Path(gate.state)
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.environ[STATE] = str(self.state / "trainings")
-        os.environ[LEDGER] = str(self.state / _LEDGER)
+        os.environ[LEDGER] = str(self.state / LEDGER_FILE)
         os.environ[IDENTITY] = gate.identity
         self.approvals = Approvals(self.state)
 
     def open(self) -> None:
         """Load the data, declare the owner's budgets, and build what is approved."""
+        self.approvals.count_sources(self.check_accounts())
         ledger = self.ledger()
         for name, data in self.policy.data.items():
-            if ledger.account(name) != {data.key(name): data.budget}:
-                ledger.declare(data.key(name), data.budget)
-            self.records[name] = _load(name, data)
+            first = ledger.balance().resolve(data.key(name))
+            if ledger.account(name) != {first: data.budget}:
+                ledger.declare(first, data.budget)
+            self.records[name] = load_records(name, data)
         ledger.close()
         for approval in self.approvals.all():
-            if approval.state(dt.datetime.now(dt.UTC)) == "approved":
+            if approval.state(self.approvals.now()) == "approved":
                 try:
                     self.training(approval.name)
                 except DpfedError as error:  # the others go on
                     log.warning("training %s is not answered: %s", approval.name, error)
 
+    def check_accounts(self) -> dict[str, str]:
+        """Refuse a policy with two budgets of one account, or two accounts of one file.
+
+        Returns:
+            by real path: the account in which its records are counted.
+        """
+        ledger, counted = self.ledger(), self.approvals.sources()
+        names = ledger.balance()
+        ledger.close()
+        return check_accounts(
+            self.policy, lambda name: names.resolve(LedgerKey(name)).dataset, counted
+        )
+
     def training(self, name: str) -> tuple[Terms, Problem]:
         """The terms of an approved training, and the problem that they make of the data."""
         approval = self.approvals.standing(name)  # each time: it may be revoked
         built = self._trainings.get(name)  # a name has one set of terms for ever
-        terms = read_terms(approval.terms) if built is None else built[0]
-        self.permitted(terms)
+        terms = self._located(read_terms(approval.terms)) if built is None else built[0]
+        self.permitted(terms, approved=True)
         if built is None:
             built = self._trainings[name] = terms, self._problem(terms)
         return built
 
-    def permitted(self, terms: Terms) -> DataPolicy:
+    def _located(self, terms: Terms) -> Terms:
+        """The terms with the folder where the owner keeps their pretrained model."""
+        data, model = self.policy.data.get(terms.pins.dataset), terms.recipe.model
+        source = model.options.get("source") if model.name in PRETRAINED else None
+        if data is None or not isinstance(source, str) or source not in data.pretrained:
+            return terms
+        folder = data.pretrained[source].folder
+        local = f"local-dir:{folder}" if folder and model.name == "timm" else folder
+        return replace(terms, folder=local)
+
+    def permitted(self, terms: Terms, *, approved: bool = False) -> DataPolicy:
         """The policy of the terms' data set, if it lets them through today."""
-        return permit(self.policy, terms, dt.datetime.now(dt.UTC).date())
+        return permit(self.policy, terms, self.approvals.now().date(), approved=approved)
 
     def _problem(self, terms: Terms) -> Problem:
         if terms.pins.train:
@@ -107,7 +137,7 @@ class Keeper:
 
     def ledger(self) -> Ledger:
         """The owner's, opened anew: a connection does not outlive a fork."""
-        return Ledger(self.state / _LEDGER)
+        return Ledger(self.state / LEDGER_FILE)
 
     def answer(self, order: bytes, nothing: bool = False) -> bytes:
         """What may leave for an order: an answer, an enrolment, or the name of an error.
@@ -216,7 +246,7 @@ class _Asked:
             approvals.approve(terms, text, days=data.approval_days, by=BY_RULE)
 
     def _keep_to_the_week(self, data: DataPolicy, terms: Terms) -> None:
-        week = (dt.datetime.now(dt.UTC) - dt.timedelta(days=7)).isoformat()
+        week = (self.keeper.approvals.now() - dt.timedelta(days=7)).isoformat()
         recent = [a for a in self.keeper.approvals.all() if a.at >= week and a.by == BY_RULE]
         made = [read_terms(each.terms) for each in recent]
         own = [each for each in made if each.pins.dataset == terms.pins.dataset]
@@ -256,7 +286,7 @@ class _Entered(_Booked):
             return tuple(found)
 
 
-def _load(name: str, data: DataPolicy) -> Records:
+def load_records(name: str, data: DataPolicy) -> Records:
     """The data, if it has the shape that the policy makes public."""
     found = load_dataset(Recipe(data=data.load), None).train
     shape = list(found.x.shape[1:])

@@ -14,13 +14,29 @@
     epsilon = 2.0                      # the budget of all trainings together
     methods = ["dp-fedgd", "dp-fedadam"]
 
-``permit`` holds terms against it, key by key; each refusal names its key. It looks at no record.
+``permit`` holds terms against it, key by key; each refusal names its key. It looks at no record,
+and loads nothing of a model: what terms do not say of one is looked at after their approval.
+
+| edge case                                            | what happens                            |
+|------------------------------------------------------|-----------------------------------------|
+| no key ``mechanisms``                                | those of the methods; exact noise, too, |
+|                                                      | wherever Gaussian noise is allowed      |
+| an option of a model that the policy does not list   | UnsoundPlan                             |
+| ``trust_remote_code`` in terms, or in a policy       | refused, whatever its value             |
+| a model's folder that is not as the terms pin it     | UnsoundPlan, with each order            |
+| a factory beside another ``model.name`` than network | UnsoundPlan                             |
+| noise that takes over 10 s of the processor's time   | UnsoundPlan                             |
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import math
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -32,13 +48,21 @@ from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.conversions import LedgerKey, Server
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError, UnsoundPlan
-from dpfed.core.registry import own_names
+from dpfed.core.registry import names, own_names
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
+from dpfed.recipes.federation import PRETRAINED
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.schema import DataRecipe, EvaluationKind, Recipe
-from dpfed.recipes.terms import NAME, Terms, package_digest
+from dpfed.recipes.terms import NAME, Terms, check_numbers, folder_digest, package_digest
 from dpfed.sums.secagg.identity import ROSTER
 from dpfed.training.account import whole_cost
+
+EXACT_TOO = {"gaussian": "discrete_gaussian"}
+"""Noise of the same size in exact integers: allowed wherever the first is."""
+NEVER = ("trust_remote_code", "code_revision")
+"""Options of a model that no policy can allow: they run code of the model's folder."""
+LONGEST_CALIBRATION = 10.0
+"""Seconds of the processor's time in which the noise of terms must be found."""
 
 
 class Mode(StrEnum):
@@ -73,6 +97,15 @@ class GatePolicy(_Table, frozen=True):
     """Requests per minute; more have to wait."""
 
 
+class PretrainedPolicy(_Table, frozen=True):
+    """A pretrained model that terms may name as ``model.options.source``."""
+
+    folder: str = ""
+    """Where it is on this machine; terms pin its digest. None for an architecture of timm's."""
+    options: dict[str, list[Any]] = {}
+    """Allowed options, nested ones with a dot, with [least, most] or the words for each."""
+
+
 class DataPolicy(_Table, frozen=True):
     """One data set: where it is, and what may be done with it."""
 
@@ -86,6 +119,8 @@ class DataPolicy(_Table, frozen=True):
     """The budget of all trainings together."""
     methods: list[str]
     """Allowed methods."""
+    mechanisms: list[str] | None = None
+    """Allowed noise; discrete_gaussian alone is exact. Unset: the methods' own, or exact noise."""
     classes: int | None = None
     """The number of classes; unset if labels are numbers."""
     delta: float = 1e-5
@@ -105,7 +140,9 @@ class DataPolicy(_Table, frozen=True):
     least_silos: int = 2
     """The minimum number of silos under distributed trust."""
     models: tuple[str, ...] = ("softmax", "logistic", "poisson")
-    """Allowed built-in models."""
+    """Allowed built-in models, and transformers or timm for those of ``pretrained``."""
+    pretrained: dict[str, PretrainedPolicy] = {}
+    """Pretrained models by the source that terms name: their folder, and allowed options."""
     factories: dict[str, dict[str, list[Any]]] = {}
     """Allowed ``package.module:function``, with [least, most] or the words for each option."""
     train: tuple[str, ...] = ()
@@ -199,6 +236,28 @@ def _check_data(name: str, data: DataPolicy) -> None:
                      str(data.approve), "set both ceilings")  # fmt: skip
     for method in data.methods:
         method_tables(method)  # refuses what it does not know
+    _check_noise_and_models(name, data)
+
+
+def _check_noise_and_models(name: str, data: DataPolicy) -> None:
+    known = [each for each in names("mechanisms") if each != "clear"]
+    for mechanism in () if data.mechanisms is None else data.mechanisms:
+        if mechanism not in known:
+            raise refuse(f"data.{name}.mechanisms", f"some of {known}", mechanism, "correct it")
+    for source, model in data.pretrained.items():
+        key = f"data.{name}.pretrained.{source}"
+        if model.folder and not Path(model.folder).is_absolute():
+            raise refuse(f"{key}.folder", "an absolute path", model.folder, "correct it")
+        _refuse_code(f"{key}.options", model.options)
+    for factory, options in data.factories.items():
+        _refuse_code(f"data.{name}.factories.{factory}", options)
+
+
+def _refuse_code(key: str, options: Mapping[str, Any]) -> None:
+    """No policy lets terms choose that a model's folder runs code."""
+    for option in options:
+        if option.rpartition(".")[2] in NEVER:
+            raise refuse(key, f"without {', '.join(NEVER)}", option, "leave it out")
 
 
 def _check_bounds(name: str, data: DataPolicy) -> None:
@@ -221,17 +280,20 @@ def _check_bounds(name: str, data: DataPolicy) -> None:
 # ------------------------------------------------------------------------------- terms against it
 
 
-def permit(policy: Policy, terms: Terms, today: dt.date) -> DataPolicy:
+def permit(policy: Policy, terms: Terms, today: dt.date, *, approved: bool = False) -> DataPolicy:
     """The data set's policy, if the terms keep within all of it; each refusal names its key.
 
     Args:
         policy: the owner's.
         terms: what a server asks for.
         today: for ``since`` and ``until``.
+        approved: the terms are approved, so their model may be loaded, if they do not say how large
+            it is, as those of version 0.2.0 do not.
     """
     data = policy.data.get(terms.pins.dataset)
     if data is None:
         raise _not("data", f"a table for {terms.pins.dataset!r}", "none")
+    check_numbers(terms)
     _permit_pins(policy, data, terms)
     _permit_privacy(data, terms)
     _permit_code(data, terms)
@@ -240,12 +302,63 @@ def permit(policy: Policy, terms: Terms, today: dt.date) -> DataPolicy:
     spare = terms.recipe.privacy.spare_attempts or 0  # each may be answered, as a round is
     if terms.recipe.rounds + spare > data.most_rounds:
         raise _not("most_rounds", f"at most {data.most_rounds}", terms.recipe.rounds + spare)
-    if terms.model.layout.size > data.largest_model:
-        raise _not("largest_model", f"at most {data.largest_model}", terms.model.layout.size)
-    epsilon = data.cost(terms)
+    epsilon = _permit_size(data, terms, approved)
+    _permit_mechanisms(data, terms)
     if data.most_epsilon is not None and not epsilon <= data.most_epsilon:
         raise _not("most_epsilon", f"at most {data.most_epsilon:g}", f"{epsilon:.4g}")
+    if not math.isfinite(epsilon):
+        bound = f"a cost that has a bound for each {data.unit} under {data.adjacency}"
+        raise _not("epsilon", bound, "none")
     return data
+
+
+def _permit_size(data: DataPolicy, terms: Terms, approved: bool) -> float:
+    """What the training costs, if its model is not too large, and its noise is found in time."""
+    pinned = terms.pins.layout
+    if not isinstance(pinned, msgspec.UnsetType):  # before anything is computed for it
+        _permit_numbers(data, sum(math.prod(shape) for _, shape in pinned))
+    if approved:
+        terms.load()
+    elif not terms.described:
+        raise _not("approval before a model is loaded", "terms.layout, its parameters", "none")
+    with limited_time(LONGEST_CALIBRATION):
+        layout = terms.layout or terms.model.layout
+        epsilon = data.cost(terms)
+    _permit_numbers(data, layout.size)
+    return epsilon
+
+
+def _permit_numbers(data: DataPolicy, size: int) -> None:
+    if size > data.largest_model:
+        raise _not("largest_model", f"at most {data.largest_model}", size)
+
+
+class _TooLong(BaseException):
+    """No ``except Exception`` on its way takes it for another error."""
+
+
+@contextmanager
+def limited_time(seconds: float) -> Iterator[None]:
+    """Refuse to look for noise beyond so many seconds of this process's processor time."""
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    except (_TooLong, MemoryError) as error:
+        raise UnsoundPlan(
+            f"the noise of terms must be found in {seconds:g} s of processor time, and was not; "
+            f"state privacy.std_over_clip in the place of epsilon, or draw more units at a time"
+        ) from error
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _not(key: str, bound: str, got: object) -> UnsoundPlan:
@@ -312,15 +425,47 @@ def _permit_code(data: DataPolicy, terms: Terms) -> None:
     allowed = [method_tables(name) for name in data.methods]
     if recipe.client["name"] not in {table["client"]["name"] for table in allowed}:
         raise _not("methods", f"an algorithm of {data.methods}", recipe.client["name"])
-    if recipe.privacy.mechanism not in {table["mechanism"] for table in allowed}:
-        raise _not("methods", f"a mechanism of {data.methods}", recipe.privacy.mechanism)
+    _permit_noise(data, recipe, {table["mechanism"] for table in allowed})
     _permit_metrics(recipe)
     if terms.pins.train:
         _permit_train(data, terms)
+    _permit_model(data, terms)
+
+
+def _permit_noise(data: DataPolicy, recipe: Recipe, methods: set[str]) -> None:
+    """The owner's list, if there is one; else the methods' own noise, and exact noise for it."""
+    for option in ("std", "replace_bound"):
+        if option in recipe.privacy.options:  # the plan decides them, so these would do nothing
+            raise _not("privacy.options", "options of the mechanism's own", option)
+    if data.mechanisms is not None and recipe.privacy.mechanism not in data.mechanisms:
+        raise _not("mechanisms", f"one of {data.mechanisms}", recipe.privacy.mechanism)
+    own = methods | {EXACT_TOO[name] for name in methods if name in EXACT_TOO}
+    if data.mechanisms is None and recipe.privacy.mechanism not in own:
+        raise _not("methods", f"a mechanism of {data.methods}", recipe.privacy.mechanism)
+
+
+def _permit_model(data: DataPolicy, terms: Terms) -> None:
+    recipe = terms.recipe
     if recipe.model.factory is not None:
         _permit_factory(data, terms)
-    elif recipe.model.name not in data.models:
+        return
+    if recipe.model.name not in data.models:
         raise _not("models", f"one of {data.models}", recipe.model.name)
+    if recipe.model.name in PRETRAINED:
+        _permit_pretrained(data, terms)
+    elif recipe.model.options:
+        raise _not("models", f"no options of {recipe.model.name}", list(recipe.model.options))
+
+
+def _permit_mechanisms(data: DataPolicy, terms: Terms) -> None:
+    """The noise of each channel, which is not always the one that the terms name."""
+    for channel, mechanism in terms.plan.channels.items():
+        same = type(mechanism) is type(terms.plan.update)
+        module = type(mechanism).__module__.rpartition(".")[2]  # the plug-in's name
+        found = terms.recipe.privacy.mechanism if same else module
+        if data.mechanisms is not None and found not in data.mechanisms:
+            got = f"{found} on channel {channel}"
+            raise _not("mechanisms", f"one of {data.mechanisms}", got)
 
 
 def _permit_metrics(recipe: Recipe) -> None:
@@ -337,10 +482,45 @@ def _permit_factory(data: DataPolicy, terms: Terms) -> None:
     options = data.factories.get(str(model.factory))
     if options is None:
         raise _not("factories", f"one of {sorted(data.factories)}", model.factory)
+    if model.name != "network":
+        raise _not("factories", "model.name 'network' beside a factory", model.name)
     _require_pin("factories", str(model.factory), terms)
     for name, value in model.options.items():
         if name not in options or not _fits(value, options[name]):
             raise _not(f"factories.{name}", f"within {options.get(name)}", value)
+
+
+def _permit_pretrained(data: DataPolicy, terms: Terms) -> None:
+    """The source and each option by the owner's list, and the folder by the digest of the terms."""
+    given = dict(terms.recipe.model.options)
+    source = given.pop("source", None)
+    allowed = data.pretrained.get(source) if isinstance(source, str) else None
+    if allowed is None:
+        raise _not("pretrained", f"one of {sorted(data.pretrained)}", source)
+    for name, value in _dotted(given):
+        if name not in allowed.options or not _fits(value, allowed.options[name]):
+            raise _not(f"pretrained.options.{name}", f"within {allowed.options.get(name)}", value)
+    if not allowed.folder:
+        if terms.recipe.model.name != "timm":
+            raise _not("pretrained.folder", "a folder for a model of transformers", "none")
+        return
+    if terms.pins.model != folder_digest(allowed.folder):
+        raise _not("pretrained.folder", f"{source} as terms.model pins it", terms.pins.model)
+
+
+def _dotted(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value of nested options by its name with dots; each element of a list by the list's."""
+    for name, value in options.items():
+        if "." in name:  # else it could pass for a nested one
+            raise _not("pretrained.options", "names without a dot", name)
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{above}{name}.")
+            if not value:
+                yield f"{above}{name}", value
+        elif isinstance(value, list) and value:
+            yield from ((f"{above}{name}", each) for each in value)
+        else:
+            yield f"{above}{name}", value
 
 
 def _permit_train(data: DataPolicy, terms: Terms) -> None:

@@ -35,7 +35,7 @@ from dpfed.accounting.guarantee import strongest
 from dpfed.accounting.ledger.balance import Budget, Cost, converted
 from dpfed.accounting.ledger.conversions import LedgerKey, Server, adversary_of, factor
 from dpfed.accounting.ledger.enquiries import Enquiries
-from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.accounting.ledger.ledger import Forecast, Ledger
 from dpfed.accounting.ledger.request import Part, Request
 from dpfed.core.environment import DATASET, LEDGER, ledger_path, variable
 from dpfed.core.errors import DataError, DpfedError
@@ -137,6 +137,20 @@ class Account:
             return
         for error in self.refusals(plan, training, [client]).values():
             raise error
+
+    def forecast(
+        self, plan: Plan, training: str, client: int, target: LedgerKey, budget: Budget
+    ) -> Forecast:
+        """What a training would make of a budget, by the rules of an enrolment.
+
+        Args:
+            plan: what the training would release.
+            training: its name; what it has released before counts once.
+            client: the client's index in the plan.
+            target: what the budget is stated for.
+            budget: it gives the terms.
+        """
+        return self.ledger.forecast(self._whole(plan, training, client, {}), target, budget)
 
     def leave(self, training: str) -> None:
         """The training has ended: what is left of its claim is free for others."""

@@ -43,7 +43,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpfed.accounting import gdp
 from dpfed.accounting.guarantee import round_up
@@ -64,6 +64,15 @@ from dpfed.core.environment import ledger_path
 from dpfed.core.errors import BudgetSpent, DataError, DpfedError, RecipeError, UnsoundPlan
 
 # -------------------------------------------------------------------------------------- the ledger
+
+
+class Forecast(NamedTuple):
+    """What the data costs in a budget's terms before and after a training, claims included."""
+
+    before: Cost
+    after: Cost
+    refused: DpfedError | None
+    """Why the training could not enrol; None if it could."""
 
 
 class Ledger:
@@ -145,9 +154,37 @@ class Ledger:
                 self._append(kind="waive", **_plain(key), training=training, client=client)
         return len(runs)
 
-    def _refuse_whole(self, request: Request) -> Cost | None:
-        """What a training would still cost, if that fits; None where it has nothing to spend."""
+    def forecast(self, request: Request, target: LedgerKey, budget: Budget) -> Forecast:
+        """What a training would make of a budget, by the rules of an enrolment. Enters nothing.
+
+        Args:
+            request: the training; what it has released before counts once.
+            target: what the budget is stated for.
+            budget: it need not be the one that was declared.
+        """
+        with self._turn():
+            key, target = self._balance.resolve(request.key), self._balance.resolve(target)
+            more, refused = self._refuse_whole(request, {}) or Cost(), None
+            try:
+                self._keep_within(key, request, more, {target: budget})
+            except DpfedError as error:
+                refused = error
+            keeps, now = budget.keeps_person, time.time()
+            before = self._balance.spent(target, keeps_person=keeps)
+            before += self._balance.claimed(target, request.run, now, keeps_person=keeps)
+            covered = request.covered and key not in self._balance.uncovered
+            times = factor(key, target, covered=covered, keeps_person=keeps)
+            return Forecast(before, before + converted(more, times, key), refused)
+
+    def _refuse_whole(
+        self, request: Request, limits: Mapping[LedgerKey, Budget] | None = None
+    ) -> Cost | None:
+        """What a training would still cost, if that fits; None where it has nothing to spend.
+
+        Without ``limits`` it must fit into the budget that was declared.
+        """
         key = self._balance.resolve(request.key)
+        limits = self._balance.account(key.dataset) if limits is None else limits
         self._refuse_another_plan(key, request)
         run, cost, more = (key, *request.run), plan_cost(request), Cost()
         if not self._must_reserve(key, request):
@@ -161,7 +198,7 @@ class Ledger:
             return None
         else:
             more.add_whole(key, _row_of(request))
-        self._keep_within(key, request, more, self._balance.account(key.dataset))
+        self._keep_within(key, request, more, limits)
         return more
 
     def confirm(self, numbers: Iterable[int]) -> None:
