@@ -195,7 +195,10 @@ class Link(Protocol):
         """Per record: right or not, and the loss."""
 
     def curvature(self, scores: torch.Tensor) -> torch.Tensor:
-        """The loss's second derivative by the scores, [records, outputs, outputs]."""
+        """The loss's second derivative by the scores, [records, outputs, outputs].
+
+        Positive semidefinite as it stands in memory, not only over the reals: bounds rest on it.
+        """
 
 
 class _Softmax:
@@ -212,8 +215,17 @@ class _Softmax:
         return right, functional.cross_entropy(scores, y, reduction="none")
 
     def curvature(self, scores: torch.Tensor) -> torch.Tensor:
-        p = torch.softmax(scores, dim=1)
-        return torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+        """Of diag(p) - p p^T the Laplacian form: p_i p_j off the diagonal, and their sums on it.
+
+        As it stands in memory, it is positive semidefinite: no entry off the diagonal is above 0,
+        and each one on it is at least the sum of its row's others, rounded upwards. The difference
+        diag(p) - p p^T cancels where a class is nearly certain, and was indefinite then.
+        """
+        p = torch.softmax(scores.double(), dim=1)
+        weights = p[:, :, None] * p[:, None, :]
+        weights.diagonal(dim1=1, dim2=2).zero_()
+        upwards = 1 + len(p[0]) * 2.0**-51  # more than a sum of so many numbers is off by
+        return torch.diag_embed(weights.sum(dim=2) * upwards).sub_(weights)
 
 
 class _Logistic:
