@@ -163,7 +163,7 @@ def _refuse_inexact(m: float, moved: float, bound: float) -> None:
         )
     if not 2 * moved <= _ROUNDING * bound:
         raise UnsoundPlan(
-            f"fednew's bound must be above {2 * moved / _ROUNDING:.3g}, what rounding may take, got "
+            f"fednew's bound must be above {2 * moved / _ROUNDING:.3g}, what rounding takes, got "
             f"{bound:.3g}; raise hessian, c1 or rho, or use a smaller model"
         )
 
