@@ -51,7 +51,6 @@ from dpfed.core.errors import BadRelease, UnsoundPlan
 from dpfed.core.rows import count_units, linear_matrix, linear_vector, members_of, records_of
 from dpfed.core.types import BoundedSum, Problem, Rows, Unit, Vector
 
-
 OFF = SHORTFALL
 """The part of the clip by which rounding may take a sum from a positive semidefinite matrix."""
 
