@@ -44,7 +44,7 @@ from dpfed.core.ghost import Ghost, Layer
 from dpfed.core.metric import MetricRow, ScoredRecords
 from dpfed.core.rows import Chunks, Dense
 from dpfed.core.types import Rows, Unit, Vector
-from dpfed.core.vector import Layout, layout_of
+from dpfed.core.vector import Layout, layout_of, one_thread
 from dpfed.data import _trials
 from dpfed.data.batches import Batch, Batches, Inputs, record_batches
 from dpfed.data.datasets import Records
@@ -378,6 +378,7 @@ class NetworkProblem:
         """The factors of records, and which of them are usable; computed in whole blocks."""
         empty = self.records.stand_in[:1]
 
+        @one_thread()
         def factors(index: torch.Tensor) -> tuple[list[Layer], torch.Tensor]:
             batch = self._batch(index, turn)
             usable = torch.ones(len(batch), dtype=torch.bool)
@@ -395,6 +396,7 @@ class NetworkProblem:
     def _batch(self, index: torch.Tensor, turn: bytes) -> Batch:
         return self.model.seen(self.records, index, turn)
 
+    @one_thread()
     def gradient(self, params: Vector) -> Vector:
         """The mean gradient over all records, in clear."""
         total = torch.zeros_like(params)
