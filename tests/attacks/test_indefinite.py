@@ -129,7 +129,7 @@ def test_bounds_are_divided_by_what_rounding_leaves_of_gamma() -> None:
 
 def test_options_that_rounding_would_break_are_refused() -> None:
     layout = Linear("softmax", 2, 2).layout
-    with pytest.raises(RecipeError, match="fednew.hessian must be at most"):
+    with pytest.raises(RecipeError, match=r"fednew\.hessian must be at most"):
         fednew(rho=1e-3, alpha=1e-3, hessian=1e4, layout=layout)
     x, y = torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64)
     for nominal, options, error in (
