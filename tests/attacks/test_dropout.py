@@ -208,10 +208,36 @@ class Alpha(nn.Sequential):
         super().__init__(nn.Linear(20, 9), nn.AlphaDropout(0.5), nn.Linear(9, 5))
 
 
-@pytest.mark.parametrize("kind", [Noisy, Attended, Recurrent, Twice, Alpha])
+@pytest.mark.parametrize("kind", [Noisy, Recurrent, Twice, Alpha])
 def test_other_random_numbers_are_refused(kind: type[nn.Module]) -> None:
     with pytest.raises(RecipeError, match=r"must follow from each record alone.* call eval"):
         Network(kind().train()).problem(people())
+
+
+def test_weights_of_all_heads_together_are_refused() -> None:
+    with pytest.raises(RecipeError, match=r"one entry per record on its first axis.* got shape"):
+        Network(Attended().train()).problem(people())
+
+
+class Encoded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.3, batch_first=True)
+        self.layer = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(self.inner(x.view(len(x), 5, 4)).sum(dim=1))
+        return out
+
+
+@pytest.mark.parametrize("sampler", ["auto", "func", "alone"])
+def test_torchs_own_encoder_layer_draws_by_content(sampler: str) -> None:
+    model, records = Network(seeded(Encoded, 0).train(), sampler=sampler, chunk=16), people()
+    assert model.problem(records).model.draws(model.problem(records).records)
+    whole, less = (
+        total(model, each, Unit.RECORD) for each in (records, part(records, slice(1, None)))
+    )
+    assert 0 < float((whole - less).norm()) <= CLIP
 
 
 def test_axes_that_are_not_records_are_refused() -> None:

@@ -86,7 +86,12 @@ def try_losses(model: Any, made: Batches) -> int:
 def try_draws(model: Any, made: Batches) -> bool:
     """Whether the module draws masks; refuse random numbers that do not follow from a record."""
     batch, params = _all(made), model.placed(somewhere(model)).requires_grad_()
-    return draws_of(lambda: model.losses(params, batch), content_seeds(batch, b"made up"))
+    try:
+        return draws_of(lambda: model.losses(params, batch), content_seeds(batch, b"made up"))
+    except DpfedError:
+        raise
+    except Exception as error:
+        raise _failed("gradient", batch, error, _CORRECT) from error
 
 
 def _all(made: Batches) -> Batch:
@@ -189,10 +194,7 @@ def _tried_on(
     except (DpfedError, Unsupported):
         raise
     except Exception as error:
-        raise RecipeError(
-            f"the {what} of a network must work for any record, and failed on made-up records of "
-            f"shape {_shape(batch)} ({first_sentence(error)}); {way_out}"
-        ) from error
+        raise _failed(what, batch, error, way_out) from error
     rest = torch.arange(len(batch)) != 1
     if not torch.allclose(rows[rest], changed[rest], rtol=1e-3, atol=1e-6, equal_nan=True):
         raise RecipeError(
@@ -200,6 +202,13 @@ def _tried_on(
             f"made-up record; use layers and a loss that do not mix records (GroupNorm, LayerNorm)"
         )
     return rows
+
+
+def _failed(what: str, batch: Batch, error: Exception, way_out: str) -> RecipeError:
+    return RecipeError(
+        f"the {what} of a network must work for any record, and failed on made-up records of "
+        f"shape {_shape(batch)} ({first_sentence(error)}); {way_out}"
+    )
 
 
 def _shape(batch: Batch) -> Any:

@@ -17,8 +17,9 @@ model is refused.
 |----------------------------------------------------|--------------------------------------------|
 | two records of the same content                    | have the same masks                        |
 | the first axis of a dropout's input is not records | RecipeError in the trial                   |
-| alpha dropout, dropout of an LSTM, of nn.Multihead-| RecipeError in the trial                   |
-| Attention, bernoulli, rand, ...                    |                                            |
+| ... so in nn.MultiheadAttention, if it returns its | RecipeError in the trial                   |
+| weights; nn.TransformerEncoderLayer does not       |                                            |
+| alpha dropout, dropout of an LSTM, bernoulli, ...  | RecipeError in the trial                   |
 | checkpointing, which runs a forward pass twice     | RecipeError in the trial                   |
 | eval(), or a probability of 0                      | no seed is computed                        |
 """
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -110,13 +112,10 @@ class _Masks(TorchFunctionMode):
         super().__init__()
         self.seeds, self.calls = seeds, 0
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> torch.Tensor:
+    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        made: Callable[..., torch.Tensor] | None = _KEYED.get(func)
-        found: torch.Tensor = func(*args, **kwargs) if made is None else made(self, *args, **kwargs)
-        return found
+        made = _KEYED.get(func)
+        return func(*args, **kwargs) if made is None else made(self, *args, **kwargs)
 
     def scaled(self, x: torch.Tensor, p: float, axes: int, inplace: bool = False) -> torch.Tensor:
         """Entries left out with probability p, the rest over 1 - p; after ``axes`` axes alike."""
@@ -182,7 +181,21 @@ def _attention(
     return masks.scaled(weights, dropout_p, weights.dim()) @ value
 
 
-_KEYED: dict[Any, Callable[..., torch.Tensor]] = {
+_BODY = types.FunctionType(
+    functional.multi_head_attention_forward.__code__,
+    {**vars(functional), "has_torch_function": lambda _: False},
+    argdefs=functional.multi_head_attention_forward.__defaults__,
+)  # as it is, but for asking whether another function takes its place
+
+
+def _heads(masks: _Masks, *args: Any, **kwargs: Any) -> Any:
+    """nn.MultiheadAttention: what it calls is seen in its turn."""
+    with masks:
+        return _BODY(*args, **kwargs)
+
+
+_KEYED: dict[Any, Callable[..., Any]] = {
+    functional.multi_head_attention_forward: _heads,
     functional.dropout: _dropout,
     torch.dropout: _dropout,
     functional.dropout1d: _channels,
@@ -216,7 +229,7 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags and _random(func, args, kwargs):
             self.names.append(str(func.overloadpacket).removeprefix("aten."))
@@ -227,7 +240,7 @@ def _random(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether it draws: attention has the tag, and draws only where a probability is above 0."""
     names = [each.name for each in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    chances = [given[n] for n in ("dropout_p", "p", "dropout") if isinstance(given.get(n), float)]
+    chances = [given[n] for n in ("dropout_p", "p", "dropout") if given.get(n) is not None]
     trained = given.get("train", True) is not False and given.get("training", True) is not False
     drops = "dropout" in str(func) or "attention" in str(func)
     return bool(not drops or (trained and any(chances)))
