@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from dpfed.core.types import Unit
+from dpfed.data import hidden
 from dpfed.data.architectures import resnet
 from dpfed.data.backbones import _extract, _Ready, _Shape
 from dpfed.data.convolutions import convolve
@@ -144,6 +146,52 @@ def test_hidden_states_of_a_record_depend_on_no_other(tmp_path: Path) -> None:
     others = torch.arange(63) != 5
     assert torch.equal(beside[others], found[63][others])
     assert not bool(beside[5, 10:].any())
+
+
+class Encoder(nn.Module):
+    """Notes what it is called with: shapes, and whether there is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings, self.encoder = nn.Identity(), nn.Module()
+        self.encoder.layer = nn.ModuleList([nn.Identity(), nn.Identity()])
+        self.calls: list[tuple[tuple[int, ...], bool, int]] = []
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        threads = torch.get_num_threads()
+        self.calls.append((tuple(input_ids.shape), bool(attention_mask.all()), threads))
+        return SimpleNamespace(last_hidden_state=input_ids[:, :, None].float())
+
+
+@pytest.mark.parametrize("count", [1, 62, 63, 64, 130])
+def test_an_encoder_sees_blocks_of_one_shape_with_padding(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any padding transformers leaves out the mask: another kernel, for all of a block."""
+    encoder = Encoder()
+    monkeypatch.setattr(hidden, "text_model", lambda *_, **__: Outer(encoder))
+    ids = torch.arange(1, count * 5 + 1).view(count, 5)
+    assert torch.equal(hidden_states("nowhere", ids)[:, :, 0], ids.float())
+    assert set(encoder.calls) == {((64, 5), False, 1)}
+
+
+class Outer(nn.Module):
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+
+def test_images_are_seen_in_batches_of_one_size() -> None:
+    seen = []
+
+    class Mean(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append((len(x), torch.get_num_threads()))
+            return x.mean(dim=(2, 3))
+
+    ready = _Ready(Mean(), (0.5,) * 3, (0.25,) * 3)
+    assert len(_extract(ready, torch.rand(21, 3, 8, 8), _Shape(), 8, None)) == 21
+    assert set(seen) == {(8, 1)}
 
 
 def test_features_of_an_image_depend_on_no_other() -> None:
