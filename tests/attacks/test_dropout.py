@@ -26,8 +26,10 @@ CLIP, COUNT = 0.1, 40
 
 
 def dropped() -> nn.Module:
-    layers = (nn.Linear(20, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 5))
-    return seeded(lambda: nn.Sequential(*layers), 1).train()
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 5))
+
+    return seeded(make, 1).train()
 
 
 def people(count: int = COUNT) -> Records:
