@@ -2,7 +2,8 @@
 """No broadcast, option or record that a search finds makes a unit move more than is priced.
 
 attacked_bounds.py has the search. CI attacks every algorithm that states a bound of its own, at
-least 2,000 evaluations for each unit, adjacency and choice; the long suite all algorithms, longer.
+least 2,000 evaluations for each unit, adjacency and choice (but for choices that only leave out a
+channel); the long suite all algorithms, longer.
 """
 
 from __future__ import annotations
@@ -22,6 +23,24 @@ ALL = list(targets())
 OWN = [target for target in ALL if target.states_bounds]
 
 
+def leaves_out(target: Target) -> bool:
+    """Whether a choice only leaves out channels that another choice has, under the same bounds."""
+    mine = target.plan.client.channels
+    others = [
+        each.plan.client.channels for each in OWN
+        if (each.case.algorithm, each.case.unit) == (target.case.algorithm, target.case.unit)
+    ]  # fmt: skip
+    bounds = {name: (c.clip, c.replace_bound) for name, c in mine.items()}
+    return any(
+        len(other) > len(mine)
+        and all(name in other and bounds[name] == other[name][2:4] for name in bounds)
+        for other in others
+    )
+
+
+QUICK = [target for target in OWN if not leaves_out(target)]
+
+
 @pytest.fixture(autouse=True)
 def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "disabled", True)
@@ -36,7 +55,7 @@ def hold(target: Target, found: Attack, evaluations: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", OWN, ids=str)
+@pytest.mark.parametrize("target", QUICK, ids=str)
 def test_no_search_breaks_a_bound_that_an_algorithm_states_itself(target: Target) -> None:
     hold(target, Attack(target).search(EVALUATIONS), EVALUATIONS)
 
@@ -60,7 +79,8 @@ def test_every_algorithm_unit_and_stated_bound_is_a_target() -> None:
     """By discovery: what is registered, under each unit that a plan allows."""
     assert {target.case.algorithm for target in ALL} == set(registry.names("client"))
     assert {target.case.unit for target in ALL} == set(Unit)
-    stated = {target.case.algorithm for target in OWN}
+    stated = {target.case.algorithm for target in QUICK}
+    assert stated == {target.case.algorithm for target in OWN}
     assert {"fednew", "fednewton", "fedfc", "fedauto"} <= stated
     for target in ALL:
         assert set(target.plans) >= {Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT}
