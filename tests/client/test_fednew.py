@@ -42,7 +42,8 @@ def test_the_noise_is_sized_for_the_direction(
 ) -> None:
     plan = plan_of({**OPTIONS, "curvature": curvature}, epsilon=1.0, adjacency=adjacency)
     mu = mu_for(1.0, 1e-5)
-    assert plan.update.std == pytest.approx(math.sqrt(12) * moved / mu)
+    assert plan.update.std == pytest.approx(math.sqrt(12) * moved / mu, rel=1e-4)
+    assert plan.update.std > math.sqrt(12) * moved / mu  # rounding is in the price
     assert plan.guarantee().epsilon == pytest.approx(1.0)
     assert plan.client.memory == ("d^2" if curvature == "hessian" else "f^2")
 
@@ -52,8 +53,8 @@ def test_the_hessians_part_is_not_doubled_by_replace_one() -> None:
     channel = build("client", "fednew", _without_name(OPTIONS), layout=MODEL.layout).channels[
         UPDATE
     ]
-    assert channel.clip == pytest.approx(7.4)
-    assert channel.replace_bound == pytest.approx(8.4)
+    assert channel.clip == pytest.approx(7.4, rel=1e-4)
+    assert channel.replace_bound == pytest.approx(8.4, rel=1e-4)
 
 
 def _without_name(options: dict[str, Any]) -> dict[str, Any]:

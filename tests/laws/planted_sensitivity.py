@@ -257,7 +257,7 @@ def gram_norms_in_single_precision(plan: Plan, patch: pytest.MonkeyPatch) -> Pla
     return replace(plan)
 
 
-_REPLACE, _ADD = Adjacency.REPLACE_ONE, Adjacency.ADD_REMOVE
+_REPLACE, _ADD, _ZERO = Adjacency.REPLACE_ONE, Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT
 BUGS = [
     Bug(steps_on_clear_gradients, case("fedavg", Unit.RECORD, _REPLACE, steps=2)),
     Bug(steps_on_clear_gradients, case("localadamw", Unit.GROUP, _ADD, steps=2, rate=1.0)),
@@ -265,7 +265,7 @@ BUGS = [
     Bug(records_for_persons, case("gradient", Unit.GROUP, _REPLACE)),
     Bug(records_for_persons, case("fedfc", Unit.GROUP, _ADD)),
     Bug(no_clip, case("gradient", Unit.RECORD, _REPLACE)),
-    Bug(no_clip, case("adadps", Unit.CLIENT, _ADD)),
+    Bug(no_clip, case("adadps", Unit.CLIENT, _ZERO)),
     Bug(twice, case("gradient", Unit.RECORD, _ADD)),
     Bug(twice, case("fedsam", Unit.GROUP, _REPLACE, steps=2)),
     Bug(half_declared, case("gradient", Unit.RECORD, _REPLACE)),
@@ -278,7 +278,7 @@ BUGS = [
     Bug(centred, case("gradient", Unit.RECORD, _REPLACE)),
     Bug(centred, case("fedauto", Unit.RECORD, _REPLACE)),
     Bug(records_for_persons, case("fedauto", Unit.GROUP, _ADD)),
-    Bug(long_moments, case("fedauto", Unit.CLIENT, _ADD)),
+    Bug(long_moments, case("fedauto", Unit.CLIENT, _ZERO)),
     Bug(moments_of_records, case("fedauto", Unit.GROUP, _ADD)),
     Bug(moments_priced_as_removed, case("fedauto", Unit.RECORD, _REPLACE)),
 ]

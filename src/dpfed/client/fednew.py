@@ -10,12 +10,19 @@ Clients: H_i, g_i are the client's means, and y_i is clipped. Records, groups: H
 of matrices clipped to Delta_H and of gradients clipped to c1, over the public size m; b is the
 projection of g_i - lambda_i + rho y onto the ball of radius c2; m y_i is released. Its sensitivity:
 
-    y' - y = A'^{-1} (b' - b) - A'^{-1} (A' - A) A^{-1} b,   A = H + gamma I >= gamma I
-    a unit more or less   m |y' - y| <= c1 / gamma + Delta_H c2 / gamma^2
-    one for another       m |y' - y| <= 2 c1 / gamma + Delta_H c2 / gamma^2
+    y' - y = A'^{-1} (b' - b) - A'^{-1} (A' - A) A^{-1} b,   A = H + gamma I >= least I
+    a unit more or less   m |y' - y| <= c1 / least + Delta_H c2 / least^2
+    one for another       m |y' - y| <= 2 c1 / least + Delta_H c2 / least^2
 
 as clipped Hessians are positive semidefinite, and two of them differ by at most Delta_H in the
 spectral norm, not twice that (Remark 5). Lemma 3 is larger, and needs gamma > Delta_H / m.
+
+Over the reals least = gamma. In floats a sum of clipped Hessians is positive semidefinite up to
+OFF Delta_H (matrices.py), so that least = gamma - OFF Delta_H, for m >= 1. Solving gives the
+solution of a system that is off by 8 d u |A| at most (u = 2^-53; Higham 2002, theorem 9.5, with the
+small growth that is met in practice), which moves m y by 8 d u (m gamma + n Delta_H) c2 / least^2
+for n units. The bounds are larger by 2^-16 of themselves, and options for which that is not enough
+are refused.
 
 Fixed: the paper scales -lambda + rho y by xi (Lemma 4), which depends on the private g_i while
 Lemma 3 holds it fixed: one record may move y_i by sqrt(2 / m). A projection is 1-Lipschitz.
@@ -43,15 +50,19 @@ from dpfed.core import (
     Unit,
     Vector,
 )
-from dpfed.core.checks import positive
-from dpfed.core.clipping import SHORTFALL
+from dpfed.core.checks import positive, refuse
+from dpfed.core.errors import UnsoundPlan
 from dpfed.core.grid import values_of
-from dpfed.core.matrices import second_order, solve
+from dpfed.core.matrices import OFF, second_order, solve
 from dpfed.core.rows import Dense
 from dpfed.core.types import BoundedSum
 from dpfed.core.vector import Layout, head_of
 
 PAPER = "Krouka et al. 2025 (DP-FedNew, DP-FedNew-FC)"
+
+
+_ROUNDING = 2.0**-16
+"""The part of the bounds that is left for the rounding of a solved system."""
 
 
 class FedNewState(NamedTuple):
@@ -71,12 +82,12 @@ class Direction(NamedTuple):
     def clipped_sum(self, clip: float) -> BoundedSum:
         """The options set the clips; a mechanism that was built for less refuses the bound.
 
-        Shorter by more than rounding adds; zero if the server sent what is not finite.
+        Zero if the server sent what is not finite.
         """
         del clip
         made = self.make()
         usable = bool(torch.isfinite(made).all())
-        vector = made.mul_(1 - SHORTFALL) if usable else torch.zeros_like(made)
+        vector = made if usable else torch.zeros_like(made)
         return BoundedSum(vector, self.bound, self.replace_bound)
 
 
@@ -105,7 +116,12 @@ def fednew(
     positive("fednew", rho=rho, alpha=alpha, c1=c1, c2=c2, hessian=hessian)
     bias, dense = head_of(layout, "fednew").bias, curvature == "hessian"
     gamma, alone = alpha + rho, unit is Unit.CLIENT
-    bound, replace_bound = (k * c1 / gamma + hessian * c2 / gamma**2 for k in (1, 2))
+    least = gamma if alone else gamma - OFF * hessian
+    if least < gamma / 2:
+        raise refuse("fednew.hessian", f"at most {gamma / OFF / 2:g}, gamma / 2 / OFF", hessian)
+    bound, replace_bound = (
+        (k * c1 / least + hessian * c2 / least**2) * (1 + _ROUNDING) for k in (1, 2)
+    )
     if alone:
         c1 = c2 = hessian = 1e30  # the direction is clipped, and nothing before
 
@@ -114,6 +130,9 @@ def fednew(
     ) -> tuple[Reply, FedNewState]:
         problem, params = second_order(problem, "fednew"), broadcast.params
         y, m = broadcast.shared["primal"], release.nominal
+        if not alone:
+            moved = 8 * params.numel() * 2.0**-53 * (m * gamma + max(m, 2**20) * hessian)
+            _refuse_inexact(m, moved * c2 / least**2, bound)
         dual = state.vector - rho * state.begun * y
         matrices = problem.hessian_rows(params, unit) if dense else problem.gram_rows(unit)
         gradients, size = problem.rows(params, unit), 1.0 if alone else m
@@ -133,6 +152,20 @@ def fednew(
         memory="d^2" if dense else "f^2",
         companion=ServerOptimizer(_start, _keep, lambda state: {"primal": state.vector}),
     )  # fmt: skip
+
+
+def _refuse_inexact(m: float, moved: float, bound: float) -> None:
+    """Refuse options for which the bound does not hold in floats: public, before data is read."""
+    if m < 1:
+        raise UnsoundPlan(
+            f"privacy.nominal must be at least 1 for fednew, got {m:g}: rounding is bounded in "
+            f"proportion to it; declare the number of records"
+        )
+    if not 2 * moved <= _ROUNDING * bound:
+        raise UnsoundPlan(
+            f"fednew's bound must be above {2 * moved / _ROUNDING:.3g}, what rounding takes, got "
+            f"{bound:.3g}; raise hessian, c1 or rho, or use a smaller model"
+        )
 
 
 def _start(params: Vector) -> FedNewState:

@@ -2,7 +2,7 @@
 """What every other package builds on: the types of one round, and arithmetic.
 
 Plug-ins build on the names below, which load no torch, and on the modules types, chain, errors,
-checks, vector and testing; client algorithms also on rows, stacked, divided, clipping, matrices and
+checks, vector and testing; client algorithms also on rows, stacked, divided, matrices and
 grid, mechanisms on grid, sampling, participation and randomness, sums on grid and sum_protocol,
 metrics on metric. The rest is for dpfed itself.
 """

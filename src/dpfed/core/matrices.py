@@ -10,8 +10,8 @@ sqrt(2) clip, not 2 clip, since <A, B> >= 0 for positive semidefinite A and B:
     |A - B|^2 = |A|^2 + |B|^2 - 2 <A, B> <= 2 clip^2.
 
 Sums are made in double precision, and their rounding is paid for by rows that are short of the
-clip (clipping.py). Rounding may leave a second derivative of softmax indefinite, where a class is
-nearly certain; <A, B> >= 0 holds all the same: no diagonal is negative, nothing else positive.
+clip (clipping.py). So a sum is within ``OFF`` clip, in Frobenius' norm, of one that is positive
+semidefinite, if each unit's matrix is (data/models.py makes second derivatives that are).
 
 | edge case                                    | what happens                                 |
 |----------------------------------------------|----------------------------------------------|
@@ -35,6 +35,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from dpfed.core.clipping import (
+    SHORTFALL,
     ProductSum,
     checked_clip,
     clip_alone,
@@ -49,6 +50,9 @@ from dpfed.core.clipping import (
 from dpfed.core.errors import BadRelease, UnsoundPlan
 from dpfed.core.rows import count_units, linear_matrix, linear_vector, members_of, records_of
 from dpfed.core.types import BoundedSum, Problem, Rows, Unit, Vector
+
+OFF = SHORTFALL
+"""The part of the clip by which rounding may take a sum from a positive semidefinite matrix."""
 
 
 class MatrixRows(Rows, Protocol):

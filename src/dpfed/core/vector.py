@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -153,15 +156,57 @@ _threads = _Threads()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread in our own arithmetic: sums then round the same way on every run."""
+    """One torch thread in our own arithmetic: sums then round the same way on every run.
+
+    Also a decorator, ``@one_thread()``: with several threads the bits of a record may depend on how
+    many other records there are, as work is shared out by their number.
+    """
     before, outer = torch.get_num_threads(), _threads.before
     _threads.before = before if outer is None else outer
-    torch.set_num_threads(1)
+    if before != 1:
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
         _threads.before = outer
+
+
+Piece = TypeVar("Piece")
+Made = TypeVar("Made")
+
+
+def side_by_side(
+    work: Callable[[Piece], Made], pieces: Iterable[Piece], watch: Callable[[Made], None]
+) -> None:
+    """What ``work`` makes of each piece, in their order: each in one thread, several at a time.
+
+    As many at a time as the caller has torch threads, so that all cores are used, and the bits of a
+    piece depend on no other. Gradients are not taken.
+
+    Args:
+        work: a function of one piece, which other pieces do not change.
+        pieces: what it is called with; those of one shape give the same bits at any place.
+        watch: called with each result, in the order of the pieces.
+    """
+    count = _threads.before or torch.get_num_threads()
+
+    def alone(piece: Piece) -> Made:
+        with torch.no_grad():
+            return work(piece)
+
+    with (
+        one_thread(),
+        ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+    ):
+        ahead: deque[Future[Made]] = deque()
+        for piece in pieces:
+            ahead.append(pool.submit(alone, piece))
+            if len(ahead) > count:
+                watch(ahead.popleft().result())
+        for left in ahead:
+            watch(left.result())
 
 
 @contextmanager

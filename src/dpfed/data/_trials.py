@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from dpfed.core.errors import DpfedError, RecipeError, first_sentence
 from dpfed.core.log import log
 from dpfed.core.types import Vector
 from dpfed.data.batches import Batch, Batches
 from dpfed.data.losses import Loss
+from dpfed.data.masks import content_seeds, draws_of
 from dpfed.data.samplers import SAMPLERS, PerRecord, by_itself, fails
 from dpfed.data.taps import Unsupported, factors_of
 
@@ -84,15 +83,32 @@ def try_losses(model: Any, made: Batches) -> int:
     return outputs
 
 
+def try_draws(model: Any, made: Batches) -> bool:
+    """Whether the module draws masks; refuse random numbers that do not follow from a record."""
+    batch, params = _all(made), model.placed(somewhere(model)).requires_grad_()
+    try:
+        return draws_of(lambda: model.losses(params, batch), content_seeds(batch, b"made up"))
+    except DpfedError:
+        raise
+    except Exception as error:
+        raise _failed("gradient", batch, error, _CORRECT) from error
+
+
 def _all(made: Batches) -> Batch:
     return made.read(torch.arange(len(made)))
+
+
+def _keyed(model: Any, made: Batches) -> Batch:
+    """All of them, as the module sees them."""
+    seen: Batch = model.seen(made, torch.arange(len(made)), b"made up")
+    return seen
 
 
 def _try_made(sampler: str, model: Any, made: Batches) -> int:
     """Refuse a sampler that fails on the module, or whose rows depend on other records."""
     rows = SAMPLERS[sampler](model, somewhere(model))
     way_out = _CORRECT if sampler == "alone" else "use sampler 'auto'"
-    return len(_tried_on(rows, _all(made), "gradient", way_out=way_out))
+    return len(_tried_on(rows, _keyed(model, made), "gradient", way_out=way_out))
 
 
 def _trial(sampler: str) -> Callable[[Any, Batches], int]:
@@ -108,12 +124,11 @@ TRIALS = {sampler: _trial(sampler) for sampler in SAMPLERS}
 
 def try_ghost(model: Any, made: Batches) -> int:
     """Refuse factors that are not those of each record's own gradient, made one by one."""
-    params, batch = somewhere(model), _all(made)
+    params, batch = somewhere(model), _keyed(model, made)
     try:
         tapped = factors_of(model, params)
         rows = _tried_on(partial(_rows, tapped), batch, "gradient")
-        with _evaluating(model.module):  # dropout leaves out others where a record is alone
-            rows, alone = _rows(tapped, batch), by_itself(model, params)(batch).double()
+        rows, alone = _rows(tapped, batch), by_itself(model, params)(batch).double()
         apart = float(torch.linalg.vector_norm(rows - alone))
         if not apart <= _apart(model) * float(torch.linalg.vector_norm(alone)) + 1e-6:
             raise Unsupported("the factors do not give the gradients of single records")
@@ -135,17 +150,6 @@ def _rows(tapped: Callable[[Batch], Any], batch: Batch) -> torch.Tensor:
     layers = tapped(batch)
     made = [torch.cat([layer.row(at) for layer in layers]) for at in range(len(batch))]
     return torch.stack(made).cpu()
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    before = {each: each.training for each in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for each, training in before.items():
-            each.training = training
 
 
 def sampler_for(model: Any, made: Batches) -> str:
@@ -190,10 +194,7 @@ def _tried_on(
     except (DpfedError, Unsupported):
         raise
     except Exception as error:
-        raise RecipeError(
-            f"the {what} of a network must work for any record, and failed on made-up records of "
-            f"shape {_shape(batch)} ({first_sentence(error)}); {way_out}"
-        ) from error
+        raise _failed(what, batch, error, way_out) from error
     rest = torch.arange(len(batch)) != 1
     if not torch.allclose(rows[rest], changed[rest], rtol=1e-3, atol=1e-6, equal_nan=True):
         raise RecipeError(
@@ -201,6 +202,13 @@ def _tried_on(
             f"made-up record; use layers and a loss that do not mix records (GroupNorm, LayerNorm)"
         )
     return rows
+
+
+def _failed(what: str, batch: Batch, error: Exception, way_out: str) -> RecipeError:
+    return RecipeError(
+        f"the {what} of a network must work for any record, and failed on made-up records of "
+        f"shape {_shape(batch)} ({first_sentence(error)}); {way_out}"
+    )
 
 
 def _shape(batch: Batch) -> Any:

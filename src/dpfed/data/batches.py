@@ -38,6 +38,7 @@ from torch.nn import functional
 from dpfed.core.errors import FAILURES, DataError
 from dpfed.core.log import log
 from dpfed.data.datasets import Records
+from dpfed.data.masks import SEEDS
 from dpfed.data.models import made_up
 
 Inputs = torch.Tensor | dict[str, torch.Tensor]
@@ -52,24 +53,27 @@ class Batch:
     targets: torch.Tensor
     usable: torch.Tensor | None = None
     """Which records count, bool [k]; None is all of them."""
+    seeds: torch.Tensor | None = None
+    """Where masks are drawn (masks.py), a whole number of each record's content, int64 [k]."""
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __getitem__(self, index: Any) -> Batch:
-        usable = None if self.usable is None else self.usable[index]
-        return Batch(_each(lambda t: t[index], self.inputs), self.targets[index], usable)
+        usable, seeds = (None if t is None else t[index] for t in (self.usable, self.seeds))
+        return Batch(_each(lambda t: t[index], self.inputs), self.targets[index], usable, seeds)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All of them by name: ``x`` if there is one input, and ``targets``."""
+        """All of them by name: ``x`` if there is one input, and ``targets``; seeds, if any."""
         inputs = self.inputs if isinstance(self.inputs, dict) else {"x": self.inputs}
-        return {**inputs, "targets": self.targets}
+        seeds = {} if self.seeds is None else {SEEDS: self.seeds}
+        return {**inputs, "targets": self.targets, **seeds}
 
     def like(self, tensors: Mapping[str, torch.Tensor]) -> Batch:
         """A batch of the same kind from named tensors."""
-        inputs = {name: each for name, each in tensors.items() if name != "targets"}
+        inputs = {n: each for n, each in tensors.items() if n not in ("targets", SEEDS)}
         one = inputs if isinstance(self.inputs, dict) else inputs["x"]
-        return Batch(one, tensors["targets"], self.usable)
+        return Batch(one, tensors["targets"], self.usable, tensors.get(SEEDS))
 
     def to(self, device: torch.device | str) -> Batch:
         """The same on a device."""
@@ -80,16 +84,22 @@ class Batch:
         missing = size - len(self)
         if missing <= 0:
             return self
-        ends = empty.tensors()
+        ends = empty.seeded().tensors()
         made = {
             name: torch.cat([each, ends[name].to(each).expand(missing, *each.shape[1:])])
             for name, each in self.tensors().items()
         }
         return replace(self, usable=None).like(made)
 
+    def seeded(self) -> Batch:
+        """The same with seeds: made-up records have 0."""
+        if self.seeds is not None:
+            return self
+        return replace(self, seeds=torch.zeros(len(self), dtype=torch.int64))
+
     def without(self, failed: torch.Tensor, empty: Batch) -> Batch:
         """Copies of ``empty`` in the place of the records in ``failed``."""
-        ends, made = empty.tensors(), {}
+        ends, made = empty.seeded().tensors(), {}
         for name, each in self.tensors().items():
             made[name] = each.clone()
             made[name][failed] = ends[name].to(each)

@@ -2,7 +2,8 @@
 """Random convolutions: features of sensor windows and other series, without any training.
 
 Dempster et al. 2020 (ROCKET): how often a random kernel's output is positive. Kernels follow from a
-fixed seed, so they are public, and each record is mapped on its own: no privacy is spent.
+fixed seed, so they are public, and each record is mapped on its own: no privacy is spent. To the
+last bit: records are computed in whole blocks, each in one thread, several blocks at a time.
 
 | edge case                          | what happens                                      |
 |------------------------------------|---------------------------------------------------|
@@ -17,10 +18,12 @@ import torch
 from torch.nn.functional import conv1d
 
 from dpfed.core.errors import DataError
+from dpfed.core.vector import side_by_side
 from dpfed.data._checks import bad_option
+from dpfed.data.models import whole_blocks
 
 LENGTH, DILATIONS, SEED = 9, (1, 2, 4, 8), 0
-_BATCH = 512
+_BATCH = 64
 
 
 def convolve(x: torch.Tensor, count: int) -> torch.Tensor:
@@ -47,8 +50,11 @@ def _positive(
     x: torch.Tensor, kernels: torch.Tensor, shifts: torch.Tensor, dilation: int
 ) -> torch.Tensor:
     """2 * (share of positive outputs) - 1, some records at a time."""
-    shares = [
-        (conv1d(part, kernels, shifts, dilation=dilation) > 0).float().mean(dim=2)
-        for part in torch.split(x, _BATCH)
-    ]
-    return torch.cat(shares).mul_(2).sub_(1)
+
+    def shares(part: torch.Tensor) -> torch.Tensor:
+        found = conv1d(whole_blocks(part, _BATCH), kernels, shifts, dilation=dilation)
+        return (found > 0).float().mean(dim=2)[: len(part)]
+
+    made: list[torch.Tensor] = []
+    side_by_side(shares, torch.split(x, _BATCH), made.append)
+    return torch.cat(made).mul_(2).sub_(1)

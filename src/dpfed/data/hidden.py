@@ -29,6 +29,8 @@ from torch import nn
 
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
+from dpfed.core.vector import side_by_side
+from dpfed.data.models import whole_blocks
 from dpfed.data.pretrained import adapted, text_model
 
 _BATCH = 64
@@ -87,6 +89,9 @@ def hidden_states(
 ) -> torch.Tensor:
     """What the layers below the last ones make of token numbers: [records, tokens, width].
 
+    A record's states depend on no other record, to the last bit: records are computed in whole
+    blocks, each in one thread, several blocks at a time.
+
     Args:
         source: as ``top_layers`` has it.
         ids: token numbers [records, tokens].
@@ -96,12 +101,20 @@ def hidden_states(
     model: Any = text_model(source, task="pool", classes=1)
     stack = _stack(model.encoder, layers)
     model.encoder.encoder.layer = nn.ModuleList(stack[: len(stack) - layers])
-    made = []
-    for part in torch.split(ids.long(), _BATCH):
+    model.eval()
+
+    def states(part: torch.Tensor) -> torch.Tensor:
         mask = part != padding
         found = model.encoder(input_ids=part, attention_mask=mask.long()).last_hidden_state
-        made.append(found * mask[:, :, None])
-    return torch.cat(made)
+        return torch.where(mask[:, :, None], found, 0.0)
+
+    # the last of a block is made up and has padding: without any, transformers leaves out the mask,
+    # and one record with padding would change the bits of others
+    last = ids.new_full((1, ids.shape[1]), padding).long()
+    parts = torch.split(whole_blocks(ids.long(), _BATCH - 1), _BATCH - 1)
+    made: list[torch.Tensor] = []
+    side_by_side(lambda part: states(torch.cat([part, last]))[:-1], parts, made.append)
+    return torch.cat(made)[: len(ids)]
 
 
 def _stack(encoder: Any, layers: int) -> list[nn.Module]:

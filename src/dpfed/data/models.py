@@ -40,7 +40,7 @@ from dpfed.core.matrices import Gram, Hessians, MatrixRows
 from dpfed.core.metric import MetricRow, ScoredRecords
 from dpfed.core.rows import Dense, Outer, group_sums, linear_vector
 from dpfed.core.types import Problem, Rows, Unit, Vector
-from dpfed.core.vector import Layout
+from dpfed.core.vector import Layout, one_thread
 from dpfed.data._checks import require_groups
 from dpfed.data.datasets import Records
 
@@ -190,7 +190,8 @@ BLOCK = 192
 A library adds up in an order that may depend on how many records there are, and on a record's place
 among the last ones. Where a server sends large weights that cancel, a score is nothing but
 rounding, and one record more or less would turn the rows of others. 192 records fill the registers
-of every width (64 times 3), so that no record is at an edge: tests/laws/test_sensitivity.py.
+of every width (64 times 3), so that no record is at an edge: tests/laws/test_sensitivity.py. They
+are computed in one thread, whoever asks: several would share records out by their number.
 """
 
 
@@ -218,7 +219,10 @@ class Link(Protocol):
         """Per record: right or not, and the loss."""
 
     def curvature(self, scores: torch.Tensor) -> torch.Tensor:
-        """The loss's second derivative by the scores, [records, outputs, outputs]."""
+        """The loss's second derivative by the scores, [records, outputs, outputs].
+
+        Positive semidefinite as it stands in memory, not only over the reals: bounds rest on it.
+        """
 
 
 class _Softmax:
@@ -235,8 +239,17 @@ class _Softmax:
         return right, functional.cross_entropy(scores, y, reduction="none")
 
     def curvature(self, scores: torch.Tensor) -> torch.Tensor:
-        p = torch.softmax(scores, dim=1)
-        return torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+        """Of diag(p) - p p^T the Laplacian form: p_i p_j off the diagonal, and their sums on it.
+
+        As it stands in memory, it is positive semidefinite: no entry off the diagonal is above 0,
+        and each one on it is at least the sum of its row's others, rounded upwards. The difference
+        diag(p) - p p^T cancels where a class is nearly certain, and was indefinite then.
+        """
+        p = torch.softmax(scores.double(), dim=1)
+        weights = p[:, :, None] * p[:, None, :]
+        weights.diagonal(dim1=1, dim2=2).zero_()
+        upwards = 1 + len(p[0]) * 2.0**-51  # more than a sum of so many numbers is off by
+        return torch.diag_embed(weights.sum(dim=2) * upwards).sub_(weights)
 
 
 class _Logistic:
@@ -384,6 +397,7 @@ class LinearProblem:
         torch.mm(weights, self._last.T, out=scores[:, whole:])
         return scores
 
+    @one_thread()
     def scores(self, params: Vector) -> torch.Tensor:
         """X W^T + b, [records, outputs]: a record's depend on no other's, to the last bit."""
         return self._scores(params).T[: len(self.y)]
@@ -392,6 +406,7 @@ class LinearProblem:
         residual = _LINKS[self.model.link].residual(self._scores(params).T, self._labels)
         return residual[: len(self.y)]
 
+    @one_thread()
     def residual_of(self, params: Vector, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Of records of any clients of this model, [records, outputs]: of each as it is alone."""
         scores = self.model.matrix(params) @ whole_blocks(x).T
@@ -408,6 +423,7 @@ class LinearProblem:
 
         return LinearStack(problems)
 
+    @one_thread()
     def rows(self, params: Vector, unit: Unit) -> Rows:
         """Residual x feature per record; by group, or the client's mean as one row."""
         residual = self._residual(params)
@@ -423,6 +439,7 @@ class LinearProblem:
         """The same in double precision."""
         return replace(self, x=self.x.double())
 
+    @one_thread()
     def judge(self, params: Vector) -> tuple[torch.Tensor, torch.Tensor]:
         """Per record: right or not, and the loss; both 0 where the label is not known."""
         judged = _LINKS[self.model.link].judge(self._scores(params).T, self._labels)
@@ -435,6 +452,7 @@ class LinearProblem:
         """The mean loss over all records, in clear."""
         return float(self.judge(params)[1].mean())
 
+    @one_thread()
     def gradient(self, params: Vector) -> Vector:
         """The mean gradient over all records, in clear."""
         return self._mean(self._residual(params))
@@ -447,6 +465,7 @@ class LinearProblem:
         """X x^T per record, by group, or the client's mean."""
         return Gram(self.x, self._groups(unit), mean=unit is Unit.CLIENT)
 
+    @one_thread()
     def hessian_rows(self, params: Vector, unit: Unit) -> MatrixRows:
         """S (x) x x^T per record, by group, or the client's mean."""
         curvature = _LINKS[self.model.link].curvature(self._scores(params).T)[: len(self.y)]
@@ -461,6 +480,7 @@ class LinearProblem:
         correct, losses = self.judge(params)
         return metric_rows(correct, losses, self.groups, unit, loss_bound)
 
+    @one_thread()
     def judged(self, params: Vector, unit: Unit, row: MetricRow) -> torch.Tensor:
         """Per unit, the mean of the row over its own records; 0 where a label is not known."""
         link, scores = _LINKS[self.model.link], self._scores(params).T

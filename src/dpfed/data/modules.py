@@ -18,6 +18,8 @@ record depend on that record alone, and that the module keeps nothing of it.
 | a module or loss that fails on made-up records       | RecipeError when a problem is made     |
 | made-up records that move each other's loss or row   | RecipeError, at the first rows at last |
 | BatchNorm that is trained or in train()              | RecipeError when the network is made   |
+| dropout in train()                                   | masks by each record's content         |
+| other random numbers (masks.py)                      | RecipeError when a problem is made     |
 | ghost rows that are not the gradients of single ones | other rows, or RecipeError if asked for|
 | a record on which the module or the loss raises      | zero row, zero metric, a line in the   |
 |                                                      | local log                              |
@@ -42,11 +44,12 @@ from dpfed.core.ghost import Ghost, Layer
 from dpfed.core.metric import MetricRow, ScoredRecords
 from dpfed.core.rows import Chunks, Dense
 from dpfed.core.types import Rows, Unit, Vector
-from dpfed.core.vector import Layout, layout_of
+from dpfed.core.vector import Layout, layout_of, one_thread
 from dpfed.data import _trials
 from dpfed.data.batches import Batch, Batches, Inputs, record_batches
 from dpfed.data.datasets import Records
 from dpfed.data.losses import Judging, Loss, Tokens, cross_entropy, known_labels, loss_by_name
+from dpfed.data.masks import content_seeds, drawn_by_content
 from dpfed.data.models import metric_rows, say_unknown, unit_ids, unit_means
 from dpfed.data.samplers import SAMPLERS, PerRecord, failing, forgiving, in_blocks
 from dpfed.data.taps import Tapped, factors_of
@@ -125,6 +128,7 @@ class Network:
         """One client's records under the network; module and loss are tried on made-up ones."""
         batches = record_batches(records)
         outputs = self._once(_trials.try_losses, batches)
+        self.draws(batches)
         if isinstance(records, Records) and self._has_classes(records.y):
             say_unknown((records.y >= 0) & (records.y < outputs))
         return NetworkProblem(self, batches)
@@ -132,10 +136,12 @@ class Network:
     def _has_classes(self, y: torch.Tensor) -> bool:
         return self.loss is cross_entropy and not y.is_floating_point() and y.dim() == 1
 
-    def _once(self, trial: Callable[[Any, Batches], Any], like: Batches) -> Any:
+    def _once(
+        self, trial: Callable[[Any, Batches], Any], like: Batches, mode: object = None
+    ) -> Any:
         """Try the module on made-up records of a shape and type, unless that was done before."""
         shapes = {n: (t.shape[1:], t.dtype) for n, t in like.stand_in.tensors().items()}
-        key = (trial.__name__, *sorted(shapes.items()))
+        key = (trial.__name__, mode, *sorted(shapes.items()))
         if key not in self._tried:
             self._tried[key] = trial(self, like.made_up())
         return self._tried[key]
@@ -176,14 +182,15 @@ class Network:
 
     def losses_at(self, named: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """The same, of parameters by name."""
-        return self._losses(self._scores_at(named, batch.inputs), batch.targets)
+        with drawn_by_content(batch.seeds):
+            return self._losses(self._scores_at(named, batch.inputs), batch.targets)
 
     def losses_of(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """The same, of another module: a copy that is hooked."""
         x = batch.inputs
-        return self._losses(
-            _scores(module(**x) if isinstance(x, dict) else module(x)), batch.targets
-        )
+        with drawn_by_content(batch.seeds):
+            scores = _scores(module(**x) if isinstance(x, dict) else module(x))
+            return self._losses(scores, batch.targets)
 
     def _losses(self, scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         half = scores.dtype in (torch.float16, torch.bfloat16)
@@ -224,19 +231,33 @@ class Network:
 
     def _tabled(self, params: Vector, batches: Batches, judge: Loss) -> torch.Tensor:
         """What ``judge`` makes of scores and targets, one row per record."""
-        params, empty = self.placed(params), batches.stand_in[:1]
+        turn, params, empty = turn_of(params), self.placed(params), batches.stand_in[:1]
 
         def compute(batch: Batch) -> torch.Tensor:
-            return judge(self.score(params, batch.inputs), batch.targets)
+            with drawn_by_content(batch.seeds):
+                return judge(self.score(params, batch.inputs), batch.targets)
 
         blocks = in_blocks(compute, 64, empty)
-        made = [forgiving(blocks, batch, empty) for batch in self._read(batches)]
+        made = [forgiving(blocks, batch, empty) for batch in self._read(batches, turn)]
         return torch.cat(made or [blocks(empty)[:0]])
 
-    def _read(self, batches: Batches) -> Any:
+    def _read(self, batches: Batches, turn: bytes) -> Any:
         """All records, as many at a time as they say, with labels that the loss knows."""
         for index in torch.split(torch.arange(len(batches)), batches.most):
-            yield self.known(batches, batches.read(index))
+            yield self.seen(batches, index, turn)
+
+    def seen(self, batches: Batches, index: torch.Tensor, turn: bytes) -> Batch:
+        """Records as the module sees them at one turn: known labels, and seeds if it draws."""
+        batch = self.known(batches, batches.read(index))
+        if not self.draws(batches):
+            return batch
+        return replace(batch, seeds=content_seeds(batch, turn))
+
+    def draws(self, batches: Batches) -> bool:
+        """Whether the module leaves out entries at random, as it is now (train() or eval())."""
+        mode = tuple(each.training for each in self.module.modules())
+        chosen: bool = self._once(_trials.try_draws, batches, mode)
+        return chosen
 
     def known(self, batches: Batches, batch: Batch) -> Batch:
         """The batch with ``IGNORED`` in the place of labels that are none of the outputs."""
@@ -318,8 +339,7 @@ class NetworkProblem:
         """The problem with its records as training sees them at these parameters."""
         if self.records.change is None:
             return self
-        raw = params.detach().cpu().contiguous().numpy()
-        return replace(self, records=self.records.at(hashlib.sha256(raw.data).digest()))
+        return replace(self, records=self.records.at(turn_of(params)))
 
     def _rows(self, params: Vector, unit: Unit) -> Rows:
         if unit is Unit.CLIENT:
@@ -331,7 +351,7 @@ class NetworkProblem:
             return made
         self.model._once(_trials.try_ghost, self.records)
         block = self.model.chunk if ids is None else 1  # a person's are beside nobody else's
-        return Ghost(self._factors(factors_of(self.model, params), block), made)
+        return Ghost(self._factors(factors_of(self.model, params), block, turn_of(params)), made)
 
     def rows_in_words(self, unit: Unit, *, exact: bool = False) -> str:
         """How rows are clipped: public, for it follows from the model and the records' shapes.
@@ -357,19 +377,21 @@ class NetworkProblem:
             return made[0](batch)
 
         block = rows if ids is not None else in_blocks(rows, self.model.chunk, empty)
+        turn = turn_of(params)
         return Chunks(
-            gradients=lambda index: forgiving(block, self._batch(index), empty),
+            gradients=lambda index: forgiving(block, self._batch(index, turn), empty),
             records=len(self.records), size=self.dimension, chunk=self.model.chunk, groups=ids,
         )  # fmt: skip
 
     def _factors(
-        self, tapped: Tapped, block: int
+        self, tapped: Tapped, block: int, turn: bytes
     ) -> Callable[[torch.Tensor], tuple[list[Layer], torch.Tensor]]:
         """The factors of records, and which of them are usable; computed in whole blocks."""
         empty = self.records.stand_in[:1]
 
+        @one_thread()
         def factors(index: torch.Tensor) -> tuple[list[Layer], torch.Tensor]:
-            batch = self._batch(index)
+            batch = self._batch(index, turn)
             usable = torch.ones(len(batch), dtype=torch.bool)
             usable = usable if batch.usable is None else batch.usable
             try:
@@ -382,13 +404,14 @@ class NetworkProblem:
 
         return factors
 
-    def _batch(self, index: torch.Tensor) -> Batch:
-        return self.model.known(self.records, self.records.read(index))
+    def _batch(self, index: torch.Tensor, turn: bytes) -> Batch:
+        return self.model.seen(self.records, index, turn)
 
+    @one_thread()
     def gradient(self, params: Vector) -> Vector:
         """The mean gradient over all records, in clear."""
         total = torch.zeros_like(params)
-        for batch in self.model._read(self._at(params).records):
+        for batch in self.model._read(self._at(params).records, turn_of(params)):
             here = params.detach().clone().requires_grad_()
             loss = self.model.losses(self.model.placed(here), _usable(batch)).sum()
             total += torch.autograd.grad(loss, here)[0]
@@ -402,6 +425,12 @@ class NetworkProblem:
     def judged(self, params: Vector, unit: Unit, row: MetricRow) -> torch.Tensor:
         """Per unit, the mean of the row over its own records; zero of a record that fails."""
         return unit_means(self.model.table(params, self.records, row), self.records.groups, unit)
+
+
+def turn_of(params: Vector) -> bytes:
+    """What masks and augmentation change with: a digest of the parameters. Public."""
+    raw = params.detach().cpu().contiguous().numpy()
+    return hashlib.sha256(raw.data).digest()
 
 
 def _usable(batch: Batch) -> Batch:

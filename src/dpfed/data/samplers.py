@@ -8,7 +8,8 @@
 ``taps.py`` has the factors from which rows are clipped without being made.
 
 Guarantee: a record that makes a module or a loss raise has a zero row, and the rows of others are
-as ever, to the last bit: records are computed in whole blocks, empty ones after the last.
+as ever, to the last bit: records are computed in whole blocks, empty ones after the last, in one
+thread.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dpfed.core.errors import FAILURES, RecipeError
 from dpfed.core.extras import needs
 from dpfed.core.log import log
 from dpfed.core.types import Vector
-from dpfed.core.vector import Layout
+from dpfed.core.vector import Layout, one_thread
 from dpfed.data.batches import Batch
 
 PerRecord = Callable[[Batch], torch.Tensor]
@@ -74,6 +75,7 @@ def in_blocks(compute: PerRecord, block: int, empty: Batch) -> PerRecord:
     return gradients
 
 
+@one_thread()
 def forgiving(compute: PerRecord, batch: Batch, empty: Batch) -> torch.Tensor:
     """One row per record; zero for a record that makes ``compute`` raise, or is not usable.
 

@@ -15,6 +15,7 @@ import torch
 
 from dpfed.core.stacked import StackedDense, StackedOuter, products, stacked_vectors
 from dpfed.core.types import Rows, Unit, Vector
+from dpfed.core.vector import one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +48,7 @@ class LinearStack:
         flat = self.problems[0].residual_of(params, self._x, labels)
         return flat.T.reshape(-1, *self._shape).transpose(0, 1)
 
+    @one_thread()
     def rows(self, params: Vector, unit: Unit) -> Rows:
         """The rows of each client, as its own problem makes them."""
         if unit is Unit.GROUP:

@@ -41,7 +41,7 @@ from dpfed.core.matrices import Gram, MatrixRows
 from dpfed.core.metric import MetricRow
 from dpfed.core.rows import Dense, Outer
 from dpfed.core.types import Rows, Unit, Vector
-from dpfed.core.vector import Layout, Standardiser
+from dpfed.core.vector import Layout, Standardiser, one_thread
 from dpfed.data.datasets import Records
 from dpfed.data.models import (
     BLOCK,
@@ -247,6 +247,7 @@ class StandardisedProblem:
 
     # ---------------------------------------------------------------------------------------- rows
 
+    @one_thread()
     def mean_rows(self, params: Vector, unit: Unit) -> Rows:
         """Z, no longer than 1: its mean over the unit's own records."""
         blocks = self._blocks(params)
@@ -256,6 +257,7 @@ class StandardisedProblem:
             return Dense(u.double().sum(dim=0, keepdim=True) / max(1, len(u)))
         return Dense(u, None) if unit is Unit.RECORD else Dense(*self._shared(u, power=1.0))
 
+    @one_thread()
     def moment_rows(self, params: Vector, unit: Unit) -> MatrixRows:
         """V v^T: its mean over the unit's own records."""
         v = self._directions(params)
@@ -263,6 +265,7 @@ class StandardisedProblem:
             return Gram(*self._shared(v, power=0.5))
         return Gram(v, mean=unit is Unit.CLIENT)
 
+    @one_thread()
     def rows(self, params: Vector, unit: Unit) -> Rows:
         """The head's gradients: their mean over the unit's own records."""
         rows = self._inner(params).rows(self._head(params), unit)
@@ -277,20 +280,24 @@ class StandardisedProblem:
         _, index, counts = torch.unique(groups, return_inverse=True, return_counts=True)
         return rows / counts[index].to(rows.dtype).pow(power)[:, None], groups
 
+    @one_thread()
     def gradient(self, params: Vector) -> Vector:
         """The head's mean gradient over all records, in clear."""
         return self._inner(params).gradient(self._head(params))
 
     # ------------------------------------------------------------------------------------- judging
 
+    @one_thread()
     def judge(self, params: Vector) -> tuple[torch.Tensor, torch.Tensor]:
         """Per record: right or not, and the loss; both 0 where the label is not known."""
         return self._inner(params).judge(self._head(params))
 
+    @one_thread()
     def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
         """Per unit: right or not, and the clipped loss."""
         return self._inner(params).metric_rows(self._head(params), unit, loss_bound)
 
+    @one_thread()
     def judged(self, params: Vector, unit: Unit, row: MetricRow) -> torch.Tensor:
         """Per unit, the mean of the row over its own records."""
         return self._inner(params).judged(self._head(params), unit, row)

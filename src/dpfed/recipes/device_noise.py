@@ -18,6 +18,7 @@ Only the draw amplifies. Who happens to be there, a cohort of a fixed size and r
 | no at_most                                       | as often as the rounds allow                  |
 | cohorts that so few devices cannot fill          | RecipeError                                   |
 | replace-one                                      | no row for the draw: no accountant bounds it  |
+| add-remove                                       | RecipeError: it shows who was there           |
 | a tree that takes too long to price              | no row for it, and why                        |
 """
 
@@ -39,6 +40,7 @@ from dpfed.mechanisms.banded import banded
 from dpfed.mechanisms.blt import blt
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.mechanisms.tree import tree
+from dpfed.recipes.noise_for import refuse_presence
 
 
 def device_noise(
@@ -64,6 +66,7 @@ def device_noise(
         at_most: how often a device takes part at most; None is as often as the rounds allow.
         adjacency: what neighbouring data sets differ in.
     """
+    refuse_presence(Adjacency(adjacency))
     limits = limits_for(rounds, population, cohort, min_separation, at_most)
     facts: dict[str, Any] = {
         "unit": Unit.CLIENT, "adjacency": Adjacency(adjacency), "trust": Trust.CENTRAL,

@@ -15,6 +15,7 @@ Neither torch nor dp_accounting is imported: it answers at once.
 | rounds, clients or survivors below 1, or half | RecipeError                              |
 | more survivors than clients, colluders < 0    | RecipeError                              |
 | no honest noise in an opened sum              | RecipeError                              |
+| clients under add-remove                      | RecipeError: it shows who was there      |
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ def noise_for(
     unit, adjacency = _choice(Unit, unit), _choice(Adjacency, adjacency)
     trust = _choice(Trust, trust)
     _check_whole(rounds=rounds, clients=clients, survivors=survivors)
+    if unit is Unit.CLIENT:
+        refuse_presence(adjacency)
     apart = (1 if trust is Trust.LOCAL else 0) if colluders is None else colluders
     shares = _honest(trust, clients, survivors, apart)
     start = gaussian(1.0, 1.0, unit, adjacency, trust, shares if trust is Trust.DISTRIBUTED else 1)
@@ -87,6 +90,13 @@ def noise_for(
         "claims": [{"adversary": c.adversary, "epsilon": c.epsilon} for c in stated.claims],
         "warnings": [] if warning is None else [warning],
     }
+
+
+def refuse_presence(adjacency: Adjacency) -> None:
+    """Refuse add-remove for clients: without a secret draw it shows who was there."""
+    if adjacency is Adjacency.ADD_REMOVE:
+        bound = "zero-out or replace-one where a client is the unit"
+        raise refuse("adjacency", bound, adjacency.value, "who takes part shows; use zero-out")
 
 
 def _choice(kind: type[Choice], word: str) -> Choice:

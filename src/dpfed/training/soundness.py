@@ -29,7 +29,7 @@ def refuse_unsound(plan: Plan) -> None:
     """Raise UnsoundPlan with the first reason that is found."""
     for complaint in (
         _wrong_numbers, _wrong_paced, _wrong_metrics, _wrong_channels, _wrong_trust,
-        _wrong_sampling, _wrong_open, _wrong_participation,
+        _wrong_sampling, _wrong_open, _wrong_participation, _shown_presence,
     ):  # fmt: skip
         reason = complaint(plan)
         if reason:
@@ -206,6 +206,24 @@ def _wrong_open(plan: Plan) -> str | None:
     if set(plan.nominal) != {1.0}:
         return "privacy.cohort must have slots of size 1, got others; leave out privacy.nominal"
     return None
+
+
+def _shown_presence(plan: Plan) -> str | None:
+    """Add-remove for clients, where it shows who was there: no noise on the values hides that."""
+    update = plan.update
+    whole = update.unit is Unit.CLIENT and update.adjacency is Adjacency.ADD_REMOVE
+    if not whole or not update.std or not isinstance(plan.amplified, Everyone):
+        return None
+    if update.trust is Trust.CENTRAL:
+        why = "optimizers and the history are told how many clients took part"
+        way_out = "use 'zero-out', or draw clients in secret by privacy.client_rate"
+    else:
+        why = "a client that is missing sends no message, and its share of the noise is missing"
+        way_out = "use 'zero-out'"
+    return (
+        f"privacy.adjacency must be 'zero-out' or 'replace-one' for unit 'client' under "
+        f"{update.trust} trust, got 'add-remove': {why}; {way_out}"
+    )
 
 
 def _wrong_participation(plan: Plan) -> str | None:
