@@ -74,7 +74,11 @@ def _search(mechanism: M, epsilon: float, delta: float, releases: int) -> M:
     return mechanism.with_std(mechanism.clip * factor)  # type: ignore[return-value]
 
 
-def least_factor(epsilon_at: Callable[[float], float], epsilon: float) -> float:
+def least_factor(
+    epsilon_at: Callable[[float], float],
+    epsilon: float,
+    rough: Callable[[float], float] | None = None,
+) -> float:
     """The least factor on the noise, to a part in 10^4, at which the target was confirmed.
 
     Looking up a privacy loss distribution takes the longer the less noise there is, so the search
@@ -84,12 +88,30 @@ def least_factor(epsilon_at: Callable[[float], float], epsilon: float) -> float:
     Args:
         epsilon_at: the epsilon at a factor; it falls with the factor.
         epsilon: the target.
+        rough: about the same, but faster: where the search begins; None is at 1.
     """
-    above, high = 1.0, epsilon_at(1.0)
+    if rough is None:
+        return _search_from(epsilon_at, epsilon, 1.0, 0.8)
+    return _search_from(epsilon_at, epsilon, _search_from(rough, epsilon, 1.0, 0.8), 1 - 5 * _TIGHT)
+
+
+def _search_from(
+    epsilon_at: Callable[[float], float], epsilon: float, guess: float, step: float
+) -> float:
+    """The least factor at which the target was confirmed.
+
+    Args:
+        epsilon_at: the epsilon at a factor.
+        epsilon: the target.
+        guess: a factor to begin with.
+        step: the first step down from a factor with enough noise, above 0 and below 1.
+    """
+    above, high = guess, epsilon_at(guess)
     while high > epsilon:
-        above *= 2
+        above /= step
+        step = max(0.5, step * step)
         high = epsilon_at(above)
-        if above > _LOUDEST:
+        if above > _LOUDEST * guess:
             raise Unpriceable(
                 f"no noise up to {_LOUDEST:g} times the first guess keeps the target; raise "
                 f"epsilon or delta, or plan fewer rounds"
@@ -97,8 +119,9 @@ def least_factor(epsilon_at: Callable[[float], float], epsilon: float) -> float:
     below, low = above, high
     while low <= epsilon:
         above, high = below, low
-        below *= min(_STEP, max(_STEP / 2, low / epsilon)) if low > epsilon / 100 else _STEP / 2
+        below *= step
         low = epsilon_at(below)
+        step = max(_LONGEST_STEP, step * step) if step > _LONGEST_STEP else step
     while above / below > 1 + _TIGHT:
         middle = _between(below, low, above, high, epsilon)
         found = epsilon_at(middle)
@@ -109,7 +132,7 @@ def least_factor(epsilon_at: Callable[[float], float], epsilon: float) -> float:
     return above
 
 
-_STEP = 0.8
+_LONGEST_STEP = 0.6
 
 
 def _between(below: float, low: float, above: float, high: float, epsilon: float) -> float:

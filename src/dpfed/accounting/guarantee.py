@@ -399,6 +399,27 @@ def epsilon_of(event: Json, delta: float, adjacency: Adjacency) -> tuple[float, 
     return gdp.epsilon_for(delta, math.sqrt(gaussian)), EXACT if math.isfinite(gaussian) else NONE
 
 
+def rough_epsilon_of(event: Json, delta: float, adjacency: Adjacency) -> float:
+    """About the epsilon of a tree with draws, ten times faster: for a search, never to be stated.
+
+    Args:
+        event: the tree, which has a draw.
+        delta: the delta at which epsilon is wanted.
+        adjacency: what neighbouring data sets are.
+    """
+    from dpfed.accounting.accountant import RELATIONS, DrawnPLDAccountant
+
+    gdp.check_delta(delta)
+    made = _fixed(events.from_json(event))
+    if not _is_known(made, adjacency):
+        raise _no_bound(made, adjacency)
+    accountant = DrawnPLDAccountant(RELATIONS[adjacency], _ROUGH_INTERVAL)
+    return float(accountant.compose(made).get_epsilon(delta))
+
+
+_ROUGH_INTERVAL = 1e-3  # ten times dp_accounting's own
+
+
 def delta_of(event: Json, epsilon: float, adjacency: Adjacency) -> float:
     """An upper bound of the delta of a tree of events.
 

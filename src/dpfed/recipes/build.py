@@ -13,6 +13,8 @@ import torch
 
 from dpfed.accounting import gdp
 from dpfed.accounting.calibrate import closed_form, least_factor
+from dpfed.accounting.events import Json
+from dpfed.accounting.guarantee import epsilon_of, rough_epsilon_of
 from dpfed.client._paced import SECOND
 from dpfed.core.chain import chain
 from dpfed.core.checks import refuse
@@ -369,10 +371,18 @@ def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[s
     def scaled(factor: float) -> dict[str, Mechanism]:
         return {name: m.with_std(m.std * factor) for name, m in made.items()}
 
-    def epsilon_at(factor: float) -> float:
-        return replace(draft, channels=scaled(factor)).guarantee().claims[0].epsilon
+    left = draft.delta - draft.delta_reserved
 
-    return scaled(least_factor(epsilon_at, epsilon))
+    def event(factor: float) -> Json:
+        return replace(draft, channels=scaled(factor)).whole_event
+
+    def epsilon_at(factor: float) -> float:
+        return epsilon_of(event(factor), left, draft.update.adjacency)[0]
+
+    def rough(factor: float) -> float:
+        return rough_epsilon_of(event(factor), left, draft.update.adjacency)
+
+    return scaled(least_factor(epsilon_at, epsilon, rough))
 
 
 def _is_open(privacy: PrivacyRecipe) -> bool:
