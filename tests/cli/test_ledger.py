@@ -34,6 +34,7 @@ from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes.schema import dump_recipe, load_recipe, parse
 from dpfed.training.account import Account
 from dpfed.training.ending import UNAFFORDABLE
+from tests.accounting.ledger.test_ledger import whole_of
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes, refused
 from tests.training.test_round import SIZES, client_states, make_plan
 
@@ -152,8 +153,16 @@ def test_rename_shares_what_was_spent(path: Path) -> None:
 
 def test_an_owner_frees_what_a_dead_training_has_claimed(path: Path) -> None:
     parts = {UPDATE: Part(gaussian(1.0, 4.0), 0, 4)}
-    asked = Request(key=LedgerKey("toy"), training="dead", client=0, round=0, attempt=0,
-                    parts=parts, plan="p")  # fmt: skip
+    asked = Request(
+        key=LedgerKey("toy"),
+        training="dead",
+        client=0,
+        round=0,
+        attempt=0,
+        parts=parts,
+        plan="p",
+        whole=whole_of(parts),
+    )
     assert call("budget", "toy", "--epsilon", "8")[0] == 0
     Ledger(path).claim(asked)
     assert call("waive", "toy", "other")[1] == "training 'other' on 'toy': nothing was kept\n"
