@@ -228,7 +228,7 @@ def whole_cost(plan: Plan, target: LedgerKey, budget: Budget) -> float:
     add = cost.add if mu_squared is not None else cost.add_whole
     add(key, {**body, "training": "", "client": 0})
     times = factor(key, target, covered=_covered(plan), keeps_person=budget.keeps_person)
-    return converted(cost, times, key).epsilon(budget.delta, target.adjacency)
+    return converted(cost, times, key, target).epsilon(budget.delta, target.adjacency)
 
 
 def _drawn_round(plan: Plan, round: int) -> Json | None:

@@ -9,16 +9,21 @@ from typing import Any
 
 import pytest
 
-from dpfed.accounting import events
+from dpfed.accounting import events, gdp
 from dpfed.accounting.guarantee import epsilon_of
 from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.conversions import LedgerKey, Server
 from dpfed.accounting.ledger.ledger import Ledger, _plain
+from dpfed.accounting.ledger.request import Part
 from dpfed.core.errors import BudgetSpent, UnsoundPlan
+from dpfed.core.sampling import Poisson
 from dpfed.core.types import Adjacency, Broadcast, Unit
 from dpfed.flower import make_plan
+from dpfed.mechanisms.gaussian import gaussian
+from dpfed.mechanisms.tree import tree
 from dpfed.training.account import Account, whole_cost
 from dpfed.training.plan import Plan
+from tests.accounting.ledger.test_ledger import request
 
 CLIENTS, ROUNDS, DELTA = 50, 6, 1e-5
 KEY = LedgerKey("wards", Unit.CLIENT, Adjacency.ZERO_OUT, Server.OUTSIDERS, None)
@@ -98,7 +103,8 @@ def as_0_2(ledger: Ledger, plan: Plan, rounds: int) -> None:
     with ledger._turn():
         reserve = ledger._append(
             kind="reserve", **run, event=events.composed(list(many.values())),
-            releases={n: plan.planned(n) for n in each}, each={},
+            releases={n: plan.planned(n) for n in each},
+            each={n: {"kind": "SelfComposed", "count": 1, "event": each[n]} for n in each},
         )  # fmt: skip
         for at in range(rounds):
             for name, event in each.items():
@@ -110,13 +116,28 @@ def as_0_2(ledger: Ledger, plan: Plan, rounds: int) -> None:
 
 
 def test_drawn_rounds_of_version_0_2_are_priced_again(ledger: Ledger) -> None:
+    """As a whole: what was entered before a stop depends on what was seen."""
     as_0_2(ledger, JOINT, 4)
-    entered = JOINT.guarantee({JOINT.round_kind(0): 4}, 4).epsilon
-    assert epsilon(Ledger(ledger.path)) == pytest.approx(entered, rel=1e-9)
-    old = events.composed(
-        [row.body["event"] for row in ledger.rows() if row.body["kind"] == "book"]
-    )
-    assert epsilon_of(old, DELTA, KEY.adjacency)[0] < 0.9 * entered  # what it had been
+    assert epsilon(Ledger(ledger.path)) == pytest.approx(JOINT.guarantee().epsilon, rel=1e-9)
+    (row,) = (row.body for row in ledger.rows() if row.body["kind"] == "reserve")
+    old = epsilon_of(row["event"], DELTA, KEY.adjacency)[0]
+    assert old < 0.9 * JOINT.guarantee().epsilon  # what it had been
+
+
+def test_rounds_of_an_unknown_kind_count_without_their_draw(ledger: Ledger) -> None:
+    """No release on "update" in an attempt: nobody knows which channels met in a round."""
+    as_0_2(ledger, JOINT, 0)
+    (reserve,) = ledger.rows()
+    event = reserve.body["each"]["count"]
+    left_out = {"write", "time", "each", "releases", "kind", "event"}
+    facts = {k: v for k, v in reserve.body.items() if k not in left_out}
+    with ledger._turn():
+        ledger._append(
+            kind="book", round=0, attempt=0, channel="count", releases=1, place=0,
+            reserve=reserve.number, event=event, **facts,
+        )  # fmt: skip
+    plain = plan_of(rate=1.0, adaptive={"share": 0.5}).guarantee().epsilon
+    assert epsilon(ledger) == pytest.approx(plain, rel=1e-3)
 
 
 def test_such_a_training_goes_on_at_its_true_price(wards: Account, ledger: Ledger) -> None:
@@ -197,3 +218,47 @@ def test_a_gaussian_training_after_a_draw_is_one_more_run(wards: Account, ledger
     enter(wards, JOINT, "t", 0)
     enter(wards, plan_of(rate=1.0, std=20.0), "plain", 0)
     assert [row.body["kind"] for row in ledger.rows()].count("reserve") == 2
+
+
+def test_an_enrolled_training_stops_no_run_that_is_paid_for(wards: Account, ledger: Ledger) -> None:
+    ledger.declare(KEY, Budget(50.0, DELTA))
+    enter(wards, JOINT, "t", 0)
+    wards.admit(plan_of(rate=1.0, std=20.0), "plain", 0)
+    enter(wards, JOINT, "t", 1)
+    enter(wards, plan_of(std=5.0), "another", 0)
+
+
+@pytest.mark.parametrize("after_a_draw", [False, True])
+def test_a_gaussian_run_counts_the_same_with_and_without_draws_before(
+    wards: Account, ledger: Ledger, after_a_draw: bool
+) -> None:
+    """Rows that are closer than two clips: replace-one's events are in units of that distance."""
+    records = LedgerKey("wards", Unit.RECORD, Adjacency.ZERO_OUT, Server.CURIOUS, 1)
+    key = records._replace(adjacency=Adjacency.REPLACE_ONE)
+    ledger.declare(records, Budget(50.0, DELTA))
+    if after_a_draw:
+        drawn = gaussian(1.0, 60.0, adjacency="zero-out").with_sampling(Poisson(0.01))
+        ledger.begin(request(key=records, training="d", parts={"update": Part(drawn, 1, 1)}))
+    closer = gaussian(1.0, 0.5, replace_bound=1.0)  # mu = 2 in both adjacencies
+    ledger.begin(request(key=key, training="g", parts={"update": Part(closer, 1, 1)}, covered=True))
+    assert ledger.spent(records).epsilon(DELTA, records.adjacency) >= gdp.epsilon_for(DELTA, 2.0)
+
+
+def test_correlated_noise_does_not_begin_anew_in_a_reserved_run(ledger: Ledger) -> None:
+    drawn = gaussian(1.0, 60.0, adjacency="zero-out").with_sampling(Poisson(0.01))
+    key = LedgerKey("wards", adjacency=Adjacency.ZERO_OUT)
+    ledger.begin(request(key=key, training="d", parts={"update": Part(drawn, 1, 1)}))
+    kept = tree(std=9.0, horizon=8, adjacency="zero-out")
+    parts = {"update": Part(kept, 1, 8)}
+    ledger.begin(request(0, key=key, training="g", parts=parts))
+    ledger.begin(request(1, key=key, training="g", parts=parts, fresh=False))
+    with pytest.raises(UnsoundPlan, match="must go on from its state"):
+        ledger.begin(request(2, key=key, training="g", parts=parts))
+
+
+def test_secure_sums_take_a_hundredth_of_delta_at_most(ledger: Ledger) -> None:
+    key = LedgerKey("wards")
+    ledger.declare(key, Budget(50.0, DELTA))
+    ledger.begin(request(key=key, training="a", delta_reserved=0.006 * DELTA))
+    with pytest.raises(BudgetSpent):
+        ledger.begin(request(key=key, training="b", delta_reserved=0.006 * DELTA))

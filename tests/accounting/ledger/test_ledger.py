@@ -290,11 +290,11 @@ def test_a_secure_sums_chance_is_taken_out_of_delta_once_a_run(ledger: Ledger) -
     ledger.declare(KEY, Budget(1.0, 1e-5))
     whole = {UPDATE: Part(gaussian(1.0, 2.0 / math.sqrt(B2)), 1, 1)}
     with pytest.raises(BudgetSpent):
-        ledger.begin(request(parts=whole, delta_reserved=1e-7))
-    ledger.begin(request(0, delta_reserved=1e-7))
-    ledger.begin(request(1, delta_reserved=1e-7))
-    ledger.begin(request(0, training="u", delta_reserved=1e-7))
-    assert math.fsum(ledger.spent(KEY).delta_reserved.values()) == pytest.approx(2e-7)
+        ledger.begin(request(parts=whole, delta_reserved=4e-8))
+    ledger.begin(request(0, delta_reserved=4e-8))
+    ledger.begin(request(1, delta_reserved=4e-8))
+    ledger.begin(request(0, training="u", delta_reserved=4e-8))
+    assert math.fsum(ledger.spent(KEY).delta_reserved.values()) == pytest.approx(8e-8)
     with pytest.raises(BudgetSpent):
         ledger.begin(request(0, training="v", delta_reserved=1e-5))
 

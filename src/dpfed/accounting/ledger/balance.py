@@ -25,6 +25,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from dpfed.accounting import events, gdp
+from dpfed.accounting.event_tree import gaussian_mu_squared
 from dpfed.accounting.events import Json, canonical
 from dpfed.accounting.guarantee import epsilon_of
 from dpfed.accounting.ledger.conversions import LedgerKey, Server, factor
@@ -51,6 +52,12 @@ class Budget(NamedTuple):
 
 RunId = tuple[LedgerKey, str, int]
 """What a run's releases are priced for, its training, and its client."""
+
+MOST_RESERVED = 0.01
+"""The part of a budget's delta that secure sums' chances of failure may take in all.
+
+Whether it is spent for these, or by Gaussian releases, may be chosen after outputs were seen, so
+that all of it together is within (epsilon, 1.01 delta): docs/privacy.md."""
 
 UNORDERED = math.inf
 """The place of a run that has not been reserved yet: after all that have."""
@@ -163,8 +170,10 @@ class Cost:
         if self.runs or self.unbounded:
             enough = self.epsilon(budget.delta, adjacency) <= budget.epsilon * (1 + gdp.CAUTION)
             return enough and not self.mixed
-        left = budget.delta - math.fsum(self.delta_reserved.values())
-        return left > 0 and self.mu_squared <= _limit(budget.epsilon, left) * (1 + gdp.CAUTION)
+        lost = math.fsum(self.delta_reserved.values())
+        if lost > MOST_RESERVED * budget.delta:
+            return False
+        return self.mu_squared <= _limit(budget.epsilon, budget.delta - lost) * (1 + gdp.CAUTION)
 
     def left(self, budget: Budget) -> float:
         """The epsilon left for a further Gaussian run; NaN where the cost is not Gaussian."""
@@ -189,17 +198,38 @@ def _epsilon_at(event: Json, delta: float, adjacency: Adjacency) -> float:
 _LEAST_DELTA = 1e-300  # as gdp.check_delta has it
 
 
-def converted(cost: Cost, times: float | None, source: LedgerKey) -> Cost:
+def converted(cost: Cost, times: float | None, source: LedgerKey, target: LedgerKey) -> Cost:
     """The cost of releases for one guarantee, in another.
+
+    A Gaussian run becomes one release with as much mu, times the factor: its own events are in
+    units of its own adjacency's sensitivity. Any other run counts for its own unit and adjacency.
 
     Args:
         cost: what the releases cost in their own guarantee.
         times: what mu is multiplied by; None where there is no bound.
-        source: their own guarantee, for the words.
+        source: their own guarantee.
+        target: the guarantee that they are to count for.
     """
-    if times is None or (times != 1 and cost.runs):
+    runs = None if times is None else _converted_runs(cost.runs, times, source, target)
+    if times is None or runs is None:
         return Cost(delta_reserved=dict(cost.delta_reserved), unbounded=str(source))
-    return replace(cost, mu_squared=cost.mu_squared * times * times)
+    return replace(cost, mu_squared=cost.mu_squared * times * times, runs=runs)
+
+
+def _converted_runs(
+    runs: Mapping[RunId, RunCost], times: float, source: LedgerKey, target: LedgerKey
+) -> dict[RunId, RunCost] | None:
+    """The runs in another guarantee; None where one of them has no bound there."""
+    if times == 1 and source[1:3] == target[1:3]:
+        return dict(runs)
+    found: dict[RunId, RunCost] = {}
+    for run, cost in runs.items():
+        square = gaussian_mu_squared(cost.event(), source.adjacency)
+        if square is None:
+            return None
+        event = events.worth_of(times * times * square, target.adjacency)
+        found[run] = replace(cost, events=Counter({canonical(event): 1}))
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -230,11 +260,14 @@ class Reserve:
     left: dict[str, int]
     body: Mapping[str, Any]
     used: bool = False
-    attempts: dict[tuple[int, int], list[Json]] | None = None
-    """Of version 0.2, where clients were drawn: the events that it entered, by attempt.
+    attempts: dict[tuple[int, int], dict[str, int]] | None = None
+    """Of version 0.2, where clients were drawn: releases by attempt and channel.
 
-    That version amplified each channel of a round by itself, which is too little. Such a run counts
-    by what was entered, each attempt as one event; before it goes on, it is reserved anew."""
+    That version amplified each channel of a round by itself, which is too little. From its first
+    entry on such a run counts as a whole, each round under one draw; before it goes on, it is
+    reserved anew."""
+    events: dict[str, Json] = field(default_factory=dict)
+    """... and what one release on a channel was said to cost."""
 
 
 @dataclass(frozen=True)
@@ -362,10 +395,19 @@ class Balance:
             rest = replace(claim.cost, mu_squared=max(0.0, left))
             covered = claim.covered and key not in self.uncovered
             times = factor(key, target, covered=covered, keeps_person=keeps_person)
-            counts = converted(rest, times, key)
+            counts = converted(self._as_run(rest, key, training, client), times, key, target)
             if not counts.unbounded:  # else it will be refused itself, under this budget
                 total = total + counts
         return total
+
+    def _as_run(self, cost: Cost, key: LedgerKey, training: str, client: int) -> Cost:
+        """A claim as it is going to count: as a whole run where the data has runs with draws."""
+        known = self.guarantees.get(key.dataset, ())
+        if not cost.mu_squared or not any(self.costs[each].runs for each in known):
+            return cost
+        event = events.worth_of(cost.mu_squared, key.adjacency)
+        made = RunCost(UNORDERED, Counter({canonical(event): 1}))
+        return replace(cost, mu_squared=0.0, runs={(key, training, client): made})
 
     def totals(self, delta: float, *, every: bool = False) -> list[AccountTotal]:
         """What each data set has cost, in the terms of its budget, or of each guarantee given.
@@ -412,7 +454,7 @@ class Balance:
         """
         covered = source not in self.uncovered
         times = factor(source, target, covered=covered, keeps_person=keeps_person)
-        return converted(cost, times, source)
+        return converted(cost, times, source, target)
 
     def add_cost(self, key: LedgerKey, body: Mapping[str, Any]) -> None:
         """Add a row's cost to what was released for a guarantee."""
@@ -459,7 +501,7 @@ def _take_reserve(balance: Balance, row: Row) -> None:
     balance.note_guarantee(key, body)
     balance.plans[key.dataset, body["training"], body["client"]] = body.get("plan")
     left = dict(body["releases"])
-    attempts: dict[tuple[int, int], list[Json]] | None = None
+    attempts: dict[tuple[int, int], dict[str, int]] | None = None
     if before:  # it is reserved anew, and has entered some of it
         left = {
             name: many - (before.body["releases"].get(name, many) - before.left.get(name, 0))
@@ -468,7 +510,24 @@ def _take_reserve(balance: Balance, row: Row) -> None:
     elif key.unit is Unit.CLIENT and "tree" not in body and _has_draw(body["event"]):
         attempts = {}
         cost.runs[run] = RunCost(row.number, Counter())
-    balance.reserves[run] = Reserve(row.number, left, body, attempts=attempts)
+    balance.reserves[run] = Reserve(
+        row.number,
+        left,
+        body,
+        attempts=attempts,
+        events=_parts_of_0_2(body) if attempts == {} else {},
+    )
+
+
+def _parts_of_0_2(body: Mapping[str, Any]) -> dict[str, Json]:
+    """The event of one release by channel, of those that were planned; else the costliest one."""
+    costliest = min(map(_once, body["event"]["events"]), key=lambda each: _drawn_release(each)[1])
+    each = body.get("each") or {}
+    return {n: _once(each.get(n) or costliest) for n, count in body["releases"].items() if count}
+
+
+def _once(event: Json) -> Json:
+    return event["event"] if event["kind"] == "SelfComposed" else event
 
 
 def _has_draw(event: Json) -> bool:
@@ -486,16 +545,37 @@ def _take_return(balance: Balance, row: Row) -> None:
             del balance.reserves[run]
 
 
-def _one_draw(parts: list[Json]) -> Json:
-    """Rows of one attempt, each amplified by itself, as what they are: releases of one draw."""
-    rates, squares = set[float](), list[float]()
-    for part in parts:
-        count, one = (part["count"], part["event"]) if part["kind"] == "SelfComposed" else (1, part)
-        rates.add(one["rate"])
-        squares.append(count / one["event"]["noise_multiplier"] ** 2)
-    (rate,) = rates
-    joint = {"kind": "Gaussian", "noise_multiplier": 1 / math.sqrt(math.fsum(squares))}
-    return {"kind": "PoissonSampled", "rate": rate, "event": joint}
+def _whole_of_0_2(reserve: Reserve) -> Counter[str]:
+    """All that version 0.2 reserved for a run with drawn clients, each round under one draw.
+
+    If each attempt so far made one release on "update", and at most one on others, so does every
+    round: the others' rounds are among those of the update. Else the draw counts for nothing.
+    """
+    parts = {name: _drawn_release(event) for name, event in reserve.events.items()}
+    counts = {name: int(reserve.body["releases"][name]) for name in parts}
+    seen = (reserve.attempts or {}).values()
+    regular = all(set(each.values()) == {1} and "update" in each for each in seen)
+    made: Counter[str] = Counter()
+    if not regular or counts.get("update", 0) < max(counts.values()):
+        for name, (_, multiplier) in parts.items():
+            made[canonical(_gaussian(multiplier))] += counts[name]
+        return made
+    for number in range(max(counts.values())):
+        due = [name for name, count in counts.items() if number < count]
+        ((rate, _),) = {(parts[name][0], None) for name in due}
+        joint = 1 / math.sqrt(math.fsum(1 / parts[name][1] ** 2 for name in due))
+        made[canonical({"kind": "PoissonSampled", "rate": rate, "event": _gaussian(joint)})] += 1
+    return made
+
+
+def _drawn_release(event: Json) -> tuple[float, float]:
+    """The rate and the multiplier of a release that was amplified by itself."""
+    one = event["event"] if event["kind"] == "SelfComposed" else event
+    return float(one["rate"]), float(one["event"]["noise_multiplier"])
+
+
+def _gaussian(noise_multiplier: float) -> Json:
+    return {"kind": "Gaussian", "noise_multiplier": noise_multiplier}
 
 
 def _take_book(balance: Balance, row: Row) -> None:
@@ -517,11 +597,10 @@ def _take_book(balance: Balance, row: Row) -> None:
         reserve.left[channel] -= body["releases"]
         reserve.used = True
         if reserve.attempts is not None:
-            attempt = reserve.attempts.setdefault((body["round"], body["attempt"]), [])
-            attempt.append(body["event"])
-            made = Counter(canonical(_one_draw(parts)) for parts in reserve.attempts.values())
+            attempt = reserve.attempts.setdefault((body["round"], body["attempt"]), {})
+            attempt[channel] = attempt.get(channel, 0) + body["releases"]
             run = (key, training, client)
-            balance.costs[key].runs[run] = RunCost(reserve.number, made)
+            balance.costs[key].runs[run] = RunCost(reserve.number, _whole_of_0_2(reserve))
         return
     balance.add_cost(key, body)
     run = (key, training, client)

@@ -32,7 +32,8 @@ run is added to Gaussian releases. A reservation stays spent. balance.py adds th
 | a recipe states another budget than was declared  | RecipeError: only the command changes it     |
 | a killed process                                  | what was committed counts, confirmed or not  |
 | a file that was tampered with                     | DataError (journal.py)                       |
-| correlated noise whose state began anew           | its cost begins anew, too                    |
+| correlated noise whose state began anew           | its cost begins anew, too; refused in a run  |
+|                                                   | that is reserved as a whole                  |
 """
 
 from __future__ import annotations
@@ -57,7 +58,12 @@ from dpfed.accounting.ledger.balance import (
 )
 from dpfed.accounting.ledger.conversions import LedgerKey, factor
 from dpfed.accounting.ledger.journal import Journal, Row
-from dpfed.accounting.ledger.limits import check_left, refuse_beyond, refuse_repeats
+from dpfed.accounting.ledger.limits import (
+    check_left,
+    refuse_begun_anew,
+    refuse_beyond,
+    refuse_repeats,
+)
 from dpfed.accounting.ledger.request import Request, plan_cost, release_events, round_costs
 from dpfed.accounting.ledger.verification import wrong_sums
 from dpfed.core.environment import ledger_path
@@ -174,7 +180,7 @@ class Ledger:
             before += self._balance.claimed(target, request.run, now, keeps_person=keeps)
             covered = request.covered and key not in self._balance.uncovered
             times = factor(key, target, covered=covered, keeps_person=keeps)
-            return Forecast(before, before + converted(more, times, key), refused)
+            return Forecast(before, before + converted(more, times, key, target), refused)
 
     def _refuse_whole(
         self, request: Request, limits: Mapping[LedgerKey, Budget] | None = None
@@ -223,6 +229,7 @@ class Ledger:
         costs = round_costs(request, places) if places else {}
         reserve = None
         if self._must_reserve(key, request):
+            refuse_begun_anew(self._balance, key, request)
             check_left(self._balance.reserves.get((key, *request.run)), request, parts)
             reserve = self._reserved(key, request, limits)
         else:
@@ -315,11 +322,13 @@ class Ledger:
         """
         for target, budget in limits.items():
             keeps = budget.keeps_person
-            kept = self._balance.claimed(target, request.run, time.time(), keeps_person=keeps)
-            before = self._balance.spent(target, keeps_person=keeps) + kept
+            before = self._balance.spent(target, keeps_person=keeps)
+            if more != Cost():  # else it is paid for, whoever has enrolled since
+                now = time.time()
+                before += self._balance.claimed(target, request.run, now, keeps_person=keeps)
             covered = request.covered and key not in self._balance.uncovered
             times = factor(key, target, covered=covered, keeps_person=keeps)
-            after = before + converted(more, times, key)
+            after = before + converted(more, times, key, target)
             if after.unbounded:
                 raise UnsoundPlan(
                     f"the budget of data set {target} bounds no releases for {after.unbounded}; "

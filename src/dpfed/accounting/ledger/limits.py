@@ -62,3 +62,21 @@ def check_left(reserve: Reserve | None, request: Request, parts: Mapping[str, Pa
                 f"training {request.training!r} has {left} releases on {name!r} left of what was "
                 f"reserved, and round {request.round} needs {part.releases}; start another training"
             )
+
+
+def refuse_begun_anew(balance: Balance, key: LedgerKey, request: Request) -> None:
+    """Refuse correlated noise that begins anew in a run whose whole cost was reserved.
+
+    Args:
+        balance: what was entered before.
+        key: under what the releases are entered.
+        request: what is about to be released.
+    """
+    if not request.fresh or request.participation is not None:
+        return
+    for name, part in request.parts.items():
+        if not part.mechanism.independent and balance.places.get((key.dataset, *request.run, name)):
+            raise UnsoundPlan(
+                f"the noise on {name!r} of training {request.training!r} must go on from its "
+                f"state, as its cost was reserved for that, got none; start another training"
+            )
