@@ -15,6 +15,8 @@ def releases(event, count=1):  # (noise multiplier, sampling rate, how often)
         return [each for part in event["events"] for each in releases(part, count)]
     if event["kind"] == "SelfComposed":
         return releases(event["event"], count * event["count"])
+    if event["kind"] == "NoOp":
+        return []
     return [(event.get("event", event)["noise_multiplier"], event.get("rate", 1.0), count)]
 
 
@@ -32,6 +34,8 @@ def epsilon(made, delta, adjacency):
     def excess(e):  # Balle and Wang 2018
         return math.exp(log_ndtr(mu / 2 - e / mu)) - math.exp(e + log_ndtr(-mu / 2 - e / mu))
 
+    if excess(0) <= delta:
+        return 0.0
     return brentq(lambda e: excess(e) - delta, 0, mu * (mu / 2 + 40), xtol=1e-15, rtol=1e-14)
 
 

@@ -21,8 +21,12 @@ from dp_accounting.pld import PLDAccountant
 from dpfed.accounting import event_tree, events, gdp
 from dpfed.accounting.event_tree import ChannelUse, TrainingReleases, gaussian_mu_squared
 from dpfed.accounting.guarantee import (
+    EXACT,
+    PLD,
+    Claim,
     Guarantee,
     SecondOpinion,
+    certified,
     delta_of,
     epsilon_of,
     guarantee,
@@ -37,6 +41,7 @@ from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.mechanisms.tree import tree
 from dpfed.training.plan import Plan
+from tests.helpers.round_counts import only_updates
 
 CENTRAL = {"unit": "client", "trust": "central", "adjacency": "zero-out"}
 UPDATE, COUNT = ChannelUse("update", 1), ChannelUse("count", 1)
@@ -166,19 +171,28 @@ def test_a_file_without_a_tree_has_its_own_figures_only() -> None:
 # ------------------------------------------------------------------------ a second accountant
 
 
-@pytest.mark.parametrize(("low", "high", "sound"), [
-    (0.9, 1.1, True), (None, 1.1, True), (0.9, None, True), (None, None, True),
-    (1.0 + 3 * TOLERANCE, None, False), (None, 1.0 - 3 * TOLERANCE, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("low", "high", "accounting", "sound"),
+    [
+        (0.9, 1.1, EXACT, True),
+        (None, 1.1, PLD, True),
+        (0.9, None, EXACT, True),
+        (None, None, PLD, True),
+        (1.0 + 3 * TOLERANCE, None, PLD, False),
+        (None, 1.0 - 3 * TOLERANCE, EXACT, False),
+        (None, 1.0 - 3 * TOLERANCE, PLD, True),  # larger than it need be, and said so
+    ],
+)
 def test_a_figure_outside_of_the_second_opinion_is_refused(
-    low: Any, high: Any, sound: bool
+    low: Any, high: Any, accounting: str, sound: bool, caplog: Any
 ) -> None:
-    opinion = SecondOpinion(low, high)
+    claim, opinion = Claim("all", 1.0, 1e-5, accounting), SecondOpinion(low, high)
     if sound:
-        _refuse_outside(1.0, 1e-5, opinion)
+        _refuse_outside(claim, opinion)
+        assert ("RDP has a smaller one" in caplog.text) == (high is not None and high < 1)
     else:
         with pytest.raises(Unpriceable, match=r"epsilon 1 .* must lie between"):
-            _refuse_outside(1.0, 1e-5, opinion)
+            _refuse_outside(claim, opinion)
 
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))
@@ -296,3 +310,23 @@ def test_delta_and_events_that_nobody_bounds_are_refused() -> None:
     drawn = made({(UPDATE,): 1}, update=gaussian().with_sampling(Poisson(0.5)))
     with pytest.raises(Unpriceable):
         delta_of(drawn, 1.0, Adjacency.REPLACE_ONE)
+
+
+@pytest.mark.parametrize(
+    ("made", "stated"),
+    [
+        ({4.0: 10}, "planned"),
+        ({4.0: 2}, "planned"),  # ended early: by what was seen, perhaps
+        ({1.0: 10}, "spent"),  # all others dropped out
+    ],
+)
+def test_a_run_that_ended_early_states_its_plans_figures(made: Any, stated: str) -> None:
+    plan = make_plan([40] * 5, rounds=10, method="dp-fedgd", privacy={"std_over_clip": 9.0})
+    planned, spent = plan.guarantee(), plan.guarantee(only_updates(made), sum(made.values()))
+    found = certified(planned, spent)
+    assert found.claims[0].epsilon == planned.claims[0].epsilon >= spent.claims[0].epsilon
+    larger = planned if stated == "planned" else spent
+    assert found.claims[-1].epsilon == larger.claims[-1].epsilon
+    assert found.realised == tuple(claim.epsilon for claim in spent.claims)
+    assert (found.claims == planned.claims) == (stated == "planned")
+    assert found.rounds == sum(made.values())

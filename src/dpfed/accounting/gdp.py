@@ -11,8 +11,8 @@ With a, b the two arguments, e^epsilon phi(b) = phi(a), so for small a
     delta = exp(-a^2/2) / 2 * (erfcx(-a/sqrt2) - erfcx(-b/sqrt2)),
 
 and Phi(a) takes the place of the first term for large a,
-which neither overflows at large epsilon nor cancels (its relative error against 60 digits is at
-most 1.5e-10). Both delta and the result are rounded to the safe side by a part in 10^9, more than
+which neither overflows at large epsilon nor cancels (its relative error against 80 digits is
+below 8e-10). Both delta and the result are rounded to the safe side by a part in 10^9, more than
 the formula's own error: mu_for never exceeds its target, and epsilon_for is never too small.
 """
 

@@ -103,6 +103,8 @@ class Guarantee:
     """Whether noise is kept for later releases: whoever reads it there can take it off."""
     enforced: str = ""
     """Who sees to it, in words: ``GATED``, ``SHIPPED``, or nobody else where all is one process."""
+    realised: tuple[float, ...] = field(default=(), compare=False)
+    """The epsilon of what was released, by claim: it holds if the end was fixed beforehand."""
     opinions: tuple[SecondOpinion, ...] = field(default=(), compare=False)
     """What a second accountant says of each claim; empty where it was not asked."""
 
@@ -292,6 +294,33 @@ def guarantee(
         colluders=colluders,
         correlated=not all(m.independent for m in mechanisms),
     )
+
+
+def certified(planned: Guarantee, spent: Guarantee) -> Guarantee:
+    """What is stated of a run that has ended: no figure is below its plan's.
+
+    When a run ends, whether an attempt is made again and who drops out may be chosen by what was
+    released: by a server, by clients that pool what they know, or by a user who watches. The figure
+    of the releases alone is a bound only if all of that was fixed beforehand; the plan's is one in
+    any case, as long as the releases stay within it (a filter).
+
+    Args:
+        planned: of all that the plan makes.
+        spent: of what was released.
+    """
+    claims = []
+    for at in (0, -1):
+        now = spent.claims[at]
+        larger = now if now.epsilon > planned.claims[at].epsilon else planned.claims[at]
+        claims.append(replace(larger, adversary=planned.claims[at].adversary))
+    first, last = claims
+    if len(planned.claims) == 1:
+        stated: tuple[Claim, ...] = (first,)
+    elif last.epsilon < first.epsilon:
+        stated = (first, last)
+    else:
+        stated = (replace(first, adversary=f"{SERVER}, {OTHERS}"),)
+    return replace(spent, claims=stated, realised=tuple(each.epsilon for each in spent.claims))
 
 
 def _draws(made: TrainingReleases) -> str:

@@ -13,7 +13,8 @@ that factor out of its RDP.
 
 | edge case                                        | what happens                                  |
 |--------------------------------------------------|-----------------------------------------------|
-| the printed figure is outside                    | Unpriceable: no figure is stated              |
+| the printed figure is below, or exact and above  | Unpriceable: no figure is stated              |
+| PLD's figure is above RDP's (tiny epsilon)       | it is stated, with a warning: both are bounds |
 | a bound that says nothing (0, infinite)          | None: reported as no check                    |
 | many kinds of rounds, or a huge epsilon          | no check from below: it would take too long   |
 | events that RDP or PLD do not know               | None                                          |
@@ -29,8 +30,9 @@ from functools import lru_cache
 from typing import Any
 
 from dpfed.accounting.events import Json, canonical
-from dpfed.accounting.guarantee import Guarantee, SecondOpinion
+from dpfed.accounting.guarantee import EXACT, Claim, Guarantee, SecondOpinion
 from dpfed.core.errors import Unpriceable
+from dpfed.core.log import log
 from dpfed.core.types import Adjacency
 
 TOLERANCE = 1e-6
@@ -52,20 +54,27 @@ def checked(found: Guarantee) -> Guarantee:
     for claim in found.claims:
         left = claim.delta - claim.delta_reserved
         opinion = _opinion(canonical(claim.event), claim.epsilon, left, found.adjacency)
-        _refuse_outside(claim.epsilon, claim.delta, opinion)
+        _refuse_outside(claim, opinion)
         opinions.append(opinion)
     return replace(found, opinions=tuple(opinions))
 
 
-def _refuse_outside(epsilon: float, delta: float, opinion: SecondOpinion) -> None:
-    low, high = opinion.at_least, opinion.at_most
+def _refuse_outside(claim: Claim, opinion: SecondOpinion) -> None:
+    """Refuse a figure that is surely wrong; warn of one that is merely larger than it need be."""
+    low, high, epsilon = opinion.at_least, opinion.at_most, claim.epsilon
     too_small = low is not None and epsilon < low * (1 - TOLERANCE)
     too_large = high is not None and epsilon > high * (1 + TOLERANCE)
-    if too_small or too_large:
+    if too_small or (too_large and claim.accounting == EXACT):
         raise Unpriceable(
-            f"epsilon {epsilon:.6g} at delta {delta:g} must lie between {low} (PLD from below) and "
-            f"{high} (RDP from above), as a second accountant has it; report this plan as a bug"
+            f"epsilon {epsilon:.6g} at delta {claim.delta:g} must lie between {low} (PLD from "
+            f"below) and {high} (RDP from above), as a second accountant has it; report this plan "
+            f"as a bug"
         )
+    if too_large:
+        log.warning(
+            "epsilon %.6g at delta %g is a bound, but RDP has a smaller one, %.6g: a grid of "
+            "losses is coarse for so small a figure", epsilon, claim.delta, high,
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=256)

@@ -38,7 +38,7 @@ from scipy import stats
 
 from dpfed.accounting import gdp
 from dpfed.accounting.event_tree import GaussianRelease
-from dpfed.audit.finding import ERROR, Finding, Subject, judged
+from dpfed.audit.finding import ERROR, Finding, Subject, judged, skipped
 from dpfed.core.randomness import Noise, Stream
 from dpfed.core.sampling import Everyone
 from dpfed.core.types import (
@@ -226,7 +226,8 @@ def _losses(target: Subject, mus: Mapping[str, float]) -> Counter[tuple[float, f
         if rate < 1:
             for group in together:
                 square = math.fsum(draws.get(n, 0) * mus[n] ** 2 for n in group)
-                made[math.sqrt(square), rate] += 1 if square else 0
+                if square:
+                    made[math.sqrt(square), rate] += 1
             continue
         for name, count in draws.items():
             made[mus[name], plan.channels[name].sampling.rate] += count
@@ -303,6 +304,8 @@ def claimed_mu(target: Subject) -> float:
 def recount(target: Subject) -> Finding:
     """Compare what is claimed with the price of the cohorts and draws that an engine made."""
     plan, seen = target.plan, recorded(target)
+    if plan.open:
+        return skipped(NAME, target.claimed, "nobody is listed, so that no cohorts can be counted")
     counted = Counter[str]()
     for each in seen:
         counted.update(each.draws)

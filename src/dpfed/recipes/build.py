@@ -18,7 +18,7 @@ from dpfed.accounting.guarantee import epsilon_of, rough_epsilon_of
 from dpfed.client._paced import SECOND
 from dpfed.core.chain import chain
 from dpfed.core.checks import refuse
-from dpfed.core.errors import RecipeError
+from dpfed.core.errors import RecipeError, Unpriceable
 from dpfed.core.metric import Metric
 from dpfed.core.participation import Participation
 from dpfed.core.randomness import Noise
@@ -53,6 +53,8 @@ from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
 from dpfed.training.round import draw_is_secret
 
+LEAST_DRAWN_NOISE = 0.05
+"""Clips of noise on drawn units below which nothing is calibrated: a grid of losses has no end."""
 MOST_SLOTS = 1_000_000
 """Devices in a round: far beyond what one server answers, and a list of them fits into memory."""
 
@@ -374,7 +376,15 @@ def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[s
     left = draft.delta - draft.delta_reserved
 
     def event(factor: float) -> Json:
-        return replace(draft, channels=scaled(factor)).whole_event
+        channels = scaled(factor)
+        least = min(m.std / m.clip for m in channels.values())
+        if least < LEAST_DRAWN_NOISE:
+            raise Unpriceable(
+                f"noise must be at least {LEAST_DRAWN_NOISE} clips where units are drawn, got "
+                f"{least:.2g} for epsilon {epsilon:g}: delta {draft.delta:g} nearly covers the "
+                f"draws by itself; lower epsilon or delta, or set privacy.std_over_clip"
+            )
+        return replace(draft, channels=channels).whole_event
 
     def epsilon_at(factor: float) -> float:
         return epsilon_of(event(factor), left, draft.update.adjacency)[0]

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from dpfed.accounting.guarantee import certified
 from dpfed.accounting.second_opinion import checked
 from dpfed.core.checks import refuse
 from dpfed.core.environment import ledger_path
@@ -193,7 +194,9 @@ def _first_refusal(transport: InProcess | Population) -> str:
 
 def _finished(prepared: Prepared, step: Step, account: Account | None) -> Result:
     state = step.state
-    spent = checked(prepared.plan.guarantee(state.release_counts, state.round))
+    plan = prepared.plan
+    spent = certified(plan.guarantee(), plan.guarantee(state.release_counts, state.round))
+    spent = checked(spent)
     if account and account.ledger.account(account.dataset):
         spent = replace(spent, budgeted=True)
     took = answered(prepared.plan, step.committed)

@@ -299,11 +299,9 @@ class Checkpoint:
                     f"was begun with, or choose another folder"
                 )
 
-    def _spend_asked(self, plan: Plan, state: ServerState, again: bool) -> ServerState:
-        """Attempts that were asked for and never committed are spent; the last goes on, or not."""
+    def _asked_for(self) -> tuple[int, int]:
+        """The round and attempt that were asked for last."""
         path = self.folder / _ASKED
-        if not path.exists():
-            return state
         try:
             asked = json.loads(path.read_bytes())
             at, attempt = index(asked["round"]), index(asked["attempt"])
@@ -311,12 +309,21 @@ class Checkpoint:
                 raise ValueError(attempt)
         except (ValueError, KeyError, TypeError) as error:
             raise _unreadable(path) from error
+        return at, attempt
+
+    def _spend_asked(self, plan: Plan, state: ServerState, again: bool) -> ServerState:
+        """Attempts that were asked for and never committed are spent; the last goes on, or not."""
+        if not (self.folder / _ASKED).exists():
+            return state
+        at, attempt = self._asked_for()
         if at > state.round and plan.update.trust is Trust.CENTRAL:
             raise DataError(
                 f"the checkpoint in {self.folder} is of round {state.round}, and clients were "
                 f"asked for round {at}; bring back the newest one, since a round that was "
                 f"broadcast must not get new noise"
             )
+        if at > state.round:  # rounds that were completed, and are not in this older checkpoint
+            return _with_lost_rounds(plan, state, at, attempt)
         while at == state.round and state.attempt < attempt:
             state = next_attempt(plan, _spent(plan, state))
         if (at, attempt) != (state.round, state.attempt):
@@ -329,7 +336,7 @@ class Checkpoint:
 
 def _round_counts(plan: Plan, facts: Mapping[str, Any], completed: int) -> RoundCounts:
     """What was released so far, of the plan's channels: one left out would count as unspent."""
-    if "rounds" not in facts:
+    if facts["version"] < 3:
         return _counts_of_0_2(plan, facts["books"], completed)
     found = {
         tuple(ChannelUse(str(name), index(many), float(h)) for name, many, h in kind): index(count)
@@ -338,9 +345,21 @@ def _round_counts(plan: Plan, facts: Mapping[str, Any], completed: int) -> Round
     uses = [use for kind in found for use in kind]
     unknown = {use.channel for use in uses} - plan.channels.keys()
     least = min([1, *found.values(), *(min(use.releases, use.shares) for use in uses)])
-    if unknown or not least >= 1 or sum(found.values()) < completed:
-        raise ValueError(f"channels {sorted(unknown)}, {sum(found.values())} attempts")
+    most = max([1.0, *(use.shares for use in uses)])
+    if unknown or not least >= 1 or most > len(plan.nominal) or not all(found):
+        raise ValueError(f"channels {sorted(unknown)}, {most:g} shares of noise")
+    _refuse_fewer(plan, completed, {
+        name: sum(u.releases * n for kind, n in found.items() for u in kind if u.channel == name)
+        for name in plan.channels
+    })  # fmt: skip
     return found
+
+
+def _refuse_fewer(plan: Plan, completed: int, made: Mapping[str, int]) -> None:
+    """Refuse counts below those of the rounds that were completed."""
+    for name, count in made.items():
+        if count < sum(plan.releases(name, at) for at in range(completed)):
+            raise ValueError(f"{count} releases on {name} in {completed} rounds")
 
 
 def _counts_of_0_2(plan: Plan, books: Mapping[str, Any], completed: int) -> RoundCounts:
@@ -353,6 +372,7 @@ def _counts_of_0_2(plan: Plan, books: Mapping[str, Any], completed: int) -> Roun
     if books.keys() != plan.channels.keys():
         raise ValueError(f"channels {sorted(books)}")
     counts = {name: {float(h): index(k) for h, k in count} for name, count in books.items()}
+    _refuse_fewer(plan, completed, {name: sum(count.values()) for name, count in counts.items()})
     if isinstance(plan.amplified, Everyone):
         return {
             (ChannelUse(name, 1, shares),): many
@@ -369,6 +389,14 @@ def _counts_of_0_2(plan: Plan, books: Mapping[str, Any], completed: int) -> Roun
     most = {name: max(plan.releases(name, at) for at in range(plan.rounds)) for name in made}
     rounds[tuple(ChannelUse(name, many) for name, many in most.items() if many)] += max(0, beyond)
     return +rounds
+
+
+def _with_lost_rounds(plan: Plan, state: ServerState, at: int, attempt: int) -> ServerState:
+    """The state with what was asked for after it: each round once, the last with its attempts."""
+    counts = Counter(dict(state.release_counts))
+    counts.update(plan.round_kind(each) for each in range(state.round, at))
+    counts[plan.round_kind(at)] += attempt + 1
+    return replace(state, release_counts=counts)
 
 
 def _spent(plan: Plan, state: ServerState) -> ServerState:

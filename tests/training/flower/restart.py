@@ -29,7 +29,7 @@ from typing import Any
 import tomli_w
 import torch
 
-from dpfed.accounting.guarantee import SHIPPED
+from dpfed.accounting.guarantee import SHIPPED, certified
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.recipes import result as result_files
 from dpfed.recipes import schema as recipes
@@ -191,7 +191,8 @@ class Training:
         if rounds != list(range(len(rounds))):
             wrong.append(f"rounds {rounds} were committed")
         spent = run.plan.guarantee(saved.state.release_counts, saved.state.round)
-        if left.guarantee != replace(spent, enforced=SHIPPED):
+        stated = certified(run.plan.guarantee(), spent)
+        if left.guarantee != replace(stated, enforced=SHIPPED):
             wrong.append("the guarantee is not that of the release counts")
         asked = {(each.round, n) for each in saved.committed for n in range(each.attempt + 1)}
         booked = {}

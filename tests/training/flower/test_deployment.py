@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 import dpfed
-from dpfed.accounting.guarantee import SHIPPED, Guarantee
+from dpfed.accounting.guarantee import SHIPPED, Guarantee, certified
 from dpfed.cli.deploy import deploy
 from dpfed.core.sum_protocol import Answer
 from dpfed.core.types import Broadcast
@@ -183,7 +183,8 @@ def test_a_silo_that_dies_costs_its_own_part_and_nothing_else(tmp_path: Path) ->
 
     left = json.loads((out / "guarantee.json").read_text())
     guarantee = msgspec.convert(left, Guarantee, strict=False)
-    assert guarantee == prepared.plan.guarantee(state.release_counts, state.round)
+    spent = prepared.plan.guarantee(state.release_counts, state.round)
+    assert guarantee == certified(planned, spent)
     assert guarantee.claims[0] == planned.claims[0]  # against the server: as planned
     assert guarantee.claims[1].epsilon > planned.claims[1].epsilon  # less noise hides from others
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message
 
+from dpfed.accounting.guarantee import certified
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.audit.client_laws import MODEL
 from dpfed.cli.deploy import deploy
@@ -290,7 +291,9 @@ def test_an_attempt_that_died_counts_before_it_is_asked_for_again(tmp_path: Path
     strategy = DPStrategy(clients.plan, training="t", checkpoint=tmp_path / "run", wait=0.0)
     result = strategy.start(clients, INITIAL)
     assert result.stopped is not None
-    assert result.guarantee == clients.plan.guarantee(only_updates({4.0: 1, 1.0: 1}), 1)
+    spent = clients.plan.guarantee(only_updates({4.0: 1, 1.0: 1}), 1)
+    assert result.guarantee == certified(clients.plan.guarantee(), spent)
+    assert result.guarantee.realised == tuple(claim.epsilon for claim in spent.claims)
     clients.offline = set()
     strategy, result = serve(clients, tmp_path / "run")
     check(clients, strategy, result, tmp_path / "ledger.sqlite")

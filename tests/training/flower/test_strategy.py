@@ -350,7 +350,8 @@ def test_three_rounds_without_a_release_end_the_training_and_spare_the_rest() ->
     why = "the last one since no client answered"
     assert result.stopped == f"3 attempts in a row got no total, {why}"
     assert result.guarantee is not None
-    assert 0 < result.guarantee.claims[0].epsilon < plan.guarantee().claims[0].epsilon
+    assert result.guarantee.claims == plan.guarantee().claims  # the end may depend on releases
+    assert 0 < result.guarantee.realised[0] < plan.guarantee().claims[0].epsilon
 
 
 # ------------------------------------------------------------------------------- bad replies

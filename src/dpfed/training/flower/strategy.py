@@ -25,7 +25,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from dpfed.accounting.guarantee import GATED, SHIPPED, Guarantee
+from dpfed.accounting.guarantee import GATED, SHIPPED, Guarantee, certified
 from dpfed.accounting.second_opinion import checked
 from dpfed.core.checks import refuse
 from dpfed.core.environment import IDENTITY, variable
@@ -232,7 +232,8 @@ class DPStrategy(Strategy):
         if self.step.stopped and not state.round and is_unspent(state):
             raise nothing_trained(self.step.stopped)  # no model, and no guarantee of nothing
         result.arrays = named_arrays(layout, state.params, around)
-        spent = checked(self.plan.guarantee(state.release_counts, state.round))
+        made = self.plan.guarantee(state.release_counts, state.round)
+        spent = checked(certified(self.plan.guarantee(), made))
         enforced = self._enforced
         result.answered = answered(self.plan, self.step.committed, self._names())
         # a gate has a budget of its owner's, always
