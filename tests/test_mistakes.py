@@ -83,7 +83,7 @@ MISTAKES = {
     ),
     "draws under replace-one": (
         ["privacy.record_rate=0.5"],
-        ["rate 0.5", "accounted for under replace-one", "use adjacency = 'zero-out' or"],
+        ["rate 0.5", "no proven bound under replace-one", "use adjacency = 'zero-out' or"],
     ),
     "a data file that is missing": (
         ["data.source=absent.npz"],
@@ -417,7 +417,7 @@ SHOWN = {
     ),
     errors.UnsoundPlan: Shown(
         lambda: played(Fine(), privacy={"record_rate": 0.5}),
-        "rate 0.5", "accounted for under replace-one", "use adjacency = 'zero-out' or 'add-remove'",
+        "rate 0.5", "no proven bound", "use adjacency = 'zero-out' or 'add-remove'",
     ),
     errors.Unpriceable: Shown(
         _unpriceable, "RandomizedResponseDpEvent", "under add-remove", "use Gaussian releases",

@@ -169,5 +169,5 @@ def counted() -> tuple[int]:
     from dpfed.audit.suite import AUDITS
     from dpfed.recipes.methods import METHODS
 
-    assert len(AUDITS) == 6
+    assert len(AUDITS) == 7
     return (len(METHODS),)

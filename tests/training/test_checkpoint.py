@@ -14,10 +14,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save
 
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.audit.client_laws import MODEL
@@ -337,3 +339,57 @@ def wait_for_round(folder: Path, round: int, process: subprocess.Popen[bytes]) -
     while not path.exists() or json.loads(path.read_bytes())["round"] < round:
         assert process.poll() is None, "it ended before it could be killed"
         time.sleep(0.002)
+
+
+def test_rounds_after_an_older_checkpoint_are_spent(tmp_path: Path) -> None:
+    """progress of round 2 beside asked.json of round 3, attempt 1: rounds 2 and 3 were made."""
+    plan = make_plan(rounds=4)
+    with pytest.raises(Died):
+        run(plan, tmp_path, exchange_of(plan), lambda at, now: (at, now) == (2, "before"))
+    (tmp_path / "asked.json").write_text(json.dumps({"round": 3, "attempt": 1}))
+    saved = Checkpoint(tmp_path).load(plan, start(plan, MODEL.initial(0)))
+    assert saved is not None
+    assert (saved.state.round, updates(saved.state.release_counts)) == (2, 2 + 1 + 2)
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "value"),
+    [
+        (3, "rounds", [[8, []]]),
+        (3, "rounds", [[1, [["update", 1, 2.0]]]]),
+        (3, "rounds", [[4, [["update", 1, 1e9]]]]),
+        (3, "rounds", [[4, [["update", 0, 1.0]]]]),
+        (3, "rounds", [[-4, [["update", 1, 1.0]]]]),
+        (2, "books", {"update": [[1.0, 0]]}),
+        (2, "books", {"update": [[2.0, 1]]}),
+    ],
+)
+def test_counts_below_the_rounds_that_were_made_are_refused(
+    tmp_path: Path, version: int, name: str, value: Any
+) -> None:
+    plan = make_plan(rounds=4)
+    run(plan, tmp_path, exchange_of(plan))
+    path = tmp_path / "progress.safetensors"
+    with safe_open(path, framework="pt") as file:
+        facts = json.loads(file.metadata()["facts"])
+        tensors = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
+    facts = {**facts, "version": version, name: value}
+    path.write_bytes(save(tensors, {"facts": json.dumps(facts)}))
+    with pytest.raises(DataError):
+        Checkpoint(tmp_path).load(plan, start(plan, MODEL.initial(0)))
+
+
+def test_a_checkpoint_of_version_0_2_goes_on(tmp_path: Path) -> None:
+    plan = make_plan(rounds=4)
+    with pytest.raises(Died):
+        run(plan, tmp_path, exchange_of(plan), lambda at, now: (at, now) == (2, "before"))
+    path = tmp_path / "progress.safetensors"
+    with safe_open(path, framework="pt") as file:
+        facts = json.loads(file.metadata()["facts"])
+        tensors = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
+    books = {"update": [[3.0, 1], [2.0, 1]]}
+    facts = {**facts, "version": 2, "books": books}
+    del facts["rounds"]
+    path.write_bytes(save(tensors, {"facts": json.dumps(facts)}))
+    after, _ = run(plan, tmp_path, exchange_of(plan))
+    assert (after.round, updates(after.release_counts)) == (4, 4)

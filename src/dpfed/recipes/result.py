@@ -330,9 +330,12 @@ def read_result(out: Path) -> ResultFiles | None:
     told = json.loads((out / GUARANTEE_FILE).read_text(encoding="utf-8"))
     guarantee = msgspec.convert(told, Guarantee, strict=False)
     return ResultFiles(
-        load_file(out / MODEL_FILE), read_history(out), guarantee, told.get("stopped"),
-        told.get("answered", {}),
-    )  # fmt: skip
+        params=load_file(out / MODEL_FILE),
+        history=read_history(out),
+        guarantee=guarantee,
+        stopped=told.get("stopped"),
+        answered=told.get("answered", {}),
+    )
 
 
 def _raise(left: Mapping[str, str]) -> NoReturn:

@@ -227,7 +227,11 @@ class Checkpoint:
         facts, tensors = self._read()
         if facts is None:
             begun = self._spend_asked(plan, fresh, again)
-            return None if begun is fresh else Saved(begun, (), [], clients, self._gated())
+            if begun is fresh:
+                return None
+            return Saved(
+                state=begun, committed=(), history=[], clients=clients, gated=self._gated()
+            )
         self._check(plan, fresh, facts)
         try:
             saved = self._saved(plan, fresh, clients, facts, tensors)
