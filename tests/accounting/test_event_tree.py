@@ -116,6 +116,12 @@ def test_the_order_of_rounds_does_not_matter() -> None:
     assert trees[0] == trees[1]
 
 
+def test_kinds_that_look_alike_to_an_adversary_add_up() -> None:
+    rounds = {(ChannelUse("update", 1, 4.0),): 3, (ChannelUse("update", 1, 1.0),): 2}
+    event = made(rounds, update=gaussian(1.0, 2.0))  # under local trust the server faces one share
+    assert gaussian_mu_squared(event, Adjacency.REPLACE_ONE) == pytest.approx(5.0)
+
+
 # --------------------------------------------------------------------------- what else it gives
 
 
