@@ -46,13 +46,12 @@ def asked(keeper: Keeper, hold: float) -> tuple[bytes, float]:
     return reply, taken
 
 
-@pytest.mark.parametrize("hold", [0.0, 1.2])
-@pytest.mark.parametrize("work", [0.0, 0.4, 9.0])
+@pytest.mark.parametrize(("work", "hold"), [(0.0, 0.0), (0.4, 3.2), (9.0, 0.0), (9.0, 3.2)])
 def test_a_slow_last_byte_gains_nothing(tmp_path: Path, work: float, hold: float) -> None:
-    keeper = Keeper(tmp_path, lambda: time.sleep(work) or REPLY, answer_after=1.0)
+    keeper = Keeper(tmp_path, lambda: time.sleep(work) or REPLY, answer_after=3.0)
     reply, taken = asked(keeper, hold)
     assert reply == framed(b"zero rows" if work > 1 else REPLY)
-    assert 1.0 <= taken < 1.5
+    assert 3.0 <= taken < 4.5  # a loaded machine takes its time; the fault left at once
 
 
 def test_no_answer_at_all_comes_at_the_same_time(tmp_path: Path) -> None:
