@@ -17,6 +17,7 @@ import typer
 
 if TYPE_CHECKING:
     from dpfed.data.datasets import Dataset, Records
+    from dpfed.data.readers import Public
     from dpfed.data.screen import ColumnScreen, Screen
     from dpfed.recipes.schema import DataRecipe
 
@@ -57,11 +58,11 @@ def check_data(
     """
     given = {name: v for name, v in (("y", y), ("groups", groups), ("silo", silo)) if v is not None}
     found = 0
-    for label, table, root in _tables(source, given):
+    for label, table, root, public in _tables(source, given):
         from dpfed.recipes.federation import load_dataset
         from dpfed.recipes.schema import Recipe
 
-        dataset = load_dataset(Recipe(data=table), root)
+        dataset = load_dataset(Recipe(data=table), root, public)
         if skeleton:
             typer.echo("\n".join(_skeleton(dataset)))
             continue
@@ -73,32 +74,34 @@ def check_data(
     raise typer.Exit(1 if found else 0)
 
 
-def _tables(source: str, given: dict[str, Any]) -> Iterator[tuple[str, DataRecipe, Path | None]]:
-    """Each table of data: its name in a policy, what it says, and where its paths begin."""
+def _tables(
+    source: str, given: dict[str, Any]
+) -> Iterator[tuple[str, DataRecipe, Path | None, Public | None]]:
+    """Each table of data: its name in a policy, what it says, where its paths begin, its labels."""
     from dpfed.recipes.schema import DataRecipe, load_recipe
     from dpfed.silo.policy import load_policy
 
     path = Path(source)
     if path.suffix != ".toml":
-        yield "", DataRecipe(source=source, options=given), None
+        yield "", DataRecipe(source=source, options=given), None, None
     elif path.is_file() and "gate" in tomllib.loads(path.read_text(encoding="utf-8")):
         for name, data in load_policy(path).data.items():
-            yield name, data.load, None
+            yield name, data.load, None, data.public
     else:
-        yield "", load_recipe(path).data, path.resolve().parent
+        yield "", load_recipe(path).data, path.resolve().parent, None
 
 
 # ----------------------------------------------------------------------------------------- words
 
 
-def screen_lines(load: DataRecipe) -> list[str]:
+def screen_lines(load: DataRecipe, public: Public | None = None) -> list[str]:
     """What an officer should look at in the records, before a training is approved."""
     from dpfed.core.errors import DataError, MissingExtra
     from dpfed.recipes.federation import load_dataset
     from dpfed.recipes.schema import Recipe
 
     try:
-        dataset = load_dataset(Recipe(data=load), None)
+        dataset = load_dataset(Recipe(data=load), None, public)
     except (DataError, MissingExtra, OSError) as error:
         return [f"the records cannot be looked at here: {error}"]
     found = dataset.screen

@@ -178,7 +178,8 @@ def approve(
     text = file.read_text(encoding="utf-8")
     asked, keeper = read_terms(text), Keeper(load_policy(policy))
     typer.echo(proposal(keeper, asked))
-    for line in screen_lines(keeper.policy.data[asked.pins.dataset].load):
+    data = keeper.policy.data[asked.pins.dataset]
+    for line in screen_lines(data.load, data.public):
         typer.echo(f"look at   {line}")
     found = verdict(keeper, asked)
     for line in found.lines:

@@ -25,6 +25,7 @@ y whole numbers or booleans     class labels; {-1, 1} becomes {0, 1}; other nega
 y strings                       class labels, in sorted order
 y floats                        targets of a regression; class labels if ``classes`` is given
 y or groups with a missing one  refused
+y and groups behind a gate      each cell by itself (``public``): what is no class is unknown
 a validation part               joins the training part, or is the test part if there is none
 =============================== ==================================================================
 
@@ -137,6 +138,8 @@ def load(
     classes: int | None = None,
     size: int | None = None,
     name: str | None = None,
+    labels: Sequence[Any] | None = None,
+    public: readers.Public | None = None,
     **synthetic_options: Any,
 ) -> Dataset:
     """The data set called ``source``: see the table above.
@@ -154,6 +157,10 @@ def load(
         classes: the public number of classes; the largest label plus one if left out.
         size: images of a folder are resized to this height and width.
         name: what ``Dataset.source`` says instead of the file's name.
+        labels: the public words that stand for the classes, in order; each cell is then read on its
+            own, as with ``public``.
+        public: what a gate's policy says of the labels, so that no cell changes how others are
+            read: what is no class is -1 (or NaN, for targets), and so is a record without a person.
         **synthetic_options: of ``synthetic``: kind, and that kind's own (synthetic.py).
     """
     if source == "synthetic":
@@ -168,17 +175,35 @@ def load(
             f"{str(source)!r} takes no option {unknown}; it takes x, y, groups, silo, split, "
             "classes, size and name (only 'synthetic' has others)"
         )
+    public = _public(classes, labels, public)
     label = name or (_label(paths) if paths else str(source))
     if paths and all(path.suffix in tables.SUFFIXES for path in paths):
-        parts, facts = tables.read_tables(paths, columns, schema)
-        return replace(_dataset(parts, classes, label), table=facts)
+        parts, facts = tables.read_tables(paths, columns, schema, public is not None)
+        return replace(_dataset(parts, classes, label, public), table=facts)
     if schema:
         raise DataError(
             f"{label!r} takes no schema, which is for .csv and .parquet; name tables in folders of "
             "their own by a pattern, '*/x.csv', and standardise other data by data.shift and "
             "data.scale"
         )
-    return _dataset(_read_arrays(str(source), paths, columns, size), classes, label)
+    return _dataset(_read_arrays(str(source), paths, columns, size), classes, label, public)
+
+
+def _public(
+    classes: int | None, labels: Sequence[Any] | None, public: readers.Public | None
+) -> readers.Public | None:
+    """What is public of the labels; None if that is to be seen from the records."""
+    if labels is None:
+        return public
+    words = [] if isinstance(labels, str) else [readers.word(label) for label in labels]
+    if len(set(words) - {""}) != len(words) or len(words) < 2:
+        bound = "a list of two or more different words"
+        raise bad_option("options.labels", bound, labels, "name each class once, in order")
+    declared = classes if public is None else public.classes
+    if declared not in (None, len(words)):
+        bound = f"as many as classes, {declared}"
+        raise bad_option("options.labels", bound, len(words), "name each class once, in order")
+    return readers.Public(len(words), tuple(words))
 
 
 def _read_arrays(
@@ -256,16 +281,43 @@ def synthetic(kind: str = "clusters", **options: Any) -> Dataset:
 # ------------------------------------------------------------------------- from arrays to records
 
 
-def _dataset(parts: dict[str, readers.TablePart], classes: int | None, source: str) -> Dataset:
+def _dataset(
+    parts: dict[str, readers.TablePart],
+    classes: int | None,
+    source: str,
+    public: readers.Public | None = None,
+) -> Dataset:
     if not parts or not any(len(p.y) for p in parts.values()):
         raise DataError(f"{source!r} has no training records; give it features with labels")
     ordered = list(parts.values())
     x = [readers.feature_tensor(p.x) for p in ordered]
-    labels, found = readers.label_tensors([p.y for p in ordered], classes)
-    groups = readers.group_tensors([p.groups for p in ordered])
-    silos = readers.group_tensors([p.silos for p in ordered])
+    if public is None:
+        labels, found = readers.label_tensors([p.y for p in ordered], classes)
+        groups = readers.group_tensors([p.groups for p in ordered])
+        silos = readers.group_tensors([p.silos for p in ordered])
+    else:
+        groups = readers.public_ids([p.groups for p in ordered])
+        silos = readers.public_ids([p.silos for p in ordered])
+        read = [readers.public_labels(p.y, public) for p in ordered]
+        labels, found = (
+            [_of_somebody(*each) for each in zip(read, groups, strict=True)],
+            public.classes,
+        )
     made = (Records(*each) for each in zip(x, labels, groups, silos, strict=True))
     return _assemble(dict(zip(parts, made, strict=True)), found, source)
+
+
+def _of_somebody(labels: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:
+    """Labels, unknown where the record is nobody's: in no person's row, it may not count at all."""
+    if groups is None:
+        return labels
+    unknown = math.nan if labels.is_floating_point() else -1
+    return torch.where(groups == readers.NOBODY, unknown, labels)
+
+
+def unknown_labels(y: torch.Tensor) -> torch.Tensor:
+    """Which labels were read as unknown: NaN, or a class below 0."""
+    return y.isnan() if y.is_floating_point() else y < 0
 
 
 def _assemble(records: dict[str, Records], classes: int | None, source: str) -> Dataset:
@@ -296,10 +348,14 @@ def _join(first: Records, second: Records) -> Records:
 
 def binary(dataset: Dataset, above: float = 0) -> Dataset:
     """Two classes: 1 where the label is above ``above``, which is to be fixed in advance."""
-    made = dataset.map(lambda records: replace(records, y=(records.y > above).long()))
+    made = dataset.map(lambda records: replace(records, y=_above(records.y, above)))
     source = f"{dataset.source} (class 1: label > {above:g})"
     # the true parameters generated the labels, not these classes
     return replace(made, classes=2, source=source, truth=None)
+
+
+def _above(y: torch.Tensor, above: float) -> torch.Tensor:
+    return torch.where(unknown_labels(y), -1, (y > above).long())
 
 
 def fill_missing(records: Records, value: float = 0.0) -> Records:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import re
 import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,6 +50,15 @@ class Columns(NamedTuple):
     groups: str | None
     split: str | None
     silo: str | None = None
+
+
+class Public(NamedTuple):
+    """What is public of the labels, so that each one is read on its own (``public_labels``)."""
+
+    classes: int | None = None
+    """How many classes there are; None where labels are numbers."""
+    labels: tuple[str, ...] | None = None
+    """The words that stand for the classes, in order; None if labels are the classes' numbers."""
 
 
 def read_path(path: Path, columns: Columns, size: int | None) -> dict[str, TablePart]:
@@ -367,6 +377,78 @@ def _ids(values: Array) -> NDArray[np.int64]:
         )
     text = values.astype(str) if values.dtype.kind == "O" else values
     return np.unique(text, return_inverse=True)[1].astype(np.int64)
+
+
+# ------------------------------------------------------------- one cell at a time, for a gate
+
+_MISSING = frozenset(
+    {"", "nan", "-nan", "na", "n/a", "#n/a", "#n/a n/a", "#na", "null", "none", "<na>"}
+)
+_FLAGS = {"true": 1.0, "false": 0.0}
+_WHOLE = re.compile(r"([+-]?)0*([0-9]+)(?:\.0*)?")
+
+
+def number(cell: Any) -> float:
+    """A cell as a number; NaN if it is none."""
+    try:
+        text = _text(cell)
+        return _FLAGS[text.lower()] if text.lower() in _FLAGS else float(text)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def word(cell: Any) -> str:
+    """A cell as a word: 3, 3.0, "03" and "3.0" are the same one; "" if there is nothing in it."""
+    text = _text(cell)
+    if text.lower() in _MISSING:
+        return ""
+    read = number(text) if text.lower() not in _FLAGS else math.nan
+    if read.is_integer() and abs(read) < 2**53:
+        return str(int(read))
+    if whole := _WHOLE.fullmatch(text):  # too long for a float: no two are made one
+        return f"{whole[1].replace('+', '')}{whole[2]}"
+    return repr(read) if math.isfinite(read) else text
+
+
+def _text(cell: Any) -> str:
+    if isinstance(cell, bytes):
+        return cell.decode("utf-8", "replace").strip()
+    if isinstance(cell, bool | np.bool_):
+        return str(int(cell))
+    return "" if cell is None else str(cell).strip()
+
+
+def public_labels(cells: Array, public: Public) -> torch.Tensor:
+    """Labels by public facts and each record's own cell: no label changes another one, or a type.
+
+    int64 where there are classes, and -1 where a cell is none of them; else float32, and NaN where
+    a cell is no number. Models know neither, so that such a record's row is zero.
+    """
+    each = _flat(cells).tolist()
+    if public.classes is None:
+        with np.errstate(over="ignore"):
+            return torch.from_numpy(np.array([number(cell) for cell in each], dtype=np.float32))
+    if public.labels is not None:
+        place = {word(label): at for at, label in enumerate(public.labels)}
+        return torch.tensor([place.get(word(cell), -1) for cell in each], dtype=torch.int64)
+    found = [number(cell) for cell in each]
+    known = (n.is_integer() and 0 <= n < public.classes for n in found)
+    numbers = [int(n) if k else -1 for n, k in zip(found, known, strict=True)]
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+NOBODY = -1
+"""The person of records that name none."""
+
+
+def public_ids(parts: list[Array | None]) -> list[torch.Tensor | None]:
+    """The group ids of each part by each record's own cell; NOBODY where there is none."""
+    given = [part for part in parts if part is not None]
+    if len(given) < len(parts):
+        return [None] * len(parts)
+    words = [[word(cell) for cell in _flat(part).tolist()] for part in given]
+    place = {name: at for at, name in enumerate(sorted({w for part in words for w in part} - {""}))}
+    return [torch.tensor([place.get(w, NOBODY) for w in part], dtype=torch.int64) for part in words]
 
 
 def _flat(y: Array) -> Array:

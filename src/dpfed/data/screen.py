@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dpfed.data.datasets import unknown_labels
+
 if TYPE_CHECKING:
     from dpfed.data.datasets import Dataset, Records
 
@@ -70,11 +72,14 @@ class Screen:
     """What the owner has decided: ``drop`` or ``fill``."""
     public: bool = False
     """Whether a schema says the ranges."""
+    unlabelled: int = 0
+    """Records whose label is unknown, or that name no person where others do."""
 
     def findings(self) -> list[str]:
         """What is to be decided, one sentence each, with the way out."""
         made = (
-            self._missing(), self._outside(), self._left_out(), self._constant(), self._unscaled()
+            self._unlabelled(), self._missing(), self._outside(), self._left_out(),
+            self._constant(), self._unscaled(),
         )  # fmt: skip
         return [each for each in made if each]
 
@@ -85,6 +90,15 @@ class Screen:
             return ""
         part = 100 * self.incomplete / self.records
         return f"{self.incomplete:,} of {self.records:,} records ({part:.0f} %) count for nothing"
+
+    def _unlabelled(self) -> str:
+        if not self.unlabelled:
+            return ""
+        return (
+            f"{self.unlabelled:,} of {self.records:,} records count for nothing, since their label "
+            f"is no class (or number), or they name no person; correct them, or say which words "
+            f"stand for the classes in load.options.labels"
+        )
 
     def _missing(self) -> str:
         if not self.incomplete or self.missing:
@@ -155,6 +169,7 @@ def screen(dataset: Dataset, missing: str | None = None) -> Screen:
     return Screen(
         records=len(x), incomplete=int(holes.sum()), persons=_persons(parts, holes),
         missing=missing, public=bool(outside),
+        unlabelled=sum(int(unknown_labels(part.y).sum()) for part in parts),
         columns=tuple(_columns(x, known, names, outside)),
         left_out=table.left_out if table is not None else (),
     )  # fmt: skip

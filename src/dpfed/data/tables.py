@@ -9,7 +9,8 @@ feature column can hold, and standardises without looking at the data::
     grade = [1, 2, 3]               three or more numbers are categories, too
 
 Guarantee: with a schema every record becomes its features on its own, and their number and order
-follow from the schema alone. Without one, which columns are numeric is seen from all records.
+follow from the schema alone. Without one, which columns are numeric is seen from all records, but
+not with ``by_cell``, as a gate reads: then features are the named columns, or all that are left.
 
 | edge case                                      | what happens                                   |
 |------------------------------------------------|------------------------------------------------|
@@ -33,11 +34,19 @@ import numpy as np
 
 from dpfed.core.errors import DataError
 from dpfed.core.extras import needs
+from dpfed.data import readers
 from dpfed.data._checks import bad_option, unreadable
-from dpfed.data.readers import Array, Columns, TablePart, by_split, choose, choose_group
+from dpfed.data.readers import (
+    Array,
+    Columns,
+    TablePart,
+    by_split,
+    choose,
+    choose_group,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -69,7 +78,10 @@ def tables_in(folder: Path) -> list[Path]:
 
 
 def read_tables(
-    paths: Sequence[Path], columns: Columns, schema: Mapping[str, Sequence[Any]] | None = None
+    paths: Sequence[Path],
+    columns: Columns,
+    schema: Mapping[str, Sequence[Any]] | None = None,
+    by_cell: bool = False,
 ) -> tuple[dict[str, TablePart], TableFacts]:
     """The parts of one or more tables of the same columns, and what became of these.
 
@@ -78,21 +90,31 @@ def read_tables(
         columns: which columns to read.
         schema: the public range or categories of each feature column; None takes numbers as they
             are.
+        by_cell: read each cell on its own, so that no record decides what a column holds.
     """
-    table, sizes = _joined([(path, _read(path, tuple(schema or ()))) for path in paths])
+    texts = None if by_cell else tuple(schema or ())
+    table, sizes = _joined([(path, _read(path, texts)) for path in paths])
     present, where = table.column_names, paths[0].name
     label = choose(columns.y, ("y", "label"), present, where)
     group = choose_group(columns.groups, present, where)
     silo = None if columns.silo is None else choose(columns.silo, (), present, where)
     taken = {label, group, silo, columns.split}
-    features, facts = _features(table, columns.x, schema, taken, where)
-    silos = _silos(table, silo, paths, sizes)
-    persons = None if group is None else _complete(table, group)
-    whole = TablePart(features, _complete(table, label), persons, silos)
-    named = replace(facts, silo=silo or (FILE if len(paths) > 1 else None), words=_words(whole.y))
+    features, facts = _features(table, columns.x, schema, taken, where, by_cell)
+    column = _cells if by_cell else _complete
+    silos = _silos(table, silo, paths, sizes, column)
+    persons = None if group is None else column(table, group)
+    whole = TablePart(features, column(table, label), persons, silos)
+    named = replace(
+        facts,
+        silo=silo or (FILE if len(paths) > 1 else None),
+        words=() if by_cell else _words(whole.y),
+    )
     if columns.split is None or columns.split not in present:
         return {"train": whole}, named
-    return by_split(whole, _complete(table, columns.split)), named
+    split = _complete(table, columns.split)
+    return by_split(
+        whole, np.array([readers.word(each) for each in split]) if by_cell else split
+    ), named
 
 
 def _words(labels: Array) -> tuple[str, ...]:
@@ -102,7 +124,7 @@ def _words(labels: Array) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------ files
 
 
-def _read(path: Path, texts: Sequence[str] = ()) -> Any:
+def _read(path: Path, texts: Sequence[str] | None = ()) -> Any:
     with needs("tables", f"{path.name!r}, a table,", "pyarrow"):
         import pyarrow as pa
 
@@ -113,8 +135,12 @@ def _read(path: Path, texts: Sequence[str] = ()) -> Any:
         raise unreadable(path, "a table", error, way_out) from error
 
 
-def _read_arrow(path: Path, texts: Sequence[str]) -> Any:
-    """The table; of .csv, ``texts`` stay as written: their type would depend on all records."""
+def _read_arrow(path: Path, texts: Sequence[str] | None) -> Any:
+    """The table; of .csv, ``texts`` stay as written: their type would depend on all records.
+
+    None is all columns. Then a cell of several lines is refused: it may be an open quote, by which
+    one record takes others in.
+    """
     if path.suffix == ".parquet":
         from pyarrow import parquet
 
@@ -122,8 +148,26 @@ def _read_arrow(path: Path, texts: Sequence[str]) -> Any:
     import pyarrow as pa
     from pyarrow import csv
 
-    kinds = csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()))
-    return csv.read_csv(path, convert_options=kinds)
+    named = texts
+    if named is None:
+        with csv.open_csv(path) as file:
+            named = file.schema.names
+    kinds = csv.ConvertOptions(column_types=dict.fromkeys(named, pa.string()))
+    table = csv.read_csv(path, convert_options=kinds)
+    if texts is None:
+        _refuse_lines(path, table)
+    return table
+
+
+def _refuse_lines(path: Path, table: Any) -> None:
+    from pyarrow import compute
+
+    for name in table.column_names:
+        if compute.any(compute.match_substring_regex(table.column(name), "[\r\n]")).as_py():
+            raise DataError(
+                f"{path.name!r} has a cell of several lines in column {name!r}; close its quote, "
+                "and write it in one line"
+            )
 
 
 def _joined(files: list[tuple[Path, Any]]) -> tuple[Any, list[int]]:
@@ -162,10 +206,14 @@ def _refuse_mixed(first: str, table: Any, file: str, other: Any) -> None:
 
 
 def _silos(
-    table: Any, silo: str | None, paths: Sequence[Path], sizes: list[int]
+    table: Any,
+    silo: str | None,
+    paths: Sequence[Path],
+    sizes: list[int],
+    column: Callable[[Any, str], Array],
 ) -> NDArray[np.str_] | Array | None:
     if silo is not None:
-        return _complete(table, silo)
+        return column(table, silo)
     if len(paths) == 1:
         return None
     return np.repeat(np.array([str(path) for path in paths]), sizes)
@@ -180,6 +228,7 @@ def _features(
     schema: Mapping[str, Sequence[Any]] | None,
     taken: set[str | None],
     file: str,
+    by_cell: bool,
 ) -> tuple[Array, TableFacts]:
     if schema is not None:
         if asked is not None:
@@ -187,9 +236,12 @@ def _features(
                 "data.options.x and data.schema both name the feature columns; leave x out"
             )
         return _by_schema(table, schema, file)
+    if by_cell and asked is None:
+        asked = [name for name in table.column_names if name not in taken]
     kept = _feature_columns(table, asked, taken, file)
     left = [] if asked is not None else [n for n in table.column_names if n not in {*kept, *taken}]
-    values = np.stack([_numbers(table, name) for name in kept], axis=1)
+    numbers = _cell_numbers if by_cell else _numbers
+    values = np.stack([numbers(table, name) for name in kept], axis=1)
     return values, TableFacts(tuple(kept), (), tuple(_why_left(table, name) for name in left))
 
 
@@ -240,6 +292,14 @@ def _numbers(table: Any, name: str) -> NDArray[np.float32]:
     return _floats(column).astype(np.float32)
 
 
+def _cell_numbers(table: Any, name: str) -> NDArray[np.float32]:
+    """A column as float32, NaN where a cell is no number."""
+    with np.errstate(over="ignore"):
+        return np.array(
+            [readers.number(each) for each in table.column(name).to_pylist()], dtype=np.float32
+        )
+
+
 def _floats(column: Any) -> NDArray[np.float64]:
     import pyarrow as pa
 
@@ -247,6 +307,13 @@ def _floats(column: Any) -> NDArray[np.float64]:
         column = column.cast(pa.int8())
     values: NDArray[np.float64] = column.cast(pa.float64()).to_numpy()
     return values
+
+
+def _cells(table: Any, name: str) -> Array:
+    """A column as it is written, one object per record."""
+    cells = np.empty(len(table), dtype=object)
+    cells[:] = table.column(name).to_pylist()
+    return cells
 
 
 def _complete(table: Any, name: str) -> Array:

@@ -36,6 +36,7 @@ from dpfed.data.models import Linear, Model
 from dpfed.data.modules import Network, seeded
 from dpfed.data.partitions import Parts
 from dpfed.data.pretrained import TokenIds, image_model, text_model
+from dpfed.data.readers import Public
 from dpfed.data.screen import Screen, screen
 from dpfed.data.tables import FILE
 from dpfed.recipes.schema import (
@@ -175,11 +176,18 @@ def _apart(parts: Parts, away: torch.Tensor) -> tuple[Parts, Parts]:
     return [part[~away[part]] for part in parts], [part[away[part]] for part in parts]
 
 
-def load_dataset(whole: Recipe, root: Path | None) -> Dataset:
-    """The data set, with every per-record step that the recipe asks for."""
+def load_dataset(whole: Recipe, root: Path | None, public: Public | None = None) -> Dataset:
+    """The data set, with every per-record step that the recipe asks for.
+
+    Args:
+        whole: the recipe.
+        root: where a relative source is looked up, after the working directory.
+        public: what a gate's policy says of the labels; None sees it from the records.
+    """
     recipe, at_clients = whole.data, whole.evaluation.kind is EvaluationKind.EXACT
     schema = None if isinstance(recipe.schema, msgspec.UnsetType) else recipe.schema
-    dataset = datasets.load(recipe.source, root=root, **{"schema": schema, **recipe.options})
+    given = {"schema": schema, **recipe.options}
+    dataset = datasets.load(recipe.source, root=root, public=public, **given)
     if recipe.backbone:
         dataset = _featurize(recipe, dataset, root)
     if recipe.convolutions:

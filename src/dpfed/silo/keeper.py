@@ -287,13 +287,16 @@ class _Entered(_Booked):
 
 
 def load_records(name: str, data: DataPolicy) -> Records:
-    """The data, if it has the shape that the policy makes public."""
-    found = load_dataset(Recipe(data=data.load), None).train
+    """The data, if it has the shape that the policy makes public.
+
+    Labels and persons are read cell by cell, by what the policy says: none decides about others.
+    """
+    found = load_dataset(Recipe(data=data.load), None, data.public).train
     shape = list(found.x.shape[1:])
     if shape != data.shape:
         raise DataError(
             f"data.{name}.shape must be {shape}, as its records have it, got {data.shape}; correct "
-            f"the policy"
+            f"the policy, or name a table's feature columns in load.options.x or load.schema"
         )
     return found
 

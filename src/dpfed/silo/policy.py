@@ -50,6 +50,7 @@ from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import names, own_names
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
+from dpfed.data.readers import Public
 from dpfed.recipes.federation import PRETRAINED
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.schema import DataRecipe, EvaluationKind, Recipe
@@ -177,6 +178,14 @@ class DataPolicy(_Table, frozen=True):
     def budget(self) -> Budget:
         """What all trainings together may cost."""
         return Budget(self.epsilon, self.delta)
+
+    @property
+    def public(self) -> Public:
+        """How labels are to be read: by what is written here, and not by what the records hold."""
+        if self.load.positive_above is not None:  # then classes are made of numbers
+            return Public()
+        given = self.classes or self.load.options.get("classes")
+        return Public(given if isinstance(given, int) and given > 1 else None)
 
     def cost(self, terms: Terms) -> float:
         """What a training costs of that budget, whatever the terms state theirs in: epsilon."""
