@@ -41,7 +41,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dpfed.core.errors import DataError
+import torch
+
+from dpfed.core.errors import DataError, contain_all
 from dpfed.core.log import OneLine, log
 from dpfed.silo.keeper import Keeper
 from dpfed.silo.policy import GatePolicy, Policy
@@ -62,6 +64,7 @@ def run_gate(policy: Policy, ready: Callable[[], None] = lambda: None) -> None:
         ready: called when requests are taken.
     """
     harden()
+    torch.set_num_threads(1)  # before any are started: a child would wait for them for ever
     written = logging.StreamHandler()
     written.setFormatter(OneLine())  # an order's text may be in an error's
     log.addHandler(written)
@@ -252,6 +255,8 @@ def _and_end(work: Callable[[], bytes], writing: int, longest: float) -> None:
         os.setsid()
         with suppress(OSError):  # where memory runs out, this process ends, and not the gate
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # so that an interrupt is a record's
+        contain_all()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, max(longest, 1e-6))
         with os.fdopen(writing, "wb") as pipe:

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attacks on the gate by somebody who knew how the first ones were stopped.
+
+Before: a record on which code raised ``KeyboardInterrupt`` emptied its whole silo; a train function
+hung in the child of a gate that had computed with several threads; rounds lost to time left no
+trace in the owner's log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dpfed.core.errors import failures
+from dpfed.core.types import Unit
+from dpfed.data.datasets import Records
+from dpfed.data.modules import Network, seeded
+from dpfed.silo import gate
+from tests.silo.gates import CLASSES, FEATURES, records
+
+RAISES = 3e6
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DPFED_STATE", "DPFED_LEDGER", "DPFED_IDENTITY"):
+        monkeypatch.setenv(name, "")
+
+
+# ------------------------------------------------------------- what is not an Exception
+
+
+class OfItsOwn(BaseException):
+    """Such as a library's own signal to itself."""
+
+
+class Raising(nn.Module):
+    """A linear layer that raises on some records."""
+
+    kind: type[BaseException] = ValueError
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x == RAISES).any()):
+            raise self.kind
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+def summed(kind: type[BaseException]) -> bytes:
+    x, y = records(0)
+    x[0] = RAISES
+    model = Network(seeded(Raising, 0))
+    problem = model.problem(Records(x, y))
+    Raising.kind = kind
+    vector = problem.rows(model.initial(0), Unit.RECORD).clipped_sum(1.0).vector
+    return vector.numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    "kind", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, OfItsOwn]
+)
+def test_in_a_gates_child_whatever_is_raised_on_a_record_is_its_own_row(
+    kind: type[BaseException],
+) -> None:
+    assert gate._in_a_child(lambda: summed(kind), 60.0) == summed(ValueError)
+
+
+def test_in_a_users_own_process_an_interrupt_still_stops_the_run() -> None:
+    gate._in_a_child(lambda: b"", 60.0)
+    assert not issubclass(KeyboardInterrupt, failures())
+    with pytest.raises(KeyboardInterrupt):
+        summed(KeyboardInterrupt)
+
+
+# ----------------------------------------------------------------- threads and a fork
+
+_GATE = """
+import sys, torch
+from dpfed.silo import gate
+class Held:
+    def __init__(self, policy): self.policy = policy
+    def open(self): torch.ones(3_000_000).exp().sum()  # as data is loaded
+class Stop(Exception): pass
+class Policy:
+    class gate: relay_users = ()
+def listen(policy): raise Stop
+torch.set_num_threads(4)  # as on a machine with four cores
+gate.harden, gate.Keeper, gate.listen = lambda: None, Held, listen
+try: gate.run_gate(Policy)
+except Stop: pass
+def train(): return str(float(torch.ones(3_000_000).sum())).encode()
+print(gate._in_a_child(train, 20.0))
+"""
+
+
+@pytest.mark.slow
+def test_a_child_computes_after_its_gate_has_whatever_the_number_of_threads() -> None:
+    free = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", _GATE],
+        env=free | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.stdout == "b'3000000.0'\n", done.stderr
