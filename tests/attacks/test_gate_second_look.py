@@ -3,7 +3,8 @@
 
 Before: a record on which code raised ``KeyboardInterrupt`` emptied its whole silo; a train function
 hung in the child of a gate that had computed with several threads; rounds lost to time left no
-trace in the owner's log.
+trace in the owner's log; terms chose a server's optimizer, or a sum, of any installed package, and
+its code ran before anybody had approved.
 """
 
 from __future__ import annotations
@@ -12,18 +13,27 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
+import tomllib
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+import tomli_w
 import torch
 from torch import nn
 
-from dpfed.core.errors import failures
+from dpfed.cli.officer import days_of, proposal, state_of
+from dpfed.core import registry
+from dpfed.core.errors import UnsoundPlan, failures
 from dpfed.core.types import Unit
 from dpfed.data.datasets import Records
 from dpfed.data.modules import Network, seeded
+from dpfed.recipes.terms import read_terms
 from dpfed.silo import gate
-from tests.silo.gates import CLASSES, FEATURES, records
+from tests.silo.gates import CLASSES, FEATURES, RECORDS, records, terms_for
+from tests.silo.test_keeper import approved, enrolment, keeper, order, said
 
 RAISES = 3e6
 
@@ -116,3 +126,67 @@ def test_a_child_computes_after_its_gate_has_whatever_the_number_of_threads() ->
         cwd=Path(__file__).parents[2],
     )
     assert done.stdout == "b'3000000.0'\n", done.stderr
+
+
+# ------------------------------------------------------------------- what the owner reads
+
+
+@pytest.mark.slow
+def test_a_round_that_was_lost_to_time_is_in_the_log_and_in_status(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, terms = approved(tmp_path)
+    held.policy = msgspec.structs.replace(
+        held.policy, gate=msgspec.structs.replace(held.policy.gate, longest=1.0)
+    )
+    kind, parent = type(held.training(terms.name)[1]), os.getpid()
+    real = kind.rows
+
+    def slow(self: Any, params: torch.Tensor, unit: Unit) -> Any:
+        if len(self.y) == RECORDS:  # not made-up ones
+            time.sleep(30)
+        return real(self, params, unit)
+
+    monkeypatch.setattr(kind, "rows", slow)
+    reply = gate._reply(held, order(terms), time.monotonic())
+    assert os.getpid() == parent
+    assert reply is not None
+    assert "error" not in said(reply)
+    assert "signal 14" in caplog.text
+    assert "zero rows" in caplog.text
+    assert "1 answered, 1 with zero rows (see the log), 0 refused" in state_of(held)
+    assert "zero rows" in days_of(held)
+
+
+# ------------------------------------------------------------- plug-ins of other packages
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"),
+    [("server", {"server": [{"name": "idle"}]}), ("sums", {"sum": {"name": "idle"}})],
+)
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_terms_choose_no_optimizer_or_sum_of_another_package(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    table: dict[str, Any],
+    by_hand: bool,
+) -> None:
+    class Point:
+        def load(self) -> Any:
+            raise AssertionError("code of another package is imported")
+
+    real = registry._foreign
+    monkeypatch.setattr(
+        registry, "_foreign", lambda each: {"idle": Point()} if each == kind else real(each)
+    )
+    held = keeper(tmp_path, approve="within-policy", most_epsilon=3.0, week_epsilon=3.0)
+    tree = tomllib.loads(terms_for(tmp_path, 3).read_text())
+    text = tomli_w.dumps({**tree, **table})
+    if by_hand:
+        with pytest.raises(UnsoundPlan, match=f"has {kind}: some of"):
+            proposal(held, read_terms(text))
+    else:
+        assert said(held.answer(enrolment("gated", text)))["error"] == "UnsoundPlan"
+        assert not held.approvals.known("gated")

@@ -24,7 +24,7 @@ from dpfed.recipes.federation import is_loaded
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.terms import Terms
-from dpfed.silo.keeper import Keeper, load_records
+from dpfed.silo.keeper import ZERO_ROWS, Keeper, load_records
 from dpfed.silo.policy import DataPolicy
 from dpfed.training.account import Account
 
@@ -190,11 +190,12 @@ def state_of(keeper: Keeper) -> str:
     for each in keeper.approvals.all():
         counts = {
             kind: sum(e.times for e in events if (e.kind, e.training) == (kind, each.name))
-            for kind in ("answered", "refused")
+            for kind in ("answered", "refused", ZERO_ROWS)
         }
+        lost = f", {counts[ZERO_ROWS]} with zero rows (see the log)" if counts[ZERO_ROWS] else ""
         lines.append(
             f"{each.name}: {each.state(now)} until {each.until[:10]} by {shown(each.by)}, "
-            f"{counts['answered']} answered, {counts['refused']} refused"
+            f"{counts['answered']} answered{lost}, {counts['refused']} refused"
         )
     others = sum(e.times for e in events if e.kind == "refused" and not e.training)
     return "\n".join([*lines, f"under names that are not approved: {others} refused"])

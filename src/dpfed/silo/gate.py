@@ -174,7 +174,10 @@ def _reply(keeper: Keeper, order: bytes, began: float) -> bytes | None:
     if reply is None:
         reply = _in_a_child(lambda: keeper.answer(order), seconds(0.5))
     if reply is None:
+        log.warning("an order is asked once more, for zero rows: its child ended without a reply")
         reply = _in_a_child(lambda: keeper.answer(order, nothing=True), seconds(1.0))
+    if reply is None:
+        log.error("an order is not answered: zero rows were not made in time, either")
     return reply
 
 
@@ -199,6 +202,7 @@ def _in_a_child(work: Callable[[], bytes], longest: float) -> bytes | None:
     """
     _process_control(_ADOPT_ORPHANS, 1)
     others = _children()  # a gate has none
+    began, reply = time.monotonic(), None
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -207,10 +211,22 @@ def _in_a_child(work: Callable[[], bytes], longest: float) -> bytes | None:
     os.close(writing)
     try:
         last = time.monotonic() + longest + min(_STORING, longest / 2)
-        return _read_reply(reading, child, last)
+        reply = _read_reply(reading, child, last)
     finally:
         os.close(reading)
-        _end_all(child, others)
+        after, status = time.monotonic() - began, _end_all(child, others)
+        if reply is None:
+            log.warning("a child ended by %s after %.1f s", _ended(status), after)
+    return reply
+
+
+def _ended(status: int) -> str:
+    """How a process ended, for the owner's log."""
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if not number:
+        return f"exit code {os.waitstatus_to_exitcode(status)}"
+    late = ": its time was up" if number == signal.SIGALRM else ""
+    return f"signal {number} ({signal.strsignal(number)}{late})"
 
 
 def _process_control(option: int, value: int) -> None:
@@ -218,11 +234,12 @@ def _process_control(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}) is refused: use Linux 3.4 or newer")
 
 
-def _end_all(child: int, others: set[int]) -> None:
-    """End a child and all that it has started, in whatever session.
+def _end_all(child: int, others: set[int]) -> int:
+    """End a child and all that it has started, in whatever session; how the child has ended.
 
     What loses its parent becomes a child of this process, so that each pass finds the next.
     """
+    ended = 0
     deadline, found = time.monotonic() + _PATIENCE, {child}
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
@@ -232,10 +249,12 @@ def _end_all(child: int, others: set[int]) -> None:
                 os.kill(each, signal.SIGKILL)
         for each in found:
             with suppress(ChildProcessError):
-                os.waitpid(each, 0)
+                number, status = os.waitpid(each, 0)
+                ended = status if number == child else ended
         found = _children() - others
         if found and time.monotonic() > deadline:
             raise SystemExit(f"{len(found)} processes of a request cannot be ended: the gate ends")
+    return ended
 
 
 def _children() -> set[int]:

@@ -53,6 +53,8 @@ from dpfed.training.flower.trained import Trained
 from dpfed.training.plan import Plan
 
 BY_RULE = "the policy"
+ZERO_ROWS = "zero rows"
+"""The kind of event that is counted where an order was answered without the data."""
 LEDGER_FILE = "ledger.sqlite"
 _LEAST = 0.01  # of a week's epsilon, for each training: terms that cost nothing fill a disk, too
 _SHORT = 1 << 16  # bytes of an order that is looked at before a child is made for it
@@ -146,6 +148,8 @@ class Keeper:
         """
         content = _read(order)
         reply = respond(content, _Asked(self, content, nothing))
+        if nothing and not reply.config_records[CONTROL].get("error"):
+            self.approvals.note(ZERO_ROWS, _named(content), "a child died, or took too long")
         return self._noted(content, reply)
 
     def turned_away(self, order: bytes) -> bytes | None:

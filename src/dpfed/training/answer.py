@@ -241,6 +241,12 @@ def reply_of(
         release: the one door out.
     """
     if client.zero_rows:
+        log.warning(
+            "client %d answers round %d with zero rows, and tells nobody: its process died or took "
+            "too long before",
+            client.client,
+            broadcast.round,
+        )
         return _nothing(plan, broadcast, client)
     try:
         with flushing():
