@@ -26,12 +26,13 @@ from torch import nn
 
 from dpfed.cli.officer import days_of, proposal, state_of
 from dpfed.core import registry
-from dpfed.core.errors import UnsoundPlan, failures
+from dpfed.core.errors import RecipeError, UnsoundPlan, failures
 from dpfed.core.types import Unit
 from dpfed.data.datasets import Records
 from dpfed.data.modules import Network, seeded
 from dpfed.recipes.terms import read_terms
 from dpfed.silo import gate
+from dpfed.silo.policy import DataPolicy
 from tests.silo.gates import CLASSES, FEATURES, RECORDS, records, terms_for
 from tests.silo.test_keeper import approved, enrolment, keeper, order, said
 
@@ -98,6 +99,7 @@ def test_in_a_users_own_process_an_interrupt_still_stops_the_run() -> None:
 _GATE = """
 import sys, torch
 from dpfed.silo import gate
+from dpfed.silo.policy import DataPolicy
 class Held:
     def __init__(self, policy): self.policy = policy
     def open(self): torch.ones(3_000_000).exp().sum()  # as data is loaded
@@ -190,3 +192,64 @@ def test_terms_choose_no_optimizer_or_sum_of_another_package(
     else:
         assert said(held.answer(enrolment("gated", text)))["error"] == "UnsoundPlan"
         assert not held.approvals.known("gated")
+
+
+# --------------------------------------------------------------------- terms that take long
+
+
+DEEP = {
+    "dotted": "x." + ".".join("a" * 10_000) + " = 1",
+    "spaced": "x" + " . a" * 10_000 + " = 1",
+    "quoted": "x" + ".'a'" * 10_000 + " = 1",
+    "header": "[x" + ".a" * 10_000 + "]",
+    "lists": "x = " + "[" * 10_000 + "1" + "]" * 10_000,
+    "tables": "x = " + "{a = " * 10_000 + "1" + "}" * 10_000,
+    "behind a comment": "# it's\nx." + ".".join("a" * 10_000) + " = 1 # it's",
+    "behind a string": "y = 'a\"' # '\nx." + ".".join("a" * 10_000) + ' = "\'"',
+    "behind quotes": "x" + ".a" * 17 + ' = "' + '\\\\"' * 30_000,
+    "behind lines": "y = '''\n'''\nx." + ".".join("a" * 10_000) + " = 1",
+}
+
+
+@pytest.mark.parametrize("how", DEEP)
+def test_terms_with_deep_keys_are_refused_before_they_are_parsed(how: str) -> None:
+    began = time.process_time()
+    with pytest.raises(RecipeError, match=r"in each other|of one line"):
+        read_terms(DEEP[how])
+    assert time.process_time() - began < 0.5
+
+
+def test_terms_with_many_numbers_and_parameters_are_read(tmp_path: Path) -> None:
+    text = terms_for(tmp_path, 3, sizes=[90.5] * 5000).read_text()
+    assert len(read_terms(text).pins.sizes) == 5000
+
+
+@pytest.mark.parametrize("by_rule", [False, True])
+def test_no_text_is_parsed_where_no_training_is_approved_by_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_rule: bool
+) -> None:
+    rule = {"approve": "within-policy", "most_epsilon": 3.0, "week_epsilon": 9.0}
+    held, text = keeper(tmp_path, **(rule if by_rule else {})), terms_for(tmp_path, 3).read_text()
+    looked: list[str] = []
+    monkeypatch.setattr(
+        "dpfed.silo.keeper.read_terms", lambda each: looked.append(each) or read_terms(each)
+    )
+    assert (held.turned_away(enrolment("gated", text)) is None) == by_rule
+    assert ("error" in said(held.answer(enrolment("gated", text)))) != by_rule
+    assert bool(looked) == by_rule
+
+
+def test_a_training_by_rule_is_priced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = keeper(tmp_path, approve="within-policy", most_epsilon=1.0, week_epsilon=1.0)
+    asked: list[str] = []
+    real = DataPolicy.cost
+    monkeypatch.setattr(
+        DataPolicy, "cost", lambda data, terms: asked.append(terms.name) or real(data, terms)
+    )
+    heard = []
+    for name in ("a", "b", "c", "d", "e"):
+        text = terms_for(tmp_path, 3, name=name, privacy={"epsilon": 0.25, "noise": "keyed"})
+        heard.append(said(held.answer(enrolment(name, text.read_text()))).get("error"))
+        asked = [each for each in asked if each != name]
+        assert not asked, (name, asked)
+    assert heard == [None] * 4 + ["UnsoundPlan"]

@@ -42,6 +42,7 @@ CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, fingerprint TEXT, t
     until TEXT, revoked TEXT DEFAULT '', by TEXT);
 CREATE TABLE IF NOT EXISTS events (day TEXT, kind TEXT, training TEXT, count INTEGER, last TEXT,
     said TEXT, PRIMARY KEY (day, kind, training));
+CREATE TABLE IF NOT EXISTS prices (name TEXT PRIMARY KEY, dataset TEXT, measure TEXT, epsilon REAL);
 CREATE TABLE IF NOT EXISTS sources (path TEXT PRIMARY KEY, dataset TEXT);
 """
 _REVOKED = "CREATE TABLE IF NOT EXISTS revocations (name TEXT PRIMARY KEY, at TEXT);"
@@ -65,6 +66,15 @@ class Approval(NamedTuple):
         if self.revoked:
             return "revoked"
         return "expired" if now.isoformat() >= self.until else "approved"
+
+
+class Price(NamedTuple):
+    """What an approved training costs of its data set's budget."""
+
+    dataset: str
+    measure: str
+    """The budget's terms, in which the cost is stated."""
+    epsilon: float
 
 
 class Event(NamedTuple):
@@ -182,6 +192,17 @@ class Approvals:
         with self._open(REVOCATIONS) as file:  # last: a crash before it leaves it revoked
             file.execute("DELETE FROM revocations WHERE name = ?", (terms.name,))
         self.note("approved", terms.name, f"by {by}, until {until[:10]}")
+
+    def prices(self) -> dict[str, Price]:
+        """By name: what was computed for an approved training; a name has one set of terms."""
+        with self._open(FILE) as file:
+            rows = file.execute("SELECT name, dataset, measure, epsilon FROM prices").fetchall()
+        return {name: Price(*rest) for name, *rest in rows}
+
+    def remember_price(self, name: str, price: Price) -> None:
+        """So that it is not computed again for each training after it."""
+        with self._open(FILE) as file:
+            file.execute("INSERT OR REPLACE INTO prices VALUES (?, ?, ?, ?)", (name, *price))
 
     def revoke(self, name: str) -> None:
         """End an approval; nothing is answered under its name from now on, even after a crash."""

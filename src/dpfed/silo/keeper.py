@@ -43,7 +43,7 @@ from dpfed.data.datasets import Records
 from dpfed.recipes.federation import PRETRAINED, installed, load_dataset
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.terms import Terms, read_terms
-from dpfed.silo.approvals import Approvals
+from dpfed.silo.approvals import Approvals, Price
 from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
 from dpfed.silo.sources import check_accounts
 from dpfed.training.account import Account, Bookable
@@ -93,6 +93,11 @@ class Keeper:
                     self.training(approval.name)
                 except DpfedError as error:  # the others go on
                     log.warning("training %s is not answered: %s", approval.name, error)
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether any training can be approved by rule."""
+        return any(each.approve is Mode.WITHIN_POLICY for each in self.policy.data.values())
 
     def check_accounts(self) -> dict[str, str]:
         """Refuse a policy with two budgets of one account, or two accounts of one file.
@@ -164,7 +169,7 @@ class Keeper:
         if self.approvals.known(_named(content)):
             self._prepare(_named(content))
             return None
-        if control.get(TERMS):
+        if control.get(TERMS) and self.has_rules:
             return None
         enrolling = control.get("stage") == ENROL
         at = Envelope(0, 0, ENROL, -1) if enrolling else Envelope(-1, -1, "", -1)
@@ -241,27 +246,43 @@ class _Asked:
         text = control.get(TERMS)
         if control.get("stage") != ENROL or not isinstance(text, str) or not text:
             return
-        terms, approvals = read_terms(text), self.keeper.approvals
-        if approvals.known(terms.name) or terms.name != _named(self.content):
+        approvals = self.keeper.approvals
+        if not self.keeper.has_rules or approvals.known(_named(self.content)):
+            return  # before the text is looked at: nothing could follow from it
+        terms = read_terms(text)
+        if terms.name != _named(self.content):
             return
         data = self.keeper.policy.data.get(terms.pins.dataset)
         if data is not None and data.approve is Mode.WITHIN_POLICY:  # else no work is done for it
-            self._keep_to_the_week(self.keeper.permitted(terms), terms)
+            price = self._keep_to_the_week(self.keeper.permitted(terms), terms)
             approvals.approve(terms, text, days=data.approval_days, by=BY_RULE)
+            approvals.remember_price(terms.name, price)
 
-    def _keep_to_the_week(self, data: DataPolicy, terms: Terms) -> None:
-        week = (self.keeper.approvals.now() - dt.timedelta(days=7)).isoformat()
-        recent = [a for a in self.keeper.approvals.all() if a.at >= week and a.by == BY_RULE]
-        made = [read_terms(each.terms) for each in recent]
-        own = [each for each in made if each.pins.dataset == terms.pins.dataset]
+    def _keep_to_the_week(self, data: DataPolicy, terms: Terms) -> Price:
+        """What the training costs, if the week has it left; each one is computed once."""
+        approvals, dataset = self.keeper.approvals, terms.pins.dataset
+        measure = f"{data.key(dataset)} {data.budget}"  # a policy may change
+        week = (approvals.now() - dt.timedelta(days=7)).isoformat()
+        prices, own = approvals.prices(), [Price(dataset, measure, data.cost(terms))]
+        for each in approvals.all():
+            if each.at < week or each.by != BY_RULE:
+                continue
+            price = prices.get(each.name)
+            if price is None or (price.dataset == dataset and price.measure != measure):
+                made = read_terms(each.terms)
+                cost = data.cost(made) if made.pins.dataset == dataset else 0.0
+                price = Price(made.pins.dataset, measure, cost)
+                approvals.remember_price(each.name, price)
+            own += [price] if price.dataset == dataset else []
         most = data.week_epsilon or 0.0
-        *before, asked = [max(data.cost(each), most * _LEAST) for each in (*own, terms)]
+        asked, *before = [max(each.epsilon, most * _LEAST) for each in own]
         spent = sum(before)
         if not spent + asked <= most:
             raise UnsoundPlan(
                 f"the silo's policy has week_epsilon: at most {data.week_epsilon}, got "
                 f"{spent:.4g} in seven days, and {asked:.4g} more; wait, or ask the owner"
             )
+        return own[0]
 
 
 class _Booked(Account):
