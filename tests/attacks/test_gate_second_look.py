@@ -206,7 +206,7 @@ DEEP = {
     "tables": "x = " + "{a = " * 10_000 + "1" + "}" * 10_000,
     "behind a comment": "# it's\nx." + ".".join("a" * 10_000) + " = 1 # it's",
     "behind a string": "y = 'a\"' # '\nx." + ".".join("a" * 10_000) + ' = "\'"',
-    "behind quotes": "x" + ".a" * 17 + ' = "' + '\\\\"' * 30_000,
+    "behind quotes": "x" + ".a" * 17 + ' = "' + '\\"' * 30_000,
     "behind lines": "y = '''\n'''\nx." + ".".join("a" * 10_000) + " = 1",
 }
 
