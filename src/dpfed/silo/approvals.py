@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an owner has approved and revoked, and what was asked and refused: the gate's user's files.
 
-    approvals.sqlite     approvals, counts of events (without fsync), which file is whose account
+    approvals.sqlite     approvals, what they cost, counts of events (without fsync)
+    sources.sqlite       which file, by path and by inode, was counted in whose account
     revocations.sqlite   names that the owner has revoked, and nothing else; each write is on the
                          disk (synchronous=EXTRA) before the command ends
     clock.sqlite         the largest time that was ever seen here
@@ -37,6 +38,7 @@ from dpfed.core.log import shown
 from dpfed.recipes.terms import Terms, read_terms
 
 FILE, REVOCATIONS, CLOCK = "approvals.sqlite", "revocations.sqlite", "clock.sqlite"
+SOURCES = "sources.sqlite"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, fingerprint TEXT, terms TEXT, at TEXT,
     until TEXT, revoked TEXT DEFAULT '', by TEXT);
@@ -44,10 +46,12 @@ CREATE TABLE IF NOT EXISTS events (day TEXT, kind TEXT, training TEXT, count INT
     said TEXT, PRIMARY KEY (day, kind, training));
 CREATE TABLE IF NOT EXISTS prices (name TEXT PRIMARY KEY, dataset TEXT, measure TEXT, epsilon REAL);
 CREATE TABLE IF NOT EXISTS sources (path TEXT PRIMARY KEY, dataset TEXT);
-"""
+"""  # its table sources is of earlier versions, and is read
+_COUNTED = "CREATE TABLE IF NOT EXISTS sources (path TEXT PRIMARY KEY, dataset TEXT);"
 _REVOKED = "CREATE TABLE IF NOT EXISTS revocations (name TEXT PRIMARY KEY, at TEXT);"
 _LARGEST = "CREATE TABLE IF NOT EXISTS clock (id INTEGER PRIMARY KEY CHECK (id = 1), at TEXT);"
-_SYNCHRONOUS = {FILE: "FULL", REVOCATIONS: "EXTRA", CLOCK: "FULL"}
+_SCHEMAS = {FILE: _SCHEMA, REVOCATIONS: _REVOKED, CLOCK: _LARGEST, SOURCES: _COUNTED}
+_SYNCHRONOUS = {FILE: "FULL", REVOCATIONS: "EXTRA", CLOCK: "FULL", SOURCES: "EXTRA"}
 
 
 class Approval(NamedTuple):
@@ -93,7 +97,7 @@ class Approvals:
 
     def __init__(self, state: Path) -> None:
         self._state = state
-        for name, schema in ((FILE, _SCHEMA), (REVOCATIONS, _REVOKED), (CLOCK, _LARGEST)):
+        for name, schema in _SCHEMAS.items():
             with self._open(name) as file:
                 file.executescript(schema)
             (state / name).chmod(0o600)
@@ -114,13 +118,16 @@ class Approvals:
     # -------------------------------------------------------------------------- files, and time
 
     def sources(self) -> dict[str, str]:
-        """By real path: the data set under whose name its records have been counted."""
-        with self._open(FILE) as file:
-            return dict(file.execute("SELECT path, dataset FROM sources").fetchall())
+        """By path, and by device and inode: the data set as which its records were counted."""
+        found: dict[str, str] = {}
+        for name in (FILE, SOURCES):
+            with self._open(name) as file:
+                found.update(file.execute("SELECT path, dataset FROM sources").fetchall())
+        return found
 
     def count_sources(self, accounts: Mapping[str, str]) -> None:
-        """Remember by real path which account its records are counted in."""
-        with self._open(FILE) as file:
+        """Remember by path, device and inode which account its records are counted in."""
+        with self._open(SOURCES) as file:
             file.executemany("INSERT OR REPLACE INTO sources VALUES (?, ?)", accounts.items())
 
     def now(self) -> dt.datetime:

@@ -103,7 +103,7 @@ class Keeper:
         """Refuse a policy with two budgets of one account, or two accounts of one file.
 
         Returns:
-            by real path: the account in which its records are counted.
+            by real path, and by device and inode: the account of its records.
         """
         ledger, counted = self.ledger(), self.approvals.sources()
         names = ledger.balance()
