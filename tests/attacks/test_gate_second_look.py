@@ -10,6 +10,7 @@ its code ran before anybody had approved.
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import os
 import subprocess
 import sys
@@ -24,16 +25,18 @@ import tomli_w
 import torch
 from torch import nn
 
-from dpfed.cli.officer import days_of, proposal, state_of
+from dpfed.cli.officer import days_of, proposal, state_of, verdict
 from dpfed.core import registry
 from dpfed.core.errors import RecipeError, UnsoundPlan, failures
 from dpfed.core.types import Unit
 from dpfed.data.datasets import Records
 from dpfed.data.modules import Network, seeded
 from dpfed.recipes.terms import read_terms
-from dpfed.silo import gate
-from dpfed.silo.policy import DataPolicy
-from tests.silo.gates import CLASSES, FEATURES, RECORDS, records, terms_for
+from dpfed.silo import approvals, gate
+from dpfed.silo.approvals import Approvals
+from dpfed.silo.keeper import Keeper
+from dpfed.silo.policy import DataPolicy, load_policy
+from tests.silo.gates import CLASSES, FEATURES, RECORDS, Silo, records, terms_for
 from tests.silo.test_keeper import approved, enrolment, keeper, order, said
 
 RAISES = 3e6
@@ -98,8 +101,10 @@ def test_in_a_users_own_process_an_interrupt_still_stops_the_run() -> None:
 
 _GATE = """
 import sys, torch
-from dpfed.silo import gate
-from dpfed.silo.policy import DataPolicy
+from dpfed.silo import approvals, gate
+from dpfed.silo.approvals import Approvals
+from dpfed.silo.keeper import Keeper
+from dpfed.silo.policy import DataPolicy, load_policy
 class Held:
     def __init__(self, policy): self.policy = policy
     def open(self): torch.ones(3_000_000).exp().sum()  # as data is loaded
@@ -253,3 +258,40 @@ def test_a_training_by_rule_is_priced_once(tmp_path: Path, monkeypatch: pytest.M
         asked = [each for each in asked if each != name]
         assert not asked, (name, asked)
     assert heard == [None] * 4 + ["UnsoundPlan"]
+
+
+# --------------------------------------------------------------- what the gate really goes by
+
+
+def test_status_and_verdict_tell_of_a_policy_that_the_running_gate_has_not_read(
+    tmp_path: Path,
+) -> None:
+    held, terms = approved(tmp_path)
+    silo = Silo(tmp_path / "silo", 0)
+    assert "running gate" not in state_of(held)
+    silo.write(epsilon=50.0)
+    officer = Keeper(load_policy(silo.policy))
+    words = "the running gate enforces (4, 1e-05) for each record"
+    assert words in state_of(officer)
+    assert any(words in line for line in verdict(officer, terms).lines)
+    officer.open()  # a restart
+    assert "running gate" not in state_of(officer)
+
+
+def test_a_lost_clock_goes_by_the_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, terms = approved(tmp_path)
+    real = held.approvals.now()
+    for days in (2, 3):
+        monkeypatch.setattr(approvals, "_now", lambda days=days: real + dt.timedelta(days=days))
+        if days == 2:
+            held.approvals.approve(terms, terms.text, days=1, by="root")
+        else:
+            held.approvals.revoke(terms.name)
+        monkeypatch.setattr(approvals, "_now", lambda: real - dt.timedelta(days=30))
+        (held.state / approvals.CLOCK).unlink()
+        assert Approvals(held.state).now() == real + dt.timedelta(days=days)
+    for name in (approvals.CLOCK, approvals.FILE, approvals.REVOCATIONS):
+        (held.state / name).unlink()
+    assert abs(Approvals(held.state).now() - real) < dt.timedelta(minutes=10)  # the ledger's

@@ -41,9 +41,8 @@ from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.errors import DataError
 from dpfed.core.types import Trust
 from dpfed.data.datasets import find_files
-from dpfed.silo.approvals import CLOCK, FILE, SOURCES
+from dpfed.silo.approvals import CLOCK, FILE, LEDGER_FILE, SOURCES
 from dpfed.silo.gate import refuse_open_folder
-from dpfed.silo.keeper import LEDGER_FILE
 from dpfed.silo.policy import Policy, load_policy
 from dpfed.silo.sources import check_accounts
 from dpfed.sums.secagg import identity as identities

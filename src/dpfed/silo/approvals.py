@@ -20,6 +20,7 @@ stays small.
 | an approval that has expired or was revoked  | UnsoundPlan; approve the same terms again      |
 | a name that nobody has approved              | UnsoundPlan; counted, the last name is kept    |
 | a clock that was set back                    | the largest time that was recorded counts      |
+| clock.sqlite that was lost                   | the latest approval, revocation or ledger row  |
 | a clock that was far ahead once              | the owner sets it back: ``reset_clock``, logged|
 | a file that SQLite cannot read               | DataError: nothing is answered                 |
 """
@@ -38,7 +39,7 @@ from dpfed.core.log import shown
 from dpfed.recipes.terms import Terms, read_terms
 
 FILE, REVOCATIONS, CLOCK = "approvals.sqlite", "revocations.sqlite", "clock.sqlite"
-SOURCES = "sources.sqlite"
+SOURCES, LEDGER_FILE = "sources.sqlite", "ledger.sqlite"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, fingerprint TEXT, terms TEXT, at TEXT,
     until TEXT, revoked TEXT DEFAULT '', by TEXT);
@@ -51,7 +52,13 @@ _COUNTED = "CREATE TABLE IF NOT EXISTS sources (path TEXT PRIMARY KEY, dataset T
 _REVOKED = "CREATE TABLE IF NOT EXISTS revocations (name TEXT PRIMARY KEY, at TEXT);"
 _LARGEST = "CREATE TABLE IF NOT EXISTS clock (id INTEGER PRIMARY KEY CHECK (id = 1), at TEXT);"
 _SCHEMAS = {FILE: _SCHEMA, REVOCATIONS: _REVOKED, CLOCK: _LARGEST, SOURCES: _COUNTED}
-_SYNCHRONOUS = {FILE: "FULL", REVOCATIONS: "EXTRA", CLOCK: "FULL", SOURCES: "EXTRA"}
+_SYNCHRONOUS = {
+    FILE: "FULL",
+    REVOCATIONS: "EXTRA",
+    CLOCK: "FULL",
+    SOURCES: "EXTRA",
+    LEDGER_FILE: "FULL",
+}
 
 
 class Approval(NamedTuple):
@@ -146,7 +153,20 @@ class Approvals:
         """The largest time that was ever seen here; None in a new folder."""
         with self._open(CLOCK) as file:
             row = file.execute("SELECT at FROM clock").fetchone()
-        return None if row is None else dt.datetime.fromisoformat(row[0])
+        return self._latest() if row is None else dt.datetime.fromisoformat(row[0])
+
+    def _latest(self) -> dt.datetime | None:
+        """What the other files say of the time, where the clock's own was lost."""
+        with self._open(FILE) as file:
+            times = [file.execute("SELECT max(at) FROM approvals").fetchone()[0]]
+        times += self.revoked().values()
+        found = [dt.datetime.fromisoformat(each) for each in times if each]
+        if (self._state / LEDGER_FILE).exists():
+            with self._open(LEDGER_FILE) as file:
+                query = "SELECT max(json_extract(body, '$.time')) FROM rows"
+                last = file.execute(query).fetchone()[0]
+            found += [dt.datetime.fromtimestamp(int(last), dt.UTC)] if last else []
+        return max(found, default=None)
 
     def reset_clock(self, by: str) -> list[str]:
         """Let the system's clock count again, after it was ahead once: the owner's own command.

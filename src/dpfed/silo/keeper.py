@@ -43,7 +43,7 @@ from dpfed.data.datasets import Records
 from dpfed.recipes.federation import PRETRAINED, installed, load_dataset
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.terms import Terms, read_terms
-from dpfed.silo.approvals import Approvals, Price
+from dpfed.silo.approvals import LEDGER_FILE, Approvals, Price
 from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
 from dpfed.silo.sources import check_accounts
 from dpfed.training.account import Account, Bookable
@@ -55,7 +55,6 @@ from dpfed.training.plan import Plan
 BY_RULE = "the policy"
 ZERO_ROWS = "zero rows"
 """The kind of event that is counted where an order was answered without the data."""
-LEDGER_FILE = "ledger.sqlite"
 _LEAST = 0.01  # of a week's epsilon, for each training: terms that cost nothing fill a disk, too
 _SHORT = 1 << 16  # bytes of an order that is looked at before a child is made for it
 
