@@ -295,3 +295,27 @@ def test_a_lost_clock_goes_by_the_other_files(
     for name in (approvals.CLOCK, approvals.FILE, approvals.REVOCATIONS):
         (held.state / name).unlink()
     assert abs(Approvals(held.state).now() - real) < dt.timedelta(minutes=10)  # the ledger's
+
+
+# ----------------------------------------------------------------------------------- memory
+
+
+def test_the_gate_keeps_a_few_trainings_and_none_that_was_revoked(tmp_path: Path) -> None:
+    held = keeper(tmp_path, epsilon=100.0)
+    made = {}
+    for at in range(12):
+        text = terms_for(tmp_path, 3, name=f"run-{at}").read_text()
+        made[at] = read_terms(text)
+        held.approvals.approve(made[at], text, days=1, by="root")
+        assert held.turned_away(order(made[at])) is None
+        held.turned_away(order(made[0]))  # the one that is always used
+    assert len(held._trainings) == 8
+    assert {"run-0", "run-11"} <= set(held._trainings)
+    assert "error" not in said(held.answer(order(made[1])))  # built again
+    held.approvals.revoke("run-11")
+    held.turned_away(order(made[2]))
+    assert "run-11" not in held._trainings
+    assert len(held._trainings) <= 8
+    again = Keeper(held.policy)
+    again.open()
+    assert len(again._trainings) == 8

@@ -56,6 +56,7 @@ BY_RULE = "the policy"
 ZERO_ROWS = "zero rows"
 """The kind of event that is counted where an order was answered without the data."""
 _LEAST = 0.01  # of a week's epsilon, for each training: terms that cost nothing fill a disk, too
+_MOST_BUILT = 8  # trainings whose problems are kept; others are built again when they are asked
 _SHORT = 1 << 16  # bytes of an order that is looked at before a child is made for it
 
 
@@ -86,12 +87,13 @@ class Keeper:
                 ledger.declare(first, data.budget)
             self.records[name] = load_records(name, data)
         ledger.close()
-        for approval in self.approvals.all():
-            if approval.state(self.approvals.now()) == "approved":
-                try:
-                    self.training(approval.name)
-                except DpfedError as error:  # the others go on
-                    log.warning("training %s is not answered: %s", approval.name, error)
+        now = self.approvals.now()
+        standing = [each for each in self.approvals.all() if each.state(now) == "approved"]
+        for approval in reversed(standing[:_MOST_BUILT]):  # the latest last
+            try:
+                self.training(approval.name)
+            except DpfedError as error:  # the others go on
+                log.warning("training %s is not answered: %s", approval.name, error)
 
     @property
     def has_rules(self) -> bool:
@@ -114,12 +116,23 @@ class Keeper:
     def training(self, name: str) -> tuple[Terms, Problem]:
         """The terms of an approved training, and the problem that they make of the data."""
         approval = self.approvals.standing(name)  # each time: it may be revoked
-        built = self._trainings.get(name)  # a name has one set of terms for ever
+        built = self._trainings.pop(name, None)  # a name has one set of terms for ever
+        if built is not None and built[0].text != approval.terms:  # but if the approvals were lost
+            built = None
         terms = self._located(read_terms(approval.terms)) if built is None else built[0]
         self.permitted(terms, approved=True)
         if built is None:
-            built = self._trainings[name] = terms, self._problem(terms)
+            self._make_room()
+            built = terms, self._problem(terms)
+        self._trainings[name] = built  # at the end: the last one that was used
         return built
+
+    def _make_room(self) -> None:
+        """Forget what no longer stands, and what was not used for longest: each has its memory."""
+        now = self.approvals.now()
+        standing = {each.name for each in self.approvals.all() if each.state(now) == "approved"}
+        kept = [name for name in self._trainings if name in standing][-(_MOST_BUILT - 1) :]
+        self._trainings = {name: self._trainings[name] for name in kept}
 
     def _located(self, terms: Terms) -> Terms:
         """The terms with the folder where the owner keeps their pretrained model."""
@@ -179,6 +192,8 @@ class Keeper:
         if name not in self._trainings:
             with suppress(DpfedError):  # a child says why
                 self.training(name)
+        elif next(reversed(self._trainings)) != name:
+            self._trainings[name] = self._trainings.pop(name)
 
     def _noted(self, content: RecordDict, reply: RecordDict) -> bytes:
         error = reply.config_records[CONTROL].get("error")
