@@ -108,6 +108,29 @@ def test_a_new_name_for_a_file_that_was_counted_does_not_start(tmp_path: Path) -
     assert fresh.ledger().account("fresh") == held.ledger().account("sepsis")
 
 
+@pytest.mark.parametrize("how", ["moved", "hard link", "approvals lost"])
+def test_a_file_that_was_counted_is_known_again_by_its_inode(tmp_path: Path, how: str) -> None:
+    """Before: ``mv``, ``ln`` or a lost approvals.sqlite, and a new name, gave it a whole budget."""
+    held, silo = keeper(tmp_path), Silo(tmp_path / "silo", 0)
+    tree = tomllib.loads(silo.policy.read_text())
+    table = tree["data"].pop("sepsis")
+    old, new = Path(table["load"]["source"]), tmp_path / "elsewhere.npz"
+    if how == "approvals lost":
+        (held.state / "approvals.sqlite").unlink()
+        new = old
+    elif how == "moved":
+        old.rename(new)
+    else:
+        new.hardlink_to(old)
+    tree["data"]["fresh"] = {**table, "load": {"source": str(new)}}
+    silo.policy.write_text(tomli_w.dumps(tree))
+    fresh = Keeper(load_policy(silo.policy))
+    with pytest.raises(DataError, match=r"must not begin a new account .* counted as 'sepsis'"):
+        fresh.open()
+    held.ledger().rename("sepsis", "fresh")
+    fresh.open()
+
+
 @pytest.mark.parametrize("key", ["center", "backbone_weights", "backbone_cache"])
 def test_what_is_called_public_is_nobodys_records(tmp_path: Path, key: str) -> None:
     """The mean of another table's records would enter each release, and cost nothing."""

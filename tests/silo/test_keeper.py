@@ -373,7 +373,8 @@ def test_what_nobody_approved_is_turned_away_without_work(tmp_path: Path) -> Non
     assert held.turned_away(order(terms)) is None
     assert set(held._trainings) == {terms.name}  # built once, for all children
     assert held.turned_away(b"x" * 70_000) is None  # a child's work
-    assert held.turned_away(enrolment("new", "some terms")) is None
+    without_rules = held.turned_away(enrolment("new", "some terms"))
+    assert without_rules == held.answer(enrolment("new", "some terms"))
 
 
 # ---------------------------------------------------------------------- an installed train function

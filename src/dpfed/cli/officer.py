@@ -24,7 +24,7 @@ from dpfed.recipes.federation import is_loaded
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.terms import Terms
-from dpfed.silo.keeper import Keeper, load_records
+from dpfed.silo.keeper import ZERO_ROWS, Keeper, load_records
 from dpfed.silo.policy import DataPolicy
 from dpfed.training.account import Account
 
@@ -93,6 +93,8 @@ def verdict(keeper: Keeper, terms: Terms) -> Verdict:
         reasons.append(f"the data cannot be used: {error}")
     said, reason = _budget(keeper, data, terms)
     reasons += [reason] if reason else []
+    if differs := _enforced(keeper, terms.pins.dataset):
+        lines.append(f"gate      {differs}")
     lines += [f"after it  {said}", f"verdict   {'it CANNOT run' if reasons else 'it can run'}"]
     return Verdict(tuple(lines), reasons[0] if reasons else "")
 
@@ -176,6 +178,21 @@ def _overspent(keeper: Keeper, dataset: str) -> str:
     return "" if cost.within(data.budget, data.adjacency) else ": OVERSPENT"
 
 
+def _enforced(keeper: Keeper, dataset: str) -> str:
+    """What a gate that runs goes by, if the policy was changed since it began."""
+    data, ledger = keeper.policy.data[dataset], keeper.ledger()
+    declared, key = ledger.account(dataset), ledger.balance().resolve(data.key(dataset))
+    ledger.close()
+    if not declared or declared == {key: data.budget}:
+        return ""
+    said = " and ".join(
+        f"{budget} for each {of.unit} under {of.adjacency}, against {of.adversary} and "
+        f"{of.colluders} more"
+        for of, budget in declared.items()
+    )
+    return f"the running gate enforces {said}, and not silo.toml's {data.budget}; restart it"
+
+
 def state_of(keeper: Keeper) -> str:
     """Approvals, counts, and what is spent."""
     now, events = keeper.approvals.now(), keeper.approvals.events()
@@ -183,6 +200,8 @@ def state_of(keeper: Keeper) -> str:
         f"{name}: {_spent(keeper, name)} of {data.budget}{_overspent(keeper, name)}"
         for name, data in keeper.policy.data.items()
     ]
+    differ = {name: _enforced(keeper, name) for name in keeper.policy.data}
+    lines += [f"{name}: {said}" for name, said in differ.items() if said]
     try:
         keeper.check_accounts()
     except DpfedError as error:
@@ -190,11 +209,12 @@ def state_of(keeper: Keeper) -> str:
     for each in keeper.approvals.all():
         counts = {
             kind: sum(e.times for e in events if (e.kind, e.training) == (kind, each.name))
-            for kind in ("answered", "refused")
+            for kind in ("answered", "refused", ZERO_ROWS)
         }
+        lost = f", {counts[ZERO_ROWS]} with zero rows (see the log)" if counts[ZERO_ROWS] else ""
         lines.append(
             f"{each.name}: {each.state(now)} until {each.until[:10]} by {shown(each.by)}, "
-            f"{counts['answered']} answered, {counts['refused']} refused"
+            f"{counts['answered']} answered{lost}, {counts['refused']} refused"
         )
     others = sum(e.times for e in events if e.kind == "refused" and not e.training)
     return "\n".join([*lines, f"under names that are not approved: {others} refused"])

@@ -41,9 +41,8 @@ from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.errors import DataError
 from dpfed.core.types import Trust
 from dpfed.data.datasets import find_files
-from dpfed.silo.approvals import CLOCK, FILE
+from dpfed.silo.approvals import CLOCK, FILE, LEDGER_FILE, SOURCES
 from dpfed.silo.gate import refuse_open_folder
-from dpfed.silo.keeper import LEDGER_FILE
 from dpfed.silo.policy import Policy, load_policy
 from dpfed.silo.sources import check_accounts
 from dpfed.sums.secagg import identity as identities
@@ -251,7 +250,9 @@ def _check_accounts(site: _Site) -> Iterator[str]:
     ledger = site.state / LEDGER_FILE
     with _acting_as(site.gate):  # SQLite may write files beside it, which must be the gate's
         names = Ledger(ledger, create=False).balance() if ledger.exists() else None
-    counted = dict(_looked_up(site.state / FILE, "SELECT path, dataset FROM sources"))
+    counted: dict[str, str] = {}
+    for name in (FILE, SOURCES):
+        counted.update(_looked_up(site.state / name, "SELECT path, dataset FROM sources"))
 
     def account(name: str) -> str:
         return name if names is None else names.resolve(LedgerKey(name)).dataset

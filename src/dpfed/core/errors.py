@@ -85,8 +85,21 @@ WIRE_NAMES = frozenset(
 )
 
 
-FAILURES = (Exception, SystemExit)
-"""What code may raise on a record, and what then stays that record's own matter."""
+_contained: list[type[BaseException]] = [Exception, SystemExit]
+
+
+def failures() -> tuple[type[BaseException], ...]:
+    """What code may raise on a record, and what then stays that record's own matter.
+
+    In a user's own process a KeyboardInterrupt is the user's, and stops the run; in a gate's child
+    it can only be a record's (``contain_all``).
+    """
+    return tuple(_contained)
+
+
+def contain_all() -> None:
+    """In a process that no user and no event loop interrupts: all that is raised is a record's."""
+    _contained.append(BaseException)
 
 
 def wire_name(error: BaseException) -> str:

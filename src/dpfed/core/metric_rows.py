@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from dpfed.core.clipping import SHORTFALL
-from dpfed.core.errors import FAILURES, DataError
+from dpfed.core.errors import DataError, failures
 from dpfed.core.metric import Metric, MetricRow, Metrics, ScoredRecords
 from dpfed.core.rows import Dense
 from dpfed.core.types import BoundedSum, Vector
@@ -85,7 +85,7 @@ def contained_row(row: MetricRow) -> MetricRow:
     def contained(scored: ScoredRecords) -> torch.Tensor:
         try:
             return row(scored)
-        except FAILURES:
+        except failures():
             failed = _failing(row, scored)
             made = row(ScoredRecords(*(_emptied(each, failed) for each in scored)))
             made[failed.to(made.device)] = 0
@@ -107,7 +107,7 @@ def _failing(row: MetricRow, scored: ScoredRecords) -> torch.Tensor:
         try:
             row(half)
             found.append(torch.zeros(len(half.labels), dtype=torch.bool))
-        except FAILURES:
+        except failures():
             found.append(_failing(row, half))
     return torch.cat(found)
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from dpfed.core.errors import FAILURES, DataError
+from dpfed.core.errors import DataError, failures
 from dpfed.core.log import log
 from dpfed.data.batches import Batch, Batches, Inputs, record_batches
 from dpfed.data.datasets import Records
@@ -91,7 +91,7 @@ class _Changed:
     def _or_none(self, record: Batch, turn: bytes) -> Batch | None:
         try:
             return self.one(record, turn)
-        except FAILURES:
+        except failures():
             log.debug("a record cannot be changed", exc_info=True)
             return None
 

@@ -35,7 +35,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional
 
-from dpfed.core.errors import FAILURES, DataError
+from dpfed.core.errors import DataError, failures
 from dpfed.core.log import log
 from dpfed.data.datasets import Records
 from dpfed.data.masks import SEEDS
@@ -339,7 +339,7 @@ class _Reader:
             made = _batch(self.collate([self.dataset[at]]), self.target).tensors()
             whole = {n: self._fitted(n, made[n], e) for n, e in self.empty.tensors().items()}
             return self.empty.like(whole)
-        except FAILURES:
+        except failures():
             log.debug("record %d cannot be read", at, exc_info=True)
             return None
 

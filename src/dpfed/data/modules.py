@@ -39,7 +39,7 @@ import torch
 from torch import nn
 
 from dpfed.core.checks import refuse
-from dpfed.core.errors import FAILURES, RecipeError
+from dpfed.core.errors import RecipeError, failures
 from dpfed.core.ghost import Ghost, Layer
 from dpfed.core.metric import MetricRow, ScoredRecords
 from dpfed.core.rows import Chunks, Dense
@@ -396,7 +396,7 @@ class NetworkProblem:
             usable = usable if batch.usable is None else batch.usable
             try:
                 layers = tapped(batch.filled(block, empty))
-            except FAILURES:
+            except failures():
                 fails = failing(tapped, batch)
                 usable = usable & ~fails
                 layers = tapped(batch.without(fails, empty).filled(block, empty))

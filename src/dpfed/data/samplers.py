@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from dpfed.core.errors import FAILURES, RecipeError
+from dpfed.core.errors import RecipeError, failures
 from dpfed.core.extras import needs
 from dpfed.core.log import log
 from dpfed.core.types import Vector
@@ -89,7 +89,7 @@ def forgiving(compute: PerRecord, batch: Batch, empty: Batch) -> torch.Tensor:
     """
     try:
         made = compute(batch)
-    except FAILURES:
+    except failures():
         fails = failing(compute, batch)
         made = compute(batch.without(fails, empty))
         made[fails] = 0
@@ -109,7 +109,7 @@ def fails(compute: Callable[[Batch], Any], batch: Batch) -> bool:
     """Whether ``compute`` raises."""
     try:
         compute(batch)
-    except FAILURES:
+    except failures():
         return True
     return False
 
@@ -161,7 +161,7 @@ def by_opacus(model: Scored, params: Vector) -> PerRecord:
         sampled.zero_grad()
         try:
             _backward(model.losses_of(sampled, batch).sum())
-        except FAILURES:  # the hooks would go on with what an unfinished pass has left
+        except failures():  # the hooks would go on with what an unfinished pass has left
             sampled = _hooked(model, params)
             raise
         named = dict(sampled._module.named_parameters())

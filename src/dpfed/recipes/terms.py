@@ -27,6 +27,8 @@ fingerprint is that of its meaning, not of its spelling.
 |-------------------------------------------------|-------------------------------------------|
 | a table ``data`` or ``ledger``, an unknown key  | RecipeError                               |
 | more than 64 KiB, not TOML, not text            | RecipeError                               |
+| over 16 dots in a key, or brackets in brackets, | RecipeError, before it is parsed          |
+| a string of several lines                       |                                           |
 | options that are not numbers, switches or words | RecipeError: no path, URL or code         |
 | numbers beyond ``RANGES``                       | read, and refused by ``check_numbers``    |
 | a model that is loaded, and is not as pinned    | RecipeError, when it is built             |
@@ -184,15 +186,44 @@ def read_terms(text: str | bytes) -> Terms:
     if len(raw) > MOST_BYTES:
         raise refuse("terms", f"at most {MOST_BYTES} bytes", len(raw), "shorten them")
     try:
-        tree = tomllib.loads(raw.decode())
+        written = raw.decode()
+        _refuse_deep(written)
+        tree = tomllib.loads(written)
+    except RecipeError:
+        raise
     except (ValueError, RecursionError) as error:
         raise RecipeError("terms must be TOML in UTF-8, and are not; correct the file") from error
+    try:
+        return _made(tree, written)
+    except RecursionError as error:
+        raise RecipeError("terms must have few tables in each other; correct the file") from error
+
+
+_QUIET = re.compile(r""""(?:\\.|[^"\\\n])*"?|'[^'\n]*'?|#[^\n]*""")
+_PIECE = re.compile(r"[\[\]{}]|[^\[\]{}=,\n]+")
+_DEEPEST_KEY = 16
+"""Dots of one key, and brackets in each other, that terms have at most."""
+
+
+def _refuse_deep(text: str) -> None:
+    """Refuse, in one pass, what takes a parser of TOML the square of its length, or its stack."""
+    if '"""' in text or "'''" in text:  # else a string's end is not plain to see
+        raise RecipeError("terms must have strings of one line, got one of several; shorten it")
+    depth = 0
+    for piece in _PIECE.findall(_QUIET.sub("s", text)):
+        depth = max(0, depth + {"[": 1, "{": 1, "]": -1, "}": -1}.get(piece, 0))
+        if depth > _DEEPEST_KEY or piece.count(".") > _DEEPEST_KEY:
+            got = max(depth, piece.count("."))
+            raise refuse("tables, lists and keys in each other", f"at most {_DEEPEST_KEY}", got)
+
+
+def _made(tree: dict[str, Any], written: str) -> Terms:
     pins = tree.pop("terms", None)
     for name in ("data", "ledger"):
         if name in tree:
             raise RecipeError(f"terms have no table {name!r}, which is the owner's; leave it out")
     try:
-        found = Terms(parse(with_default(tree)), msgspec.convert(pins, Pins), raw.decode())
+        found = Terms(parse(with_default(tree)), msgspec.convert(pins, Pins), written)
     except msgspec.ValidationError as error:
         raise RecipeError(f"the table 'terms' cannot be read ({error}); correct it") from error
     _check(found)

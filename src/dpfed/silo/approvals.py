@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an owner has approved and revoked, and what was asked and refused: the gate's user's files.
 
-    approvals.sqlite     approvals, counts of events (without fsync), which file is whose account
+    approvals.sqlite     approvals, what they cost, counts of events (without fsync)
+    sources.sqlite       which file, by path and by inode, was counted in whose account
     revocations.sqlite   names that the owner has revoked, and nothing else; each write is on the
                          disk (synchronous=EXTRA) before the command ends
     clock.sqlite         the largest time that was ever seen here
@@ -19,6 +20,7 @@ stays small.
 | an approval that has expired or was revoked  | UnsoundPlan; approve the same terms again      |
 | a name that nobody has approved              | UnsoundPlan; counted, the last name is kept    |
 | a clock that was set back                    | the largest time that was recorded counts      |
+| clock.sqlite that was lost                   | the latest approval, revocation or ledger row  |
 | a clock that was far ahead once              | the owner sets it back: ``reset_clock``, logged|
 | a file that SQLite cannot read               | DataError: nothing is answered                 |
 """
@@ -37,16 +39,26 @@ from dpfed.core.log import shown
 from dpfed.recipes.terms import Terms, read_terms
 
 FILE, REVOCATIONS, CLOCK = "approvals.sqlite", "revocations.sqlite", "clock.sqlite"
+SOURCES, LEDGER_FILE = "sources.sqlite", "ledger.sqlite"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, fingerprint TEXT, terms TEXT, at TEXT,
     until TEXT, revoked TEXT DEFAULT '', by TEXT);
 CREATE TABLE IF NOT EXISTS events (day TEXT, kind TEXT, training TEXT, count INTEGER, last TEXT,
     said TEXT, PRIMARY KEY (day, kind, training));
+CREATE TABLE IF NOT EXISTS prices (name TEXT PRIMARY KEY, dataset TEXT, measure TEXT, epsilon REAL);
 CREATE TABLE IF NOT EXISTS sources (path TEXT PRIMARY KEY, dataset TEXT);
-"""
+"""  # its table sources is of earlier versions, and is read
+_COUNTED = "CREATE TABLE IF NOT EXISTS sources (path TEXT PRIMARY KEY, dataset TEXT);"
 _REVOKED = "CREATE TABLE IF NOT EXISTS revocations (name TEXT PRIMARY KEY, at TEXT);"
 _LARGEST = "CREATE TABLE IF NOT EXISTS clock (id INTEGER PRIMARY KEY CHECK (id = 1), at TEXT);"
-_SYNCHRONOUS = {FILE: "FULL", REVOCATIONS: "EXTRA", CLOCK: "FULL"}
+_SCHEMAS = {FILE: _SCHEMA, REVOCATIONS: _REVOKED, CLOCK: _LARGEST, SOURCES: _COUNTED}
+_SYNCHRONOUS = {
+    FILE: "FULL",
+    REVOCATIONS: "EXTRA",
+    CLOCK: "FULL",
+    SOURCES: "EXTRA",
+    LEDGER_FILE: "FULL",
+}
 
 
 class Approval(NamedTuple):
@@ -67,6 +79,15 @@ class Approval(NamedTuple):
         return "expired" if now.isoformat() >= self.until else "approved"
 
 
+class Price(NamedTuple):
+    """What an approved training costs of its data set's budget."""
+
+    dataset: str
+    measure: str
+    """The budget's terms, in which the cost is stated."""
+    epsilon: float
+
+
 class Event(NamedTuple):
     """What happened on a day, how often, and the last time."""
 
@@ -83,7 +104,7 @@ class Approvals:
 
     def __init__(self, state: Path) -> None:
         self._state = state
-        for name, schema in ((FILE, _SCHEMA), (REVOCATIONS, _REVOKED), (CLOCK, _LARGEST)):
+        for name, schema in _SCHEMAS.items():
             with self._open(name) as file:
                 file.executescript(schema)
             (state / name).chmod(0o600)
@@ -104,13 +125,16 @@ class Approvals:
     # -------------------------------------------------------------------------- files, and time
 
     def sources(self) -> dict[str, str]:
-        """By real path: the data set under whose name its records have been counted."""
-        with self._open(FILE) as file:
-            return dict(file.execute("SELECT path, dataset FROM sources").fetchall())
+        """By path, and by device and inode: the data set as which its records were counted."""
+        found: dict[str, str] = {}
+        for name in (FILE, SOURCES):
+            with self._open(name) as file:
+                found.update(file.execute("SELECT path, dataset FROM sources").fetchall())
+        return found
 
     def count_sources(self, accounts: Mapping[str, str]) -> None:
-        """Remember by real path which account its records are counted in."""
-        with self._open(FILE) as file:
+        """Remember by path, device and inode which account its records are counted in."""
+        with self._open(SOURCES) as file:
             file.executemany("INSERT OR REPLACE INTO sources VALUES (?, ?)", accounts.items())
 
     def now(self) -> dt.datetime:
@@ -129,7 +153,20 @@ class Approvals:
         """The largest time that was ever seen here; None in a new folder."""
         with self._open(CLOCK) as file:
             row = file.execute("SELECT at FROM clock").fetchone()
-        return None if row is None else dt.datetime.fromisoformat(row[0])
+        return self._latest() if row is None else dt.datetime.fromisoformat(row[0])
+
+    def _latest(self) -> dt.datetime | None:
+        """What the other files say of the time, where the clock's own was lost."""
+        with self._open(FILE) as file:
+            times = [file.execute("SELECT max(at) FROM approvals").fetchone()[0]]
+        times += self.revoked().values()
+        found = [dt.datetime.fromisoformat(each) for each in times if each]
+        if (self._state / LEDGER_FILE).exists():
+            with self._open(LEDGER_FILE) as file:
+                query = "SELECT max(json_extract(body, '$.time')) FROM rows"
+                last = file.execute(query).fetchone()[0]
+            found += [dt.datetime.fromtimestamp(int(last), dt.UTC)] if last else []
+        return max(found, default=None)
 
     def reset_clock(self, by: str) -> list[str]:
         """Let the system's clock count again, after it was ahead once: the owner's own command.
@@ -182,6 +219,17 @@ class Approvals:
         with self._open(REVOCATIONS) as file:  # last: a crash before it leaves it revoked
             file.execute("DELETE FROM revocations WHERE name = ?", (terms.name,))
         self.note("approved", terms.name, f"by {by}, until {until[:10]}")
+
+    def prices(self) -> dict[str, Price]:
+        """By name: what was computed for an approved training; a name has one set of terms."""
+        with self._open(FILE) as file:
+            rows = file.execute("SELECT name, dataset, measure, epsilon FROM prices").fetchall()
+        return {name: Price(*rest) for name, *rest in rows}
+
+    def remember_price(self, name: str, price: Price) -> None:
+        """So that it is not computed again for each training after it."""
+        with self._open(FILE) as file:
+            file.execute("INSERT OR REPLACE INTO prices VALUES (?, ?, ?, ?)", (name, *price))
 
     def revoke(self, name: str) -> None:
         """End an approval; nothing is answered under its name from now on, even after a crash."""

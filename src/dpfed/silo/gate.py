@@ -41,7 +41,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dpfed.core.errors import DataError
+import torch
+
+from dpfed.core.errors import DataError, contain_all
 from dpfed.core.log import OneLine, log
 from dpfed.silo.keeper import Keeper
 from dpfed.silo.policy import GatePolicy, Policy
@@ -62,6 +64,7 @@ def run_gate(policy: Policy, ready: Callable[[], None] = lambda: None) -> None:
         ready: called when requests are taken.
     """
     harden()
+    torch.set_num_threads(1)  # before any are started: a child would wait for them for ever
     written = logging.StreamHandler()
     written.setFormatter(OneLine())  # an order's text may be in an error's
     log.addHandler(written)
@@ -171,7 +174,10 @@ def _reply(keeper: Keeper, order: bytes, began: float) -> bytes | None:
     if reply is None:
         reply = _in_a_child(lambda: keeper.answer(order), seconds(0.5))
     if reply is None:
+        log.warning("an order is asked once more, for zero rows: its child ended without a reply")
         reply = _in_a_child(lambda: keeper.answer(order, nothing=True), seconds(1.0))
+    if reply is None:
+        log.error("an order is not answered: zero rows were not made in time, either")
     return reply
 
 
@@ -196,6 +202,7 @@ def _in_a_child(work: Callable[[], bytes], longest: float) -> bytes | None:
     """
     _process_control(_ADOPT_ORPHANS, 1)
     others = _children()  # a gate has none
+    began, reply = time.monotonic(), None
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -204,10 +211,22 @@ def _in_a_child(work: Callable[[], bytes], longest: float) -> bytes | None:
     os.close(writing)
     try:
         last = time.monotonic() + longest + min(_STORING, longest / 2)
-        return _read_reply(reading, child, last)
+        reply = _read_reply(reading, child, last)
     finally:
         os.close(reading)
-        _end_all(child, others)
+        after, status = time.monotonic() - began, _end_all(child, others)
+        if reply is None:
+            log.warning("a child ended by %s after %.1f s", _ended(status), after)
+    return reply
+
+
+def _ended(status: int) -> str:
+    """How a process ended, for the owner's log."""
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if not number:
+        return f"exit code {os.waitstatus_to_exitcode(status)}"
+    late = ": its time was up" if number == signal.SIGALRM else ""
+    return f"signal {number} ({signal.strsignal(number)}{late})"
 
 
 def _process_control(option: int, value: int) -> None:
@@ -215,11 +234,12 @@ def _process_control(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}) is refused: use Linux 3.4 or newer")
 
 
-def _end_all(child: int, others: set[int]) -> None:
-    """End a child and all that it has started, in whatever session.
+def _end_all(child: int, others: set[int]) -> int:
+    """End a child and all that it has started, in whatever session; how the child has ended.
 
     What loses its parent becomes a child of this process, so that each pass finds the next.
     """
+    ended = 0
     deadline, found = time.monotonic() + _PATIENCE, {child}
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
@@ -229,10 +249,12 @@ def _end_all(child: int, others: set[int]) -> None:
                 os.kill(each, signal.SIGKILL)
         for each in found:
             with suppress(ChildProcessError):
-                os.waitpid(each, 0)
+                number, status = os.waitpid(each, 0)
+                ended = status if number == child else ended
         found = _children() - others
         if found and time.monotonic() > deadline:
             raise SystemExit(f"{len(found)} processes of a request cannot be ended: the gate ends")
+    return ended
 
 
 def _children() -> set[int]:
@@ -252,6 +274,8 @@ def _and_end(work: Callable[[], bytes], writing: int, longest: float) -> None:
         os.setsid()
         with suppress(OSError):  # where memory runs out, this process ends, and not the gate
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # so that an interrupt is a record's
+        contain_all()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, max(longest, 1e-6))
         with os.fdopen(writing, "wb") as pipe:

@@ -43,7 +43,7 @@ from dpfed.data.datasets import Records
 from dpfed.recipes.federation import PRETRAINED, installed, load_dataset
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.terms import Terms, read_terms
-from dpfed.silo.approvals import Approvals
+from dpfed.silo.approvals import LEDGER_FILE, Approvals, Price
 from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
 from dpfed.silo.sources import check_accounts
 from dpfed.training.account import Account, Bookable
@@ -53,8 +53,10 @@ from dpfed.training.flower.trained import Trained
 from dpfed.training.plan import Plan
 
 BY_RULE = "the policy"
-LEDGER_FILE = "ledger.sqlite"
+ZERO_ROWS = "zero rows"
+"""The kind of event that is counted where an order was answered without the data."""
 _LEAST = 0.01  # of a week's epsilon, for each training: terms that cost nothing fill a disk, too
+_MOST_BUILT = 8  # trainings whose problems are kept; others are built again when they are asked
 _SHORT = 1 << 16  # bytes of an order that is looked at before a child is made for it
 
 
@@ -85,18 +87,24 @@ class Keeper:
                 ledger.declare(first, data.budget)
             self.records[name] = load_records(name, data)
         ledger.close()
-        for approval in self.approvals.all():
-            if approval.state(self.approvals.now()) == "approved":
-                try:
-                    self.training(approval.name)
-                except DpfedError as error:  # the others go on
-                    log.warning("training %s is not answered: %s", approval.name, error)
+        now = self.approvals.now()
+        standing = [each for each in self.approvals.all() if each.state(now) == "approved"]
+        for approval in reversed(standing[:_MOST_BUILT]):  # the latest last
+            try:
+                self.training(approval.name)
+            except DpfedError as error:  # the others go on
+                log.warning("training %s is not answered: %s", approval.name, error)
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether any training can be approved by rule."""
+        return any(each.approve is Mode.WITHIN_POLICY for each in self.policy.data.values())
 
     def check_accounts(self) -> dict[str, str]:
         """Refuse a policy with two budgets of one account, or two accounts of one file.
 
         Returns:
-            by real path: the account in which its records are counted.
+            by real path, and by device and inode: the account of its records.
         """
         ledger, counted = self.ledger(), self.approvals.sources()
         names = ledger.balance()
@@ -108,12 +116,23 @@ class Keeper:
     def training(self, name: str) -> tuple[Terms, Problem]:
         """The terms of an approved training, and the problem that they make of the data."""
         approval = self.approvals.standing(name)  # each time: it may be revoked
-        built = self._trainings.get(name)  # a name has one set of terms for ever
+        built = self._trainings.pop(name, None)  # a name has one set of terms for ever
+        if built is not None and built[0].text != approval.terms:  # but if the approvals were lost
+            built = None
         terms = self._located(read_terms(approval.terms)) if built is None else built[0]
         self.permitted(terms, approved=True)
         if built is None:
-            built = self._trainings[name] = terms, self._problem(terms)
+            self._make_room()
+            built = terms, self._problem(terms)
+        self._trainings[name] = built  # at the end: the last one that was used
         return built
+
+    def _make_room(self) -> None:
+        """Forget what no longer stands, and what was not used for longest: each has its memory."""
+        now = self.approvals.now()
+        standing = {each.name for each in self.approvals.all() if each.state(now) == "approved"}
+        kept = [name for name in self._trainings if name in standing][-(_MOST_BUILT - 1) :]
+        self._trainings = {name: self._trainings[name] for name in kept}
 
     def _located(self, terms: Terms) -> Terms:
         """The terms with the folder where the owner keeps their pretrained model."""
@@ -146,6 +165,8 @@ class Keeper:
         """
         content = _read(order)
         reply = respond(content, _Asked(self, content, nothing))
+        if nothing and not reply.config_records[CONTROL].get("error"):
+            self.approvals.note(ZERO_ROWS, _named(content), "a child died, or took too long")
         return self._noted(content, reply)
 
     def turned_away(self, order: bytes) -> bytes | None:
@@ -160,7 +181,7 @@ class Keeper:
         if self.approvals.known(_named(content)):
             self._prepare(_named(content))
             return None
-        if control.get(TERMS):
+        if control.get(TERMS) and self.has_rules:
             return None
         enrolling = control.get("stage") == ENROL
         at = Envelope(0, 0, ENROL, -1) if enrolling else Envelope(-1, -1, "", -1)
@@ -171,6 +192,8 @@ class Keeper:
         if name not in self._trainings:
             with suppress(DpfedError):  # a child says why
                 self.training(name)
+        elif next(reversed(self._trainings)) != name:
+            self._trainings[name] = self._trainings.pop(name)
 
     def _noted(self, content: RecordDict, reply: RecordDict) -> bytes:
         error = reply.config_records[CONTROL].get("error")
@@ -237,27 +260,43 @@ class _Asked:
         text = control.get(TERMS)
         if control.get("stage") != ENROL or not isinstance(text, str) or not text:
             return
-        terms, approvals = read_terms(text), self.keeper.approvals
-        if approvals.known(terms.name) or terms.name != _named(self.content):
+        approvals = self.keeper.approvals
+        if not self.keeper.has_rules or approvals.known(_named(self.content)):
+            return  # before the text is looked at: nothing could follow from it
+        terms = read_terms(text)
+        if terms.name != _named(self.content):
             return
         data = self.keeper.policy.data.get(terms.pins.dataset)
         if data is not None and data.approve is Mode.WITHIN_POLICY:  # else no work is done for it
-            self._keep_to_the_week(self.keeper.permitted(terms), terms)
+            price = self._keep_to_the_week(self.keeper.permitted(terms), terms)
             approvals.approve(terms, text, days=data.approval_days, by=BY_RULE)
+            approvals.remember_price(terms.name, price)
 
-    def _keep_to_the_week(self, data: DataPolicy, terms: Terms) -> None:
-        week = (self.keeper.approvals.now() - dt.timedelta(days=7)).isoformat()
-        recent = [a for a in self.keeper.approvals.all() if a.at >= week and a.by == BY_RULE]
-        made = [read_terms(each.terms) for each in recent]
-        own = [each for each in made if each.pins.dataset == terms.pins.dataset]
+    def _keep_to_the_week(self, data: DataPolicy, terms: Terms) -> Price:
+        """What the training costs, if the week has it left; each one is computed once."""
+        approvals, dataset = self.keeper.approvals, terms.pins.dataset
+        measure = f"{data.key(dataset)} {data.budget}"  # a policy may change
+        week = (approvals.now() - dt.timedelta(days=7)).isoformat()
+        prices, own = approvals.prices(), [Price(dataset, measure, data.cost(terms))]
+        for each in approvals.all():
+            if each.at < week or each.by != BY_RULE:
+                continue
+            price = prices.get(each.name)
+            if price is None or (price.dataset == dataset and price.measure != measure):
+                made = read_terms(each.terms)
+                cost = data.cost(made) if made.pins.dataset == dataset else 0.0
+                price = Price(made.pins.dataset, measure, cost)
+                approvals.remember_price(each.name, price)
+            own += [price] if price.dataset == dataset else []
         most = data.week_epsilon or 0.0
-        *before, asked = [max(data.cost(each), most * _LEAST) for each in (*own, terms)]
+        asked, *before = [max(each.epsilon, most * _LEAST) for each in own]
         spent = sum(before)
         if not spent + asked <= most:
             raise UnsoundPlan(
                 f"the silo's policy has week_epsilon: at most {data.week_epsilon}, got "
                 f"{spent:.4g} in seven days, and {asked:.4g} more; wait, or ask the owner"
             )
+        return own[0]
 
 
 class _Booked(Account):

@@ -436,6 +436,8 @@ def _permit_code(data: DataPolicy, terms: Terms) -> None:
         raise _not("methods", f"an algorithm of {data.methods}", recipe.client["name"])
     _permit_noise(data, recipe, {table["mechanism"] for table in allowed})
     _permit_metrics(recipe)
+    _permit_own("server", [each.get("name") for each in recipe.server])
+    _permit_own("sums", [recipe.sum.get("name")])
     if terms.pins.train:
         _permit_train(data, terms)
     _permit_model(data, terms)
@@ -484,6 +486,13 @@ def _permit_metrics(recipe: Recipe) -> None:
         name = each if isinstance(each, str) else each.get("name")
         if name not in own_names("metrics"):
             raise _not("evaluation.metrics", f"some of {list(own_names('metrics'))}", name)
+
+
+def _permit_own(kind: str, given: list[Any]) -> None:
+    """No key lists optimizers and sums, so that they are dpfed's own, and no other is imported."""
+    for name in given:
+        if name not in own_names(kind):
+            raise _not(kind, f"some of {list(own_names(kind))}, dpfed's own", name)
 
 
 def _permit_factory(data: DataPolicy, terms: Terms) -> None:

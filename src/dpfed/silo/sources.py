@@ -15,6 +15,10 @@ not hide them, and by real path, so that a folder counts with all that may come 
 |                                                 | folder, if there is one of that name         |
 | ``synthetic``                                   | in common with nothing: nobody's records     |
 | public data (``center``, ``backbone_weights``)  | refused, if a table holds it                 |
+| a file that was counted, moved or linked to     | refused under a new name, by its inode       |
+| another path                                    |                                              |
+| a new file that got the inode of a deleted one  | refused, too: copy it, a copy has another    |
+| a second policy with another state folder       | not noticed: it has a ledger of its own      |
 | a *copy* of a file, or a network drive that is  | not noticed: another file, another device    |
 | mounted twice                                   |                                              |
 """
@@ -55,6 +59,21 @@ class Files:
         for each in _within(real):
             facts = each.stat()
             self.nodes.setdefault((facts.st_dev, facts.st_ino), each)
+
+    def marks(self) -> Iterator[str]:
+        """What is remembered of them: each real path, and its device and inode if it is there."""
+        for path in self.paths:
+            yield str(path)
+            with suppress(OSError):
+                facts = path.stat()
+                yield f"{facts.st_dev}:{facts.st_ino}"
+
+    def holds(self, mark: str) -> str:
+        """A path here that a mark is of, or lies in; "" if there is none."""
+        if not mark.startswith("/"):
+            device, _, inode = mark.partition(":")
+            return str(self.nodes.get((int(device), int(inode)), ""))
+        return next((str(path) for path in self.paths if nested(path, Path(mark))), "")
 
     def common(self, other: Files) -> str:
         """Something that both hold; "" if there is nothing."""
@@ -128,10 +147,11 @@ def check_accounts(
     Args:
         policy: the owner's.
         account: the first name of a data set in the ledger, where it has several.
-        counted: by real path: the name under which its records were counted before.
+        counted: by real path, and by device and inode: the name under which its records were
+            counted before.
 
     Returns:
-        by real path: the name of its account.
+        the same for today's files, with the name of their account.
     """
     held = {name: files_of(data.load.source) for name, data in policy.data.items()}
     for first, second in combinations(policy.data, 2):
@@ -145,15 +165,15 @@ def check_accounts(
             )
     for name, data in policy.data.items():
         _refuse_private(name, data.load, held)
-        for path in held[name].paths:
-            for known, before in counted.items():
-                if nested(path, Path(known)) and account(before) != account(name):
-                    raise DataError(
-                        f"data.{name} must not begin a new account for {str(path)!r}, which was "
-                        f"counted as {before!r}: what was spent stays spent; 'dpfed ledger rename "
-                        f"{before} {name}', or put other records at another path"
-                    )
-    return {str(path): account(name) for name, files in held.items() for path in files.paths}
+        for known, before in counted.items():
+            where = held[name].holds(known)
+            if where and account(before) != account(name):
+                raise DataError(
+                    f"data.{name} must not begin a new account for {where!r}, which was "
+                    f"counted as {before!r}: what was spent stays spent; 'dpfed ledger rename "
+                    f"{before} {name}', or put other records into a new file at another path"
+                )
+    return {mark: account(name) for name, files in held.items() for mark in files.marks()}
 
 
 def _refuse_two_budgets(policy: Policy, first: str, second: str) -> None:

@@ -38,7 +38,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from dpfed.core.errors import FAILURES, BadRelease, ClientRefused, DataError, UnsoundPlan, wire_name
+from dpfed.core.errors import BadRelease, ClientRefused, DataError, UnsoundPlan, failures, wire_name
 from dpfed.core.grid import pack
 from dpfed.core.log import log
 from dpfed.core.metric import Judged, joint_replace_bound
@@ -241,11 +241,17 @@ def reply_of(
         release: the one door out.
     """
     if client.zero_rows:
+        log.warning(
+            "client %d answers round %d with zero rows, and tells nobody: its process died or took "
+            "too long before",
+            client.client,
+            broadcast.round,
+        )
         return _nothing(plan, broadcast, client)
     try:
         with flushing():
             return _work(plan, broadcast, client, release)
-    except FAILURES:  # from here on a refusal would tell something of the data
+    except failures():  # from here on a refusal would tell something of the data
         log.exception(
             "client %d answers round %d with zero rows, and tells nobody: see the error; %d rounds "
             "before were answered so", client.client, broadcast.round, client.zeroed,
