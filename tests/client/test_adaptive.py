@@ -283,7 +283,8 @@ def test_a_unit_moves_releases_and_counts_by_at_most_what_is_priced(name: str) -
     assert found.faults == []
     units = {Unit.CLIENT} if name == "fedavg" else set(Unit)
     for unit, adjacency, channel in itertools.product(units, Adjacency, (UPDATE, COUNT)):
-        assert found.somewhere()[unit, adjacency, channel] > 0.99
+        if (unit, adjacency) != (Unit.CLIENT, Adjacency.ADD_REMOVE):  # refused
+            assert found.somewhere()[unit, adjacency, channel] > 0.99
 
 
 def test_a_record_more_or_less_moves_no_other_count() -> None:
