@@ -107,11 +107,11 @@ def is_unspent(state: ServerState) -> bool:
 
 
 def spent_in_words(plan: Plan, state: ServerState) -> str:
-    """What a training has spent by now."""
+    """What the releases of a training cost by now; no guarantee, since its end is chosen by them."""
     if is_unspent(state):
         return "nothing was spent"
     found = plan.guarantee(state.release_counts, state.round)
-    return f"({round_up(found.epsilon)}, {round_up(found.delta)})-DP is spent"
+    return f"epsilon {round_up(found.epsilon)} at delta {round_up(found.delta)} is spent"
 
 
 def too_few_take_part(reasons: Iterable[str], planned: int) -> str:
