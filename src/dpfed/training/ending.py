@@ -107,7 +107,7 @@ def is_unspent(state: ServerState) -> bool:
 
 
 def spent_in_words(plan: Plan, state: ServerState) -> str:
-    """What the releases of a training cost by now; no guarantee, since its end is chosen by them."""
+    """What the releases of a training cost by now; no guarantee, as they may decide its end."""
     if is_unspent(state):
         return "nothing was spent"
     found = plan.guarantee(state.release_counts, state.round)
