@@ -66,13 +66,13 @@ def test_memory_is_counted_to_the_byte() -> None:
 
 @pytest.mark.slow
 def test_a_matrix_of_the_parameters_is_seen() -> None:
-    """d grows by 1.9: vectors by less than that, d x d matrices by more than 3."""
+    """d grows by 1.9: vectors by less than that, d x d matrices by more than 2.8."""
     with one_thread():
         grown = {method: [dimension._played(method, f, 2, dimension.allocated)[-1][0]
                           for f in (16, 31)] for method in ("dp-fedgd", "dp-fednew")}  # fmt: skip
     ratios = {method: large / small for method, (small, large) in grown.items()}
     assert ratios["dp-fedgd"] < 1.9
-    assert ratios["dp-fednew"] > 3.0
+    assert ratios["dp-fednew"] > 2.8
 
 
 def test_what_is_not_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

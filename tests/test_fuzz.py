@@ -43,6 +43,7 @@ from dpfed.training.checkpoint import Checkpoint, CommittedRound
 from dpfed.training.flower import state as states
 from dpfed.training.flower.codec import Envelope, read_answer, read_order
 from dpfed.training.round import start
+from tests.accounting.ledger.test_ledger import whole_of
 from tests.training.test_round import make_plan
 
 pytestmark = pytest.mark.slow
@@ -178,7 +179,8 @@ def test_a_recipe_of_any_name_is_read_or_refused(name: str) -> None:
 
 
 def request(at: int) -> Request:
-    return Request(LedgerKey("d"), "t", 0, at, 0, {"update": Part(gaussian(1.0, 20.0), 1, 9)}, "p")
+    parts = {"update": Part(gaussian(1.0, 20.0), 1, 9)}
+    return Request(LedgerKey("d"), "t", 0, at, 0, parts, "p", whole_of(parts))
 
 
 @pytest.fixture(scope="module")
@@ -309,14 +311,23 @@ def resumed(kept: Any, folder: Path, progress: bytes, asked: bytes) -> Any:
 ASKED = b'{"round": 0, "attempt": 0}'
 
 
-@pytest.mark.parametrize("books", [{"tpdate": []}, {}, {"update": [], "more": []}])
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"version": 2, "books": {"tpdate": []}},
+        {"version": 2, "books": {}},
+        {"version": 2, "books": {"update": [], "more": []}},
+        {"rounds": [[9, [["tpdate", 1, 1.0]]]]},
+        {"rounds": "none"},
+    ],
+)
 def test_a_checkpoint_that_counts_other_channels_is_refused(
-    kept: Any, tmp_path: Path, books: dict[str, Any]
+    kept: Any, tmp_path: Path, counts: dict[str, Any]
 ) -> None:
     """Found by the test below; one that is left out would count as unspent."""
     size = struct.unpack("<Q", kept[2][:8])[0]
     facts = json.loads(json.loads(kept[2][8 : 8 + size])["__metadata__"]["facts"])
-    text = json.dumps({**facts, "books": books})
+    text = json.dumps({**facts, **counts})
     (tmp_path / "progress.safetensors").write_bytes(
         save_tensors(load_tensors(kept[2]), {"facts": text})
     )
