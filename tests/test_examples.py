@@ -80,10 +80,11 @@ def test_models_of_ones_own_are_trained(task: str, tmp_path: Path, repository: P
         pytest.importorskip("transformers")
         pytest.importorskip("peft")
     example = repository / "examples" / "flower_models"
-    play(example, "own_models", 2, out=str(tmp_path), task=task, epsilon=100.0)
+    # so little noise that a run from the system's own generator hardly ever ends above its start
+    play(example, "own_models", 2, out=str(tmp_path), task=task, epsilon=1000.0)
     report = json.loads((tmp_path / "result.json").read_text())
     assert report["loss"] < report["before"]
-    assert report["guarantee"].startswith("(100, 1e-05)-DP for each record")
+    assert report["guarantee"].startswith("(1000, 1e-05)-DP for each record")
     assert (tmp_path / "adapter" / "adapter_config.json").exists() == (task == "text")
 
 

@@ -77,9 +77,9 @@ def test_no_figure_is_below_that_of_one_draw_for_all_channels(name: str) -> None
 
 @pytest.mark.slow
 def test_noise_is_calibrated_for_one_draw() -> None:
-    plan = plan_of(0.01, 20, {"share": 0.5}, epsilon=8.0)
-    assert at_least(plan) <= plan.guarantee().epsilon <= 8.0
-    alone = plan_of(0.01, 20, epsilon=8.0)  # one channel: as before
+    plan = plan_of(0.2, 6, {"share": 0.5}, epsilon=2.0)
+    assert at_least(plan) <= plan.guarantee().epsilon <= 2.0
+    alone = plan_of(0.2, 6, epsilon=2.0)  # one channel: as before
     update = plan.channels["update"].noise_multiplier()
     assert update == pytest.approx(math.sqrt(2) * alone.update.noise_multiplier(), rel=1e-3)
 
