@@ -81,6 +81,7 @@ def text_network(folder: str) -> Any:
 
     lora = LoraConfig(r=4, target_modules=["query", "value"], task_type="SEQ_CLS")
     size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    size |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # few texts
     tiny = BertConfig(vocab_size=WORDS, intermediate_size=32, num_labels=2, **size)
     model = Model.from_pretrained(folder, num_labels=2) if folder else Model.from_config(tiny)
     return Network(get_peft_model(model, lora))
