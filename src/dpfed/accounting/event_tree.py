@@ -115,7 +115,9 @@ class TrainingReleases:
                 event = self._round(fresh)
                 text = canonical(event)
                 found[text] = (event, found.get(text, (event, 0))[1] + attempts)
-        rounds = [_times(event, count) for _, (event, count) in sorted(found.items()) if count]
+        rounds = [
+            events.times(event, count) for _, (event, count) in sorted(found.items()) if count
+        ]
         together = [
             self._sequence(channel, shares, releases)
             for (channel, shares), releases in sorted(sequences.items())
@@ -132,7 +134,7 @@ class TrainingReleases:
     def _releases(self, use: ChannelUse, shares: float) -> Json:
         mechanism = self.channels[use.channel]
         one = _gaussian(_multiplier(mechanism, shares), channel=use.channel)
-        return _times(_amplified(mechanism.sampling, one), use.releases)
+        return events.times(_amplified(mechanism.sampling, one), use.releases)
 
     def _drawn_round(self, uses: list[tuple[ChannelUse, float]]) -> Json:
         """All releases of a round under the one draw of clients that they share."""
@@ -174,8 +176,7 @@ class TrainingReleases:
                 f"them; use mechanism 'gaussian', or ask all clients"
             )
         one = events.to_json(mechanism.event(1, shares))
-        inner = one["event"] if one["kind"] == "SelfComposed" else one
-        return _times(_amplified(self.draw, inner), releases)
+        return events.times(_amplified(self.draw, events.once(one)), releases)
 
     def _several_in_a_round(self, channel: str) -> bool:
         return any(u.channel == channel and u.releases > 1 for kind in self.rounds for u in kind)
@@ -210,10 +211,6 @@ def _gaussian(noise_multiplier: float, **notes: object) -> Json:
             f"larger clip"
         )
     return {"kind": "Gaussian", "noise_multiplier": noise_multiplier, **notes}
-
-
-def _times(event: Json, count: int) -> Json:
-    return event if count == 1 else {"kind": "SelfComposed", "count": count, "event": event}
 
 
 def gaussian_mu_squared(event: Json, adjacency: Adjacency) -> float | None:

@@ -56,6 +56,17 @@ def repeated(one: Json, count: int) -> Json:
     return one  # in clear once is in clear
 
 
+def times(event: Json, count: int) -> Json:
+    """The event so many times."""
+    return event if count == 1 else {"kind": "SelfComposed", "count": count, "event": event}
+
+
+def once(event: Json) -> Json:
+    """The event without the number of its repetitions."""
+    inner: Json = event["event"] if event["kind"] == "SelfComposed" else event
+    return inner
+
+
 def composed(parts: list[Json]) -> Json:
     """All parts together, as one event."""
     return {"kind": "Composed", "events": parts}

@@ -74,12 +74,8 @@ class RunCost:
 
     def event(self) -> Json:
         """All of it as one event."""
-        parts = [_repeated(json.loads(text), n) for text, n in sorted(self.events.items()) if n]
+        parts = [events.times(json.loads(text), n) for text, n in sorted(self.events.items()) if n]
         return events.composed(parts)
-
-
-def _repeated(event: Json, count: int) -> Json:
-    return event if count == 1 else {"kind": "SelfComposed", "count": count, "event": event}
 
 
 @dataclass
@@ -521,13 +517,13 @@ def _take_reserve(balance: Balance, row: Row) -> None:
 
 def _parts_of_0_2(body: Mapping[str, Any]) -> dict[str, Json]:
     """The event of one release by channel, of those that were planned; else the costliest one."""
-    costliest = min(map(_once, body["event"]["events"]), key=lambda each: _drawn_release(each)[1])
+    costliest = min(
+        map(events.once, body["event"]["events"]), key=lambda each: _drawn_release(each)[1]
+    )
     each = body.get("each") or {}
-    return {n: _once(each.get(n) or costliest) for n, count in body["releases"].items() if count}
-
-
-def _once(event: Json) -> Json:
-    return event["event"] if event["kind"] == "SelfComposed" else event
+    return {
+        n: events.once(each.get(n) or costliest) for n, count in body["releases"].items() if count
+    }
 
 
 def _has_draw(event: Json) -> bool:
@@ -570,7 +566,7 @@ def _whole_of_0_2(reserve: Reserve) -> Counter[str]:
 
 def _drawn_release(event: Json) -> tuple[float, float]:
     """The rate and the multiplier of a release that was amplified by itself."""
-    one = event["event"] if event["kind"] == "SelfComposed" else event
+    one = events.once(event)
     return float(one["rate"]), float(one["event"]["noise_multiplier"])
 
 

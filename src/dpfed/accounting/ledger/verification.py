@@ -59,17 +59,12 @@ def _wrong_price(row: Row, balance: Balance) -> Iterator[str]:
     if kept.get("plan") != body.get("plan"):
         yield f"row {row.number} is of another plan than the releases that were reserved"
     rounds = kept["event"].get("events", []) if "tree" in kept else []
-    drawn = [_once(part) for part in rounds if _once(part)["kind"] == "PoissonSampled"]
+    drawn = [events.once(part) for part in rounds if events.once(part)["kind"] == "PoissonSampled"]
     if drawn and body["event"] not in [*drawn, {"kind": "NoOp"}]:
         yield f"row {row.number} has another price than a round that was reserved"
     one = kept.get("each", {}).get(body["channel"])
     if one is not None and body["event"] != events.repeated(one, body["releases"]):
         yield f"row {row.number} has another price than the releases that were reserved"
-
-
-def _once(event: Json) -> Json:
-    """The event without the number of its repetitions."""
-    return event["event"] if event["kind"] == "SelfComposed" else event
 
 
 def _mu_squared(body: Mapping[str, Any]) -> float:
