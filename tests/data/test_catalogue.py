@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpfed.core import environment
 from dpfed.core.errors import DataError
 from dpfed.core.files import locked_file
 from dpfed.data import catalogue, datasets, download
@@ -219,6 +220,7 @@ def test_it_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert seen[-1] == len(server.content)
         assert get(entry, tmp_path, where) == path
         assert len(server.seen) == 2  # the second continued the first
+    assert not (tmp_path / catalogue.DOWNLOADS / entry.name).exists()
 
 
 def test_a_wrong_checksum_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,6 +276,16 @@ def test_any_file_is_read_or_refused(
         return
     if edits == []:
         catalogue.check(entry, arrays)
+
+
+def test_an_idx_of_another_shape_is_refused(tmp_path: Path) -> None:
+    entry, _ = prepared("mnist", tmp_path / "files")
+    path = tmp_path / "files" / entry.files[0].name
+    raw = bytearray(gzip.decompress(path.read_bytes()))
+    raw[8:12], raw[12:16] = (14).to_bytes(4, "big"), (56).to_bytes(4, "big")
+    path.write_bytes(gzip.compress(bytes(raw)))
+    with pytest.raises(DataError, match=r"is no IDX file of \(20, 28, 28\) bytes"):
+        entry.read([tmp_path / "files" / file.name for file in entry.files], entry.layout)
 
 
 def test_an_npy_may_claim_any_size(tmp_path: Path) -> None:
@@ -387,3 +399,6 @@ def test_the_users_folder_is_looked_in_last(
     (tmp_path / "one/images").mkdir(parents=True)
     (tmp_path / "one/images/mnist.npz").touch()
     assert datasets.find_file("images/mnist.npz") == tmp_path / "one/images/mnist.npz"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")  # which the standard says to ignore
+    monkeypatch.setenv("LOCALAPPDATA", "relative")
+    assert environment.user_data_folder() == Path.home() / ".local/share/dpfed"

@@ -194,7 +194,9 @@ def test_a_drip_of_headers_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert time.monotonic() - began < 3
 
 
-def redirect(to: str) -> Callable[[Handler], bool]:
+def redirect(to: str, sent: list[int] | None = None) -> Callable[[Handler], bool]:
+    """Redirects with a long body, of which ``sent`` gets the blocks that somebody took."""
+
     def answer(handler: Handler) -> bool:
         if handler.path == "/end":
             return False
@@ -202,7 +204,10 @@ def redirect(to: str) -> Callable[[Handler], bool]:
         handler.send_header("Location", to)
         handler.end_headers()
         with suppress(OSError):
-            handler.wfile.write(b"x" * 10_000_000)
+            for _ in range(100):
+                handler.wfile.write(b"x" * 1_000_000)
+                if sent is not None:
+                    sent.append(1_000_000)
         return True
 
     return answer
@@ -219,8 +224,10 @@ def test_redirects_to_other_schemes_are_refused(server: Server, tmp_path: Path, 
 
 
 def test_a_redirect_on_this_machine_is_followed_unread(server: Server, tmp_path: Path) -> None:
-    server.before = redirect("/end")
+    sent: list[int] = []
+    server.before = redirect("/end", sent)
     assert download(remote(server), tmp_path).read_bytes() == CONTENT
+    assert sum(sent) < 50_000_000  # what fits into the buffers of a socket
 
 
 def test_redirects_in_a_circle_end(server: Server, tmp_path: Path) -> None:
@@ -355,14 +362,19 @@ def bomb(tmp_path: Path, head: tarfile.TarInfo, size: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.REGTYPE])
-def test_a_bomb_is_not_unpacked(tmp_path: Path, kind: bytes) -> None:
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (tarfile.XHDTYPE, "an extended header of 67,108,864 bytes"),
+        (tarfile.GNUTYPE_LONGNAME, "an extended header of 67,108,864 bytes"),
+        (tarfile.REGTYPE, "more bytes than are due"),
+    ],
+)
+def test_a_bomb_is_not_unpacked(tmp_path: Path, kind: bytes, said: str) -> None:
     path = bomb(tmp_path, member("big", 64 << 20, kind), 64 << 20)
     tracemalloc.start()
     try:
-        with pytest.raises(
-            DataError, match=r"extended header of 67,108,864|more bytes than are due"
-        ):
+        with pytest.raises(DataError, match=said):
             tar_members(path, {"a": 700})
         peak = tracemalloc.get_traced_memory()[1]
     finally:

@@ -209,9 +209,7 @@ def _transfer(file: RemoteFile, part: Path, progress: Progress) -> None:
         etag = answer.headers.get("ETag", "")
         strong = etag if etag.startswith('"') and len(etag) < 200 else ""
         _origin(part).write_text(json.dumps({"url": file.url, "etag": strong}), encoding="utf-8")
-        with part.open("r+b" if start else "wb") as out:
-            out.seek(start)
-            out.truncate()
+        with part.open("ab" if start else "wb") as out:
             done = _pour(answer, out, start, file, total, progress)
     if total is None and not (file.exact or file.digest):
         part.unlink()
