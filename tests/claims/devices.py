@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import runpy
 import statistics
@@ -138,13 +137,6 @@ def users_drawn() -> tuple[float, ...]:
     return tuple(each.mean for each in pairs)
 
 
-def beside_a_draw() -> tuple[float]:
-    """How far banded and BLT are from a draw at epsilon 2 and 8, rounded up."""
-    found = [lead("users", method, "independent, drawn", epsilon=e)
-             for method in ("banded, turns", "BLT, turns") for e in ("2", "8")]  # fmt: skip
-    return (math.ceil(10 * max(map(abs, found))) / 10,)
-
-
 def flower_round() -> tuple[float, float]:
     """Over FedAvg's time, at 10^6 parameters: without noise and with it."""
     measured = json.loads((RESULTS / "release/round.json").read_text(encoding="utf-8"))
@@ -163,6 +155,19 @@ def weight() -> tuple[str, str, str]:
 def soaked() -> tuple[int, int, int]:
     found = json.loads((RESULTS / "ledger/soak.json").read_text(encoding="utf-8"))
     return found["kills"], found["overspent"], found["releases_without_an_entry"]
+
+
+def bad_replies() -> tuple[int]:
+    """Replies of hostile clients: every one was refused."""
+    found = json.loads((RESULTS / "hostile/replies.json").read_text(encoding="utf-8"))
+    assert found["refused"] == found["replies"]
+    return (found["replies"],)
+
+
+def on_flower() -> tuple[int, int]:
+    """Runs over Flower with the bits and the guarantee of the same run in one process, and all."""
+    found = json.loads((RESULTS / "methods-on-flower.json").read_text(encoding="utf-8"))["runs"]
+    return sum(each["same_bits"] and each["same_guarantee"] for each in found), len(found)
 
 
 def counted() -> tuple[int]:

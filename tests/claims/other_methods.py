@@ -12,6 +12,7 @@ from tests.claims.files import (
     TUNED,
     at_edges,
     by_holm,
+    cells_of,
     ends,
     gap,
     lead,
@@ -54,6 +55,18 @@ def against_lent() -> float:
              for other in ("DP-FedGD, lent", "DP-FedAdam, lent")]  # fmt: skip
     assert found[0] == pytest.approx(found[1], abs=0.05)
     return found[0]
+
+
+def auto_parts() -> tuple[float, ...]:
+    """The most that each part is worth over cells; of the damping also the least."""
+    average, second, both, damping, momentum = (
+        ends(
+            lead("auto-parts", "DP-FedAuto", f"without {part}", **cell)
+            for cell in cells_of("auto-parts")
+        )
+        for part in ("the mean", "the second moment", "both", "damping", "momentum")
+    )
+    return average[1], second[1], both[1], *damping, momentum[1]
 
 
 def silo(method: str, epsilon: str, silos: str) -> float:

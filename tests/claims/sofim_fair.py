@@ -23,6 +23,8 @@ def holm_marks() -> tuple[int, ...]:
     signs = [("SOFIM" in row["method"], float(row["difference (points)"]) > 0) for row in sure]
     behind = [row["method"] for row in sure if float(row["difference (points)"]) < 0]
     assert set(behind) == {"DP-FedSOFIM, rho 0.1", "DP-FedSOFIM, rho 1"}
+    ahead = {(r["records"], r["epsilon"]) for r in sure if float(r["difference (points)"]) > 0}
+    assert ahead == {("Fashion-MNIST", "5"), ("Fashion-MNIST", "10")}
     kinds = ((False, True), (False, False), (True, True), (True, False))
     return (len(known), *(signs.count(kind) for kind in kinds))
 
