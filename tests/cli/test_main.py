@@ -94,13 +94,14 @@ def test_errors_are_one_sentence_and_exit_two(
 
 def test_run_takes_a_method_by_name(tmp_path: Path) -> None:
     small = "data.options={records=300,features=4,classes=3}"
-    arguments = ["--epsilon", "2", "--quiet", "--set", small, "--set", "rounds=3"]
+    arguments = ["--epsilon", "2", "--clip", "3", "--quiet", "--set", small, "--set", "rounds=3"]
     done = dpfed("run", "--method", "dp-fedsofim", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "(2, 1e-05)-DP for each record" in done.stdout
     written = tomllib.loads((tmp_path / "runs/dp-fedsofim/recipe.toml").read_text())
     assert (written["method"], written["name"]) == ("dp-fedsofim", "dp-fedsofim")
     assert written["server"][0]["name"] == "sofim"
+    assert written["privacy"]["clip"] == 3.0
 
 
 def test_a_method_by_name_takes_the_place_of_the_recipes(recipe: Path, tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_methods_tells_what_an_option_means() -> None:
 def test_help_teaches_by_example_and_version_prints() -> None:
     told = cold("run", "--help").stdout
     assert "dpfed run examples/recipes/quickstart.toml" in told
-    assert "dpfed run --method dp-fedsofim --epsilon 1" in told
+    assert "dpfed run --method dp-fedsofim --epsilon 1 --clip 5" in told
     assert cold("--version").stdout.strip() == "0.2.0"
 
 

@@ -75,9 +75,12 @@ def run_command(
     epsilon: Annotated[
         float | None, typer.Option(help="The guarantee over all rounds, at delta = 1e-5.")
     ] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="The norm of a record's gradient, at most. Default: 1.")
+    ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Override one value, e.g. --set privacy.clip=10. Repeatable."),
+        typer.Option("--set", help="Override one value, e.g. --set rounds=30. Repeatable."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Override the recipe's seed.")] = None,
     out: Annotated[
@@ -104,7 +107,8 @@ def run_command(
     """Train by a recipe, or by a method's name, and write metrics, model, picture and guarantee.
 
     Without a recipe: 20 clients with the same number of records, one record protected against the
-    server, and the method's own settings. --method, --data and --epsilon override a recipe's, too.
+    server, and the method's own settings. --method, --data, --epsilon and --clip override a
+    recipe's, too.
 
     No result is overwritten without --overwrite: without --out, another run of the same recipe
     gets the folder NAME-2, and so on.
@@ -113,7 +117,7 @@ def run_command(
     committed round, and repeats none. A --sink gets the rows of the run's own metrics.csv, and no
     other figure of a client.
 
-    Example: dpfed run --method dp-fedsofim --epsilon 1
+    Example: dpfed run --method dp-fedsofim --epsilon 1 --clip 5
 
     Example: dpfed run examples/recipes/quickstart.toml --sink csv --set privacy.epsilon=2
 
@@ -124,6 +128,7 @@ def run_command(
         method: the name of a method, as in ``method=NAME``; None keeps the recipe's.
         data: the records' source, as in ``data.source=DATA``; None keeps the recipe's.
         epsilon: as in ``privacy.epsilon=EPSILON``; None keeps the recipe's.
+        clip: as in ``privacy.clip=CLIP``; None keeps the recipe's.
         overrides: ``key=value`` texts that change the recipe; None changes nothing.
         seed: replaces the recipe's seed; None keeps it.
         out: the folder for the results; None is runs/ and the file's name without its ending.
@@ -139,7 +144,12 @@ def run_command(
     from dpfed.recipes.run import run as run_recipe
 
     source = _source(recipe, method, data, epsilon)
-    given = {"method": method, "data.source": data, "privacy.epsilon": epsilon}
+    given = {
+        "method": method,
+        "data.source": data,
+        "privacy.epsilon": epsilon,
+        "privacy.clip": clip,
+    }
     named = (
         f"{key}={json.dumps(value, ensure_ascii=False)}"
         for key, value in given.items()

@@ -102,7 +102,7 @@ _ALL = (", ".join(Unit), ", ".join(Trust))
 
 
 def methods_markdown(rows: list[dict[str, str]]) -> str:
-    """The table as Markdown: no sizes or defaults, papers last, "all" for all units or kinds of trust.
+    """The table as Markdown: papers last, "all" for all units or kinds of trust, no sizes.
 
     docs/methods.md has it, and a test holds it there.
     """
