@@ -170,7 +170,7 @@ def test_methods_lists_every_plug_in() -> None:
 
 def test_methods_tells_what_an_option_means() -> None:
     told = dpfed("methods", "--plug-ins", "sofim").stdout
-    assert "rho = 1.0 " in told
+    assert "rho = null " in told
     assert "added to the proxy's diagonal, above 0" in told
     assert "made of               gradient + adam" in dpfed("methods", "dp-fedadam").stdout
     assert "default               untuned: rate, rho" in dpfed("methods", "dp-fedsofim").stdout
