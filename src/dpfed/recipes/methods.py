@@ -42,7 +42,7 @@ GRADIENT = _plain("gradient")
 METHODS: dict[str, Method] = {
     "dp-fedsofim": Method(
         GRADIENT,
-        (_plain("sofim"), _plain("scale")),
+        (_plain("sofim", rho="auto"), _plain("scale")),
         default="untuned: rate, rho and momentum from rounds, clip, noise and classes",
     ),
     "dp-fedauto": Method(
@@ -67,7 +67,7 @@ METHODS: dict[str, Method] = {
     "dp-fedavg-ls": Method(_plain("fedavg"), (_plain("laplacian"),)),
     "dp-fedsam": Method(_plain("fedsam")),
     "adadps": Method(_plain("adadps")),
-    "sofim-local": Method(_plain("fedavg"), (_plain("sofim", rho=1.0),)),
+    "sofim-local": Method(_plain("fedavg"), (_plain("sofim"),)),
 }
 
 
