@@ -282,7 +282,7 @@ def test_the_preset_is_these_settings(direction: Any) -> None:
 
 
 def test_the_preset_goes_before_the_methods_own_rule() -> None:
-    """Method dp-fedsofim says rho = "auto"; with --set server.0.preset=paper nothing of it stays."""
+    """Method dp-fedsofim says rho = "auto", of which nothing stays."""
     link = load_recipe({"method": "dp-fedsofim"}, ["server.0.preset=paper"]).server[0]
     assert link.pop("name") == "sofim"
     made = registry.build("server", "sofim", link, epsilon=5.0)
