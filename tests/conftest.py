@@ -18,10 +18,10 @@ from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 
 settings.register_profile(
-    "ci", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+    "ci", deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("fast", settings.get_profile("ci"), max_examples=15)
-settings.load_profile("ci")  # scripts/test --fast says --hypothesis-profile=fast
+settings.register_profile("long", settings.get_profile("ci"), max_examples=50)
+settings.load_profile("ci")  # scripts/test --long says --hypothesis-profile=long
 
 REPOSITORY = Path(__file__).parent.parent
 

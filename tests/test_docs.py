@@ -31,7 +31,8 @@ _EXCLUDED = re.search(
 AUTHORS = set(_EXCLUDED[1].split()) if _EXCLUDED else set()
 """Pages that are read in the repository only."""
 NEWCOMER = ("quickstart.md", "your-own-optimizer.md")
-"""CI runs these by scripts/newcomer, from an empty environment; here they are in the long suite."""
+"""scripts/newcomer runs these from an empty environment, CI the first; here they are in the long
+suite."""
 ELSEWHERE = {
     "index.md": "its commands are the quickstart's first, which the newcomer runs",
     "deployment.md": "needs several hosts: scripts/month is them, by turns",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/month: its commands are the pages'; in short it is run here, whole in the long suite."""
+"""scripts/month: its commands are the pages'; the long suite runs it, in short and whole."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def walk(*options: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.xdist_group("flower")
 def test_the_short_month() -> None:
     """Beside the other worker's tests: its processes wait for each other most of the time."""
