@@ -39,16 +39,22 @@ def test_the_blocks_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("DPFED_STATE", str(tmp_path / "state"))
     shutil.copytree(ROOT / "examples/flower_app", tmp_path / "examples/flower_app")
     said = ""
+
+    def do(language: str, text: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-c"] if language == "python" else ["bash", "-ec"]
+        return subprocess.run(
+            [*program, text], cwd=tmp_path,
+            env={**os.environ, "PATH": path, "MPLBACKEND": "agg"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
     with load_script("run-page").own_flower():
         for language, text in BLOCKS:
             if "pip install" in text or language == "diff":
                 continue
-            program = [sys.executable, "-c"] if language == "python" else ["bash", "-ec"]
-            done = subprocess.run(
-                [*program, text], cwd=tmp_path,
-                env={**os.environ, "PATH": path, "MPLBACKEND": "agg"},
-                capture_output=True, text=True, check=False,
-            )  # fmt: skip
+            done = do(language, text)
+            if "Failed to start local SuperLink within 15s" in done.stderr:  # a busy machine
+                done = do(language, text)
             assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
             said += done.stdout
     # three ways to run DP-FedSOFIM; 'flwr run' returns 0 for some failures, too
