@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
+from dpfed.recipes.schema import load_recipe
 from tests.training.flower.local_grid import LocalGrid, become_a_server
 from tests.training.flower.network import Net
 
@@ -47,12 +48,16 @@ def _home(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> 
     become_a_server(monkeypatch)
 
 
-@pytest.mark.parametrize("method", ["dp-fedadam", "ema-only", "dp-fedgd"])
+CLIPS = {"dp-fedsofim": 7.0, "dp-fedadam": 1.0, "ema-only": 1.0, "dp-fedgd": 1.0}
+
+
+@pytest.mark.parametrize("method", CLIPS)
 def test_the_flower_app_trains_by_every_method(
     method: str, tmp_path: Path, repository: Path
 ) -> None:
     example = repository / "examples" / "flower_app"
-    play(example, "private_app", 5, out=str(tmp_path), method=method, epsilon=2.0)
+    more = {"method": method, "clip": CLIPS[method], "epsilon": 2.0}
+    play(example, "private_app", 5, out=str(tmp_path), **more)
     report = json.loads((tmp_path / "result.json").read_text())
     assert report["accuracy"] > 0.5
     assert report["guarantee"].startswith("(2, 1e-05)-DP for each record")
@@ -176,17 +181,36 @@ def test_flwr_run_trains_models_of_ones_own(task: str, tmp_path: Path, repositor
     assert (tmp_path / "out" / "adapter").exists() == (task == "text")
 
 
+def test_the_recipes_are_read_and_name_themselves(repository: Path) -> None:
+    recipes = sorted((repository / "examples" / "recipes").glob("*.toml"))
+    assert {path.stem: load_recipe(path).name for path in recipes} == {
+        each: each for each in ("dp-fedsofim", "quickstart", "secure")
+    }
+    sofim = load_recipe(repository / "examples/recipes/dp-fedsofim.toml")
+    assert sofim.server == load_recipe({"method": "dp-fedsofim"}).server  # nothing is set in it
+    assert sofim.privacy.clip == sofim.data.radius
+
+
+NOTEBOOKS = {
+    "first": "runs/notebook/guarantee.json",
+    "dp-fedsofim": "runs/dp-fedsofim/guarantee.json",
+}
+
+
 @pytest.mark.slow
-def test_the_notebook_runs_and_shows_its_picture(repository: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_notebook_runs_and_shows_its_picture(
+    name: str, repository: Path, tmp_path: Path
+) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    notebook = nbformat.read(repository / "examples/notebook/first.ipynb", as_version=4)
+    notebook = nbformat.read(repository / f"examples/notebook/{name}.ipynb", as_version=4)
     kept = [shown(cell) for cell in notebook.cells]
     where = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=120, resources=where).execute()
     again = [shown(cell) for cell in notebook.cells]
     assert again == kept  # what is stored in it is what it gives, figures aside
     assert sum("image/png" in kinds for kinds in again) == 1
-    assert (tmp_path / "runs/notebook/guarantee.json").exists()
+    assert (tmp_path / NOTEBOOKS[name]).exists()
 
 
 def shown(cell: Any) -> list[str]:

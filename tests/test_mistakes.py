@@ -203,7 +203,8 @@ COMMANDS = {
         ["'all' is not one of 'local', 'distributed', 'central'"],
     ),
     "a missing option": (CALIBRATE, ["missing option '--epsilon'", "'dpfed calibrate --help'"]),
-    "a missing argument": (("run",), ["missing argument 'RECIPE'", "'dpfed run --help'"]),
+    "a missing argument": (("explain",), ["missing argument 'RUN'", "'dpfed explain --help'"]),
+    "nothing to run": (("run",), ["give a recipe, or --method and --epsilon"]),
     "a misspelt option": (("run", "x.toml", "--quite"), ["no such option '--quite'", "'--quiet'"]),
     "a misspelt command": (("runn",), ["no such command 'runn'; did you mean 'run'?"]),
 }

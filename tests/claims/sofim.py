@@ -363,3 +363,10 @@ def medical_control() -> tuple[float, ...]:
     found = control("last", "medical")
     assert sum(each > 0 for each in found) == 2
     return (*ends(found), statistics.fmean(found))
+
+
+def small_rho() -> tuple[float, ...]:
+    """Table 12 at epsilon 1 and a small rho: the paper's figures, then the printed step's."""
+    cells = ("rho 0.01", "rho 0.1")
+    return (*(printed(m, "1", name="sofim-rho") for m in cells),
+            *(mean("sofim-rho", m, epsilon="1") for m in cells))  # fmt: skip

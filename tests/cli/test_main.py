@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,47 @@ def test_errors_are_one_sentence_and_exit_two(
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_run_takes_a_method_by_name(tmp_path: Path) -> None:
+    small = "data.options={records=300,features=4,classes=3}"
+    arguments = ["--epsilon", "2", "--clip", "3", "--quiet", "--set", small, "--set", "rounds=3"]
+    done = dpfed("run", "--method", "dp-fedsofim", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "(2, 1e-05)-DP for each record" in done.stdout
+    written = tomllib.loads((tmp_path / "runs/dp-fedsofim/recipe.toml").read_text())
+    assert (written["method"], written["name"]) == ("dp-fedsofim", "dp-fedsofim")
+    assert written["server"][0]["name"] == "sofim"
+    assert written["privacy"]["clip"] == 3.0
+
+
+def test_a_method_by_name_takes_the_place_of_the_recipes(recipe: Path, tmp_path: Path) -> None:
+    arguments = ["--method", "ema-only", "--epsilon", "5", "--quiet"]
+    done = dpfed("run", str(recipe), *arguments, cwd=tmp_path)
+    assert "(5, 1e-05)-DP for each record" in done.stdout
+    written = tomllib.loads((tmp_path / "runs/small/recipe.toml").read_text())
+    assert [link["name"] for link in written["server"]] == ["ema", "scale"]
+    assert written["rounds"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "there is nothing to run; give a recipe, or --method and --epsilon"),
+        (["--method", "dp-fedsofin", "--epsilon", "1"], "did you mean 'dp-fedsofim'"),
+        (["--method", "dp-fedsofim"], "exactly one of privacy.epsilon and"),
+        (["--data", "absent.npz", "--epsilon", "1"], "absent.npz"),
+        (["own.toml", "--method", "dp-fedgd"], "'own.toml' has its own server, which --method"),
+    ],
+)
+def test_a_run_that_the_command_line_does_not_describe_is_refused(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "own.toml").write_text(f'server = [{{name = "adam"}}]\n{RECIPE}')
+    done = dpfed("run", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
 def test_an_error_that_quotes_a_file_cannot_steer_the_screen(tmp_path: Path) -> None:
     """A server writes terms, and an officer's terminal shows what is wrong with them."""
     terms = tmp_path / "terms.toml"
@@ -122,21 +164,25 @@ def test_methods_lists_every_plug_in() -> None:
     assert {"sofim", "scale", "schedule", "ema", "gradient", "gaussian", "clear", "plain"} <= {
         each["name"] for each in found
     }
-    assert "sofim" in dpfed("methods").stdout
+    assert dpfed("methods").stdout.startswith("dp-fedsofim ")  # what the package began with
     assert all(set(each["options"]) == set(each["about"]) for each in found)
 
 
 def test_methods_tells_what_an_option_means() -> None:
     told = dpfed("methods", "--plug-ins", "sofim").stdout
-    assert "rho = 1.0 " in told
+    assert "rho = null " in told
     assert "added to the proxy's diagonal, above 0" in told
     assert "made of               gradient + adam" in dpfed("methods", "dp-fedadam").stdout
+    assert "default               untuned: rate, rho" in dpfed("methods", "dp-fedsofim").stdout
+    assert "default" not in dpfed("methods", "dp-fedadam").stdout
     assert "did you mean 'dp-fedadam'" in dpfed("methods", "dp-fedadm").stderr
     assert "Only this method" in dpfed("methods", "--help").stdout
 
 
 def test_help_teaches_by_example_and_version_prints() -> None:
-    assert "dpfed run examples/recipes/quickstart.toml" in cold("run", "--help").stdout
+    told = cold("run", "--help").stdout
+    assert "dpfed run examples/recipes/quickstart.toml" in told
+    assert "dpfed run --method dp-fedsofim --epsilon 1 --clip 5" in told
     assert cold("--version").stdout.strip() == "0.2.0"
 
 

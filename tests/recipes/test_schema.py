@@ -138,6 +138,13 @@ def test_overrides_come_before_the_default() -> None:
     assert load_recipe({}, ["privacy.mechanism=clear"]).client == {"name": "gradient"}
 
 
+@pytest.mark.parametrize("override", ["method=dp-fedgd", 'method = "dp-fedgd"'])
+def test_another_method_takes_its_own_tables(override: str) -> None:
+    """Those of the recipe's method must not stay under the other's name."""
+    recipe = load_recipe({"method": "dp-fedauto"}, [override])
+    assert recipe == load_recipe({"method": "dp-fedgd"})
+
+
 def test_a_table_that_is_none_is_refused_as_before() -> None:
     with pytest.raises(RecipeError, match="privacy must be a table"):
         load_recipe({"privacy": 3})

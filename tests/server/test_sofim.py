@@ -15,6 +15,7 @@ from dpfed.core import registry
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Aggregate
 from dpfed.core.vector import Layout
+from dpfed.recipes.schema import load_recipe
 from dpfed.server.sofim import paper_settings, sofim
 from tests.refusals import named
 
@@ -278,6 +279,15 @@ def test_the_preset_is_these_settings(direction: Any) -> None:
     own = registry.build("server", "sofim", {"preset": "paper", "rho": 2.0}, epsilon=0.5)
     other = sofim(2.0, 0.95, True, warmup=20)
     assert all(map(torch.equal, run(own, G, 25), run(other, G, 25)))
+
+
+def test_the_preset_goes_before_the_methods_own_rule() -> None:
+    """Method dp-fedsofim says rho = "auto", of which nothing stays."""
+    link = load_recipe({"method": "dp-fedsofim"}, ["server.0.preset=paper"]).server[0]
+    assert link.pop("name") == "sofim"
+    made = registry.build("server", "sofim", link, epsilon=5.0)
+    G = torch.randn(6, dtype=torch.float64)
+    assert all(map(torch.equal, run(made, G, 5), run(sofim(1.0, 0.9), G, 5)))
 
 
 def test_the_preset_needs_an_epsilon_and_a_recipe_cannot_give_facts() -> None:

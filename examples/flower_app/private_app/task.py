@@ -11,6 +11,7 @@ from dpfed.flower import Linear, Records, make_plan
 RECORDS, FEATURES, CLASSES = 6000, 40, 10
 MODEL = Linear("softmax", FEATURES, CLASSES)
 SERVERS = {
+    "dp-fedsofim": [{"name": "sofim", "rho": "auto"}],
     "dp-fedadam": [{"name": "adam", "rate": 0.05, "beta1": 0.8, "beta2": 0.8, "eps": 0.1}],
     "ema-only": [{"name": "ema"}, {"name": "scale", "rate": 0.3}],
     "dp-fedgd": [{"name": "scale", "rate": 0.3}],
@@ -24,6 +25,7 @@ def plan(context: Context) -> Plan:
     clients = int(config["num-clients"])
     return make_plan(
         nominal=[RECORDS // clients] * clients,
+        layout=MODEL.layout,
         rounds=config["num-server-rounds"],
         privacy={key: config[key] for key in ("epsilon", "delta", "clip")},
         server=SERVERS[str(config["method"])],

@@ -97,7 +97,7 @@ def _print_methods(found: list[dict[str, str]]) -> None:
     console = Console(highlight=False)
     for row in found:
         console.print(f"[bold]{row['method']}[/]  {escape(row['paper'])}")
-        for name in list(row)[2:]:
+        for name in (each for each in list(row)[2:] if row[each]):
             console.print(f"    {name:22}{escape(row[name])}", soft_wrap=True)
 
 

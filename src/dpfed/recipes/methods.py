@@ -29,6 +29,8 @@ class Method(NamedTuple):
     mechanism: str = "gaussian"
     rounds: int | None = None
     """What a recipe that says nothing has; None is the schema's own."""
+    default: str = ""
+    """How it sets itself where nothing is given; empty if a rate has to be searched for."""
 
 
 def _plain(name: str, **options: Any) -> PlugIn:
@@ -38,9 +40,15 @@ def _plain(name: str, **options: Any) -> PlugIn:
 GRADIENT = _plain("gradient")
 
 METHODS: dict[str, Method] = {
-    "dp-fedauto": Method(_plain("fedauto"), rounds=20),
+    "dp-fedsofim": Method(
+        GRADIENT,
+        (_plain("sofim", rho="auto"), _plain("scale")),
+        default="untuned: rate, rho and momentum from rounds, clip, noise and classes",
+    ),
+    "dp-fedauto": Method(
+        _plain("fedauto"), rounds=20, default="untuned; what a recipe without a method has"
+    ),
     "dp-fedgd": Method(GRADIENT),
-    "dp-fedsofim": Method(GRADIENT, (_plain("sofim", rho="auto"), _plain("scale"))),
     "ema-only": Method(GRADIENT, (_plain("ema"), _plain("scale"))),
     "dp-fedavg": Method(_plain("fedavg")),
     "dp-fedadam": Method(GRADIENT, (_plain("adam"),)),
@@ -89,16 +97,16 @@ def methods_table() -> list[dict[str, str]]:
     return [_row(name, method) for name, method in METHODS.items()]
 
 
-_SIZES = ("upload", "keeps", "client memory")
+_CARD_ONLY = ("default", "upload", "keeps", "client memory")
 _ALL = (", ".join(Unit), ", ".join(Trust))
 
 
 def methods_markdown(rows: list[dict[str, str]]) -> str:
-    """The table as Markdown: no sizes, papers last, "all" for all units or kinds of trust.
+    """The table as Markdown: papers last, "all" for all units or kinds of trust, no sizes.
 
     docs/methods.md has it, and a test holds it there.
     """
-    columns = [*(column for column in rows[0] if column not in (*_SIZES, "paper")), "paper"]
+    columns = [*(column for column in rows[0] if column not in (*_CARD_ONLY, "paper")), "paper"]
     cells = [[_shortened(row[column]) for column in columns] for row in rows]
     return "\n".join(markdown_table(columns, cells)) + "\n"
 
@@ -117,6 +125,7 @@ def _row(name: str, method: Method) -> dict[str, str]:
         "method": name,
         "paper": _paper(method),
         "made of": _made_of(method),
+        "default": method.default,
         "protects": _by_unit(dict.fromkeys(found, "")),
         "trust": _by_unit({unit: _trust(method, a) for unit, a in found.items()}),
         "releases": _by_unit({unit: _releases(a) for unit, a in found.items()}),

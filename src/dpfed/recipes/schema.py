@@ -252,9 +252,14 @@ def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
     """A recipe from a TOML file or a mapping, with ``key=value`` overrides on top."""
     tree = dict(source) if isinstance(source, Mapping) else read_toml(Path(source))
     # the method first: other overrides may set options of the tables that it stands for
-    for override in sorted(overrides, key=lambda text: not text.startswith("method=")):
-        tree = assign(_with_method(tree), override)
+    for override in sorted(overrides, key=lambda text: not _names_method(text)):
+        # before another method's tables are filled in, which would stay
+        tree = assign(tree if _names_method(override) else _with_method(tree), override)
     return parse(with_default(tree))
+
+
+def _names_method(override: str) -> bool:
+    return override.partition("=")[0].strip() == "method"
 
 
 DEFAULT = "dp-fedauto"

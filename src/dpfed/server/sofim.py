@@ -128,7 +128,7 @@ def sofim(
                 "set privacy.epsilon, or rho, beta, corrected and warmup",
             )  # fmt: skip
         theirs = paper_settings(epsilon)
-        rho = theirs.rho if rho is None else rho
+        rho = theirs.rho if rho in (None, AUTO) else rho  # dp-fedsofim itself says auto
         beta = theirs.beta if beta is None else beta
         corrected = theirs.corrected if corrected is None else corrected
         warmup = theirs.warmup if warmup is None else warmup
