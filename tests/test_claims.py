@@ -17,11 +17,11 @@ import runpy
 
 import pytest
 
-from tests.claims import docs_pages, results_pages
+from tests.claims import docs_pages, results_pages, sofim_readings
 from tests.claims.files import RESULTS, ROOT, Claim, rows
 from tests.claims.results_pages import HELPS
 
-CLAIMS = [*docs_pages.CLAIMS, *results_pages.CLAIMS]
+CLAIMS = [*docs_pages.CLAIMS, *results_pages.CLAIMS, *sofim_readings.CLAIMS]
 
 pytestmark = pytest.mark.skipif(not RESULTS.exists(), reason="an sdist has no results")
 
