@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from tests.claims import sofim_readings as readings
 from tests.claims.devices import (
     SCALE,
     aggregator_ms,
@@ -148,6 +149,8 @@ CLAIMS = [
           small_rho),
     Claim(SOFIM, "in {} cells the printed step and DP-FedGD at eta / rho end at most {:.2f} points apart",
           lambda: (len(control("last", *FEATURES)), apart("last"))),
+    Claim(SOFIM, "(Table 10) has {:.1f} for the gradient, {:.1f} for the EMA and {:.1f} for the full method. At one rate for all rows we get {:.1f} and {:.1f}, and then {:.1f} with H M, {:.1f} with H G",
+          lambda: readings.ablation("5")),
     Claim(SOFIM, "the step adds {:.1f} % to a round of DP-FedGD", lambda: round_costs()[:1]),
     # --------------------------------------------------------------------------------- other pages
     Claim("docs/secure-sum.md", "gains {:.1f} points at epsilon 0.5 and {:.1f} at epsilon 1, where it is within {:.1f} of no privacy",
