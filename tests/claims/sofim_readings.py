@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
+from dpfed.experiments.jobs import diverged
 from tests.claims.files import Claim, by_holm, ends, lead, mean, rows
 
 PRINTED_PAGE = "results/sofim-as-printed/README.md"
@@ -63,6 +65,46 @@ def spread_at_one() -> tuple[float]:
     return (max(max(each) - min(each) for each in found),)
 
 
+RHO, RHO_PAGE = "sofim-as-printed-rho", "results/sofim-as-printed-rho/README.md"
+RHOS = ("0.01", "0.1", "0.5", "1", "2", "5", "10")
+
+
+def printed_rho(epsilon: str) -> list[float]:
+    return [
+        float(row["accuracy"])
+        for row in rows(RHO, "paper.csv")
+        if row["epsilon"] == epsilon and row["method"].startswith("momentum")
+    ]
+
+
+def by_rho(reading: str, epsilon: str) -> list[float]:
+    """NaN where a run diverged."""
+    lost = {row["method"] for row in rows(RHO) if row["epsilon"] == epsilon and diverged(row)}
+    names = [f"{reading}, rho {rho}" for rho in RHOS]
+    return [math.nan if name in lost else mean(RHO, name, epsilon=epsilon) for name in names]
+
+
+def rho_table(epsilon: str) -> tuple[str, ...]:
+    figures = (*printed_rho(epsilon), *by_rho("momentum", epsilon), *by_rho("printed", epsilon))
+    return tuple("lost" if math.isnan(figure) else f"{figure:.1f}" for figure in figures)
+
+
+def off(reading: str, epsilon: str) -> list[float]:
+    """Ours less the paper's, by rho, where no run diverged."""
+    pairs = zip(by_rho(reading, epsilon), printed_rho(epsilon), strict=True)
+    return [ours - theirs for ours, theirs in pairs if not math.isnan(ours)]
+
+
+def rho_in_short() -> tuple[float]:
+    assert all(map(math.isnan, by_rho("printed", "1")[:2]))
+    return (max(map(abs, off("momentum", "1"))),)
+
+
+def rho_at_five() -> tuple[float, ...]:
+    found = off("momentum", "5")
+    return max(map(abs, found[:5])), found[5], found[6]
+
+
 # ----------------------------------------------------------------- searched equally, and untuned
 
 READINGS, READINGS_PAGE = "sofim-readings", "results/sofim-readings/README.md"
@@ -113,6 +155,40 @@ def holm_counts(method: str) -> tuple[int, int]:
     return signs.count(True), signs.count(False)
 
 
+# ------------------------------------------------------------------------- the notes' experiments
+
+NOTES, NOTES_PAGE = "sofim-notes", "results/sofim-notes/README.md"
+RATES = ("0.01", "0.1", "0.2", "0.5", "1", "5", "10")
+
+
+def by_rate(method: str, epsilon: str) -> dict[str, float]:
+    return {rate: mean(NOTES, method, epsilon=epsilon, rate=rate) for rate in RATES}
+
+
+def notes_lead(epsilon: str) -> float:
+    """The best rate of the momentum reading less DP-FedGD's best."""
+    return max(by_rate(FULL[0], epsilon).values()) - max(by_rate("DP-FedGD", epsilon).values())
+
+
+def notes_in_short() -> tuple[float, ...]:
+    momentum, plain = by_rate(FULL[0], "10"), by_rate("DP-FedGD", "10")
+    assert (max(momentum, key=momentum.__getitem__), max(plain, key=plain.__getitem__)) == (
+        "1",
+        "0.2",
+    )
+    return notes_lead("10"), momentum["1"], plain["0.2"], notes_lead("none"), notes_lead("2")
+
+
+def notes_printed() -> tuple[float, float]:
+    found = by_rate(FULL[1], "10")
+    assert max(found, key=found.__getitem__) == "0.1"
+    return found["1"], found["0.1"]
+
+
+def notes_table() -> tuple[float, ...]:
+    return tuple(x for m in ("DP-FedGD", *FULL) for x in by_rate(m, "10").values())
+
+
 def _row(epsilon: str) -> str:
     return (
         f"| {epsilon} | paper | {{:.1f}} | {{:.1f}} | {{:.1f}} | | | here | {{:.1f}} | {{:.1f}} | "
@@ -120,11 +196,32 @@ def _row(epsilon: str) -> str:
     )
 
 
+def _rho_rows(epsilon: str) -> str:
+    gaps = " | ".join(["{}"] * len(RHOS))
+    return f"| {epsilon} | paper | {gaps} | | | H M | {gaps} | | | H G | {gaps} |"
+
+
 CLAIMS = [
+    *(Claim(RHO_PAGE, _rho_rows(e), lambda e=e: rho_table(e)) for e in ("1", "5")),  # type: ignore[misc]
+    Claim(
+        RHO_PAGE,
+        "follows the paper's column to {:.1f} points at every rho; the printed one (H G) diverges at rho 0.01 and 0.1",
+        rho_in_short,
+    ),
+    Claim(
+        RHO_PAGE,
+        "within {:.1f} points up to rho 2, and then {:.1f} and {:.1f} above the paper, whose column falls there",
+        rho_at_five,
+    ),
     *(Claim(PRINTED_PAGE, _row(e), lambda e=e: ablation(e)) for e in ("1", "5", "10")),
     Claim(
         PRINTED_PAGE,
         "is {:+.1f} points above its gradient-only row; H M is {:+.1f} above ours, H G {:+.1f}",
+        full_less_gradient,
+    ),
+    Claim(
+        "results/README.md",
+        "the full method is {:+.1f} points above the gradient alone in the paper, {:+.1f} here, {:+.1f} with the printed step",
         full_less_gradient,
     ),
     Claim(
@@ -141,4 +238,66 @@ CLAIMS = [
         PRINTED_PAGE, "at 1 they are still {:.0f} to {:.0f} below", lambda: behind_at_half("rate 1")
     ),
     Claim(PRINTED_PAGE, "within {:.1f} points of each other at epsilon 5 and 10", spread_at_one),
+    Claim(
+        READINGS_PAGE,
+        "is level with tuned momentum and DP-FedAdam: {:+.1f} points on average beside the better of the two, within half a point or better in {} of {} cells ({:+.1f} to {:+.1f})",
+        beside_the_better_in_short,
+    ),
+    Claim(
+        READINGS_PAGE,
+        "It has {:.1f}, {:.1f}, {:.1f} and {:.1f} % on CIFAR-10 at epsilon 0.5, 1, 5 and 10, and {:.1f}, {:.1f}, {:.1f} and {:.1f} % on Fashion-MNIST",
+        lambda: (*untuned("CIFAR-10"), *untuned("Fashion-MNIST")),
+    ),
+    Claim(
+        READINGS_PAGE,
+        "epsilon 10: {:+z.1f}, {:+z.1f}, {:+z.1f} and {:+z.1f} on CIFAR-10, Fashion-MNIST, X-rays and malaria; epsilon 1: {:+z.1f}, {:+z.1f}, {:+z.1f} and {:+z.1f}. Beside tuned EMA-only at epsilon 10: {:+z.1f}, {:+z.1f}, {:+z.1f} and {:+z.1f}",
+        lambda: (
+            *leads_at("10", FULL[0]),
+            *leads_at("1", FULL[0]),
+            *leads_at("10", FULL[0], "EMA-only"),
+        ),
+    ),
+    Claim(
+        READINGS_PAGE,
+        "Printed reading, epsilon 10: {:+z.1f}, {:+z.1f}, {:+z.1f} and {:+z.1f}; epsilon 1: {:+z.1f}, {:+z.1f}, {:+z.1f} and {:+z.1f}",
+        lambda: (*leads_at("10", FULL[1]), *leads_at("1", FULL[1])),
+    ),
+    Claim(
+        READINGS_PAGE,
+        "momentum reading {:+z.1f}, {:+z.1f}, {:+z.1f} and {:+z.1f}; untuned {:+z.1f}, {:+z.1f}, {:+z.1f} and {:+z.1f}; DP-FedAdam {:+z.1f}, {:+z.1f}, {:+z.1f} and {:+z.1f}",
+        lambda: tuple(
+            x
+            for m in (FULL[0], UNTUNED, "DP-FedAdam")
+            for x in leads_at("10", m, column="round_10")
+        ),
+    ),
+    Claim(
+        READINGS_PAGE,
+        "momentum reading ahead in {} cells and behind in {}, untuned {} and {}, EMA-only {} and {}, DP-FedAdam {} and {}, printed {} and {}",
+        lambda: tuple(
+            x for m in (FULL[0], UNTUNED, "EMA-only", "DP-FedAdam", FULL[1]) for x in holm_counts(m)
+        ),
+    ),
+    Claim(
+        READINGS_PAGE,
+        "Fashion-MNIST at epsilon 10, {:+.1f} points beside tuned EMA-only, and malaria at 0.5, {:+.1f} beside DP-FedGD",
+        lambda: (leads_at("10", UNTUNED, "EMA-only")[1], leads_at("0.5", UNTUNED)[3]),
+    ),
+    Claim(
+        NOTES_PAGE,
+        "with a smaller lead: {:+.1f} points at epsilon 10 ({:.1f} % at the rate 1; DP-FedGD {:.1f} % at 0.2), {:+.1f} without noise, {:+.1f} at epsilon 2",
+        notes_in_short,
+    ),
+    Claim(
+        NOTES_PAGE,
+        "the method has {:.1f} % at the rate 1 and epsilon 10, and needs 0.1: {:.1f} %",
+        notes_printed,
+    ),
+    Claim(
+        NOTES_PAGE,
+        " | ".join(
+            ["| DP-FedGD", *["{:.1f}"] * 7, "| H M", *["{:.1f}"] * 7, "| H G", *["{:.1f}"] * 7, ""]
+        ).strip(),
+        notes_table,
+    ),
 ]
