@@ -57,6 +57,7 @@ PAGES = ["README.md", "results/README.md", "results/how-made.md", HELPS,
 
 CONFIDENCE = "the level of an interval"
 ELSEWHERE = {
+    "results/sofim-notes/README.md": {r"2\.37 points": "what the notes say"},
     "docs/accounting.md": {r"0\.02 % of noise": "a bound that accounting adds, tests/mechanisms"},
     "docs/audit.md": {r"% (short|too far|too little)": "planted faults: tests/audit/test_planted.py"},
     "docs/choose.md": {r"95 % interval": CONFIDENCE},
