@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from tests.claims import adamw
 from tests.claims import sofim_readings as readings
 from tests.claims.devices import (
     SCALE,
@@ -21,7 +22,8 @@ from tests.claims.devices import (
     users_lead,
     weight,
 )
-from tests.claims.files import Claim, best_lead, ends, mean, spread
+from tests.claims.dimension import cost
+from tests.claims.files import Claim, best_lead, ends, furthest, mean, methods_of, spread
 from tests.claims.other_methods import (
     above_each,
     against_lent,
@@ -34,7 +36,14 @@ from tests.claims.other_methods import (
     silos_go_both_ways,
     subjects,
 )
-from tests.claims.second_order import fednew_behind, momentum_or_curvature, newton
+from tests.claims.second_order import (
+    fednew_behind,
+    hybrid_errors,
+    momentum_or_curvature,
+    newton,
+    on_adult,
+    with_shares,
+)
 from tests.claims.sofim import (
     CENTRED,
     FEATURES,
@@ -84,6 +93,15 @@ def untuned_in_short() -> tuple[float, float, float, int, int]:
 def by_clip() -> tuple[float, ...]:
     clips = ("2", "5", "10", "15", "20", "40")
     return tuple(mean("sofim-clip", "DP-FedSOFIM", clip=clip) for clip in clips)
+
+
+FEDNEW, NEWTON, ADAMW = "docs/dp-fednew.md", "docs/fednewton.md", "docs/dp-fedadamw.md"
+ON_FASHION, ON_ADULT = "fednew-fashion-sum", "fednew-adult-sum"
+
+
+def megabytes(method: str, *sizes: str) -> tuple[float, ...]:
+    """The memory of a client at these numbers of parameters."""
+    return tuple(cost(method, size, "memory") / 1e6 for size in sizes)
 
 
 CLAIMS = [
@@ -187,6 +205,23 @@ CLAIMS = [
     Claim(SOFIM, "| clip | 2 | 5 | 10 | 15 | 20 | 40 | |---|---:|---:|---:|---:|---:|---:| | accuracy (%) | {:.1f} | {:.1f} | **{:.1f}** | {:.1f} | {:.1f} | {:.1f} |",
           by_clip),
     Claim(SOFIM, "the step adds {:.1f} % to a round of DP-FedGD", lambda: round_costs()[:1]),
+    # -------------------------------------------------------------------------- the papers' methods
+    Claim(FEDNEW, "O(d^2): {:.0f} MB at 650 parameters, {:.0f} at 5,130", lambda: megabytes("DP-FedNew", "650", "5,130")),
+    Claim(FEDNEW, "DP-FedNew-FC is {:+.1f}, {:+.1f} and {:+.1f} points at epsilon 0.1, 1 and 10 of the sum, DP-FedFC {:+.1f}, {:+.1f} and {:+.1f}. Momentum and DP-FedAdam, which the paper lacks, have that lead without a matrix: EMA-only {:+.1f}, {:+.1f} and {:+.1f}, DP-FedAdam {:+.1f}, {:+.1f} and {:+.1f}",
+          lambda: tuple(x for m in ("DP-FedNew-FC", "DP-FedFC", "EMA-only", "DP-FedAdam") for x in with_shares(ON_FASHION, m))),
+    Claim(FEDNEW, "DP-FedNew is {:+.1f} points at epsilon 0.1 of the sum and {:+.1f} at 1, DP-FedAdam {:+.1f} and {:+.1f}; at 1 all six methods are within {:.1f} points",
+          lambda: (*with_shares(ON_ADULT, "DP-FedNew"), *with_shares(ON_ADULT, "DP-FedAdam"), furthest(ON_ADULT, methods_of(ON_ADULT), epsilon="1"))),
+    Claim(FEDNEW, "{:.1f} and {:.1f} points below DP-FedAdam at epsilon 1 with 10 and 100 clients",
+          lambda: tuple(-x for x in on_adult("DP-FedNew-FC", "DP-FedAdam", "1", folder="fednew-fashion"))),
+    Claim(NEWTON, "O(d^2): {:.0f} MB at 650 parameters, {:.0f} at 2,570", lambda: megabytes("FedNewton", "650", "2,570")),
+    Claim(NEWTON, "the lowest error in {} of {} cells, {:.2f} to {:.2f} of FedSGD's; FedNewton's is {:.2f} to {:.2f} of it",
+          lambda: hybrid_errors()[:6]),
+    Claim(NEWTON, "+{:.1f} (binary) and +{:.1f} points (ten classes) over FedSGD, in two rounds in place of 40; with ten classes at epsilon 0.5 it is {:.0f} points behind",
+          newton),
+    Claim(ADAMW, "{:.1f}, {:.1f} and {:.1f} points below DP-LocalAdamW at noise multipliers 0.5, 1 and 2", adamw.below_local),
+    Claim(ADAMW, "first of five adapters at epsilon 8, by {:.1f} points over DP-FedAdam", lambda: adamw.first_adapter()[:1]),
+    Claim(ADAMW, "untuned, is {:.1f} to {:.1f} points above every adapter", lambda: adamw.above_adapters("1", "8")),
+    Claim(ADAMW, "what shares a moment moves accuracy by at most {:.1f} points", adamw.shared_moments),
     # --------------------------------------------------------------------------------- other pages
     Claim("docs/secure-sum.md", "gains {:.1f} points at epsilon 0.5 and {:.1f} at epsilon 1, where it is within {:.1f} of no privacy",
           lambda: (*secure_sum()[:2], mean("secure-sum", "DP-FedGD", epsilon="inf", trust="local")

@@ -36,6 +36,12 @@ def on_fashion() -> tuple[float, ...]:
     return (*ends(plain), *pairs)
 
 
+def with_shares(folder: str, method: str, other: str = "DP-FedGD") -> tuple[float, ...]:
+    """A method less another one at the paper's noise, by the sum's epsilon."""
+    epsilons = dict.fromkeys(row["epsilon"] for row in rows(folder))
+    return tuple(lead(folder, method, other, epsilon=e) for e in epsilons)
+
+
 def whole_clients() -> tuple[float]:
     """A trusted server's accuracy at epsilon 1; with noise of their own no method is above 15 %."""
     at = {"setting": "100 clients, clients"}

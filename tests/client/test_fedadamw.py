@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from dpfed.audit.client_laws import CLIENT_LAWS
 from dpfed.client._blocks import blocks_of
+from dpfed.client.fedadamw import fedadamw
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import build
 from dpfed.core.sampling import Poisson
-from dpfed.core.types import UPDATE, Aggregate, Trust, Unit, Weights
+from dpfed.core.types import UPDATE, Aggregate, ClientAlgorithm, Trust, Unit, Weights
 from dpfed.core.vector import Layout
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
@@ -45,8 +47,8 @@ BLOCKS = [slice(0, 2), slice(2, 5)]
 class Oracle:
     """The equations of the file, one client and one block at a time."""
 
-    def __init__(self, data: Data, unit: Unit, C: float, std: float) -> None:
-        self.data, self.unit, self.C, self.std = data, unit, C, std
+    def __init__(self, data: Data, unit: Unit, C: float, std: float, squares: bool = False) -> None:
+        self.data, self.unit, self.C, self.std, self.squares = data, unit, C, std, squares
         self.theta, self.delta, self.rms = np.zeros(SIZE), np.zeros(SIZE), np.zeros(len(BLOCKS))
 
     def client(self, t: int, i: int) -> tuple[np.ndarray, np.ndarray]:
@@ -66,36 +68,45 @@ class Oracle:
             step = gamma * m / (1 - b1**k) / (np.sqrt(v_hat) + eps) + (1 - gamma) * self.delta
             theta = theta - eta * (step + decay * theta)
         means = [np.mean(v[where] / w[where]) for where in BLOCKS]
-        return self.theta - theta, np.sqrt(np.maximum(means, floor * s * s))
+        return self.theta - theta, np.maximum(means, floor * s * s)
 
     def round(self, t: int, present: list[int], q: float = 1.0) -> None:
         if not present:
             return
-        moves, roots = zip(*(self.client(t, i) for i in present), strict=True)
+        moves, seconds = zip(*(self.client(t, i) for i in present), strict=True)
         mean = np.sum(moves, axis=0) / (q * len(self.data))
         self.delta = mean / (OPTIONS["steps"] * OPTIONS["rate"])
-        self.theta, self.rms = self.theta - mean, np.mean(roots, axis=0)
+        self.theta = self.theta - mean
+        if self.squares:  # eq. (18), then the root that a step takes
+            self.rms = np.sqrt(np.mean(seconds, axis=0))
+        else:
+            self.rms = np.mean(np.sqrt(seconds), axis=0)
 
 
 @pytest.mark.parametrize("weights", list(Weights))
 @pytest.mark.parametrize("unit", [Unit.RECORD, Unit.GROUP])
 @pytest.mark.parametrize("std", [0.0, 0.5])
-def test_the_path_is_the_equations(std: float, unit: Unit, weights: Weights) -> None:
+@pytest.mark.parametrize("moments", ["root", "mean"])
+def test_the_path_is_the_equations(moments: str, std: float, unit: Unit, weights: Weights) -> None:
     """Three clients (of unequal size where weights allow), one absent in round 2."""
     data = federation(3, 20)
     if weights is Weights.AVERAGE:
         data[1] = (data[1][0][:12], data[1][1][:12])
-    client = build("client", "fedadamw", {**OPTIONS, "blocks": [2, 3]}, unit=unit)
+    options = {**OPTIONS, "blocks": [2, 3], "moments": moments}
+    client = build("client", "fedadamw", options, unit=unit)
     mechanism = gaussian(0.8, std, unit=unit) if std else clear(0.8, unit=unit)
     plan = make_plan(client, data, 6, mechanism, weights=weights)
-    follow(plan, Oracle(data, unit, 0.8, std), lambda t, i: (t, i) == (2, 0), 1.0, std)
+    oracle = Oracle(data, unit, 0.8, std, squares=moments == "mean")
+    follow(plan, oracle, lambda t, i: (t, i) == (2, 0), 1.0, std)
 
 
-def test_clients_that_are_drawn_at_random_give_the_mean_of_their_moments() -> None:
+@pytest.mark.parametrize("moments", ["root", "mean"])
+def test_clients_that_are_drawn_at_random_give_the_mean_of_their_moments(moments: str) -> None:
     data = federation(6, 16)
-    client = build("client", "fedadamw", {**OPTIONS, "blocks": [2, 3]})
+    client = build("client", "fedadamw", {**OPTIONS, "blocks": [2, 3], "moments": moments})
     plan = make_plan(client, data, 8, gaussian(0.8, 0.5), participation=Poisson(0.5))
-    follow(plan, Oracle(data, Unit.RECORD, 0.8, 0.5), lambda t, i: False, 0.5, 0.5)
+    oracle = Oracle(data, Unit.RECORD, 0.8, 0.5, squares=moments == "mean")
+    follow(plan, oracle, lambda t, i: False, 0.5, 0.5)
 
 
 def follow(
@@ -150,12 +161,67 @@ def test_noise_leaves_the_moments_as_it_found_them() -> None:
     assert found["noisy"] == pytest.approx(found["clear"], rel=0.1)
 
 
+# -------------------------------------------------------------------------------------- eq. (18)
+
+
+def shared_after(data: Data, moments: str, rounds: int = 2) -> torch.Tensor:
+    options = {**OPTIONS, "blocks": [2, 3], "moments": moments}
+    plan = make_plan(build("client", "fedadamw", options), data, rounds, gaussian(0.8, 0.5))
+    *_, (last, _, _) = walk(plan, data)
+    return last.optimizer[0].rms
+
+
+def test_one_client_has_one_mean() -> None:
+    """The root of the mean and the mean of the root are the same number, to the grid."""
+    data = federation(1, 20)
+    assert shared_after(data, "mean") == pytest.approx(shared_after(data, "root"), rel=1e-5)
+
+
+def test_a_root_of_a_mean_is_never_below_the_mean_of_roots() -> None:
+    data = federation(4, 16)
+    mean, root = (shared_after(data, moments, 1) for moments in ("mean", "root"))
+    assert bool((mean > root).all())
+
+
+@pytest.mark.parametrize("law", CLIENT_LAWS, ids=lambda law: law.__name__)
+def test_law(law: Any) -> None:
+    """The laws of every client, for the option: what leaves is a function of releases alone."""
+
+    def by_square() -> ClientAlgorithm:
+        return fedadamw(moments="mean")
+
+    law(by_square)
+
+
+def test_a_client_that_sends_a_negative_square_breaks_nothing() -> None:
+    server = build("client", "fedadamw", {"blocks": [4], "moments": "mean"}).companion
+    state, zero = server.init(torch.zeros(4)), torch.zeros(4)
+    seen = Aggregate(0, zero, zero, 0.0, 1, {"moments": torch.tensor([-1.0])}, 1)
+    assert server.update(zero, state, seen)[1].rms.tolist() == [0.0]
+
+
+def test_a_mean_of_small_squares_is_fine_enough() -> None:
+    """Noise of 1e-6 per coordinate: squares of 1e-12 keep four digits on the gradients' grid."""
+    data = federation(1, 20)
+    options = {**OPTIONS, "blocks": [2, 3], "steps": 1}
+    found = {}
+    for moments in ("mean", "root"):
+        client = build("client", "fedadamw", {**options, "moments": moments})
+        plan = make_plan(client, data, 1, gaussian(1e-6, 2e-5))
+        *_, (last, _, _) = walk(plan, data)
+        found[moments] = last.optimizer[0].rms.numpy()
+    assert found["root"].max() < 1e-5
+    assert found["mean"] == pytest.approx(found["root"], rel=1e-3)
+
+
 # ------------------------------------------------------------------------------------ its channel
 
 
-def test_the_moments_are_derived_and_cost_nothing() -> None:
+@pytest.mark.parametrize("moments", ["root", "mean"])
+def test_the_moments_are_derived_and_cost_nothing(moments: str) -> None:
     for unit in (Unit.RECORD, Unit.GROUP):
-        client = build("client", "fedadamw", {"steps": 3}, unit=unit, layout=MODEL.layout)
+        options = {"steps": 3, "moments": moments}
+        client = build("client", "fedadamw", options, unit=unit, layout=MODEL.layout)
         plan = make_plan(client, federation(2, 6), 10, gaussian(unit=unit))
         assert plan.due(4) == [UPDATE, "moments"]
         assert plan.client.channels["moments"].derived
@@ -201,15 +267,17 @@ def test_a_round_without_clients_changes_nothing() -> None:
 # ------------------------------------------------------------------------------ what is refused
 
 
-def test_the_client_level_is_refused_for_its_moments_in_clear() -> None:
+@pytest.mark.parametrize("moments", ["root", "mean"])
+def test_the_client_level_is_refused_for_its_moments_in_clear(moments: str) -> None:
     with pytest.raises(RecipeError, match="without noise"):
-        build("client", "fedadamw", {}, unit=Unit.CLIENT)
+        build("client", "fedadamw", {"moments": moments}, unit=Unit.CLIENT)
 
 
+@pytest.mark.parametrize("moments", ["root", "mean"])
 @pytest.mark.parametrize("trust", [Trust.DISTRIBUTED, Trust.CENTRAL])
-def test_only_local_trust_covers_it(trust: Trust) -> None:
-    client = build("client", "fedadamw", {})
-    check_pure(build("client", "fedadamw", {"blocks": [SIZE]}))
+def test_only_local_trust_covers_it(trust: Trust, moments: str) -> None:
+    client = build("client", "fedadamw", {"moments": moments})
+    check_pure(build("client", "fedadamw", {"blocks": [SIZE], "moments": moments}))
     with pytest.raises(UnsoundPlan, match="unmodified releases only"):
         make_plan(client, federation(2, 6), 3, gaussian(trust=trust), sum=HIDING)
 
@@ -217,7 +285,7 @@ def test_only_local_trust_covers_it(trust: Trust) -> None:
 @pytest.mark.parametrize(
     "options",
     [{"steps": 0}, {"rate": 0.0}, {"eps": 0.0}, {"decay": -1.0}, {"floor": math.nan},
-     {"gamma": 1.1}, {"gamma": -0.1}, {"beta1": 1.0}, {"beta2": -0.1}],
+     {"gamma": 1.1}, {"gamma": -0.1}, {"beta1": 1.0}, {"beta2": -0.1}, {"moments": "squares"}],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=named("fedadamw", options)):

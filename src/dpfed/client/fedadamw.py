@@ -12,9 +12,15 @@ size, s the std of its noise:
 
 v_k gives its start the weight beta2^k: a start that is an estimate itself needs no correction, so
 w_k = 1; where rms_b = 0, as in the first round, nothing is known, and w_k = 1 - beta2^k. Noise adds
-s^2 to a square's mean and is taken out (DP-AdamBC): so clients of unequal s can share rms_b, the
-mean over those who answer of the root of a block's mean of v_K / w_K, floored like v_hat. It is a
-function of the round's releases, free under local trust; a root, for grids suit gradients.
+s^2 to a square's mean and is taken out (DP-AdamBC): so clients of unequal s can share rms_b. With
+u_b a block's mean of v_K / w_K, floored like v_hat, over the clients who answer:
+
+    moments = "root"    rms_b = mean of sqrt(u_b)
+    moments = "mean"    rms_b = sqrt(mean of u_b), eq. (18)
+
+u_b is a function of the round's releases, free under local trust. Both agree where clients are
+alike; otherwise a client with large moments counts for more in "mean". Replies lie on the update's
+grid, made for gradients: a root suits it, and a mean of squares is sent FINE times as large.
 Inferred, from a supplement alone: the step, by Lemma 5; where noise is taken out; the root; the
 floor, in units of s^2 to suit any noise; the blocks by _blocks.py (16 parts of an unknown model).
 """
@@ -22,7 +28,7 @@ floor, in units of s^2 to suit any noise; the blocks by _blocks.py (16 parts of 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -51,6 +57,9 @@ from dpfed.core.vector import Layout
 
 PAPER = "DP-FedAdamW supplement, 2026"
 
+FINE = 2.0**12
+"""A mean of squares is about s^2, s times smaller than the gradients that the grid was made for."""
+
 
 class Common(NamedTuple):
     """What the server publishes: Delta, and rms by block."""
@@ -62,7 +71,8 @@ class Common(NamedTuple):
 def fedadamw(
     steps: int = 5, rate: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999,
     eps: float = 1e-8, decay: float = 0.01, gamma: float = 0.5, floor: float = 0.1,
-    blocks: list[int] | str = "tensors", head_size: int | None = None, unit: Unit = Unit.RECORD,
+    blocks: list[int] | str = "tensors", head_size: int | None = None,
+    moments: Literal["root", "mean"] = "root", unit: Unit = Unit.RECORD,
     layout: Layout | None = None,
 ) -> ClientAlgorithm:  # fmt: skip
     """Local AdamW from common block-wise second moments, aligned to the global direction.
@@ -78,6 +88,8 @@ def fedadamw(
         floor: the least second moment, in units of the noise's variance, at least 0.
         blocks: what shares a second moment: tensors, channels, heads, or sizes that add up.
         head_size: outputs of an attention head, for heads.
+        moments: what clients average by block: the root of the second moment, or, as in the
+            paper's eq. (18), the second moment itself.
         unit: what one row stands for; the plan fills it in.
         layout: the model's names and shapes; the plan fills it in.
     """
@@ -90,6 +102,8 @@ def fedadamw(
     not_negative("fedadamw", floor=floor)
     if not 0 <= gamma <= 1:
         raise refuse("fedadamw.gamma", "from 0 to 1", gamma)
+    if moments not in ("root", "mean"):
+        raise refuse("fedadamw.moments", "root or mean", moments)
     known = _known(blocks, head_size, layout)
 
     def work(
@@ -109,8 +123,12 @@ def fedadamw(
             torch.div(m, g, out=g).mul_(gamma / (1 - beta1**k)).add_(params, alpha=decay)
             total.mul_(1 - rate * decay).add_(delta, alpha=1 - gamma).add_(g)
             del g
-        roots = parts.means(v).div_(w).clamp_(min=floor * noise).sqrt_().mul_(size)
-        return {UPDATE: repack(total.mul_(size), grid), "moments": repack(roots, grid)}, state
+        u = parts.means(v).div_(w).clamp_(min=floor * noise)
+        sent = u.sqrt_() if moments == "root" else u.mul_(FINE)
+        return {
+            UPDATE: repack(total.mul_(size), grid),
+            "moments": repack(sent.mul_(size), grid),
+        }, state
 
     return ClientAlgorithm(
         init=stateless,
@@ -120,7 +138,7 @@ def fedadamw(
             UPDATE: Channel((Phase(None, steps),), noise=math.nan),
             "moments": Channel((Phase(None, 0),), size=known.number if known else 16),
         },
-        companion=_server(steps, rate, known),
+        companion=_server(steps, rate, known, moments == "mean"),
     )
 
 
@@ -141,14 +159,15 @@ def _blocks(known: Blocks | None, params: Vector) -> Blocks:
     return known
 
 
-def _server(steps: int, rate: float, known: Blocks | None) -> ServerOptimizer:
+def _server(steps: int, rate: float, known: Blocks | None, squares: bool) -> ServerOptimizer:
     def init(params: Vector) -> Common:
         return Common(torch.zeros_like(params), params.new_zeros(_blocks(known, params).number))
 
     def update(mean: Vector, state: Common, seen: Aggregate) -> tuple[Vector, Common]:
         if not seen.clients:
             return mean, state
-        rms = seen.public["moments"] * (seen.rate * seen.enrolled / seen.clients)
+        found = seen.public["moments"] * (seen.rate * seen.enrolled / seen.clients)
+        rms = found.clamp(min=0).div(FINE).sqrt() if squares else found  # who lies may send less
         return mean * rate, Common(mean / steps, rms)
 
     return ServerOptimizer(init, update, lambda at: {"direction": at.delta, "rms": at.rms})
