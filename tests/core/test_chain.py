@@ -45,18 +45,21 @@ def test_a_link_without_a_buffer_reusing_path_is_used_as_it_is() -> None:
     assert G.tolist() == [0, 0]
 
 
-def test_what_follows_in_a_chain_is_told_the_new_noise_level() -> None:
+def test_what_follows_in_a_chain_is_told_the_new_noise_level_and_clip() -> None:
     seen: list[float] = []
+    clips: list[float] = []
 
     def update(direction: Vector, state: State, aggregate: Aggregate) -> tuple[Vector, State]:
         seen.append(aggregate.std)
+        clips.append(aggregate.clip)
         return direction, state
 
     spy = ServerOptimizer(init=stateless, update=update)
     links = chain(rescale(0.5), chain(rescale(0.1), identity()), spy, spy)
     params = torch.zeros(2)
-    links.update(params, links.init(params), Aggregate(0, params, params, 3.0, 1))
+    links.update(params, links.init(params), Aggregate(0, params, params, 3.0, 1, clip=2.0))
     assert seen[0] == pytest.approx(0.15)
+    assert clips[0] == pytest.approx(0.1)
     assert math.isnan(seen[1])  # unless a link says what it does to noise, nothing is known
 
 

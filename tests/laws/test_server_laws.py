@@ -14,6 +14,7 @@ from dpfed.core import testing as laws
 from dpfed.core.chain import identity, stateless
 from dpfed.core.testing import SERVER_LAWS, Law
 from dpfed.core.types import Aggregate, ServerOptimizer
+from dpfed.server.sofim import sofim
 
 OPTIMIZERS = list(registry.names("server"))
 
@@ -26,6 +27,24 @@ def test_discovery_finds_the_optimizers() -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_law_holds(name: str, law: Law) -> None:
     law(name)
+
+
+SOFIMS: dict[str, dict[str, Any]] = {
+    "printed, untuned": {"direction": "gradient"},
+    "printed": {"rho": 0.5, "direction": "gradient", "corrected": True, "warmup": 1},
+    "momentum": {"rho": 0.5, "direction": "momentum"},
+    "momentum, ramped": {"rho": 0.5, "direction": "momentum", "corrected": True, "ramp": 3},
+}
+"""What sofim's defaults do not reach: the laws build a plug-in without options."""
+
+
+@pytest.mark.parametrize("law", SERVER_LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("options", SOFIMS.values(), ids=SOFIMS)
+def test_the_law_holds_for_both_readings_of_sofim(
+    options: dict[str, Any], law: Law, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _find_also("variant", lambda: sofim(**options), monkeypatch)
+    law("variant")
 
 
 # ----------------------------------------------------------------------------- planted breaches
@@ -94,9 +113,13 @@ BREACHES = [
 def test_a_breach_is_caught(
     factory: Any, law: Law, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = registry.find
-    monkeypatch.setattr(
-        registry, "find", lambda kind, name: factory if name == "planted" else find(kind, name)
-    )
+    _find_also("planted", factory, monkeypatch)
     with pytest.raises(error):
         law("planted")
+
+
+def _find_also(added: str, factory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = registry.find
+    monkeypatch.setattr(
+        registry, "find", lambda kind, name: factory if name == added else find(kind, name)
+    )

@@ -57,8 +57,8 @@ def test_seventy_rounds_of_sofim_with_warmup_are_the_papers() -> None:
         assert np.abs(params.numpy() - expected[t]).max() < 1e-12
 
 
-def algorithm1(clients, noise, C, s, eta, beta, rho, T):  # type: ignore[no-untyped-def]
-    """Lines 1 to 15 on a softmax head: one record at a time."""
+def algorithm1(clients, noise, C, s, T, step):  # type: ignore[no-untyped-def]
+    """Lines 1 to 15 on a softmax head: one record at a time; ``step`` is lines 12 to 14."""
     (features, classes) = clients[0][0].shape[1], 3
     W, b = np.zeros((classes, features)), np.zeros(classes)
     M = np.zeros(W.size + b.size)
@@ -72,19 +72,56 @@ def algorithm1(clients, noise, C, s, eta, beta, rho, T):  # type: ignore[no-unty
                 g = np.concatenate([np.outer(r, x).ravel(), r])
                 S += g / max(1, np.linalg.norm(g) / C)
             G += (S + s * noise(t, i)) / len(X) / len(clients)
-        M = beta * M + (1 - beta) * G
-        step = G / rho - M * (M @ G) / (rho**2 + rho * (M @ M))
-        W, b = W - eta * step[: W.size].reshape(W.shape), b - eta * step[W.size :]
+        M, by = step(t, M, G)
+        W, b = W - by[: W.size].reshape(W.shape), b - by[W.size :]
     return np.concatenate([W.ravel(), b])
 
 
+def printed(eta, beta, rho):  # type: ignore[no-untyped-def]
+    """Algorithm 1 as printed: the inverse proxy times the gradient."""
+
+    def step(_, M, G):  # type: ignore[no-untyped-def]
+        M = beta * M + (1 - beta) * G
+        return M, eta * (G / rho - M * (M @ G) / (rho**2 + rho * (M @ M)))
+
+    return step
+
+
+def untuned(T, K, C, std):  # type: ignore[no-untyped-def]
+    """The momentum reading by the rule of docs/dp-fedsofim.md, as a dense solve."""
+    keep = 1 - T**-0.5
+    slow = 1 / (C * std * T**0.5)
+    fast = K / C**2 * (1 + keep) / (1 - keep)
+    rho = np.log(K) * max(1 / slow, 1 / fast)
+
+    def step(t, M, G):  # type: ignore[no-untyped-def]
+        M = keep * M + (1 - keep) * G
+        hat = M / (1 - keep ** (t + 1))
+        return M, np.log(K) * np.linalg.solve(np.outer(hat, hat) + rho * np.eye(len(M)), hat)
+
+    return step
+
+
+READINGS = {
+    "printed": lambda *_: (printed(RATE, BETA, RHO), (sofim(RHO, BETA), RATE)),
+    "untuned": lambda C, std: (untuned(20, 3, C, std), (sofim(classes=3), 1.0)),
+}
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("noise_level", [2.0, 0.02])
 @pytest.mark.parametrize("weights", [Weights.AVERAGE, Weights.SUM])
-def test_the_path_is_algorithm_1(weights: Weights) -> None:
-    """20 rounds, 4 clients; of unequal size for the paper's average, equal for the sum."""
+def test_the_path_is_algorithm_1(weights: Weights, noise_level: float, reading: str) -> None:
+    """20 rounds, 4 clients; of unequal size for the paper's average, equal for the sum.
+
+    The first noise level is where the untuned rule is held back by noise, the second by stability.
+    """
     rng = np.random.default_rng(1)
     sizes = [15, 30, 22, 9] if weights is Weights.AVERAGE else [20] * 4
     data = [(rng.normal(size=(m, 5)), rng.integers(0, 3, m)) for m in sizes]
-    C, s, seed = 0.8, 2.0, 11
+    C, s, seed = 0.8, noise_level, 11
+    std = s * np.sqrt(sum(m**-2.0 for m in sizes)) / 4
+    steps, (optimizer, rate) = READINGS[reading](C, std)
     model = Linear("softmax", 5, 3)
     problems = [
         model.problem(Records(torch.from_numpy(X).float(), torch.from_numpy(y))) for X, y in data
@@ -93,7 +130,7 @@ def test_the_path_is_algorithm_1(weights: Weights) -> None:
         client=build("client", "gradient", {}),
         channels={UPDATE: gaussian(C, s)},
         sum=plain(),
-        server=chain(sofim(RHO, BETA), build("server", "scale", {"rate": RATE})),
+        server=chain(optimizer, build("server", "scale", {"rate": rate})),
         nominal=sizes,
         rounds=20,
         weights=weights,
@@ -104,5 +141,5 @@ def test_the_path_is_algorithm_1(weights: Weights) -> None:
     def noise(t: int, i: int) -> np.ndarray:
         return Noise(seed).stream("release", t, i, 0, UPDATE, 0).normal(18)
 
-    expected = algorithm1(data, noise, C, s, RATE, BETA, RHO, 20)
+    expected = algorithm1(data, noise, C, s, 20, steps)
     assert np.abs(last.params.numpy() - expected).max() < 2e-5 * np.abs(expected).max()

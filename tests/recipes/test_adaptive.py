@@ -15,11 +15,24 @@ from flwr.app import ConfigRecord
 import dpfed
 from dpfed.accounting import gdp
 from dpfed.client._adaptive import CLIP, COUNT
+from dpfed.core.chain import stateless
 from dpfed.core.errors import ClientRefused, RecipeError, UnsoundPlan
-from dpfed.core.types import METRICS, UPDATE, Adjacency, Broadcast, Trust, Unit
+from dpfed.core.registry import build
+from dpfed.core.types import (
+    METRICS,
+    UPDATE,
+    Adjacency,
+    Aggregate,
+    Broadcast,
+    ServerOptimizer,
+    Trust,
+    Unit,
+)
 from dpfed.core.vector import layout_of
+from dpfed.data.datasets import Records
+from dpfed.data.models import Linear
 from dpfed.flower import client_app
-from dpfed.mechanisms.gaussian import Gaussian
+from dpfed.mechanisms.gaussian import Gaussian, gaussian
 from dpfed.recipes.build import plan_for
 from dpfed.recipes.schema import dump_recipe, load_recipe, parse
 from dpfed.training.answer import ClientState, PricedReleaser, make_reply
@@ -210,6 +223,33 @@ def test_it_finds_its_way_from_a_bad_first_clip() -> None:
     )
     assert adapted.history[-1]["accuracy"] > fixed.history[-1]["accuracy"] + 0.03
     assert adapted.guarantee.claims[0].epsilon == pytest.approx(5.0, rel=1e-6)
+
+
+def test_the_optimizer_is_told_the_clip_that_was_broadcast() -> None:
+    """An untuned sofim reads its rate off the clip: off that of the round, in the mean's unit."""
+    told: list[float] = []
+
+    def note(G: torch.Tensor, state: Any, seen: Aggregate) -> tuple[torch.Tensor, Any]:
+        told.append(seen.clip)
+        return G, state
+
+    model = Linear("softmax", 4, 3)
+    x, y = torch.randn(40, 4), torch.arange(40) % 3
+    problems = [model.problem(Records(x, y))] * 4
+    tree = {"rounds": 5, "client": {"name": "gradient"}, "privacy": {**BAD, "clip": 8.0}}
+    plan = replace(plan_for(parse(tree), [40.0] * 4), server=ServerOptimizer(stateless, note))
+    sent = [
+        8.0,
+        *(float(state.optimizer[0].clip) for state, _ in rounds(plan, problems, model.initial(0))),
+    ]
+    assert told == sent[:-1]
+    assert len(set(told)) > 1
+    fixed = replace(
+        plan, client=build("client", "gradient", {}), channels={UPDATE: gaussian(7.0, 1.0)}
+    )
+    told.clear()
+    assert len(list(rounds(fixed, problems, model.initial(0)))) == 5
+    assert told == [7.0] * 5
 
 
 SERVERS: list[list[dict[str, Any]]] = [

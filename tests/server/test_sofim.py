@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sofim against the dense solve that it avoids, and its options one by one."""
+"""sofim against the dense solve that it avoids, its options one by one, and the untuned rule."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpfed.core import registry
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Aggregate
-from dpfed.server.sofim import sofim
+from dpfed.core.vector import Layout
+from dpfed.server.sofim import paper_settings, sofim
 from tests.refusals import named
 
 
@@ -26,13 +29,14 @@ def seen(round: int, G: torch.Tensor) -> Aggregate:
     st.floats(1e-2, 1e2),
     st.floats(0, 0.99),
     st.booleans(),
+    st.sampled_from(["gradient", "momentum"]),
 )
 def test_sofim_is_the_dense_solve(
-    d: int, seed: int, rho: float, beta: float, corrected: bool
+    d: int, seed: int, rho: float, beta: float, corrected: bool, direction: Any
 ) -> None:
-    """(M M^T + rho I) x = G, by torch.linalg.solve, to 1e-6."""
+    """(M M^T + rho I) x = G, or = M, by torch.linalg.solve, to 1e-6."""
     generator = torch.Generator().manual_seed(seed)
-    optimizer = sofim(rho, beta, corrected)
+    optimizer = sofim(rho, beta, corrected, direction=direction)
     state = optimizer.init(torch.zeros(d, dtype=torch.float64))
     M = torch.zeros(d, dtype=torch.float64)
     for t in range(4):
@@ -41,7 +45,7 @@ def test_sofim_is_the_dense_solve(
         M = beta * M + (1 - beta) * G
         proxy = M / (1 - beta ** (t + 1)) if corrected else M
         dense = torch.outer(proxy, proxy) + rho * torch.eye(d, dtype=torch.float64)
-        expected = torch.linalg.solve(dense, G)
+        expected = torch.linalg.solve(dense, G if direction == "gradient" else proxy)
         assert torch.allclose(got, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
 
 
@@ -96,7 +100,8 @@ def test_a_step_is_never_longer_than_g_over_rho() -> None:
 @pytest.mark.parametrize(
     "options",
     [{"rho": 0.0}, {"rho": math.nan}, {"rho": math.inf}, {"beta": 1.0}, {"beta": -0.1},
-     {"beta": math.nan}, {"ramp": -1}, {"warmup": -1}],
+     {"beta": math.nan}, {"ramp": -1}, {"warmup": -1}, {"rate": 0.0}, {"rate": math.nan},
+     {"classes": 1}],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(RecipeError, match=named("sofim", options)):
@@ -123,3 +128,160 @@ def test_noise_far_above_rho_turns_the_step_uphill() -> None:
     expected = 1 - (1 + (1 - beta) * noise) / (1 + noise * (1 - beta) / (1 + beta))
     assert expected < -0.7
     assert sum(kept[50:]) / 350 == pytest.approx(expected, abs=0.05)
+
+
+# ----------------------------------------------------------------------------- the momentum reading
+
+
+def test_a_rho_alone_is_the_line_that_the_paper_prints() -> None:
+    """As before version 0.3: a recipe that gives a rho keeps its meaning."""
+    G = torch.randn(6, dtype=torch.float64)
+    old = run(sofim(0.5), G, 4)
+    assert all(map(torch.equal, old, run(sofim(0.5, 0.9, False, direction="gradient"), G, 4)))
+    assert not torch.allclose(old[3], run(sofim(0.5, direction="momentum"), G, 4)[3])
+
+
+def test_a_preconditioned_momentum_has_a_bounded_length() -> None:
+    """|M| / (rho + |M|^2) is at most 1 / (2 sqrt rho), whatever the gradient."""
+    for scale in (1e-6, 0.5, 1.0, 1e6):
+        G = torch.randn(50, dtype=torch.float64) * scale
+        for step in run(sofim(rho=0.3, direction="momentum"), G, 5):
+            assert float(step.norm()) <= 0.5 / 0.3**0.5 * (1 + 1e-12)
+
+
+def test_the_ramp_of_the_momentum_reading_starts_at_the_scaled_momentum() -> None:
+    G = torch.randn(6, dtype=torch.float64)
+    ramped = run(sofim(rho=0.5, beta=0.5, ramp=4, direction="momentum"), G, 6)
+    full = run(sofim(rho=0.5, beta=0.5, direction="momentum"), G, 6)
+    assert torch.allclose(ramped[0], 0.5 * G / 0.5)
+    assert torch.allclose(ramped[2], 0.5 * 0.875 * G / 0.5 + 0.5 * full[2])
+    assert torch.allclose(ramped[5], full[5])
+
+
+# --------------------------------------------------------------------------------- the untuned rule
+
+
+def planned(round: int, G: torch.Tensor, **facts: Any) -> Aggregate:
+    known = {"std": 0.01, "rounds": 64, "clip": 10.0, **facts}
+    return Aggregate(round, torch.zeros_like(G), G, clients=20, **known)
+
+
+TINY = 1e-9
+"""Gradients times this are too small to be normalised: a step is linear in them."""
+
+
+def small_step_rate(optimizer: Any, **facts: Any) -> float:
+    """What a first gradient that is too small to be normalised is multiplied by."""
+    G = torch.full((4,), TINY, dtype=torch.float64)
+    step, _ = optimizer.update(G, optimizer.init(G), planned(0, G, **facts))
+    return float(step[0] / G[0])
+
+
+def test_the_noise_of_a_training_moves_a_score_by_about_one() -> None:
+    """Pure noise through all rounds; a score is the product with a row of the clip's length."""
+    T, std, clip = 64, 0.05, 3.0
+    optimizer = sofim(classes=10, beta=0.0)  # momentum holds back the last rounds' noise
+    made = torch.Generator().manual_seed(1)
+    weights = torch.zeros(20_000, dtype=torch.float64)
+    state = optimizer.init(weights)
+    for t in range(T):
+        noise = std * torch.randn(len(weights), generator=made, dtype=torch.float64)
+        seen = planned(t, noise, std=std, rounds=T, clip=clip)
+        step, state = optimizer.update(noise * TINY, state, seen)
+        weights -= step / TINY
+    assert float((clip * weights).std()) == pytest.approx(1.0, rel=0.03)
+
+
+@pytest.mark.parametrize("T", [4, 25, 100])
+@pytest.mark.parametrize(("factor", "stable"), [(1.0, True), (1.9, True), (2.1, False)])
+def test_the_stability_limit_is_half_of_what_momentum_bears(
+    T: int, factor: float, stable: bool
+) -> None:
+    """Steps of EMA momentum along the largest curvature of a softmax at zero, C^2 / K."""
+    K, C = 5, 10.0
+    optimizer = sofim(classes=K, corrected=False)
+    curvature = factor * C * C / K
+    x = torch.ones(1, dtype=torch.float64)
+    state = optimizer.init(x)
+    for t in range(2000):
+        G = curvature * x * TINY
+        step, state = optimizer.update(G, state, planned(t, G, std=0.0, rounds=T, clip=C))
+        x = x - step / TINY
+        if float(x.abs()) > 1e4:
+            break
+    assert (float(x.abs()) < 1e-3) is stable
+
+
+def test_the_rule_follows_the_noise_and_stops_at_the_stability_limit() -> None:
+    optimizer = sofim(classes=10)
+    assert small_step_rate(optimizer, std=1.0) == pytest.approx(1 / 80, rel=1e-6)
+    assert small_step_rate(optimizer, std=2.0) == pytest.approx(1 / 160, rel=1e-6)
+    for quiet in (0.0, 1e-9, math.nan):
+        assert small_step_rate(optimizer, std=quiet) == pytest.approx(1.5, rel=1e-6)
+    printed = sofim(classes=10, direction="gradient")
+    assert small_step_rate(printed, std=0.0) == pytest.approx(0.2, rel=1e-6)
+
+
+def test_a_long_gradient_is_normalised() -> None:
+    """eta / |M| where |M|^2 is far above rho, with eta = ln K."""
+    G = torch.tensor([3e6, 4e6], dtype=torch.float64)
+    optimizer = sofim(classes=10)
+    step, _ = optimizer.update(G, optimizer.init(G), planned(0, G))
+    assert float(step.norm()) == pytest.approx(math.log(10) / 5e6, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "classes"),
+    [
+        ({"weight": (10, 64), "bias": (10,)}, 10),
+        ({"weight": (1, 64), "bias": (1,)}, 2),
+        ({"weight": (7, 64)}, 7),
+        ({"conv.weight": (6, 3, 5, 5), "fc.weight": (4, 120), "fc.bias": (4,)}, 4),
+    ],
+)
+def test_the_number_of_classes_is_read_off_the_last_layer(
+    shapes: dict[str, tuple[int, ...]], classes: int
+) -> None:
+    known = registry.build("server", "sofim", {}, layout=Layout(shapes))
+    assert small_step_rate(known) == small_step_rate(sofim(classes=classes))
+
+
+def test_a_rate_and_a_beta_of_ones_own_are_used() -> None:
+    """The rate of small steps stays: rho follows eta."""
+    faster = sofim(classes=10, rate=5.0)
+    assert small_step_rate(faster) == pytest.approx(small_step_rate(sofim(classes=10)))
+    G = torch.full((4,), 1e6, dtype=torch.float64)
+    step, _ = faster.update(G, faster.init(G), planned(0, G))
+    assert float(step.norm()) == pytest.approx(5.0 / 2e6, rel=1e-6)
+
+
+# ----------------------------------------------------------------------------- the paper's settings
+
+
+def test_the_papers_settings_by_epsilon() -> None:
+    """H.2: rho; 5.3.1: beta; 5.1: correction and delayed start."""
+    assert paper_settings(0.5) == (10.0, 0.95, True, 20)
+    assert paper_settings(1.0) == (10.0, 0.9, True, 0)
+    assert paper_settings(2.0) == (10.0, 0.9, False, 0)
+    assert paper_settings(5.0) == (1.0, 0.9, False, 0)
+
+
+@pytest.mark.parametrize("direction", ["gradient", "momentum"])
+def test_the_preset_is_these_settings(direction: Any) -> None:
+    made = registry.build(
+        "server", "sofim", {"preset": "paper", "direction": direction}, epsilon=0.5
+    )
+    by_hand = sofim(10.0, 0.95, True, warmup=20, direction=direction)
+    G = torch.randn(6, dtype=torch.float64)
+    assert all(map(torch.equal, run(made, G, 25), run(by_hand, G, 25)))
+    own = registry.build("server", "sofim", {"preset": "paper", "rho": 2.0}, epsilon=0.5)
+    other = sofim(2.0, 0.95, True, warmup=20)
+    assert all(map(torch.equal, run(own, G, 25), run(other, G, 25)))
+
+
+def test_the_preset_needs_an_epsilon_and_a_recipe_cannot_give_facts() -> None:
+    with pytest.raises(RecipeError, match=r"sofim\.preset .* privacy\.epsilon"):
+        registry.build("server", "sofim", {"preset": "paper"}, epsilon=None)
+    for fact in ("epsilon", "layout"):
+        with pytest.raises(RecipeError, match=f"no option '{fact}'"):
+            registry.build("server", "sofim", {fact: 1.0})

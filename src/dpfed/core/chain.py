@@ -36,10 +36,10 @@ def chain(*links: ServerOptimizer) -> ServerOptimizer:
         after = []
         for link, inner in zip(links, state, strict=True):
             step = link.update_ if reuse and link.update_ else link.update
-            std = seen.std * _gain(link, inner)
+            gain = _gain(link, inner)
             direction, inner_after = step(direction, inner, seen)
             after.append(inner_after)
-            seen = replace(seen, std=std)
+            seen = replace(seen, std=seen.std * gain, clip=seen.clip * gain)
         return direction, tuple(after)
 
     def update(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:

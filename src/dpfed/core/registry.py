@@ -31,8 +31,10 @@ from dpfed.core.metric import Metric
 from dpfed.core.types import ClientAlgorithm
 
 KINDS = ("client", "mechanisms", "sums", "server", "metrics")
-FACTS = ("unit", "layout", "truncates")
+FACTS = ("unit", "layout", "truncates", "epsilon")
 """Parameters of a factory that are facts of the plan, not options of a recipe."""
+_GIVEN_FACTS = ("client", "server")
+"""The kinds whose factories have facts; a mechanism's are options too."""
 
 _TYPES = {
     float: "a number", int: "a whole number", str: "a text in quotes", bool: "true or false",
@@ -129,7 +131,7 @@ def check_names(kind: str, name: str, options: Iterable[str]) -> None:
     """
     known = inspect.signature(find(kind, name)).parameters
     for key in options:
-        if key not in known or (key in FACTS and kind == "client"):
+        if key not in known or (key in FACTS and kind in _GIVEN_FACTS):
             mine = [option for option in known if option not in FACTS]
             raise RecipeError(f"{kind} {name!r} has no option {key!r}; {suggest(key, mine)}")
 
@@ -169,7 +171,7 @@ def catalogue() -> list[dict[str, Any]]:
 def _describe(kind: str, name: str) -> dict[str, Any]:
     factory = find(kind, name)
     parameters = inspect.signature(factory).parameters.values()
-    hidden = FACTS if kind == "client" else ()
+    hidden = FACTS if kind in _GIVEN_FACTS else ()
     options = {
         p.name: _plain(p.default)
         for p in parameters

@@ -224,7 +224,7 @@ def _walk(
 
 
 def _seen(round: int, params: Vector, mean: Vector) -> Aggregate:
-    return Aggregate(round, params, mean, std=0.1, clients=5)
+    return Aggregate(round, params, mean, std=0.1, clients=5, rounds=20, clip=2.0)
 
 
 def _directions(

@@ -176,6 +176,8 @@ class Aggregate:
     """What ``std`` is on the update channel by the plan: if everyone takes part."""
     levels: Mapping[str, float] = field(default_factory=dict)
     """The known noise level of each channel's mean."""
+    clip: float = math.nan
+    """The norm bound of a row in ``mean``, in the mean's own unit; NaN where there is none."""
 
 
 # ------------------------------------------------------------------------------------- plug-ins

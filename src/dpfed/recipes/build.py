@@ -98,8 +98,9 @@ def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = N
 
 
 def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -> Plan:
-    links = [_plug_in("server", table) for table in recipe.server]
     privacy = recipe.privacy
+    shape = {"layout": layout, "epsilon": privacy.epsilon}
+    links = [_plug_in("server", table, **shape) for table in recipe.server]
     nominal = _slots(privacy, nominal) if _is_open(privacy) else nominal
     seed = recipe.seed if privacy.noise is NoiseSource.KEYED else None
     truncates = bool(build("mechanisms", privacy.mechanism, {}).exact)

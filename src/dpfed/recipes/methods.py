@@ -59,7 +59,7 @@ METHODS: dict[str, Method] = {
     "dp-fedavg-ls": Method(_plain("fedavg"), (_plain("laplacian"),)),
     "dp-fedsam": Method(_plain("fedsam")),
     "adadps": Method(_plain("adadps")),
-    "sofim-local": Method(_plain("fedavg"), (_plain("sofim"),)),
+    "sofim-local": Method(_plain("fedavg"), (_plain("sofim", rho=1.0),)),
 }
 
 

@@ -4,13 +4,31 @@
 Nair et al. 2026, sections 3.4 and 5.1, Algorithm 1, lines 12 and 13. With G_t the aggregate:
 
     M_t = beta M_{t-1} + (1 - beta) G_t,                M_{-1} = 0
-    H_t = (M_t M_t^T + rho I)^{-1}
-    H_t G_t = G_t / rho - M_t (M_t . G_t) / (rho^2 + rho |M_t|^2)          (Sherman-Morrison)
+    H_t = (M_t M_t^T + rho I)^{-1}                                          (Sherman-Morrison)
 
-``corrected`` (the paper: for epsilon <= 1) puts M_hat_t = M_t / (1 - beta^(t+1)) into the proxy.
+    direction "gradient"   H_t G_t = G_t / rho - M_t (M_t . G_t) / (rho^2 + rho |M_t|^2)
+    direction "momentum"   H_t M_t = M_t / (rho + |M_t|^2)
 
-``ramp`` is the paper's warm start: q_t = (1 - lambda_t) G_t / rho + lambda_t H_t G_t, with lambda_t
-rising linearly from 0 to 1 over that many rounds.
+"gradient" is the line that the paper prints. "momentum" is what its tables fit: they describe the
+method without Sherman-Morrison as EMA-only, that is M_t, and their accuracy by rho is that of
+H_t M_t (docs/dp-fedsofim.md). That is inferred: the paper's code was not at hand.
+
+**Untuned.** Without a rho, everything follows from public numbers: T rounds, K classes, the clip C
+and the noise level std of a coordinate of G_t:
+
+    momentum   beta = 1 - 1 / sqrt T    r = min(1 / (C std sqrt T), (1 + beta) / (1 - beta) K / C^2)
+    gradient   beta = 0.9               r = min(1 / (C std sqrt T), 2 K / C^2)
+    both       eta = ln K,  rho = eta / r;   momentum: corrected
+
+r is the rate of a small step: the noise of T such steps moves the score of a row of length C by
+about 1, and momentum on a softmax stays stable. docs/dp-fedsofim.md derives each factor. The rule
+is for models that end in K scores; C has to be near the length of a row's gradient.
+
+``corrected`` (the paper: for epsilon <= 1) puts M_hat_t = M_t / (1 - beta^(t+1)) in the place of
+M_t.
+
+``ramp`` is the paper's warm start: (1 - lambda_t) D_t / rho + lambda_t H_t D_t, D_t being G_t or
+M_t, with lambda_t rising linearly from 0 to 1 over that many rounds.
 
 ``warmup`` is its delayed start (20 rounds at epsilon = 0.5): EMA-only steps before the first
 preconditioned one. The paper does not give their size. Here the direction is M_hat_t / rho, which
@@ -22,15 +40,17 @@ All of it is a function of released quantities: post-processing, at no privacy c
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
 from dpfed.core import Aggregate, ServerOptimizer, Vector
-from dpfed.core.checks import at_least, decay, positive
-from dpfed.core.vector import blocks, dot
+from dpfed.core.checks import at_least, decay, positive, refuse
+from dpfed.core.vector import Layout, blocks, dot
 
 PAPER = "Nair et al. 2026 (DP-FedSOFIM)"
+
+Direction = Literal["gradient", "momentum"]
 
 
 class SofimState(NamedTuple):
@@ -41,54 +61,105 @@ class SofimState(NamedTuple):
 
 
 class _Options(NamedTuple):
-    rho: float
-    beta: float
+    """What is left as None is decided by the rule, in the first round that says T, C and std."""
+
+    momentum: bool
+    rho: float | None
+    beta: float | None
+    rate: float | None
     corrected: bool
+    classes: int
     ramp: int
     warmup: int
     warmup_by_rho: bool
 
 
+class _Step(NamedTuple):
+    """The numbers of one step."""
+
+    rho: float
+    beta: float
+    rate: float
+
+
 def sofim(
-    rho: float = 1.0,
-    beta: float = 0.9,
-    corrected: bool = False,
+    rho: float | None = None,
+    beta: float | None = None,
+    corrected: bool | None = None,
     ramp: int = 0,
-    warmup: int = 0,
+    warmup: int | None = None,
     warmup_by_rho: bool = True,
+    direction: Direction | None = None,
+    rate: float | None = None,
+    classes: int | None = None,
+    preset: Literal["paper"] | None = None,
+    layout: Layout | None = None,
+    epsilon: float | None = None,
 ) -> ServerOptimizer:
-    """Rank-one natural-gradient preconditioning of the private aggregate.
+    """Rank-one natural-gradient preconditioning of the private aggregate; untuned without a rho.
 
     Args:
-        rho: added to the proxy's diagonal, above 0; the step is at most the aggregate over rho.
-        beta: how much of the momentum buffer is kept per round, in [0, 1).
-        corrected: divide the buffer by the weight that it has gathered so far.
+        rho: added to the proxy's diagonal, above 0: a small step is the direction over rho. Left
+            out, it follows from the noise, the clip and the number of rounds and classes.
+        beta: how much of the momentum buffer is kept per round, in [0, 1). Left out, it is
+            1 - 1 / sqrt(rounds) for the untuned momentum reading, and 0.9 otherwise.
+        corrected: divide the buffer by the weight that it has gathered so far. Left out, it is
+            true for the untuned momentum reading only.
         ramp: rounds over which the preconditioner's strength rises from 0 to 1; 0 is at once.
-        warmup: rounds of EMA-only steps before the first preconditioned one.
+        warmup: rounds of EMA-only steps before the first preconditioned one; none if left out.
         warmup_by_rho: divide these steps by rho, so that no jump in scale follows.
+        direction: what is preconditioned: "momentum", or "gradient" as the paper prints it. Left
+            out, it is "momentum" without a rho and "gradient" with one, as before version 0.3.
+        rate: the paper's eta. Left out, it is ln(classes) without a rho, and 1 with one: a link
+            ``scale`` may follow.
+        classes: the number of scores that the model gives. Left out, it is read off the model's
+            last layer, and 2 where a plan was made without the model's layout.
+        preset: "paper" takes rho, beta, corrected and warmup from the paper, by epsilon, where
+            they are left out.
+        layout: the model's parameters; the plan gives it.
+        epsilon: the plan's epsilon; the plan gives it.
     """
-    positive("sofim", rho=rho)
-    decay("sofim", beta=beta)
-    at_least(0, "sofim", ramp=ramp, warmup=warmup)
+    if preset is not None:
+        if epsilon is None:
+            raise refuse(
+                "sofim.preset", "left out where no epsilon is given", preset,
+                "set privacy.epsilon, or rho, beta, corrected and warmup",
+            )  # fmt: skip
+        theirs = paper_settings(epsilon)
+        rho = theirs.rho if rho is None else rho
+        beta = theirs.beta if beta is None else beta
+        corrected = theirs.corrected if corrected is None else corrected
+        warmup = theirs.warmup if warmup is None else warmup
+    momentum = direction == "momentum" if direction else rho is None
     options = _Options(
-        rho=rho, beta=beta, corrected=corrected, ramp=ramp, warmup=warmup,
+        momentum=momentum,
+        rho=rho,
+        beta=0.9 if beta is None and (rho is not None or not momentum) else beta,
+        rate=1.0 if rate is None and rho is not None else rate,
+        corrected=rho is None and momentum if corrected is None else corrected,
+        classes=_classes(layout) if classes is None else classes,
+        ramp=ramp,
+        warmup=warmup or 0,
         warmup_by_rho=warmup_by_rho,
-    )  # fmt: skip
+    )
+    _check(options)
 
     def init(params: Vector) -> SofimState:
         return SofimState(torch.zeros_like(params), 0)
 
-    def update(G: Vector, state: SofimState, _: Aggregate) -> tuple[Vector, SofimState]:
-        M = torch.lerp(state.M, G, 1 - beta)
-        a, b = _coefficients(options, state.t, dot(M, G), dot(M, M))
+    def update(G: Vector, state: SofimState, seen: Aggregate) -> tuple[Vector, SofimState]:
+        step = _settled(options, seen)
+        M = torch.lerp(state.M, G, 1 - step.beta)
+        a, b = _coefficients(options, step, state.t, dot(M, G), dot(M, M))
         return (G * a).add_(M, alpha=b), SofimState(M, state.t + 1)
 
-    def update_(G: Vector, state: SofimState, _: Aggregate) -> tuple[Vector, SofimState]:
+    def update_(G: Vector, state: SofimState, seen: Aggregate) -> tuple[Vector, SofimState]:
         """The same in two passes over memory: each block is read and written once a pass."""
+        step = _settled(options, seen)
         parts = list(blocks(G.numel()))
-        products = [_accumulate(state.M[part], G[part], 1 - beta) for part in parts]
+        products = [_accumulate(state.M[part], G[part], 1 - step.beta) for part in parts]
         MG, MM = (math.fsum(column) for column in zip(*products, strict=True))
-        a, b = _coefficients(options, state.t, MG, MM)
+        a, b = _coefficients(options, step, state.t, MG, MM)
         for part in parts:
             G[part].mul_(a).add_(state.M[part], alpha=b)
         return G, SofimState(state.M, state.t + 1)
@@ -96,13 +167,81 @@ def sofim(
     return ServerOptimizer(init=init, update=update, update_=update_)
 
 
-def _coefficients(o: _Options, t: int, MG: float, MM: float) -> tuple[float, float]:
+class PaperSettings(NamedTuple):
+    """What the paper describes for an epsilon: sections 5.1, 5.3.1 and H.2."""
+
+    rho: float
+    beta: float
+    corrected: bool
+    warmup: int
+
+
+def paper_settings(epsilon: float) -> PaperSettings:
+    """The settings that the paper describes for an epsilon; it gives no rate by epsilon.
+
+    rho is 1 for epsilon >= 5 and 10 below (H.2), beta 0.9, and 0.95 at 0.5 (5.3.1); the buffer is
+    corrected for epsilon <= 1, and 20 EMA-only rounds come first at 0.5 (5.1). What it says of 0.5
+    holds here for anything up to it.
+
+    Args:
+        epsilon: that of the whole training.
+
+    >>> paper_settings(0.5)
+    PaperSettings(rho=10.0, beta=0.95, corrected=True, warmup=20)
+    >>> paper_settings(10.0)
+    PaperSettings(rho=1.0, beta=0.9, corrected=False, warmup=0)
+    """
+    tightest = epsilon <= 0.5
+    return PaperSettings(
+        rho=1.0 if epsilon >= 5 else 10.0,
+        beta=0.95 if tightest else 0.9,
+        corrected=epsilon <= 1,
+        warmup=20 if tightest else 0,
+    )
+
+
+def _check(options: _Options) -> None:
+    if options.rho is not None:
+        positive("sofim", rho=options.rho)
+    if options.beta is not None:
+        decay("sofim", beta=options.beta)
+    if options.rate is not None:
+        positive("sofim", rate=options.rate)
+    at_least(0, "sofim", ramp=options.ramp, warmup=options.warmup)
+    at_least(2, "sofim", classes=options.classes)
+
+
+def _classes(layout: Layout | None) -> int:
+    """The rows of the model's last tensor; a single score tells two classes apart."""
+    shapes = list(layout.shapes.values()) if layout else []
+    return max(2, shapes[-1][0]) if shapes and shapes[-1] else 2
+
+
+def _settled(o: _Options, seen: Aggregate) -> _Step:
+    """The options, with the rule in the place of what was left out."""
+    T, K = max(1, seen.rounds), o.classes
+    beta = 1 - 1 / math.sqrt(T) if o.beta is None else o.beta
+    rate = math.log(K) if o.rate is None else o.rate
+    if o.rho is not None:
+        return _Step(o.rho, beta, rate)
+    C = seen.clip if seen.clip > 0 else 1.0
+    stable = (1 + beta) / (1 - beta) if o.momentum else 2.0
+    r = stable * K / (C * C)
+    if seen.std > 0:
+        r = min(r, 1 / (C * seen.std * math.sqrt(T)))
+    return _Step(rate / r, beta, rate)
+
+
+def _coefficients(o: _Options, step: _Step, t: int, MG: float, MM: float) -> tuple[float, float]:
     """The direction is a G + b M, with these a and b."""
-    c = 1 / (1 - o.beta ** (t + 1)) if o.corrected else 1.0
+    rho, c = step.rho, 1 / (1 - step.beta ** (t + 1)) if o.corrected else 1.0
     if t < o.warmup:
-        return 0.0, c / o.rho if o.warmup_by_rho else c
+        return 0.0, step.rate * (c / rho if o.warmup_by_rho else c)
     strength = min(1.0, (t - o.warmup) / o.ramp) if o.ramp else 1.0
-    return 1 / o.rho, -strength * c * c * MG / (o.rho * o.rho + o.rho * c * c * MM)
+    if o.momentum:
+        return 0.0, step.rate * c * ((1 - strength) / rho + strength / (rho + c * c * MM))
+    damped = -strength * c * c * MG / (rho * rho + rho * c * c * MM)
+    return step.rate / rho, step.rate * damped
 
 
 def _accumulate(M: Vector, G: Vector, weight: float) -> tuple[float, float]:

@@ -259,6 +259,7 @@ def _aggregate(
         std=levels[lead] * plan.declared[lead].noise, clients=clients, public=means,
         enrolled=len(plan.nominal), rate=plan.part_asked, lead=lead,
         rounds=plan.rounds, planned_std=plan.level(UPDATE), levels=levels,
+        clip=plan.channels[lead].clip if lead in plan.channels else math.nan,
     )  # fmt: skip
     return replace(state, mechanisms=states), aggregate
 
