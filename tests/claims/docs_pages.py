@@ -33,6 +33,7 @@ from tests.claims.other_methods import (
     silos_go_both_ways,
     subjects,
 )
+from tests.claims.public_features import probes
 from tests.claims.second_order import fednew_behind, momentum_or_curvature, newton
 from tests.claims.sofim import (
     CENTRED,
@@ -75,6 +76,9 @@ CLAIMS = [
     Claim("README.md", "**{} methods, those of the papers", counted),
     Claim("README.md", "nine of ten first-order methods end within {:.1f} points",
           lambda: within()[:1]),
+    # ----------------------------------------------------------------------------------- docs/data.md
+    Claim("docs/data.md", "{:.1f} % with all 1,280 features, {:.1f} % with 64 so, {:.1f} % with 64 random directions; at 128 pixels {:.1f}, {:.1f} and {:.1f} %. A PCA of the private features would give {:.1f} % with 64",
+          probes),
     # --------------------------------------------------------------------------------- docs/choose.md
     Claim("docs/choose.md", "| the trust model | +{:.1f} (secure sum), +{:.1f} (central) | +{:.1f} |",
           lambda: (secure_sum()[0], central("0.5"), central("5"))),
