@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dpfed data check``, and the same screen where a training is approved or run."""
+"""``dpfed data check``, the same screen where a training is approved or run; ``dpfed data get``."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import logging
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,14 @@ from typer.testing import CliRunner
 import dpfed
 from dpfed.cli.data import screen_lines
 from dpfed.cli.main import app
-from dpfed.core.errors import RecipeError
+from dpfed.core.errors import DataError, RecipeError
+from dpfed.data import catalogue
+from dpfed.data.catalogue import PublicSet, read_idx
+from dpfed.data.datasets import find_file
+from dpfed.data.download import RemoteFile
 from dpfed.recipes.federation import federation
 from dpfed.recipes.schema import DataRecipe, load_recipe
+from tests.helpers.file_server import serving
 from tests.silo.gates import Silo, terms_for
 
 WARD = [
@@ -216,3 +224,80 @@ def test_the_owner_sees_how_words_become_classes(tmp_path: Path) -> None:
     assert "class 5 is 5 and 2 more" in check(str(path))[1]
     path.write_text("a,y\n1,0\n0,1\n")
     assert "numbered" not in check(str(path))[1]
+
+
+# ---------------------------------------------------------------------------------------- data get
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the file of a made-up set, which stands in the catalogue as ``tiny``."""
+    path = tmp_path / "files" / "labels.gz"
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 4, 0, 1, 0, 1])))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    file = RemoteFile("https://data.example/labels.gz", path.stat().st_size, f"sha256:{digest}")
+    entry = PublicSet(
+        "tiny", "four labels", "images/tiny.npz", (file,), read=read_idx,
+        layout={"y": ("u1", (4,))}, classes=2, rarest=0.4, licence="CC0", citation="Nobody 2020",
+        checked="SHA-256 as this test computes it",
+    )  # fmt: skip
+    monkeypatch.setattr(catalogue, "CATALOGUE", {"tiny": entry})
+    monkeypatch.setenv("DPFED_DATA", "")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def get(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["data", "get", *arguments])
+    if done.exception is not None:
+        raise done.exception
+    return done.output
+
+
+def test_the_list_says_what_each_set_is() -> None:
+    shown = get()
+    for entry in catalogue.CATALOGUE.values():
+        for word in (f"{entry.name}: ", entry.about, entry.licence, entry.citation, entry.checked):
+            assert word in shown
+    assert "170.1 MB from www.cs.toronto.edu" in shown
+
+
+def test_a_set_is_fetched_into_the_users_folder_and_found(tiny: Path, tmp_path: Path) -> None:
+    shown = get("tiny", "--from", str(tiny))
+    written = tmp_path / "home" / "dpfed" / "images" / "tiny.npz"
+    assert f"wrote {written}" in shown
+    assert "CC0" in shown
+    assert "Nobody 2020" in shown
+    assert "DPFED_DATA" not in shown  # it is found without
+    assert find_file("images/tiny.npz") == written
+    assert "is there already" in get("tiny", "--from", "/absent")
+
+
+def test_a_set_goes_where_it_is_told(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = get("tiny", "--from", str(tiny.parent), "--to", str(tmp_path / "other"))
+    assert (tmp_path / "other/images/tiny.npz").exists()
+    assert f"set DPFED_DATA={tmp_path / 'other'}" in shown
+    monkeypatch.setenv("DPFED_DATA", f"{tmp_path / 'first'}{os.pathsep}{tmp_path / 'second'}")
+    get("tiny", "--from", str(tiny))
+    assert (tmp_path / "first/images/tiny.npz").exists()
+
+
+def test_a_set_comes_from_a_server(tiny: Path, tmp_path: Path) -> None:
+    with serving() as server:
+        server.content = tiny.read_bytes()
+        get("tiny", "--from", server.url.removesuffix("set.bin"), "--to", str(tmp_path / "there"))
+    assert (tmp_path / "there/images/tiny.npz").exists()
+
+
+def test_what_is_not_there_is_refused(tiny: Path) -> None:
+    with pytest.raises(DataError, match="there is no set 'cifar'; there are tiny"):
+        get("cifar")
+    with pytest.raises(DataError, match="is no file; give --from a file"):
+        get("tiny", "--from", "absent")
+    with pytest.raises(DataError, match="must begin with https"):
+        get("tiny", "--from", "http://data.example/labels.gz")

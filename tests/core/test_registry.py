@@ -35,7 +35,9 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 def test_options_are_checked_against_the_signature() -> None:
     with pytest.raises(RecipeError, match="no option 'roh'; did you mean 'rho'"):
         registry.build("server", "sofim", {"roh": 1.0})
-    with pytest.raises(RecipeError, match=r"sofim\.rho must be a number, got 'much'; leave"):
+    with pytest.raises(RecipeError, match=r"ema\.beta must be a number, got 'much'; leave"):
+        registry.build("server", "ema", {"beta": "much"})
+    with pytest.raises(RecipeError, match=r"sofim\.rho .* a number or one of auto, got 'much'"):
         registry.build("server", "sofim", {"rho": "much"})
     with pytest.raises(RecipeError, match="one of local, distributed, central, got 'lokal'"):
         registry.build("mechanisms", "gaussian", {"trust": "lokal"})

@@ -2,6 +2,7 @@
 """Records, finding and loading, synthetic data, and what may be done to features."""
 
 import os
+import re
 
 import numpy as np
 import pytest
@@ -103,7 +104,10 @@ def test_the_environment_names_several_places(tmp_path, monkeypatch) -> None:
         find_file("b.npz")
     assert all(str(tmp_path / folder / "b.npz") in str(caught.value) for folder in ("one", "two"))
     monkeypatch.setenv("DPFED_DATA", "")
-    with pytest.raises(DataError, match=r"not found at b\.npz; set"):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+    last = re.escape(str(tmp_path / "dpfed" / "b.npz"))
+    with pytest.raises(DataError, match=rf"not found at b\.npz, {last}; set"):
         find_file("b.npz")
 
 

@@ -29,7 +29,7 @@ from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.recipes.run import run
 from dpfed.training import account as booking
 from dpfed.training.checkpoint import Checkpoint
-from tests.goldens.runs import GOLDENS, digest, in_process, over_flower
+from tests.goldens.runs import GOLDENS, PRINTED, digest, in_process, over_flower
 from tests.training.flower.local_grid import become_a_server
 
 FOLDER = Path(__file__).parent
@@ -37,6 +37,7 @@ KEPT = FOLDER / "kept"
 RECIPE: dict[str, Any] = {
     "name": "kept",
     "method": "dp-fedsofim",
+    **PRINTED,
     "rounds": 4,
     "seed": 7,
     "data": {

@@ -58,6 +58,9 @@ def _method(name: str, unit: str, **privacy: Any) -> dict[str, Any]:
     return {"method": name, "rounds": ROUNDS, "privacy": given}
 
 
+PRINTED = {"server": [{"name": "sofim"}, {"name": "scale"}]}
+"""What the method's name stood for until 0.2, whose bits are kept."""
+
 _AT_CLIENT_LEVEL_ONLY = {"dp-fedavg-ls", "dp-fedsam"}
 
 
@@ -66,6 +69,8 @@ def _methods() -> dict[str, Golden]:
     for name in METHODS:
         unit = "client" if name in _AT_CLIENT_LEVEL_ONLY else "record"
         found[name] = Golden(_method(name, unit))
+    found["dp-fedsofim-untuned"] = found["dp-fedsofim"]
+    found["dp-fedsofim"] = Golden({**_method("dp-fedsofim", "record"), **PRINTED})
     tables = {**_method("dp-fedauto", "record"), "rounds": 4}  # fewer are refused
     found["dp-fedauto"] = Golden(tables, "standardised")
     return found
@@ -78,7 +83,7 @@ def _sums() -> dict[str, Golden]:
     return {
         "sum-plain": Golden(_method("dp-fedgd", "record")),
         "sum-secure-local": Golden({**_method("dp-fedgd", "record"), **hidden}),
-        "sum-secure": Golden({**exact, **hidden}),
+        "sum-secure": Golden({**exact, **hidden, **PRINTED}),
     }
 
 
@@ -93,7 +98,7 @@ def _kinds() -> dict[str, Golden]:
         "records-drawn": Golden(_method("dp-fedadam", "record", **drawn), "logistic"),
         "records-drawn-metrics": Golden({**_method("dp-fedgd", "record", **drawn), **judged}),
         "clients-drawn": Golden(_method("dp-fedavg", "client", **asked)),
-        "average": Golden(_method("dp-fedsofim", "record", weights="average")),
+        "average": Golden({**_method("dp-fedsofim", "record", weights="average"), **PRINTED}),
         "groups": Golden(_method("dp-scaffold", "group"), "logistic"),
         "network": Golden(_method("dp-localadamw", "client"), "network"),
         "network-records": Golden(_method("dp-fedgd", "record"), "network"),

@@ -30,8 +30,9 @@ def test_the_law_holds(name: str, law: Law) -> None:
 
 
 SOFIMS: dict[str, dict[str, Any]] = {
-    "printed, untuned": {"direction": "gradient"},
-    "printed": {"rho": 0.5, "direction": "gradient", "corrected": True, "warmup": 1},
+    "untuned": {"rho": "auto"},
+    "printed, untuned": {"rho": "auto", "direction": "gradient"},
+    "printed": {"rho": 0.5, "corrected": True, "warmup": 1},
     "momentum": {"rho": 0.5, "direction": "momentum"},
     "momentum, ramped": {"rho": 0.5, "direction": "momentum", "corrected": True, "ramp": 3},
 }

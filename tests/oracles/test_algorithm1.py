@@ -104,7 +104,7 @@ def untuned(T, K, C, std):  # type: ignore[no-untyped-def]
 
 READINGS = {
     "printed": lambda *_: (printed(RATE, BETA, RHO), (sofim(RHO, BETA), RATE)),
-    "untuned": lambda C, std: (untuned(20, 3, C, std), (sofim(classes=3), 1.0)),
+    "untuned": lambda C, std: (untuned(20, 3, C, std), (sofim("auto", classes=3), 1.0)),
 }
 
 

@@ -134,8 +134,9 @@ def test_noise_far_above_rho_turns_the_step_uphill() -> None:
 
 
 def test_a_rho_alone_is_the_line_that_the_paper_prints() -> None:
-    """As before version 0.3: a recipe that gives a rho keeps its meaning."""
+    """As before version 0.3: a recipe that gives a rho, or nothing, keeps its meaning."""
     G = torch.randn(6, dtype=torch.float64)
+    assert all(map(torch.equal, run(sofim(), G, 4), run(sofim(1.0, 0.9), G, 4)))
     old = run(sofim(0.5), G, 4)
     assert all(map(torch.equal, old, run(sofim(0.5, 0.9, False, direction="gradient"), G, 4)))
     assert not torch.allclose(old[3], run(sofim(0.5, direction="momentum"), G, 4)[3])
@@ -180,7 +181,7 @@ def small_step_rate(optimizer: Any, **facts: Any) -> float:
 def test_the_noise_of_a_training_moves_a_score_by_about_one() -> None:
     """Pure noise through all rounds; a score is the product with a row of the clip's length."""
     T, std, clip = 64, 0.05, 3.0
-    optimizer = sofim(classes=10, beta=0.0)  # momentum holds back the last rounds' noise
+    optimizer = sofim("auto", classes=10, beta=0.0)  # momentum holds back the last rounds' noise
     made = torch.Generator().manual_seed(1)
     weights = torch.zeros(20_000, dtype=torch.float64)
     state = optimizer.init(weights)
@@ -199,7 +200,7 @@ def test_the_stability_limit_is_half_of_what_momentum_bears(
 ) -> None:
     """Steps of EMA momentum along the largest curvature of a softmax at zero, C^2 / K."""
     K, C = 5, 10.0
-    optimizer = sofim(classes=K, corrected=False)
+    optimizer = sofim("auto", classes=K, corrected=False)
     curvature = factor * C * C / K
     x = torch.ones(1, dtype=torch.float64)
     state = optimizer.init(x)
@@ -213,19 +214,19 @@ def test_the_stability_limit_is_half_of_what_momentum_bears(
 
 
 def test_the_rule_follows_the_noise_and_stops_at_the_stability_limit() -> None:
-    optimizer = sofim(classes=10)
+    optimizer = sofim("auto", classes=10)
     assert small_step_rate(optimizer, std=1.0) == pytest.approx(1 / 80, rel=1e-6)
     assert small_step_rate(optimizer, std=2.0) == pytest.approx(1 / 160, rel=1e-6)
     for quiet in (0.0, 1e-9, math.nan):
         assert small_step_rate(optimizer, std=quiet) == pytest.approx(1.5, rel=1e-6)
-    printed = sofim(classes=10, direction="gradient")
+    printed = sofim("auto", classes=10, direction="gradient")
     assert small_step_rate(printed, std=0.0) == pytest.approx(0.2, rel=1e-6)
 
 
 def test_a_long_gradient_is_normalised() -> None:
     """eta / |M| where |M|^2 is far above rho, with eta = ln K."""
     G = torch.tensor([3e6, 4e6], dtype=torch.float64)
-    optimizer = sofim(classes=10)
+    optimizer = sofim("auto", classes=10)
     step, _ = optimizer.update(G, optimizer.init(G), planned(0, G))
     assert float(step.norm()) == pytest.approx(math.log(10) / 5e6, rel=1e-6)
 
@@ -242,14 +243,14 @@ def test_a_long_gradient_is_normalised() -> None:
 def test_the_number_of_classes_is_read_off_the_last_layer(
     shapes: dict[str, tuple[int, ...]], classes: int
 ) -> None:
-    known = registry.build("server", "sofim", {}, layout=Layout(shapes))
-    assert small_step_rate(known) == small_step_rate(sofim(classes=classes))
+    known = registry.build("server", "sofim", {"rho": "auto"}, layout=Layout(shapes))
+    assert small_step_rate(known) == small_step_rate(sofim("auto", classes=classes))
 
 
 def test_a_rate_and_a_beta_of_ones_own_are_used() -> None:
     """The rate of small steps stays: rho follows eta."""
-    faster = sofim(classes=10, rate=5.0)
-    assert small_step_rate(faster) == pytest.approx(small_step_rate(sofim(classes=10)))
+    faster = sofim("auto", classes=10, rate=5.0)
+    assert small_step_rate(faster) == pytest.approx(small_step_rate(sofim("auto", classes=10)))
     G = torch.full((4,), 1e6, dtype=torch.float64)
     step, _ = faster.update(G, faster.init(G), planned(0, G))
     assert float(step.norm()) == pytest.approx(5.0 / 2e6, rel=1e-6)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: D301  click cuts the help at \f
-"""``dpfed data check``: what the owner of records looks at before anything is trained on them.
+"""``dpfed data check``, which looks at an owner's records, and ``dpfed data get``: public sets.
 
-Guarantee: it reads the records on this machine, prints to this screen, and writes nothing.
+Guarantee of ``check``: it reads the records on this machine, prints to this screen, and writes
+nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from dpfed.data.catalogue import PublicSet
     from dpfed.data.datasets import Dataset, Records
     from dpfed.data.readers import Public
     from dpfed.data.screen import ColumnScreen, Screen
     from dpfed.recipes.schema import DataRecipe
 
 data_app = typer.Typer(
-    help="Check your own records before anything is trained on them.",
+    help="Check your own records before anything is trained on them; fetch public data sets.",
     no_args_is_help=True,
 )
 
@@ -89,6 +91,111 @@ def _tables(
             yield name, data.load, None, data.public
     else:
         yield "", load_recipe(path).data, path.resolve().parent, None
+
+
+# ----------------------------------------------------------------------------------- public sets
+
+
+@data_app.command("get")
+def get_data(
+    name: Annotated[
+        str | None, typer.Argument(help="The set; without one, all are listed.")
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(help="The data folder. Default: the first of DPFED_DATA, or the user's own."),
+    ] = None,
+    origin: Annotated[
+        str | None,
+        typer.Option("--from", help="Another https address, a file, or a folder with the files."),
+    ] = None,
+) -> None:
+    """Fetch a public data set, check it, and write the .npz that studies read; or list all sets.
+
+    An interrupted download is continued by the same command. Recipes and studies find the file
+    without further settings.
+
+    Example: dpfed data get cifar10
+
+    \f
+
+    Args:
+        name: the set, as the list calls it.
+        to: the data folder.
+        origin: where to take the files from, with the same sizes and checksums.
+    """
+    from dpfed.core.errors import DataError
+    from dpfed.data.catalogue import CATALOGUE
+
+    if name is None:
+        typer.echo("\n\n".join("\n".join(_described(entry)) for entry in CATALOGUE.values()))
+        return
+    if name not in CATALOGUE:
+        raise DataError(f"there is no set {name!r}; there are {', '.join(CATALOGUE)}")
+    entry, folder = CATALOGUE[name], _data_folder(to)
+    typer.echo("\n".join(_described(entry)))
+    if (folder / entry.path).exists():
+        typer.echo(f"{folder / entry.path} is there already; to fetch it again, delete it")
+        return
+    path = _fetch(entry, folder, origin)
+    typer.echo(f"wrote {path}: recipes and studies name it {entry.path!r}")
+    if not _is_found(path, entry.path):
+        typer.echo(f"to let them find it, set DPFED_DATA={folder}")
+
+
+def _described(entry: PublicSet) -> Iterator[str]:
+    yield f"{entry.name}: {entry.about}"
+    yield f"  download  {entry.size / 1e6:,.1f} MB from {entry.files[0].url.split('/')[2]}"
+    yield f"  file      {entry.path}"
+    yield f"  licence   {entry.licence}"
+    yield f"  cite      {entry.citation}"
+    yield f"  checked   {entry.checked}"
+
+
+def _data_folder(to: Path | None) -> Path:
+    from dpfed.core.environment import data_folders, user_data_folder
+    from dpfed.core.errors import DataError
+
+    folder = to or next(iter(data_folders()), None) or user_data_folder()
+    if folder is None:
+        raise DataError("this user has no home folder; give a folder by --to, or set DPFED_DATA")
+    return folder.expanduser().resolve()
+
+
+def _is_found(path: Path, source: str) -> bool:
+    from dpfed.core.errors import DataError
+    from dpfed.data.datasets import find_file
+
+    try:
+        return find_file(source).resolve() == path.resolve()
+    except DataError:
+        return False
+
+
+def _fetch(entry: PublicSet, folder: Path, origin: str | None) -> Path:
+    """Fetch it under a bar with speed and time left; a log file gets only the last line."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    from dpfed.data.catalogue import get
+
+    shown = Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+        TextColumn("ETA"), TimeRemainingColumn(), console=Console(stderr=True),
+    )  # fmt: skip
+    with shown:
+        task = shown.add_task(entry.name, total=entry.size, visible=False)
+        return get(
+            entry, folder, origin,
+            lambda done, total: shown.update(task, completed=done, total=total, visible=True),
+        )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------- words

@@ -3,7 +3,8 @@
 
 | variable       | what it says                                          | if it is not set        |
 |----------------|-------------------------------------------------------|-------------------------|
-| DPFED_DATA     | folders in which relative data paths are looked for   | the recipe's own folder |
+| DPFED_DATA     | folders in which relative data paths are looked for,  | the recipe's own folder |
+|                | and the first of which ``dpfed data get`` writes to   | and the user's          |
 | DPFED_STATE    | where a client keeps its state, and its ledger        | ~/.dpfed                |
 | DPFED_LEDGER   | the ledger's file                                     | in DPFED_STATE          |
 | DPFED_DATASET  | the name of a node's data in its ledger; overrides    | the app's name for it   |
@@ -30,6 +31,17 @@ def data_folders() -> list[Path]:
     """The folders of $DPFED_DATA."""
     named = (variable(DATA) or "").split(os.pathsep)
     return [Path(each).expanduser() for each in named if each]
+
+
+def user_data_folder() -> Path | None:
+    """The user's own folder for data, if nothing is said; None for one without a home."""
+    base = variable("LOCALAPPDATA" if os.name == "nt" else "XDG_DATA_HOME")
+    if base and Path(base).is_absolute():
+        return Path(base) / "dpfed"
+    try:
+        return Path.home() / ".local" / "share" / "dpfed"
+    except RuntimeError:
+        return None
 
 
 def state_folder() -> Path:

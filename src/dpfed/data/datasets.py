@@ -15,7 +15,8 @@ a directory    IDX files (as MNIST has them, gzipped or not), or images as [trai
 ============== ===================================================================================
 
 A relative path is looked up as given, then under ``root``, then under each directory of $DPFED_DATA
-(several are separated as in $PATH: by a colon, or by a semicolon on Windows).
+(several are separated as in $PATH: by a colon, or by a semicolon on Windows), then in the user's
+folder, where ``dpfed data get`` puts public data sets (catalogue.py).
 
 What each kind of array becomes:
 
@@ -46,7 +47,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dpfed.core.environment import DATA, data_folders
+from dpfed.core.environment import DATA, data_folders, user_data_folder
 from dpfed.core.errors import DataError
 from dpfed.data import readers, tables
 from dpfed.data import synthetic as generators
@@ -258,7 +259,7 @@ def _matching(source: Path, root: Path | None) -> list[Path]:
 
 
 def find_file(source: str | Path, root: Path | None = None) -> Path:
-    """The first of: ``source`` as given, under ``root``, under a directory of $DPFED_DATA.
+    """The first of: ``source`` as given, under ``root``, $DPFED_DATA's, the user's folder.
 
     ``dpfed:NAME`` is a file of the package.
     """
@@ -269,7 +270,15 @@ def find_file(source: str | Path, root: Path | None = None) -> Path:
         if place.exists():
             return place
     tried = ", ".join(str(place) for place in places)
-    raise DataError(f"{str(source)!r} was not found at {tried}; set {DATA} or give a path")
+    raise DataError(f"{str(source)!r} was not found at {tried}; {_way_out(source)}")
+
+
+def _way_out(source: str | Path) -> str:
+    from dpfed.data.catalogue import name_of
+
+    name = name_of(source)
+    fetch = "" if name is None else f"fetch it by 'dpfed data get {name}', "
+    return f"{fetch}set {DATA} or give a path"
 
 
 _PACKAGE = "dpfed:"
@@ -288,7 +297,8 @@ def _places(source: str | Path, root: Path | None) -> list[Path]:
     path = Path(source).expanduser()
     if path.is_absolute():
         return [path]
-    return [path, *(parent.expanduser() / path for parent in (root, *data_folders()) if parent)]
+    parents = (root, *data_folders(), user_data_folder())
+    return [path, *(parent.expanduser() / path for parent in parents if parent)]
 
 
 def synthetic(kind: str = "clusters", **options: Any) -> Dataset:

@@ -40,7 +40,7 @@ GRADIENT = _plain("gradient")
 METHODS: dict[str, Method] = {
     "dp-fedauto": Method(_plain("fedauto"), rounds=20),
     "dp-fedgd": Method(GRADIENT),
-    "dp-fedsofim": Method(GRADIENT, (_plain("sofim"), _plain("scale"))),
+    "dp-fedsofim": Method(GRADIENT, (_plain("sofim", rho="auto"), _plain("scale"))),
     "ema-only": Method(GRADIENT, (_plain("ema"), _plain("scale"))),
     "dp-fedavg": Method(_plain("fedavg")),
     "dp-fedadam": Method(GRADIENT, (_plain("adam"),)),
@@ -59,7 +59,7 @@ METHODS: dict[str, Method] = {
     "dp-fedavg-ls": Method(_plain("fedavg"), (_plain("laplacian"),)),
     "dp-fedsam": Method(_plain("fedsam")),
     "adadps": Method(_plain("adadps")),
-    "sofim-local": Method(_plain("fedavg"), (_plain("sofim", rho=1.0),)),
+    "sofim-local": Method(_plain("fedavg"), (_plain("sofim"),)),
 }
 
 

@@ -13,8 +13,8 @@ Nair et al. 2026, sections 3.4 and 5.1, Algorithm 1, lines 12 and 13. With G_t t
 method without Sherman-Morrison as EMA-only, that is M_t, and their accuracy by rho is that of
 H_t M_t (docs/dp-fedsofim.md). That is inferred: the paper's code was not at hand.
 
-**Untuned.** Without a rho, everything follows from public numbers: T rounds, K classes, the clip C
-and the noise level std of a coordinate of G_t:
+**Untuned.** With ``rho = "auto"``, as method dp-fedsofim has it, everything follows from public
+numbers: T rounds, K classes, the clip C and the noise level std of a coordinate of G_t:
 
     momentum   beta = 1 - 1 / sqrt T    r = min(1 / (C std sqrt T), (1 + beta) / (1 - beta) K / C^2)
     gradient   beta = 0.9               r = min(1 / (C std sqrt T), 2 K / C^2)
@@ -50,6 +50,7 @@ from dpfed.core.vector import Layout, blocks, dot
 
 PAPER = "Nair et al. 2026 (DP-FedSOFIM)"
 
+AUTO: Literal["auto"] = "auto"
 Direction = Literal["gradient", "momentum"]
 
 
@@ -83,7 +84,7 @@ class _Step(NamedTuple):
 
 
 def sofim(
-    rho: float | None = None,
+    rho: float | Literal["auto"] | None = None,
     beta: float | None = None,
     corrected: bool | None = None,
     ramp: int = 0,
@@ -96,11 +97,12 @@ def sofim(
     layout: Layout | None = None,
     epsilon: float | None = None,
 ) -> ServerOptimizer:
-    """Rank-one natural-gradient preconditioning of the private aggregate; untuned without a rho.
+    """Rank-one natural-gradient preconditioning of the private aggregate, tuned or by a rule.
 
     Args:
-        rho: added to the proxy's diagonal, above 0: a small step is the direction over rho. Left
-            out, it follows from the noise, the clip and the number of rounds and classes.
+        rho: added to the proxy's diagonal, above 0: a small step is the direction over rho. With
+            "auto", the untuned rule, it follows from the noise, the clip, and the number of rounds
+            and classes. Left out, it is 1, or the preset's.
         beta: how much of the momentum buffer is kept per round, in [0, 1). Left out, it is
             1 - 1 / sqrt(rounds) for the untuned momentum reading, and 0.9 otherwise.
         corrected: divide the buffer by the weight that it has gathered so far. Left out, it is
@@ -109,9 +111,9 @@ def sofim(
         warmup: rounds of EMA-only steps before the first preconditioned one; none if left out.
         warmup_by_rho: divide these steps by rho, so that no jump in scale follows.
         direction: what is preconditioned: "momentum", or "gradient" as the paper prints it. Left
-            out, it is "momentum" without a rho and "gradient" with one, as before version 0.3.
-        rate: the paper's eta. Left out, it is ln(classes) without a rho, and 1 with one: a link
-            ``scale`` may follow.
+            out, it is "momentum" for the untuned rule and "gradient" otherwise, as before 0.3.
+        rate: the paper's eta. Left out, it is ln(classes) for the untuned rule, and 1 otherwise: a
+            link ``scale`` may follow.
         classes: the number of scores that the model gives. Left out, it is read off the model's
             last layer, and 2 where a plan was made without the model's layout.
         preset: "paper" takes rho, beta, corrected and warmup from the paper, by epsilon, where
@@ -130,13 +132,14 @@ def sofim(
         beta = theirs.beta if beta is None else beta
         corrected = theirs.corrected if corrected is None else corrected
         warmup = theirs.warmup if warmup is None else warmup
-    momentum = direction == "momentum" if direction else rho is None
+    untuned = rho == AUTO
+    momentum = direction == "momentum" if direction else untuned
     options = _Options(
         momentum=momentum,
-        rho=rho,
-        beta=0.9 if beta is None and (rho is not None or not momentum) else beta,
-        rate=1.0 if rate is None and rho is not None else rate,
-        corrected=rho is None and momentum if corrected is None else corrected,
+        rho=None if rho == AUTO else 1.0 if rho is None else rho,
+        beta=beta if beta is not None or (untuned and momentum) else 0.9,
+        rate=1.0 if rate is None and not untuned else rate,
+        corrected=untuned and momentum if corrected is None else corrected,
         classes=_classes(layout) if classes is None else classes,
         ramp=ramp,
         warmup=warmup or 0,
