@@ -23,8 +23,8 @@ REPOSITORY = Path(__file__).parent.parent
 SOURCE = REPOSITORY / "src"
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = {
-    "all", "dev", "docs", "hub", "images", "mlflow", "opacus", "plots", "search", "simulation",
-    "tables", "tensorboard", "text", "timm",
+    "all", "dev", "docs", "features", "hub", "images", "mlflow", "opacus", "plots", "search",
+    "simulation", "tables", "tensorboard", "text", "timm",
 }  # fmt: skip
 
 
@@ -53,6 +53,16 @@ def test_the_wheel_has_every_file_of_the_package(dist: Path) -> None:
     assert "dpfed/py.typed" in inside
     assert "dpfed/experiments/studies/sofim-cifar10.toml" in inside
     assert "dpfed/experiments/studies/sofim-cifar10.settings.json" in inside
+    assert {"dpfed/data/shipped/fashion-mnist.npz", "dpfed/data/shipped/README.md"} <= inside
+
+
+def test_what_is_shipped_is_small_and_says_where_it_is_from() -> None:
+    shipped = SOURCE / "dpfed/data/shipped"
+    assert sum(path.stat().st_size for path in shipped.iterdir()) < 5_000_000
+    page = (shipped / "README.md").read_text(encoding="utf-8")
+    for path in shipped.glob("*.npz"):
+        assert f"`{path.name}`" in page
+    assert "The MIT License (MIT). Copyright © 2017 Zalando SE" in page
 
 
 @pytest.mark.slow

@@ -44,6 +44,8 @@ from tests.claims.second_order import (
     on_adult,
     with_shares,
 )
+from tests.claims.public_features import probes
+from tests.claims.second_order import fednew_behind, momentum_or_curvature, newton
 from tests.claims.sofim import (
     CENTRED,
     FEATURES,
@@ -124,6 +126,9 @@ CLAIMS = [
           lambda: readings.beside_the_better_in_short()[:1]),
     Claim("README.md", "H G does not lead DP-FedGD; at epsilon 10 H M does, by {:+.1f} points here and {:+.1f} on Fashion-MNIST, and so does plain momentum, by {:+.1f} and {:+.1f}",
           at_ten_by_reading),
+    # ----------------------------------------------------------------------------------- docs/data.md
+    Claim("docs/data.md", "{:.1f} % with all 1,280 features, {:.1f} % with 64 so, {:.1f} % with 64 random directions; at 128 pixels {:.1f}, {:.1f} and {:.1f} %. A PCA of the private features would give {:.1f} % with 64",
+          probes),
     # --------------------------------------------------------------------------------- docs/choose.md
     Claim("docs/choose.md", "{:+.1f} points on average beside the better of searched `ema-only` and `dp-fedadam`, {:+.1f} to {:+.1f} by cell",
           lambda: (readings.beside_the_better_in_short()[0], *readings.beside_the_better_in_short()[3:])),

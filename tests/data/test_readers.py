@@ -38,6 +38,19 @@ def test_npz_with_parts(tmp_path) -> None:
     assert load(path, name="Adult (UCI)").source == "Adult (UCI)"
 
 
+def test_bytes_with_a_zero_and_a_step_are_numbers(tmp_path) -> None:
+    path = tmp_path / "d.npz"
+    x = np.array([[0, 128], [255, 130]], dtype=np.uint8)
+    np.savez(path, x_train=x, y_train=[0, 1], x_test=x[:1], y_test=[1], x_zero=128.0, x_step=0.5)
+    data = load(path)
+    assert data.train.x.tolist() == [[-64.0, 0.0], [63.5, 1.0]]
+    assert data.test.x.tolist() == [[-64.0, 0.0]]
+    np.savez(path, x=x, y=[0, 1], x_zero=128.0, x_step=0.5)
+    assert load(path).train.x.tolist() == [[-64.0, 0.0], [63.5, 1.0]]
+    np.savez(path, x=x, y=[0, 1], x_zero=128.0)
+    assert load(path).train.x.tolist() == x.tolist(), "one of both says nothing"
+
+
 def test_npz_with_groups_and_split(tmp_path) -> None:
     path = tmp_path / "d.npz"
     group = np.array([5, 5, 6, 7], np.uint8)

@@ -281,7 +281,17 @@ def _study(name: str, out: Path | None, *, tune: bool, quick: bool, workers: int
             shown.update(task, total=total, completed=done, figures=figures)
             kept.write(done, total, figures)
 
-        run_study(name, folder, tune=tune, quick=quick, workers=workers, watch=watch)
+        extraction: list[Any] = []
+
+        def watch_images(done: int, total: int) -> None:
+            if not extraction:
+                extraction.append(shown.add_task("images to features", total=total, figures=""))
+            shown.update(extraction[0], total=total, completed=done)
+
+        run_study(
+            name, folder, tune=tune, quick=quick, workers=workers, watch=watch,
+            watch_images=watch_images,
+        )  # fmt: skip
     typer.echo(f"report in {write_report(folder)}")
 
 

@@ -62,10 +62,42 @@ class ResNet(nn.Module):
 
 
 def resnet(depth: int) -> ResNet:
-    """A CIFAR ResNet of 14 or 32 layers, with random weights."""
-    if depth not in (14, 32):
-        raise bad_option("depth", "14 or 32", depth, "use the depth of the weights")
+    """A CIFAR ResNet of 14, 20 or 32 layers, with random weights."""
+    if depth not in (14, 20, 32):
+        raise bad_option("depth", "14, 20 or 32", depth, "use the depth of the weights")
     return ResNet(depth)
+
+
+_VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
+"""Widths of its 13 convolutions; 0 halves the map."""
+
+
+class Vgg16(nn.Module):
+    """VGG-16 (Simonyan and Zisserman, 2015) as it is used on 32 x 32 images.
+
+    Batch norm after each convolution, and one linear layer in place of the three that need 224
+    pixels. ``forward`` gives the 512 features: the mean over the last map. ``fc`` is there for the
+    logits.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        before = 3
+        for width in _VGG16:
+            if width:
+                conv = nn.Conv2d(before, width, 3, padding=1, bias=False)
+                layers += [conv, nn.BatchNorm2d(width), nn.ReLU()]
+                before = width
+            else:
+                layers.append(nn.MaxPool2d(2))
+        self.L = nn.Sequential(*layers)
+        self.fc = nn.Linear(512, 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalised images [m, 3, H, W], H and W at least 32, to features [m, 512]."""
+        out: torch.Tensor = self.L(x)
+        return out.mean(dim=(2, 3))
 
 
 def load_npz_weights(model: nn.Module, path: Path) -> nn.Module:

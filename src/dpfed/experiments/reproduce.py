@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dpfed.experiments import study as studies
-from dpfed.experiments.jobs import Progress, Row
+from dpfed.experiments.jobs import Progress, Row, make_job
 from dpfed.experiments.published import PAPER
 from dpfed.experiments.study import Study
 from dpfed.experiments.sweep import (
@@ -33,8 +34,9 @@ from dpfed.experiments.sweep import (
     search,
     stored_settings,
 )
+from dpfed.recipes.federation import cache_features
 from dpfed.recipes.result import write_csv
-from dpfed.recipes.schema import to_toml
+from dpfed.recipes.schema import DataRecipe, to_toml
 
 FIRST = ("accuracy", "loss", "worst_silo")
 TIMING = ("seconds",)
@@ -48,6 +50,7 @@ def reproduce(
     quick: bool = False,
     workers: int | None = None,
     watch: Progress | None = None,
+    watch_images: Callable[[int, int], None] | None = None,
 ) -> list[Row]:
     """Run a study into a folder; returns the final rows.
 
@@ -58,6 +61,7 @@ def reproduce(
         quick: run a miniature of the study, with few rounds and one seed.
         workers: how many processes run jobs; None is one per CPU.
         watch: called with (done, all, the row) after each run.
+        watch_images: called with (done, all) while images become features, which is done first.
     """
     study = studies.load_study(source)
     if quick:
@@ -67,12 +71,25 @@ def reproduce(
     _copy_published(source, out)
     root = None if str(source) in studies.study_names() else Path(source).resolve().parent
     workspace = Workspace(study=study, folder=out, root=root, workers=workers, watch=watch)
+    _cache_features(study, root, watch_images)
     settings = search(workspace) if tune else stored_settings(str(source), study, out)
     check_settings(study, settings, str(source))
     (out / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
     rows = final(workspace, settings)
     write_csv(flat_rows(study, rows), out / "final.csv")
     return rows
+
+
+def _cache_features(
+    study: Study, root: Path | None, watch: Callable[[int, int], None] | None
+) -> None:
+    """Images become features once, on all cores: the processes to come have one each."""
+    done: list[DataRecipe] = []
+    for (_, base), method in product(studies.cells(study), study.methods):
+        table = make_job(study.base, {}, {**method.set, **base}).recipe.data
+        if table not in done:
+            cache_features(table, root, watch)
+            done.append(table)
 
 
 def _copy_published(source: str | Path, out: Path) -> None:

@@ -197,7 +197,9 @@ def public_range(
         spread: how far public records lie from the center, which stands in for the radius.
     """
     if isinstance(data.low, msgspec.UnsetType) or isinstance(data.high, msgspec.UnsetType):
-        return 0.0, spread if data.radius is None else data.radius
+        if data.radius is not None or isinstance(data.norm, msgspec.UnsetType):
+            return 0.0, spread if data.radius is None else data.radius
+        return 0.0, data.norm
     low, high = (_for_each(name, getattr(data, name), features) for name in ("low", "high"))
     if not all(a < b for a, b in zip(low, high, strict=True)):
         raise refuse("data.low", "below data.high for each feature", data.low, "correct one")

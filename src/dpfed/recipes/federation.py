@@ -242,6 +242,8 @@ def _decided(recipe: DataRecipe) -> Missing | None:
 def _clean(recipe: DataRecipe, records: Records) -> Records:
     if _decided(recipe) is Missing.FILL:
         records = datasets.fill_missing(records, recipe.fill_missing or 0.0)
+    if not isinstance(recipe.norm, msgspec.UnsetType):
+        records = datasets.set_norms(records, recipe.norm)
     return records if recipe.radius is None else datasets.scale_rows(records, recipe.radius)
 
 
@@ -262,18 +264,50 @@ def _standardised(recipe: DataRecipe, records: Records) -> Records:
     return replace(records, x=scaled)
 
 
-def _featurize(recipe: DataRecipe, dataset: Dataset, root: Path | None) -> Dataset:
+def cache_features(
+    recipe: DataRecipe, root: Path | None, watch: Callable[[int, int], None] | None = None
+) -> None:
+    """Extract features into the recipe's cache, where it has one: loading then only reads them.
+
+    Args:
+        recipe: the table ``data``.
+        root: where a relative source is looked up, after the working directory.
+        watch: called with (images so far, all of them).
+    """
+    if not recipe.backbone or recipe.backbone_cache is None:
+        return
+    dataset = datasets.load(recipe.source, root=root, **recipe.options)
+    total = len(dataset.train) + (0 if dataset.test is None else len(dataset.test))
+    done = 0
+
+    def added(images: int) -> None:
+        nonlocal done
+        done += images
+        if watch:
+            watch(done, total)
+
+    _featurize(recipe, dataset, root, added)
+
+
+def _featurize(
+    recipe: DataRecipe,
+    dataset: Dataset,
+    root: Path | None,
+    watch: Callable[[int], None] | None = None,
+) -> Dataset:
     """Images become features of a public backbone: a map of each record on its own."""
-    weights = recipe.backbone_weights
+    weights, project = recipe.backbone_weights, recipe.backbone_project
     where = None if weights is None else datasets.find_file(weights, root)
-    cache = None if recipe.backbone_cache is None else Path(recipe.backbone_cache)
+    cache = None if recipe.backbone_cache is None else Path(recipe.backbone_cache).expanduser()
     return featurize(
         dataset,
         str(recipe.backbone),
         size=recipe.backbone_size,
         fit=recipe.backbone_fit,
+        project=0 if isinstance(project, msgspec.UnsetType) else project,
         weights=where,
         cache=cache,
+        watch=watch,
     )
 
 

@@ -71,6 +71,8 @@ class DataRecipe(_Section, frozen=True):
     """Public constants to divide the features by afterwards, never computed from the data."""
     convolutions: int = 0
     """Number of random convolutions that turn a record [channels, time] into features."""
+    norm: float | msgspec.UnsetType = msgspec.UNSET
+    """If given, every feature row is scaled to this norm, shorter ones too."""
     radius: float | None = None
     """Scale longer feature rows to this norm."""
     low: float | list[float] | msgspec.UnsetType = msgspec.UNSET
@@ -85,6 +87,8 @@ class DataRecipe(_Section, frozen=True):
     """Height and width that images get first."""
     backbone_fit: str = "pad"
     """How they get it: pad or resize."""
+    backbone_project: int | msgspec.UnsetType = msgspec.UNSET
+    """Keep so many columns, along the leading directions of its own classifier. Unset: all."""
     backbone_weights: str | None = None
     """The file with its weights."""
     backbone_cache: str | None = None
