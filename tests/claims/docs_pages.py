@@ -36,6 +36,7 @@ from tests.claims.other_methods import (
     silos_go_both_ways,
     subjects,
 )
+from tests.claims.public_features import probes
 from tests.claims.second_order import (
     fednew_behind,
     hybrid_errors,
@@ -44,8 +45,6 @@ from tests.claims.second_order import (
     on_adult,
     with_shares,
 )
-from tests.claims.public_features import probes
-from tests.claims.second_order import fednew_behind, momentum_or_curvature, newton
 from tests.claims.sofim import (
     CENTRED,
     FEATURES,
