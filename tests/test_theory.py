@@ -393,15 +393,6 @@ def test_the_sentences_of_the_answer() -> None:
 
 
 @needs_results
-def test_the_line_in_results() -> None:
-    said = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
-    along = measured(**ALPHA, quantity="rho alpha_H, along the gradient")
-    assert f"(rho alpha_H {min(along):.3f} to {max(along):.3f})" in said
-    vacuous = loose("Theorem 4.31", case="searched", quantity="beside")
-    assert f"4.31's is {min(vacuous):.0f} to {max(vacuous):.0f} times what it assumes" in said
-
-
-@needs_results
 def test_f2_holds_but_for_one_round() -> None:
     assert set(measured("(F.2)", case="rho 0.1")) == {1 - 1 / 80}
     assert set(measured("(F.2)", case="rho 1")) == {1.0}
