@@ -7,7 +7,7 @@ from __future__ import annotations
 import statistics
 from functools import partial
 
-from tests.claims import adamw
+from tests.claims import adamw, public_features
 from tests.claims import sofim_readings as readings
 from tests.claims.devices import (
     FLEET,
@@ -134,6 +134,7 @@ from tests.claims.sofim_fair import (
 HELPS = "results/what-helps.md"
 
 CLAIMS = [
+    *public_features.CLAIMS,
     # ------------------------------------------------------------------ the size of a model
     Claim(SIZE, "DP-FedGD has {:.1f}, {:.1f}, {:.1f}, {:.1f}, {:.1f} and {:.1f} %", lambda: sizes("DP-FedGD")),
     Claim(SIZE, "DP-FedSOFIM is at most {:.2f} points from it at five sizes, and {:+.2f} at 2,570", beside_gd),
