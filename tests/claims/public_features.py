@@ -80,6 +80,7 @@ def claims_of(folder: str) -> list[Claim]:
 
 
 CLAIMS = [
+    *claims_of(CIFAR),
     *claims_of(FASHION),
     Claim("results/public-features/README.md", "{:.2f} % with floats, {:.2f} % with bytes",
           lambda: probed(96, "float", "byte", data="fashion-mnist")),
