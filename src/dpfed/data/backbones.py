@@ -63,6 +63,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own convention)
 
 from dpfed.core.errors import DataError
 from dpfed.core.extras import needs
+from dpfed.core.files import locked_file
 from dpfed.core.vector import side_by_side
 from dpfed.data._checks import bad_option, require_one, unreadable
 from dpfed.data.architectures import (
@@ -395,13 +396,11 @@ def _read_cache(path: Path, key: str, rows: int) -> torch.Tensor | None:
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """While one process makes a cache file, others that want it wait."""
-    from filelock import FileLock
-
-    lock = FileLock(path.with_suffix(".lock"))
-    with lock:
+    lock = path.with_suffix(".lock")
+    with locked_file(lock):
         yield
     with suppress(OSError):  # Windows: another process waits for it
-        Path(lock.lock_file).unlink()
+        lock.unlink()
 
 
 def _write_cache(path: Path, key: str, made: torch.Tensor) -> None:

@@ -62,7 +62,7 @@ class SofimState(NamedTuple):
 
 
 class _Options(NamedTuple):
-    """What is left as None is decided by the rule, in the first round that says T, C and std."""
+    """What is None is decided by the rule, in each round, from its T, C and std."""
 
     momentum: bool
     rho: float | None
