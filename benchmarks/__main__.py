@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m benchmarks [name ...] [--json FILE]``: all of them, or those named, as one table.
 
+``--page results/benchmarks/table.md`` writes the tables of that page anew, from the kept files that
+each names; a digest of the measured code is kept beside the figures (_freshness.py).
+
 Exits with 1 where a target is missed. Each benchmark is a file of this folder with a ``run()``;
 what its limit is, and why, stands at the top of the file.
 """
@@ -11,10 +14,13 @@ import argparse
 import json
 import pkgutil
 import sys
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks._measure import Result, machine, quartiles, table
+from benchmarks._freshness import digest
+from benchmarks._measure import Result, breakdown, machine, quartiles, table
+from benchmarks._page import write_tables
 
 
 def names() -> list[str]:
@@ -28,6 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("name", nargs="*", help=f"one of {', '.join(names())}; all by default")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every number")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="a page whose tables to renew")
     asked = parser.parse_args()
     unknown = sorted(set(asked.name) - set(names()))
     if unknown:
@@ -37,10 +44,18 @@ def main() -> int:
     _say(table(lines))
     _say(f"\nquartiles, ms:\n{quartiles(lines)}")
     for line in lines:
-        _say(_breakdown(line))
+        _say(breakdown(line))
     if asked.json:
         found = {name: [line.to_dict() for line in group] for name, group in results.items()}
-        asked.json.write_text(json.dumps({"machine": machine(), "results": found}, indent=2) + "\n")
+        kept = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "machine": machine(),
+            "measured": {name: digest(name) for name in results},
+            "results": found,
+        }
+        asked.json.write_text(json.dumps(kept, indent=2) + "\n")
+    if asked.page:
+        write_tables(asked.page)
     return 1 if any(line.met is False for line in lines) else 0
 
 
@@ -48,14 +63,6 @@ def _run(name: str) -> list[Result]:
     sys.stderr.write(f"{name} ...\n")
     results: list[Result] = import_module(f"benchmarks.{name}").run()
     return results
-
-
-def _breakdown(line: Result) -> str:
-    parts = line.detail.get("breakdown_ms")
-    if not parts:
-        return ""
-    rows = "\n".join(f"  {part:<32}{value:8.2f} ms" for part, value in parts.items())
-    return f"\n{line.name}, by part:\n{rows}"
 
 
 def _say(text: str) -> None:

@@ -38,7 +38,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 
 from benchmarks._load_app import case
 from dpfed.core.types import UPDATE
-from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
+from dpfed.training.flower.codec import CONTROL, Envelope, write_reply
 from dpfed.training.flower.responder import ENROL, LAST, READY
 
 PAUSE = 3.0  # seconds between two looks of a SuperNode that has nothing to do
@@ -91,11 +91,11 @@ def answers() -> Callable[[RecordDict], RecordDict]:
     def answer(content: RecordDict) -> RecordDict:
         control: Any = content.config_records[CONTROL]
         if control["stage"] == ENROL:
-            record = write_answer(Envelope(0, 0, ENROL, 0), {})
+            record = write_reply(Envelope(0, 0, ENROL, 0), {})
             record.config_records[CONTROL].update(said)
             return record
         at = Envelope(int(control["round"]), int(control["attempt"]), str(control["stage"]), 0)
-        return write_answer(at, {UPDATE: bytes(4 * size)})
+        return write_reply(at, {UPDATE: bytes(4 * size)})
 
     return answer
 

@@ -47,9 +47,13 @@ def train(message: Message, context: Context) -> Message:
         reply = Message(message.content, reply_to=message)
     used = resource.getrusage(resource.RUSAGE_SELF)
     note(
-        context, kind=kind, waited=waited, mb=used.ru_maxrss / 1024,
-        cpu=used.ru_utime + used.ru_stime, enrol=_stage(message) == "enrol",
-    )  # fmt: skip
+        context,
+        kind=kind,
+        waited=waited,
+        mb=used.ru_maxrss / 1024,
+        cpu=used.ru_utime + used.ru_stime,
+        enrol=_stage(message) == "enrol",
+    )
     return reply
 
 
@@ -119,9 +123,12 @@ def _echoes(grid: Grid, params: Any) -> Iterator[None]:
     import torch
 
     while True:
-        content = RecordDict({
-            "arrays": ArrayRecord({"weight": torch.as_tensor(params)}), "config": ConfigRecord(),
-        })  # fmt: skip
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord({"weight": torch.as_tensor(params)}),
+                "config": ConfigRecord(),
+            }
+        )
         nodes = list(grid.get_node_ids())
         sent = set(grid.push_messages([Message(content, n, "train", ttl=600) for n in nodes]))
         while sent:

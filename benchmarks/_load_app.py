@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Flower app of scripts/soak-load and fleet-load: a training of no-op clients, with a log.
+"""The Flower app of tests/soak/load.py and fleet-load: a training of no-op clients, with a log.
 
 The case is in ``DPFED_LOAD`` ("CLIENTS SIZE SUM ROUNDS"), for the server and for every node.
 """
@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from benchmarks.flower_round import Nothing
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE
+from dpfed.core.types import UPDATE, Facts
 from dpfed.flower import make_plan
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.flower.client import client_app
@@ -37,7 +37,7 @@ def case() -> tuple[Plan, int]:
         return open_plan(int(clients), int(rounds)), int(size)
     plan = Plan(
         client=build("client", "gradient", {}),
-        channels={UPDATE: gaussian(clip=1.0, std=2.0)},
+        channels={UPDATE: gaussian(Facts(clip=1.0), std=2.0)},
         sum=build("sums", kind, {}),
         server=build("server", "scale", {}),
         nominal=[1.0] * int(clients),
@@ -50,9 +50,14 @@ def open_plan(cohort: int, rounds: int) -> Plan:
     """Whoever is there, in every round: as many devices as there are slots can fill them."""
     limits = {"min_separation": 1, "at_most": rounds}
     privacy = {
-        "mechanism": "gaussian", "std_over_clip": 1.0, "unit": "client", "trust": "central",
-        "adjacency": "zero-out", "participation": limits, "cohort": cohort,
-    }  # fmt: skip
+        "mechanism": "gaussian",
+        "std_over_clip": 1.0,
+        "unit": "client",
+        "trust": "central",
+        "adjacency": "zero-out",
+        "participation": limits,
+        "cohort": cohort,
+    }
     return make_plan([], rounds=rounds, method="dp-fedgd", privacy=privacy)
 
 
@@ -93,8 +98,14 @@ def main(grid: Grid, context: Context) -> None:
     out = Path(str(context.run_config["out"]))
 
     def note(row: dict[str, Any]) -> None:
-        seen = {"seconds": row["seconds"], "clients": row["clients"], "server": resident(),
-                "workers": workers(), "at": time.time(), "cpu": time.process_time()}  # fmt: skip
+        seen = {
+            "seconds": row["seconds"],
+            "clients": row["clients"],
+            "server": resident(),
+            "workers": workers(),
+            "at": time.time(),
+            "cpu": time.process_time(),
+        }
         with (out / ROWS).open("a") as file:
             file.write(json.dumps(seen) + "\n")
 

@@ -211,6 +211,15 @@ def _range(result: Result, side: str, counts: float) -> str:
     return f"[{low:.4g}, {high:.4g}] of {timing['repeats']}"
 
 
+def breakdown(result: Result) -> str:
+    """What the parts of a timing take, where it has parts."""
+    parts = result.detail.get("breakdown_ms")
+    if not parts:
+        return ""
+    rows = "\n".join(f"  {part:<32}{value:8.2f} ms" for part, value in parts.items())
+    return f"\n{result.name}, by part:\n{rows}"
+
+
 def machine() -> dict[str, Any]:
     """What the numbers depend on: processor and versions, no host name and no path."""
     return {

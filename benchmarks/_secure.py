@@ -75,7 +75,7 @@ class Table:
         began = time.perf_counter()
         reply = {UPDATE: self.release} if stage == "input" else None
         secret = self.secrets.get(client, b"")
-        messages, self.secrets[client] = self.sum.answer(
+        messages, self.secrets[client] = self.sum.reply(
             stage, {SUM: request}, reply, secret, self._seat(client)
         )
         self.client_seconds += time.perf_counter() - began
@@ -98,13 +98,13 @@ def primitives(clients: int, size: int, graph: Design) -> None:
     degree, key = graph.degree, os.urandom(32)
     near = range(degree)
     buffer = bytearray(len(_ZEROS) + 64)
-    letter = AESGCM(key).encrypt(bytes(12), bytes(shamir.SHARE), None)
+    letter = AESGCM(key).encrypt(bytes(12), bytes(shamir.SHARE_BYTES), None)
     for _ in range(clients):
         for _ in near:
             for _ in range(3):
                 HKDFExpand(SHA256(), 32, info=bytes(44)).derive(key)
                 hashlib.sha256(key).digest()
-            AESGCM(key).encrypt(bytes(12), bytes(shamir.SHARE), None)
+            AESGCM(key).encrypt(bytes(12), bytes(shamir.SHARE_BYTES), None)
             AESGCM(key).decrypt(bytes(12), letter, None)
         for _ in range(degree + 2):
             _stream(key, 8 * size, buffer)

@@ -3,7 +3,8 @@
 
     devices -- replies --> aggregator -- an int64 total, and who is in it --> root: noise, step
 
-Not a part of dpfed: it is here to be measured (scripts/tree-load; its processes: _tree_nodes.py).
+Not a part of dpfed: it is here to be measured (lab/scripts/tree_load.py; its processes:
+_tree_nodes.py).
 
 Guarantee: the root's total has the bits of one server's, whatever the shards and the order. An
 aggregator reads replies by the code of the plain sum, and refuses what one server refuses;
@@ -37,11 +38,10 @@ import numpy as np
 
 from dpfed.core.errors import BadReply
 from dpfed.core.grid import add_weighted
-from dpfed.core.sum_protocol import Answer
+from dpfed.core.sum_protocol import StageReply
 from dpfed.core.types import Broadcast
 from dpfed.sums.plain import Adder, Adding, Plain, plain
-from dpfed.training.round import SERVER, Exchange
-from dpfed.training.take import Taking
+from dpfed.training.round import SERVER, Exchange, add_replies
 
 if TYPE_CHECKING:
     from dpfed.core.grid import Integers
@@ -72,9 +72,9 @@ def begin(cohorts: Cohorts, sizes: Mapping[str, int], context: SumContext, every
     return Adder({name: replace(adding, limit=limit) for name, adding in session.channels.items()})
 
 
-def gather(session: Adder, answers: Iterable[tuple[int, Answer]]) -> Adder:
+def gather(session: Adder, answers: Iterable[tuple[int, StageReply]]) -> Adder:
     """Add up what comes; a reply that does not fit is dropped, and the rest goes on."""
-    after: Adder = Taking(plain(), session, {}, logging.DEBUG).all(answers)
+    after: Adder = add_replies(plain(), session, answers, {}, logging.DEBUG)
     return after
 
 
@@ -124,8 +124,12 @@ def _checked(adding: Adding, inside: set[int], message: bytes) -> Integers:
     if len(message) != 8 * size or not inside <= adding.cohort.keys():
         raise BadReply(f"a partial total must be {size} integers of 8 bytes, of devices asked")
     one = None if adding.longest is None else adding.longest + math.sqrt(size)
-    whole = replace(adding, cohort={SERVER: 1.0}, limit=count * int(adding.limit),
-                    longest=None if one is None else count * one)  # fmt: skip
+    whole = replace(
+        adding,
+        cohort={SERVER: 1.0},
+        limit=count * int(adding.limit),
+        longest=None if one is None else count * one,
+    )
     return whole.decode(SERVER, message)
 
 
@@ -143,7 +147,7 @@ def through(plan: Plan, shards: Shards, devices: Exchange) -> Exchange:
 
     def exchange(
         broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, StageReply]]:
         context = plan.sum_context(broadcast, SERVER)
         sizes = {name: plan.size(name, broadcast.params.numel()) for name in requests}
         everyone = max(map(len, requests.values()))

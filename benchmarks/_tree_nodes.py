@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of scripts/tree-load: one aggregator, and one that stands in for its devices.
+"""The processes of lab/scripts/tree_load.py: an aggregator, and one that stands in for its devices.
 
     python -m benchmarks._tree_nodes aggregator SIZE PORT     the port of the root, on loopback
     python -m benchmarks._tree_nodes devices SIZE             orders on the standard input
@@ -242,9 +242,12 @@ def nodes(size: int) -> Iterator[Nodes]:
 def _start(stack: ExitStack, *words: object) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks._tree_nodes", *map(str, words)],
-        cwd=Path(__file__).parent.parent, env=os.environ | RETURN_FREED | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=Path(__file__).parent.parent,
+        env=os.environ | RETURN_FREED | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     stack.enter_context(process)
     stack.callback(process.kill)
     return process

@@ -25,6 +25,12 @@ from dpfed.core.types import Unit, Vector
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, LinearProblem
 
+MEASURES = (
+    "dpfed.core.clipping",
+    "dpfed.core.rows",
+    "dpfed.data.models",
+)
+
 BATCH = 2_500
 CALLS = 10  # in each time, so that all ways run from a warm cache
 HOOKS, GHOST = 0.1, 1.0

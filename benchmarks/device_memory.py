@@ -22,7 +22,7 @@ from dpfed.accounting import accountant
 from dpfed.client.gradient import gradient
 from dpfed.core.randomness import Noise
 from dpfed.core.sampling import Poisson
-from dpfed.core.types import UPDATE, Adjacency, Trust, Unit
+from dpfed.core.types import UPDATE, Adjacency, Facts, Trust, Unit
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, LinearProblem
 from dpfed.mechanisms.gaussian import gaussian
@@ -30,6 +30,14 @@ from dpfed.server.scale import scale
 from dpfed.sums.plain import plain
 from dpfed.training.inprocess import rounds
 from dpfed.training.plan import Plan
+
+MEASURES = (
+    "dpfed.training.inprocess",
+    "dpfed.training.population",
+    "dpfed.training.round",
+    "dpfed.training.loop",
+    "dpfed.accounting.accountant",
+)
 
 POPULATION, COHORT, EACH = 10**6, 1_000, 5
 TARGET = 1.02
@@ -52,14 +60,24 @@ class Made(Sequence[LinearProblem]):
 def plan() -> Plan:
     """DP-FedGD at client level: the server draws clients, and adds the noise."""
     mechanism = gaussian(
-        clip=round_time.CLIP, std=round_time.CLIP, unit=Unit.CLIENT, trust=Trust.CENTRAL,
-        adjacency=Adjacency.ZERO_OUT,
-    )  # fmt: skip
+        Facts(
+            clip=round_time.CLIP,
+            unit=Unit.CLIENT,
+            adjacency=Adjacency.ZERO_OUT,
+            trust=Trust.CENTRAL,
+        ),
+        std=round_time.CLIP,
+    )
     return Plan(
-        client=gradient(), channels={UPDATE: mechanism}, sum=plain(), server=scale(0.1),
-        nominal=[1.0] * POPULATION, rounds=1_000, noise=Noise(0),
-        participation=Poisson(COHORT / POPULATION),
-    )  # fmt: skip
+        client=gradient(),
+        channels={UPDATE: mechanism},
+        sum=plain(),
+        server=scale(0.1),
+        nominal=[1.0] * POPULATION,
+        rounds=1_000,
+        noise=Noise(0),
+        client_sampling=Poisson(COHORT / POPULATION),
+    )
 
 
 def run() -> list[Result]:

@@ -26,12 +26,23 @@ from benchmarks._measure import Result, Task, compare, interleaved, threads, tim
 from dpfed.client.gradient import gradient
 from dpfed.core.chain import chain
 from dpfed.core.randomness import Noise
-from dpfed.core.types import UPDATE, Trust, Unit
+from dpfed.core.types import UPDATE, Facts, Trust, Unit
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.server.scale import scale
 from dpfed.server.sofim import sofim
 from dpfed.sums.plain import plain
 from dpfed.training.plan import Plan
+
+MEASURES = (
+    "dpfed.training.inprocess",
+    "dpfed.training.batched",
+    "dpfed.training.round",
+    "dpfed.core.clipping",
+    "dpfed.core.stacked",
+    "dpfed.data.models",
+    "dpfed.core.randomness",
+    "dpfed.mechanisms.gaussian",
+)
 
 MANY, EACH, COHORT = 10_000, 5, 1_000
 TARGET = 15.0
@@ -49,11 +60,16 @@ def run() -> list[Result]:
 def plan_for(kind: str, clients: int) -> Plan:
     """DP-FedSOFIM of so many clients, by the trust."""
     unit, trust = KINDS[kind]
-    mechanism = gaussian(clip=round_time.CLIP, std=round_time.CLIP, unit=unit, trust=trust)
+    mechanism = gaussian(Facts(clip=round_time.CLIP, unit=unit, trust=trust), std=round_time.CLIP)
     return Plan(
-        client=gradient(), channels={UPDATE: mechanism}, sum=plain(),
-        server=chain(sofim(), scale(0.1)), nominal=[1.0] * clients, rounds=10_000, noise=Noise(0),
-    )  # fmt: skip
+        client=gradient(),
+        channels={UPDATE: mechanism},
+        sum=plain(),
+        server=chain(sofim(), scale(0.1)),
+        nominal=[1.0] * clients,
+        rounds=10_000,
+        noise=Noise(0),
+    )
 
 
 def _against_bare(kind: str) -> Result:

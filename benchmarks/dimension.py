@@ -33,16 +33,23 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks._measure import Result
-from dpfed.core.sum_protocol import Answer
+from dpfed.core.sum_protocol import StageReply
 from dpfed.core.types import Broadcast
 from dpfed.core.vector import one_thread
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 from dpfed.recipes.build import plan_for, trained_model
 from dpfed.recipes.schema import load_recipe
-from dpfed.training.answer import ClientState, answer
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, client_reply
 from dpfed.training.round import ServerState, run_round, start
+
+MEASURES = (
+    "dpfed.training.reply",
+    "dpfed.training.round",
+    "dpfed.client.gradient",
+    "dpfed.mechanisms.gaussian",
+)
 
 FEATURES, CLASSES, RECORDS = (64, 128, 256, 512, 1280, 2000), 10, 1_000
 VECTORS = ("dp-fedgd", "ema-only", "dp-fedadam", "dp-fedsofim")
@@ -89,15 +96,22 @@ def _computed(method: str, last: Mapping[str, Any], features: int) -> dict[str, 
     grown = (features + 1) / (last["features"] + 1)
     memory = last["memory"] * unit_of(method, features) / unit_of(method, last["features"])
     power = 1 if method in VECTORS else 3
-    return {"computed": True, "memory": memory, "seconds": last["seconds"] * grown**power,
-            "bare": last["bare"] * grown}  # fmt: skip
+    return {
+        "computed": True,
+        "memory": memory,
+        "seconds": last["seconds"] * grown**power,
+        "bare": last["bare"] * grown,
+    }
 
 
 def _lines(method: str, features: int, found: dict[str, Any]) -> Iterator[Result]:
     parameters, unit = CLASSES * (features + 1), unit_of(method, features)
     name = f"{method}, {parameters:,} parameters" + (", computed" if "computed" in found else "")
-    what = {VECTORS: f"{ALLOWED} float32 vectors of d", INPUTS: "a float64 matrix, f x f",
-            PARAMETERS: "a float64 matrix, d x d"}  # fmt: skip
+    what = {
+        VECTORS: f"{ALLOWED} float32 vectors of d",
+        INPUTS: "a float64 matrix, f x f",
+        PARAMETERS: "a float64 matrix, d x d",
+    }
     kind = next(words for group, words in what.items() if method in group)
     facts = {"method": method, "features": features, "parameters": parameters, **found}
     yield Result(f"{name}, memory", found["memory"] / 1e6, unit / 1e6, "MB", None, kind, facts)
@@ -116,11 +130,15 @@ def measure(method: str, features: int) -> dict[str, Any]:
     timed = _played(method, features, RECORDS, processor_seconds)
     judged = timed[-1:] if method in PARAMETERS else timed
     found: dict[str, Any] = {
-        "memory": max(map(max, held)), "seconds": max(map(sum, judged)), "bare": _bare(features)
-    }  # fmt: skip
+        "memory": max(map(max, held)),
+        "seconds": max(map(sum, judged)),
+        "bare": _bare(features),
+    }
     for kind, taken in (("bytes", held), ("seconds", timed)):
-        found |= {f"client_{kind}": [client for client, _ in taken],
-                  f"server_{kind}": [server for _, server in taken]}  # fmt: skip
+        found |= {
+            f"client_{kind}": [client for client, _ in taken],
+            f"server_{kind}": [server for _, server in taken],
+        }
     return found
 
 
@@ -183,7 +201,7 @@ class _Desk:
         )
         return after, (took, server)
 
-    def answer(self, state: ServerState) -> tuple[float, Answer]:
+    def answer(self, state: ServerState) -> tuple[float, StageReply]:
         """What the client answers, and what that takes; the server does nothing with it."""
         try:
             run_round(self.plan, state, self._ask)
@@ -193,10 +211,10 @@ class _Desk:
 
     def _ask(
         self, broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, StageReply]]:
         asked = {name: to[0] for name, to in requests.items()}
         took, (reply, self.member) = self.meter(
-            lambda: answer(self.plan, broadcast, stage, asked, self.member)
+            lambda: client_reply(self.plan, broadcast, stage, asked, self.member)
         )
         raise _Made(took, reply)
 
@@ -204,7 +222,7 @@ class _Desk:
 @dataclass
 class _Made(Exception):
     took: float
-    reply: Answer
+    reply: StageReply
 
 
 def _records(features: int, count: int) -> Records:

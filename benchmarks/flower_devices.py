@@ -21,6 +21,12 @@ from benchmarks._measure import Result, Task, compare, interleaved, threads
 from benchmarks._simulated import Timings, simulated, timing_app
 from dpfed.training.flower.client import client_index
 
+MEASURES = (
+    "dpfed.training.inprocess",
+    "dpfed.training.batched",
+    "dpfed.training.round",
+)
+
 CLIENTS = 100
 REPEATS = 5
 
@@ -49,8 +55,12 @@ def measure(grid: Grid) -> Timings:
     """Both by turns, in the ServerApp."""
     model = torch.nn.Linear(round_time.FEATURES, round_time.CLASSES)
     arrays = ArrayRecord(model.state_dict())
-    fedavg = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=CLIENTS,
-                    min_available_nodes=CLIENTS)  # fmt: skip
+    fedavg = FedAvg(
+        fraction_train=1.0,
+        fraction_evaluate=0.0,
+        min_train_nodes=CLIENTS,
+        min_available_nodes=CLIENTS,
+    )
     private = DifferentialPrivacyServerSideFixedClipping(fedavg, 1.0, round_time.CLIP, CLIENTS)
     with threads(1):
         problems = round_time.split(round_time.random_records(CLIENTS * devices.EACH), CLIENTS)

@@ -27,9 +27,16 @@ from benchmarks import round_time
 from benchmarks._measure import RETURN_FREED, Result, peak_above
 from dpfed.core.types import UPDATE
 from dpfed.core.vector import layout_of
-from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
+from dpfed.training.flower.codec import CONTROL, Envelope, write_reply
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.loop import Step, train
+
+MEASURES = (
+    "dpfed.training.flower.transport",
+    "dpfed.training.flower.codec",
+    "dpfed.training.loop",
+    "dpfed.training.round",
+)
 
 SIZE = 10**6
 VECTOR = 4 * SIZE
@@ -75,8 +82,11 @@ class LazyGrid(Grid):
         """Keep what a reply needs, not the message."""
         ids = [str(uuid4()) for _ in messages]
         for key, message in zip(ids, messages, strict=True):
-            size = sum(int(np.prod(a.shape)) for r in message.content.array_records.values()
-                       for a in r.values())  # fmt: skip
+            size = sum(
+                int(np.prod(a.shape))
+                for r in message.content.array_records.values()
+                for a in r.values()
+            )
             node = message.metadata.dst_node_id
             control = message.content.config_records[CONTROL]
             self.sent[key] = (
@@ -95,9 +105,9 @@ class LazyGrid(Grid):
         client, stage, size, at = self.sent.pop(key)
         if stage == "reply":
             data = self.block * (size // 1_000)
-            content = write_answer(Envelope(at, 0, "reply", client), {UPDATE: data})
+            content = write_reply(Envelope(at, 0, "reply", client), {UPDATE: data})
         else:
-            content = write_answer(Envelope(0, 0, "enrol", client), {})
+            content = write_reply(Envelope(0, 0, "enrol", client), {})
             content.config_records[CONTROL]["fingerprint"] = self.fingerprint
         reply = Message(content, 1, "train")
         reply.metadata.__dict__["_reply_to_message_id"] = key

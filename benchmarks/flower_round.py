@@ -22,15 +22,25 @@ from benchmarks._measure import Result, Task, Timing, compare, interleaved
 from benchmarks._simulated import Timings, simulated, timing_app
 from dpfed.core.registry import build
 from dpfed.core.rows import Dense
-from dpfed.core.types import UPDATE, Rows, Unit, Vector
+from dpfed.core.types import UPDATE, Facts, Rows, Unit, Vector
 from dpfed.core.vector import layout_of
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.flower.client import client_app, client_index
-from dpfed.training.flower.codec import CONTROL, Envelope, write_answer
+from dpfed.training.flower.codec import CONTROL, Envelope, write_reply
 from dpfed.training.flower.responder import ENROL
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.loop import Step, train
 from dpfed.training.plan import Plan
+
+MEASURES = (
+    "dpfed.training.flower.transport",
+    "dpfed.training.flower.codec",
+    "dpfed.training.flower.client",
+    "dpfed.training.flower.responder",
+    "dpfed.training.loop",
+    "dpfed.training.round",
+    "dpfed.training.reply",
+)
 
 CLIENTS = 20
 SIZES = (650, 10**6)
@@ -41,7 +51,7 @@ def plan(std: float = 1.0) -> Plan:
     """DP-FedGD over 20 clients of one unit each."""
     return Plan(
         client=build("client", "gradient", {}),
-        channels={UPDATE: gaussian(clip=1.0, std=std)},
+        channels={UPDATE: gaussian(Facts(clip=1.0), std=std)},
         sum=build("sums", "plain", {}),
         server=build("server", "scale", {}),
         nominal=[1.0] * CLIENTS,
@@ -97,7 +107,7 @@ def _app() -> ClientApp:
         at = int(str(control["round"]))
         envelope = Envelope(at, 0, "reply", client_index(context))
         size = content.array_records["arrays"]["weight"].shape[0]
-        answer = write_answer(envelope, {UPDATE: bytes(4 * size)})
+        answer = write_reply(envelope, {UPDATE: bytes(4 * size)})
         return Message(answer, reply_to=message)
 
     return made
@@ -116,8 +126,12 @@ def run() -> list[Result]:
 
 def _tasks(grid: Grid, size: int) -> dict[str, Task]:
     arrays = ArrayRecord({"weight": torch.zeros(size)})
-    bare = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=CLIENTS,
-                  min_available_nodes=CLIENTS)  # fmt: skip
+    bare = FedAvg(
+        fraction_train=1.0,
+        fraction_evaluate=0.0,
+        min_train_nodes=CLIENTS,
+        min_available_nodes=CLIENTS,
+    )
     quiet, loud = begun(plan(), grid, size, "quiet"), begun(plan(2.0), grid, size, "loud")
     return {
         "bare": Task(lambda: bare.start(grid, arrays, num_rounds=1)),

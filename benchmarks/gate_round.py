@@ -26,6 +26,13 @@ from benchmarks._measure import Result, Timing, compare, timing
 from dpfed.recipes.schema import to_toml
 from dpfed.recipes.terms import read_terms, write_terms
 
+MEASURES = (
+    "dpfed.silo.gate",
+    "dpfed.silo.handler",
+    "dpfed.silo.relay",
+    "dpfed.training.reply",
+)
+
 SILOS, RECORDS, CLASSES, REPEATS = 3, 200, 10, 8
 FEATURES = {650: 64, 10**6: 99_999}
 
@@ -41,8 +48,11 @@ def _measured(size: int) -> list[dict[str, Any]]:
         path = os.pathsep.join((str(Path("src").resolve()), str(Path.cwd())))
         env = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "DPFED_STATE": str(work / "state")}
         with _Net(work, all_, env) as net:
-            config = {"notes": str(work / "notes"), "terms": str(work / "terms-KIND.toml"),
-                      "repeats": REPEATS}  # fmt: skip
+            config = {
+                "notes": str(work / "notes"),
+                "terms": str(work / "terms-KIND.toml"),
+                "repeats": REPEATS,
+            }
             ended = net.run(_app(work / "app"), config, timeout=900)
         assert ended.completed, ended.log
         return [json.loads(line) for line in (work / "notes").read_text().splitlines()]
@@ -64,13 +74,23 @@ class _Net(Net):
 def _gates(work: Path, size: int) -> Iterator[list[Silo]]:
     features = FEATURES[size]
     for kind in ("gated", "shipped"):
-        recipe = {"name": f"bench-{kind}", "method": "dp-fedgd", "rounds": REPEATS + 2,
-                  "privacy": {"epsilon": 1.0}, "evaluation": {"kind": "off"}}  # fmt: skip
+        recipe = {
+            "name": f"bench-{kind}",
+            "method": "dp-fedgd",
+            "rounds": REPEATS + 2,
+            "privacy": {"epsilon": 1.0},
+            "evaluation": {"kind": "off"},
+        }
         (work / "recipe.toml").write_text(to_toml(recipe))
         (work / f"terms-{kind}.toml").write_text(
-            write_terms(work / "recipe.toml", dataset="sepsis", shape=[features], classes=CLASSES,
-                        sizes=[float(RECORDS)] * SILOS)
-        )  # fmt: skip
+            write_terms(
+                work / "recipe.toml",
+                dataset="sepsis",
+                shape=[features],
+                classes=CLASSES,
+                sizes=[float(RECORDS)] * SILOS,
+            )
+        )
     made = [Silo(work / f"silo-{i}", i) for i in range(SILOS)]
     try:
         for each in made:
@@ -101,8 +121,11 @@ def _approve(silo: Silo, path: Path) -> None:
 def _app(folder: Path) -> Path:
     folder.mkdir()
     parts = {f"{kind}app": f"benchmarks._gate_app:{kind}" for kind in ("server", "client")}
-    about = {"components": parts, "publisher": "x",
-             "config": {"notes": "", "terms": "", "repeats": 0}}  # fmt: skip
+    about = {
+        "components": parts,
+        "publisher": "x",
+        "config": {"notes": "", "terms": "", "repeats": 0},
+    }
     project = {"name": "gate-bench", "version": "1.0.0", "dependencies": []}
     text = tomli_w.dumps({"project": project, "tool": {"flwr": {"app": about}}})
     (folder / "pyproject.toml").write_text(text)
@@ -113,8 +136,10 @@ def _lines(size: int, notes: list[dict[str, Any]]) -> list[Result]:
     def of(kind: str, name: str) -> list[float]:
         return [n[name] for n in notes if n.get("kind") == kind and not n["enrol"]]
 
-    rounds = {kind: timing([n["seconds"] for n in notes if n.get("round") == kind])
-              for kind in ("empty", "gated", "shipped")}  # fmt: skip
+    rounds = {
+        kind: timing([n["seconds"] for n in notes if n.get("round") == kind])
+        for kind in ("empty", "gated", "shipped")
+    }
     mb = {kind: statistics.median(of(kind, "mb")) for kind in rounds}
     cpu = {kind: statistics.median(of(kind, "cpu")) for kind in rounds}
     against = f"an empty ClientApp, {SILOS} SuperNodes on loopback"
@@ -125,8 +150,22 @@ def _lines(size: int, notes: list[dict[str, Any]]) -> list[Result]:
         compare(name, rounds["gated"], rounds["empty"], 1.15, against),
         compare(f"{name}, without a gate", rounds["shipped"], rounds["empty"], None, against),
         compare(f"{name}, in the gate", inside, tenth, 1.0 if small else None, "0.1 s"),
-        Result(f"{name}, relay's memory", mb["gated"], 150 if small else mb["empty"], "MB",
-               1.0 if small else 1.15, "150 MB" if small else against, {"mb": mb}),
-        Result(f"{name}, relay's CPU", cpu["gated"] - cpu["empty"], 0.2, "s", 1.0,
-               "0.2 s above the empty app", {"cpu": cpu}),
-    ]  # fmt: skip
+        Result(
+            f"{name}, relay's memory",
+            mb["gated"],
+            150 if small else mb["empty"],
+            "MB",
+            1.0 if small else 1.15,
+            "150 MB" if small else against,
+            {"mb": mb},
+        ),
+        Result(
+            f"{name}, relay's CPU",
+            cpu["gated"] - cpu["empty"],
+            0.2,
+            "s",
+            1.0,
+            "0.2 s above the empty app",
+            {"cpu": cpu},
+        ),
+    ]

@@ -35,6 +35,15 @@ from torch import nn
 from benchmarks._measure import RETURN_FREED, Result, peak_above, threads
 from benchmarks.flower_memory import LazyGrid
 
+MEASURES = (
+    "dpfed.training.flower.transport",
+    "dpfed.training.flower.codec",
+    "dpfed.training.flower.client",
+    "dpfed.training.reply",
+    "dpfed.training.round",
+    "dpfed.data.modules",
+)
+
 SIZES = {"client": 10**8, "record": 10**7}
 COUNTS = (2, 8)
 RECORDS = 16
@@ -65,8 +74,10 @@ def _in_child(unit: str, clients: int, size: int) -> dict[str, float]:
             [sys.executable, "-m", "benchmarks.large_model", unit, str(clients), str(size)],
             cwd=Path(__file__).parent.parent,
             env=os.environ | RETURN_FREED | {"DPFED_STATE": state},
-            stdout=subprocess.PIPE, text=True, check=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -113,8 +124,12 @@ def measure(unit: str, clients: int, size: int) -> dict[str, float]:
     problem = model.problem(tensor_batches(x, torch.arange(RECORDS)))
     units = 1 if unit == "client" else RECORDS
     privacy: dict[str, Any] = {"unit": unit, "epsilon": 8.0, "delta": 1e-5, "clip": 1.0}
-    plan = make_plan(nominal=[units] * clients, rounds=2, privacy=privacy,
-                     server=[{"name": "scale", "rate": 0.1}])  # fmt: skip
+    plan = make_plan(
+        nominal=[units] * clients,
+        rounds=2,
+        privacy=privacy,
+        server=[{"name": "scale", "rate": 0.1}],
+    )
     grid = AnsweringGrid(clients, client_app(lambda _: problem, lambda _: plan))
     steps = train(plan, model.initial(0), GridTransport(plan, grid, model.layout, timeout=3600.0))
     next(steps)
@@ -126,8 +141,13 @@ def measure(unit: str, clients: int, size: int) -> dict[str, float]:
         raise RuntimeError(f"{clients} clients should have answered, got {answered}")
     disk = sum(p.stat().st_size for p in Path(os.environ["DPFED_STATE"]).rglob("*") if p.is_file())
     vector = 4 * model.layout.size
-    return {"seconds": seconds, "memory": peak / vector, "disk": disk / clients / vector,
-            "peak_bytes": peak, "disk_bytes": disk}  # fmt: skip
+    return {
+        "seconds": seconds,
+        "memory": peak / vector,
+        "disk": disk / clients / vector,
+        "peak_bytes": peak,
+        "disk_bytes": disk,
+    }
 
 
 def _main(unit: str, clients: str, size: str) -> None:

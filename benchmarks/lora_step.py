@@ -35,6 +35,12 @@ from dpfed.core.types import Unit
 from dpfed.data.batches import Batches, tensor_batches
 from dpfed.data.modules import Network
 
+MEASURES = (
+    "dpfed.core.ghost",
+    "dpfed.data.modules",
+    "dpfed.data.samplers",
+)
+
 RECORDS, LENGTH, WORDS, CLIP = 16, 64, 2000, 1.0
 RANKS = {"rank 8": 8, "3 M parameters": 74}
 REPEATS = 7
@@ -93,9 +99,13 @@ def _set_up(rank: int) -> tuple[nn.Module, Batches]:
     peft, library = (import_module(name) for name in ("peft", "transformers"))
     torch.manual_seed(0)
     config = library.BertConfig(
-        vocab_size=WORDS, hidden_size=384, num_hidden_layers=6, num_attention_heads=6,
-        intermediate_size=1536, num_labels=2,
-    )  # fmt: skip
+        vocab_size=WORDS,
+        hidden_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=6,
+        intermediate_size=1536,
+        num_labels=2,
+    )
     targets = ["query", "key", "value", "dense"]
     lora = peft.LoraConfig(r=rank, target_modules=targets, task_type="SEQ_CLS")
     module = peft.get_peft_model(library.BertForSequenceClassification(config), lora).eval()
@@ -157,8 +167,11 @@ def _opacus(module: nn.Module, batches: Batches) -> Way:
 
 
 WAYS: dict[str, Callable[[nn.Module, Batches], Way]] = {
-    "ghost": _ghost, "plain": _plain, "func": _func, "opacus": _opacus,
-}  # fmt: skip
+    "ghost": _ghost,
+    "plain": _plain,
+    "func": _func,
+    "opacus": _opacus,
+}
 
 
 def _main(rank: str, way: str) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from benchmarks._measure import RETURN_FREED, Result, peak_above
-from dpfed.core.sum_protocol import Answer
+from dpfed.core.sum_protocol import StageReply
 from dpfed.core.types import Broadcast
 from dpfed.core.vector import one_thread
 from dpfed.data.datasets import Records
@@ -33,10 +33,19 @@ from dpfed.data.models import Linear, LinearProblem
 from dpfed.recipes.build import plan_for
 from dpfed.recipes.methods import methods_table
 from dpfed.recipes.schema import parse
-from dpfed.training.answer import ClientState, answer
 from dpfed.training.inprocess import rounds
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, client_reply
 from dpfed.training.round import run_round, start
+
+MEASURES = (
+    "dpfed.training.inprocess",
+    "dpfed.training.reply",
+    "dpfed.training.round",
+    "dpfed.training.loop",
+    "dpfed.mechanisms.gaussian",
+    "dpfed.mechanisms.tree",
+)
 
 FEATURES, CLASSES = 10_000, 10
 VECTOR = 4 * FEATURES * CLASSES
@@ -122,12 +131,12 @@ class _Desk:
 
     def transport(
         self, broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, StageReply]]:
         asked = {name: to[0] for name, to in requests.items()}
-        made: list[Answer] = []
+        made: list[StageReply] = []
 
         def work() -> None:
-            reply, self.member = answer(self.plan, broadcast, stage, asked, self.member)
+            reply, self.member = client_reply(self.plan, broadcast, stage, asked, self.member)
             made.append(reply)
 
         peak, _ = peak_above(work)

@@ -25,6 +25,13 @@ from dpfed.core.normals import AT_ONCE
 from dpfed.core.randomness import KeyStream
 from dpfed.mechanisms._rounded import rounded_normal
 
+MEASURES = (
+    "dpfed.core.randomness",
+    "dpfed.core.normals",
+    "dpfed.core.grid",
+    "dpfed.mechanisms._rounded",
+)
+
 SIZE = 1 << 18
 STD, SCALE = 1.5, 1.5 * 2.0**24
 BITS, TWICE, THRICE = "ChaCha20: 64 bits, into memory in cache", 2.0, 3.0

@@ -23,6 +23,13 @@ from dpfed.recipes.build import plan_for, trained_model
 from dpfed.recipes.schema import parse
 from dpfed.training.inprocess import rounds
 
+MEASURES = (
+    "dpfed.client.fedauto",
+    "dpfed.client._paced",
+    "dpfed.training.inprocess",
+    "dpfed.training.round",
+)
+
 CLIENTS, CLASSES, ROUNDS = 10, 10, 20
 NUMBERS = 1 << 22  # of all features together: as many records as make so many
 TARGET = 1.3
@@ -47,10 +54,13 @@ def _lines(features: int) -> list[Result]:
     return [
         compare(name, steps["dp-fedauto"], steps["dp-fedgd"], TARGET, f"a round of {against}"),
         compare(
-            f"{name}, a training", whole["dp-fedauto"], whole["dp-fedgd"], None,
+            f"{name}, a training",
+            whole["dp-fedauto"],
+            whole["dp-fedgd"],
+            None,
             f"{ROUNDS} rounds of {against}",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _records(features: int) -> Records:

@@ -23,17 +23,31 @@ from benchmarks._measure import Result, Task, Timing, compare, interleaved, thre
 from dpfed.accounting.calibrate import calibrate
 from dpfed.client.gradient import gradient
 from dpfed.core.chain import chain
-from dpfed.core.randomness import Noise, Stream
-from dpfed.core.types import UPDATE, Broadcast, Unit, Vector, Weights
+from dpfed.core.randomness import Noise
+from dpfed.core.types import UPDATE, Broadcast, Facts, Stream, Unit, Vector, Weights
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, LinearProblem
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.server.scale import scale
 from dpfed.server.sofim import sofim
 from dpfed.sums.plain import plain
-from dpfed.training.answer import ClientState, answer
 from dpfed.training.inprocess import rounds
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, client_reply
+
+MEASURES = (
+    "dpfed.training.inprocess",
+    "dpfed.training.batched",
+    "dpfed.training.round",
+    "dpfed.training.reply",
+    "dpfed.core.clipping",
+    "dpfed.core.stacked",
+    "dpfed.data.models",
+    "dpfed.core.randomness",
+    "dpfed.core.normals",
+    "dpfed.mechanisms.gaussian",
+    "dpfed.server.sofim",
+)
 
 RECORDS, CLIENTS, FEATURES, CLASSES = 50_000, 20, 64, 10
 CLIP = 7.0  # about the median norm of these gradients, so that half of the records are clipped
@@ -77,7 +91,7 @@ def split(records: Records, clients: int) -> list[LinearProblem]:
 
 def plan_for(clients: int, size: int) -> Plan:
     """DP-FedSOFIM as in the paper's tables, at epsilon 1 over 70 rounds."""
-    mechanism = calibrate(gaussian(clip=CLIP), epsilon=1, delta=1e-5, releases=70)
+    mechanism = calibrate(gaussian(Facts(clip=CLIP)), epsilon=1, delta=1e-5, releases=70)
     server = chain(sofim(), scale(0.1))
     nominal = [float(size)] * clients
     return Plan(
@@ -140,7 +154,9 @@ def _prefixes(problems: list[LinearProblem]) -> dict[str, Task]:
         "clipped": lambda _, p: clipped(p),
         "drawn": lambda c, p: stream(c).normal(clipped(p).numel()),
         "released": released,
-        "answered": lambda c, p: answer(plan, broadcast, "reply", {UPDATE: b""}, ClientState(c, p)),
+        "answered": lambda c, p: client_reply(
+            plan, broadcast, "reply", {UPDATE: b""}, ClientState(c, p)
+        ),
     }
     return {name: Task(_for_all(step, problems)) for name, step in steps.items()}
 

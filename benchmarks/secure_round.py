@@ -20,11 +20,20 @@ from benchmarks._secure import Table, primitives
 from benchmarks._simulated import Timings, simulated, timing_app
 from benchmarks.flower_round import CLIENTS, SIZES, apps_for, begun
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE
+from dpfed.core.types import UPDATE, Facts
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.flower.codec import CONTROL
 from dpfed.training.loop import Step
 from dpfed.training.plan import Plan
+
+MEASURES = (
+    "dpfed.sums.secure",
+    "dpfed.sums.secagg.client",
+    "dpfed.sums.secagg.server",
+    "dpfed.sums.secagg.masks",
+    "dpfed.sums.secagg.keys",
+    "dpfed.sums.secagg.shamir",
+)
 
 TARGET = 3.0
 EXCHANGES = 2
@@ -35,7 +44,7 @@ def plan(sum: str) -> Plan:
     """DP-FedGD over 20 clients of one unit each."""
     return Plan(
         client=build("client", "gradient", {}),
-        channels={UPDATE: gaussian(clip=1.0, std=2.0)},
+        channels={UPDATE: gaussian(Facts(clip=1.0), std=2.0)},
         sum=build("sums", sum, {}),
         server=build("server", "scale", {}),
         nominal=[1.0] * CLIENTS,

@@ -19,6 +19,16 @@ from benchmarks._measure import Result, Task, compare, interleaved
 from benchmarks._secure import Table, primitives
 from dpfed.sums.secagg.graph import design
 
+MEASURES = (
+    "dpfed.sums.secure",
+    "dpfed.sums.secagg.client",
+    "dpfed.sums.secagg.server",
+    "dpfed.sums.secagg.masks",
+    "dpfed.sums.secagg.keys",
+    "dpfed.sums.secagg.shamir",
+    "dpfed.sums.secagg.graph",
+)
+
 SIZE = 650
 MEASURED = (5, 10, 20, 50, 100, 200, 500)
 COUNTED = 1000
@@ -103,8 +113,14 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     left.set(ylabel="ms per round", title=f"{SIZE} parameters, in one process", xlabel="clients")
     right.set(ylabel="bytes per client and round", xlabel="clients", title="○ counted")
     right.axhline(8 * SIZE, color="#999999", ls="--", lw=0.8)
-    right.annotate("the vector itself", (1100, 8 * SIZE * 0.97), ha="right", va="top",
-                   color="#666666", fontsize=8)  # fmt: skip
+    right.annotate(
+        "the vector itself",
+        (1100, 8 * SIZE * 0.97),
+        ha="right",
+        va="top",
+        color="#666666",
+        fontsize=8,
+    )
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -115,14 +131,22 @@ def _draw(axes: Any, rows: list[dict[str, Any]], lines: dict[str, str]) -> None:
     for (name, label), color in zip(lines.items(), ("#0072b2", "#d55e00"), strict=True):
         axes.plot([r["clients"] for r in last], [r[name] for r in last], ":", color=color)
         axes.plot(last[-1]["clients"], last[-1][name], "o", color=color, mfc="white")
-        axes.plot([r["clients"] for r in seen], [r[name] for r in seen], "o-", color=color,
-                  label=label)  # fmt: skip
+        axes.plot(
+            [r["clients"] for r in seen], [r[name] for r in seen], "o-", color=color, label=label
+        )
     axes.set(xscale="log", yscale="log")
     axes.axvline(64, color="#999999", lw=0.8)
-    axes.annotate(" k neighbours", (64, 0.02), xycoords=("data", "axes fraction"), fontsize=8,
-                  color="#666666")  # fmt: skip
-    axes.annotate("all to all ", (64, 0.02), xycoords=("data", "axes fraction"), fontsize=8,
-                  color="#666666", ha="right")  # fmt: skip
+    axes.annotate(
+        " k neighbours", (64, 0.02), xycoords=("data", "axes fraction"), fontsize=8, color="#666666"
+    )
+    axes.annotate(
+        "all to all ",
+        (64, 0.02),
+        xycoords=("data", "axes fraction"),
+        fontsize=8,
+        color="#666666",
+        ha="right",
+    )
     axes.legend(frameon=False, fontsize=9)
 
 

@@ -35,10 +35,17 @@ from benchmarks._measure import (
     peak_above,
     threads,
 )
-from dpfed.core.types import UPDATE, Broadcast, Trust
+from dpfed.core.types import UPDATE, Broadcast, Facts, Trust
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.plan import Plan
 from dpfed.training.round import Exchange, ServerState, run_round, start
+
+MEASURES = (
+    "dpfed.training.round",
+    "dpfed.sums.plain",
+    "dpfed.core.grid",
+    "dpfed.server.sofim",
+)
 
 SIZE = 10**6
 VECTOR = 4 * SIZE
@@ -113,7 +120,7 @@ def _plan(kind: str, clients: int) -> Plan:
     if kind == "unequal":
         return replace(plan, nominal=[1.0 + client for client in range(clients)])
     if kind == "central":
-        central = gaussian(plan.update.clip, plan.update.std, trust=Trust.CENTRAL)
+        central = gaussian(Facts(plan.update.clip, trust=Trust.CENTRAL), plan.update.std)
         return replace(plan, channels={UPDATE: central})
     return plan
 

@@ -18,6 +18,8 @@ from benchmarks._measure import Result, Task, compare, interleaved, threads
 from dpfed.core.types import Aggregate
 from dpfed.server.sofim import sofim
 
+MEASURES = ("dpfed.server.sofim",)
+
 SIZE = 10**7
 TRAFFIC, COPY = 6, 2
 TARGET = 2.5

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
-from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
+from tests.helpers.left_behind import Watch, watch
 
 settings.register_profile(
     "ci", deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow]
@@ -43,6 +42,8 @@ def pytest_configure() -> None:
 
 
 _RUNNING: list[pytest.Item] = []
+_WATCH = pytest.StashKey[Watch | None]()
+_LEFT_AT_WORKERS: list[str] = []
 
 
 def _refuse_processes(event: str, arguments: tuple[Any, ...]) -> None:
@@ -50,6 +51,39 @@ def _refuse_processes(event: str, arguments: tuple[Any, ...]) -> None:
         program = Path(os.fsdecode(arguments[0])).name
         if program.startswith(HEAVY):
             raise RuntimeError(f"this test starts {program}; mark it slow")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Processes of tests end with the tests; xdist's controller has none."""
+    is_worker = hasattr(session.config, "workerinput")
+    if is_worker or getattr(session.config.option, "dist", "no") == "no":
+        session.config.stash[_WATCH] = watch()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process that is left behind fails the run; a worker tells the controller."""
+    kept = sys.modules.get("tests.training.flower.preloaded")
+    if kept is not None:
+        kept.close_commands()
+    held = session.config.stash.get(_WATCH, None)
+    found = [f"{each.command[:80]!r} of {each.test}" for each in (held.close() if held else [])]
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_behind"] = found
+    _say_left_behind(session, found)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    _LEFT_AT_WORKERS.extend(getattr(node, "workeroutput", {}).get("left_behind", []))
+
+
+def _say_left_behind(session: pytest.Session, found: list[str]) -> None:
+    found = found + _LEFT_AT_WORKERS
+    if found and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    for each in found if reporter else ():
+        reporter.write_line(f"left behind, and ended: {each}", red=True)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -97,13 +131,6 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no real data: set DPFED_DATA")
     return folder
-
-
-def make_records(count: int, features: int = 5, classes: int = 3, seed: int = 0) -> Records:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, features, generator=generator)
-    y = torch.randint(0, classes, (count,), generator=generator)
-    return Records(x, y, torch.arange(count) // 3)
 
 
 @pytest.fixture

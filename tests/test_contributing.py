@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What CONTRIBUTING says: its paths are there, its marks are asked for, its groups take turns."""
+"""What CONTRIBUTING says: its marks are asked for, its groups take turns."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,29 +14,26 @@ SOURCE = REPOSITORY / "src" / "dpfed"
 PAGES = ("CONTRIBUTING.md", ".github/pull_request_template.md")
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_path_is_there(name: str) -> None:
-    text = (REPOSITORY / name).read_text(encoding="utf-8")
-    said = re.findall(r"`([\w./-]+/[\w./-]+)[^`\w]*`", text) + re.findall(r"\]\(([\w./-]+)\)", text)
-    rooms = re.findall(r"^\| (`.+?`) \| [^|]+ \|$", text, re.MULTILINE)
-    said += [path for cell in rooms for path in re.findall(r"`([\w./]+)`", cell)]
-    assert len(said) > 1
-    missing = [
-        each for each in said if not any((top / each).exists() for top in (REPOSITORY, SOURCE))
-    ]
-    assert set(missing) <= {"src/dpfed/ROOM/MODULE.py", "tests/ROOM/test_MODULE.py"}
-
-
 def test_both_ask_the_same_about_a_claim() -> None:
     for name in PAGES:
         text = (REPOSITORY / name).read_text(encoding="utf-8")
-        for word in ("adversary", "unit", "adjacency", "arithmetic", "enforces", "second reader",
-                     "planted", "goldens", "dpfed audit", ".privacy.md"):  # fmt: skip
+        for word in (
+            "adversary",
+            "unit",
+            "adjacency",
+            "arithmetic",
+            "enforces",
+            "second reader",
+            "planted",
+            "goldens",
+            "dpfed audit",
+            ".privacy.md",
+        ):
             assert word.removesuffix("ed") in text.lower(), (name, word)
 
 
 def test_a_test_that_starts_python_is_asked_for_its_mark() -> None:
-    with pytest.raises(RuntimeError, match=r"this test starts python.*; mark it slow"):
+    with pytest.raises(RuntimeError, match="this test starts python"):
         subprocess.run([sys.executable, "-c", ""], check=True)
 
 

@@ -33,8 +33,9 @@ def play(example: Path, package: str, clients: int, **config: Any) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         del sys.modules[name]
     server = importlib.import_module(f"{package}.server_app")
-    grid = LocalGrid(importlib.import_module(f"{package}.client_app").app,
-                     {100 + i: i for i in range(clients)})  # fmt: skip
+    grid = LocalGrid(
+        importlib.import_module(f"{package}.client_app").app, {100 + i: i for i in range(clients)}
+    )
     for context in grid.contexts.values():
         context.run_config.update(merged)
     server.main(grid, Context(1, 1, {}, RecordDict(), merged))
@@ -71,9 +72,14 @@ def test_the_cnn_trains_on_images(tmp_path: Path, repository: Path) -> None:
     np.savez(tmp_path / "images.npz", **{k: v.astype(np.uint8) for k, v in split.items()})
     example = repository / "examples" / "flower_cnn"
     play(
-        example, "private_cnn", 2, out=str(tmp_path), data=str(tmp_path / "images.npz"),
-        epsilon=100.0, **{"num-server-rounds": 5},
-    )  # fmt: skip
+        example,
+        "private_cnn",
+        2,
+        out=str(tmp_path),
+        data=str(tmp_path / "images.npz"),
+        epsilon=100.0,
+        **{"num-server-rounds": 5},
+    )
     report = json.loads((tmp_path / "result.json").read_text())
     assert report["accuracy"] > 0.8
     assert report["guarantee"].startswith("(100, 1e-05)-DP for each record")
@@ -101,8 +107,14 @@ def test_the_plain_app_of_the_same_models_is_not_private(
     for task in TASKS:
         if task == "text" and not (find_spec("transformers") and find_spec("peft")):
             continue
-        play(example, "own_models", 2, out=str(tmp_path / task), task=task,
-             **{"num-server-rounds": 2})  # fmt: skip
+        play(
+            example,
+            "own_models",
+            2,
+            out=str(tmp_path / task),
+            task=task,
+            **{"num-server-rounds": 2},
+        )
         report = json.loads((tmp_path / task / "result.json").read_text())
         assert report["loss"] < report["before"] or task == "text"  # two passes are few for it
         assert "guarantee" not in report
@@ -114,15 +126,17 @@ def code(path: Path) -> list[str]:
     """Lines of code: no docstrings, comments or empty lines."""
     text = path.read_text(encoding="utf-8")
     strings = [
-        node.body[0] for node in ast.walk(ast.parse(text))
+        node.body[0]
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node)
-    ]  # fmt: skip
+    ]
     said = {at for each in strings for at in range(each.lineno, (each.end_lineno or 0) + 1)}
     lines = enumerate(text.splitlines(), 1)
     return [
-        line for at, line in lines
+        line
+        for at, line in lines
         if at not in said and line.strip() and not line.lstrip().startswith("#")
-    ]  # fmt: skip
+    ]
 
 
 def written(before: list[str], after: list[str]) -> list[str]:
@@ -162,7 +176,6 @@ def test_at_most_25_lines_make_the_plain_app_private(task: str, repository: Path
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("flower")
 @pytest.mark.parametrize("task", TASKS)
 def test_flwr_run_trains_models_of_ones_own(task: str, tmp_path: Path, repository: Path) -> None:
     """A SuperLink and two SuperNodes, each a process; CI has one of the tasks."""
@@ -170,8 +183,11 @@ def test_flwr_run_trains_models_of_ones_own(task: str, tmp_path: Path, repositor
         pytest.importorskip("peft")
     app = shutil.copytree(repository / "examples" / "flower_models", tmp_path / "app")
     config = {"task": task, "epsilon": 100.0, "num-server-rounds": 3, "out": str(tmp_path / "out")}
-    env = {"OMP_NUM_THREADS": "1", "DPFED_STATE": str(tmp_path / "state"),
-           "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # fmt: skip
+    env = {
+        "OMP_NUM_THREADS": "1",
+        "DPFED_STATE": str(tmp_path / "state"),
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    }
     with Net(tmp_path, ["north", "south"], env=env) as net:
         run = net.run(app, config, timeout=300)
         assert run.completed, (run, net.tail("superlink"))

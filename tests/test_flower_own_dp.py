@@ -78,9 +78,13 @@ def test_the_noise_is_numpys_global_generator() -> None:
 def test_adaptive_noise_is_sized_by_the_clip_of_the_next_round() -> None:
     clients, dimension = 200, 20_000
     wrapped = flower.DifferentialPrivacyServerSideAdaptiveClipping(
-        flower.FedAvg(), noise_multiplier=1.0, num_sampled_clients=clients,
-        initial_clipping_norm=1.0, target_clipped_quantile=0.0, clip_norm_lr=1.0,
-    )  # fmt: skip
+        flower.FedAvg(),
+        noise_multiplier=1.0,
+        num_sampled_clients=clients,
+        initial_clipping_norm=1.0,
+        target_clipped_quantile=0.0,
+        clip_norm_lr=1.0,
+    )
     start = arrays(weight=np.zeros(dimension))
     wrapped.current_arrays = start
     long = arrays(weight=np.full(dimension, 1.0))  # all are clipped, to length 1
@@ -95,8 +99,11 @@ def test_adaptive_noise_is_sized_by_the_clip_of_the_next_round() -> None:
 
 def test_only_the_fixed_wrappers_have_an_accountant() -> None:
     names = [name for name in vars(flower) if name.startswith("DifferentialPrivacy")]
-    with_one = {name for name in names
-                if "accountant" in inspect.signature(getattr(flower, name)).parameters}  # fmt: skip
+    with_one = {
+        name
+        for name in names
+        if "accountant" in inspect.signature(getattr(flower, name)).parameters
+    }
     assert len(names) == 4
     assert with_one == {name for name in names if "Fixed" in name}
 
@@ -105,10 +112,12 @@ def accountant(**changed: object) -> object:
     from flwr import serverapp
 
     config = {
-        "target_delta": 1e-5, "population_size": 20,
+        "target_delta": 1e-5,
+        "population_size": 20,
         "neighboring_relation": serverapp.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        "sampling_method": serverapp.SamplingMethod.NO_AMPLIFICATION, **changed,
-    }  # fmt: skip
+        "sampling_method": serverapp.SamplingMethod.NO_AMPLIFICATION,
+        **changed,
+    }
     return serverapp.RdpAccountant(serverapp.PrivacyConfig(**config))
 
 

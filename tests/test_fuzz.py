@@ -31,9 +31,10 @@ from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.journal import Journal, _digest
 from dpfed.accounting.ledger.ledger import Ledger
-from dpfed.accounting.ledger.request import Part, Request
+from dpfed.accounting.ledger.request import ChannelRequest, Request
 from dpfed.audit.client_laws import MODEL
 from dpfed.core.errors import BadReply, DataError, DpfedError
+from dpfed.core.types import Facts
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes import schema as recipe
 from dpfed.sums.secagg import client as sum_client
@@ -41,10 +42,10 @@ from dpfed.sums.secagg import identity, messages
 from dpfed.sums.secure import secure
 from dpfed.training.checkpoint import Checkpoint, CommittedRound
 from dpfed.training.flower import state as states
-from dpfed.training.flower.codec import Envelope, read_answer, read_order
+from dpfed.training.flower.codec import Envelope, read_order, read_reply
 from dpfed.training.round import start
-from tests.accounting.ledger.test_ledger import whole_of
-from tests.training.test_round import make_plan
+from tests.helpers.ledgers import whole_of
+from tests.helpers.rounds import make_plan
 
 pytestmark = pytest.mark.slow
 
@@ -139,10 +140,24 @@ rate = 0.5
 dataset = "adult"
 """
 KEYS = st.sampled_from(
-    ["rounds", "privacy.epsilon", "server.0.rate", "server.9.rate", "data", "data.x.y.z",
-     "server.\u00b2.a",
-     "method", "privacy.options.a", "ledger.dataset", "", ".", "..", "server.-1", "client.name.x"]
-)  # fmt: skip
+    [
+        "rounds",
+        "privacy.epsilon",
+        "server.0.rate",
+        "server.9.rate",
+        "data",
+        "data.x.y.z",
+        "server.\u00b2.a",
+        "method",
+        "privacy.options.a",
+        "ledger.dataset",
+        "",
+        ".",
+        "..",
+        "server.-1",
+        "client.name.x",
+    ]
+)
 OVERRIDES = st.lists(
     st.builds(lambda key, value: f"{key}={value}", KEYS | st.text(max_size=9), st.text(max_size=20))
     | st.sampled_from(
@@ -179,7 +194,7 @@ def test_a_recipe_of_any_name_is_read_or_refused(name: str) -> None:
 
 
 def request(at: int) -> Request:
-    parts = {"update": Part(gaussian(1.0, 20.0), 1, 9)}
+    parts = {"update": ChannelRequest(gaussian(Facts(1.0), 20.0), 1, 9)}
     return Request(LedgerKey("d"), "t", 0, at, 0, parts, "p", whole_of(parts))
 
 
@@ -430,14 +445,30 @@ def _seat() -> Any:
 # ------------------------------------------------------------------------------- codec and wire
 
 VALUES = (
-    st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=9) | st.binary(max_size=9)
-    | st.booleans() | st.lists(st.text(max_size=4), max_size=3) | st.lists(st.binary(max_size=4))
+    st.integers(-(2**63), 2**63 - 1)
+    | st.floats()
+    | st.text(max_size=9)
+    | st.binary(max_size=9)
+    | st.booleans()
+    | st.lists(st.text(max_size=4), max_size=3)
+    | st.lists(st.binary(max_size=4))
     | st.lists(st.integers(-9, 9), max_size=3)
-)  # fmt: skip
+)
 NAMES = st.sampled_from(
-    ["round", "attempt", "stage", "client", "error", "training", "fingerprint", "names", "channels",
-     "requests", "x"]
-)  # fmt: skip
+    [
+        "round",
+        "attempt",
+        "stage",
+        "client",
+        "error",
+        "training",
+        "fingerprint",
+        "names",
+        "channels",
+        "requests",
+        "x",
+    ]
+)
 CONTROL = st.dictionaries(NAMES, VALUES).map(ConfigRecord)
 ARRAY = st.builds(
     Array,
@@ -458,7 +489,7 @@ TRUE = {"round": 1, "attempt": 0, "stage": "reply", "client": 2}
 def test_a_reply_of_any_records_is_read_or_refused(records: Any, arrays: Any, true: bool) -> None:
     if true:
         records["dpfed"], records["reply"] = ConfigRecord(TRUE), arrays
-    refused_or_read(lambda: read_answer(records, Envelope(1, 0, "reply", 2)), BadReply)
+    refused_or_read(lambda: read_reply(records, Envelope(1, 0, "reply", 2)), BadReply)
 
 
 @FUZZ

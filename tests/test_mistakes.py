@@ -183,8 +183,12 @@ def test_a_spent_budget_says_what_is_spent_and_how_to_raise_it(
     ledger = ("ledger.dataset=adult", "ledger.epsilon=1", f"ledger.path={tmp_path / 'l.sqlite'}")
     sets = [part for each in ledger for part in ("--set", each)]
     said = complain(monkeypatch, capsys, "run", str(recipe), "--quiet", *sets)
-    for word in ("'adult/0'", "has spent epsilon 0 of its budget (1, 1e-05)", "needs 2",
-                 "dpfed ledger budget adult --epsilon 2"):  # fmt: skip
+    for word in (
+        "'adult/0'",
+        "has spent epsilon 0 of its budget (1, 1e-05)",
+        "needs 2",
+        "dpfed ledger budget adult --epsilon 2",
+    ):
         assert word in said
 
 
@@ -251,7 +255,7 @@ def test_a_port_in_use_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        monkeypatch.setattr(doctor, "answers", lambda port: False)
+        monkeypatch.setattr(doctor, "is_superlink", lambda port: False)
         monkeypatch.setenv("FLWR_LOCAL_CONTROL_API_PORT", port)
         done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 1
@@ -273,7 +277,7 @@ def test_flower_nodes_that_do_not_fit_the_plan_are_named_with_the_way_out(
     become_a_server(monkeypatch)
     plan, arrays = three(), ArrayRecord({"weight": torch.zeros(2)})
     clients = client_app(lambda context: Fine(), plan)
-    with pytest.raises(errors.RoundAborted, match="1 of the plan's 3 clients has enrolled"):
+    with pytest.raises(errors.RoundAborted, match="1 of the plan's 3 clients"):
         DPStrategy(plan, wait=0.1).start(LocalGrid(clients, {100: 0, 101: 0, 102: 7}), arrays)
     said = [each.getMessage() for each in caplog.records if "not enrolled" in each.getMessage()]
     assert said == [
@@ -291,11 +295,11 @@ def test_rdp_never_prices_replace_one() -> None:
     """Nor does anything else price draws there: the sentence names the event and the ways out."""
     import dp_accounting as dp
 
-    from dpfed.accounting.guarantee import price
+    from dpfed.accounting.guarantee import epsilon_of_event
 
     drawn = dp.PoissonSampledDpEvent(0.5, dp.GaussianDpEvent(1.0))
     with pytest.raises(errors.Unpriceable, match=r"=0\.5.*under replace-one; use"):
-        price(drawn, 1e-5, Adjacency.REPLACE_ONE)
+        epsilon_of_event(drawn, 1e-5, Adjacency.REPLACE_ONE)
 
 
 # -------------------------------------------------------------------------------- one of each class
@@ -346,9 +350,9 @@ def played(problem: Any, **sections: Any) -> None:
 def _unpriceable() -> None:
     import dp_accounting as dp
 
-    from dpfed.accounting.guarantee import price
+    from dpfed.accounting.guarantee import epsilon_of_event
 
-    price(dp.RandomizedResponseDpEvent(0.5, 2), 1e-5, Adjacency.ADD_REMOVE)
+    epsilon_of_event(dp.RandomizedResponseDpEvent(0.5, 2), 1e-5, Adjacency.ADD_REMOVE)
 
 
 def _budget_spent() -> None:
@@ -374,7 +378,7 @@ def _bad_reply() -> None:
 def _untrusted() -> None:
     """What a client makes of a server that asks for the same round once more."""
     from dpfed.sums.secagg.identity import simulated
-    from dpfed.training.answer import ClientState, answer
+    from dpfed.training.reply import ClientState, client_reply
 
     plan, signers = three(**SECURELY), simulated(3)
     members = {i: ClientState(i, Fine(), signer=signers[i]) for i in range(3)}
@@ -383,7 +387,9 @@ def _untrusted() -> None:
         for client in sorted(set().union(*requests.values())):
             asked = {name: to[client] for name, to in requests.items() if client in to}
             for _ in range(2 if stage == plan.sum.release_stage else 1):
-                reply, members[client] = answer(plan, broadcast, stage, asked, members[client])
+                reply, members[client] = client_reply(
+                    plan, broadcast, stage, asked, members[client]
+                )
             yield client, reply
 
     a_round(plan, twice, signers[0])
@@ -396,9 +402,9 @@ def a_round(plan: Any, transport: Any, roster: Any = None) -> None:
 
 
 def _missing_extra() -> None:
-    from dpfed.core.extras import needs
+    from dpfed.core.extras import require_extra
 
-    with needs("plots", "a figure", "matplotlib"):
+    with require_extra("plots", "a figure", "matplotlib"):
         raise ModuleNotFoundError("No module named 'matplotlib'")
 
 
@@ -414,42 +420,71 @@ class Shown(NamedTuple):
 SHOWN = {
     errors.RecipeError: Shown(
         lambda: dpfed.run(rounds=4, data=DATA, privacy={"epsilon": 0}),
-        "got 0.0", "a finite number above 0", "1 is usual",
+        "got 0.0",
+        "a finite number above 0",
+        "1 is usual",
     ),
     errors.UnsoundPlan: Shown(
         lambda: played(Fine(), privacy={"record_rate": 0.5}),
-        "rate 0.5", "no proven bound", "use adjacency = 'zero-out' or 'add-remove'",
+        "rate 0.5",
+        "no proven bound",
+        "use adjacency = 'zero-out' or 'add-remove'",
     ),
     errors.Unpriceable: Shown(
-        _unpriceable, "RandomizedResponseDpEvent", "under add-remove", "use Gaussian releases",
+        _unpriceable,
+        "RandomizedResponseDpEvent",
+        "under add-remove",
+        "use Gaussian releases",
     ),
     errors.BudgetSpent: Shown(
-        _budget_spent, "needs 1", "budget (0.5, 1e-05)", "dpfed ledger budget adult --epsilon 1",
+        _budget_spent,
+        "needs 1",
+        "budget (0.5, 1e-05)",
+        "dpfed ledger budget adult --epsilon 1",
     ),
     errors.MissingExtra: Shown(
-        _missing_extra, "matplotlib", "cannot be imported", "pip install 'dpfed[plots]'",
+        _missing_extra,
+        "matplotlib",
+        "cannot be imported",
+        "pip install 'dpfed[plots]'",
     ),
     errors.DataError: Shown(
         lambda: dpfed.run(data={"source": "absent.npz"}, privacy={"epsilon": 1.0}),
-        "'absent.npz'", "was not found at absent.npz", "set DPFED_DATA or give a path",
+        "'absent.npz'",
+        "was not found at absent.npz",
+        "set DPFED_DATA or give a path",
     ),
     errors.BadRelease: Shown(
-        _bad_release, "got 0.0", "clip must be a finite number above 0", "set privacy.clip",
+        _bad_release,
+        "got 0.0",
+        "clip must be a finite number above 0",
+        "set privacy.clip",
     ),
     errors.BadReply: Shown(
-        _bad_reply, "got 3 bytes", "2 integers of 4 or 8 bytes", "use the same plan",
+        _bad_reply,
+        "got 3 bytes",
+        "2 integers of 4 or 8 bytes",
+        "use the same plan",
     ),
     errors.Untrusted: Shown(
-        _untrusted, "got (0, 0)", "the round must be after (0, 0)", "go on from the newest",
+        _untrusted,
+        "got (0, 0)",
+        "the round must be after (0, 0)",
+        "go on from the newest",
     ),
     errors.RoundAborted: Shown(
         lambda: played(Broken(), **SECURELY),
-        "0 clients are in the total", "3 are agreed on", "logs say why",
+        "0 clients are in the total",
+        "3 are agreed on",
+        "logs say why",
     ),
     errors.ClientRefused: Shown(
-        lambda: played(Broken()), "client 0", "ClientError", "its own log says why",
+        lambda: played(Broken()),
+        "client 0",
+        "ClientError",
+        "its own log says why",
     ),
-}  # fmt: skip
+}
 
 
 def all_below(kind: type) -> set[type]:

@@ -13,16 +13,28 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "mutants"
+SCRIPT = Path(__file__).parent / "soak" / "mutants.py"
 ROOMS = {
-    "accounting", "accounting/ledger", "cli/deploy", "client", "core", "data", "mechanisms",
-    "metrics", "recipes", "silo", "sums", "sums/secagg", "training", "training/flower",
-}  # fmt: skip
+    "accounting",
+    "accounting/ledger",
+    "cli/deploy",
+    "client",
+    "core",
+    "data",
+    "mechanisms",
+    "metrics",
+    "recipes",
+    "silo",
+    "sums",
+    "sums/secagg",
+    "training",
+    "training/flower",
+}
 """Where code is that a guarantee rests on."""
 
 
 def script() -> Any:
-    """scripts/mutants as a module."""
+    """tests/soak/mutants.py as a module."""
     spec = spec_from_loader("mutants", loader := SourceFileLoader("mutants", str(SCRIPT)))
     assert spec
     module = module_from_spec(spec)
@@ -41,7 +53,7 @@ def test_a_mutant_changes_one_place_and_is_code(module: str) -> None:
         assert mutant.before != mutant.after, mutant.name
         compile(mutant.source(), mutant.name, "exec")
         for each in (*mutant.tests, *mutant.mapped()):
-            assert (SCRIPT.parent.parent / each.split("::")[0]).is_file(), each
+            assert (SCRIPT.parents[2] / each.split("::")[0]).is_file(), each
 
 
 def test_names_are_unique_and_each_room_has_mutants() -> None:
@@ -50,17 +62,17 @@ def test_names_are_unique_and_each_room_has_mutants() -> None:
     assert {str(Path(each.module).parent) for each in MUTANTS} >= ROOMS
 
 
-def test_the_sample_is_small_and_from_all_rooms() -> None:
+def test_the_sample_is_from_all_rooms() -> None:
     sample = [each for each in MUTANTS if each.sample]
-    assert len(sample) <= 15
     assert {str(Path(each.module).parent) for each in sample} == ROOMS
     assert not any(each.equivalent for each in sample)
 
 
 @pytest.mark.slow
 def test_the_sample_is_caught() -> None:
-    done = subprocess.run([sys.executable, str(SCRIPT), "--sample"], capture_output=True, text=True,
-                          timeout=600)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--sample"], capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -19,7 +19,22 @@ import dpfed.flower
 
 REPOSITORY = Path(__file__).parent.parent
 PUBLIC = {
-    "dpfed": ["Guarantee", "Plan", "Result", "__version__", "calibrate", "run"],
+    "dpfed": [
+        "AdaptiveClip",
+        "Data",
+        "Evaluation",
+        "Guarantee",
+        "Ledger",
+        "Model",
+        "Participation",
+        "Partition",
+        "Plan",
+        "Privacy",
+        "Result",
+        "__version__",
+        "calibrate",
+        "run",
+    ],
     "dpfed.flower": [
         "About",
         "DPResult",
@@ -52,8 +67,8 @@ MODULES = {"dpfed": dpfed, "dpfed.flower": dpfed.flower}
 SIGNATURES = {
     "dpfed.run": "(recipe=None, *, seed=None, out=None, overrides=(), watch=None, "
     "engine='in-process', resume=None, sinks=(), overwrite=False, **sections)",
-    "dpfed.calibrate": "(mechanism, *, epsilon, delta, releases, share=1.0)",
-    "dpfed.flower.make_plan": "(nominal, layout=None, **sections)",
+    "dpfed.calibrate": "(mechanism, *, epsilon, delta, releases, budget_fraction=1.0)",
+    "dpfed.flower.make_plan": "(clients=(), layout=None, *, nominal=None, **sections)",
     "dpfed.flower.private": "(plan, ledger=None, evaluate=None)",
     "dpfed.flower.client_app": "(problem, plan, ledger=None)",
     "dpfed.flower.augmented": "(records, change, *, secret=None)",

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from dpfed.experiments.study import Axis, Study
 from dpfed.recipes.schema import DataRecipe, Recipe
 from dpfed.silo.policy import DataPolicy
-from tests.test_docs import load_script
+from dpfed_lab.study import Axis, Study
+from tests.helpers.pages import load_script
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,7 +25,7 @@ def script() -> Any:
 
 def test_the_page_is_what_the_code_says(script: Any) -> None:
     written = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-    assert written == script.page(), "run scripts/reference"
+    assert written == script.page(), "run scripts/reference.py"
 
 
 @pytest.mark.parametrize("struct", [Recipe, DataRecipe, Study, Axis, DataPolicy])

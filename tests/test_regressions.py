@@ -25,7 +25,7 @@ from flwr.app import ArrayRecord
 from dpfed.accounting import gdp
 from dpfed.accounting.accountant import RELATIONS
 from dpfed.accounting.calibrate import calibrate, least_factor
-from dpfed.accounting.guarantee import price
+from dpfed.accounting.guarantee import epsilon_of_event
 from dpfed.audit.client_laws import MODEL
 from dpfed.core.chain import stateless
 from dpfed.core.errors import BadRelease, BadReply, RecipeError, Unpriceable, UnsoundPlan, Untrusted
@@ -35,7 +35,7 @@ from dpfed.core.randomness import Noise
 from dpfed.core.rows import Chunks, Dense, Outer
 from dpfed.core.sampling import Poisson
 from dpfed.core.sum_protocol import SumContext
-from dpfed.core.types import UPDATE, Adjacency, Aggregate, ServerOptimizer, Trust, Unit
+from dpfed.core.types import UPDATE, Adjacency, Aggregate, Facts, ServerOptimizer, Trust, Unit
 from dpfed.data.modules import Network
 from dpfed.flower import DPStrategy, client_app
 from dpfed.mechanisms._rounded import rounded_normal
@@ -45,15 +45,15 @@ from dpfed.recipes import schema as recipe
 from dpfed.recipes.build import plan_for
 from dpfed.sums.plain import plain
 from dpfed.sums.secagg import masks
-from dpfed.training.answer import ClientState, answer
-from dpfed.training.flower.codec import Envelope, read_answer, write_answer
+from dpfed.training.flower.codec import Envelope, read_reply, write_reply
+from dpfed.training.reply import ClientState, client_reply
 from dpfed.training.round import publish, run_round, start
-from tests.conftest import make_records
-from tests.core.test_rows import Tied, one_by_one
-from tests.core.test_sampling import FixedBatch
-from tests.sums import test_secure_attacks as attacks
+from tests.helpers.batches import FixedBatch
+from tests.helpers.records import make_records
+from tests.helpers.rounds import SIZES, Wire, client_states, make_plan
+from tests.helpers.row_units import Tied, one_by_one
+from tests.helpers.secure_requests import alive, answered, ask, out
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
-from tests.training.test_round import SIZES, Wire, client_states, make_plan
 
 SIZE = MODEL.layout.size
 STREAM = Noise(1).stream
@@ -73,7 +73,7 @@ def test_replace_one_factor_2_in_rdp() -> None:
     event = GaussianDpEvent(4.0)
     relation = RELATIONS[Adjacency.REPLACE_ONE]
     wrong = RdpAccountant(neighboring_relation=relation).compose(event).get_epsilon(1e-5)
-    ours = price(event, 1e-5, Adjacency.REPLACE_ONE)[0]
+    ours = epsilon_of_event(event, 1e-5, Adjacency.REPLACE_ONE)[0]
     assert ours == pytest.approx(gdp.epsilon_for(1e-5, 2 / 4.0), rel=1e-6)
     assert ours > wrong / 0.7
 
@@ -90,22 +90,23 @@ def test_sigma_search_overshoots_epsilon() -> None:
     assert found in tried
     assert 3.21 <= found <= 3.21 * (1 + 1e-3)
     mechanism = calibrate(gaussian(), epsilon=1.0, delta=1e-5, releases=7)
-    assert price(mechanism.event(7), 1e-5, mechanism.adjacency)[0] <= 1.0
+    assert epsilon_of_event(mechanism.event(7), 1e-5, mechanism.adjacency)[0] <= 1.0
 
 
 def test_integer_sensitivity_truncated_down() -> None:
     """opendp issue 314: a sensitivity of 1.9 counted as 1."""
     for clip in (1.0, 1.9, 1.9999):
-        mechanism = discrete_gaussian(clip=clip, std=8.0, adjacency=Adjacency.ADD_REMOVE)
+        mechanism = discrete_gaussian(Facts(clip=clip, adjacency=Adjacency.ADD_REMOVE), std=8.0)
         assert mechanism.noise_multiplier() == pytest.approx(8.0 / clip / (1 + SLACK), rel=1e-12)
 
 
 def test_nan_or_inf_in_the_configuration() -> None:
     """FLIP PR 833: NaN and infinity pass a check of ``<= 0``."""
     for bad in (math.nan, math.inf, -math.inf, 0.0, -1.0):
-        for name in ("clip", "std"):
-            with pytest.raises(RecipeError):
-                gaussian(**{name: bad})
+        with pytest.raises(RecipeError):
+            Facts(clip=bad)
+        with pytest.raises(RecipeError):
+            gaussian(std=bad)
         with pytest.raises(RecipeError):
             calibrate(gaussian(), epsilon=bad, delta=1e-5, releases=1)
         with pytest.raises(RecipeError):
@@ -136,7 +137,7 @@ def test_clip_bound_ignored() -> None:
         assert float(made.vector.double().norm()) == pytest.approx(clip, rel=1e-5)
         assert (made.bound, made.replace_bound) == (clip, 2 * clip)
     with pytest.raises(BadRelease, match="rows must be bounded by"):
-        gaussian(1.0, 2.0).bounded(_Claims(row.clipped_sum(7.0)))
+        gaussian(Facts(1.0), 2.0).bounded(_Claims(row.clipped_sum(7.0)))
 
 
 class _Claims:
@@ -236,23 +237,27 @@ def test_batch_size_leaks_at_small_n() -> None:
         i: ClientState(i, MODEL.problem(make_records(m, 4, 3))) for i, m in enumerate((1, 20, 90))
     }
     at = publish(plan, start(plan, torch.zeros(SIZE)))
-    lengths = {len(answer(plan, at, "reply", {UPDATE: b""}, m)[0][UPDATE]) for m in people.values()}  # type: ignore[index]
+    lengths = {
+        len(client_reply(plan, at, "reply", {UPDATE: b""}, m)[0][UPDATE]) for m in people.values()
+    }  # type: ignore[index]
     assert lengths == {4 * SIZE}
     assert plan.denominator(UPDATE) == 0.5 * 60
     _, outcome = run_round(plan, start(plan, torch.zeros(SIZE)), Wire(plan, people))
-    releases = [answer(plan, at, "reply", {UPDATE: b""}, m)[0][UPDATE] for m in people.values()]  # type: ignore[index]
+    releases = [
+        client_reply(plan, at, "reply", {UPDATE: b""}, m)[0][UPDATE] for m in people.values()
+    ]  # type: ignore[index]
     total = sum(np.frombuffer(data, "<i4").astype(np.int64) for data in releases)
     mean = torch.from_numpy(total * plan.step(UPDATE) / 30).float()
     assert torch.allclose(outcome.aggregate.mean, mean, rtol=1e-5)  # type: ignore[union-attr]
 
 
 def _drawn(rate: float) -> Any:
-    return gaussian(1.0, 2.0, adjacency=Adjacency.ZERO_OUT).with_sampling(Poisson(rate))
+    return gaussian(Facts(1.0, adjacency=Adjacency.ZERO_OUT), 2.0).with_sampling(Poisson(rate))
 
 
 def test_fixed_batches_priced_as_poisson() -> None:
     """opacus issue 80: shuffled batches of one size are not Poisson draws."""
-    mechanism = gaussian(1.0, 2.0, adjacency=Adjacency.ZERO_OUT)
+    mechanism = gaussian(Facts(1.0, adjacency=Adjacency.ZERO_OUT), 2.0)
     fixed = mechanism.with_sampling(FixedBatch(3, 12))  # type: ignore[arg-type]
     with pytest.raises(Unpriceable, match="SampledWithoutReplacement"):
         make_plan(channels={UPDATE: fixed}).guarantee()
@@ -295,7 +300,7 @@ def test_non_cryptographic_32_bit_mask_generator() -> None:
 
 def test_secure_noise_still_unsafe_in_floats() -> None:
     """opacus issue 616: cryptographic bits in a float normal still leave tell-tale low bits."""
-    mechanism, rows = discrete_gaussian(1.0, 4.0), Dense(torch.randn(6, 5))
+    mechanism, rows = discrete_gaussian(Facts(1.0), 4.0), Dense(torch.randn(6, 5))
     vector = released(rows, mechanism, 3, size=5)
     scale, stream = mechanism.std / mechanism.step, STREAM("release", 3)
     noise = torch.from_numpy(rounded_normal(scale, 5, stream.words))
@@ -308,7 +313,7 @@ def test_some_values_released_without_noise() -> None:
     """NVFlare issue 343: biases, counts or single layers leave as they are."""
     for make in (gaussian, discrete_gaussian):
         still = Dense(torch.zeros(4, 500))
-        first, second = (released(still, make(1.0, 2.0), key, 500) for key in (0, 1))
+        first, second = (released(still, make(Facts(1.0), 2.0), key, 500) for key in (0, 1))
         assert bool((first != 0).all())
         assert bool((first != second).all())
 
@@ -317,7 +322,7 @@ def test_some_values_released_without_noise() -> None:
 def test_double_noise() -> None:
     """fedbiomed issue 1443: noise is added by two layers, and only one is priced."""
     for trust, expected in ((Trust.LOCAL, 2.0 * math.sqrt(3)), (Trust.CENTRAL, 2.0)):
-        plan = make_plan(channels={UPDATE: gaussian(1e-6, 2.0, trust=trust)}, rounds=300)
+        plan = make_plan(channels={UPDATE: gaussian(Facts(1e-6, trust=trust), 2.0)}, rounds=300)
         seen = [_play_at(plan, at) for at in range(300)]
         mean = torch.stack([each.mean for each in seen]).double()
         assert float(mean.std()) == pytest.approx(seen[0].std, rel=0.05)
@@ -360,9 +365,9 @@ def test_a_1_shaped_update_is_broadcast() -> None:
 
 def test_client_sent_weights_own_the_mean() -> None:
     """A client that says num_examples = 10^9 is the mean."""
-    record = write_answer(Envelope(0, 0, "reply", 1), {UPDATE: b"1234"})
+    record = write_reply(Envelope(0, 0, "reply", 1), {UPDATE: b"1234"})
     record.config_records["dpfed"].update({"num-examples": 10**9, "weight": 1e9})
-    assert read_answer(record, Envelope(0, 0, "reply", 1)) == {UPDATE: b"1234"}
+    assert read_reply(record, Envelope(0, 0, "reply", 1)) == {UPDATE: b"1234"}
     plan = make_plan()
     assert plan.cohort(UPDATE) == {0: 1.0, 1: 1.0, 2: 1.0}
     assert plan.denominator(UPDATE) == sum(SIZES)
@@ -376,7 +381,7 @@ def test_optimizer_before_noise() -> None:
         seen.append(direction.clone())
         return direction, state
 
-    channels = {UPDATE: gaussian(1e-6, 2.0, trust=Trust.CENTRAL)}
+    channels = {UPDATE: gaussian(Facts(1e-6, trust=Trust.CENTRAL), 2.0)}
     plan = make_plan(channels=channels, server=ServerOptimizer(stateless, update))
     run_round(plan, start(plan, torch.zeros(SIZE)), Wire(plan, client_states()))
     size = float(seen[0].double().norm()) * sum(SIZES) / math.sqrt(SIZE)
@@ -387,11 +392,11 @@ def test_optimizer_before_noise() -> None:
 def test_the_unmasking_client_accepts_one_party_as_both_alive_and_dropped() -> None:
     """With both kinds of share a server reads that party's vector."""
     for first, second in (("repair", "unmask"), ("unmask", "repair")):
-        table = attacks.answered()
-        lie = {"repair": attacks.out(4), "unmask": attacks.alive(table, 0)}
-        attacks.ask(table, 0, first, lie[first])
+        table = answered()
+        lie = {"repair": out(4), "unmask": alive(table, 0)}
+        ask(table, 0, first, lie[first])
         with pytest.raises(Untrusted):
-            attacks.ask(table, 0, second, lie[second])
+            ask(table, 0, second, lie[second])
 
 
 def test_budget_exhausted_and_the_model_is_lost(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""results/: its page names every folder, links lead somewhere, pictures show the committed runs."""
+"""results/: pictures show the committed runs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ mpl = pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.skipif(not RESULTS.exists(), reason="an sdist has no results")
 
 IMAGES = RESULTS / "images"
-FOLDERS = sorted(path.name for path in RESULTS.glob("*/") if path != IMAGES)
-PAGES = sorted([*RESULTS.glob("*.md"), *RESULTS.glob("*/README.md")])
-LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]+)?\)")
 SHOWN = re.compile(r"!\[([^]]*)\]\(images/([\w-]+)\.svg\)")
 
 
@@ -32,49 +29,12 @@ def overview() -> str:
     return (RESULTS / "README.md").read_text(encoding="utf-8")
 
 
-def anchors(page: Path) -> set[str]:
-    """Those that a forge gives to a page's headings."""
-    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    plain = [re.sub(r"[^\w\s-]", "", title.lower()).strip() for title in titles]
-    return {"#" + re.sub(r"\s", "-", title) for title in plain}
-
-
-def broken(page: Path) -> list[str]:
-    """Links of a page that lead nowhere in the repository."""
-    found = []
-    for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
-        path = page.parent / target if target else page
-        if "://" not in target and not (
-            path.exists() and (not anchor or path.suffix != ".md" or anchor in anchors(path))
-        ):
-            found.append(target + anchor)
-    return found
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_the_overview_has_one_line_for_each_folder(folder: str) -> None:
-    lines = re.findall(rf"(?m)^- \[{folder}\]\({folder}/\S+\): .+$", overview())
-    assert len(lines) == 1, f"results/README.md, 'The folders': a line for {folder}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(RESULTS)))
-def test_links_lead_somewhere(page: Path) -> None:
-    assert broken(page) == []
-
-
-def test_a_link_that_leads_nowhere_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / "other.md").write_text("# A heading: it is here\n")
-    page = tmp_path / "page.md"
-    page.write_text("[a](other.md#a-heading-it-is-here) [b](other.md#not) [c](gone.md) [d](#no)\n")
-    assert broken(page) == ["other.md#not", "gone.md", "#no"]
-
-
 # ------------------------------------------------------------------------------------- pictures
 
 
 @pytest.fixture(scope="module")
 def script() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "scripts/results-figures"))
+    return runpy.run_path(str(ROOT / "lab/scripts/results_figures.py"))
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +62,7 @@ def test_each_answer_has_a_picture_with_words(script: dict[str, Any]) -> None:
 def test_pictures_show_the_committed_runs(script: dict[str, Any], points: dict[str, Any]) -> None:
     for name in script["FIGURES"]:
         now = json.loads(script["described"](points[name]))
-        assert drawn(IMAGES / f"{name}.svg") == now, "run scripts/results-figures"
+        assert drawn(IMAGES / f"{name}.svg") == now, "run lab/scripts/results_figures.py"
 
 
 def test_a_run_that_changes_is_noticed(script: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ from dpfed.training.loop import train
 from dpfed.training.plan import Plan
 from dpfed.training.population import Population
 from dpfed.training.round import Exchange, run_round, start
-from tests.training.test_population import START, Device, come_and_go, plan_with
+from tests.helpers.populations import START, Device, come_and_go, plan_with
 
 SIZE, LONGEST = 5, 1000.0
 SIZES = {UPDATE: SIZE}
@@ -269,9 +269,7 @@ def test_a_limit_of_the_shards_own_would_let_the_roots_sum_wrap(
     assert total.vector.tolist() == [2**62] * SIZE
     own = begin
     monkeypatch.setattr(f"{__name__}.begin", lambda *a: own(*a[:3], everyone=1))
-    with pytest.raises(
-        BadReply, match=r"at most 1\.15e\+18, so that no sum can wrap, got 2305843009"
-    ):
+    with pytest.raises(BadReply, match=r"most 1\.15e\+18, so that no sum.*got 2305843009"):
         tree_total(cohort, shards, sent, longest=None)
 
 

@@ -9,16 +9,34 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dpfed._version import VERSION
+
 if TYPE_CHECKING:
     from dpfed.accounting.calibrate import calibrate as calibrate
     from dpfed.accounting.guarantee import Guarantee as Guarantee
     from dpfed.recipes.result import Result as Result
     from dpfed.recipes.run import run as run
+    from dpfed.recipes.sections import AdaptiveClip as AdaptiveClip
+    from dpfed.recipes.sections import Data as Data
+    from dpfed.recipes.sections import Evaluation as Evaluation
+    from dpfed.recipes.sections import Ledger as Ledger
+    from dpfed.recipes.sections import Model as Model
+    from dpfed.recipes.sections import Participation as Participation
+    from dpfed.recipes.sections import Partition as Partition
+    from dpfed.recipes.sections import Privacy as Privacy
     from dpfed.training.plan import Plan as Plan
 
-__version__ = "0.2.0"
+__version__ = VERSION
 
 _HOMES = {
+    "AdaptiveClip": "dpfed.recipes.sections",
+    "Data": "dpfed.recipes.sections",
+    "Evaluation": "dpfed.recipes.sections",
+    "Ledger": "dpfed.recipes.sections",
+    "Model": "dpfed.recipes.sections",
+    "Participation": "dpfed.recipes.sections",
+    "Partition": "dpfed.recipes.sections",
+    "Privacy": "dpfed.recipes.sections",
     "Guarantee": "dpfed.accounting.guarantee",
     "Plan": "dpfed.training.plan",
     "Result": "dpfed.recipes.result",
@@ -26,7 +44,22 @@ _HOMES = {
     "run": "dpfed.recipes.run",
 }
 
-__all__ = ["Guarantee", "Plan", "Result", "__version__", "calibrate", "run"]
+__all__ = [
+    "AdaptiveClip",
+    "Data",
+    "Evaluation",
+    "Guarantee",
+    "Ledger",
+    "Model",
+    "Participation",
+    "Partition",
+    "Plan",
+    "Privacy",
+    "Result",
+    "__version__",
+    "calibrate",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
+
+from dpfed.core.checks import refuse
 
 if TYPE_CHECKING:
+    from dpfed.client._standardised import Standardised as Standardised
     from dpfed.core.vector import Layout
     from dpfed.data.augment import augmented as augmented
     from dpfed.data.batches import dataset_batches as dataset_batches
@@ -22,10 +25,11 @@ if TYPE_CHECKING:
     from dpfed.data.modules import Network as Network
     from dpfed.data.pretrained import save_adapter as save_adapter
     from dpfed.data.pretrained import text_model as text_model
-    from dpfed.data.standardised import Standardised as Standardised
-    from dpfed.recipes.federation import read_records as read_records
     from dpfed.recipes.result import began_at as began_at
     from dpfed.recipes.result import claim_folder as claim_folder
+    from dpfed.recipes.schema import Recipe
+    from dpfed.recipes.screened import read_records as read_records
+    from dpfed.recipes.sections import PlanSections
     from dpfed.recipes.sinks._open import About as About
     from dpfed.recipes.sinks._open import open_sinks as open_sinks
     from dpfed.recipes.terms import Terms as Terms
@@ -33,9 +37,9 @@ if TYPE_CHECKING:
     from dpfed.silo.relay import silo_app as silo_app
     from dpfed.training.flower.client import client_app as client_app
     from dpfed.training.flower.client import private as private
-    from dpfed.training.flower.one_sentence import errors_in_one_sentence as errors_in_one_sentence
     from dpfed.training.flower.strategy import DPResult as DPResult
     from dpfed.training.flower.strategy import DPStrategy as DPStrategy
+    from dpfed.training.flower.strategy import errors_in_one_sentence as errors_in_one_sentence
     from dpfed.training.plan import Plan
 
 _HOMES = {
@@ -45,19 +49,19 @@ _HOMES = {
     "Linear": "dpfed.data.models",
     "Network": "dpfed.data.modules",
     "Records": "dpfed.data.datasets",
-    "Standardised": "dpfed.data.standardised",
+    "Standardised": "dpfed.client._standardised",
     "Terms": "dpfed.recipes.terms",
     "augmented": "dpfed.data.augment",
     "began_at": "dpfed.recipes.result",
     "claim_folder": "dpfed.recipes.result",
     "client_app": "dpfed.training.flower.client",
     "dataset_batches": "dpfed.data.batches",
-    "errors_in_one_sentence": "dpfed.training.flower.one_sentence",
+    "errors_in_one_sentence": "dpfed.training.flower.strategy",
     "evaluate": "dpfed.data.models",
     "loss_by_name": "dpfed.data.losses",
     "open_sinks": "dpfed.recipes.sinks._open",
     "private": "dpfed.training.flower.client",
-    "read_records": "dpfed.recipes.federation",
+    "read_records": "dpfed.recipes.screened",
     "read_terms": "dpfed.recipes.terms",
     "save_adapter": "dpfed.data.pretrained",
     "silo_app": "dpfed.silo.relay",
@@ -105,26 +109,68 @@ def __dir__() -> list[str]:
 
 
 def make_plan(
-    nominal: Sequence[float], layout: Layout | Mapping[str, Any] | None = None, **sections: Any
+    clients: int | Sequence[float] = (),
+    layout: Layout | Mapping[str, Any] | None = None,
+    *,
+    nominal: Sequence[float] | None = None,
+    **sections: Unpack[PlanSections],
 ) -> Plan:
-    """A Plan from a recipe's sections: rounds, privacy, server, client, evaluation.
+    """A Plan from a recipe's sections: calibrated, and refused if it is unsound.
 
     Both sides of an app call it with the same arguments. Without a method, client or server a model
-    that standardises its inputs (Standardised) is trained by dp-fedauto, any other by DP-FedGD.
+    that a method brings is trained by it (Standardised by dp-fedauto), any other by DP-FedGD.
 
     Args:
-        nominal: the clients' public sizes in units (records, persons; 1 for each client at client
-            level), by partition-id; [] where privacy.cohort makes the population an open one.
+        clients: how many clients there are, where a client is the unit; else each client's public
+            number of units (records, persons), by partition-id. Left out where privacy.cohort makes
+            the population an open one.
         layout: the model's ``layout`` or state dict, for methods that need its shape; None for all
             others.
-        **sections: the recipe's sections as keywords.
+        nominal: the name of ``clients`` in version 0.2.
+        **sections: rounds, method, privacy, client, server, sum, evaluation, seed, name: a recipe's
+            own fields, as ``dpfed.run`` takes them.
+
+    Returns:
+        a Plan that states its own guarantee.
+
+    Raises:
+        RecipeError: names the field, its bound and the way out.
+        UnsoundPlan: if no guarantee could be stated for it.
+
+    >>> from dpfed import Privacy
+    >>> privacy = Privacy(epsilon=8, delta=1e-3, unit="client")
+    >>> plan = make_plan(clients=10, rounds=5, method="dp-fedavg", privacy=privacy)
+    >>> plan.rounds, len(plan.nominal), round(plan.guarantee().epsilon, 3)
+    (5, 10, 8.0)
     """
-    from dpfed.core.vector import Layout, layout_of, standardises
-    from dpfed.recipes.build import plan_for
+    from dpfed.core.vector import Layout, layout_of
+    from dpfed.recipes.build import plan_for, recognised
+    from dpfed.recipes.methods import method_of
     from dpfed.recipes.schema import parse, with_default
 
     if layout is not None and not isinstance(layout, Layout):
-        layout = layout_of(layout)
-    if standardises(layout):
-        sections = with_default(sections)
-    return plan_for(parse(sections), nominal, layout)
+        layout = recognised(layout_of(layout))
+    tables: Mapping[str, Any] = sections
+    method = None if layout is None else method_of(layout.trained_by)
+    if method is not None:
+        tables = with_default(tables, method)
+    recipe = parse(tables)
+    sizes = clients if nominal is None else nominal
+    if isinstance(sizes, int):
+        sizes = [_size(recipe, sizes)] * sizes
+    return plan_for(recipe, sizes, layout)
+
+
+def _size(recipe: Recipe, clients: int) -> float:
+    """The public size of every client where only their number is given."""
+    if recipe.privacy.nominal is not None:
+        return recipe.privacy.nominal
+    if recipe.privacy.unit != "client":
+        raise refuse(
+            "clients",
+            f"a list of each client's public number of units where the unit is a "
+            f"{recipe.privacy.unit}",
+            clients,
+            f"give one such as [2500] * {clients}",
+        )
+    return 1.0

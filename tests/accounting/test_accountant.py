@@ -24,7 +24,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpfed.accounting import gdp
 from dpfed.accounting.accountant import RELATIONS, DrawnPLDAccountant, GaussianAccountant
-from dpfed.accounting.guarantee import RDP, _accountants, _accounted, price
+from dpfed.accounting.guarantee import RDP, _accountants, _accounted, epsilon_of_event
 from dpfed.core.errors import Unpriceable
 from dpfed.core.types import Adjacency
 
@@ -131,7 +131,7 @@ def test_a_multiplier_that_is_not_a_number_is_refused():
     """NaN in the configuration passes ``<= 0`` (FLIP PR 833)."""
     for adjacency in Adjacency:
         with pytest.raises((ValueError, UnsupportedEventError)):
-            price(GaussianDpEvent(math.nan), DELTA, adjacency)
+            epsilon_of_event(GaussianDpEvent(math.nan), DELTA, adjacency)
 
 
 # ---------------------------------------------------------------------------------------- refusals
@@ -226,7 +226,7 @@ def test_compose_n_is_n_times_compose(adjacency, kind):
 def epsilon_or_nan(event: dp_event.DpEvent, adjacency: Adjacency) -> float:
     """The epsilon, or NaN where it is refused."""
     try:
-        return price(event, DELTA, adjacency)[0]
+        return epsilon_of_event(event, DELTA, adjacency)[0]
     except Unpriceable:
         return math.nan
 
@@ -266,10 +266,13 @@ COMPOSED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("relation", [
-    RELATIONS[Adjacency.ADD_REMOVE],
-    pytest.param(RELATIONS[Adjacency.ZERO_OUT], marks=pytest.mark.long),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "relation",
+    [
+        RELATIONS[Adjacency.ADD_REMOVE],
+        pytest.param(RELATIONS[Adjacency.ZERO_OUT], marks=pytest.mark.long),
+    ],
+)
 def test_kept_distributions_give_the_figures_of_pld_to_the_last_bit(relation):
     for _ in range(2):  # what was kept is the same the second time
         for event in COMPOSED:
@@ -283,7 +286,7 @@ def test_kept_distributions_give_the_figures_of_pld_to_the_last_bit(relation):
 @pytest.mark.parametrize("event", COMPOSED)
 def test_a_cached_figure_is_that_of_pld(event):
     expected = PLDAccountant(RELATIONS[Adjacency.ZERO_OUT]).compose(event).get_epsilon(DELTA)
-    found = [price(event, DELTA, Adjacency.ZERO_OUT)[0] for _ in range(2)]
+    found = [epsilon_of_event(event, DELTA, Adjacency.ZERO_OUT)[0] for _ in range(2)]
     assert found == [expected * (1 + gdp.CAUTION)] * 2
 
 
@@ -295,7 +298,7 @@ def test_one_release_is_discretised_once_however_the_account_grows(monkeypatch):
     )
     for count in range(1, 6):
         event = ComposedDpEvent([drawn(0.1, 4.321, count), drawn(0.1, 8.642, 1)])
-        assert price(event, DELTA, Adjacency.ADD_REMOVE)[0] > 0
+        assert epsilon_of_event(event, DELTA, Adjacency.ADD_REMOVE)[0] > 0
     assert [options["standard_deviation"] for options in made] == [4.321, 8.642]
 
 
@@ -312,10 +315,10 @@ def test_rdp_forgets_the_factor_2_under_replace_one(multiplier):
         .get_epsilon(DELTA)
         for adjacency in Adjacency
     }
-    true = price(event, DELTA, Adjacency.REPLACE_ONE)[0]
+    true = epsilon_of_event(event, DELTA, Adjacency.REPLACE_ONE)[0]
     assert figures[Adjacency.REPLACE_ONE] == figures[Adjacency.ADD_REMOVE]
     assert figures[Adjacency.REPLACE_ONE] < 0.7 * true
-    assert figures[Adjacency.ADD_REMOVE] > price(event, DELTA, Adjacency.ADD_REMOVE)[0]
+    assert figures[Adjacency.ADD_REMOVE] > epsilon_of_event(event, DELTA, Adjacency.ADD_REMOVE)[0]
 
 
 @pytest.mark.parametrize("adjacency", [Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT])
@@ -327,7 +330,7 @@ def test_price_never_uses_rdp_but_for_add_remove(monkeypatch, adjacency, kind):
     monkeypatch.setattr(RdpAccountant, "__init__", refuse)
     _accounted.cache_clear()
     try:
-        _, name = price(KINDS[kind], DELTA, adjacency)
+        _, name = epsilon_of_event(KINDS[kind], DELTA, adjacency)
     except Unpriceable:
         return
     assert name != RDP

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from dpfed.accounting import gdp
 from dpfed.accounting.calibrate import calibrate
 from dpfed.accounting.event_tree import ChannelUse, TrainingReleases
-from dpfed.accounting.guarantee import EXACT, PLD, guarantee, is_gaussian, price
+from dpfed.accounting.guarantee import EXACT, PLD, epsilon_of_event, guarantee, is_gaussian
 from dpfed.core.errors import DpfedError, RecipeError, Unpriceable
-from dpfed.core.types import Adjacency, Mechanism, NoiseSource, Release, State, Trust, Unit
+from dpfed.core.types import Adjacency, Facts, Mechanism, NoiseSource, Release, State, Trust, Unit
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import Gaussian, gaussian
 
@@ -23,12 +23,14 @@ DELTA = 1e-5
 
 def spent(mechanism: Mechanism, releases: int, delta: float = DELTA) -> tuple[float, str]:
     shares = 1 if mechanism.trust is Trust.LOCAL else None
-    return price(mechanism.event(releases, shares), delta, mechanism.adjacency)
+    return epsilon_of_event(mechanism.event(releases, shares), delta, mechanism.adjacency)
 
 
 def start(adjacency: Adjacency, trust: Trust, clip: float = 1.0, shares: float = 20) -> Gaussian:
     shares = shares if trust is Trust.DISTRIBUTED else 1
-    return gaussian(clip, 1.0, Unit.RECORD, adjacency, trust, shares)
+    return gaussian(
+        Facts(clip, unit=Unit.RECORD, adjacency=adjacency, trust=trust), 1.0, shares=shares
+    )
 
 
 # ------------------------------------------------------------------------------- the closed form
@@ -49,10 +51,10 @@ def test_closed_form_keeps_the_target_and_is_tight_to_1e_6(epsilon, adjacency, t
 )
 def test_golden_noise(epsilon, std):
     """PRIVACY.md, section 1."""
-    found = calibrate(gaussian(clip=3.0), epsilon=epsilon, delta=DELTA, releases=70)
+    found = calibrate(gaussian(Facts(clip=3.0)), epsilon=epsilon, delta=DELTA, releases=70)
     assert found.std == pytest.approx(3.0 * std, rel=1e-4)
     zero_out = calibrate(
-        gaussian(adjacency=Adjacency.ZERO_OUT), epsilon=epsilon, delta=DELTA, releases=70
+        gaussian(Facts(adjacency=Adjacency.ZERO_OUT)), epsilon=epsilon, delta=DELTA, releases=70
     )
     assert zero_out.std == pytest.approx(std / 2, rel=1e-4)
 
@@ -66,8 +68,10 @@ def test_only_the_noise_changes():
 
 
 def test_shares_of_one_budget_add_up_to_it():
-    one = calibrate(gaussian(), epsilon=1.0, delta=DELTA, releases=70, share=0.9)
-    other = calibrate(gaussian(clip=5.0), epsilon=1.0, delta=DELTA, releases=1, share=0.1)
+    one = calibrate(gaussian(), epsilon=1.0, delta=DELTA, releases=70, budget_fraction=0.9)
+    other = calibrate(
+        gaussian(Facts(clip=5.0)), epsilon=1.0, delta=DELTA, releases=1, budget_fraction=0.1
+    )
     rounds = {(ChannelUse("one", 1),): 69, (ChannelUse("one", 1), ChannelUse("other", 1)): 1}
     both = TrainingReleases({"one": one, "other": other}, rounds)
     found = guarantee(both, DELTA, NoiseSource.KEYED, 70).epsilon
@@ -155,9 +159,13 @@ class Sampled:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("epsilon", "clip", "releases"), [
-    (0.5, 1.0, 20), pytest.param(0.3, 0.01, 3, marks=pytest.mark.long),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("epsilon", "clip", "releases"),
+    [
+        (0.5, 1.0, 20),
+        pytest.param(0.3, 0.01, 3, marks=pytest.mark.long),
+    ],
+)
 def test_the_search_ends_on_the_safe_side_and_is_tight(epsilon, clip, releases):
     """opacus issue 346: a search that stops on the wrong side overspends."""
     mechanism = Sampled(clip=clip)
@@ -171,10 +179,10 @@ def test_the_search_ends_on_the_safe_side_and_is_tight(epsilon, clip, releases):
 
 @pytest.mark.slow
 def test_gaussian_noise_on_a_sample_is_not_accounted_for_as_if_everyone_took_part():
-    mechanism = replace(gaussian(adjacency=Adjacency.ADD_REMOVE), sampling=Tenth())
+    mechanism = replace(gaussian(Facts(adjacency=Adjacency.ADD_REMOVE)), sampling=Tenth())
     assert not is_gaussian(mechanism)
     assert spent(mechanism, 1)[1] == PLD
-    assert spent(mechanism, 1)[0] < spent(gaussian(adjacency=Adjacency.ADD_REMOVE), 1)[0]
+    assert spent(mechanism, 1)[0] < spent(gaussian(Facts(adjacency=Adjacency.ADD_REMOVE)), 1)[0]
 
 
 # -------------------------------------------------------------------------------------- refusals
@@ -182,14 +190,14 @@ def test_gaussian_noise_on_a_sample_is_not_accounted_for_as_if_everyone_took_par
 
 @pytest.mark.parametrize("share", [0.5, 0.999])
 def test_a_share_of_a_searched_budget_is_refused(share):
-    with pytest.raises(Unpriceable, match=f"a share of {share}"):
-        calibrate(Sampled(), epsilon=1.0, delta=DELTA, releases=5, share=share)
+    with pytest.raises(Unpriceable, match=f"a fraction of {share}"):
+        calibrate(Sampled(), epsilon=1.0, delta=DELTA, releases=5, budget_fraction=share)
 
 
 @pytest.mark.parametrize("share", [1.5, 4.0, 0.0, -1.0, math.nan, math.inf])
 def test_a_share_that_is_no_part_of_the_budget_is_refused(share):
     with pytest.raises(RecipeError, match=f"must be above 0 and at most 1, got {share}; leave"):
-        calibrate(gaussian(), epsilon=1.0, delta=DELTA, releases=70, share=share)
+        calibrate(gaussian(), epsilon=1.0, delta=DELTA, releases=70, budget_fraction=share)
 
 
 @pytest.mark.parametrize("mechanism", [gaussian(), Sampled()], ids=["closed", "search"])
@@ -221,4 +229,4 @@ def test_what_adds_no_noise_cannot_be_calibrated():
 def test_senseless_shares_are_refused(shares):
     """With infinitely many shares every run would have epsilon 0."""
     with pytest.raises(RecipeError, match="shares"):
-        gaussian(trust=Trust.DISTRIBUTED, shares=shares)
+        gaussian(Facts(trust=Trust.DISTRIBUTED), shares=shares)

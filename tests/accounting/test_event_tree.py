@@ -35,7 +35,7 @@ from dpfed.accounting.guarantee import (
 from dpfed.accounting.second_opinion import TOLERANCE, _refuse_outside, checked
 from dpfed.core.errors import DataError, RecipeError, Unpriceable
 from dpfed.core.sampling import EVERYONE, Poisson
-from dpfed.core.types import Adjacency, NoiseSource
+from dpfed.core.types import Adjacency, Facts, NoiseSource
 from dpfed.flower import make_plan
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
@@ -43,7 +43,7 @@ from dpfed.mechanisms.tree import tree
 from dpfed.training.plan import Plan
 from tests.helpers.round_counts import only_updates
 
-CENTRAL = {"unit": "client", "trust": "central", "adjacency": "zero-out"}
+CENTRAL = Facts(unit="client", trust="central", adjacency="zero-out")
 UPDATE, COUNT = ChannelUse("update", 1), ChannelUse("count", 1)
 
 
@@ -57,7 +57,10 @@ def test_the_example_of_the_docstring_runs() -> None:
 
 
 def test_channels_of_a_drawn_round_are_one_release() -> None:
-    one, other = gaussian(1.0, 3.0, **CENTRAL), gaussian(2.0, 8.0, **CENTRAL)
+    one, other = (
+        gaussian(CENTRAL, 3.0),
+        gaussian(replace(CENTRAL, clip=2.0, replace_bound=4.0), 8.0),
+    )
     event = made({(UPDATE, COUNT): 5}, Poisson(0.1), update=one, count=other)
     (rounds,) = event["events"]
     assert (rounds["kind"], rounds["count"]) == ("SelfComposed", 5)
@@ -70,12 +73,12 @@ def test_channels_of_a_drawn_round_are_one_release() -> None:
 
 def test_several_releases_of_a_drawn_round_are_one_too() -> None:
     kind = (ChannelUse("update", 4),)
-    event = made({kind: 1}, Poisson(0.1), update=gaussian(1.0, 3.0, **CENTRAL))
+    event = made({kind: 1}, Poisson(0.1), update=gaussian(CENTRAL, 3.0))
     assert event["events"][0]["event"]["noise_multiplier"] == pytest.approx(1.5)
 
 
 def test_records_are_drawn_anew_for_each_release() -> None:
-    mechanism = gaussian(1.0, 3.0, adjacency="zero-out").with_sampling(Poisson(0.1))
+    mechanism = gaussian(Facts(1.0, adjacency="zero-out"), 3.0).with_sampling(Poisson(0.1))
     event = made({(ChannelUse("update", 2), COUNT): 5}, update=mechanism, count=mechanism)
     found = PLDAccountant(NeighboringRelation.REPLACE_SPECIAL)
     found.compose(PoissonSampledDpEvent(0.1, mechanism.event(1).event.event), 15)
@@ -85,15 +88,17 @@ def test_records_are_drawn_anew_for_each_release() -> None:
 def test_noise_that_is_correlated_is_one_event_over_all_rounds() -> None:
     mechanism = tree(std=9.0, horizon=8)
     (event,) = made({(UPDATE,): 8}, update=mechanism)["events"]
-    assert event["noise_multiplier"] == pytest.approx(4.5 * 2 / math.sqrt(mechanism.worth(8)))
+    assert event["noise_multiplier"] == pytest.approx(
+        4.5 * 2 / math.sqrt(mechanism.squared_sensitivity(8))
+    )
     assert event["releases"] == 8
 
 
 @pytest.mark.parametrize(
     ("channels", "draw"),
     [
-        ({"update": tree(std=9.0, **CENTRAL)}, Poisson(0.1)),
-        ({"update": gaussian(1.0, 3.0, **CENTRAL).with_sampling(Poisson(0.5))}, Poisson(0.1)),
+        ({"update": tree(CENTRAL, 9.0)}, Poisson(0.1)),
+        ({"update": gaussian(CENTRAL, 3.0).with_sampling(Poisson(0.5))}, Poisson(0.1)),
     ],
 )
 def test_a_draw_of_clients_that_no_accountant_bounds_is_refused(channels: Any, draw: Any) -> None:
@@ -110,7 +115,7 @@ def test_a_release_in_clear_is_not_private() -> None:
 def test_the_order_of_rounds_does_not_matter() -> None:
     rounds = [((UPDATE, COUNT), 2), ((UPDATE,), 7)]
     trees = [
-        made(dict(each), update=gaussian(), count=gaussian(2.0))
+        made(dict(each), update=gaussian(), count=gaussian(Facts(2.0)))
         for each in itertools.permutations(rounds)
     ]
     assert trees[0] == trees[1]
@@ -118,7 +123,9 @@ def test_the_order_of_rounds_does_not_matter() -> None:
 
 def test_kinds_that_look_alike_to_an_adversary_add_up() -> None:
     rounds = {(ChannelUse("update", 1, 4.0),): 3, (ChannelUse("update", 1, 1.0),): 2}
-    event = made(rounds, update=gaussian(1.0, 2.0))  # under local trust the server faces one share
+    event = made(
+        rounds, update=gaussian(Facts(1.0), 2.0)
+    )  # under local trust the server faces one share
     assert gaussian_mu_squared(event, Adjacency.REPLACE_ONE) == pytest.approx(5.0)
 
 
@@ -126,7 +133,7 @@ def test_kinds_that_look_alike_to_an_adversary_add_up() -> None:
 
 
 def stated(**changes: Any) -> Guarantee:
-    whole = TrainingReleases({"update": gaussian(1.0, 20.0)}, {(UPDATE,): 100}, **changes)
+    whole = TrainingReleases({"update": gaussian(Facts(1.0), 20.0)}, {(UPDATE,): 100}, **changes)
     return guarantee(whole, 1e-5, NoiseSource.KEYED, 100)
 
 
@@ -139,7 +146,7 @@ def test_epsilon_at_another_delta_and_back() -> None:
 
 def test_rho_is_that_of_zero_concentrated_dp() -> None:
     assert stated().rho() == pytest.approx(0.5)  # mu = 1
-    drawn = gaussian(1.0, 3.0, adjacency="zero-out").with_sampling(Poisson(0.1))
+    drawn = gaussian(Facts(1.0, adjacency="zero-out"), 3.0).with_sampling(Poisson(0.1))
     whole = TrainingReleases({"update": drawn}, {(UPDATE,): 10})
     assert guarantee(whole, 1e-5, NoiseSource.KEYED, 10).rho() is None
 
@@ -155,7 +162,7 @@ def test_the_trade_off_curve_is_that_of_the_best_test(drawn: bool) -> None:
         assert [stated().trade_off(a) for a in alarms] == pytest.approx(exact, abs=1e-12)
         return
     rate, mu = 0.2, 0.5
-    mechanism = gaussian(1.0, 1 / mu, adjacency="add-remove").with_sampling(Poisson(rate))
+    mechanism = gaussian(Facts(1.0, adjacency="add-remove"), 1 / mu).with_sampling(Poisson(rate))
     whole = TrainingReleases({"update": mechanism}, {(UPDATE,): 1})
     found = guarantee(whole, 1e-5, NoiseSource.KEYED, 1)
     curve = [found.trade_off(a) for a in alarms]
@@ -203,7 +210,9 @@ def test_a_figure_outside_of_the_second_opinion_is_refused(
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 def test_a_sensitivity_that_is_halved_is_found(adjacency: Adjacency, monkeypatch: Any) -> None:
-    whole = TrainingReleases({"update": gaussian(1.0, 20.0, adjacency=adjacency)}, {(UPDATE,): 50})
+    whole = TrainingReleases(
+        {"update": gaussian(Facts(1.0, adjacency=adjacency), 20.0)}, {(UPDATE,): 50}
+    )
     sound = checked(guarantee(whole, 1e-5, NoiseSource.KEYED, 50))
     assert sound.opinions[0].at_least
     assert sound.opinions[0].at_most
@@ -213,7 +222,7 @@ def test_a_sensitivity_that_is_halved_is_found(adjacency: Adjacency, monkeypatch
 
 
 def test_what_says_nothing_is_no_check() -> None:
-    tiny = gaussian(1.0, 1e4)
+    tiny = gaussian(Facts(1.0), 1e4)
     found = checked(
         guarantee(TrainingReleases({"update": tiny}, {(UPDATE,): 1}), 0.5, NoiseSource.KEYED, 1)
     )

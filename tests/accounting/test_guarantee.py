@@ -31,14 +31,14 @@ from dpfed.accounting.guarantee import (
     Claim,
     Guarantee,
     delta_warning,
+    epsilon_of_event,
     guarantee,
     is_gaussian,
-    price,
     round_up,
 )
 from dpfed.core.errors import DpfedError, Unpriceable
-from dpfed.core.sampling import EVERYONE, Poisson, Sampling
-from dpfed.core.types import Adjacency, Mechanism, NoiseSource, Trust, Unit
+from dpfed.core.sampling import EVERYONE, Poisson
+from dpfed.core.types import Adjacency, Facts, Mechanism, NoiseSource, Sampling, Trust, Unit
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.discrete_gaussian import discrete_gaussian
 from dpfed.mechanisms.gaussian import Gaussian, gaussian
@@ -75,8 +75,8 @@ def account(*spent: Spent, noise: NoiseSource = OS) -> Guarantee:
     return guarantee(training(*spent), DELTA, noise, ROUNDS)
 
 
-def local(clients: int = 20, **options) -> Guarantee:
-    mechanism = gaussian(std=STD, **options)
+def local(clients: int = 20, **facts) -> Guarantee:
+    mechanism = gaussian(Facts(**facts), std=STD)
     return account(Spent(mechanism, ROUNDS, {clients - 1: ROUNDS}))
 
 
@@ -87,7 +87,7 @@ def local(clients: int = 20, **options) -> Guarantee:
 def test_gaussian_releases_are_accounted_for_exactly(adjacency):
     event = ComposedDpEvent([GaussianDpEvent(9.0), SelfComposedDpEvent(GaussianDpEvent(30.0), 70)])
     mu = gdp.SENSITIVITY[adjacency] * math.sqrt(1 / 81 + 70 / 900)
-    found, name = price(event, DELTA, adjacency)
+    found, name = epsilon_of_event(event, DELTA, adjacency)
     assert name == EXACT
     assert found == pytest.approx(gdp.epsilon_for(DELTA, mu), rel=1e-12)
 
@@ -96,20 +96,20 @@ def test_gaussian_releases_are_accounted_for_exactly(adjacency):
 @pytest.mark.parametrize("adjacency", [Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT])
 def test_what_is_not_gaussian_is_accounted_for_by_pld(adjacency):
     event = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.5))
-    found, name = price(event, DELTA, adjacency)
+    found, name = epsilon_of_event(event, DELTA, adjacency)
     assert name == PLD
-    assert 0 < found < price(GaussianDpEvent(1.5), DELTA, adjacency)[0]
+    assert 0 < found < epsilon_of_event(GaussianDpEvent(1.5), DELTA, adjacency)[0]
 
 
 @pytest.mark.parametrize("event", [dp_event.ZCDpEvent(0.1)], ids=["zcdp"])
 def test_rdp_is_the_last_resort_and_for_add_remove_only(event):
-    found, name = price(event, DELTA, Adjacency.ADD_REMOVE)
+    found, name = epsilon_of_event(event, DELTA, Adjacency.ADD_REMOVE)
     assert name == RDP
     # zCDP to (epsilon, delta): rho + 2 sqrt(rho ln(1/delta)) is an upper bound of it
     assert 0 < found <= 0.1 + 2 * math.sqrt(0.1 * math.log(1 / DELTA))
     for adjacency in (Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT):
         with pytest.raises(Unpriceable, match=str(adjacency)):
-            price(event, DELTA, adjacency)
+            epsilon_of_event(event, DELTA, adjacency)
 
 
 @pytest.mark.parametrize("adjacency", Adjacency)
@@ -123,20 +123,20 @@ def test_rdp_is_the_last_resort_and_for_add_remove_only(event):
     ids=lambda event: type(event).__name__,
 )
 def test_what_no_accountant_bounds_is_refused(adjacency, event):
-    with pytest.raises(Unpriceable, match="no accountant here gives an upper bound"):
-        price(ComposedDpEvent([GaussianDpEvent(3.0), event]), DELTA, adjacency)
+    with pytest.raises(Unpriceable, match="gives an upper bound"):
+        epsilon_of_event(ComposedDpEvent([GaussianDpEvent(3.0), event]), DELTA, adjacency)
 
 
 def test_a_draw_is_not_accounted_for_under_replace_one():
     """Whether PLD's figure is a bound after composition is an open question."""
     event = SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(3.0)), 2)
     with pytest.raises(Unpriceable, match="replace-one"):
-        price(event, DELTA, Adjacency.REPLACE_ONE)
+        epsilon_of_event(event, DELTA, Adjacency.REPLACE_ONE)
 
 
 def test_a_draw_of_clients_does_not_amplify_correlated_noise():
-    mechanism = tree(std=9.0, trust="central", adjacency="zero-out", unit="client")
-    with pytest.raises(Unpriceable, match="Tree has releases that are not independent"):
+    mechanism = tree(Facts(unit="client", adjacency="zero-out", trust="central"), std=9.0)
+    with pytest.raises(Unpriceable, match="Tree has releases"):
         account(Spent(mechanism, 4, participation=Poisson(0.1)))
 
 
@@ -146,21 +146,23 @@ def test_the_same_event_is_accounted_for_once_and_others_anew(monkeypatch):
     monkeypatch.setattr(module, "_accountants", lambda a: asked.append(a) or whole(a))
     one = PoissonSampledDpEvent(0.1, GaussianDpEvent(7.77))
     lists = [[SelfComposedDpEvent(one, 3)], [SelfComposedDpEvent(one, 3)]]
-    found = {price(ComposedDpEvent(events), DELTA, Adjacency.ADD_REMOVE) for events in lists}
+    found = {
+        epsilon_of_event(ComposedDpEvent(events), DELTA, Adjacency.ADD_REMOVE) for events in lists
+    }
     assert (len(found), len(asked)) == (1, 1)
     others = [(lists[0], DELTA / 2, Adjacency.ADD_REMOVE), (lists[0], DELTA, Adjacency.ZERO_OUT)]
     lists[0].append(one)  # an event that was changed is another one, too
     for events, delta, adjacency in [*others, (lists[0], DELTA, Adjacency.ADD_REMOVE)]:
-        price(ComposedDpEvent(events), delta, adjacency)
+        epsilon_of_event(ComposedDpEvent(events), delta, adjacency)
     assert len(asked) == 4
-    assert price(ComposedDpEvent(lists[0]), DELTA, Adjacency.ADD_REMOVE) > found.pop()
+    assert epsilon_of_event(ComposedDpEvent(lists[0]), DELTA, Adjacency.ADD_REMOVE) > found.pop()
 
 
 def test_a_drawn_round_is_accounted_for_once_for_its_row_and_for_the_end(monkeypatch):
     asked = []
     whole = module._accountants
     monkeypatch.setattr(module, "_accountants", lambda a: asked.append(a) or whole(a))
-    mechanism = gaussian(std=7.7, adjacency=Adjacency.ZERO_OUT).with_sampling(Poisson(0.1))
+    mechanism = gaussian(Facts(adjacency=Adjacency.ZERO_OUT), std=7.7).with_sampling(Poisson(0.1))
     for _ in range(3):
         account(Spent(mechanism, 5, {3.0: 4, 1.0: 1}))
     assert len(asked) == 2  # to the server, and to all others
@@ -168,7 +170,7 @@ def test_a_drawn_round_is_accounted_for_once_for_its_row_and_for_the_end(monkeyp
 
 @pytest.mark.parametrize("make", [gaussian, clear])
 def test_no_releases_cost_nothing(make):
-    assert price(make().event(0), DELTA, Adjacency.REPLACE_ONE) == (0.0, EXACT)
+    assert epsilon_of_event(make().event(0), DELTA, Adjacency.REPLACE_ONE) == (0.0, EXACT)
 
 
 @pytest.mark.parametrize("delta", [math.nan, 0.0, -1.0, 1.0, 2.0])
@@ -179,7 +181,7 @@ def test_no_releases_cost_nothing(make):
 )
 def test_a_senseless_delta_is_refused_by_every_path(event, delta):
     with pytest.raises(DpfedError, match="delta"):
-        price(event, delta, Adjacency.ADD_REMOVE)
+        epsilon_of_event(event, delta, Adjacency.ADD_REMOVE)
 
 
 @pytest.mark.parametrize("adjacency", Adjacency)
@@ -187,9 +189,11 @@ def test_a_senseless_delta_is_refused_by_every_path(event, delta):
 def test_the_event_and_the_closed_form_agree(trust, adjacency):
     """One mechanism, accounted for through dp_accounting's event and without it."""
     shares = 5 if trust is Trust.DISTRIBUTED else 1
-    mechanism = gaussian(2.0, 2 * STD, Unit.RECORD, adjacency, trust, shares)
+    mechanism = gaussian(
+        Facts(2.0, unit=Unit.RECORD, adjacency=adjacency, trust=trust), 2 * STD, shares=shares
+    )
     assert is_gaussian(mechanism)
-    by_event = price(mechanism.event(ROUNDS, shares), DELTA, adjacency)[0]
+    by_event = epsilon_of_event(mechanism.event(ROUNDS, shares), DELTA, adjacency)[0]
     assert account(Spent(mechanism, ROUNDS)).epsilon == pytest.approx(by_event, rel=1e-12)
 
 
@@ -237,7 +241,7 @@ def test_one_claim_for_all_where_others_noise_hides_nothing(outside):
 
 
 def test_distributed_prices_the_shares_and_names_them():
-    mechanism = gaussian(std=STD / math.sqrt(20), trust=Trust.DISTRIBUTED, shares=20)
+    mechanism = gaussian(Facts(trust=Trust.DISTRIBUTED), std=STD / math.sqrt(20), shares=20)
     found = account(Spent(mechanism, ROUNDS))
     (claim,) = found.claims
     assert claim.epsilon == pytest.approx(local().claims[0].epsilon, rel=1e-12)
@@ -248,13 +252,15 @@ def test_distributed_prices_the_shares_and_names_them():
 
 @pytest.mark.parametrize(("missing", "epsilon"), [(1, 1.029), (2, 1.060), (4, 1.13), (10, 1.465)])
 def test_missing_noise_shares_cost_what_privacy_md_says(missing, epsilon):
-    mechanism = gaussian(std=STD / math.sqrt(20), trust=Trust.DISTRIBUTED, shares=20 - missing)
+    mechanism = gaussian(
+        Facts(trust=Trust.DISTRIBUTED), std=STD / math.sqrt(20), shares=20 - missing
+    )
     assert account(Spent(mechanism, ROUNDS)).epsilon == pytest.approx(epsilon, rel=3e-3)
 
 
 def test_what_a_sum_may_fail_with_is_taken_out_of_delta():
     """The sentence states the whole delta, and the epsilon at what is left of it."""
-    mechanism = gaussian(std=STD, trust=Trust.DISTRIBUTED, shares=4)
+    mechanism = gaussian(Facts(trust=Trust.DISTRIBUTED), std=STD, shares=4)
     spent = training(Spent(mechanism, ROUNDS))
     found = guarantee(spent, DELTA, OS, ROUNDS, delta_reserved=DELTA / 2)
     (at_half,) = guarantee(spent, DELTA / 2, OS, ROUNDS).claims
@@ -263,7 +269,7 @@ def test_what_a_sum_may_fail_with_is_taken_out_of_delta():
 
 
 def test_central_trusts_the_server():
-    found = account(Spent(gaussian(std=STD, trust=Trust.CENTRAL), ROUNDS))
+    found = account(Spent(gaussian(Facts(trust=Trust.CENTRAL), std=STD), ROUNDS))
     (claim,) = found.claims
     assert claim.adversary == f"{OTHERS} (the server is trusted with the sums)"
     assert claim.epsilon == pytest.approx(local().claims[0].epsilon, rel=1e-12)
@@ -294,7 +300,10 @@ def test_the_sentence_names_the_adjacency_of_the_accounting(adjacency):
 
 
 def test_rows_that_share_a_cone_pay_their_swap_only():
-    ordinary, closer = Gaussian(1.0, STD), Gaussian(1.0, STD, replace_bound=math.sqrt(2))
+    ordinary, closer = (
+        Gaussian(Facts(1.0), STD),
+        Gaussian(Facts(1.0, replace_bound=math.sqrt(2)), STD),
+    )
     mu = math.sqrt(2) * math.sqrt(ROUNDS) / STD
     found = account(Spent(closer, ROUNDS)).epsilon
     assert found == pytest.approx(gdp.epsilon_for(DELTA, mu), rel=1e-12)
@@ -323,8 +332,11 @@ def test_one_channel_in_floats_makes_the_whole_idealized():
 
 @pytest.mark.parametrize("trust", Trust)
 def test_clear_says_no_privacy(trust):
-    noisy = Spent(gaussian(std=STD, trust=trust), ROUNDS)
-    for spent in ([Spent(clear(trust=trust), ROUNDS)], [noisy, Spent(clear(trust=trust), 1)]):
+    noisy = Spent(gaussian(Facts(trust=trust), std=STD), ROUNDS)
+    for spent in (
+        [Spent(clear(Facts(trust=trust)), ROUNDS)],
+        [noisy, Spent(clear(Facts(trust=trust)), 1)],
+    ):
         found = account(*spent)
         assert found.epsilon == math.inf
         assert found.claims[0].accounting == NONE
@@ -333,7 +345,7 @@ def test_clear_says_no_privacy(trust):
 
 def test_several_channels_add_mu_squared():
     """mu^2 = mu_cov^2 + T mu_g^2."""
-    gradient, covariance = gaussian(std=STD), gaussian(clip=3.0, std=40.0)
+    gradient, covariance = gaussian(std=STD), gaussian(Facts(clip=3.0), std=40.0)
     found = account(Spent(gradient, ROUNDS, {19: ROUNDS}), Spent(covariance, 1, {19: 1}))
     squared = ROUNDS * (2 / STD) ** 2 + (6 / 40.0) ** 2
     server, others = found.claims

@@ -14,11 +14,11 @@ from flwr.clientapp import ClientApp
 
 from dpfed.core.errors import ClientRefused
 from dpfed.core.rows import Dense
-from dpfed.core.sum_protocol import Answer
+from dpfed.core.sum_protocol import StageReply
 from dpfed.core.types import UPDATE, Broadcast, Rows, Unit, Vector
 from dpfed.core.vector import layout_of
 from dpfed.flower import client_app
-from dpfed.training.flower.codec import Envelope, Sender, read_answer
+from dpfed.training.flower.codec import Envelope, Sender, read_reply
 from dpfed.training.plan import Plan
 from tests.training.flower.local_grid import become_a_server
 
@@ -67,7 +67,7 @@ def ask(
     requests: Mapping[str, bytes] | None = None,
     since: tuple[int, int] | None = None,
     config: Mapping[str, Any] | None = None,
-) -> Answer:
+) -> StageReply:
     """One order to one client, and what comes back."""
     layout = layout_of({"weight": torch.empty(at.params.numel())})
     sender = Sender(layout, plan.fingerprint(), ConfigRecord(dict(config or {})), at)
@@ -76,7 +76,7 @@ def ask(
     message.metadata.__dict__["_message_id"] = "1"
     context = Context(1, 100 + client, {"partition-id": client}, RecordDict(), {})
     reply = app(message, context)
-    return read_answer(reply.content, Envelope(at.round, at.attempt, stage, client))
+    return read_reply(reply.content, Envelope(at.round, at.attempt, stage, client))
 
 
 def release(*arguments: Any, **more: Any) -> bytes | str:
@@ -90,7 +90,7 @@ def exchange_with(app: ClientApp, plan: Plan, hear: Callable[..., None] = lambda
 
     def exchange(
         at: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, StageReply]]:
         for client in sorted(set().union(*requests.values())):
             asked = {name: to[client] for name, to in requests.items() if client in to}
             found = ask(app, plan, at, client, stage, asked)

@@ -23,12 +23,12 @@ from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.errors import ClientRefused, UnsoundPlan
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE, Broadcast, Channel, ClientAlgorithm, Phase, Trust, Unit
+from dpfed.core.types import UPDATE, Broadcast, Channel, ClientAlgorithm, Facts, Phase, Trust, Unit
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.secure import secure
 from dpfed.training.flower import responder
 from dpfed.training.flower import state as states
-from dpfed.training.flower.answers import order_digest
+from dpfed.training.flower.stored_replies import order_digest
 from dpfed.training.inprocess import InProcess
 from dpfed.training.plan import Plan
 from dpfed.training.round import run_round, start
@@ -43,7 +43,7 @@ def _node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def a_plan(rounds: int = 10, **changes: Any) -> Plan:
     options: dict[str, Any] = {
         "client": build("client", "gradient", {}),
-        "channels": {UPDATE: gaussian(clip=1.0, std=20.0)},
+        "channels": {UPDATE: gaussian(Facts(clip=1.0), std=20.0)},
         "sum": build("sums", "plain", {}),
         "server": build("server", "scale", {}),
         "nominal": [4.0] * 5,
@@ -54,7 +54,7 @@ def a_plan(rounds: int = 10, **changes: Any) -> Plan:
 
 
 def hidden(rounds: int, **changes: Any) -> Plan:
-    noise = gaussian(1.0, 20.0, trust=Trust.DISTRIBUTED, shares=2)
+    noise = gaussian(Facts(1.0, trust=Trust.DISTRIBUTED), 20.0, shares=2)
     return a_plan(rounds, sum=secure(), channels={UPDATE: noise}, **changes)
 
 
@@ -222,7 +222,7 @@ def test_an_answer_that_left_the_disk_is_spent(monkeypatch: pytest.MonkeyPatch) 
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dpfed.training.flower.answers.StoredAnswer.write", die)
+        patch.setattr("dpfed.training.flower.stored_replies.StoredReply.write", die)
         assert release(app, plan, Broadcast(0, START)) == "ClientError"
     assert release(app, plan, Broadcast(0, START)) == "UnsoundPlan"
     assert isinstance(release(app, plan, Broadcast(1, START)), bytes)
@@ -234,14 +234,14 @@ def test_an_answer_that_left_the_disk_is_spent(monkeypatch: pytest.MonkeyPatch) 
 def test_it_is_on_the_disk_before_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = a_plan()
     seen: list[list[str]] = []
-    true = responder.write_answer
+    true = responder.write_reply
 
     def look(envelope: Any, reply: Any) -> Any:
         folder = states.folder_for("run", 0) / "answers"
         seen.append(sorted(path.name for path in folder.iterdir()))
         return true(envelope, reply)
 
-    monkeypatch.setattr(responder, "write_answer", look)
+    monkeypatch.setattr(responder, "write_reply", look)
     for at in (Broadcast(0, START), Broadcast(0, START, attempt=1), Broadcast(1, START)):
         release(app_of(plan), plan, at)
     assert seen == [["0-0.0"], ["0-1.0"], ["1-0.0"]]  # of the latest attempt only
@@ -270,7 +270,7 @@ def test_noise_is_sized_for_rounds_and_spare_attempts(mechanism: str) -> None:
     assert spare.channels == longer.channels
     assert spare.planned(UPDATE) == 10
     assert spare.guarantee().claims[0].epsilon == longer.guarantee().claims[0].epsilon <= 1.0
-    with pytest.raises(UnsoundPlan, match="spare_attempts must be a whole number, at least 0"):
+    with pytest.raises(UnsoundPlan, match=r"spare_attempts must be a whole.*least 0"):
         make_plan([4.0] * 3, rounds=7, privacy={**privacy, "spare_attempts": -1})
 
 

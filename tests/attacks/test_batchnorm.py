@@ -21,7 +21,7 @@ from torch.nn import functional
 from dpfed.core.errors import RecipeError
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE, Broadcast, Unit
+from dpfed.core.types import UPDATE, Broadcast, Facts, Unit
 from dpfed.core.vector import layout_of
 from dpfed.data.modules import seeded
 from dpfed.flower import DPStrategy, private
@@ -77,10 +77,14 @@ def accuracy(model: nn.Module) -> float:
 
 def plan_for(unit: Unit = Unit.CLIENT, rounds: int = ROUNDS) -> Plan:
     return Plan(
-        client=build("client", "gradient", {}), channels={UPDATE: gaussian(2.0, 0.02, unit=unit)},
-        sum=plain(), server=build("server", "scale", {}), nominal=[1.0] * CLIENTS, rounds=rounds,
+        client=build("client", "gradient", {}),
+        channels={UPDATE: gaussian(Facts(2.0, unit=unit), 0.02)},
+        sum=plain(),
+        server=build("server", "scale", {}),
+        nominal=[1.0] * CLIENTS,
+        rounds=rounds,
         noise=Noise(0),
-    )  # fmt: skip
+    )
 
 
 def app_for(plan: Plan, seen: list[dict[str, torch.Tensor]] | None = None) -> ClientApp:
@@ -152,7 +156,7 @@ def test_buffers_of_batchnorm_are_refused_unless_they_are_kept() -> None:
 
 
 def test_buffers_are_kept_at_client_level_only() -> None:
-    with pytest.raises(RecipeError, match=r"mixes records.*use GroupNorm or LayerNorm"):
+    with pytest.raises(RecipeError, match=r"records.*use GroupNorm or LayerNorm"):
         DPStrategy(plan_for(Unit.RECORD), keep=KEEP)
 
 

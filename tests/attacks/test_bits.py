@@ -18,16 +18,16 @@ import pytest
 import torch
 from torch import nn
 
+from dpfed.client._standardised import Standardised
 from dpfed.core.types import Unit
-from dpfed.data import hidden
+from dpfed.data import frozen_layers
 from dpfed.data.architectures import resnet
-from dpfed.data.backbones import _extract, _Ready, _Shape
+from dpfed.data.backbones import _extract, _LoadedBackbone, _Preparation
 from dpfed.data.convolutions import convolve
 from dpfed.data.datasets import Records
-from dpfed.data.hidden import hidden_states
+from dpfed.data.frozen_layers import hidden_states
 from dpfed.data.models import Linear
 from dpfed.data.modules import Network
-from dpfed.data.standardised import Standardised
 
 
 @pytest.fixture(autouse=True)
@@ -69,14 +69,21 @@ def test_one_record_more_moves_a_linear_models_sum_by_one_clip(count: int) -> No
 THREADED: dict[str, Callable[[Records], Any]] = {
     "rows": lambda r: Linear("softmax", 8, 3).problem(r).rows(torch.ones(27), Unit.RECORD),
     "gradient": lambda r: Linear("softmax", 8, 3).problem(r).gradient(torch.ones(27)),
-    "hessian_rows": lambda r: Linear("softmax", 8, 3).problem(r).hessian_rows(
-        torch.ones(27), Unit.RECORD),
+    "hessian_rows": lambda r: (
+        Linear("softmax", 8, 3).problem(r).hessian_rows(torch.ones(27), Unit.RECORD)
+    ),
     "judge": lambda r: Linear("softmax", 8, 3).problem(r).judge(torch.ones(27)),
-    "standardised": lambda r: Standardised("softmax", 8, 3, full=True).problem(r).rows(
-        Standardised("softmax", 8, 3, full=True).initial(0), Unit.RECORD),
-    "moments": lambda r: Standardised("softmax", 8, 3, full=True).problem(r).moment_rows(
-        Standardised("softmax", 8, 3, full=True).initial(0), Unit.RECORD),
-}  # fmt: skip
+    "standardised": lambda r: (
+        Standardised("softmax", 8, 3, full=True)
+        .problem(r)
+        .rows(Standardised("softmax", 8, 3, full=True).initial(0), Unit.RECORD)
+    ),
+    "moments": lambda r: (
+        Standardised("softmax", 8, 3, full=True)
+        .problem(r)
+        .moment_rows(Standardised("softmax", 8, 3, full=True).initial(0), Unit.RECORD)
+    ),
+}
 
 
 class Products(torch.overrides.TorchFunctionMode):
@@ -133,8 +140,13 @@ def test_hidden_states_of_a_record_depend_on_no_other(tmp_path: Path) -> None:
     """Of equal records, whatever their number; and beside one that is padded."""
     library = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = library.BertConfig(vocab_size=100, hidden_size=96, num_hidden_layers=2,
-                                num_attention_heads=6, intermediate_size=384)  # fmt: skip
+    config = library.BertConfig(
+        vocab_size=100,
+        hidden_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        intermediate_size=384,
+    )
     library.BertModel(config).save_pretrained(tmp_path)
     ids = torch.randint(1, 100, (1, 19)).repeat(130, 1)
     found = {n: hidden_states(tmp_path, ids[:n]) for n in (1, 62, 63, 64, 66, 67, 127)}
@@ -169,7 +181,7 @@ def test_an_encoder_sees_blocks_of_one_shape_with_padding(
 ) -> None:
     """Without any padding transformers leaves out the mask: another kernel, for all of a block."""
     encoder = Encoder()
-    monkeypatch.setattr(hidden, "text_model", lambda *_, **__: Outer(encoder))
+    monkeypatch.setattr(frozen_layers, "text_model", lambda *_, **__: Outer(encoder))
     ids = torch.arange(1, count * 5 + 1).view(count, 5)
     assert torch.equal(hidden_states("nowhere", ids)[:, :, 0], ids.float())
     assert set(encoder.calls) == {((64, 5), False, 1)}
@@ -189,19 +201,19 @@ def test_images_are_seen_in_batches_of_one_size() -> None:
             seen.append((len(x), torch.get_num_threads()))
             return x.mean(dim=(2, 3))
 
-    ready = _Ready(Mean(), (0.5,) * 3, (0.25,) * 3)
-    assert len(_extract(ready, torch.rand(21, 3, 8, 8), _Shape(), 8, None)) == 21
+    ready = _LoadedBackbone(Mean(), (0.5,) * 3, (0.25,) * 3)
+    assert len(_extract(ready, torch.rand(21, 3, 8, 8), _Preparation(), 8, None)) == 21
     assert set(seen) == {(8, 1)}
 
 
 def test_features_of_an_image_depend_on_no_other() -> None:
     torch.manual_seed(0)
-    ready = _Ready(resnet(14), (0.5,) * 3, (0.25,) * 3)
+    ready = _LoadedBackbone(resnet(14), (0.5,) * 3, (0.25,) * 3)
     images, told = torch.rand(21, 3, 32, 32), []
-    whole = _extract(ready, images, _Shape(), 8, told.append)
+    whole = _extract(ready, images, _Preparation(), 8, told.append)
     assert sum(told) == 21
     for count in (1, 7, 8, 9, 20):
-        assert torch.equal(_extract(ready, images[:count], _Shape(), 8, None), whole[:count])
+        assert torch.equal(_extract(ready, images[:count], _Preparation(), 8, None), whole[:count])
 
 
 def test_convolutions_of_a_record_depend_on_no_other() -> None:

@@ -27,13 +27,13 @@ from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
 from dpfed.core.rows import Dense
 from dpfed.core.sampling import Poisson
-from dpfed.core.types import UPDATE, Adjacency, Broadcast, Rows, Trust, Unit, Vector
+from dpfed.core.types import UPDATE, Adjacency, Broadcast, Facts, Rows, Trust, Unit, Vector
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
-from dpfed.training.account import Account, account
-from dpfed.training.answer import ClientState, answer
+from dpfed.training.account import Account, open_account
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, client_reply
 
 SIZE = 2000
 BUDGET = Budget(1.0, 1e-5)
@@ -56,14 +56,18 @@ class Silent:
         raise NotImplementedError
 
 
-def a_plan(std: float = 20.0, rounds: int = 5, rate: float = 1.0, **mechanism: Any) -> Plan:
-    noise = gaussian(1.0, std, **mechanism)
+def a_plan(std: float = 20.0, rounds: int = 5, rate: float = 1.0, **facts: Any) -> Plan:
+    noise = gaussian(Facts(1.0, **facts), std)
     noise = noise if rate == 1 else noise.with_sampling(Poisson(rate))
     return Plan(
-        client=build("client", "gradient", {}, unit=noise.unit), channels={UPDATE: noise},
-        sum=plain(), server=build("server", "scale", {}), nominal=[4.0], rounds=rounds,
+        client=build("client", "gradient", {}, unit=noise.unit),
+        channels={UPDATE: noise},
+        sum=plain(),
+        server=build("server", "scale", {}),
+        nominal=[4.0],
+        rounds=rounds,
         noise=Noise(),
-    )  # fmt: skip
+    )
 
 
 class Silo:
@@ -78,7 +82,7 @@ class Silo:
         """Whether a release left; if so its mu^2, for a record that is replaced, is added."""
         broadcast = Broadcast(round, torch.zeros(SIZE), {}, attempt=attempt, training=training)
         state = ClientState(0, Silent(), ledger=self.account)
-        found, _ = answer(plan, broadcast, "reply", {UPDATE: b""}, state)
+        found, _ = client_reply(plan, broadcast, "reply", {UPDATE: b""}, state)
         if isinstance(found, ClientRefused):
             self.refusals.append(str(found))
             return False
@@ -113,7 +117,7 @@ def hostile_plans() -> list[Plan]:
         a_plan(trust=Trust.CENTRAL),
         a_plan(std=60.0, rate=0.01, adjacency=Adjacency.ZERO_OUT),
         a_plan(std=0.05),
-        replace(a_plan(), channels={UPDATE: clear(1.0)}),
+        replace(a_plan(), channels={UPDATE: clear(Facts(1.0))}),
     ]
 
 
@@ -150,7 +154,7 @@ DRAWN = a_plan(std=60.0, rate=0.01, adjacency=Adjacency.ZERO_OUT)
     "second",
     [
         a_plan(std=0.3, rate=0.9, adjacency=Adjacency.ZERO_OUT),
-        replace(DRAWN, channels={UPDATE: clear(1.0, adjacency=Adjacency.ZERO_OUT)}),
+        replace(DRAWN, channels={UPDATE: clear(Facts(1.0, adjacency=Adjacency.ZERO_OUT))}),
         a_plan(std=60.0, rate=0.01, adjacency=Adjacency.ZERO_OUT, rounds=6),
     ],
 )
@@ -199,7 +203,7 @@ def test_verify_finds_releases_at_another_price_than_reserved(silo: Silo) -> Non
     cheap = {**book, "round": 1, "event": {"kind": "NoOp"}}
     with ledger._turn():
         ledger._append(**{k: v for k, v in cheap.items() if k not in {"time", "write"}})
-    assert "another price" in ledger.verify()[0]
+    assert "another cost" in ledger.verify()[0]
 
 
 def test_a_recipe_neither_opens_a_budget_nor_chooses_a_file_on_a_node(
@@ -210,7 +214,7 @@ def test_a_recipe_neither_opens_a_budget_nor_chooses_a_file_on_a_node(
     monkeypatch.setenv("DPFED_DATASET", "ward")
     monkeypatch.setenv("DPFED_STATE", str(tmp_path))
     elsewhere = tmp_path / "elsewhere.sqlite"
-    found = account("other", path=elsewhere, epsilon=1000.0, environment=True)
+    found = open_account("other", path=elsewhere, epsilon=1000.0, environment=True)
     assert found is not None
     assert (found.dataset, found.budget) == ("ward", None)
     assert found.ledger.path == tmp_path / "owner.sqlite"

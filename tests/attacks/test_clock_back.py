@@ -23,8 +23,8 @@ from dpfed.core.errors import DataError, UnsoundPlan
 from dpfed.recipes.terms import read_terms
 from dpfed.silo import approvals as module
 from dpfed.silo.approvals import CLOCK, FILE, REVOCATIONS, Approvals
+from tests.helpers.handlers import _own_environment, approved, enrolment, handler, order, said  # noqa: F401
 from tests.silo.gates import Silo, terms_for
-from tests.silo.test_keeper import _own_environment, approved, enrolment, keeper, order, said  # noqa: F401
 
 
 class Clock:
@@ -44,15 +44,15 @@ def test_an_approval_that_has_expired_stays_so_when_the_clock_is_set_back(
     tmp_path: Path, clock: Clock
 ) -> None:
     held, terms = approved(tmp_path)
-    assert "error" not in said(held.answer(order(terms)))
+    assert "error" not in said(held.reply(order(terms)))
     for days in (2.0, 0.0, -400.0, 1.9):
         clock.days = days
-        assert said(held.answer(order(terms, round=1)))["error"] == "UnsoundPlan"
+        assert said(held.reply(order(terms, round=1)))["error"] == "UnsoundPlan"
 
 
 def test_a_policys_days_are_not_undone_by_the_clock(tmp_path: Path, clock: Clock) -> None:
     until = (dt.datetime.now(dt.UTC) + dt.timedelta(days=2)).date()
-    held = keeper(tmp_path, until=until)
+    held = handler(tmp_path, until=until)
     terms = read_terms(terms_for(tmp_path, 3).read_bytes())
     held.permitted(terms)
     for days in (9.0, 0.0):
@@ -64,11 +64,11 @@ def test_a_policys_days_are_not_undone_by_the_clock(tmp_path: Path, clock: Clock
 def test_a_week_that_has_passed_once_is_not_passed_again(tmp_path: Path, clock: Clock) -> None:
     """By rule at most 3 in a week: a clock that goes to and fro gives no second week."""
     rule: dict[str, Any] = {"approve": "within-policy", "most_epsilon": 2.0, "week_epsilon": 3.0}
-    held, errors = keeper(tmp_path, epsilon=100.0, **rule), []
+    held, errors = handler(tmp_path, epsilon=100.0, **rule), []
     for at, days in enumerate((0.0, 8.0, 0.0, 8.0, -30.0)):
         clock.days = days
         text = terms_for(tmp_path, 3, name=f"run-{at}").read_text()
-        errors.append(said(held.answer(enrolment(f"run-{at}", text))).get("error"))
+        errors.append(said(held.reply(enrolment(f"run-{at}", text))).get("error"))
     assert errors == [None, None, "UnsoundPlan", "UnsoundPlan", "UnsoundPlan"]
 
 
@@ -77,15 +77,15 @@ def test_an_owner_sets_back_a_clock_that_was_ahead_and_it_is_logged(
 ) -> None:
     held, terms = approved(tmp_path)
     clock.days = 4000.0
-    assert said(held.answer(order(terms)))["error"] == "UnsoundPlan"
+    assert said(held.reply(order(terms)))["error"] == "UnsoundPlan"
     clock.days = 0.0
     policy = ["--policy", str(Silo(tmp_path / "silo", 0).policy)]
     shown = CliRunner().invoke(app, ["silo", "clock", *policy])
     assert "for the gate it is 203" in shown.output
-    assert said(held.answer(order(terms)))["error"] == "UnsoundPlan"  # showing changes nothing
+    assert said(held.reply(order(terms)))["error"] == "UnsoundPlan"  # showing changes nothing
     done = CliRunner().invoke(app, ["silo", "clock", "--reset", *policy])
     assert "approved again: gated; 'dpfed silo revoke gated' ends it" in done.output
-    assert "error" not in said(held.answer(order(terms)))
+    assert "error" not in said(held.reply(order(terms)))
     assert "clock" in CliRunner().invoke(app, ["silo", "log", *policy]).output
 
 
@@ -110,12 +110,12 @@ def test_a_revocation_outlives_an_older_copy_of_the_approvals(tmp_path: Path) ->
 
 def test_no_rule_approves_what_was_revoked_even_if_the_approvals_are_lost(tmp_path: Path) -> None:
     rule: dict[str, Any] = {"approve": "within-policy", "most_epsilon": 2.0, "week_epsilon": 30.0}
-    held, text = keeper(tmp_path, **rule), terms_for(tmp_path, 3).read_text()
-    assert "error" not in said(held.answer(enrolment("gated", text)))
+    held, text = handler(tmp_path, **rule), terms_for(tmp_path, 3).read_text()
+    assert "error" not in said(held.reply(enrolment("gated", text)))
     held.approvals.revoke("gated")
     (held.state / FILE).unlink()
-    held = keeper(tmp_path, **rule)
-    assert said(held.answer(enrolment("gated", text)))["error"] == "UnsoundPlan"
+    held = handler(tmp_path, **rule)
+    assert said(held.reply(enrolment("gated", text)))["error"] == "UnsoundPlan"
     with pytest.raises(UnsoundPlan, match="is revoked here"):
         held.approvals.standing("gated")
 

@@ -98,19 +98,27 @@ def adapter(name: str, attention: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     loss: Any
     if name == "bert":
-        config = library.BertConfig(**SMALL, num_labels=3, max_position_embeddings=T,
-                                    attn_implementation=attention)  # fmt: skip
+        config = library.BertConfig(
+            **SMALL, num_labels=3, max_position_embeddings=T, attn_implementation=attention
+        )
         module, targets, loss = (
             library.BertForSequenceClassification(config),
             ["query"],
             cross_entropy,
         )
     else:
-        config = library.GPT2Config(vocab_size=WORDS, n_embd=16, n_layer=2, n_head=2, n_positions=T,
-                                    attn_implementation=attention)  # fmt: skip
+        config = library.GPT2Config(
+            vocab_size=WORDS,
+            n_embd=16,
+            n_layer=2,
+            n_head=2,
+            n_positions=T,
+            attn_implementation=attention,
+        )
         module, targets, loss = library.GPT2LMHeadModel(config), ["c_attn"], Tokens(shift=True)
-    lora = peft.LoraConfig(r=2, target_modules=targets, lora_dropout=0.3,
-                           fan_in_fan_out=name == "gpt2")  # fmt: skip
+    lora = peft.LoraConfig(
+        r=2, target_modules=targets, lora_dropout=0.3, fan_in_fan_out=name == "gpt2"
+    )
     return peft.get_peft_model(module, lora).train(), loss
 
 
@@ -125,14 +133,17 @@ def test_so_it_is_with_adapters_of_transformers(name: str, attention: str, sampl
     with torch.no_grad():  # LoRA starts at zero, where hardly any gradient is
         for parameter in module.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    whole, less = (total(model, each, Unit.RECORD)
-                   for each in (records, records.take(torch.arange(1, 9))))  # fmt: skip
+    whole, less = (
+        total(model, each, Unit.RECORD) for each in (records, records.take(torch.arange(1, 9)))
+    )
     assert 0 < float((whole - less).norm()) <= CLIP
 
 
 def test_masks_are_the_same_for_all_samplers_and_new_with_the_parameters() -> None:
-    sums = [total(Network(dropped(), sampler=s), people(), Unit.RECORD)
-            for s in ("ghost", "func", "alone")]  # fmt: skip
+    sums = [
+        total(Network(dropped(), sampler=s), people(), Unit.RECORD)
+        for s in ("ghost", "func", "alone")
+    ]
     for other in sums[1:]:
         torch.testing.assert_close(sums[0], other, rtol=1e-4, atol=1e-7)
     model = Network(dropped())
@@ -212,12 +223,12 @@ class Alpha(nn.Sequential):
 
 @pytest.mark.parametrize("kind", [Noisy, Recurrent, Twice, Alpha])
 def test_other_random_numbers_are_refused(kind: type[nn.Module]) -> None:
-    with pytest.raises(RecipeError, match=r"must follow from each record alone.* call eval"):
+    with pytest.raises(RecipeError, match="from each record alone"):
         Network(kind().train()).problem(people())
 
 
 def test_weights_of_all_heads_together_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"one entry per record on its first axis.* got shape"):
+    with pytest.raises(RecipeError, match=r"first axis.*got shape"):
         Network(Attended().train()).problem(people())
 
 
@@ -259,5 +270,5 @@ def test_a_module_that_goes_into_train_later_is_tried_again() -> None:
     model = Network(Alpha().eval())
     problem = model.problem(people())
     model.module.train()
-    with pytest.raises(RecipeError, match="must follow from each record alone"):
+    with pytest.raises(RecipeError, match="follow from each record"):
         problem.rows(model.initial(0), Unit.RECORD).clipped_sum(CLIP)

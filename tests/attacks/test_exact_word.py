@@ -14,7 +14,7 @@ import torch
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
 from dpfed.core.rows import Chunks, Dense, Outer, UnitRows
-from dpfed.core.types import UPDATE, Adjacency, Unit
+from dpfed.core.types import UPDATE, Adjacency, Facts, Unit
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 from dpfed.mechanisms.discrete_gaussian import discrete_gaussian
@@ -24,17 +24,23 @@ from dpfed.training.plan import Plan
 OTHERS, MODEL = 40, Linear("softmax", 8, 3)
 CASES = [
     (unit, adjacency)
-    for unit in Unit for adjacency in Adjacency
+    for unit in Unit
+    for adjacency in Adjacency
     if (unit, adjacency) != (Unit.CLIENT, Adjacency.ADD_REMOVE)  # refused: test_presence.py
-]  # fmt: skip
+]
 
 
 def plan_of(unit: Unit, adjacency: Adjacency) -> Plan:
-    mechanism = discrete_gaussian(std=50.0, unit=unit, adjacency=adjacency)
+    mechanism = discrete_gaussian(Facts(unit=unit, adjacency=adjacency), std=50.0)
     return Plan(
-        client=build("client", "gradient", {}), channels={UPDATE: mechanism}, sum=plain(),
-        server=build("server", "scale", {}), nominal=[float(OTHERS)], rounds=2, noise=Noise(0),
-    )  # fmt: skip
+        client=build("client", "gradient", {}),
+        channels={UPDATE: mechanism},
+        sum=plain(),
+        server=build("server", "scale", {}),
+        nominal=[float(OTHERS)],
+        rounds=2,
+        noise=Noise(0),
+    )
 
 
 def records(first: int, seed: int) -> Records:

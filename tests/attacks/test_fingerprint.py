@@ -29,7 +29,7 @@ from dpfed.training import fingerprint as module
 from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.plan import Plan
 from dpfed.training.round import start
-from tests.training.test_round import make_plan
+from tests.helpers.rounds import make_plan
 
 
 def with_client(name: str, **options: Any) -> Plan:

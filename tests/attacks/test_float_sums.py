@@ -16,11 +16,12 @@ import pytest
 import torch
 
 from dpfed.core import clipping
-from dpfed.core.clipping import SHORTFALL, ProductSum, product_sum, row_norms
+from dpfed.core.clipping import ProductSum, product_sum, row_norms
 from dpfed.core.errors import BadRelease
+from dpfed.core.grid import SHORTFALL
 from dpfed.core.randomness import Noise
 from dpfed.core.rows import Chunks, Dense, Outer
-from dpfed.core.types import Adjacency, Mechanism, Rows, Trust
+from dpfed.core.types import Adjacency, Facts, Mechanism, Rows, Trust
 from dpfed.mechanisms.banded import banded
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.mechanisms.tree import tree
@@ -46,8 +47,8 @@ def test_an_exchanged_record_among_four_million(kind: str) -> None:
 @pytest.mark.parametrize("span", [2**31, 2**17, 2**14])
 def test_a_sum_is_within_its_proven_error(span: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against exact arithmetic: in one piece, in parts by halves, and in pairs of floats."""
-    monkeypatch.setattr(clipping, "_SPAN", span)
-    monkeypatch.setattr(clipping, "_TILE", 1 << 12)
+    monkeypatch.setattr(clipping, "_MAX_PLAIN_SUM", span)
+    monkeypatch.setattr(clipping, "_TILE_NUMBERS", 1 << 12)
     monkeypatch.setattr(clipping, "_scratch", clipping._Scratch())  # of that size, and gone after
     generator = torch.Generator().manual_seed(1)
     left = torch.randn(1000, 2, generator=generator, dtype=torch.float64)
@@ -70,8 +71,8 @@ def test_a_sum_is_within_its_proven_error(span: int, monkeypatch: pytest.MonkeyP
 
 def test_what_one_float_loses_the_other_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a row of 1, others are half of its last bit each: in one float, they are all lost."""
-    monkeypatch.setattr(clipping, "_SPAN", 1000)
-    monkeypatch.setattr(clipping, "_TILE", 1)
+    monkeypatch.setattr(clipping, "_MAX_PLAIN_SUM", 1000)
+    monkeypatch.setattr(clipping, "_TILE_NUMBERS", 1)
     ones = torch.ones(1000, 1, dtype=torch.float64)
     small = torch.full_like(ones, 2.0**-53)
     small[0] = 1
@@ -81,7 +82,7 @@ def test_what_one_float_loses_the_other_keeps(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_rows_than_are_paid_for_are_refused(kind: str) -> None:
-    rows = torch.zeros(1, 1).expand(clipping.MOST_ROWS + 1, 1)
+    rows = torch.zeros(1, 1).expand(clipping.MAX_ROWS + 1, 1)
     with pytest.raises(BadRelease, match=r"rows of a sum must be at most 2\^25"):
         KINDS[kind](rows).clipped_sum(1.0)
 
@@ -89,21 +90,21 @@ def test_more_rows_than_are_paid_for_are_refused(kind: str) -> None:
 def test_the_shortfall_pays_for_the_proven_errors() -> None:
     """clipping.py's budget, added up: both worlds' sums, the others' norms, the row's own norm."""
     u = Fraction(1, 2**53)
-    for rows in (2, 1000, 46_340, 2**22, clipping.MOST_ROWS):
+    for rows in (2, 1000, 46_340, 2**22, clipping.MAX_ROWS):
         span = min(ProductSum(rows, (1, 1))._span, rows)
         sums = 2 * (span + 16) * u * rows
-        others = 2 * Fraction(clipping._LIBRARY) * u * 3  # of three factors at most
+        others = 2 * Fraction(clipping._MAX_LIBRARY_NORMS) * u * 3  # of three factors at most
         used = sums + others + Fraction(1, 2**25) + 2 * rows * u
         assert used < Fraction(SHORTFALL) * (1 - Fraction(SHORTFALL))
     with pytest.raises(BadRelease, match=r"rows of a sum must be at most 2\^25, got 33554433;"):
-        ProductSum(clipping.MOST_ROWS + 1, (1, 1))
+        ProductSum(clipping.MAX_ROWS + 1, (1, 1))
 
 
 def test_beyond_what_a_library_may_choose_norms_are_those_of_the_row_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No bit of another row moves, wherever it lies and whoever else is there."""
-    monkeypatch.setattr(clipping, "_LIBRARY", 0)
+    monkeypatch.setattr(clipping, "_MAX_LIBRARY_NORMS", 0)
     matrix = torch.randn(203, 97, generator=torch.Generator().manual_seed(2))
     expected = row_norms(matrix)
     assert torch.equal(row_norms(matrix[31:77]), expected[31:77])
@@ -112,9 +113,9 @@ def test_beyond_what_a_library_may_choose_norms_are_those_of_the_row_alone(
 
 
 ROUNDED: dict[str, Mechanism] = {
-    "tree": tree(std=1e6, adjacency=Adjacency.ZERO_OUT),
-    "gaussian": gaussian(trust=Trust.CENTRAL, adjacency=Adjacency.ZERO_OUT),
-    "banded": banded(trust=Trust.CENTRAL, adjacency=Adjacency.ZERO_OUT),
+    "tree": tree(Facts(adjacency=Adjacency.ZERO_OUT), std=1e6),
+    "gaussian": gaussian(Facts(adjacency=Adjacency.ZERO_OUT, trust=Trust.CENTRAL)),
+    "banded": banded(Facts(adjacency=Adjacency.ZERO_OUT, trust=Trust.CENTRAL)),
 }
 
 
@@ -145,5 +146,5 @@ def test_a_sum_that_is_rounded_before_its_noise_is_shorter_by_as_much(name: str)
 
 
 def test_a_grid_too_coarse_for_the_clip_is_refused() -> None:
-    with pytest.raises(BadRelease, match=r"a step of the grid must be below clip / \(4 sqrt\(size"):
+    with pytest.raises(BadRelease, match=r"grid.*clip / \(4 sqrt\(size"):
         handed_over(tree(std=1e11), torch.zeros(40_000))

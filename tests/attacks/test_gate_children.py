@@ -19,19 +19,19 @@ from pathlib import Path
 import pytest
 
 from dpfed.silo import gate
-from tests.silo.test_gate_parts import ME, ORDER, REPLY, Keeper, framed
+from tests.helpers.gate_parts import ME, ORDER, REPLY, RequestHandler, framed
 
 pytestmark = pytest.mark.slow  # each waits for a clock
 
 
-def asked(keeper: Keeper, hold: float) -> tuple[bytes, float]:
+def asked(handler: RequestHandler, hold: float) -> tuple[bytes, float]:
     """The reply to an order whose last byte comes late, and the seconds from that byte on."""
     relay, other = socket.socketpair(socket.AF_UNIX)
     other.settimeout(20.0)
 
     def serve() -> None:
         with relay:
-            gate._one(relay, keeper, {ME})  # type: ignore[arg-type]
+            gate._serve_request(relay, handler, {ME})  # type: ignore[arg-type]
 
     with other:
         serving = threading.Thread(target=serve)
@@ -48,17 +48,17 @@ def asked(keeper: Keeper, hold: float) -> tuple[bytes, float]:
 
 @pytest.mark.parametrize(("work", "hold"), [(0.0, 0.0), (0.4, 3.2), (9.0, 0.0), (9.0, 3.2)])
 def test_a_slow_last_byte_gains_nothing(tmp_path: Path, work: float, hold: float) -> None:
-    keeper = Keeper(tmp_path, lambda: time.sleep(work) or REPLY, answer_after=3.0)
-    reply, taken = asked(keeper, hold)
+    handler = RequestHandler(tmp_path, lambda: time.sleep(work) or REPLY, answer_after=3.0)
+    reply, taken = asked(handler, hold)
     assert reply == framed(b"zero rows" if work > 1 else REPLY)
     assert 3.0 <= taken < 4.5  # a loaded machine takes its time; the fault left at once
 
 
 def test_no_answer_at_all_comes_at_the_same_time(tmp_path: Path) -> None:
     """Even zero rows may fail, of a full disk: then the connection is closed, and no sooner."""
-    keeper = Keeper(tmp_path, die, answer_after=0.8)
-    keeper.answer = lambda order, nothing=False: die()  # type: ignore[method-assign]
-    reply, taken = asked(keeper, 0.0)
+    handler = RequestHandler(tmp_path, die, answer_after=0.8)
+    handler.reply = lambda order, zero_rows=False: die()  # type: ignore[method-assign]
+    reply, taken = asked(handler, 0.0)
     assert reply == b""
     assert 0.8 <= taken < 1.5
 
@@ -106,7 +106,7 @@ def test_what_a_train_function_has_started_ends_with_it_and_holds_no_answer(
         return end()
 
     began = time.monotonic()
-    assert gate._in_a_child(work, 30.0) == (None if end is die else REPLY)
+    assert gate._run_in_child(work, 30.0) == (None if end is die else REPLY)
     assert time.monotonic() - began < 10.0
     assert gone(int(behind.read_text()))
 
@@ -119,7 +119,7 @@ def test_so_it_is_where_the_time_is_up(tmp_path: Path) -> None:
         time.sleep(60)
         return REPLY
 
-    assert gate._in_a_child(work, 1.0) is None
+    assert gate._run_in_child(work, 1.0) is None
     assert gone(int(behind.read_text()))
 
 
@@ -129,7 +129,7 @@ def test_processes_that_were_there_before_go_on() -> None:
         time.sleep(60)
         os._exit(0)
     try:
-        assert gate._in_a_child(lambda: REPLY, 10.0) == REPLY
+        assert gate._run_in_child(lambda: REPLY, 10.0) == REPLY
         assert not gone(other)
     finally:
         os.kill(other, signal.SIGKILL)
@@ -146,7 +146,7 @@ def test_a_gate_that_is_killed_leaves_nobody_at_the_data(tmp_path: Path) -> None
 
     killed = os.fork()
     if killed == 0:
-        gate._in_a_child(work, 60.0)
+        gate._run_in_child(work, 60.0)
         os._exit(0)
     while not written.exists() or not written.read_text():
         time.sleep(0.01)
@@ -167,7 +167,7 @@ def test_a_child_that_ignores_its_alarm_is_ended() -> None:
         return REPLY
 
     began = time.monotonic()
-    assert gate._in_a_child(work, 1.0) is None
+    assert gate._run_in_child(work, 1.0) is None
     assert 1.4 <= time.monotonic() - began < 10.0
 
 
@@ -176,17 +176,17 @@ def test_an_older_system_is_answered_too(monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError(38, "not implemented")
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    assert gate._in_a_child(lambda: REPLY, 10.0) == REPLY
-    assert gate._in_a_child(die, 10.0) is None
+    assert gate._run_in_child(lambda: REPLY, 10.0) == REPLY
+    assert gate._run_in_child(die, 10.0) is None
 
 
 def test_a_reply_that_is_being_stored_is_not_stopped() -> None:
     """Between the ledger's confirmation and the disk: it would be spent, and refused from then."""
 
     def work() -> bytes:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)  # as the keeper's account does it
+        signal.setitimer(signal.ITIMER_REAL, 0.0)  # as the handler's account does it
         time.sleep(1.3)
         return REPLY
 
-    assert gate._in_a_child(work, 1.0) == REPLY
-    assert gate._in_a_child(lambda: time.sleep(1.3) or REPLY, 1.0) is None
+    assert gate._run_in_child(work, 1.0) == REPLY
+    assert gate._run_in_child(lambda: time.sleep(1.3) or REPLY, 1.0) is None

@@ -25,7 +25,7 @@ import tomli_w
 import torch
 from torch import nn
 
-from dpfed.cli.officer import days_of, proposal, state_of, verdict
+from dpfed.cli.silo_text import days_of, proposal, state_of, verdict
 from dpfed.core import registry
 from dpfed.core.errors import RecipeError, UnsoundPlan, failures
 from dpfed.core.types import Unit
@@ -34,10 +34,10 @@ from dpfed.data.modules import Network, seeded
 from dpfed.recipes.terms import read_terms
 from dpfed.silo import approvals, gate
 from dpfed.silo.approvals import Approvals
-from dpfed.silo.keeper import Keeper
+from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import DataPolicy, load_policy
+from tests.helpers.handlers import approved, enrolment, handler, order, said
 from tests.silo.gates import CLASSES, FEATURES, RECORDS, Silo, records, terms_for
-from tests.silo.test_keeper import approved, enrolment, keeper, order, said
 
 RAISES = 3e6
 
@@ -87,11 +87,11 @@ def summed(kind: type[BaseException]) -> bytes:
 def test_in_a_gates_child_whatever_is_raised_on_a_record_is_its_own_row(
     kind: type[BaseException],
 ) -> None:
-    assert gate._in_a_child(lambda: summed(kind), 60.0) == summed(ValueError)
+    assert gate._run_in_child(lambda: summed(kind), 60.0) == summed(ValueError)
 
 
 def test_in_a_users_own_process_an_interrupt_still_stops_the_run() -> None:
-    gate._in_a_child(lambda: b"", 60.0)
+    gate._run_in_child(lambda: b"", 60.0)
     assert not issubclass(KeyboardInterrupt, failures())
     with pytest.raises(KeyboardInterrupt):
         summed(KeyboardInterrupt)
@@ -103,7 +103,7 @@ _GATE = """
 import sys, torch
 from dpfed.silo import approvals, gate
 from dpfed.silo.approvals import Approvals
-from dpfed.silo.keeper import Keeper
+from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import DataPolicy, load_policy
 class Held:
     def __init__(self, policy): self.policy = policy
@@ -113,11 +113,11 @@ class Policy:
     class gate: relay_users = ()
 def listen(policy): raise Stop
 torch.set_num_threads(4)  # as on a machine with four cores
-gate.harden, gate.Keeper, gate.listen = lambda: None, Held, listen
+gate.harden, gate.RequestHandler, gate.listen = lambda: None, Held, listen
 try: gate.run_gate(Policy)
 except Stop: pass
 def train(): return str(float(torch.ones(3_000_000).sum())).encode()
-print(gate._in_a_child(train, 20.0))
+print(gate._run_in_child(train, 20.0))
 """
 
 
@@ -155,12 +155,12 @@ def test_a_round_that_was_lost_to_time_is_in_the_log_and_in_status(
         return real(self, params, unit)
 
     monkeypatch.setattr(kind, "rows", slow)
-    reply = gate._reply(held, order(terms), time.monotonic())
+    reply = gate._reply_in_time(held, order(terms), time.monotonic())
     assert os.getpid() == parent
     assert reply is not None
     assert "error" not in said(reply)
     assert "signal 14" in caplog.text
-    assert "zero rows" in caplog.text
+    assert "all-zero update" in caplog.text
     assert "1 answered, 1 with zero rows (see the log), 0 refused" in state_of(held)
     assert "zero rows" in days_of(held)
 
@@ -188,14 +188,14 @@ def test_terms_choose_no_optimizer_or_sum_of_another_package(
     monkeypatch.setattr(
         registry, "_foreign", lambda each: {"idle": Point()} if each == kind else real(each)
     )
-    held = keeper(tmp_path, approve="within-policy", most_epsilon=3.0, week_epsilon=3.0)
+    held = handler(tmp_path, approve="within-policy", most_epsilon=3.0, week_epsilon=3.0)
     tree = tomllib.loads(terms_for(tmp_path, 3).read_text())
     text = tomli_w.dumps({**tree, **table})
     if by_hand:
         with pytest.raises(UnsoundPlan, match=f"has {kind}: some of"):
             proposal(held, read_terms(text))
     else:
-        assert said(held.answer(enrolment("gated", text)))["error"] == "UnsoundPlan"
+        assert said(held.reply(enrolment("gated", text)))["error"] == "UnsoundPlan"
         assert not held.approvals.known("gated")
 
 
@@ -234,18 +234,18 @@ def test_no_text_is_parsed_where_no_training_is_approved_by_rule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_rule: bool
 ) -> None:
     rule = {"approve": "within-policy", "most_epsilon": 3.0, "week_epsilon": 9.0}
-    held, text = keeper(tmp_path, **(rule if by_rule else {})), terms_for(tmp_path, 3).read_text()
+    held, text = handler(tmp_path, **(rule if by_rule else {})), terms_for(tmp_path, 3).read_text()
     looked: list[str] = []
     monkeypatch.setattr(
-        "dpfed.silo.keeper.read_terms", lambda each: looked.append(each) or read_terms(each)
+        "dpfed.silo.handler.read_terms", lambda each: looked.append(each) or read_terms(each)
     )
-    assert (held.turned_away(enrolment("gated", text)) is None) == by_rule
-    assert ("error" in said(held.answer(enrolment("gated", text)))) != by_rule
+    assert (held.refuse_early(enrolment("gated", text)) is None) == by_rule
+    assert ("error" in said(held.reply(enrolment("gated", text)))) != by_rule
     assert bool(looked) == by_rule
 
 
 def test_a_training_by_rule_is_priced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = keeper(tmp_path, approve="within-policy", most_epsilon=1.0, week_epsilon=1.0)
+    held = handler(tmp_path, approve="within-policy", most_epsilon=1.0, week_epsilon=1.0)
     asked: list[str] = []
     real = DataPolicy.cost
     monkeypatch.setattr(
@@ -254,7 +254,7 @@ def test_a_training_by_rule_is_priced_once(tmp_path: Path, monkeypatch: pytest.M
     heard = []
     for name in ("a", "b", "c", "d", "e"):
         text = terms_for(tmp_path, 3, name=name, privacy={"epsilon": 0.25, "noise": "keyed"})
-        heard.append(said(held.answer(enrolment(name, text.read_text()))).get("error"))
+        heard.append(said(held.reply(enrolment(name, text.read_text()))).get("error"))
         asked = [each for each in asked if each != name]
         assert not asked, (name, asked)
     assert heard == [None] * 4 + ["UnsoundPlan"]
@@ -270,7 +270,7 @@ def test_status_and_verdict_tell_of_a_policy_that_the_running_gate_has_not_read(
     silo = Silo(tmp_path / "silo", 0)
     assert "running gate" not in state_of(held)
     silo.write(epsilon=50.0)
-    officer = Keeper(load_policy(silo.policy))
+    officer = RequestHandler(load_policy(silo.policy))
     words = "the running gate enforces (4, 1e-05) for each record"
     assert words in state_of(officer)
     assert any(words in line for line in verdict(officer, terms).lines)
@@ -301,21 +301,21 @@ def test_a_lost_clock_goes_by_the_other_files(
 
 
 def test_the_gate_keeps_a_few_trainings_and_none_that_was_revoked(tmp_path: Path) -> None:
-    held = keeper(tmp_path, epsilon=100.0)
+    held = handler(tmp_path, epsilon=100.0)
     made = {}
     for at in range(12):
         text = terms_for(tmp_path, 3, name=f"run-{at}").read_text()
         made[at] = read_terms(text)
         held.approvals.approve(made[at], text, days=1, by="root")
-        assert held.turned_away(order(made[at])) is None
-        held.turned_away(order(made[0]))  # the one that is always used
+        assert held.refuse_early(order(made[at])) is None
+        held.refuse_early(order(made[0]))  # the one that is always used
     assert len(held._trainings) == 8
     assert {"run-0", "run-11"} <= set(held._trainings)
-    assert "error" not in said(held.answer(order(made[1])))  # built again
+    assert "error" not in said(held.reply(order(made[1])))  # built again
     held.approvals.revoke("run-11")
-    held.turned_away(order(made[2]))
+    held.refuse_early(order(made[2]))
     assert "run-11" not in held._trainings
     assert len(held._trainings) <= 8
-    again = Keeper(held.policy)
+    again = RequestHandler(held.policy)
     again.open()
     assert len(again._trainings) == 8

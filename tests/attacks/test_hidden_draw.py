@@ -24,8 +24,8 @@ from dpfed.core.errors import ClientRefused, UnsoundPlan
 from dpfed.core.randomness import Noise
 from dpfed.core.rows import Dense
 from dpfed.core.sampling import Poisson
-from dpfed.core.sum_protocol import Answer
-from dpfed.core.types import UPDATE, Adjacency, Broadcast, Rows, Trust, Unit, Vector
+from dpfed.core.sum_protocol import StageReply
+from dpfed.core.types import UPDATE, Adjacency, Broadcast, Facts, Rows, Trust, Unit, Vector
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
 from dpfed.sums.secure import secure
@@ -55,14 +55,19 @@ class Nobody:
 
 def plan_of(client: str, seed: int = 0, rate: float = 0.5, std: float = 4.0, **more: Any) -> Plan:
     mechanism = gaussian(
-        std=std, unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, trust=Trust.CENTRAL
+        Facts(unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, trust=Trust.CENTRAL), std=std
     )
     given: dict[str, Any] = {
         "client": registry.build("client", client, {}, unit=Unit.CLIENT),
-        "channels": {UPDATE: mechanism}, "sum": plain(),
-        "server": registry.build("server", "scale", {}), "nominal": [1.0], "rounds": 4,
-        "noise": Noise(seed), "participation": Poisson(rate), **more,
-    }  # fmt: skip
+        "channels": {UPDATE: mechanism},
+        "sum": plain(),
+        "server": registry.build("server", "scale", {}),
+        "nominal": [1.0],
+        "rounds": 4,
+        "noise": Noise(seed),
+        "client_sampling": Poisson(rate),
+        **more,
+    }
     return Plan(**given)
 
 
@@ -78,10 +83,14 @@ def seen(plan: Plan, steps: list[Step]) -> list[Any]:
     """All that leaves the server: each broadcast, the rows, and what the guarantee is made of."""
     sent: list[Broadcast] = [publish(plan, step.state) for step in steps]
     told = [
-        (each.round, each.attempt, each.params.tolist(),
-         {name: vector.tolist() for name, vector in each.shared.items()})
+        (
+            each.round,
+            each.attempt,
+            each.params.tolist(),
+            {name: vector.tolist() for name, vector in each.shared.items()},
+        )
         for each in sent
-    ]  # fmt: skip
+    ]
     last = steps[-1]
     return [told, list(last.history), last.stopped, last.state.release_counts]
 
@@ -125,7 +134,7 @@ def test_rows_and_the_log_have_no_realised_number(caplog: pytest.LogCaptureFixtu
     """Before: clients, missing, absent and refused were those of the draw, and so was the log."""
 
     class Spent(InProcess):
-        def exchange(self, *order: Any) -> Iterable[tuple[int, Answer]]:
+        def exchange(self, *order: Any) -> Iterable[tuple[int, StageReply]]:
             for client, reply in super().exchange(*order):
                 yield client, ClientRefused("BudgetSpent") if client % 2 else reply
 

@@ -19,7 +19,7 @@ from dpfed.core.testing import HOSTILE, exchange_keeps_its_bound, unit_keeps_its
 from dpfed.core.types import Unit
 from dpfed.data.datasets import Records
 from dpfed.data.modules import Network, seeded
-from tests.oracles.test_fednew import Chosen, released
+from tests.helpers.fednew_oracle import Chosen, released
 
 
 def test_a_scale_with_denormal_factors() -> None:

@@ -141,6 +141,7 @@ def test_options_that_rounding_would_break_are_refused() -> None:
             algorithm.work(
                 Broadcast(0, torch.zeros(6), {"primal": torch.zeros(6)}),
                 Linear("softmax", 2, 2).problem(Records(x, y)),
-                algorithm.init(torch.zeros(6)), Door(Unit.RECORD, nominal),
-            )  # fmt: skip
+                algorithm.init(torch.zeros(6)),
+                Door(Unit.RECORD, nominal),
+            )
         assert refused.type is UnsoundPlan

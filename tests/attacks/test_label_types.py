@@ -22,10 +22,10 @@ from dpfed.core.types import Unit
 from dpfed.data.datasets import Records
 from dpfed.recipes.schema import to_toml
 from dpfed.recipes.terms import Terms, read_terms, write_terms
-from dpfed.silo.keeper import Keeper
+from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import load_policy
+from tests.helpers.handlers import enrolment, order, said
 from tests.silo.gates import RECIPE, Silo
-from tests.silo.test_keeper import enrolment, order, said
 
 MANY, AT = 24, 10
 SCHEMA = {name: [0.0, 1.0] for name in "abc"}
@@ -34,7 +34,7 @@ SCHEMA = {name: [0.0, 1.0] for name in "abc"}
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DPFED_STATE", "DPFED_LEDGER", "DPFED_IDENTITY"):
-        monkeypatch.setenv(name, "")  # the keeper sets them, and they are put back
+        monkeypatch.setenv(name, "")  # the handler sets them, and they are put back
 
 
 def table(row: str, names: tuple[str, str] = ("0", "1")) -> str:
@@ -47,7 +47,9 @@ def table(row: str, names: tuple[str, str] = ("0", "1")) -> str:
     return "\n".join(["a,b,c,y,p", *lines]) + "\n"
 
 
-def keeper(folder: Path, text: str, load: dict[str, Any] | None = None, **data: Any) -> Keeper:
+def handler(
+    folder: Path, text: str, load: dict[str, Any] | None = None, **data: Any
+) -> RequestHandler:
     silo = Silo(folder / "silo", 0)
     silo.folder.mkdir(parents=True)
     (silo.folder / "d.csv").write_text(text)
@@ -55,12 +57,12 @@ def keeper(folder: Path, text: str, load: dict[str, Any] | None = None, **data: 
     options = {"y": "y", "groups": "p", **given.pop("options", {})}
     source = {"source": str(silo.folder / "d.csv"), "options": options, "missing": "drop"}
     silo.write(load={**source, **given}, **{"shape": [3], "classes": 2, **data})
-    held = Keeper(load_policy(silo.policy))
+    held = RequestHandler(load_policy(silo.policy))
     held.open()
     return held
 
 
-def approved(held: Keeper, folder: Path, **recipe: Any) -> Terms:
+def approved(held: RequestHandler, folder: Path, **recipe: Any) -> Terms:
     path = folder / "recipe.toml"
     path.write_text(to_toml({**RECIPE, **recipe}))
     classes = held.policy.data["sepsis"].classes or 1
@@ -70,9 +72,9 @@ def approved(held: Keeper, folder: Path, **recipe: Any) -> Terms:
     return terms
 
 
-def form(held: Keeper, terms: Terms) -> list[Any]:
+def form(held: RequestHandler, terms: Terms) -> list[Any]:
     """What a server sees of two replies besides noise: errors, keys and lengths."""
-    replies = [held.answer(enrolment(terms.name)), held.answer(order(terms))]
+    replies = [held.reply(enrolment(terms.name)), held.reply(order(terms))]
     return [(said(each).get("error"), sorted(said(each)), len(each)) for each in replies]
 
 
@@ -119,7 +121,7 @@ def test_one_cell_changes_neither_the_form_of_a_reply_nor_other_rows(
     for name, text in (("usual", USUAL), ("other", rows[row])):
         load = {"schema": SCHEMA} if named else {"options": {"classes": 2}}
         policy = {"unit": unit, "adjacency": "zero-out"}
-        held = keeper(tmp_path / name, table(text), load, **policy)
+        held = handler(tmp_path / name, table(text), load, **policy)
         privacy = {**RECIPE["privacy"], **policy}
         terms = approved(held, tmp_path / name, privacy=privacy)
         found.append((form(held, terms), held.records["sepsis"]))
@@ -140,7 +142,7 @@ def test_a_record_without_a_person_is_in_no_row(tmp_path: Path) -> None:
     """Two such records share a number, and nothing else: what is in them changes no sum."""
     sums = []
     for name, row in (("one", "0.1,0.2,0.3,1,"), ("two", "0.9,0.8,0.7,0,")):
-        held = keeper(tmp_path / name, table(row), {"schema": SCHEMA})
+        held = handler(tmp_path / name, table(row), {"schema": SCHEMA})
         problem = held.training(approved(held, tmp_path / name).name)[1]
         sums.append(problem.rows(torch.zeros(problem.dimension), Unit.GROUP).clipped_sum(1.0))
     assert torch.equal(sums[0].vector, sums[1].vector)
@@ -152,33 +154,31 @@ def test_words_are_numbered_by_the_declared_list_alone(
 ) -> None:
     declared = {"options": {"labels": [words[1], words[0]]}}
     text = table(f"0.1,0.2,0.3,{words[0]},3", words)
-    held = keeper(tmp_path / "listed", text, declared)
+    held = handler(tmp_path / "listed", text, declared)
     assert held.records["sepsis"].y[:3].tolist() == [1, 0, 1]
-    odd = keeper(tmp_path / "odd", table("0.1,0.2,0.3,!,3", words), declared)
+    odd = handler(tmp_path / "odd", table("0.1,0.2,0.3,!,3", words), declared)
     same_but_one(held.records["sepsis"], odd.records["sepsis"])
     assert odd.records["sepsis"].y[AT] == -1
 
 
 def test_words_without_a_list_are_unknown_and_the_owner_is_told(tmp_path: Path) -> None:
     text = table("0.1,0.2,0.3,dead,3", ("alive", "dead"))
-    held = keeper(tmp_path, text)
+    held = handler(tmp_path, text)
     data = held.policy.data["sepsis"]
     assert set(held.records["sepsis"].y.tolist()) == {-1}
-    assert any(
-        "24 of 24 records count for nothing" in s for s in screen_lines(data.load, data.public)
-    )
+    assert any("24 of 24 records are ignored" in s for s in screen_lines(data.load, data.public))
 
 
 @pytest.mark.parametrize("labels", [["0"], ["a", "a"], ["1", "1.0"], ["a", ""], "ab", list("abc")])
 def test_a_list_that_does_not_fit_is_refused(labels: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"options\.labels"):
-        keeper(tmp_path, table(USUAL), {"options": {"labels": labels}})
+        handler(tmp_path, table(USUAL), {"options": {"labels": labels}})
 
 
 @pytest.mark.parametrize("label", ["0.7", "", "!", "-1", "inf", "nan"])
 def test_targets_are_numbers_one_by_one(label: str, tmp_path: Path) -> None:
     pair = [
-        keeper(tmp_path / str(i), table(f"0.1,0.2,0.3,{each},3"), classes=1)
+        handler(tmp_path / str(i), table(f"0.1,0.2,0.3,{each},3"), classes=1)
         for i, each in enumerate(("1", label))
     ]
     assert pair[1].records["sepsis"].y.dtype == torch.float32
@@ -195,7 +195,7 @@ def test_classes_made_of_numbers_stay_unknown_where_there_is_none(
     label: str, made: int, tmp_path: Path
 ) -> None:
     text = table(f"0.1,0.2,0.3,{label},3")
-    found = keeper(tmp_path, text, {"positive_above": 0.5}).records["sepsis"]
+    found = handler(tmp_path, text, {"positive_above": 0.5}).records["sepsis"]
     assert found.y[AT] == made
     assert set(found.y.tolist()) <= {0, 1, made}
 
@@ -209,7 +209,7 @@ def test_arrays_are_read_as_tables_are(tmp_path: Path) -> None:
         silo.folder.mkdir()
         np.savez(silo.folder / "data.npz", x=np.ones((MANY, 3)), y=labels)
         silo.write(shape=[3], classes=2)
-        held = Keeper(load_policy(silo.policy))
+        held = RequestHandler(load_policy(silo.policy))
         held.open()
         expected = torch.from_numpy(y.copy())
         expected[AT] = odd
@@ -228,4 +228,4 @@ def test_a_file_that_cannot_be_parsed_stops_the_gate_from_starting(
     lines = table(row).splitlines()
     lines[AT + 6] = QUOTED
     with pytest.raises(DataError, match=r"cannot be read|several lines"):
-        keeper(tmp_path, "\n".join(lines) + "\n", {"schema": SCHEMA})
+        handler(tmp_path, "\n".join(lines) + "\n", {"schema": SCHEMA})

@@ -19,12 +19,12 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from dpfed.audit.client_laws import MODEL
-from dpfed.core.types import UPDATE, Unit
+from dpfed.core.types import UPDATE, Facts, Unit
 from dpfed.flower import DPStrategy, private
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.plan import Plan
+from tests.helpers.rounds import make_plan
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
-from tests.training.test_round import make_plan
 
 INITIAL = ArrayRecord(MODEL.layout.unflatten(torch.zeros(MODEL.layout.size)))
 ROUNDS, CLIENTS = 3, 2
@@ -37,7 +37,7 @@ def _server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan() -> Plan:
-    channels = {UPDATE: gaussian(clip=1.0, std=0.5, unit=Unit.CLIENT)}
+    channels = {UPDATE: gaussian(Facts(clip=1.0, unit=Unit.CLIENT), std=0.5)}
     return make_plan(channels=channels, nominal=[1] * CLIENTS, rounds=ROUNDS)
 
 
@@ -120,7 +120,7 @@ def test_its_numbers_are_in_the_local_log_once_a_round(
 ) -> None:
     with caplog.at_level(logging.INFO, logger="dpfed"):
         sent = what_leaves(telling, tmp_path, monkeypatch)
-    said = [each.getMessage() for each in caplog.records if "told nobody" in each.getMessage()]
+    said = [each.getMessage() for each in caplog.records if "nothing was sent" in each.getMessage()]
     assert len(said) == ROUNDS * CLIENTS
     assert all("'auc': 0.875" in each for each in said)
     assert not any("auc" in each or "num-examples" in each for each in sent)

@@ -19,15 +19,15 @@ import pytest
 import tomli_w
 import torch
 
-from dpfed.cli.officer import proposal, verdict
+from dpfed.cli.silo_text import proposal, verdict
 from dpfed.core.errors import DpfedError, RecipeError, UnsoundPlan
 from dpfed.recipes import terms as written
-from dpfed.recipes.terms import Terms, folder_digest, read_terms, with_model
+from dpfed.recipes.terms import Terms, folder_digest, read_terms, with_pinned_model
 from dpfed.silo import policy as policies
-from dpfed.silo.keeper import Keeper
+from dpfed.silo.handler import RequestHandler
+from tests.helpers.handlers import _own_environment, enrolment, handler, order, said  # noqa: F401
+from tests.helpers.policies import TODAY, policy
 from tests.silo.gates import FEATURES, terms_for
-from tests.silo.test_keeper import _own_environment, enrolment, keeper, order, said  # noqa: F401
-from tests.silo.test_policy import TODAY, policy
 
 CODE = """
 import os
@@ -74,12 +74,22 @@ def allowing(encoder: Path, **options: list[Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "options",
-    [{"trust_remote_code": True}, {"trust_remote_code": False}, {"code_revision": "main"},
-     {"lora": {"r": 64}}, {"lora": {"r": 8, "modules_to_save": ["head"]}}, {"lora": {}},
-     {"lora": {"r": [8, 64]}}, {"lora": {"r": True}}, {"lora": {"r": 8.0}}, {"weights_only": False},
-     {"attn_implementation": "x"}, {"lora.r": 8},
-     {"lora": {"nested": {"trust_remote_code": True}}}],
-)  # fmt: skip
+    [
+        {"trust_remote_code": True},
+        {"trust_remote_code": False},
+        {"code_revision": "main"},
+        {"lora": {"r": 64}},
+        {"lora": {"r": 8, "modules_to_save": ["head"]}},
+        {"lora": {}},
+        {"lora": {"r": [8, 64]}},
+        {"lora": {"r": True}},
+        {"lora": {"r": 8.0}},
+        {"weights_only": False},
+        {"attn_implementation": "x"},
+        {"lora.r": 8},
+        {"lora": {"nested": {"trust_remote_code": True}}},
+    ],
+)
 def test_terms_choose_no_option_that_the_policy_does_not_list(
     tmp_path: Path, encoder: Path, options: dict[str, Any]
 ) -> None:
@@ -109,7 +119,7 @@ def test_terms_choose_no_other_folder(tmp_path: Path, encoder: Path, source: str
 
 
 def test_code_of_a_folder_does_not_run_even_after_approval(tmp_path: Path, encoder: Path) -> None:
-    held = keeper(tmp_path, **allowing(encoder))
+    held = handler(tmp_path, **allowing(encoder))
     text = asking(tmp_path, {}, encoder)
     terms = read_terms(text)
     held.approvals.approve(terms, text, days=1, by="root")
@@ -120,14 +130,18 @@ def test_code_of_a_folder_does_not_run_even_after_approval(tmp_path: Path, encod
 
 @pytest.mark.parametrize(
     "change",
-    [lambda f: (f / "conf.py").write_text(CODE + "#"), lambda f: (f / "more.bin").write_bytes(b""),
-     lambda f: (f / "config.json").rename(f / "x.json"), lambda f: (f / "conf.py").unlink()],
-)  # fmt: skip
+    [
+        lambda f: (f / "conf.py").write_text(CODE + "#"),
+        lambda f: (f / "more.bin").write_bytes(b""),
+        lambda f: (f / "config.json").rename(f / "x.json"),
+        lambda f: (f / "conf.py").unlink(),
+    ],
+)
 def test_a_models_folder_is_pinned_by_its_digest(
     tmp_path: Path, encoder: Path, change: Any
 ) -> None:
     """Also one that was changed after approval: the digest is looked at with each order."""
-    held, text = keeper(tmp_path, **allowing(encoder)), asking(tmp_path, {}, encoder)
+    held, text = handler(tmp_path, **allowing(encoder)), asking(tmp_path, {}, encoder)
     terms = read_terms(text)
     held.permitted(terms)
     change(encoder)
@@ -152,7 +166,7 @@ def test_a_digest_is_of_names_contents_and_what_links_lead_to(tmp_path: Path) ->
     assert folder_digest(one) == folder_digest(other)
     (tmp_path / "blob").write_text("b")
     assert folder_digest(one) != folder_digest(other)
-    with pytest.raises(RecipeError, match="must be a folder on this machine"):
+    with pytest.raises(RecipeError, match="folder on this machine"):
         folder_digest(tmp_path / "none")
     (one / "nowhere").symlink_to(tmp_path / "none")
     with pytest.raises(RecipeError, match="nowhere cannot be read"):
@@ -174,10 +188,10 @@ def test_nothing_of_a_model_is_loaded_before_approval(
     rule: dict[str, Any] = {"approve": "within-policy", "most_epsilon": 2.0, "week_epsilon": 3.0}
     text = asking(tmp_path, {}, encoder)
     for more in ({}, {**rule, "largest_model": 17}):
-        held = keeper(tmp_path, **allowing(encoder), **more)
-        assert said(held.answer(enrolment("gated", text)))["error"] == "UnsoundPlan"
+        held = handler(tmp_path, **allowing(encoder), **more)
+        assert said(held.reply(enrolment("gated", text)))["error"] == "UnsoundPlan"
         assert held.approvals.all() == []
-    held = keeper(tmp_path, **allowing(encoder))
+    held = handler(tmp_path, **allowing(encoder))
     page = proposal(held, read_terms(text))
     assert "model     encoder, 18 numbers by the terms, and nothing of it is loaded" in page
     assert verdict(held, read_terms(text)).refused == ""
@@ -189,9 +203,14 @@ def test_a_pretrained_model_is_answered_from_until_its_folder_changes(tmp_path: 
     library = pytest.importorskip("transformers")
     pytest.importorskip("peft")
     config = library.BertConfig(
-        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=20, max_position_embeddings=FEATURES, num_labels=3,
-    )  # fmt: skip
+        vocab_size=30,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=20,
+        max_position_embeddings=FEATURES,
+        num_labels=3,
+    )
     for owner in ("server", "silo"):
         torch.manual_seed(0)
         made = library.BertForSequenceClassification(config)
@@ -203,18 +222,18 @@ def test_a_pretrained_model_is_answered_from_until_its_folder_changes(tmp_path: 
     text = terms_for(tmp_path, 3, model={"name": "transformers", "options": options}).read_text()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPFED_DATA", str(tmp_path / "server"))
-        text = with_model(text)
+        text = with_pinned_model(text)
         served = read_terms(text)
         asked = order(served)
     listed = {"lora.r": [1, 4], "lora.target_modules": ["query", "value"]}
-    held = keeper(tmp_path, **allowing(tmp_path / "silo/encoder", **listed))
+    held = handler(tmp_path, **allowing(tmp_path / "silo/encoder", **listed))
     page = proposal(held, read_terms(text))
     assert "model     encoder, 115 numbers by the terms" in page
     held.approvals.approve(served, text, days=1, by="root")
-    assert "error" not in said(held.answer(asked))
+    assert "error" not in said(held.reply(asked))
     with (tmp_path / "silo/encoder/config.json").open("a") as file:
         file.write(" ")
-    assert said(held.answer(asked))["error"] == "UnsoundPlan"
+    assert said(held.reply(asked))["error"] == "UnsoundPlan"
 
 
 def test_terms_that_do_not_say_how_large_a_model_is_are_not_approved(
@@ -222,8 +241,8 @@ def test_terms_that_do_not_say_how_large_a_model_is_are_not_approved(
 ) -> None:
     tree = tomllib.loads(asking(tmp_path, {}, encoder))
     del tree["terms"]["layout"]
-    held = keeper(tmp_path, **allowing(encoder))
-    with pytest.raises(UnsoundPlan, match="approval before a model is loaded"):
+    held = handler(tmp_path, **allowing(encoder))
+    with pytest.raises(UnsoundPlan, match="approval before a model"):
         proposal(held, read_terms(tomli_w.dumps(tree)))
 
 
@@ -238,24 +257,29 @@ def factory_terms(folder: Path, pins: dict[str, Any], **model: Any) -> Terms:
 
 
 @pytest.fixture
-def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keeper:
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RequestHandler:
     monkeypatch.setattr("dpfed.silo.policy.package_digest", lambda name: f"digest of {name}")
-    return keeper(tmp_path, models=[], factories={"tests.silo.trains:linear": {"width": [1, 8]}})
+    return handler(tmp_path, models=[], factories={"tests.silo.trains:linear": {"width": [1, 8]}})
 
 
 @pytest.mark.parametrize("name", ["softmax", "logistic", "poisson", "transformers", "timm"])
-def test_a_factory_lets_no_other_model_through(tmp_path: Path, listed: Keeper, name: str) -> None:
-    with pytest.raises(UnsoundPlan, match=r"model\.name 'network' beside a factory"):
+def test_a_factory_lets_no_other_model_through(
+    tmp_path: Path, listed: RequestHandler, name: str
+) -> None:
+    with pytest.raises(UnsoundPlan, match=r"model\.name 'network' beside"):
         listed.permitted(factory_terms(tmp_path, {"layout": LAYOUT}, name=name))
     assert listed.permitted(factory_terms(tmp_path, {"layout": LAYOUT}, name="network"))
 
 
 def test_a_model_that_is_not_the_pinned_one_is_refused_when_it_is_built(
-    tmp_path: Path, listed: Keeper
+    tmp_path: Path, listed: RequestHandler
 ) -> None:
     """Terms that say 18 numbers, and a factory that makes 21: a policy's bound, passed by a lie."""
-    for layout, fits in ((LAYOUT, False), ([["weight", [3, 6]], ["bias", [3]]], True),
-                         ([["bias", [3]], ["weight", [3, 6]]], False)):  # fmt: skip
+    for layout, fits in (
+        (LAYOUT, False),
+        ([["weight", [3, 6]], ["bias", [3]]], True),
+        ([["bias", [3]], ["weight", [3, 6]]], False),
+    ):
         terms = factory_terms(tmp_path, {"layout": layout}, name="network")
         listed.permitted(terms)
         if fits:
@@ -265,28 +289,39 @@ def test_a_model_that_is_not_the_pinned_one_is_refused_when_it_is_built(
                 _ = terms.model
 
 
-def test_approved_terms_of_0_2_0_without_a_layout_go_on(tmp_path: Path, listed: Keeper) -> None:
+def test_approved_terms_of_0_2_0_without_a_layout_go_on(
+    tmp_path: Path, listed: RequestHandler
+) -> None:
     terms = factory_terms(tmp_path, {}, name="network")
-    with pytest.raises(UnsoundPlan, match="approval before a model is loaded"):
+    with pytest.raises(UnsoundPlan, match="approval before a model"):
         listed.permitted(terms)
     listed.approvals.approve(terms, terms.text, days=1, by="root")
-    assert "error" not in said(listed.answer(order(terms)))
+    assert "error" not in said(listed.reply(order(terms)))
 
 
-def test_terms_are_written_with_what_a_model_is(tmp_path: Path, listed: Keeper) -> None:
-    made = read_terms(with_model(factory_terms(tmp_path, {}, name="network").text))
+def test_terms_are_written_with_what_a_model_is(tmp_path: Path, listed: RequestHandler) -> None:
+    made = read_terms(with_pinned_model(factory_terms(tmp_path, {}, name="network").text))
     assert made.layout is not None
     assert dict(made.layout.shapes) == {"weight": (3, 6), "bias": (3,)}
     assert listed.permitted(made)
     plain = terms_for(tmp_path, 3).read_text()
-    assert with_model(plain) == plain
+    assert with_pinned_model(plain) == plain
 
 
 @pytest.mark.parametrize(
     "layout",
-    [[], [["w", [0]]], [["w", [-1]]], [["w", [2**40]]], [["w", [1]], ["w", [2]]], [["", [1]]],
-     [["w w", [1]]], [["w", [1] * 9]], [["x" * 300, [1]]]],
-)  # fmt: skip
+    [
+        [],
+        [["w", [0]]],
+        [["w", [-1]]],
+        [["w", [2**40]]],
+        [["w", [1]], ["w", [2]]],
+        [["", [1]]],
+        [["w w", [1]]],
+        [["w", [1] * 9]],
+        [["x" * 300, [1]]],
+    ],
+)
 def test_a_layout_that_cannot_be_is_refused(tmp_path: Path, layout: list[Any]) -> None:
     with pytest.raises(RecipeError, match=r"terms\.layout"):
         factory_terms(tmp_path, {"layout": layout}, name="network")
@@ -295,5 +330,5 @@ def test_a_layout_that_cannot_be_is_refused(tmp_path: Path, layout: list[Any]) -
 def test_a_layout_beside_a_model_of_dpfeds_own_is_refused(tmp_path: Path) -> None:
     tree = tomllib.loads(terms_for(tmp_path, 3).read_text())
     tree["terms"] |= {"layout": LAYOUT}
-    with pytest.raises(DpfedError, match="left out for a model of dpfed's own"):
+    with pytest.raises(DpfedError, match="model of dpfed's own"):
         read_terms(tomli_w.dumps(tree))

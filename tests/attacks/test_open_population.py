@@ -34,14 +34,14 @@ from dpfed.training.loop import train
 from dpfed.training.plan import Plan
 from dpfed.training.population import Population
 from tests.attacks.asking import at_home, release
+from tests.helpers.populations import COHORT, ROUNDS, START, Device, plan_with, within_limits
 from tests.training.flower.local_grid import LocalGrid, nodes
-from tests.training.test_population import COHORT, ROUNDS, START, Device, plan_with, within_limits
 
 
 @pytest.fixture(autouse=True)
 def _node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_home(tmp_path, monkeypatch)
-    monkeypatch.setattr(slots, "_LOOK", 0.01)
+    monkeypatch.setattr(slots, "_LOOK_INTERVAL_S", 0.01)
 
 
 def app_with(plan: Plan) -> Any:
@@ -133,7 +133,7 @@ def test_those_beyond_the_slots_are_not_asked_and_spend_nothing() -> None:
 
 
 def test_a_silent_device_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "_PATIENCE", 0.3)
+    monkeypatch.setattr(slots, "_REPLY_TIMEOUT_S", 0.3)
     plan = plan_with()
 
     class Silent(Devices):
@@ -149,7 +149,7 @@ def test_a_slow_device_is_heard_when_others_have_been_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its answer comes after the patience with it is over, and before the round begins."""
-    monkeypatch.setattr(slots, "_PATIENCE", 0.05)
+    monkeypatch.setattr(slots, "_REPLY_TIMEOUT_S", 0.05)
     plan = plan_with(cohort=2)
 
     class Slow(Devices):
@@ -184,7 +184,7 @@ def test_it_waits_for_those_who_come_late() -> None:
 
 def test_nobody_there_or_nobody_rested_ends_it() -> None:
     plan = plan_with()
-    with pytest.raises(RoundAborted, match="no device was there within 0 s, and nothing was spent"):
+    with pytest.raises(RoundAborted, match="within 0 s"):
         start(plan, Devices(plan, {}))
     resting = start(plan, Devices(plan, nodes(COHORT)))
     assert f"all {COHORT} devices that are there must rest" in resting.stopped
@@ -258,7 +258,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 def test_a_server_with_another_plan_gets_nothing(other: dict[str, Any]) -> None:
     mine, theirs = plan_with("gaussian"), plan_with("gaussian", **other)
     grid = Devices(mine, nodes(8))
-    with pytest.raises(RoundAborted, match=r"no client takes part in this training \(BadReply\)"):
+    with pytest.raises(RoundAborted, match=r"training \(BadReply\)"):
         start(theirs, grid)
     assert not grid.asked
     assert release(app_with(mine), theirs, Broadcast(0, START)) == "UnsoundPlan"
@@ -313,7 +313,7 @@ def test_more_answers_than_slots_are_refused() -> None:
     for slot in range(COHORT):
         session = plain().add(session, slot, zeros)
     for slot in (0, COHORT, 10**6, -1):
-        with pytest.raises(BadReply, match="is not expected, or has answered"):
+        with pytest.raises(BadReply, match="expected, or has answered"):
             plain().add(session, slot, zeros)
     assert plan.denominator(UPDATE) == COHORT
 
@@ -366,7 +366,7 @@ def test_devices_that_lie(liars: int, stops: bool, monkeypatch: pytest.MonkeyPat
     if not stops:
         assert start(plan, Devices(plan, nodes(8)), 1).stopped is None
         return
-    with pytest.raises(RoundAborted, match=r"raise privacy\.colluders if so many devices lie"):
+    with pytest.raises(RoundAborted, match=r"raise privacy\.colluders if"):
         start(plan, Devices(plan, nodes(8)), 1)
 
 
@@ -376,18 +376,23 @@ def test_devices_that_lie(liars: int, stops: bool, monkeypatch: pytest.MonkeyPat
 def test_the_sentence_says_what_it_counts_on() -> None:
     said = str(plan_with().guarantee())
     for words in (
-        "for each client (zero-out)", "the server is trusted with the sums, and adds the noise",
+        "for each client (zero-out)",
+        "the server is trusted with the sums, and adds the noise",
         "takes part at most 3 times, at least 3 rounds apart (its own ledger refuses more",
-        "an installation whose state is kept", "up to 4 of an open population are asked in a round",
+        "an installation whose state is kept",
+        "up to 4 of an open population are asked in a round",
         "whoever is there (which amplifies nothing, and is taken not to depend on anyone's data)",
-    ):  # fmt: skip
+    ):
         assert words in said
 
 
 def test_a_recipe_trains_on_an_open_population(tmp_path: Path) -> None:
     """Its records are divided into 20 devices; the statement counts no participants."""
-    data = {"source": "synthetic", "options": {"records": 200, "features": 4, "classes": 2},
-            "partition": {"name": "iid", "clients": 20}}  # fmt: skip
+    data = {
+        "source": "synthetic",
+        "options": {"records": 200, "features": 4, "classes": 2},
+        "partition": {"name": "iid", "clients": 20},
+    }
     table = dict(plan_table(), cohort=4, participation={"min_separation": 3, "at_most": 1})
     result = dpfed.run(method="dp-fedgd", rounds=5, data=data, privacy=table)
     assert [row["clients"] for row in result.history] == [4] * 5
@@ -413,11 +418,14 @@ SECURE = {"trust": "distributed", "participation": None}
         ({"unit": "record", "participation": None}, "privacy.cohort must have central trust"),
         (SECURE, "secure sums over cohorts of an open population are not built"),
         ({"participation": None}, "privacy.cohort must have privacy.participation, got none"),
-        ({"adjacency": "add-remove"}, "a device more takes the slot of another"),
+        ({"adjacency": "add-remove"}, "displaces another one, so the sum changes by two clips"),
         ({"client_rate": 0.5}, "privacy.client_rate = 1"),
         ({"cohort": 0}, "privacy.cohort must be from 1 to 1,000,000, got 0"),
         ({"nominal": 5.0}, "nominal must be left out with privacy.cohort"),
-        ({"mechanism": "clear", "epsilon": None}, "one that privacy.participation is priced for"),
+        (
+            {"mechanism": "clear", "epsilon": None},
+            "one with an accounting for privacy.participation",
+        ),
     ],
     ids=str,
 )
@@ -425,10 +433,15 @@ def test_what_an_open_population_is_not_priced_with_is_refused(
     privacy: dict[str, Any], sentence: str
 ) -> None:
     given: dict[str, Any] = {
-        "mechanism": "gaussian", "epsilon": 2.0, "unit": "client", "trust": "central",
-        "adjacency": "zero-out", "participation": {"min_separation": 3, "at_most": 3},
-        "cohort": COHORT, **privacy,
-    }  # fmt: skip
+        "mechanism": "gaussian",
+        "epsilon": 2.0,
+        "unit": "client",
+        "trust": "central",
+        "adjacency": "zero-out",
+        "participation": {"min_separation": 3, "at_most": 3},
+        "cohort": COHORT,
+        **privacy,
+    }
     table = {name: value for name, value in given.items() if value is not None}
     more = {"sum": {"name": "secure"}} if privacy is SECURE else {}
     with pytest.raises((RecipeError, UnsoundPlan), match=re.escape(sentence)):
@@ -436,15 +449,18 @@ def test_what_an_open_population_is_not_priced_with_is_refused(
 
 
 def test_sizes_of_clients_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"nominal must be left out with privacy\.cohort"):
+    with pytest.raises(RecipeError, match=r"nominal.*out with privacy\.cohort"):
         make_plan([1.0] * 5, rounds=2, privacy=dict(plan_table(), cohort=4))
 
 
 def plan_table() -> dict[str, Any]:
     return {
-        "epsilon": 2.0, "unit": "client", "trust": Trust.CENTRAL.value, "adjacency": "zero-out",
+        "epsilon": 2.0,
+        "unit": "client",
+        "trust": Trust.CENTRAL.value,
+        "adjacency": "zero-out",
         "participation": {"min_separation": 1, "at_most": 2},
-    }  # fmt: skip
+    }
 
 
 def test_a_device_more_takes_the_slot_of_another_which_add_remove_does_not_price() -> None:

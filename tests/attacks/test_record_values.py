@@ -22,25 +22,20 @@ from torch import nn
 from torch.nn import functional
 
 from dpfed.core.errors import ClientRefused, DpfedError, RecipeError
-from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
-from dpfed.core.types import METRICS, UPDATE, Broadcast, Problem, Trust, Unit
+from dpfed.core.types import METRICS, UPDATE, Broadcast, Facts, Problem, Unit
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, Model
 from dpfed.data.modules import Network, seeded
 from dpfed.flower import DPStrategy, private
 from dpfed.mechanisms.discrete_gaussian import discrete_gaussian
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.sums.plain import plain
-from dpfed.sums.secure import secure
-from dpfed.training.answer import ClientState, answer
 from dpfed.training.inprocess import InProcess
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, client_reply
 from dpfed.training.round import run_round, start
+from tests.helpers.record_values import CLASSES, CLIP, FEATURES, SIZES, plan_for
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes, refused
-
-FEATURES, CLASSES, SIZES = 5, 3, [9, 6, 7]
-CLIP = 1.0
 
 
 class Tokens(nn.Module):
@@ -103,20 +98,6 @@ def hostile(name: str, base: Records) -> list[Records]:
         x[0, 1] = value  # one feature only: a record of mixed magnitudes
         found.append(replace(base, x=x))
     return found
-
-
-def plan_for(unit: Unit, hides: bool, **changes: Any) -> Plan:
-    trust = Trust.DISTRIBUTED if hides else Trust.LOCAL
-    common: dict[str, Any] = {"unit": unit, "trust": trust, "shares": 2 if hides else 1}
-    options: dict[str, Any] = {
-        "client": build("client", "gradient", {}),
-        "channels": {UPDATE: gaussian(CLIP, 2.0, **common),
-                     METRICS: gaussian(math.sqrt(2), 2.0, **common)},
-        "sum": secure(survivors=1.0) if hides else plain(),
-        "server": build("server", "scale", {}),
-        "nominal": SIZES, "rounds": 2, "noise": Noise(0),
-    }  # fmt: skip
-    return Plan(**{**options, **changes})
 
 
 def conversation(plan: Plan, model: Model, mine: Records, name: str) -> list[Any]:
@@ -224,8 +205,14 @@ class Failing:
     gradient = metric_rows = rows
 
 
-ERRORS = [ValueError("4711"), MemoryError(), RuntimeError("DefaultCPUAllocator: out of memory"),
-          RecipeError("4711"), SystemExit(3), RecursionError()]  # fmt: skip
+ERRORS = [
+    ValueError("4711"),
+    MemoryError(),
+    RuntimeError("DefaultCPUAllocator: out of memory"),
+    RecipeError("4711"),
+    SystemExit(3),
+    RecursionError(),
+]
 
 
 @pytest.mark.parametrize("mechanism", [gaussian, discrete_gaussian])
@@ -235,16 +222,21 @@ def test_an_exception_becomes_zero_rows_with_full_noise(
     error: BaseException, client: str, mechanism: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before: ClientError or OutOfMemory left, and said that this client's data is special."""
-    plan = plan_for(Unit.RECORD, False, client=build("client", client, {}, unit=Unit.RECORD),
-                    channels={UPDATE: mechanism(CLIP, 2.0)}, nominal=[9.0])  # fmt: skip
+    plan = plan_for(
+        Unit.RECORD,
+        False,
+        client=build("client", client, {}, unit=Unit.RECORD),
+        channels={UPDATE: mechanism(Facts(CLIP), 2.0)},
+        nominal=[9.0],
+    )
     state = ClientState(0, Failing(error))  # type: ignore[arg-type]
     broadcast = Broadcast(0, torch.zeros(4), {"control": torch.zeros(4)})
-    reply, after = answer(plan, broadcast, "reply", {UPDATE: b""}, state)
+    reply, after = client_reply(plan, broadcast, "reply", {UPDATE: b""}, state)
     assert not isinstance(reply, ClientRefused)
     assert len(reply[UPDATE]) == 4 * 4
     assert any(reply[UPDATE])  # full noise: never silence
     assert after.zeroed == 1
-    assert "zero rows" in caplog.text
+    assert "all-zero update" in caplog.text
     assert b"4711" not in reply[UPDATE]
 
 
@@ -252,15 +244,20 @@ def test_an_algorithm_that_fails_on_the_data_keeps_its_state_and_answers_like_th
     """A Newton step on features of 1e15 has a singular matrix, and torch raises."""
     model = Linear("softmax", 4, 3)
     algorithm = build("client", "fednew", {}, unit=Unit.CLIENT, layout=model.layout)
-    plan = plan_for(Unit.CLIENT, False, client=algorithm, nominal=[1.0],
-                    channels={UPDATE: gaussian(CLIP, 2.0, unit=Unit.CLIENT)})  # fmt: skip
+    plan = plan_for(
+        Unit.CLIENT,
+        False,
+        client=algorithm,
+        nominal=[1.0],
+        channels={UPDATE: gaussian(Facts(CLIP, unit=Unit.CLIENT), 2.0)},
+    )
     shared = {"primal": torch.zeros(model.layout.size)}
     broadcast = Broadcast(0, torch.zeros(model.layout.size), shared)
     y = torch.zeros(6, dtype=torch.int64)
     lengths = set()
     for x in (torch.rand(6, 4), torch.full((6, 4), 1e15), torch.full((6, 4), 1e19)):
         state = ClientState(0, model.problem(Records(x, y)))
-        reply, _ = answer(plan, broadcast, "reply", {UPDATE: b""}, state)
+        reply, _ = client_reply(plan, broadcast, "reply", {UPDATE: b""}, state)
         assert not isinstance(reply, ClientRefused)
         lengths.add(len(reply[UPDATE]))
     assert len(lengths) == 1
@@ -277,11 +274,11 @@ def test_every_channel_that_is_due_is_answered(client: str, monkeypatch: Any) ->
     for round in range(3):
         broadcast = Broadcast(round, torch.zeros(MODEL.layout.size), shared_at(plan, round))
         asked = dict.fromkeys(plan.due(round), b"")
-        healthy, _ = answer(
+        healthy, _ = client_reply(
             plan, broadcast, "reply", asked, ClientState(0, MODEL.problem(records(9, 0)))
         )
         failing = Broken(MODEL.problem(records(9, 0)))
-        ill, _ = answer(plan, broadcast, "reply", asked, ClientState(0, failing))  # type: ignore[arg-type]
+        ill, _ = client_reply(plan, broadcast, "reply", asked, ClientState(0, failing))  # type: ignore[arg-type]
         assert not isinstance(healthy, ClientRefused)
         assert not isinstance(ill, ClientRefused)
         assert {n: len(m) for n, m in ill.items()} == {n: len(m) for n, m in healthy.items()}
@@ -309,7 +306,7 @@ def test_a_train_function_answers_whatever_its_data_did_to_it(
     """Before: a train function that raised on a record was refused, by name, over the wire."""
     monkeypatch.setenv("DPFED_STATE", str(tmp_path))
     become_a_server(monkeypatch)
-    mechanism = gaussian(1.0, 2.0, unit=Unit.CLIENT)
+    mechanism = gaussian(Facts(1.0, unit=Unit.CLIENT), 2.0)
     plan = plan_for(Unit.CLIENT, False, channels={UPDATE: mechanism}, nominal=[1, 1, 1], rounds=1)
     app = ClientApp()
 
@@ -322,9 +319,11 @@ def test_a_train_function_answers_whatever_its_data_did_to_it(
             if how == "exits":
                 sys.exit(1)
             arrays = {
-                "nan": {"w": torch.full((3,), math.nan)}, "names": {"v": torch.zeros(3)},
-                "shape": {"w": torch.zeros(2)}, "empty": {},
-            }[how]  # fmt: skip
+                "nan": {"w": torch.full((3,), math.nan)},
+                "names": {"v": torch.zeros(3)},
+                "shape": {"w": torch.zeros(2)},
+                "empty": {},
+            }[how]
         return Message(RecordDict({"arrays": ArrayRecord(arrays)}), reply_to=message)
 
     sizes: dict[int, int] = {}
@@ -375,17 +374,17 @@ def test_an_order_that_does_not_fit_is_refused_before_data_is_touched(
     problem = Watched(Linear("softmax", FEATURES, CLASSES).problem(records_for("softmax", 9, 0)))
     state = ClientState(0, problem)  # type: ignore[arg-type]
     asked = {UPDATE: b"", METRICS: b""}
-    reply, _ = answer(plan, Broadcast(0, params, shared), "reply", asked, state)
+    reply, _ = client_reply(plan, Broadcast(0, params, shared), "reply", asked, state)
     assert isinstance(reply, ClientRefused)
     assert not problem.touched
     fine = Broadcast(0, torch.zeros(18), {"scale": torch.ones(18)})
-    reply, _ = answer(plan, fine, "reply", asked, state)
+    reply, _ = client_reply(plan, fine, "reply", asked, state)
     assert not isinstance(reply, ClientRefused)
 
 
 def test_a_module_or_a_loss_that_cannot_work_is_refused_with_a_sentence() -> None:
     records = records_for("softmax", 9, 0)
-    with pytest.raises(RecipeError, match=r"made-up records of shape \(5,\).*correct"):
+    with pytest.raises(RecipeError, match=r"shape \(5,\).*correct"):
         Network(nn.Linear(4, 3)).problem(records)
     with pytest.raises(RecipeError, match="made-up records"):
         Network(layers(), lambda scores, y: scores.nowhere).problem(records)  # type: ignore[attr-defined]
@@ -408,7 +407,7 @@ def test_denormal_values_take_no_longer_than_others() -> None:
         state, taken = ClientState(0, model.problem(Records(x, y))), []
         for _ in range(7):
             began = time.perf_counter()
-            answer(plan, broadcast, "reply", asked, state)
+            client_reply(plan, broadcast, "reply", asked, state)
             taken.append(time.perf_counter() - began)
         return min(taken)
 

@@ -23,18 +23,17 @@ import dpfed
 from dpfed.accounting import gdp
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.audit.client_laws import MODEL
-from dpfed.cli.explain import gather_statement
-from dpfed.cli.explain_page import markdown
+from dpfed.cli.explain import gather_statement, markdown
 from dpfed.core.registry import build
-from dpfed.core.sum_protocol import Answer
-from dpfed.core.types import UPDATE, Trust
+from dpfed.core.sum_protocol import StageReply
+from dpfed.core.types import UPDATE, Facts, Trust
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.mechanisms.tree import tree
 from dpfed.recipes.build import plan_for
 from dpfed.recipes.schema import parse
 from dpfed.sums.secure import secure
 from dpfed.training.round import run_round, start
-from tests.training.test_round import Wire, client_states, make_plan
+from tests.helpers.rounds import Wire, client_states, make_plan
 
 SIZES = [12, 12, 12, 12]
 DATA = {
@@ -64,7 +63,7 @@ def test_all_other_clients_together_have_the_release_of_the_last_one() -> None:
     sent: dict[int, torch.Tensor] = {}
 
     class Keeping(Wire):
-        def tamper(self, client: int, reply: Answer) -> Iterable[tuple[int, Answer]]:
+        def tamper(self, client: int, reply: StageReply) -> Iterable[tuple[int, StageReply]]:
             assert isinstance(reply, Mapping)
             sent[client] = torch.frombuffer(bytearray(reply[UPDATE]), dtype=torch.int32)
             yield client, reply
@@ -103,7 +102,7 @@ def test_a_secure_sum_names_who_is_on_the_servers_side_and_nobody_else() -> None
 
 
 def test_all_other_clients_are_named_where_the_servers_noise_hides_a_unit_from_them() -> None:
-    plan = make_plan(channels={UPDATE: gaussian(std=2.0, trust=Trust.CENTRAL)})
+    plan = make_plan(channels={UPDATE: gaussian(Facts(trust=Trust.CENTRAL), std=2.0)})
     assert "against all other clients and whoever gets the model (" in plan.guarantee().sentence
 
 
@@ -124,11 +123,11 @@ def test_without_an_owners_budget_the_sentence_counts_on_the_server() -> None:
     """Before: a server that begins a second training doubled what the sentence bounds."""
     assert CLAUSE in make_plan().guarantee().sentence
     hidden = make_plan(
-        channels={UPDATE: gaussian(std=2.0, trust=Trust.DISTRIBUTED, shares=2)},
+        channels={UPDATE: gaussian(Facts(trust=Trust.DISTRIBUTED), std=2.0, shares=2)},
         sum=secure(survivors=1.0),
     )
     assert CLAUSE in hidden.guarantee().sentence
-    central = make_plan(channels={UPDATE: gaussian(std=2.0, trust=Trust.CENTRAL)})
+    central = make_plan(channels={UPDATE: gaussian(Facts(trust=Trust.CENTRAL), std=2.0)})
     assert CLAUSE not in central.guarantee().sentence
     clear = make_plan(channels={UPDATE: build("mechanisms", "clear", {})})
     assert CLAUSE not in clear.guarantee().sentence

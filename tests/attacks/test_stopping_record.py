@@ -27,7 +27,7 @@ from dpfed.accounting.guarantee import GATED, SHIPPED, UNDISTURBED
 from dpfed.core.errors import ClientRefused
 from dpfed.core.metric import Metric, ScoredRecords
 from dpfed.core.registry import build
-from dpfed.core.types import METRICS, UPDATE, Broadcast, Unit
+from dpfed.core.types import METRICS, UPDATE, Broadcast, Facts, Unit
 from dpfed.data.batches import Batches, dataset_batches
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
@@ -36,12 +36,12 @@ from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes.terms import read_terms
 from dpfed.silo import gate
 from dpfed.silo.relay import LENGTH, receive
-from dpfed.training.answer import ClientState, answer
 from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
-from tests.attacks.test_record_values import plan_for
+from dpfed.training.reply import ClientState, client_reply
+from tests.helpers.handlers import handler, order, said
+from tests.helpers.record_values import plan_for
 from tests.silo.gates import CLASSES, FEATURES, records, terms_for
-from tests.silo.test_keeper import keeper, order, said
 
 KILLS, WAITS, RAISES = 1e6, 2e6, 3e6
 MANY = 70
@@ -86,10 +86,10 @@ def test_through_the_gate_all_records_have_answers_of_one_form_and_time(
 
 
 def through_the_gate(folder: Path, value: float, metrics: list[str] | None) -> tuple[bytes, float]:
-    """A real keeper behind ``gate._one``, the first record with this value."""
+    """A real handler behind ``gate._serve_request``, the first record with this value."""
     home = folder / f"{value}"
     home.mkdir()
-    held = keeper(home, {"answer_after": 4.0}, epsilon=100.0)
+    held = handler(home, {"answer_after": 4.0}, epsilon=100.0)
     evaluation = {"kind": "federated", **({"metrics": metrics} if metrics else {})}
     text = terms_for(home, 3, evaluation=evaluation).read_text()
     terms = read_terms(text)
@@ -101,7 +101,7 @@ def through_the_gate(folder: Path, value: float, metrics: list[str] | None) -> t
     relay, other = socket.socketpair(socket.AF_UNIX)
     other.settimeout(30.0)
     with relay, other:
-        serving = threading.Thread(target=gate._one, args=(relay, held, {os.geteuid()}))
+        serving = threading.Thread(target=gate._serve_request, args=(relay, held, {os.geteuid()}))
         serving.start()
         raw = order(terms)
         began = time.monotonic()
@@ -116,12 +116,12 @@ def through_the_gate(folder: Path, value: float, metrics: list[str] | None) -> t
 def test_a_confirmed_answer_is_not_stopped_by_the_gates_alarm(tmp_path: Path) -> None:
     """Else a record that takes just so long is refused: spent, and nothing is stored to send."""
     text = terms_for(tmp_path, 3).read_text()
-    held, terms = keeper(tmp_path), read_terms(text)
+    held, terms = handler(tmp_path), read_terms(text)
     held.approvals.approve(terms, text, days=1, by="root")
     for nothing, round in ((False, 0), (True, 1)):
         signal.setitimer(signal.ITIMER_REAL, 1000.0)
         try:
-            assert "error" not in said(held.answer(order(terms, round), nothing=nothing))
+            assert "error" not in said(held.reply(order(terms, round), zero_rows=nothing))
             assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
@@ -143,11 +143,18 @@ TOUCHY = Metric(1, touchy, lambda mean, std: {"touchy": float(mean)}, ("touchy",
 def with_metric(metric: Metric, unit: Unit, size: float) -> Plan:
     channel = metrics_channel(2, 1, metrics=(metric,))
     assert channel.clip is not None
-    noise = {UPDATE: gaussian(1.0, 2.0, unit=unit), METRICS: gaussian(channel.clip, 2.0, unit=unit)}
+    noise = {
+        UPDATE: gaussian(Facts(1.0, unit=unit), 2.0),
+        METRICS: gaussian(Facts(channel.clip, unit=unit), 2.0),
+    }
     return plan_for(
-        unit, False, client=build("client", "gradient", {}), channels=noise, nominal=[size],
+        unit,
+        False,
+        client=build("client", "gradient", {}),
+        channels=noise,
+        nominal=[size],
         metrics=(metric,),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", ["linear", "network"])
@@ -164,7 +171,7 @@ def test_a_metric_that_raises_on_a_record_takes_no_other_row_with_it(kind: str, 
         )
         broadcast = Broadcast(0, torch.full((18,), 0.1))
         asked = {UPDATE: b"", METRICS: b""}
-        reply, after = answer(plan, broadcast, "reply", asked, ClientState(0, problem))
+        reply, after = client_reply(plan, broadcast, "reply", asked, ClientState(0, problem))
         assert not isinstance(reply, ClientRefused)
         assert after.zeroed == 0  # the silo's rows are there
         heard.append(reply[METRICS])
@@ -182,7 +189,7 @@ def test_a_metric_that_raises_on_made_up_records_is_refused() -> None:
     plan = with_metric(replace_row(broken), Unit.RECORD, 9.0)
     problem = Linear("softmax", 5, 3).problem(Records(torch.rand(9, 5), torch.zeros(9).long()))
     asked = {UPDATE: b"", METRICS: b""}
-    reply, _ = answer(
+    reply, _ = client_reply(
         plan, Broadcast(0, torch.full((18,), 0.1)), "reply", asked, ClientState(0, problem)
     )
     assert isinstance(reply, ClientRefused)

@@ -10,76 +10,22 @@ have stored must not become that attack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from dpfed.core.errors import ClientRefused
-from dpfed.core.randomness import Noise
-from dpfed.core.registry import build
-from dpfed.core.sum_protocol import Answer
-from dpfed.core.types import UPDATE, Broadcast, Trust
-from dpfed.mechanisms.gaussian import gaussian
+from dpfed.core.types import Broadcast
 from dpfed.sums.secagg.messages import Cohort, pack_message
-from dpfed.sums.secure import secure
-from dpfed.training.plan import Plan
-from dpfed.training.round import RoundResult, run_round, start
-from tests.attacks.asking import app_of, ask, at_home, exchange_with
-
-SIZE, CLIENTS, STD = 3000, 5, 20.0
-EVERYONE, FEWER = (0, 1, 2, 3, 4), (0, 1, 2, 3)
-
-Drop = Callable[[str, int], bool]
+from dpfed.training.round import RoundResult
+from tests.attacks.asking import ask, at_home
+from tests.helpers.subtraction import CLIENTS, EVERYONE, FEWER, STD, Server
 
 
 @pytest.fixture(autouse=True)
 def _node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_home(tmp_path, monkeypatch)
-
-
-class Server:
-    """Asks for round 0 again and again, as it likes, and keeps what it hears."""
-
-    def __init__(self) -> None:
-        noise = gaussian(1.0, STD, trust=Trust.DISTRIBUTED, shares=2)
-        self.plan = Plan(
-            client=build("client", "gradient", {}), channels={UPDATE: noise}, sum=secure(),
-            server=build("server", "scale", {}), nominal=[4.0] * CLIENTS, rounds=9, noise=Noise(),
-        )  # fmt: skip
-        self.app = app_of(self.plan, size=SIZE)
-        self.state = start(self.plan, torch.zeros(SIZE))
-        self.heard: list[tuple[str, int, Answer]] = []
-
-    def round(
-        self,
-        attempt: int,
-        cohort: tuple[int, ...] = EVERYONE,
-        drop: Drop = lambda *_: False,
-        before: str = "",
-    ) -> RoundResult:
-        """Stages until the one that it dies before; answers that it drops are as if not there."""
-        self.heard = []
-        inner = exchange_with(self.app, self.plan, lambda *what: self.heard.append(what))
-
-        def exchange(at: Any, stage: str, requests: Any) -> Iterator[tuple[int, Answer]]:
-            for client, found in inner(at, stage, requests) if stage != before else ():
-                if not drop(stage, client):
-                    yield client, found
-
-        state = replace(self.state, attempt=attempt, cohort=cohort)
-        return run_round(self.plan, state, exchange)[1]
-
-    def words(self, stage: str = "input") -> dict[int, Any]:
-        """What each client said in a stage: bytes, or the name of a refusal."""
-        return {
-            client: str(found) if isinstance(found, ClientRefused) else found["sum"]
-            for asked, client, found in self.heard
-            if asked == stage
-        }
 
 
 def total(result: RoundResult) -> torch.Tensor:

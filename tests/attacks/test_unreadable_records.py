@@ -119,22 +119,22 @@ def grows(records: list[Any], seen: list[int] = []) -> Any:  # noqa: B006
 @pytest.mark.parametrize("collate", [once, grows])
 def test_a_collate_to_which_the_example_is_unreadable_is_refused(collate: Any) -> None:
     data = Broken()
-    with pytest.raises(DataError, match="example must be readable as a record"):
+    with pytest.raises(DataError, match="example must be readable"):
         dataset_batches(data, PAIR, collate=collate)
     assert data.tries == 0
 
 
 def test_a_fill_that_cannot_fill_is_refused() -> None:
     wrong: Any = {"x": "nothing"}
-    with pytest.raises(DataError, match="example must be readable as a record"):
+    with pytest.raises(DataError, match="example must be readable"):
         dataset_batches(Broken(), PAIR, fill=wrong)
 
 
 def test_evaluating_on_nothing_readable_is_an_error_and_no_accuracy() -> None:
     model = ones()
-    with pytest.raises(DataError, match="at least 1 of 20 records must be readable"):
+    with pytest.raises(DataError, match="least 1 of 20 records"):
         evaluate(model, model.initial(0), dataset_batches(Broken(), PAIR))
-    with pytest.raises(DataError, match="at least 1 to evaluate a model on, got 0"):
+    with pytest.raises(DataError, match=r"least 1 to evaluate.*got 0"):
         evaluate(model, model.initial(0), Records(torch.zeros(0, 3), torch.zeros(0).long()))
 
 

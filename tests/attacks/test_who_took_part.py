@@ -23,19 +23,18 @@ from flwr.app import ArrayRecord, Message
 from dpfed.accounting.guarantee import GATED, SHIPPED
 from dpfed.audit.client_laws import MODEL
 from dpfed.cli.deploy import deploy
-from dpfed.cli.explain import gather_statement
-from dpfed.cli.explain_page import markdown, write_statement
+from dpfed.cli.explain import gather_statement, markdown, write_statement
 from dpfed.core.errors import ClientRefused
 from dpfed.flower import DPResult, DPStrategy, client_app
 from dpfed.recipes.run import run
 from dpfed.sums.plain import plain
-from dpfed.training import cohorts
+from dpfed.training.draft import Draft
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.inprocess import InProcess
 from dpfed.training.plan import Plan
-from tests.attacks.test_one_of_five import secret
+from tests.helpers.one_of_five import secret
+from tests.helpers.rounds import client_states, make_plan
 from tests.training.flower.local_grid import LocalGrid, become_a_server
-from tests.training.test_round import client_states, make_plan
 
 INITIAL = ArrayRecord(MODEL.layout.unflatten(torch.zeros(MODEL.layout.size)))
 HOSPITALS = ("north", "south", "east", "west", "children")
@@ -160,8 +159,12 @@ def page_of(result: DPResult, folder: Path, recipe: str = "") -> str:
 def test_one_of_five_hospitals_is_said_and_named(tmp_path: Path, roster: None) -> None:
     result = trained(None, (2,), range(5))
     assert result.answered["rounds_of"] == {
-        "north": 0, "south": 0, "east": 4, "west": 0, "children": 0,
-    }  # fmt: skip
+        "north": 0,
+        "south": 0,
+        "east": 4,
+        "west": 0,
+        "children": 0,
+    }
     assert result.answered["rounds"] == [{"from": 1, "to": 4, "clients": ["east"]}]
     assert (result.answered["took_part"], result.answered["units"]) == (1, 20)
     page = page_of(result, tmp_path / "out")
@@ -207,8 +210,11 @@ def test_a_roster_of_others_names_nobody(
 
 @pytest.mark.slow
 def test_every_engine_writes_it(tmp_path: Path) -> None:
-    data = {"source": "synthetic", "options": {"records": 90, "features": 4, "classes": 2},
-            "partition": {"clients": 3}}  # fmt: skip
+    data = {
+        "source": "synthetic",
+        "options": {"records": 90, "features": 4, "classes": 2},
+        "partition": {"clients": 3},
+    }
     run(data=data, method="dp-fedgd", rounds=2, privacy={"epsilon": 1.0}, out=tmp_path)
     told = json.loads((tmp_path / "guarantee.json").read_text())["answered"]
     assert (told["planned"], told["took_part"], told["fewest"]) == (3, 3, 3)
@@ -239,8 +245,11 @@ def test_a_gated_run_is_never_said_to_have_kept_no_ledger(tmp_path: Path, recipe
 
 
 def test_a_run_of_one_process_without_a_ledger_still_says_so(tmp_path: Path) -> None:
-    data = {"source": "synthetic", "options": {"records": 90, "features": 4, "classes": 2},
-            "partition": {"clients": 3}}  # fmt: skip
+    data = {
+        "source": "synthetic",
+        "options": {"records": 90, "features": 4, "classes": 2},
+        "partition": {"clients": 3},
+    }
     run(data=data, method="dp-fedgd", rounds=2, privacy={"epsilon": 1.0}, out=tmp_path)
     assert NEVER in markdown(gather_statement(tmp_path))
 
@@ -281,15 +290,26 @@ def answering(kind: type, silent: Silent, patch: pytest.MonkeyPatch) -> None:
 
 def drawing(who: tuple[int, ...] | None, patch: pytest.MonkeyPatch) -> None:
     if who is not None:
-        patch.setattr(cohorts, "drawn_clients", lambda *_: who)
+        patch.setattr(Draft, "draw", lambda *_: who)
 
 
 def left_in_one_process(folder: Path, silent: Silent, who: tuple[int, ...] | None) -> Any:
     """All files of a run, and its statement; without the clock's."""
-    privacy = {"epsilon": 2.0, "delta": 1e-3, "unit": "client", "trust": "central",
-               "adjacency": "zero-out", "client_rate": 0.4, "noise": "keyed"}  # fmt: skip
-    data = {"source": "synthetic", "options": {"records": 90, "features": 4, "classes": 2},
-            "holdout": 0.2, "partition": {"clients": 5}}  # fmt: skip
+    privacy = {
+        "epsilon": 2.0,
+        "delta": 1e-3,
+        "unit": "client",
+        "trust": "central",
+        "adjacency": "zero-out",
+        "client_rate": 0.4,
+        "noise": "keyed",
+    }
+    data = {
+        "source": "synthetic",
+        "options": {"records": 90, "features": 4, "classes": 2},
+        "holdout": 0.2,
+        "partition": {"clients": 5},
+    }
     with pytest.MonkeyPatch.context() as patch:
         answering(InProcess, silent, patch)
         drawing(who, patch)
@@ -320,7 +340,7 @@ def left_over_flower(folder: Path, silent: Silent, who: tuple[int, ...] | None) 
         drawing(who, patch)
         for module in ("strategy", "transport"):
             patch.setattr(f"dpfed.training.flower.{module}.log", logger)
-        for module in ("loop", "take"):
+        for module in ("loop", "round"):
             patch.setattr(f"dpfed.training.{module}.log", logger)
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)
@@ -369,6 +389,6 @@ def test_under_a_secret_draw_the_page_has_the_expected_number(tmp_path: Path) ->
 
 
 def test_more_clients_than_a_page_can_name_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpfed.training.history.MOST_NAMED", 3)
+    monkeypatch.setattr("dpfed.training.history.MAX_NAMED_CLIENTS", 3)
     found = trained(None, range(4), ()).answered
     assert found == {"planned": 5, "took_part": 4, "units": 80.0, "fewest": 4, "most": 4}

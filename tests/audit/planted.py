@@ -15,8 +15,16 @@ import msgspec
 from dpfed.audit.finding import QUICK, Effort, Subject, subject
 from dpfed.audit.statistics import Floats
 from dpfed.core.chain import stateless
-from dpfed.core.randomness import Stream
-from dpfed.core.types import UPDATE, Aggregate, BoundedSum, Rows, ServerOptimizer, State, Vector
+from dpfed.core.types import (
+    UPDATE,
+    Aggregate,
+    BoundedSum,
+    Rows,
+    ServerOptimizer,
+    State,
+    Stream,
+    Vector,
+)
 from dpfed.mechanisms.gaussian import Gaussian
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.schema import Recipe

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-FedAdamW's supplement in miniature, and adapters: results/adamw-*, results/sst2-lora."""
+"""DP-FedAdamW's supplement in miniature, and adapters: the studies adamw-*, and sst2-lora."""
 
 from __future__ import annotations
 
 import json
 import statistics
 
-from tests.claims.files import RESULTS, by_holm, ends, lead, mean, rows, seeds
+from tests.claims.files import by_holm, ends, lead, mean, results_of, rows, seeds
 
 SMALL, PARTS, TEXT, LORA = (
-    f"results/{name}/README.md"
+    f"lab/studies/{name}/results/README.md"
     for name in ("adamw-small", "adamw-parts", "adamw-sst2", "sst2-lora")
 )
 METHODS = ("DP-FedAvg", "DP-SCAFFOLD", "DP-FedAvg-LS", "DP-FedSAM", "DP-LocalAdamW", "DP-FedAdamW")
@@ -42,8 +42,9 @@ def shared_moments() -> tuple[float]:
 def betas() -> tuple[float, float, float]:
     """How far apart the four pairs are for both methods, and DP-LocalAdamW's lead."""
     pairs = ("", ", betas 0.9, 0.99", ", betas 0.95, 0.99", ", betas 0.95, 0.999")
-    low, high = zip(*(ends(mean("adamw-parts", m + p) for p in pairs) for m in (OURS, LOCAL)),
-                    strict=True)  # fmt: skip
+    low, high = zip(
+        *(ends(mean("adamw-parts", m + p) for p in pairs) for m in (OURS, LOCAL)), strict=True
+    )
     return high[0] - low[0], high[1] - low[1], lead("adamw-parts", LOCAL, OURS)
 
 
@@ -63,8 +64,11 @@ def first_adapter() -> tuple[float, float, float]:
     """DP-FedAdamW's leads at epsilon 8, and how far it is behind DP-FedAvg at 1."""
     at = {m: mean("adamw-sst2", m, epsilon="8") for m in ADAPTERS}
     assert max(at, key=lambda m: at[m]) == OURS
-    return at[OURS] - at["DP-FedAdam"], at[OURS] - at[LOCAL], -lead("adamw-sst2", OURS, epsilon="1",
-                                                                    other="DP-FedAvg")  # fmt: skip
+    return (
+        at[OURS] - at["DP-FedAdam"],
+        at[OURS] - at[LOCAL],
+        -lead("adamw-sst2", OURS, epsilon="1", other="DP-FedAvg"),
+    )
 
 
 def last_rates() -> tuple[float, ...]:
@@ -84,7 +88,7 @@ def last_rates() -> tuple[float, ...]:
 
 def lora(model: str) -> tuple[float]:
     """A model's accuracy in percent."""
-    lines = (RESULTS / "sst2-lora/runs.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (results_of("sst2-lora") / "runs.jsonl").read_text(encoding="utf-8").splitlines()
     (found,) = (each for each in map(json.loads, lines) if each["model"] == model)
     return (100 * found["accuracy"],)
 

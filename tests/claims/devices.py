@@ -18,9 +18,11 @@ FLEET, SCALE = "results/fleet/README.md", "docs/scale.md"
 @cache
 def tree() -> tuple[dict[str, Any], dict[str, list[float]], list[dict[str, Any]]]:
     """What was measured; devices in ten minutes of one core; what rounds of more would take."""
-    made = runpy.run_path(str(ROOT / "scripts/tree-load"))
-    found, fleet = (json.loads((RESULTS / f"fleet/{name}.json").read_text(encoding="utf-8"))
-                    for name in ("tree", "fleet"))  # fmt: skip
+    made = runpy.run_path(str(ROOT / "lab/scripts/tree_load.py"))
+    found, fleet = (
+        json.loads((RESULTS / f"fleet/{name}.json").read_text(encoding="utf-8"))
+        for name in ("tree", "fleet")
+    )
     return found, made["worth"](found, fleet), made["counted"](found, fleet)
 
 
@@ -64,14 +66,19 @@ def root_ms() -> tuple[float, float, float]:
 
 
 def tree_grows() -> tuple[float, float]:
-    return ends((many["peak_bytes"] - few["peak_bytes"]) / 1e6
-                for few, many in zip(tree_cases(100), tree_cases(10_000), strict=True))  # fmt: skip
+    return ends(
+        (many["peak_bytes"] - few["peak_bytes"]) / 1e6
+        for few, many in zip(tree_cases(100), tree_cases(10_000), strict=True)
+    )
 
 
 def tree_worth(*names: str) -> list[int]:
     """Devices, rounded to three digits, or to tens."""
-    return [int(round(each, -1 if each < 10_000 else -2 if each < 50_000 else -3))
-            for name in names for each in tree()[1][name]]  # fmt: skip
+    return [
+        int(round(each, -1 if each < 10_000 else -2 if each < 50_000 else -3))
+        for name in names
+        for each in tree()[1][name]
+    ]
 
 
 def same_bits() -> tuple[int]:
@@ -87,9 +94,11 @@ def many_devices(*names: str) -> list[float]:
 
 
 def secure_scale(column: str, *clients: int) -> list[float]:
-    found = {int(row["clients"]): float(row[column])
-             for row in rows("benchmarks", "secure-scale.csv")
-             if row["measured"] == "yes"}  # fmt: skip
+    found = {
+        int(row["clients"]): float(row[column])
+        for row in rows("benchmarks", "secure-scale.csv")
+        if row["measured"] == "yes"
+    }
     return [found[each] for each in clients]
 
 
@@ -110,13 +119,16 @@ def secure_sums() -> tuple[float, float]:
     return found[name.format(650)], found[name.format(10**6)] / 1e3
 
 
-USERS, TURNS = "results/users/README.md", "independent, turns"
+USERS, TURNS = "lab/studies/users/results/README.md", "independent, turns"
 
 
 def users_lead(*epsilons: str) -> tuple[float, ...]:
     """Banded and BLT beside independent noise with turns."""
-    return tuple(lead("users", name, TURNS, epsilon=e)
-                 for e in epsilons for name in ("banded, turns", "BLT, turns"))  # fmt: skip
+    return tuple(
+        lead("users", name, TURNS, epsilon=e)
+        for e in epsilons
+        for name in ("banded, turns", "BLT, turns")
+    )
 
 
 def users_ahead() -> tuple[float, ...]:

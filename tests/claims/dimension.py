@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The size of a model: results/dimension and results/dimension-newton."""
+"""The size of a model: lab/studies/dimension/results and lab/studies/dimension-newton/results."""
 
 from __future__ import annotations
 
 import json
 
-from dpfed.experiments.significance import Gap
-from tests.claims.files import RESULTS, by_holm, gap, lead, mean, rows
+from dpfed_lab.significance import Gap
+from tests.claims.files import by_holm, gap, lead, mean, results_of, rows
 
-SIZE = "results/dimension/README.md"
+SIZE = "lab/studies/dimension/results/README.md"
 SIZES = ("650", "1,290", "2,570", "5,130", "12,810", "20,010")
 
 
@@ -23,14 +23,18 @@ def size_leads(method: str, other: str = "DP-FedGD") -> list[Gap]:
 
 def sure_by_size(method: str) -> tuple[int, int]:
     """Sizes at which a method is ahead of and behind DP-FedGD after Holm's correction."""
-    sure = [float(row["difference (points)"]) for row in by_holm("dimension")
-            if row["method"] == method]  # fmt: skip
+    sure = [
+        float(row["difference (points)"]) for row in by_holm("dimension") if row["method"] == method
+    ]
     return sum(each > 0 for each in sure), sum(each < 0 for each in sure)
 
 
 def cost(method: str, parameters: str, column: str) -> float:
-    (row,) = (row for row in rows("dimension", "tables/cost.csv") if row["method"] == method
-              and row["parameters"] == parameters.replace(",", ""))  # fmt: skip
+    (row,) = (
+        row
+        for row in rows("dimension", "tables/cost.csv")
+        if row["method"] == method and row["parameters"] == parameters.replace(",", "")
+    )
     return float(row[column])
 
 
@@ -48,9 +52,12 @@ def without_a_matrix() -> tuple[float, float]:
 
 def beside_gd() -> tuple[float, float]:
     """DP-FedSOFIM from DP-FedGD where both have one rate, and where the search gave it another."""
-    chosen = json.loads((RESULTS / "dimension/settings.json").read_text(encoding="utf-8"))
-    rates = {(p, m): next(iter(chosen[f"parameters {p} | {m}"]["set"].values()))
-             for p in SIZES for m in ("DP-FedGD", "DP-FedSOFIM")}  # fmt: skip
+    chosen = json.loads((results_of("dimension") / "settings.json").read_text(encoding="utf-8"))
+    rates = {
+        (p, m): next(iter(chosen[f"parameters {p} | {m}"]["set"].values()))
+        for p in SIZES
+        for m in ("DP-FedGD", "DP-FedSOFIM")
+    }
     leads = {p: lead("dimension", "DP-FedSOFIM", parameters=p) for p in SIZES}
     other = [p for p in SIZES if rates[p, "DP-FedGD"] != rates[p, "DP-FedSOFIM"]]
     assert other == ["2,570"]

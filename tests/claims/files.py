@@ -10,17 +10,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpfed.experiments.jobs import diverged
-from dpfed.experiments.scores import ACCURACY
-from dpfed.experiments.significance import Gap, paired_gap
+from dpfed_lab.jobs import diverged
+from dpfed_lab.scores import ACCURACY
+from dpfed_lab.significance import Gap, paired_gap
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "results"
 
 
+def results_of(folder: str) -> Path:
+    """Where results are kept: in the folder of their study, or in results/ if they are of none."""
+    study = ROOT / "lab" / "studies" / folder / "results"
+    return study if study.is_dir() else RESULTS / folder
+
+
 @cache
 def rows(folder: str, name: str = "final.csv") -> list[dict[str, str]]:
-    with (RESULTS / folder / name).open(newline="", encoding="utf-8") as file:
+    with (results_of(folder) / name).open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -80,8 +86,9 @@ def cells_of(folder: str, **only: tuple[str, ...]) -> list[dict[str, str]]:
 def at_edges(folder: str, **only: str) -> list[dict[str, str]]:
     """The chosen settings that are the least or the largest that was tried."""
     chosen = rows(folder, "tables/settings.csv")
-    return [row for row in chosen if row["at an edge"]
-            and all(row[name] == only[name] for name in only)]  # fmt: skip
+    return [
+        row for row in chosen if row["at an edge"] and all(row[name] == only[name] for name in only)
+    ]
 
 
 def nine(folder: str, **cell: Any) -> list[float]:

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from dpfed.experiments.jobs import diverged
+from dpfed_lab.jobs import diverged
 from tests.claims.files import (
     TUNED,
     at_edges,
@@ -38,8 +38,14 @@ def auto(
 
 def auto_ten() -> tuple[float, ...]:
     found = auto("DP-FedAuto, 10 rounds")
-    order = ("activity", "pneumonia", "credit default", "heart disease", "SST-2",
-             "Medical Abstracts")  # fmt: skip
+    order = (
+        "activity",
+        "pneumonia",
+        "credit default",
+        "heart disease",
+        "SST-2",
+        "Medical Abstracts",
+    )
     return tuple(found[records] for records in order)
 
 
@@ -51,8 +57,10 @@ def above_each() -> tuple[float, ...]:
 
 
 def against_lent() -> float:
-    found = [statistics.fmean(auto("DP-FedAuto, 10 rounds", (other,)).values())
-             for other in ("DP-FedGD, lent", "DP-FedAdam, lent")]  # fmt: skip
+    found = [
+        statistics.fmean(auto("DP-FedAuto, 10 rounds", (other,)).values())
+        for other in ("DP-FedGD, lent", "DP-FedAdam, lent")
+    ]
     assert found[0] == pytest.approx(found[1], abs=0.05)
     return found[0]
 
@@ -106,8 +114,10 @@ def hidden_all() -> tuple[float, float, float]:
 
 
 def persons() -> tuple[float, float]:
-    by = [mean("silos", "DP-FedGD", epsilon="5", silos=silos)
-          for silos in ("malaria, 200 patients", "malaria, whole patients, 5 silos")]  # fmt: skip
+    by = [
+        mean("silos", "DP-FedGD", epsilon="5", silos=silos)
+        for silos in ("malaria, 200 patients", "malaria, whole patients, 5 silos")
+    ]
     return by[0], by[1]
 
 
@@ -136,7 +146,7 @@ def dev() -> tuple[float, ...]:
     )
 
 
-CLIPS = "results/adaptive-clip/README.md"
+CLIPS = "lab/studies/adaptive-clip/results/README.md"
 
 
 CLIP_LINES = (

@@ -24,8 +24,14 @@ def probes() -> tuple[float, ...]:
 
 CIFAR, FASHION = "sofim-cifar10-public", "sofim-fashion-public"
 EPSILONS = ("0.5", "1", "5", "10")
-TUNED = ("DP-FedGD", "EMA-only", "DP-FedAdam", "DP-FedYogi", "DP-FedSOFIM, printed",
-         "DP-FedSOFIM, momentum")  # fmt: skip
+TUNED = (
+    "DP-FedGD",
+    "EMA-only",
+    "DP-FedAdam",
+    "DP-FedYogi",
+    "DP-FedSOFIM, printed",
+    "DP-FedSOFIM, momentum",
+)
 UNTUNED, PRINTED = "DP-FedSOFIM, untuned", "DP-FedSOFIM, printed, untuned"
 
 
@@ -70,7 +76,7 @@ SEARCH = "{} lines were searched over {} settings each for every epsilon: {} run
 
 
 def claims_of(folder: str) -> list[Claim]:
-    page = f"results/{folder}/README.md"
+    page = f"lab/studies/{folder}/results/README.md"
     lines = (UNTUNED, "DP-FedSOFIM, momentum", "EMA-only", "DP-FedSOFIM, printed", PRINTED)
     return [
         Claim(page, RULE, lambda: (*untuned(folder), *beside_the_best(folder))),
@@ -82,12 +88,17 @@ def claims_of(folder: str) -> list[Claim]:
 CLAIMS = [
     *claims_of(CIFAR),
     *claims_of(FASHION),
-    Claim("results/public-features/README.md", "{:.2f} % with floats, {:.2f} % with bytes",
-          lambda: probed(96, "float", "byte", data="fashion-mnist")),
-    Claim("results/public-features/README.md",
-          "64 columns along the classifier lose {:.1f} and {:.1f} points of a linear probe, 64 random ones {:.1f} and {:.1f}",
-          lambda: lost("classifier") + lost("random")),
-]  # fmt: skip
+    Claim(
+        "lab/studies/public-features/results/README.md",
+        "{:.2f} % with floats, {:.2f} % with bytes",
+        lambda: probed(96, "float", "byte", data="fashion-mnist"),
+    ),
+    Claim(
+        "lab/studies/public-features/results/README.md",
+        "64 columns along the classifier lose {:.1f} and {:.1f} points of a linear probe, 64 random ones {:.1f} and {:.1f}",
+        lambda: lost("classifier") + lost("random"),
+    ),
+]
 
 
 def lost(way: str) -> tuple[float, ...]:

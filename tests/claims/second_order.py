@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from functools import partial
 
-from dpfed.experiments.jobs import diverged
+from dpfed_lab.jobs import diverged
 from tests.claims.files import by_holm, ends, gap, lead, mean, rows, significant
 
 
@@ -23,16 +23,21 @@ def on_adult(
 ) -> tuple[float, ...]:
     """A method less another one with 10 and 100 clients; with 100 where whole clients count."""
     counts = ("10", "100") if of == "records" else ("100",)
-    return tuple(lead(folder, method, other, epsilon=epsilon, setting=f"{n} clients, {of}")
-                 for n in counts)  # fmt: skip
+    return tuple(
+        lead(folder, method, other, epsilon=epsilon, setting=f"{n} clients, {of}") for n in counts
+    )
 
 
 def on_fashion() -> tuple[float, ...]:
     """DP-FedFC beside DP-FedGD at epsilon 1 and 10, then it and DP-FedNew-FC beside DP-FedAdam."""
     beside = partial(on_adult, folder="fednew-fashion")
     plain = [x for e in ("1", "10") for x in beside("DP-FedFC", "DP-FedGD", e)]
-    pairs = [x for m in ("DP-FedFC", "DP-FedNew-FC") for e in ("1", "10")
-             for x in beside(m, "DP-FedAdam", e)]  # fmt: skip
+    pairs = [
+        x
+        for m in ("DP-FedFC", "DP-FedNew-FC")
+        for e in ("1", "10")
+        for x in beside(m, "DP-FedAdam", e)
+    ]
     return (*ends(plain), *pairs)
 
 
@@ -45,9 +50,14 @@ def with_shares(folder: str, method: str, other: str = "DP-FedGD") -> tuple[floa
 def whole_clients() -> tuple[float]:
     """A trusted server's accuracy at epsilon 1; with noise of their own no method is above 15 %."""
     at = {"setting": "100 clients, clients"}
-    low = [100 * float(row["accuracy"]) for row in rows("fednew-fashion") if not diverged(row)
-           and row["setting"] == at["setting"] and row["epsilon"] in ("0.1", "1")
-           and "trusted" not in row["method"]]  # fmt: skip
+    low = [
+        100 * float(row["accuracy"])
+        for row in rows("fednew-fashion")
+        if not diverged(row)
+        and row["setting"] == at["setting"]
+        and row["epsilon"] in ("0.1", "1")
+        and "trusted" not in row["method"]
+    ]
     assert statistics.fmean(low) < 15
     return (mean("fednew-fashion", "DP-FedGD, trusted server", epsilon="1", **at),)
 
@@ -60,11 +70,16 @@ def fednew_behind() -> tuple[float, float]:
 
 
 def newton() -> tuple[float, float, float]:
-    binary, classes = (gap("fednewton-mnist", "FedNewton", "FedSGD", epsilon="8", task=task)
-                       for task in ("binary", "multiclass"))  # fmt: skip
+    binary, classes = (
+        gap("fednewton-mnist", "FedNewton", "FedSGD", epsilon="8", task=task)
+        for task in ("binary", "multiclass")
+    )
     significant(binary, classes)
-    hybrid = [gap("fednewton-mnist", "FedHybrid", "FedSGD", epsilon=e, task=task)
-              for e in ("0.5", "1", "4", "8") for task in ("binary", "multiclass")]  # fmt: skip
+    hybrid = [
+        gap("fednewton-mnist", "FedHybrid", "FedSGD", epsilon=e, task=task)
+        for e in ("0.5", "1", "4", "8")
+        for task in ("binary", "multiclass")
+    ]
     assert not any(each.significant and each.mean < 0 for each in hybrid)
     behind = -lead("fednewton-mnist", "FedNewton", "FedSGD", epsilon="0.5", task="multiclass")
     return binary.mean, classes.mean, behind

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from dpfed.experiments.significance import Gap
+from dpfed_lab.significance import Gap
 from tests.claims.files import (
     by_holm,
     cells_of,
@@ -37,30 +37,37 @@ def secure_sum(method: str = "DP-FedGD") -> tuple[float, ...]:
 
 def central(epsilon: str) -> float:
     folder = "sofim-trust"
-    at = {trust: mean(folder, "DP-FedGD", epsilon=epsilon, trust=trust)
-          for trust in ("central", "local")}  # fmt: skip
+    at = {
+        trust: mean(folder, "DP-FedGD", epsilon=epsilon, trust=trust)
+        for trust in ("central", "local")
+    }
     return at["central"] - at["local"]
 
 
 def rate(epsilon: str) -> float:
     """The best rate's lead over one ten times smaller."""
     folder = "sofim-rate"
-    at = {row["rate"]: mean(folder, "DP-FedGD", epsilon=epsilon, rate=row["rate"])
-          for row in rows(folder)}  # fmt: skip
+    at = {
+        row["rate"]: mean(folder, "DP-FedGD", epsilon=epsilon, rate=row["rate"])
+        for row in rows(folder)
+    }
     top = max(at, key=lambda each: at[each])
     smaller = next(each for each in at if float(each) == pytest.approx(float(top) / 10))
     return at[top] - at[smaller]
 
 
 def weights(epsilon: str) -> float:
-    by = [mean("sofim-wide", "DP-FedGD", epsilon=epsilon, features="raw", weights=kind)
-          for kind in ("sum", "average")]  # fmt: skip
+    by = [
+        mean("sofim-wide", "DP-FedGD", epsilon=epsilon, features="raw", weights=kind)
+        for kind in ("sum", "average")
+    ]
     return by[0] - by[1]
 
 
 def centring(epsilon: str, column: str = "accuracy") -> float:
-    by = [mean("sofim-wide", "DP-FedGD", column, epsilon=epsilon, **kind)
-          for kind in (CENTRED, RAW)]  # fmt: skip
+    by = [
+        mean("sofim-wide", "DP-FedGD", column, epsilon=epsilon, **kind) for kind in (CENTRED, RAW)
+    ]
     return by[0] - by[1]
 
 
@@ -85,26 +92,39 @@ def against_gd(method: str) -> list[Gap]:
     """A method's differences to DP-FedGD on CIFAR-10 and Fashion-MNIST, in every folder."""
     both = ("CIFAR-10", "Fashion-MNIST")
     folders: dict[str, dict[str, tuple[str, ...]]] = {
-        "sofim-cifar10": {}, "sofim-cifar10-iid": {}, "sofim-fashion": {}, "sofim-wide": {},
-        "sofim-backbone": {}, "heterogeneity": {}, "sofim-fair": {"records": both},
+        "sofim-cifar10": {},
+        "sofim-cifar10-iid": {},
+        "sofim-fashion": {},
+        "sofim-wide": {},
+        "sofim-backbone": {},
+        "heterogeneity": {},
+        "sofim-fair": {"records": both},
         "auto-development": {"records": both},
-    }  # fmt: skip
-    return [gap(folder, method, **cell) for folder, only in folders.items()
-            for cell in cells_of(folder, **only)]  # fmt: skip
+    }
+    return [
+        gap(folder, method, **cell)
+        for folder, only in folders.items()
+        for cell in cells_of(folder, **only)
+    ]
 
 
 def worse() -> tuple[float, ...]:
     """By how much DP-FedAdam, then EMA-only, are significantly worse by more than 0.1."""
-    adam, ema = (sorted(-each.mean for each in against_gd(method)
-                        if each.significant and each.mean < -0.1)[::-1]
-                 for method in ("DP-FedAdam", "EMA-only"))  # fmt: skip
+    adam, ema = (
+        sorted(-each.mean for each in against_gd(method) if each.significant and each.mean < -0.1)[
+            ::-1
+        ]
+        for method in ("DP-FedAdam", "EMA-only")
+    )
     secure = {"records": "CIFAR-10", "trust": "distributed", "epsilon": "0.5"}
     assert [f"{each:.4f}" for each in adam] == [
         f"{-lead('auto-development', 'DP-FedAdam', **secure):.4f}"
     ]
-    borrowed = (lead("sofim-backbone", "EMA-only", epsilon="0.5"),
-                lead("sofim-cifar10", "EMA-only", epsilon="0.5"),
-                lead("heterogeneity", "EMA-only", setting="1,000 clients"))  # fmt: skip
+    borrowed = (
+        lead("sofim-backbone", "EMA-only", epsilon="0.5"),
+        lead("sofim-cifar10", "EMA-only", epsilon="0.5"),
+        lead("heterogeneity", "EMA-only", setting="1,000 clients"),
+    )
     assert ema[:3] == [-each for each in borrowed]
     assert len(ema) == 6
     return (*adam, *ema)
@@ -145,23 +165,30 @@ def raw_leads(*folders: str) -> tuple[float, float]:
 
 def at_ten(records: str) -> tuple[float, float]:
     """EMA-only's and DP-FedAdam's leads, searched for the set itself."""
-    return ends(lead("auto-development", m, records=records, trust="local", epsilon="10")
-                for m in ("EMA-only", "DP-FedAdam"))  # fmt: skip
+    return ends(
+        lead("auto-development", m, records=records, trust="local", epsilon="10")
+        for m in ("EMA-only", "DP-FedAdam")
+    )
 
 
 def medical(images: str) -> tuple[float, float]:
     """The better of DP-FedAdam and DP-FedYogi, which is best of all, less DP-FedGD."""
     leads = []
     for e in ("0.5", "1", "5", "10"):
-        found = {m: seeds("sofim-medical", m, epsilon=e, images=images)
-                 for m in methods_of("sofim-medical")}  # fmt: skip
+        found = {
+            m: seeds("sofim-medical", m, epsilon=e, images=images)
+            for m in methods_of("sofim-medical")
+        }
         most = max(map(len, found.values()))  # a method of which a run diverged is not best
         at = {m: statistics.fmean(by.values()) for m, by in found.items() if len(by) == most}
         best = max(at, key=lambda m: at[m])
         assert best in ("DP-FedAdam", "DP-FedYogi")
         leads.append(at[best] - at["DP-FedGD"])
-    sure = {(row["epsilon"], row["images"], row["method"]) for row in by_holm("sofim-medical")
-            if row["method"] in ("DP-FedAdam", "DP-FedYogi")}  # fmt: skip
+    sure = {
+        (row["epsilon"], row["images"], row["method"])
+        for row in by_holm("sofim-medical")
+        if row["method"] in ("DP-FedAdam", "DP-FedYogi")
+    }
     assert sure == {("0.5", "X-rays", "DP-FedAdam")}
     return ends(leads)
 
@@ -181,8 +208,11 @@ def correlated(folder: str) -> tuple[float, float]:
 
 def paper(method: str, epsilon: str, round: str = "70", name: str = "sofim-cifar10") -> float:
     """A figure of Nair et al.'s tables, less DP-FedGD's there."""
-    at = {row["method"]: float(row["accuracy"]) for row in rows(name, "paper.csv")
-          if (row["epsilon"], row["round"]) == (epsilon, round)}  # fmt: skip
+    at = {
+        row["method"]: float(row["accuracy"])
+        for row in rows(name, "paper.csv")
+        if (row["epsilon"], row["round"]) == (epsilon, round)
+    }
     return at[method] - at["DP-FedGD"]
 
 
@@ -202,17 +232,25 @@ def soon() -> tuple[int]:
     """Rounds until DP-FedAdam has 95 % of DP-FedGD's end, at epsilon 5."""
     goal = 0.95 * mean("sofim-cifar10", "DP-FedGD", epsilon="5")
     rounds = (10, 20, 30, 40, 50, 60, 70)
-    return (next(r for r in rounds if mean("sofim-cifar10", "DP-FedAdam", f"round_{r}",
-                                           epsilon="5") >= goal),)  # fmt: skip
+    return (
+        next(
+            r
+            for r in rounds
+            if mean("sofim-cifar10", "DP-FedAdam", f"round_{r}", epsilon="5") >= goal
+        ),
+    )
 
 
 def few_rounds() -> tuple[float, ...]:
-    at = [mean("sofim-cifar10", m, "round_10", epsilon="5")
-          for m in ("DP-FedAdam", "EMA-only", "DP-FedGD")]  # fmt: skip
+    at = [
+        mean("sofim-cifar10", m, "round_10", epsilon="5")
+        for m in ("DP-FedAdam", "EMA-only", "DP-FedGD")
+    ]
     same = statistics.fmean(
-        float(row["control_10"]) for row in rows("sofim-control", "control.csv")
+        float(row["control_10"])
+        for row in rows("sofim-control", "control.csv")
         if (row["study"], row["cell"]) == ("sofim-cifar10", "epsilon 5")
-    )  # fmt: skip
+    )
     return at[0], at[1], same, at[2]
 
 
@@ -220,10 +258,13 @@ def trusts() -> tuple[float, ...]:
     gd, sofim = secure_sum(), secure_sum("DP-FedSOFIM")
     clear = mean("secure-sum", "DP-FedGD", epsilon="inf", trust="local")
     between = max(
-        abs(mean("secure-sum", "DP-FedSOFIM", epsilon=e, trust=trust)
-            - mean("secure-sum", "DP-FedGD", epsilon=e, trust=trust))
-        for e in ("0.5", "1", "5", "10") for trust in ("local", "distributed")
-    )  # fmt: skip
+        abs(
+            mean("secure-sum", "DP-FedSOFIM", epsilon=e, trust=trust)
+            - mean("secure-sum", "DP-FedGD", epsilon=e, trust=trust)
+        )
+        for e in ("0.5", "1", "5", "10")
+        for trust in ("local", "distributed")
+    )
     return (*gd, clear, *sofim, between)
 
 
@@ -234,8 +275,10 @@ def at_ends(folder: str, names: tuple[str, ...], epsilons: tuple[str, ...]) -> t
 def round_costs() -> tuple[float, ...]:
     """What the server's step of two methods adds to a round, and two whole rounds."""
     found = {row["method"]: row for row in rows("runtime", "tables/runtime.csv")}
-    steps = [float(found[m]["step over DP-FedGD's (% of a round)"])
-             for m in ("DP-FedSOFIM", "DP-FedAdam")]  # fmt: skip
+    steps = [
+        float(found[m]["step over DP-FedGD's (% of a round)"])
+        for m in ("DP-FedSOFIM", "DP-FedAdam")
+    ]
     assert int(float(found["DP-FedAvg"]["releases"])) == 5
     return (*steps, *(float(found[m]["of DP-FedGD's round"]) for m in ("DP-FedFC", "DP-FedAvg")))
 
@@ -313,16 +356,22 @@ def ten_times_too_small() -> tuple[float, float]:
 
 
 def preconditioner(weighing: str, kind: str) -> tuple[float, ...]:
-    return tuple(lead("sofim-wide", "DP-FedSOFIM", epsilon=e, features=kind, weights=weighing)
-                 for e in ("0.5", "5"))  # fmt: skip
+    return tuple(
+        lead("sofim-wide", "DP-FedSOFIM", epsilon=e, features=kind, weights=weighing)
+        for e in ("0.5", "5")
+    )
 
 
 def own_intervals() -> tuple[int, float, float]:
     """Of DP-FedSOFIM's eight differences, those whose own interval excludes 0."""
-    found = {(kind, weighing, e): gap("sofim-wide", "DP-FedSOFIM", epsilon=e, features=kind,
-                                      weights=weighing)
-             for kind in ("raw", "centred") for weighing in ("sum", "average")
-             for e in ("0.5", "5")}  # fmt: skip
+    found = {
+        (kind, weighing, e): gap(
+            "sofim-wide", "DP-FedSOFIM", epsilon=e, features=kind, weights=weighing
+        )
+        for kind in ("raw", "centred")
+        for weighing in ("sum", "average")
+        for e in ("0.5", "5")
+    }
     sure = {at: each.mean for at, each in found.items() if each.significant}
     low, high = ("raw", "average", "5"), ("centred", "average", "0.5")
     assert set(sure) == {low, high}
@@ -330,16 +379,21 @@ def own_intervals() -> tuple[int, float, float]:
 
 
 def fewer_trials() -> tuple[float, ...]:
-    return tuple(mean("sofim-wide", "DP-FedGD", epsilon=e, **CENTRED)
-                 - mean("sofim-trust", "DP-FedGD", epsilon=e, trust="local")
-                 for e in ("0.5", "5"))  # fmt: skip
+    return tuple(
+        mean("sofim-wide", "DP-FedGD", epsilon=e, **CENTRED)
+        - mean("sofim-trust", "DP-FedGD", epsilon=e, trust="local")
+        for e in ("0.5", "5")
+    )
 
 
 def printed(method: str, epsilon: str, round: str = "70", name: str = "sofim-cifar10") -> float:
     """A figure of the paper's."""
     cell = (method, epsilon, round)
-    (found,) = (float(row["accuracy"]) for row in rows(name, "paper.csv")
-                if (row["method"], row["epsilon"], row["round"]) == cell)  # fmt: skip
+    (found,) = (
+        float(row["accuracy"])
+        for row in rows(name, "paper.csv")
+        if (row["method"], row["epsilon"], row["round"]) == cell
+    )
     return found
 
 
@@ -355,7 +409,8 @@ def sofim_seeds(epsilon: str) -> tuple[float, float]:
 
 def start() -> tuple[float, float]:
     ours = mean("sofim-cifar10", "DP-FedSOFIM", "round_10", epsilon="5") - mean(
-        "sofim-cifar10", "DP-FedGD", "round_10", epsilon="5")  # fmt: skip
+        "sofim-cifar10", "DP-FedGD", "round_10", epsilon="5"
+    )
     return ours, paper("DP-FedSOFIM", "5", "10")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One grid of effective rates, unlike clients, rho, patients: results/sofim-fair and its like."""
+"""One grid of effective rates, unlike clients, rho, patients: the study sofim-fair and its like."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import gzip
 import json
 from typing import Any
 
-from dpfed.experiments.jobs import diverged
-from tests.claims.files import RESULTS, at_edges, by_holm, ends, gap, lead, mean, rows
+from dpfed_lab.jobs import diverged
+from tests.claims.files import at_edges, by_holm, ends, gap, lead, mean, results_of, rows
 
-FAIR, LARGE = "results/sofim-fair/README.md", ("CIFAR-10", "Fashion-MNIST")
+FAIR, LARGE = "lab/studies/sofim-fair/results/README.md", ("CIFAR-10", "Fashion-MNIST")
 
 
 FAIR_LINES = ("EMA-only", "DP-FedAdam", *(f"DP-FedSOFIM, rho {rho}" for rho in ("0.1", "1", "10")))
@@ -31,7 +31,7 @@ def holm_marks() -> tuple[int, ...]:
 
 def fair_rate(method: str, records: str, epsilon: str) -> float:
     """The rate that was chosen in a cell."""
-    chosen = json.loads((RESULTS / "sofim-fair/settings.json").read_text(encoding="utf-8"))
+    chosen = json.loads((results_of("sofim-fair") / "settings.json").read_text(encoding="utf-8"))
     (rate,) = chosen[f"records {records} | epsilon {epsilon} | {method}"]["set"].values()
     return float(rate)
 
@@ -39,12 +39,19 @@ def fair_rate(method: str, records: str, epsilon: str) -> float:
 def same_rate() -> tuple[int, float, float]:
     """Cells where rho 10 and DP-FedGD have one effective rate; how far apart, end and round 10."""
     line = "DP-FedSOFIM, rho 10"
-    cells = [{"records": d, "epsilon": e} for d in LARGE for e in ("0.5", "1", "5", "10")
-             if abs(fair_rate(line, d, e) / 10 - fair_rate("DP-FedGD", d, e)) < 1e-9]  # fmt: skip
+    cells = [
+        {"records": d, "epsilon": e}
+        for d in LARGE
+        for e in ("0.5", "1", "5", "10")
+        if abs(fair_rate(line, d, e) / 10 - fair_rate("DP-FedGD", d, e)) < 1e-9
+    ]
     last, early = (
-        [mean("sofim-fair", line, c, **cell) - mean("sofim-fair", "DP-FedGD", c, **cell)
-         for cell in cells] for c in ("accuracy", "round_10")
-    )  # fmt: skip
+        [
+            mean("sofim-fair", line, c, **cell) - mean("sofim-fair", "DP-FedGD", c, **cell)
+            for cell in cells
+        ]
+        for c in ("accuracy", "round_10")
+    )
     assert max(last) < 0
     return len(cells), -min(last), max(map(abs, early))
 
@@ -59,7 +66,7 @@ def fair_diverged() -> tuple[int, int]:
 def chosen_diverged() -> tuple[int]:
     """Entries of the search of which every trial diverged."""
     trials: dict[str, list[dict[str, Any]]] = {}
-    with gzip.open(RESULTS / "sofim-fair/runs.jsonl.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(results_of("sofim-fair") / "runs.jsonl.gz", "rt", encoding="utf-8") as file:
         for row in map(json.loads, file):
             if row["stage"] == "tuning":
                 trials.setdefault(row["entry"], []).append(row)
@@ -73,7 +80,9 @@ def fair_edges() -> tuple[int, ...]:
     found = at_edges("sofim-fair")
     largest = [row for row in found if row["setting"] == "server.1.rate = 3"]
     assert [(r["records"], r["epsilon"], r["method"]) for r in largest] == [
-        ("Fashion-MNIST", "5", "EMA-only"), ("Fashion-MNIST", "10", "EMA-only")]  # fmt: skip
+        ("Fashion-MNIST", "5", "EMA-only"),
+        ("Fashion-MNIST", "10", "EMA-only"),
+    ]
     low = [row for row in found if row not in largest]
     small = [row for row in low if row["records"] not in LARGE]
     ours = [row for row in low if "SOFIM" in row["method"]]
@@ -90,7 +99,7 @@ def diverged_by_rho() -> tuple[int, ...]:
     return tuple(sum(row["method"] == line for row in found) for line in lines)
 
 
-UNLIKE = "results/heterogeneity/README.md"
+UNLIKE = "lab/studies/heterogeneity/results/README.md"
 
 
 def unlike(method: str, *settings: str) -> tuple[float, ...]:
@@ -138,8 +147,13 @@ def beta_rho() -> tuple[float, ...]:
     far = max(abs(lead(study, p, epsilon=e)) for p in level for e in both)
     wild = sum(diverged(r) for r in rows(study) if (r["method"], r["epsilon"]) == (pairs[0], "2"))
     alone = "EMA-only, beta 0.5"
-    return (far, wild, -lead(study, pairs[0], epsilon="10"),
-            lead(study, alone, epsilon="10"), lead(study, alone, epsilon="2"))  # fmt: skip
+    return (
+        far,
+        wild,
+        -lead(study, pairs[0], epsilon="10"),
+        lead(study, alone, epsilon="10"),
+        lead(study, alone, epsilon="2"),
+    )
 
 
 def rho() -> tuple[float, ...]:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: E501  sentences are quoted whole, as they stand on the page
-"""Both readings of DP-FedSOFIM and its untuned rule: results/sofim-readings and its like."""
+"""Both readings of DP-FedSOFIM and its untuned rule: lab/studies/sofim-readings/results and its like."""
 
 from __future__ import annotations
 
 import math
 import statistics
 
-from dpfed.experiments.jobs import diverged
+from dpfed_lab.jobs import diverged
 from tests.claims.files import Claim, by_holm, cells_of, ends, lead, mean, rows
 
-PRINTED_PAGE = "results/sofim-as-printed/README.md"
+PRINTED_PAGE = "lab/studies/sofim-as-printed/results/README.md"
 FULL = ("DP-FedSOFIM, momentum", "DP-FedSOFIM, printed")
 ABLATION = ("Grad-only", "EMA-only", *FULL)
 
@@ -65,7 +65,7 @@ def spread_at_one() -> tuple[float]:
     return (max(max(each) - min(each) for each in found),)
 
 
-RHO, RHO_PAGE = "sofim-as-printed-rho", "results/sofim-as-printed-rho/README.md"
+RHO, RHO_PAGE = "sofim-as-printed-rho", "lab/studies/sofim-as-printed-rho/results/README.md"
 RHOS = ("0.01", "0.1", "0.5", "1", "2", "5", "10")
 
 
@@ -107,7 +107,7 @@ def rho_at_five() -> tuple[float, ...]:
 
 # ----------------------------------------------------------------- searched equally, and untuned
 
-READINGS, READINGS_PAGE = "sofim-readings", "results/sofim-readings/README.md"
+READINGS, READINGS_PAGE = "sofim-readings", "lab/studies/sofim-readings/results/README.md"
 SETS, EPSILONS = ("CIFAR-10", "Fashion-MNIST", "X-rays", "malaria"), ("0.5", "1", "5", "10")
 UNTUNED = "DP-FedSOFIM, untuned"
 CELLS = [{"images": images, "epsilon": epsilon} for images in SETS for epsilon in EPSILONS]
@@ -157,7 +157,7 @@ def holm_counts(method: str) -> tuple[int, int]:
 
 # ------------------------------------------------------------------------- the notes' experiments
 
-NOTES, NOTES_PAGE = "sofim-notes", "results/sofim-notes/README.md"
+NOTES, NOTES_PAGE = "sofim-notes", "lab/studies/sofim-notes/results/README.md"
 RATES = ("0.01", "0.1", "0.2", "0.5", "1", "5", "10")
 
 
@@ -332,12 +332,12 @@ CLAIMS = [
         notes_table,
     ),
     Claim(
-        "results/sofim-notes-rho/README.md",
+        "lab/studies/sofim-notes-rho/results/README.md",
         "ends between {:.1f} and {:.1f} % at all {} pairs",
         momentum_pairs,
     ),
     Claim(
-        "results/sofim-notes-rho/README.md",
+        "lab/studies/sofim-notes-rho/results/README.md",
         "it is below {:.0f} % at every one, and diverges at small rho",
         printed_pairs,
     ),

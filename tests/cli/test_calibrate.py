@@ -21,8 +21,14 @@ GOLDEN = {0.5: 526.2137, 1: 279.1749, 5: 66.7413, 10: 37.4082}
 
 def dpfed(*words: object) -> subprocess.CompletedProcess[str]:
     """Forked from a process that has imported all; what starts COMMAND imports what it needs."""
-    return subprocess.run(["dpfed", *map(str, words)], env=os.environ | commands(), text=True,
-                          capture_output=True, timeout=60, check=False)  # fmt: skip
+    return subprocess.run(
+        ["dpfed", *map(str, words)],
+        env=os.environ | commands(),
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def calibrate(*words: object, epsilon: object = 1) -> subprocess.CompletedProcess[str]:

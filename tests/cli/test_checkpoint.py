@@ -15,7 +15,7 @@ import dpfed
 from dpfed.cli.main import app
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.training.history import Row
-from tests.recipes.test_run import TINY
+from tests.helpers.recipe_runs import TINY
 
 
 def export(folder: Path, out: Path) -> str:
@@ -55,12 +55,12 @@ def test_the_model_of_a_run_that_is_done_and_its_names_where_nobody_kept_them(
 
 
 def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has no committed round, so there is no model"):
+    with pytest.raises(DataError, match="has no committed round"):
         export(tmp_path, tmp_path / "m.safetensors")
     dpfed.run(TINY, resume=tmp_path / "kept")
     export(tmp_path / "kept", tmp_path / "m.safetensors")
-    with pytest.raises(RecipeError, match="already exists and was not changed; give another"):
+    with pytest.raises(RecipeError, match="already exists and was"):
         export(tmp_path / "kept", tmp_path / "m.safetensors")
     (tmp_path / "kept/layout.json").write_text("[1]")
-    with pytest.raises(DataError, match=r"layout\.json cannot be read; restore it"):
+    with pytest.raises(DataError, match=r"layout\.json cannot be read"):
         export(tmp_path / "kept", tmp_path / "other.safetensors")

@@ -60,9 +60,12 @@ def check(*arguments: str) -> tuple[int, str]:
 def recipe(ward: Path, **data: Any) -> dict[str, Any]:
     table = {"source": str(ward), "options": {"y": "ill", "groups": "patient"}, **data}
     return {
-        "method": "dp-fedgd", "rounds": 2, "data": {"partition": {"clients": 2}, **table},
-        "privacy": {"epsilon": 5.0, "delta": 1e-3, "noise": "keyed"}, "evaluation": {"kind": "off"},
-    }  # fmt: skip
+        "method": "dp-fedgd",
+        "rounds": 2,
+        "data": {"partition": {"clients": 2}, **table},
+        "privacy": {"epsilon": 5.0, "delta": 1e-3, "noise": "keyed"},
+        "evaluation": {"kind": "off"},
+    }
 
 
 def test_the_owner_sees_each_column_and_the_way_out(ward: Path) -> None:
@@ -72,7 +75,7 @@ def test_the_owner_sees_each_column_and_the_way_out(ward: Path) -> None:
     assert "30 persons in the training records" in said
     rows = [line.split()[:4] for line in said.splitlines()]
     assert ["chol", "40", "0", "150"] in rows
-    assert "40 of 60 records (67 %) count for nothing, since a value is missing (chol 40)" in said
+    assert "40 of 60 records (67 %) are ignored, since a value is missing (chol 40)" in said
     assert "data.missing = 'fill'" in said
     assert "left out: sex (text)" in said
     assert "times the smallest (chol and the model's constant 1)" in said
@@ -87,7 +90,7 @@ def test_nothing_is_left_to_say_once_it_is_decided(ward: Path, tmp_path: Path) -
     code, said = check(str(path))
     assert code == 0
     assert "look at" not in said
-    assert "count for nothing, as data.missing = 'drop' says" in said
+    assert "are ignored, as data.missing = 'drop' says" in said
     path.write_text(path.read_text().replace('"drop"', '"fill"'))
     assert "40 records have a missing value, which is filled" in check(str(path))[1]
 
@@ -115,11 +118,11 @@ def test_the_officer_sees_it_before_approving(ward: Path, tmp_path: Path) -> Non
     silo.write(load={"source": str(ward), "options": {"y": "ill", "x": ["age", "chol"]}})
     arguments = ["silo", "approve", str(terms), "--policy", str(silo.policy)]
     done = CliRunner().invoke(app, arguments, input="n\n")
-    assert "look at   40 of 60 records (67 %) count for nothing" in done.output
+    assert "look at   40 of 60 records (67 %) are ignored" in done.output
     assert done.output.index("look at") < done.output.index("verdict   it CANNOT run")
     assert "data.sepsis.shape must be [2]" in str(done.exception)
     gone = screen_lines(DataRecipe(source=str(tmp_path / "gone.csv")))
-    assert gone[0].startswith("the records cannot be looked at here: ")
+    assert gone[0].startswith("the records cannot be read here: ")
     whole = screen_lines(DataRecipe(source=str(ward), options={"y": "ill", "x": "patient"}))
     assert "smallest (patient" in whole[0]
 
@@ -132,13 +135,13 @@ def test_a_run_says_it_here_and_in_no_file(
 ) -> None:
     with caplog.at_level(logging.WARNING, "dpfed"):
         result = dpfed.run(recipe(ward), out=tmp_path / "out")
-    assert "count for nothing" in caplog.text
-    assert not any("count for nothing" in each for each in result.warnings)
+    assert "are ignored" in caplog.text
+    assert not any("are ignored" in each for each in result.warnings)
     for path in (tmp_path / "out").iterdir():
-        assert b"count for nothing" not in path.read_bytes()
+        assert b"are ignored" not in path.read_bytes()
     caplog.clear()
     dpfed.run(recipe(ward, missing="drop", options={"y": "ill", "x": ["age", "chol"]}))
-    assert "count for nothing" not in caplog.text
+    assert "are ignored" not in caplog.text
 
 
 def test_drop_changes_no_bit_and_fill_does(ward: Path) -> None:
@@ -163,11 +166,9 @@ def test_a_client_without_one_complete_record_trains_all_the_same(ward: Path) ->
 
 
 def test_drop_and_a_constant_cannot_both_be(ward: Path) -> None:
-    with pytest.raises(
-        RecipeError, match=r"'drop' and data\.fill_missing = 0 contradict each other"
-    ):
+    with pytest.raises(RecipeError, match=r"'drop' and data\.fill_missing = 0 contradict"):
         dpfed.run(recipe(ward, missing="drop", fill_missing=0.0))
-    with pytest.raises(RecipeError, match=r"data\.missing must be one of drop, fill, got 'mean'"):
+    with pytest.raises(RecipeError, match=r"data\.missing must be one of drop,.*got 'mean'"):
         dpfed.run(recipe(ward, missing="mean"))
 
 
@@ -201,7 +202,7 @@ def test_files_are_silos_and_a_column_may_be(tmp_path: Path) -> None:
 def test_natural_says_which_column_it_used(ward: Path, tmp_path: Path) -> None:
     made = recipe(ward, partition={"name": "natural", "clients": 3})
     result = dpfed.run(made, out=tmp_path / "out")
-    assert result.divided == "3 clients, by groups (the column 'patient'), whole"
+    assert result.divided == "3 clients, by groups (the column 'patient'), not split"
     told = json.loads((tmp_path / "out" / "guarantee.json").read_text())
     assert told["clients"] == result.divided
     made["data"]["partition"] = {"name": "iid", "clients": 3}
@@ -238,10 +239,18 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     file = RemoteFile("https://data.example/labels.gz", path.stat().st_size, f"sha256:{digest}")
     entry = PublicSet(
-        "tiny", "four labels", "images/tiny.npz", (file,), read=read_idx,
-        layout={"y": ("u1", (4,))}, classes=2, rarest=0.4, licence="CC0", citation="Nobody 2020",
+        "tiny",
+        "four labels",
+        "images/tiny.npz",
+        (file,),
+        read=read_idx,
+        layout={"y": ("u1", (4,))},
+        classes=2,
+        rarest=0.4,
+        licence="CC0",
+        citation="Nobody 2020",
         checked="SHA-256 as this test computes it",
-    )  # fmt: skip
+    )
     monkeypatch.setattr(catalogue, "CATALOGUE", {"tiny": entry})
     monkeypatch.setenv("DPFED_DATA", "")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
@@ -295,7 +304,7 @@ def test_a_set_comes_from_a_server(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_refused(tiny: Path) -> None:
-    with pytest.raises(DataError, match="there is no set 'cifar'; there are tiny"):
+    with pytest.raises(DataError, match="set 'cifar'"):
         get("cifar")
     with pytest.raises(DataError, match="is no file; give --from a file"):
         get("tiny", "--from", "absent")

@@ -19,24 +19,23 @@ from typer.testing import CliRunner
 import dpfed
 from dpfed.accounting import gdp
 from dpfed.accounting.events import from_json
-from dpfed.accounting.guarantee import price
+from dpfed.accounting.guarantee import epsilon_of_event
 from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.ledger import Ledger
-from dpfed.accounting.ledger.request import Part, Request
+from dpfed.accounting.ledger.request import ChannelRequest, Request
 from dpfed.audit.client_laws import MODEL
 from dpfed.cli.main import app
 from dpfed.core.errors import BudgetSpent, RecipeError, RoundAborted, UnsoundPlan
-from dpfed.core.types import UPDATE, Adjacency, Unit
-from dpfed.experiments.jobs import make_job
+from dpfed.core.types import UPDATE, Adjacency, Facts, Unit
 from dpfed.flower import DPStrategy, client_app
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes.schema import dump_recipe, load_recipe, parse
 from dpfed.training.account import Account
-from dpfed.training.ending import UNAFFORDABLE
-from tests.accounting.ledger.test_ledger import whole_of
+from dpfed.training.stopping import UNAFFORDABLE
+from tests.helpers.ledgers import whole_of
+from tests.helpers.rounds import SIZES, client_states, make_plan
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes, refused
-from tests.training.test_round import SIZES, client_states, make_plan
 
 RECIPE: dict[str, Any] = {
     "method": "dp-fedgd",
@@ -152,7 +151,7 @@ def test_rename_shares_what_was_spent(path: Path) -> None:
 
 
 def test_an_owner_frees_what_a_dead_training_has_claimed(path: Path) -> None:
-    parts = {UPDATE: Part(gaussian(1.0, 4.0), 0, 4)}
+    parts = {UPDATE: ChannelRequest(gaussian(Facts(1.0), 4.0), 0, 4)}
     asked = Request(
         key=LedgerKey("toy"),
         training="dead",
@@ -180,16 +179,14 @@ def test_export_can_be_priced_by_others(path: Path, tmp_path: Path) -> None:
 
     first = [r for r in rows if r["kind"] == "book" and r["dataset"] == "toy/0"]
     event = ComposedDpEvent([from_json(row["event"]) for row in first])
-    assert price(event, 1e-5, Adjacency.REPLACE_ONE)[0] == pytest.approx(2.0, rel=1e-6)
+    assert epsilon_of_event(event, 1e-5, Adjacency.REPLACE_ONE)[0] == pytest.approx(2.0, rel=1e-6)
     assert json.loads(call("export")[1])["rows"] == rows
 
 
 def test_a_run_that_the_budget_cannot_bound_ends_with_the_ledgers_sentence(path: Path) -> None:
     call("budget", "toy", "--epsilon", "5")
     run = {**RECIPE, "privacy": {"epsilon": 2.0, "unit": "group"}, "ledger": {"dataset": "toy"}}
-    with pytest.raises(
-        RoundAborted, match=r"takes part .*\(UnsoundPlan\).*the ledger refuses: "
-    ) as told:
+    with pytest.raises(RoundAborted, match=r"part.*\(UnsoundPlan\).*the ledger") as told:
         dpfed.run(run)
     assert "bounds no releases for 'toy/0' (group, replace-one" in str(told.value)
     assert "; train for what the budget is stated for, or let the owner" in str(told.value)
@@ -232,7 +229,6 @@ def test_a_recipe_without_a_ledger_writes_nothing_and_keeps_its_key(path: Path) 
     assert not path.exists()
     assert "ledger" not in dump_recipe(parse(RECIPE))
     assert b"ledger" not in msgspec.json.encode(parse(RECIPE))
-    assert make_job(RECIPE, {}, {}).key == make_job(RECIPE, {}, {}).key
 
 
 def test_a_recipe_with_one_is_written_back(path: Path) -> None:

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from dpfed.cli import main
+from dpfed.core.errors import MissingExtra
 from tests.training.flower.preloaded import commands
 
 pytestmark = pytest.mark.slow  # each command is a process
@@ -33,8 +34,14 @@ epsilon = 2.0
 
 def dpfed(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """A process of its own, forked from one that has imported what takes seconds."""
-    return subprocess.run(["dpfed", *arguments], env=os.environ | commands(), capture_output=True,
-                          text=True, cwd=cwd, check=False)  # fmt: skip
+    return subprocess.run(
+        ["dpfed", *arguments],
+        env=os.environ | commands(),
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        check=False,
+    )
 
 
 def cold(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -58,9 +65,13 @@ def test_run_trains_reports_and_writes(recipe: Path, tmp_path: Path) -> None:
     assert "epsilon spent" in done.stderr
     folder = tmp_path / "runs" / "small"
     assert sorted(path.name for path in folder.iterdir()) == [
-        "convergence.png", "guarantee.json", "metrics.csv", "metrics.jsonl", "model.safetensors",
+        "convergence.png",
+        "guarantee.json",
+        "metrics.csv",
+        "metrics.jsonl",
+        "model.safetensors",
         "recipe.toml",
-    ]  # fmt: skip
+    ]
     assert "seed = 4" in (folder / "recipe.toml").read_text()
 
 
@@ -146,19 +157,6 @@ def test_an_error_that_quotes_a_file_cannot_steer_the_screen(tmp_path: Path) -> 
     assert len(done.stderr) < 3000
 
 
-@pytest.mark.parametrize(
-    ("row", "word"),
-    [
-        ({"accuracy": 0.713, "loss": 0.9}, "71.3 %"),
-        ({"accuracy": None, "loss": 0.01234}, "loss 0.0123"),
-        ({"accuracy": None, "loss": None, "refused": "no such rate"}, "refused"),
-        ({"accuracy": None, "loss": None}, "--"),
-    ],
-)
-def test_the_bar_of_a_study_says_what_came_of_a_run(row: dict[str, Any], word: str) -> None:
-    assert main._judged(row) == word
-
-
 def test_methods_lists_every_plug_in() -> None:
     found = json.loads(dpfed("methods", "--plug-ins", "--json").stdout)
     assert {"sofim", "scale", "schedule", "ema", "gradient", "gaussian", "clear", "plain"} <= {
@@ -186,21 +184,45 @@ def test_help_teaches_by_example_and_version_prints() -> None:
     assert cold("--version").stdout.strip() == "0.2.0"
 
 
-def test_a_study_from_sweep_to_report(tmp_path: Path) -> None:
-    from tests.experiments.studies import write
-
-    study, out = write(tmp_path), tmp_path / "out"
-    done = dpfed("sweep", str(study), "--out", str(out), "--workers", "1")
-    assert "report in" in done.stdout
-    assert {"report.html", "final.csv", "settings.json"} <= {path.name for path in out.iterdir()}
-    page = (out / "report.html").read_text(encoding="utf-8")
-    assert "tuning" in page.lower()
-    (out / "report.html").unlink()
-    assert "report in" in dpfed("report", str(out)).stdout
-    assert (out / "report.html").exists()
-    assert "leaderboard in" in dpfed("leaderboard", str(tmp_path)).stdout
-    assert "DP-FedGD" in (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
+# ------------------------------------------------------------------------- without dpfed-lab
 
 
-def test_reproduce_lists_the_studies() -> None:
-    assert "sofim-cifar10" in dpfed("reproduce").stdout
+LAB = ("sweep", "reproduce", "report", "leaderboard")
+
+
+@pytest.fixture
+def without_the_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes to come find neither the entry points of dpfed-lab nor its package."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.metadata, sys\n"
+        "sys.modules['dpfed_lab'] = None\n"
+        "found = importlib.metadata.entry_points\n"
+        "def entry_points(**asked):\n"
+        "    return () if asked.get('group') == 'dpfed.commands' else found(**asked)\n"
+        "importlib.metadata.entry_points = entry_points\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path.rstrip(os.pathsep))
+
+
+@pytest.mark.usefixtures("without_the_lab")
+def test_without_the_lab_its_commands_say_how_to_install_it() -> None:
+    told = cold("--help").stdout
+    for name in LAB:
+        assert f" {name} " in told
+    for arguments in (("sweep", "x", "--out", "y"), ("reproduce",), ("leaderboard", "--help")):
+        done = cold(*arguments)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        assert 'pip install "dpfed[lab]"' in done.stderr
+
+
+def test_no_other_command_loads_a_packages_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(main, "entry_points", lambda **by: asked.append(by["name"]) or ())
+    runner = CliRunner()
+    for arguments in (["--help"], ["methods"], ["silo", "--help"], ["silo", "gate", "--help"]):
+        runner.invoke(main.app, arguments)
+    assert asked == []
+    assert isinstance(runner.invoke(main.app, ["report", "x"]).exception, MissingExtra)
+    assert asked == ["report"]

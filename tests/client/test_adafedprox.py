@@ -12,10 +12,10 @@ import torch
 
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE, Aggregate, Trust, Unit, Weights
+from dpfed.core.types import UPDATE, Aggregate, Facts, Trust, Unit, Weights
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
-from tests.oracles.test_scaffold import (
+from tests.helpers.scaffold_oracle import (
     HIDING,
     SIZE,
     Data,
@@ -65,7 +65,7 @@ def test_the_path_is_fedprox_with_the_published_mu(unit: Unit, weights: Weights)
     data = federation(3, 20)
     options = {"steps": K, "rate": RATE, "mu": 0.5, "change": 0.4, "patience": 2}
     client = build("client", "adafedprox", options, unit=unit)
-    plan = make_plan(client, data, 8, gaussian(0.7, 0.5, unit=unit), weights=weights)
+    plan = make_plan(client, data, 8, gaussian(Facts(0.7, unit=unit), 0.5), weights=weights)
     rounds = list(walk(plan, data))
     mus = [float(broadcast.shared["proximal"]) for _, broadcast, _ in rounds]
     assert mus[0] == 0.5
@@ -77,7 +77,7 @@ def test_the_path_is_fedprox_with_the_published_mu(unit: Unit, weights: Weights)
 @pytest.mark.parametrize("unit", list(Unit))
 def test_one_step_is_fedavg_bit_for_bit(unit: Unit) -> None:
     """Nair et al.'s tables have equal rows where one local step was best: Table 3, epsilon 0.5."""
-    data, mechanism = federation(3, 20), gaussian(0.7, 0.5, unit=unit)
+    data, mechanism = federation(3, 20), gaussian(Facts(0.7, unit=unit), 0.5)
     options = {"steps": 1, "rate": 0.3}
     prox = make_plan(build("client", "adafedprox", options, unit=unit), data, 6, mechanism)
     plain = make_plan(build("client", "fedavg", options, unit=unit), data, 6, mechanism)
@@ -90,7 +90,9 @@ def test_without_the_proximal_term_it_is_fedavg() -> None:
     options = {"steps": K, "rate": RATE}
     free = build("client", "adafedprox", {**options, "mu": 0.0, "change": 0.0})
     plain = build("client", "fedavg", options)
-    one, other = (end(make_plan(c, data, 6, gaussian(0.7, 0.5)), data) for c in (free, plain))
+    one, other = (
+        end(make_plan(c, data, 6, gaussian(Facts(0.7), 0.5)), data) for c in (free, plain)
+    )
     assert np.abs(one - other).max() < 1e-12
 
 
@@ -103,12 +105,20 @@ def test_the_stated_noise_level_holds_whatever_mu_is() -> None:
     from dpfed.training.plan import Plan
 
     size = 4000
-    problem = LinearProblem(Linear("logistic", size, bias=False), torch.zeros(2, size),
-                            torch.tensor([0, 1]))  # fmt: skip
+    problem = LinearProblem(
+        Linear("logistic", size, bias=False), torch.zeros(2, size), torch.tensor([0, 1])
+    )
     client = build("client", "adafedprox", {"steps": 4, "rate": 0.5, "mu": 1.2, "change": 0.0})
     server = build("server", "scale", {})
-    plan = Plan(client=client, channels={UPDATE: gaussian(1.0, 2.0)}, sum=plain(), server=server,
-                nominal=[2.0], rounds=1, noise=Noise(1))  # fmt: skip
+    plan = Plan(
+        client=client,
+        channels={UPDATE: gaussian(Facts(1.0), 2.0)},
+        sum=plain(),
+        server=server,
+        nominal=[2.0],
+        rounds=1,
+        noise=Noise(1),
+    )
     (_, result), *_ = rounds(plan, [problem], torch.zeros(size))
     seen = result.aggregate
     assert seen is not None
@@ -161,7 +171,7 @@ def test_a_round_without_clients_moves_nothing() -> None:
 
 def test_clients_that_are_alike_reach_the_minimiser() -> None:
     data = federation(3, 40, alike=True)
-    plan = make_plan(build("client", "adafedprox", {"rate": 0.3}), data, 150, clear(50.0))
+    plan = make_plan(build("client", "adafedprox", {"rate": 0.3}), data, 150, clear(Facts(50.0)))
     assert np.abs(end(plan, data) - minimiser(data)).max() < 1e-6
 
 
@@ -172,7 +182,7 @@ def test_unlike_clients_drift_less_the_larger_mu_is() -> None:
     goal, away = minimiser(data), []
     for mu in (0.0, 1.0, 3.0):
         options = {"steps": 3, "rate": 0.3, "mu": mu, "change": 0.0}
-        plan = make_plan(build("client", "adafedprox", options), data, 150, clear(50.0))
+        plan = make_plan(build("client", "adafedprox", options), data, 150, clear(Facts(50.0)))
         away.append(np.abs(end(plan, data) - goal).max())
     assert 0.12 > away[0] > away[1] > away[2]
 
@@ -182,7 +192,7 @@ def test_releases_are_accounted_for_per_step() -> None:
         client = build("client", "adafedprox", {"steps": 3}, unit=unit)
         assert client.units == {unit}
         assert client.sends_unmodified == (unit is Unit.CLIENT)
-        plan = make_plan(client, federation(2, 6), 10, gaussian(unit=unit))
+        plan = make_plan(client, federation(2, 6), 10, gaussian(Facts(unit=unit)))
         assert plan.planned(UPDATE) == expected
         check_pure(client)
 
@@ -191,14 +201,21 @@ def test_releases_are_accounted_for_per_step() -> None:
 def test_at_record_level_only_local_trust_covers_it(trust: Trust) -> None:
     client = build("client", "adafedprox", {})
     with pytest.raises(UnsoundPlan, match="unmodified releases only"):
-        make_plan(client, federation(2, 6), 3, gaussian(trust=trust), sum=HIDING)
+        make_plan(client, federation(2, 6), 3, gaussian(Facts(trust=trust)), sum=HIDING)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"steps": 0}, {"patience": 0}, {"rate": 0.0}, {"mu": -0.1}, {"mu": 11.0}, {"change": -1.0},
-     {"mu": math.nan}],
-)  # fmt: skip
+    [
+        {"steps": 0},
+        {"patience": 0},
+        {"rate": 0.0},
+        {"mu": -0.1},
+        {"mu": 11.0},
+        {"change": -1.0},
+        {"mu": math.nan},
+    ],
+)
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=named("adafedprox", options)):
         build("client", "adafedprox", options)

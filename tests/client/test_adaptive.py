@@ -17,7 +17,7 @@ import torch
 from dpfed.audit.client_laws import breaches
 from dpfed.client import _adaptive
 from dpfed.client._adaptive import CLIP, COUNT, adaptive, tracking
-from dpfed.core.divided import LEAST, MOST, Divided, Within
+from dpfed.core.adaptive_rows import MAX_CLIP, MIN_CLIP, ClipIndicator, ScaledByClip
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.grid import pack
 from dpfed.core.log import log
@@ -29,6 +29,7 @@ from dpfed.core.types import (
     BoundedSum,
     Broadcast,
     Channel,
+    Facts,
     Phase,
     Release,
     Unit,
@@ -36,12 +37,11 @@ from dpfed.core.types import (
 from dpfed.data.datasets import Records
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.training.answer import ClientState, PricedReleaser, make_reply
 from dpfed.training.plan import Plan
-from tests.laws.neighbours import PAIRS, Draw, Effort, Search
-from tests.laws.sensitivity import FEATURES, LINEAR, MODELS, NETWORKS, Case, cases, mu_of, plan_for
-from tests.laws.survey import Survey, survey
-from tests.oracles.test_scaffold import (
+from dpfed.training.reply import ClientState, PricedReleaser, make_reply
+from tests.helpers.checkpoints import Died, exchange_of, run
+from tests.helpers.rounds import make_plan as round_plan
+from tests.helpers.scaffold_oracle import (
     SIZE,
     clipped,
     draw,
@@ -51,13 +51,27 @@ from tests.oracles.test_scaffold import (
     unit_rows,
     walk,
 )
+from tests.laws.neighbours import PAIRS, Draw, Effort, Search
+from tests.laws.sensitivity import FEATURES, LINEAR, MODELS, NETWORKS, Case, cases, mu_of, plan_for
+from tests.laws.survey import Survey, survey
 from tests.refusals import named
-from tests.training.test_checkpoint import Died, exchange_of, run
-from tests.training.test_round import make_plan as round_plan
 
 FIRST, QUANTILE, RATE = 0.05, 0.7, 0.3
-HOSTILE = (math.nan, math.inf, -math.inf, 0.0, -1.0, 5e-324, 1e-300, LEAST, 1e-6, 1.0, 1e6, MOST,
-           1e300)  # fmt: skip
+HOSTILE = (
+    math.nan,
+    math.inf,
+    -math.inf,
+    0.0,
+    -1.0,
+    5e-324,
+    1e-300,
+    MIN_CLIP,
+    1e-6,
+    1.0,
+    1e6,
+    MAX_CLIP,
+    1e300,
+)
 
 
 def adapting(first: float = FIRST, name: str = "gradient", **options: Any) -> Any:
@@ -74,7 +88,8 @@ def adapting(first: float = FIRST, name: str = "gradient", **options: Any) -> An
 def test_the_path_is_the_papers(std: float, unit: Unit) -> None:
     data, rate = federation(3, 20), 0.7
     update, count = (
-        gaussian(C, std * C, unit=unit) if std else clear(C, unit=unit) for C in (1.0, 0.5)
+        gaussian(Facts(C, unit=unit), std * C) if std else clear(Facts(C, unit=unit))
+        for C in (1.0, 0.5)
     )
     server = build("server", "scale", {"rate": rate})
     channels = {UPDATE: update, COUNT: count}
@@ -121,7 +136,7 @@ def test_much_noise_moves_the_clip_by_a_bounded_factor() -> None:
         seen = Aggregate(0, G, G, 1.0, 9, {COUNT: torch.tensor([noise])})
         _, state = server.update(G, server.init(G), seen)
         assert math.log(state.clip) == pytest.approx(-math.copysign(0.1, noise))
-    for first, bound, count in ((LEAST, LEAST, 1.0), (MOST, MOST, -1.0)):
+    for first, bound, count in ((MIN_CLIP, MIN_CLIP, 1.0), (MAX_CLIP, MAX_CLIP, -1.0)):
         far = tracking(first, 0.5, 9.0)
         seen = Aggregate(0, G, G, 1.0, 9, {COUNT: torch.tensor([count])})
         assert far.update(G, far.init(G), seen)[1].clip == bound
@@ -137,11 +152,16 @@ def test_what_follows_is_told_the_noise_in_the_means_own_units() -> None:
     """Adam subtracts the noise's square, which it must know; buffers are reused to the bit."""
     heard: list[float] = []
     spy = build("server", "scale", {})
-    plan = make_plan(adapting(), federation(2, 8), 3, gaussian(1.0, 0.5),
-                     channels={UPDATE: gaussian(1.0, 0.5), COUNT: gaussian(0.5, 0.5)},
-                     server=spy._replace(update=_hearing(heard), update_=None))  # fmt: skip
+    plan = make_plan(
+        adapting(),
+        federation(2, 8),
+        3,
+        gaussian(Facts(1.0), 0.5),
+        channels={UPDATE: gaussian(Facts(1.0), 0.5), COUNT: gaussian(Facts(0.5), 0.5)},
+        server=spy._replace(update=_hearing(heard), update_=None),
+    )
     clips = [float(b.shared[CLIP]) for _, b, _ in walk(plan, federation(2, 8))]
-    assert heard == pytest.approx([plan.level(UPDATE) * clip for clip in clips])
+    assert heard == pytest.approx([plan.noise_std(UPDATE) * clip for clip in clips])
     pure = reused = plan.client.companion.init(torch.zeros(3))  # type: ignore[union-attr]
     for t in range(3):
         G = torch.linspace(-1, 1, 3) * (t + 1)
@@ -161,7 +181,7 @@ def _hearing(heard: list[float]) -> Callable[..., Any]:
 
 
 def test_a_run_that_stops_between_rounds_goes_on_with_its_clip(tmp_path: Path) -> None:
-    channels = {UPDATE: gaussian(1.0, 2.0), COUNT: gaussian(0.5, 1.0)}
+    channels = {UPDATE: gaussian(Facts(1.0), 2.0), COUNT: gaussian(Facts(0.5), 1.0)}
     plan = round_plan(client=adapting(), channels=channels, rounds=5)
     whole, _ = run(plan, tmp_path / "whole", exchange_of(plan))
     with pytest.raises(Died):
@@ -178,9 +198,13 @@ def test_a_run_that_stops_between_rounds_goes_on_with_its_clip(tmp_path: Path) -
 
 
 WRONG = [
-    {"quantile": 0.0}, {"quantile": 1.0}, {"share": 0.0}, {"share": 1.0}, {"rate": 0.0},
+    {"quantile": 0.0},
+    {"quantile": 1.0},
+    {"share": 0.0},
+    {"share": 1.0},
+    {"rate": 0.0},
     {"rate": math.nan},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("options", WRONG)
@@ -218,9 +242,14 @@ def test_an_order_without_one_clip_is_refused_before_data_is_touched(shared: Any
 
 
 def test_its_options_and_those_of_what_it_is_around_are_in_the_plans_fingerprint() -> None:
-    made = [adapting().made_by, adapting(0.06).made_by, adapting(share=0.02).made_by,
-            adapting(quantile=0.4).made_by, adapting(rate=0.1).made_by,
-            adapting(name="fedavg").made_by]  # fmt: skip
+    made = [
+        adapting().made_by,
+        adapting(0.06).made_by,
+        adapting(share=0.02).made_by,
+        adapting(quantile=0.4).made_by,
+        adapting(rate=0.1).made_by,
+        adapting(name="fedavg").made_by,
+    ]
     assert len(set(made)) == len(made)
     assert made[0].startswith("adaptive(gradient(), first=0.05, quantile=0.7")
 
@@ -300,45 +329,45 @@ def test_a_record_more_or_less_moves_no_other_count() -> None:
 
 def halved_count(plan: Plan, patch: pytest.MonkeyPatch) -> Plan:
     """Replacing a unit counts as 1/2, as the paper has it."""
-    honest = Within.clipped_sum
+    honest = ClipIndicator.clipped_sum
 
-    def less(self: Within, clip: float) -> BoundedSum:
+    def less(self: ClipIndicator, clip: float) -> BoundedSum:
         return replace(honest(self, clip), replace_bound=clip)
 
-    patch.setattr(Within, "clipped_sum", less)
+    patch.setattr(ClipIndicator, "clipped_sum", less)
     mechanism: Any = plan.channels[COUNT]
-    return replace(plan, channels={**plan.channels, COUNT: replace(mechanism, replace_bound=0.5)})
+    return replace(plan, channels={**plan.channels, COUNT: mechanism.with_facts(replace_bound=0.5)})
 
 
 def clipped_first(plan: Plan, patch: pytest.MonkeyPatch) -> Plan:
     """Rows are clipped to the plan's clip and then divided: a small number outgrows the noise."""
 
-    def wrong(self: Divided, clip: float) -> BoundedSum:
+    def wrong(self: ScaledByClip, clip: float) -> BoundedSum:
         return BoundedSum(self.rows.clipped_sum(clip).vector / self.by, clip, 2 * clip)
 
-    patch.setattr(Divided, "clipped_sum", wrong)
+    patch.setattr(ScaledByClip, "clipped_sum", wrong)
     return replace(plan)
 
 
 def clipped_to_the_broadcast(plan: Plan, patch: pytest.MonkeyPatch) -> Plan:
     """Rows are clipped to what the server says and not divided: a large one outgrows the noise."""
 
-    def wrong(self: Divided, clip: float) -> BoundedSum:
+    def wrong(self: ScaledByClip, clip: float) -> BoundedSum:
         return BoundedSum(self.rows.clipped_sum(self.by).vector, clip, 2 * clip)
 
-    patch.setattr(Divided, "clipped_sum", wrong)
+    patch.setattr(ScaledByClip, "clipped_sum", wrong)
     return replace(plan)
 
 
 def within_or_not(plan: Plan, patch: pytest.MonkeyPatch) -> Plan:
     """b itself is counted, at the price of b - 1/2."""
-    honest = Within.clipped_sum
+    honest = ClipIndicator.clipped_sum
 
-    def wrong(self: Within, clip: float) -> BoundedSum:
+    def wrong(self: ClipIndicator, clip: float) -> BoundedSum:
         made = honest(self, clip)
         return replace(made, vector=made.vector + 0.5 * self.units)
 
-    patch.setattr(Within, "clipped_sum", wrong)
+    patch.setattr(ClipIndicator, "clipped_sum", wrong)
     return replace(plan)
 
 
@@ -372,18 +401,18 @@ def test_a_count_that_is_not_priced_is_refused_and_one_without_noise_is_seen(
         kept = {name: m for name, m in plan.channels.items() if name != COUNT}
         with pytest.raises(UnsoundPlan, match="releases on 'count' in round 0 must be at most 0"):
             _reply_of(replace(plan, client=client, channels=kept))
-    monkeypatch.setattr(_adaptive, "_Dividing", _Loud)
+    monkeypatch.setattr(_adaptive, "_ScalingReleaser", _Loud)
     assert breaches(honest, Unit.RECORD)
     with pytest.raises(UnsoundPlan, match="is not the one release"):
         _reply_of(replace(plan, client=honest))
 
 
-class _Loud(_adaptive._Dividing):
+class _Loud(_adaptive._ScalingReleaser):
     """Releases the count and sends it in clear."""
 
     def __call__(self, rows: Any, channel: str = UPDATE) -> Release:
         made = super().__call__(rows, channel)
-        exact = Within(rows, self._clip).clipped_sum(0.5).vector
+        exact = ClipIndicator(rows, self._clip).clipped_sum(0.5).vector
         self.counts[COUNT] = Release(pack(exact, 2.0**-10), 0.0, 2.0**-10)
         return made
 

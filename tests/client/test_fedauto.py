@@ -17,19 +17,19 @@ from dpfed.accounting.guarantee import mechanism_mu_squared
 from dpfed.audit.finding import Effort, Verdict, subject
 from dpfed.audit.one_run import one_run
 from dpfed.audit.two_world import two_world
-from dpfed.client._paced import MEAN, cleaned, paced
+from dpfed.client._paced import cleaned, paced
+from dpfed.client._standardised import MEAN, Standardised, standardiser_of
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import build
 from dpfed.core.types import UPDATE, Adjacency, Aggregate, Broadcast, Trust, Unit
-from dpfed.core.vector import standardiser_of
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 from dpfed.data.modules import Network
-from dpfed.data.standardised import Standardised
-from dpfed.recipes.build import plan_for
+from dpfed.flower import make_plan
+from dpfed.recipes.build import plan_for, trained_model
 from dpfed.recipes.schema import parse
-from dpfed.training.answer import ClientState, answer
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, client_reply
 from tests.refusals import named
 
 MODEL = Linear("softmax", 6, 3)
@@ -117,11 +117,14 @@ def test_the_level_of_a_plan_is_that_of_a_round(trust: Trust) -> None:
     seen = []
     data = {"options": {"records": 300, "features": 4, "classes": 2}, "partition": {"clients": 3}}
     tables = {
-        "method": "dp-fedauto", "rounds": 4, "data": data, "evaluation": {"kind": "off"},
+        "method": "dp-fedauto",
+        "rounds": 4,
+        "data": data,
+        "evaluation": {"kind": "off"},
         "sum": {"name": "secure" if trust is Trust.DISTRIBUTED else "plain"},
         "privacy": {"epsilon": 5.0, "trust": trust, "noise": "keyed"},
-    }  # fmt: skip
-    from dpfed.recipes.prepared import prepare
+    }
+    from dpfed.recipes.session import prepare
     from dpfed.training.inprocess import rounds
 
     run = prepare(parse(tables))
@@ -130,7 +133,7 @@ def test_the_level_of_a_plan_is_that_of_a_round(trust: Trust) -> None:
         seen.append(result.aggregate)
     assert [each.lead for each in seen] == ["mean", "second", UPDATE, UPDATE]
     assert {each.planned_std for each in seen} == {seen[-1].std}
-    assert seen[1].std == pytest.approx(run.plan.level("second"))
+    assert seen[1].std == pytest.approx(run.plan.noise_std("second"))
     assert dpfed.run(**tables).guarantee.epsilon == pytest.approx(5.0)
 
 
@@ -156,19 +159,19 @@ def test_correlated_noise_is_refused() -> None:
 
 def test_another_optimizer_behind_it_is_refused() -> None:
     tables = {"method": "dp-fedauto", "server": [{"name": "adam"}], "privacy": {"epsilon": 1.0}}
-    with pytest.raises(RecipeError, match="paces its own steps"):
+    with pytest.raises(RecipeError, match="takes its own steps"):
         plan_for(parse(tables), [10.0], MODEL.layout)
 
 
 def test_a_clip_that_it_would_not_use_is_refused() -> None:
     tables = {"method": "dp-fedauto", "privacy": {"epsilon": 1.0, "clip": 3.0}}
-    with pytest.raises(RecipeError, match=r"privacy\.clip must be left out .* set client\.clip"):
+    with pytest.raises(RecipeError, match=r"privacy\.clip must be left.*set client\.clip"):
         plan_for(parse(tables), [10.0], MODEL.layout)
 
 
 def test_its_model_has_no_other_method() -> None:
     tables = {"method": "dp-fedgd", "privacy": {"epsilon": 1.0}}
-    with pytest.raises(RecipeError, match="standardises its inputs"):
+    with pytest.raises(RecipeError, match=r"must be 'fedauto', .*, got 'gradient'"):
         plan_for(parse(tables), [10.0], FULL.layout)
 
 
@@ -178,23 +181,32 @@ def test_a_model_without_a_standardiser_is_refused_before_data_is_touched() -> N
         Records(torch.zeros(2, 6), torch.zeros(2, dtype=torch.int64))
     )
     broadcast = Broadcast(0, torch.zeros(stranger.dimension))
-    reply, _ = answer(plan, broadcast, "reply", {}, ClientState(0, stranger))
+    reply, _ = client_reply(plan, broadcast, "reply", {}, ClientState(0, stranger))
     assert str(reply) == UnsoundPlan.__name__
 
 
 def test_a_network_is_refused() -> None:
     deep = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     for layout in (None, Network(deep).layout):
-        with pytest.raises(RecipeError, match="fedauto needs a model of one linear layer"):
+        with pytest.raises(RecipeError, match="fedauto needs a model"):
             build("client", "fedauto", {}, layout=layout)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"clip": 0.0}, {"clip": math.nan}, {"mean_share": 0.0}, {"mean_share": 1.0}, {"beta": 1.0},
-     {"second_share": math.nan}, {"pace": -1.0}, {"damping": -1.0}, {"cap": 0.0},
-     {"second": "diagonal"}],
-)  # fmt: skip
+    [
+        {"clip": 0.0},
+        {"clip": math.nan},
+        {"mean_share": 0.0},
+        {"mean_share": 1.0},
+        {"beta": 1.0},
+        {"second_share": math.nan},
+        {"pace": -1.0},
+        {"damping": -1.0},
+        {"cap": 0.0},
+        {"second": "diagonal"},
+    ],
+)
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=named("fedauto", options)):
         build("client", "fedauto", options, layout=MODEL.layout)
@@ -261,7 +273,7 @@ def test_noise_is_taken_out_of_a_spectrum() -> None:
 def test_a_mean_that_is_noise_alone_leaves_the_center_where_it_is(std: float) -> None:
     """1,000 releases without a signal: the center moves by less than its radius times the noise."""
     model = Standardised("softmax", 16, 3, full=False)
-    shape = standardiser_of(model.layout, "fedauto", full=False)
+    shape = standardiser_of(model.layout, full=False)
     optimizer = paced(shape, beta=0.5, pace=1.0, damping=5.0, cap=2.0)
     params, draws = model.initial(0), torch.Generator().manual_seed(0)
     before, radius = model.layout.unflatten(params)["center"], 4.0  # sqrt(16)
@@ -281,10 +293,36 @@ def test_a_mean_that_is_noise_alone_leaves_the_center_where_it_is(std: float) ->
 def test_audits_do_not_refute_it() -> None:
     data = {"options": {"records": 120, "features": 8, "classes": 3}, "partition": {"clients": 4}}
     tables = {
-        "method": "dp-fedauto", "rounds": 6, "data": data, "evaluation": {"kind": "off"},
+        "method": "dp-fedauto",
+        "rounds": 6,
+        "data": data,
+        "evaluation": {"kind": "off"},
         "privacy": {"epsilon": 2.0, "noise": "keyed"},
-    }  # fmt: skip
+    }
     target = subject(parse(tables), seed=3, effort=Effort())
     for attack in (two_world, one_run):
         found = attack(target)
         assert found.verdict is Verdict.PASSED, found
+
+
+# ------------------------------------------------------------------- an algorithm brings its model
+
+
+def test_its_model_is_recognised_in_a_layout_and_in_a_state_dict() -> None:
+    module = FULL.module(FULL.initial(0))
+    for layout in (FULL.layout, dict(module.state_dict())):
+        plan = make_plan([50.0], layout, privacy={"epsilon": 1.0, "noise": "keyed"})
+        assert plan.client.made_by.startswith("fedauto(")
+    linear = make_plan([50.0], MODEL.layout, privacy={"epsilon": 1.0, "noise": "keyed"})
+    assert linear.client.made_by.startswith("gradient(")
+
+
+def test_only_the_algorithm_says_which_model_is_trained() -> None:
+    """Another algorithm leaves the recipe's model alone; its own model is not wrapped again."""
+    recipe = parse({"method": "dp-fedauto", "privacy": {"epsilon": 1.0}})
+    plan = plan_for(recipe, [50.0], MODEL.layout)
+    made = trained_model(recipe, plan, MODEL)
+    assert isinstance(made, Standardised)
+    assert trained_model(recipe, plan, made) is made
+    plain = parse({"method": "dp-fedgd", "privacy": {"epsilon": 1.0}})
+    assert trained_model(plain, plan_for(plain, [50.0], MODEL.layout), MODEL) is MODEL

@@ -17,17 +17,17 @@ from dpfed.accounting.gdp import mu_for
 from dpfed.accounting.guarantee import mechanism_mu_squared
 from dpfed.core.errors import BadRelease, ClientRefused, RecipeError, UnsoundPlan
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE, Adjacency, Aggregate, Broadcast, Trust, Unit
+from dpfed.core.types import UPDATE, Adjacency, Aggregate, Broadcast, Facts, Trust, Unit
 from dpfed.core.vector import Layout
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 from dpfed.data.modules import Network
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.secure import secure
-from dpfed.training.answer import ClientState, PricedReleaser, answer
 from dpfed.training.inprocess import rounds
+from dpfed.training.reply import ClientState, PricedReleaser, client_reply
 from dpfed.training.round import publish, start
-from tests.client.test_fedhybrid import MODEL, clear_run, distance, minimiser, plan_of, silos
+from tests.helpers.least_squares import MODEL, clear_run, distance, minimiser, plan_of, silos
 from tests.refusals import named
 
 SOFTMAX = Linear("softmax", 5, 3)
@@ -68,7 +68,7 @@ def test_the_covariance_goes_out_once_and_is_as_long_as_a_triangle() -> None:
 
 def test_a_mechanism_that_was_sized_for_less_refuses_the_matrices() -> None:
     plan = plan_of({"name": "fedfc", "radius": 2.0}, epsilon=1.0)
-    channels = {**plan.channels, "covariance": gaussian(4.0, 1.0, replace_bound=5.6)}
+    channels = {**plan.channels, "covariance": gaussian(Facts(4.0, replace_bound=5.6), 1.0)}
     short = replace(plan, channels=channels)
     x, y = silos()[0]
     client = ClientState(0, MODEL.problem(Records(x, y)))
@@ -114,7 +114,7 @@ def test_all_trusts_are_sound(unit: Unit) -> None:
     for trust in (Trust.LOCAL, Trust.CENTRAL):
         plan_of({"name": "fedfc"}, trust=trust, **options)
     local = plan_of({"name": "fedfc"}, **options)
-    shares = {n: replace(m, trust=Trust.DISTRIBUTED) for n, m in local.channels.items()}  # type: ignore[type-var]
+    shares = {n: m.with_facts(trust=Trust.DISTRIBUTED) for n, m in local.channels.items()}
     replace(local, channels=shares, sum=secure(survivors=1.0))
     assert len(local.guarantee().claims) == 2
 
@@ -130,9 +130,16 @@ def test_records_may_be_drawn() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"gamma": 0.0}, {"gamma": math.nan}, {"radius": -1.0}, {"radius": math.inf}, {"share": 0.0},
-     {"share": 1.0}, {"share": math.nan}],
-)  # fmt: skip
+    [
+        {"gamma": 0.0},
+        {"gamma": math.nan},
+        {"radius": -1.0},
+        {"radius": math.inf},
+        {"share": 0.0},
+        {"share": 1.0},
+        {"share": math.nan},
+    ],
+)
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=named("fedfc", options)):
         build("client", "fedfc", options, layout=MODEL.layout)
@@ -141,12 +148,14 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
 def test_only_a_linear_layer_will_do() -> None:
     deep = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     for layout in (None, Network(deep).layout):
-        with pytest.raises(RecipeError, match="fedfc needs a model of one linear layer"):
+        with pytest.raises(RecipeError, match="fedfc needs a model"):
             build("client", "fedfc", {}, layout=layout)
     plan = plan_of({"name": "fedfc"}, epsilon=1.0)
     x, y = silos()[0]
     stranger = Network(torch.nn.Linear(3, 1)).problem(Records(x, y.long()))
-    reply, _ = answer(plan, Broadcast(0, torch.zeros(4)), "reply", {}, ClientState(0, stranger))
+    reply, _ = client_reply(
+        plan, Broadcast(0, torch.zeros(4)), "reply", {}, ClientState(0, stranger)
+    )
     assert isinstance(reply, ClientRefused)
     assert str(reply) == UnsoundPlan.__name__
 

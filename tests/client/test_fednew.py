@@ -15,14 +15,14 @@ import torch
 from dpfed.accounting.gdp import mu_for
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import build
-from dpfed.core.sum_protocol import Answer
+from dpfed.core.sum_protocol import StageReply
 from dpfed.core.types import UPDATE, Adjacency, Aggregate, Broadcast, Trust, Unit
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
-from dpfed.training.answer import ClientState, PricedReleaser, answer, make_reply
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, PricedReleaser, client_reply, make_reply
 from dpfed.training.round import publish, run_round, start
-from tests.client.test_fedhybrid import MODEL, clear_run, distance, minimiser, plan_of, silos
+from tests.helpers.least_squares import MODEL, clear_run, distance, minimiser, plan_of, silos
 from tests.refusals import named
 
 OPTIONS = {"name": "fednew", "rho": 0.4, "alpha": 0.1, "c1": 0.5, "c2": 2.0, "hessian": 0.8}
@@ -68,8 +68,10 @@ def client_states() -> dict[int, ClientState]:
 def run_rounds(plan: Plan, people: dict[int, ClientState], count: int) -> list[Any]:
     def transport(broadcast: Broadcast, stage: str, requests: Any) -> Any:
         for client in sorted(people):
-            reply: Answer
-            reply, people[client] = answer(plan, broadcast, stage, {UPDATE: b""}, people[client])
+            reply: StageReply
+            reply, people[client] = client_reply(
+                plan, broadcast, stage, {UPDATE: b""}, people[client]
+            )
             yield client, reply
 
     state, seen = start(plan, MODEL.initial(0)), []
@@ -108,13 +110,13 @@ def test_a_client_that_joins_late_starts_with_a_dual_of_zero() -> None:
 
 def test_only_local_trust_is_sound() -> None:
     for unit in Unit:
-        with pytest.raises(UnsoundPlan, match="builds its later replies on its own releases"):
+        with pytest.raises(UnsoundPlan, match="builds its later replies"):
             plan_of(OPTIONS, epsilon=1.0, unit=unit, trust=Trust.CENTRAL)
         assert len(plan_of(OPTIONS, epsilon=1.0, unit=unit).guarantee().claims) == 1
 
 
 def test_records_may_not_be_drawn() -> None:
-    with pytest.raises(UnsoundPlan, match=r"record_rate must be 1 .*, got .*; leave it out"):
+    with pytest.raises(UnsoundPlan, match=r"record_rate must be 1"):
         plan_of(OPTIONS, epsilon=1.0, adjacency="add-remove", record_rate=0.5)
 
 
@@ -126,9 +128,9 @@ def test_options_out_of_range_are_refused(name: str, value: float) -> None:
 
 
 def test_an_unknown_curvature_or_model_is_refused() -> None:
-    with pytest.raises(RecipeError, match="one of hessian, covariance, got 'fisher'"):
+    with pytest.raises(RecipeError, match="got 'fisher'"):
         build("client", "fednew", {"curvature": "fisher"}, layout=MODEL.layout)
-    with pytest.raises(RecipeError, match="fednew needs a model of one linear layer"):
+    with pytest.raises(RecipeError, match="fednew needs a model"):
         build("client", "fednew", {})
 
 

@@ -13,10 +13,10 @@ import torch
 from dpfed.client.fedsam import _climb
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE, Trust, Unit, Weights
+from dpfed.core.types import UPDATE, Facts, Trust, Unit, Weights
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
-from tests.oracles.test_scaffold import (
+from tests.helpers.scaffold_oracle import (
     HIDING,
     SIZE,
     Data,
@@ -58,7 +58,7 @@ def sam(data: Data, unit: Unit, C: float, std: float, T: int) -> np.ndarray:
 def test_the_path_is_sam_on_every_client(unit: Unit, weights: Weights) -> None:
     data = federation(3, 20)
     client = build("client", "fedsam", {"steps": K, "rate": RATE, "radius": RADIUS}, unit=unit)
-    plan = make_plan(client, data, 5, gaussian(0.7, 0.5, unit=unit), weights=weights)
+    plan = make_plan(client, data, 5, gaussian(Facts(0.7, unit=unit), 0.5), weights=weights)
     expected = sam(data, unit, 0.7, 0.5, 5)
     assert np.abs(end(plan, data) - expected).max() < 1e-5
     assert np.abs(expected).max() > 0.1
@@ -67,8 +67,10 @@ def test_the_path_is_sam_on_every_client(unit: Unit, weights: Weights) -> None:
 def test_a_radius_of_zero_is_fedavg_at_twice_the_cost() -> None:
     data = federation(3, 20)
     options = {"steps": K, "rate": RATE}
-    flat = make_plan(build("client", "fedsam", {**options, "radius": 0.0}), data, 5, clear(50.0))
-    plain = make_plan(build("client", "fedavg", options), data, 5, clear(50.0))
+    flat = make_plan(
+        build("client", "fedsam", {**options, "radius": 0.0}), data, 5, clear(Facts(50.0))
+    )
+    plain = make_plan(build("client", "fedavg", options), data, 5, clear(Facts(50.0)))
     assert np.abs(end(flat, data) - end(plain, data)).max() < 1e-12
     assert flat.planned(UPDATE) == 2 * plain.planned(UPDATE) == 30
 
@@ -80,7 +82,7 @@ def test_it_ends_within_a_tenth_of_the_radius_of_the_minimiser() -> None:
     goal = minimiser(data)
     for radius in (0.05, 0.01):
         client = build("client", "fedsam", {"rate": 0.3, "radius": radius})
-        away = np.abs(end(make_plan(client, data, 150, clear(50.0)), data) - goal).max()
+        away = np.abs(end(make_plan(client, data, 150, clear(Facts(50.0))), data) - goal).max()
         assert away < 0.1 * radius
 
 
@@ -94,7 +96,7 @@ def test_releases_are_two_a_step() -> None:
         client = build("client", "fedsam", {"steps": 3}, unit=unit)
         assert client.units == {unit}
         assert client.sends_unmodified == (unit is Unit.CLIENT)
-        plan = make_plan(client, federation(2, 6), 10, gaussian(unit=unit))
+        plan = make_plan(client, federation(2, 6), 10, gaussian(Facts(unit=unit)))
         assert plan.planned(UPDATE) == expected
     assert build("client", "fedsam", {"steps": 4}).channels[UPDATE].noise == 2.0
 
@@ -103,7 +105,11 @@ def test_releases_are_two_a_step() -> None:
 def test_at_record_level_only_local_trust_covers_it(trust: Trust) -> None:
     with pytest.raises(UnsoundPlan, match="unmodified releases only"):
         make_plan(
-            build("client", "fedsam", {}), federation(2, 6), 3, gaussian(trust=trust), sum=HIDING
+            build("client", "fedsam", {}),
+            federation(2, 6),
+            3,
+            gaussian(Facts(trust=trust)),
+            sum=HIDING,
         )
 
 

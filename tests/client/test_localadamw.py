@@ -11,10 +11,10 @@ import pytest
 
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE, Trust, Unit
+from dpfed.core.types import UPDATE, Facts, Trust, Unit
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
-from tests.oracles.test_scaffold import HIDING, end, federation, make_plan, minimiser
+from tests.helpers.scaffold_oracle import HIDING, end, federation, make_plan, minimiser
 from tests.refusals import named
 
 
@@ -22,7 +22,7 @@ def test_releases_are_accounted_for_per_step() -> None:
     for unit, expected in [(Unit.RECORD, 30), (Unit.GROUP, 30), (Unit.CLIENT, 10)]:
         client = build("client", "localadamw", {"steps": 3}, unit=unit)
         assert client.units == {unit}
-        plan = make_plan(client, federation(2, 6), 10, gaussian(unit=unit))
+        plan = make_plan(client, federation(2, 6), 10, gaussian(Facts(unit=unit)))
         assert plan.planned(UPDATE) == expected
 
 
@@ -39,12 +39,12 @@ def test_at_record_level_only_local_trust_covers_it(trust: Trust) -> None:
     for reset in (True, False):
         client = build("client", "localadamw", {"reset": reset})
         with pytest.raises(UnsoundPlan, match="unmodified releases only"):
-            make_plan(client, federation(2, 6), 3, gaussian(trust=trust), sum=HIDING)
+            make_plan(client, federation(2, 6), 3, gaussian(Facts(trust=trust)), sum=HIDING)
 
 
 def test_at_client_level_a_trusted_server_may_add_the_noise() -> None:
     client = build("client", "localadamw", {}, unit=Unit.CLIENT)
-    central = gaussian(unit=Unit.CLIENT, trust=Trust.CENTRAL)
+    central = gaussian(Facts(unit=Unit.CLIENT, trust=Trust.CENTRAL))
     assert make_plan(client, federation(2, 6), 3, central).planned(UPDATE) == 3
 
 
@@ -54,7 +54,7 @@ def test_decay_pulls_the_fixed_point_to_zero() -> None:
     found = {}
     for decay in (0.0, 1.0):
         options = {"rate": 0.01, "decay": decay}
-        plan = make_plan(build("client", "localadamw", options), data, 100, clear(50.0))
+        plan = make_plan(build("client", "localadamw", options), data, 100, clear(Facts(50.0)))
         found[decay] = np.linalg.norm(end(plan, data))
     assert found[0.0] == pytest.approx(np.linalg.norm(minimiser(data)), abs=1e-6)
     assert found[1.0] < 0.99 * found[0.0]
@@ -66,9 +66,17 @@ def test_its_noise_level_is_not_stated() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"steps": 0}, {"rate": 0.0}, {"rate": math.nan}, {"eps": 0.0}, {"decay": -1.0},
-     {"decay": math.nan}, {"beta1": 1.0}, {"beta2": -0.1}],
-)  # fmt: skip
+    [
+        {"steps": 0},
+        {"rate": 0.0},
+        {"rate": math.nan},
+        {"eps": 0.0},
+        {"decay": -1.0},
+        {"decay": math.nan},
+        {"beta1": 1.0},
+        {"beta2": -0.1},
+    ],
+)
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=named("localadamw", options)):
         build("client", "localadamw", options)

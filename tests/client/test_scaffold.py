@@ -10,10 +10,10 @@ import pytest
 
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE, Trust, Unit
+from dpfed.core.types import UPDATE, Facts, Trust, Unit
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
-from tests.oracles.test_scaffold import (
+from tests.helpers.scaffold_oracle import (
     HIDING,
     check_pure,
     end,
@@ -31,8 +31,8 @@ def test_it_reaches_the_pooled_minimiser_on_unlike_clients_where_fedavg_does_not
     data = federation(4, 40)
     goal = minimiser(data)
     options = {"steps": 5, "rate": 0.2}
-    plan = make_plan(build("client", "scaffold", options), data, 250, clear(50.0))
-    drifting = make_plan(build("client", "fedavg", options), data, 250, clear(50.0))
+    plan = make_plan(build("client", "scaffold", options), data, 250, clear(Facts(50.0)))
+    drifting = make_plan(build("client", "fedavg", options), data, 250, clear(Facts(50.0)))
     assert np.abs(end(plan, data) - goal).max() < 1e-6
     assert np.abs(end(drifting, data) - goal).max() > 0.1 * np.abs(goal).max()
 
@@ -40,7 +40,7 @@ def test_it_reaches_the_pooled_minimiser_on_unlike_clients_where_fedavg_does_not
 def test_the_client_level_reaches_it_too() -> None:
     data = federation(4, 40)
     client = build("client", "scaffold", {"steps": 5, "rate": 0.2}, unit=Unit.CLIENT)
-    plan = make_plan(client, data, 250, clear(50.0, unit=Unit.CLIENT))
+    plan = make_plan(client, data, 250, clear(Facts(50.0, unit=Unit.CLIENT)))
     assert np.abs(end(plan, data) - minimiser(data)).max() < 1e-6
 
 
@@ -48,7 +48,7 @@ def test_the_client_level_reaches_it_too() -> None:
 def test_the_warm_start_leaves_the_model_and_sets_the_control(unit: Unit) -> None:
     data = federation(3, 12)
     client = build("client", "scaffold", {}, unit=unit)
-    plan = make_plan(client, data, 2, clear(50.0, unit=unit))
+    plan = make_plan(client, data, 2, clear(Facts(50.0, unit=unit)))
     state, broadcast, _ = next(iter(walk(plan, data)))
     assert not bool(state.params.any())
     assert not bool(broadcast.shared["control"].any())
@@ -63,7 +63,7 @@ def test_releases_are_accounted_for_by_phase() -> None:
         (Unit.CLIENT, False, 10),
     ]:
         client = build("client", "scaffold", {"steps": 4, "warm": warm}, unit=unit)
-        plan = make_plan(client, federation(2, 6), 10, gaussian(unit=unit))
+        plan = make_plan(client, federation(2, 6), 10, gaussian(Facts(unit=unit)))
         assert plan.planned(UPDATE) == expected
         assert client.units == {unit}
 
@@ -73,13 +73,13 @@ def test_releases_are_accounted_for_by_phase() -> None:
 def test_only_local_trust_covers_it(trust: Trust, unit: Unit) -> None:
     client = build("client", "scaffold", {}, unit=unit)
     with pytest.raises(UnsoundPlan, match=r"unmodified releases only|its own releases"):
-        make_plan(client, federation(2, 6), 3, gaussian(unit=unit, trust=trust), sum=HIDING)
+        make_plan(client, federation(2, 6), 3, gaussian(Facts(unit=unit, trust=trust)), sum=HIDING)
 
 
 def test_at_client_level_the_reason_is_what_a_client_keeps() -> None:
     client = build("client", "scaffold", {}, unit=Unit.CLIENT)
-    central = gaussian(unit=Unit.CLIENT, trust=Trust.CENTRAL)
-    with pytest.raises(UnsoundPlan, match="builds its later replies on its own releases"):
+    central = gaussian(Facts(unit=Unit.CLIENT, trust=Trust.CENTRAL))
+    with pytest.raises(UnsoundPlan, match="builds its later replies"):
         make_plan(client, federation(2, 6), 3, central)
 
 

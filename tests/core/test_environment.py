@@ -11,8 +11,14 @@ import pytest
 
 from dpfed.core import environment
 
-NAMES = (environment.DATA, environment.STATE, environment.LEDGER, environment.DATASET,
-         environment.IDENTITY, environment.GATE)  # fmt: skip
+NAMES = (
+    environment.DATA,
+    environment.STATE,
+    environment.LEDGER,
+    environment.DATASET,
+    environment.IDENTITY,
+    environment.GATE,
+)
 
 
 @pytest.fixture(autouse=True)

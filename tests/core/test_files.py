@@ -89,7 +89,7 @@ import sys
 for name in {missing!r}: sys.modules[name] = None
 import dpfed, dpfed.flower, dpfed.cli.main
 for name in dpfed.flower.__all__: getattr(dpfed.flower, name)
-import dpfed.recipes.run, dpfed.recipes.simulation, dpfed.experiments.study
+import dpfed.recipes.run, dpfed.recipes.simulation
 from dpfed.accounting.ledger.ledger import Ledger
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -64,7 +64,7 @@ def test_norms_are_never_below_the_truth_and_hardly_above(name: str) -> None:
         truth = torch.tensor([math.hypot(*row) for row in rows.tolist()], dtype=torch.float64)
         assert bool((found.norms >= truth).all())
         torch.testing.assert_close(found.norms, truth, rtol=1e-9, atol=0.0)
-        assert bool((found.magnitudes >= truth).all())
+        assert bool((found.term_norms >= truth).all())
 
 
 @pytest.mark.parametrize("width", [3, 40], ids=["matrices", "gram"])
@@ -160,7 +160,7 @@ def test_the_error_of_a_sum_is_covered_however_many_rows_there_are(rows: int) ->
 
 def test_parts_of_a_sum_are_added_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """With so little room that each row is a part, the sum is as exact as one in quarters."""
-    monkeypatch.setattr(ghost, "_PRODUCTS", 7 * 5 * 32.0)
+    monkeypatch.setattr(ghost, "_MAX_PRODUCTS", 7 * 5 * 32.0)
     layers = KINDS["matrices"]()
     found = ghost_of(layers, 7).clipped_sum(1e6).vector
     exact = [math.fsum(column) for column in made_of(layers).T.tolist()]

@@ -291,5 +291,5 @@ def test_the_one_client_is_selected_whole_or_not_at_all() -> None:
 @pytest.mark.parametrize("clip", [0.0, -1.0, math.nan, math.inf])
 def test_a_clip_that_bounds_nothing_is_refused(clip: float) -> None:
     for rows in both_kinds(draw(2, 3)):
-        with pytest.raises(BadRelease, match="clip must be a finite number above 0, got"):
+        with pytest.raises(BadRelease, match=r"clip.*above 0, got"):
             rows.clipped_sum(clip)

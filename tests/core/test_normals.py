@@ -20,6 +20,7 @@ from dpfed.core.grid import pack, pack_lines
 from dpfed.core.normals import AT_ONCE, BLOCK, ERROR, Draws, Room, fits, normal, uniform
 from dpfed.core.randomness import KeyStream, Noise, draws_of_many
 from dpfed.core.rows import Dense
+from dpfed.core.types import Facts
 from dpfed.mechanisms.gaussian import gaussian
 
 STEP = 2.0**-20
@@ -100,7 +101,9 @@ def test_a_release_has_the_bits_of_the_formula(size: int) -> None:
 @pytest.mark.parametrize("size", KEPT)
 def test_a_release_has_the_bits_that_it_had(size: int) -> None:
     row = torch.linspace(-1, 1, size)[None]
-    release, _ = gaussian(clip=1.0, std=1.7).release(Dense(row), (), Noise(7).stream("kept", size))
+    release, _ = gaussian(Facts(clip=1.0), std=1.7).release(
+        Dense(row), (), Noise(7).stream("kept", size)
+    )
     assert hashlib.sha256(release.vector.numpy().tobytes()).hexdigest()[:12] == KEPT[size]
 
 

@@ -33,9 +33,9 @@ def test_too_early_too_often_and_back_are_refused() -> None:
     rule.refuse_beyond(4, [])
     rule.refuse_beyond(7, [4])
     for early in (4, 5, 6, 0, 3):  # the same round, too early, and rounds that are over
-        with pytest.raises(UnsoundPlan, match=r"after round 4; ask it from round 7 on"):
+        with pytest.raises(UnsoundPlan, match=r"round 4; ask.*round 7"):
             rule.refuse_beyond(early, [4])
-    with pytest.raises(BudgetSpent, match="at most 2 times, at least 3 rounds apart, got a req"):
+    with pytest.raises(BudgetSpent, match=r"most 2 times,.*least 3 rounds"):
         rule.refuse_beyond(100, [4, 7])
 
 

@@ -79,8 +79,11 @@ def test_a_daemon_that_left_its_group_is_ended_by_its_mark(tmp_path: Path) -> No
     logs = [tmp_path / "ours", tmp_path / "other"]
     for log, mark in zip(logs, ("mine", "other"), strict=True):
         with log.open("wb") as sink:
-            subprocess.Popen(["setsid", "--fork", sys.executable, "-c", CHILD], stdout=sink,
-                             env={**os.environ, "TEST_MARK": mark}).wait(20)  # fmt: skip
+            subprocess.Popen(
+                ["setsid", "--fork", sys.executable, "-c", CHILD],
+                stdout=sink,
+                env={**os.environ, "TEST_MARK": mark},
+            ).wait(20)
     ours, other = map(first_line, logs)
     processes.end_marked("TEST_MARK", "mine")
     assert wait_until_gone(ours)

@@ -50,10 +50,15 @@ def test_noise_of_the_operating_system_does_not_repeat_across_forks() -> None:
 
 def test_fields_that_run_together_give_distinct_keys() -> None:
     keys = {
-        derive(1, "release", 1, 12), derive(1, "release", 11, 2), derive(1, "release", 112),
-        derive(11, "release", 12), derive(1, "release", "1", 12), derive(1, "releas", "e", 1, 12),
-        derive(1, "release", "a", "b"), derive(1, "release", "astr:b"),
-    }  # fmt: skip
+        derive(1, "release", 1, 12),
+        derive(1, "release", 11, 2),
+        derive(1, "release", 112),
+        derive(11, "release", 12),
+        derive(1, "release", "1", 12),
+        derive(1, "releas", "e", 1, 12),
+        derive(1, "release", "a", "b"),
+        derive(1, "release", "astr:b"),
+    }
     assert len(keys) == 8
 
 
@@ -62,9 +67,11 @@ def test_each_field_sets_a_stream_apart() -> None:
     call = (0, 1, 2, "update", 3)
     others = [(*call[:i], another, *call[i + 1 :]) for i, another in enumerate((9, 9, 9, "x", 9))]
     streams = [
-        Noise(5).stream("release", *call), Noise(6).stream("release", *call),
-        Noise(5).stream("finish", *call), *(Noise(5).stream("release", *each) for each in others),
-    ]  # fmt: skip
+        Noise(5).stream("release", *call),
+        Noise(6).stream("release", *call),
+        Noise(5).stream("finish", *call),
+        *(Noise(5).stream("release", *each) for each in others),
+    ]
     assert len({int(stream.words(1)[0]) for stream in streams}) == len(streams) == 8
 
 

@@ -84,7 +84,7 @@ def test_what_one_client_adds_up_otherwise_is_not_usable() -> None:
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_wrong_clip_is_refused(clip: float) -> None:
-    with pytest.raises(BadRelease, match="clip must be a finite number above 0"):
+    with pytest.raises(BadRelease, match=r"clip.*above 0"):
         StackedDense(torch.ones(2, 3)).clipped_sums(clip)
 
 

@@ -139,7 +139,7 @@ def test_keywords_are_changed_by_name_and_nothing_is_read_of_no_record() -> None
 
 
 def test_what_fails_on_made_up_records_is_refused() -> None:
-    with pytest.raises(DataError, match=r"must keep a record's shapes .*; correct it"):
+    with pytest.raises(DataError, match="keep a record's shapes"):
         augmented(records(), lambda x, generator: x[:2])
     with pytest.raises(DataError, match=r"\(ValueError: no\); correct it"):
         augmented(records(), lambda x, generator: (_ for _ in ()).throw(ValueError("no")))

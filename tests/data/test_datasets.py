@@ -173,9 +173,9 @@ def test_synthetic_options() -> None:
     assert data.train.x.shape == (30, 4)
     assert data.train.y.unique().tolist() == [0, 1, 2]
     assert data.source == "toy"
-    with pytest.raises(DataError, match="no option sepration; it takes features, records, seed"):
+    with pytest.raises(DataError, match="no option sepration"):
         load("synthetic", sepration=1)
-    with pytest.raises(DataError, match="records must be a whole number, at least 1, got 0"):
+    with pytest.raises(DataError, match=r"records.*least 1, got 0"):
         load("synthetic", records=0)
 
 
@@ -188,9 +188,7 @@ def test_fill_missing_uses_the_constant_only() -> None:
     assert fill_missing(records).x.tolist() == [[1, 0], [0, 4]]
     assert fill_missing(records, -1).x.tolist() == [[1, -1], [-1, 4]]
     assert records.x.isnan().sum() == 2, "the records given are left alone"
-    with pytest.raises(
-        DataError, match=r"fill_missing must be a finite number, got .*; 0 is usual"
-    ):
+    with pytest.raises(DataError, match=r"fill_missing must be a finite.*; 0 is usual"):
         fill_missing(records, torch.nan)
 
 
@@ -236,7 +234,7 @@ def test_holdout_refuses_what_it_cannot_do() -> None:
             holdout(records_of(), fraction, 0)
     with pytest.raises(DataError, match="have none"):
         holdout(records_of(), 0.5, 0, by_group=True)
-    with pytest.raises(DataError, match="groups must be at least 2 to hold some out, got 1"):
+    with pytest.raises(DataError, match=r"groups.*least 2 to hold.*got 1"):
         holdout(records_of(10, groups=1), 0.5, 0, by_group=True)
 
 
@@ -291,7 +289,7 @@ def test_every_row_gets_the_norm_and_keeps_its_direction() -> None:
     assert torch.equal(alone.x, made.x[1:2]), "each record on its own"
     with pytest.raises(DataError, match=r"norm must be .*, got 0"):
         set_norms(records, 0.0)
-    with pytest.raises(DataError, match="features must be finite, got 1 that are not"):
+    with pytest.raises(DataError, match=r"features.*got 1"):
         set_norms(plain(torch.tensor([[1.0, torch.nan]])), 1.0)
 
 
@@ -317,7 +315,7 @@ def test_scale_rows_refuses_missing_values_and_bad_radii() -> None:
         with pytest.raises(DataError, match="fill_missing first"):
             scale_rows(Records(torch.full((1, 2), bad), torch.zeros(1)), 1.0)
     for radius in (0.0, -1.0, torch.inf, torch.nan):
-        with pytest.raises(DataError, match=r"radius must be .* above 0, got .*; 1 is usual"):
+        with pytest.raises(DataError, match=r"radius.*above 0, got.*; 1 is usual"):
             scale_rows(records_of(), radius)
 
 
@@ -363,7 +361,5 @@ def test_public_centring_of_real_features(shared_data) -> None:
 
 
 def test_arrays_are_refused_with_the_way_out() -> None:
-    with pytest.raises(
-        DataError, match=r"x must be a torch tensor, got a ndarray; give torch\.as_tensor\(x\)"
-    ):
+    with pytest.raises(DataError, match=r"x.*give torch\.as_tensor\(x\)"):
         Records(np.zeros((3, 2), "f4"), torch.zeros(3, dtype=torch.int64))  # type: ignore[arg-type]

@@ -40,8 +40,8 @@ DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAUSE", 0.0)
-    monkeypatch.setattr(module, "TIMEOUT", 5.0)
+    monkeypatch.setattr(module, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(module, "TIMEOUT_S", 5.0)
 
 
 @pytest.fixture
@@ -154,15 +154,15 @@ def test_a_body_without_end_is_not_kept(server: Server, tmp_path: Path) -> None:
 
 def test_an_unannounced_end_is_not_taken_for_the_whole(server: Server, tmp_path: Path) -> None:
     server.before = unannounced(CONTENT[:1000])
-    with pytest.raises(DataError, match="the connection ended after 1,000 bytes"):
+    with pytest.raises(DataError, match="after 1,000 bytes"):
         download(remote(server), tmp_path)
-    with pytest.raises(DataError, match="does not say how long the file is"):
+    with pytest.raises(DataError, match="how long the file"):
         download(remote(server, digest=None, exact=False), tmp_path / "other")
     assert not list(tmp_path.rglob("set.bin"))
 
 
 def test_a_drip_is_ended(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WINDOW", 0.2)
+    monkeypatch.setattr(module, "PACE_WINDOW_S", 0.2)
     monkeypatch.setattr(module, "ATTEMPTS", 1)
     server.before = unannounced(b"x", pause=0.01, times=500)
     began = time.monotonic()
@@ -172,7 +172,7 @@ def test_a_drip_is_ended(server: Server, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_drip_of_headers_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WINDOW", 0.2)
+    monkeypatch.setattr(module, "PACE_WINDOW_S", 0.2)
     monkeypatch.setattr(module, "ATTEMPTS", 1)
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -282,7 +282,7 @@ def test_a_range_from_elsewhere_is_refused(server: Server, tmp_path: Path) -> No
         return True
 
     server.before, server.cut = answer, [1000]
-    with pytest.raises(DataError, match="was asked for bytes from 1000 and sends 'bytes 5-10/11'"):
+    with pytest.raises(DataError, match="from 1000 and sends 'bytes 5-10/11'"):
         download(remote(server), tmp_path)
 
 
@@ -294,7 +294,7 @@ def test_a_full_disk_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module, "_pour", full)
-    with pytest.raises(DataError, match=r"is full; no part was kept: make room"):
+    with pytest.raises(DataError, match="part was kept: make"):
         download(remote(server), tmp_path)
     assert parts(tmp_path) == []
 
@@ -328,8 +328,12 @@ def test_members_of_a_tar_are_read(tmp_path: Path, format: int) -> None:
     folder = member("a", kind=tarfile.DIRTYPE)
     long = member("b" * 200, 700)
     names = [folder, member("a/one", 700), member("a/none"), long, member("a/two", 512)]
-    path = tar(tmp_path, *(names if format != tarfile.USTAR_FORMAT else names[:3] + names[4:]),
-               content=CONTENT, format=format)  # fmt: skip
+    path = tar(
+        tmp_path,
+        *(names if format != tarfile.USTAR_FORMAT else names[:3] + names[4:]),
+        content=CONTENT,
+        format=format,
+    )
     found = tar_members(path, {"a/one": 700, "a/two": 512, "a/none": 0})
     assert found == {"a/one": CONTENT[:700], "a/two": CONTENT[:512], "a/none": b""}
 

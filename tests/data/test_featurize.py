@@ -81,11 +81,9 @@ def test_written_features_are_read_like_any_data_set(images, weights, tmp_path) 
 
 def test_what_cannot_be_written_is_refused(images, weights, tmp_path, monkeypatch) -> None:
     dataset = datasets.load(images)
-    with pytest.raises(DataError, match=r"must be named \*\.npz, got 'x\.csv'; use x\.npz"):
+    with pytest.raises(DataError, match=r"got 'x\.csv'; use x\.npz"):
         write_features(dataset, tmp_path / "x.csv", "resnet14-cifar100", weights=weights)
     monkeypatch.setattr(featurize, "features", lambda *_, **__: torch.full((9, 2), 1e5))
-    with pytest.raises(
-        DataError, match="at most 65504 for float16, got 100000; use another backbone"
-    ):
+    with pytest.raises(DataError, match="most 65504 for float16, got 100000"):
         write_features(datasets.Dataset(dataset.train, None, 3, ""), tmp_path / "x.npz", "any")
     assert not (tmp_path / "x.npz").exists()

@@ -72,10 +72,12 @@ def test_attention_is_torchs_own_but_for_what_is_left_out(masked: str) -> None:
     seen = torch.rand(3, 1, 6, 6, generator=generator) < 0.7
     seen[0, 0, 0] = False  # attends to nothing
     options = {
-        "none": {}, "bool": {"attn_mask": seen}, "causal": {"is_causal": True},
+        "none": {},
+        "bool": {"attn_mask": seen},
+        "causal": {"is_causal": True},
         "float": {"attn_mask": torch.randn(6, 6, generator=generator), "scale": 0.3},
         "groups": {"enable_gqa": True},
-    }[masked]  # fmt: skip
+    }[masked]
     expected = functional.scaled_dot_product_attention(q, k, v, **options)  # type: ignore[arg-type]
     with drawn_by_content(SEEDS[:3]):
         found = functional.scaled_dot_product_attention(q, k, v, dropout_p=1e-12, **options)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from dpfed.data.datasets import Records
 from dpfed.data.losses import loss_by_name
 from dpfed.data.models import Linear, evaluate
 from dpfed.data.modules import Network, seeded
-from tests.conftest import make_records
+from tests.helpers.records import make_records
 
 
 def records_for(link: str) -> Records:
@@ -85,8 +85,10 @@ def test_metric_rows_lie_in_the_unit_square_and_mean_per_unit(unit: Unit) -> Non
         got = rows.clipped_sum(math.sqrt(2)).vector.float()
         table = torch.stack([correct, loss.clamp(0, 2) / 2], 1)
         groups = {
-            Unit.RECORD: torch.arange(20), Unit.GROUP: records.groups, Unit.CLIENT: torch.zeros(20),
-        }[unit]  # fmt: skip
+            Unit.RECORD: torch.arange(20),
+            Unit.GROUP: records.groups,
+            Unit.CLIENT: torch.zeros(20),
+        }[unit]
         assert groups is not None
         means = [table[groups == g].mean(0) for g in groups.unique()]
         assert torch.allclose(got, torch.stack(means).sum(0), atol=1e-4)
@@ -95,7 +97,7 @@ def test_metric_rows_lie_in_the_unit_square_and_mean_per_unit(unit: Unit) -> Non
 def test_group_level_without_groups_is_refused_with_the_way_out() -> None:
     records = Records(torch.randn(4, 5), torch.zeros(4).long())
     for model in (Linear("softmax", 5, 3), Network(nn.Linear(5, 3))):
-        with pytest.raises(DataError, match=r"name the group column in data\.options\.groups"):
+        with pytest.raises(DataError, match=r"column in data\.options\.groups"):
             model.problem(records).rows(torch.zeros(18), Unit.GROUP)
 
 

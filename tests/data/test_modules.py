@@ -20,18 +20,26 @@ from dpfed.core.clipping import clip_factors
 from dpfed.core.ghost import Layer, _Total, _whole
 from dpfed.core.types import Unit
 from dpfed.data.batches import Batch, tensor_batches
+from dpfed.data.layer_hooks import factors_of
 from dpfed.data.modules import Network, seeded
 from dpfed.data.samplers import SAMPLERS
-from dpfed.data.taps import factors_of
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
-    "linear": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
-               torch.rand(6, 4)),
-    "tokens": (lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Flatten(),
-                                     nn.Linear(30, 3)), torch.rand(6, 6, 4)),
-    "conv": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(),
-                                   nn.Linear(64, 3)), torch.rand(6, 2, 6, 6)),
-}  # fmt: skip
+    "linear": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
+        torch.rand(6, 4),
+    ),
+    "tokens": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Flatten(), nn.Linear(30, 3)),
+        torch.rand(6, 6, 4),
+    ),
+    "conv": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3)
+        ),
+        torch.rand(6, 2, 6, 6),
+    ),
+}
 LABELS = torch.arange(6) % 3
 
 
@@ -67,9 +75,9 @@ def test_factors_norms_and_sums_stay_on_the_device(name: str) -> None:
     model = Network(seeded(make, 0), device="meta", chunk=6)
     params = model.placed(model.initial(0))
     batch = Batch(x.to("meta"), LABELS.to("meta"))
-    tapped = factors_of(model, params)
+    factors = factors_of(model, params)
     with OneDevice("meta") as watched:
-        layers: list[Layer] = tapped(batch)
+        layers: list[Layer] = factors(batch)
         norms, _ = _whole([layer.norms() for layer in layers])
         weights = clip_factors(norms, 1.0)
         total = _Total(6, model.layout.size)
@@ -86,9 +94,9 @@ def test_parameters_go_over_once_and_inputs_with_each_batch() -> None:
     make, x = LAYERS["linear"]
     model = Network(seeded(make, 0), device="meta", chunk=6)
     start = model.initial(0)
-    tapped = factors_of(model, start)
+    factors = factors_of(model, start)
     with OneDevice("meta", moves=True):
-        tapped(Batch(x, LABELS))
+        factors(Batch(x, LABELS))
     assert all(p.device.type == "meta" for p in model.module.parameters())
     assert start.device.type == model.initial(0).device.type == "cpu"
     assert bool(start.any())

@@ -68,9 +68,11 @@ def test_brightness_and_contrast_do_not_matter() -> None:
     network, records = made(), records_of(3)
     params = network.initial(0)
     torch.testing.assert_close(
-        network.score(params, records.x), network.score(params, records.x * 0.5 + 0.3),
-        rtol=1e-3, atol=1e-3,
-    )  # fmt: skip
+        network.score(params, records.x),
+        network.score(params, records.x * 0.5 + 0.3),
+        rtol=1e-3,
+        atol=1e-3,
+    )
 
 
 def test_the_size_is_that_of_its_layers() -> None:

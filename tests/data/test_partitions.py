@@ -127,7 +127,7 @@ def test_dirichlet_refuses_a_bad_alpha(alpha: float) -> None:
 
 
 def test_dirichlet_refuses_more_than_there_is() -> None:
-    with pytest.raises(DataError, match="need 200 records, and there are 100; lower"):
+    with pytest.raises(DataError, match="need 200 records, and there are 100"):
         dirichlet(records_of(100), 10, 0, minimum=20)
 
 
@@ -139,7 +139,7 @@ def test_shards_give_few_classes() -> None:
 
 
 def test_shards_refuse_none_and_too_many() -> None:
-    with pytest.raises(DataError, match=r"shards_per_client must be .* at least 1, got 0"):
+    with pytest.raises(DataError, match=r"shards_per_client must be.*least 1, got 0"):
         shards(records_of(10), 2, 0, shards_per_client=0)
     with pytest.raises(DataError, match=r"at most 10, .*, got 12; lower clients"):
         shards(records_of(10), 2, 0, shards_per_client=6)
@@ -183,7 +183,7 @@ def test_natural_needs_groups_and_enough_of_them() -> None:
     without = Records(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(DataError, match="have none"):
         natural(without)
-    with pytest.raises(DataError, match="clients must be from 1 to 7, the number of groups, got 8"):
+    with pytest.raises(DataError, match=r"clients.*from 1 to 7, the number.*got 8"):
         natural(records_of(500, groups=7), 8)
 
 
@@ -205,9 +205,9 @@ def test_targets_have_no_classes() -> None:
 
 def test_unknown_names_and_options_are_refused() -> None:
     records = records_of(50)
-    with pytest.raises(DataError, match="'idd'; use one of counts, dirichlet, iid"):
+    with pytest.raises(DataError, match="'idd'; use"):
         partition("idd", records, 2, 0)
-    with pytest.raises(DataError, match=r"aplha.*; correct its options, which are alpha, minimum"):
+    with pytest.raises(DataError, match=r"aplha.*; correct its options"):
         partition("dirichlet", records, 2, 0, aplha=1.0)
     with pytest.raises(DataError, match="needs a number of clients"):
         partition("iid", records, None, 0)
@@ -274,7 +274,7 @@ def test_counts_keep_their_proportions_where_records_are_held_out() -> None:
     [
         ([[5, 5]], "2 rows of 2 numbers"),
         ([[5, 5], [5]], "2 rows of 2 numbers"),
-        ([[11, 5], [-1, 5]], "from 0 on"),
+        ([[11, 5], [-1, 5]], "0 or greater"),
         ([[10, 0], [10, 0]], "no column all 0"),
         ([[10, 10], [0, 0]], "a record for every client"),
     ],
@@ -297,7 +297,7 @@ def test_statistics_refuse_what_does_not_fit() -> None:
         statistics(records, [torch.arange(20)], 3)
     with pytest.raises(DataError, match="there are no clients; give the parts of at least 1"):
         statistics(records, [], 5)
-    with pytest.raises(DataError, match="one has none; leave empty clients out"):
+    with pytest.raises(DataError, match="one has none"):
         statistics(records, [torch.arange(20), torch.arange(0)], 5)
 
 

@@ -31,9 +31,14 @@ def folder(tmp_path: Path) -> Path:
     pytest.importorskip("peft")
     torch.manual_seed(0)
     config = library.BertConfig(
-        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=20, max_position_embeddings=T, num_labels=3,
-    )  # fmt: skip
+        vocab_size=WORDS,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=20,
+        max_position_embeddings=T,
+        num_labels=3,
+    )
     library.BertForSequenceClassification(config).save_pretrained(tmp_path / "base")
     return tmp_path / "base"
 
@@ -72,8 +77,9 @@ def test_an_adapter_is_trained_and_read_by_peft(folder: Path, tmp_path: Path) ->
         params = params - problem.rows(params, Unit.RECORD).clipped_sum(1.0).vector.float()
     saved = save_adapter(model, params, tmp_path / "adapter")
     assert {each.name for each in saved.iterdir()} >= {
-        "adapter_config.json", "adapter_model.safetensors"
-    }  # fmt: skip
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
     base = library.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
     read = peft.PeftModel.from_pretrained(base, saved).eval()
     with torch.no_grad():
@@ -114,10 +120,16 @@ def test_records_of_token_numbers_are_taken(folder: Path, tmp_path: Path) -> Non
 def recipe(folder: Path, tmp_path: Path) -> dict[str, Any]:
     ids = inputs(60)["input_ids"].numpy()
     np.savez(tmp_path / "tokens.npz", x=ids.astype(np.float32), y=ids[:, 0] % 3)
-    model = {"name": "transformers", "options": {"source": str(folder), "lora": LORA},
-             "loss": {"name": "cross-entropy", "smoothing": 0.1}}  # fmt: skip
-    data = {"source": str(tmp_path / "tokens.npz"), "holdout": 0.3,
-            "partition": {"name": "iid", "clients": 2}}  # fmt: skip
+    model = {
+        "name": "transformers",
+        "options": {"source": str(folder), "lora": LORA},
+        "loss": {"name": "cross-entropy", "smoothing": 0.1},
+    }
+    data = {
+        "source": str(tmp_path / "tokens.npz"),
+        "holdout": 0.3,
+        "partition": {"name": "iid", "clients": 2},
+    }
     privacy = {"epsilon": 8.0, "delta": 1e-3, "noise": "keyed"}
     return {"rounds": 2, "model": model, "data": data, "privacy": privacy}
 
@@ -142,13 +154,13 @@ def test_a_recipe_trains_an_adapter_from_a_folder(
 
     result = run(recipe, out=tmp_path / "run")
     assert result.guarantee.epsilon <= 8.0
-    assert result.rows == "rows are clipped unmade, by sampler 'ghost'"
+    assert result.rows == "per-record gradients: ghost clipping (never materialised)"
     hold_the_adapter(result, folder, tmp_path / "run")
     exact = {**recipe, "privacy": {**recipe["privacy"], "mechanism": "discrete_gaussian"}}
-    assert run(exact).rows == "rows are made, by sampler 'alone'"
+    assert run(exact).rows == "per-record gradients: materialised, by sampler 'alone'"
 
 
-@pytest.mark.slow
+@pytest.mark.long  # CI has the same recipe in one process, above
 def test_the_command_writes_an_adapter_and_says_how_rows_are_clipped(
     recipe: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
@@ -159,7 +171,7 @@ def test_the_command_writes_an_adapter_and_says_how_rows_are_clipped(
     path.write_text(dump_recipe(parse(recipe)))
     command = [sys.executable, "-m", "dpfed.cli.main", "run", str(path), "--out", "done"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert "rows are clipped unmade, by sampler 'ghost'\n" in done.stdout
+    assert "per-record gradients: ghost clipping (never materialised)\n" in done.stdout
     hold_the_adapter(run(recipe), folder, tmp_path / "done")  # the same bits: its noise is keyed
 
 
@@ -168,20 +180,20 @@ def test_the_command_writes_an_adapter_and_says_how_rows_are_clipped(
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(MissingExtra, match=r"needs timm, .*; pip install 'dpfed\[timm\]'"):
+    with pytest.raises(MissingExtra, match=r"install 'dpfed\[timm\]'"):
         image_model("resnet18", classes=2)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingExtra, match=r"needs transformers, .*; pip install 'dpfed\[text\]'"):
+    with pytest.raises(MissingExtra, match=r"install 'dpfed\[text\]'"):
         text_model("somewhere", classes=2)
 
 
 def test_what_cannot_be_loaded_is_said(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"cannot be loaded .*; give a folder"):
         text_model(tmp_path / "nowhere", classes=3)
-    with pytest.raises(RecipeError, match="task must be classify, tag, causal, pool, got 'sing'"):
+    with pytest.raises(RecipeError, match=r"task.*got 'sing'"):
         text_model(folder, task="sing")
     with pytest.raises(RecipeError, match=r"LoraConfig, got .*'rank'.*; give r and target_modules"):
         text_model(folder, classes=3, lora={"rank": 2})
     plain: Any = Network(nn.Linear(2, 2))
-    with pytest.raises(RecipeError, match="peft has made, got a Linear; give lora"):
+    with pytest.raises(RecipeError, match="got a Linear"):
         save_adapter(plain, plain.initial(0), tmp_path)

@@ -49,6 +49,28 @@ def test_bytes_with_a_zero_and_a_step_are_numbers(tmp_path) -> None:
     assert load(path).train.x.tolist() == [[-64.0, 0.0], [63.5, 1.0]]
     np.savez(path, x=x, y=[0, 1], x_zero=128.0)
     assert load(path).train.x.tolist() == x.tolist(), "one of both says nothing"
+    np.savez(path, x=x, y=[0, 1], x_zero=[128.0, 0.0], x_step=[[0.5]][0])
+    assert load(path).train.x.tolist() == [[-64.0, 64.0], [63.5, 65.0]], "one for each feature"
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("x_zero", np.zeros((3, 1))),  # one for each record
+        ("x_step", np.ones((1, 1, 1))),  # would add an axis before the records
+        ("x_step", np.ones(3)),
+        ("x_zero", np.array("none")),
+        ("x_step", np.array(np.nan)),
+    ],
+)
+def test_a_zero_or_step_of_another_shape_is_refused(tmp_path, name: str, given) -> None:
+    path, x = tmp_path / "d.npz", np.full((3, 2), 77, dtype=np.uint8)
+    np.savez(path, **{"x": x, "y": [0, 1, 1], "x_zero": 0.0, "x_step": 1.0, name: given})
+    with pytest.raises(
+        DataError, match=rf"{name} must be one finite number.*shape \(2,\)"
+    ) as error:
+        load(path)
+    assert "77" not in str(error.value), "no value of a record is in the sentence"
 
 
 def test_npz_with_groups_and_split(tmp_path) -> None:
@@ -72,7 +94,7 @@ def test_npz_arrays_by_name(tmp_path) -> None:
     assert data.train.y.tolist() == [0.5, 1.5]
     assert data.train.groups is not None
     assert data.train.groups.tolist() == [1, 0]
-    with pytest.raises(DataError, match="has no 'x', only features, target, site"):
+    with pytest.raises(DataError, match="'x', only"):
         load(path)
     with pytest.raises(DataError, match="has no 'hospital'"):
         load(path, x="features", y="target", groups="hospital")
@@ -239,7 +261,7 @@ def test_tables_refuse_what_does_not_fit(tmp_path, table) -> None:
         load(path, y="age")
     with pytest.raises(DataError, match="has no 'weight'"):
         load(path, x=["weight"])
-    with pytest.raises(DataError, match="'name' must hold numbers, got string; encode"):
+    with pytest.raises(DataError, match="'name' must hold"):
         load(path, x="name")
     write(table.select(["name", "label"]), path)
     with pytest.raises(DataError, match="no numeric column"):
@@ -329,7 +351,7 @@ def test_idx_files_refuse_damage_and_doubt(tmp_path) -> None:
     path = tmp_path / "train-images-idx3-ubyte"
     for damaged in (b"", b"\0\0\x08", images[:-1], images + b"\0", b"\0\0\x0d" + images[3:]):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match="not a complete IDX file of bytes; download"):
+        with pytest.raises(DataError, match="complete IDX file"):
             load(tmp_path)
     path.write_bytes(images)
     assert len(load(tmp_path).train) == 2
@@ -337,7 +359,7 @@ def test_idx_files_refuse_damage_and_doubt(tmp_path) -> None:
     assert len(load(tmp_path).train) == 2, "packed and unpacked side by side are one file"
     path.unlink()
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(images)[:-12])
-    with pytest.raises(DataError, match=r"cannot be read as an IDX file .*; download it again"):
+    with pytest.raises(DataError, match="read as an IDX file"):
         load(tmp_path)
     for name in ("digits", "letters"):
         (tmp_path / f"emnist-{name}-train-images-idx3-ubyte").write_bytes(images)
@@ -384,7 +406,7 @@ def test_hub_images_labels_and_groups(monkeypatch) -> None:
     assert data.train.groups is not None
     assert data.train.groups.tolist() == [1, 0]
     assert data.source == "hf:flwrlabs/femnist:plain"
-    with pytest.raises(DataError, match="has no 'label' or 'y', only image, character, writer_id"):
+    with pytest.raises(DataError, match=r"'label' or 'y', only.*character, writer_id"):
         load("hf:flwrlabs/femnist")
 
 

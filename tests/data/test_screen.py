@@ -30,7 +30,7 @@ def test_nothing_to_say_about_complete_and_scaled_records() -> None:
 def test_a_missing_value_is_said_until_it_is_decided() -> None:
     data = dataset([[1, NAN], [2, INF], [3, 1], [1, 2]])
     found = screen(data)
-    assert found.lost == "2 of 4 records (50 %) count for nothing"
+    assert found.lost == "2 of 4 records (50 %) are ignored"
     (sentence,) = found.findings()
     assert sentence.startswith(f"{found.lost}, since a value is missing (b 2); set data.missing")
     dropped, filled = screen(data, "drop"), screen(data, "fill")
@@ -91,6 +91,6 @@ def test_images_and_features_without_names() -> None:
     image[1, 0, 0, 0] = NAN
     found = screen(Dataset(Records(image, torch.zeros(3).long()), None, 2, "images"))
     assert (found.incomplete, found.columns) == (1, ())
-    assert found.findings()[0].startswith("1 of 3 records (33 %) count for nothing, since")
+    assert found.findings()[0].startswith("1 of 3 records (33 %) are ignored, since")
     plain = Dataset(Records(image.flatten(1)[:, :2], torch.zeros(3).long()), None, 2, "array")
     assert [each.name for each in screen(plain).columns] == ["0", "1"]

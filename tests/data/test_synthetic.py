@@ -63,28 +63,32 @@ def test_the_clusters_are_those_of_the_first_release() -> None:
 
 
 def test_what_is_unknown_is_refused_by_name() -> None:
-    with pytest.raises(DataError, match="no kind 'glmm' of synthetic data; use clusters, mixed"):
+    with pytest.raises(DataError, match="kind 'glmm' of synthetic"):
         load("synthetic", kind="glmm")
-    with pytest.raises(DataError, match="kind 'mixed' takes no option sizes; it takes alpha, beta"):
+    with pytest.raises(DataError, match="kind 'mixed' takes"):
         load("synthetic", kind="mixed", sizes="equal")
-    with pytest.raises(DataError, match="kind 'glm' takes no option classes"):
+    with pytest.raises(DataError, match="kind 'glm' takes"):
         load("synthetic", kind="glm", classes=3)
-    with pytest.raises(DataError, match="link must be one of logistic, poisson, got 'probit'"):
+    with pytest.raises(DataError, match=r"link.*got 'probit'"):
         load("synthetic", kind="glm", link="probit")
-    with pytest.raises(
-        DataError, match="sizes must be one of equal, uniform, lognormal, got 'pareto'"
-    ):
+    with pytest.raises(DataError, match=r"sizes.*got 'pareto'"):
         load("synthetic", kind="glm", sizes="pareto")
 
 
 @pytest.mark.parametrize(
     ("kind", "option", "value"),
     [
-        ("mixed", "clients", 0), ("mixed", "records", 50), ("mixed", "classes", 0),
-        ("mixed", "beta", -1), ("mixed", "alpha", float("inf")), ("glm", "clients", 0),
-        ("glm", "mean_size", 0), ("glm", "norm", -1.0), ("glm", "records", 3),
+        ("mixed", "clients", 0),
+        ("mixed", "records", 50),
+        ("mixed", "classes", 0),
+        ("mixed", "beta", -1),
+        ("mixed", "alpha", float("inf")),
+        ("glm", "clients", 0),
+        ("glm", "mean_size", 0),
+        ("glm", "norm", -1.0),
+        ("glm", "records", 3),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_made_is_refused(kind, option, value) -> None:
     bound = rf"{option} must be .*, got {value};|got 3 records for 40 clients; raise records"
     with pytest.raises(DataError, match=bound):
@@ -149,8 +153,10 @@ def test_the_truth_is_where_the_expected_gradient_is_zero(link) -> None:
 
 
 def test_theta_does_not_depend_on_how_records_are_divided() -> None:
-    made = [load("synthetic", kind="glm", clients=m, sizes=how).truth
-            for m, how in ((3, "equal"), (9, "uniform"), (20, "lognormal"))]  # fmt: skip
+    made = [
+        load("synthetic", kind="glm", clients=m, sizes=how).truth
+        for m, how in ((3, "equal"), (9, "uniform"), (20, "lognormal"))
+    ]
     assert all(torch.equal(made[0], each) for each in made)
 
 

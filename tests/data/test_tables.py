@@ -74,8 +74,11 @@ def test_tables_in_folders_of_their_own_are_named_by_a_pattern(
     for name in ("north", "south"):
         (home / "silos" / name).mkdir(parents=True)
         (home / "silos" / name / "x.csv").write_text("a,y\n1,0\n2,1\n")
-    for source, root in (("silos/*/x.csv", home), ("silos/*/*.csv", home),
-                         ("ward*/silos/*/x.csv", None)):  # fmt: skip
+    for source, root in (
+        ("silos/*/x.csv", home),
+        ("silos/*/*.csv", home),
+        ("ward*/silos/*/x.csv", None),
+    ):
         data = load(source, root=root)
         records = data.train
         assert data.source == "silos: 2 files"
@@ -97,7 +100,7 @@ def test_what_does_not_fit_together_is_refused(five: Path, tmp_path: Path) -> No
     write(five / "f.csv", "age,dose,patient,ill", "1,?,3,0")
     with pytest.raises(DataError, match=r"'dose' holds double in 'a\.csv' and string in 'f\.csv'"):
         load(five, y="ill")
-    with pytest.raises(DataError, match=r"must all be \.csv or \.parquet, got 'notes\.txt'"):
+    with pytest.raises(DataError, match=r"got 'notes\.txt'"):
         load([five / "a.csv", five / "notes.txt"])
 
 
@@ -167,7 +170,7 @@ def test_values_beyond_a_schema(tmp_path: Path) -> None:
     [[], [3], [5, 5], [9, 1], [0, math.inf], ["a", "a"], ["a", 1], [True, False], [1, 2, 2]],
 )
 def test_a_schema_without_meaning_is_refused(public: list[object]) -> None:
-    with pytest.raises(DataError, match=r"data\.schema\.age must be \[low, high\], or a list"):
+    with pytest.raises(DataError, match=r"data\.schema\.age must be \[low"):
         check_schema({"age": public})
 
 
@@ -179,7 +182,7 @@ def test_a_schema_is_for_tables_that_have_its_columns(tmp_path: Path) -> None:
         load(path, schema=SCHEMA, x="age")
     with pytest.raises(DataError, match="one or more columns"):
         load(path, schema={})
-    with pytest.raises(DataError, match=r"takes no schema, which is for \.csv and \.parquet"):
+    with pytest.raises(DataError, match="takes no schema, which"):
         load(write(tmp_path / "t.npz", ""), schema=SCHEMA)
 
 

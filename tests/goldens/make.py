@@ -71,11 +71,13 @@ def stopped_before(round: int) -> Iterator[None]:
 
 
 def make_runs() -> dict[str, Any]:
-    made: dict[str, Any] = {"machine": {
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }}  # fmt: skip
+    made: dict[str, Any] = {
+        "machine": {
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+    }
     for name, golden in GOLDENS.items():
         params, sentence = in_process(golden)
         made[name] = {"digest": digest(params), "params": params.tolist(), "sentence": sentence}

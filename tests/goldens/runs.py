@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from flwr.app import ArrayRecord
 
+from dpfed.client._standardised import Standardised
 from dpfed.core.types import Problem, Vector
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, Model
 from dpfed.data.modules import Network
-from dpfed.data.standardised import Standardised
 from dpfed.flower import DPStrategy, client_app
 from dpfed.recipes.build import plan_for
 from dpfed.recipes.methods import METHODS
@@ -103,12 +103,14 @@ def _kinds() -> dict[str, Golden]:
         "network": Golden(_method("dp-localadamw", "client"), "network"),
         "network-records": Golden(_method("dp-fedgd", "record"), "network"),
         "exact-noise": Golden(_method("dp-fedyogi", "record", mechanism="discrete_gaussian")),
-        "clear": Golden({
-            "method": "dp-fedgd",
-            "rounds": ROUNDS,
-            "privacy": {"mechanism": "clear", "noise": "keyed"},
-        }),
-    }  # fmt: skip
+        "clear": Golden(
+            {
+                "method": "dp-fedgd",
+                "rounds": ROUNDS,
+                "privacy": {"mechanism": "clear", "noise": "keyed"},
+            }
+        ),
+    }
 
 
 GOLDENS = {**_methods(), **_sums(), **_kinds()}

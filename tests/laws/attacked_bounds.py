@@ -161,7 +161,7 @@ class Tape:
         self.sums: dict[tuple[str, int], torch.Tensor] = {}
         self._plan, self._genes, self._made = plan, genes, dict[tuple[str, int], Release]()
         self._silent = {
-            name: replace(mechanism, trust=Trust.CENTRAL)  # type: ignore[type-var]
+            name: mechanism.with_facts(trust=Trust.CENTRAL)
             for name, mechanism in plan.channels.items()
         }
 
@@ -313,10 +313,12 @@ class Attack:
         pattern, rest = self._records(genes, 1), self._records(genes, 1)
         others = PEOPLE if self.case.unit is Unit.GROUP else OTHERS
         alike, nothing = genes.whole(others + 1), genes.one() > 0
-        x = torch.cat([
-            pattern.x.expand(alike, -1),
-            (rest.x * (0.0 if nothing else 1.0)).expand(others - alike, -1),
-        ])  # fmt: skip
+        x = torch.cat(
+            [
+                pattern.x.expand(alike, -1),
+                (rest.x * (0.0 if nothing else 1.0)).expand(others - alike, -1),
+            ]
+        )
         y = torch.cat([pattern.y.expand(alike), rest.y.expand(others - alike)])
         count = 1 if self.case.unit is Unit.RECORD else 1 + genes.whole(3)
         made = [self._near(genes, pattern, count) for _ in range(VERSIONS)]
@@ -326,7 +328,7 @@ class Attack:
         """Scores of the pattern as the genes say; all else of some magnitude."""
         parts = self.model.layout.unflatten(self.start)
         x = pattern.x[0].double()
-        along = x / x.norm() if self.plan.client.standardises else x / x.square().sum()
+        along = x / x.norm() if self.plan.client.model else x / x.square().sum()
         scores = self._scores(genes)
         sent = {}
         for name, value in parts.items():

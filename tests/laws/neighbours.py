@@ -74,8 +74,21 @@ HOSTILE: dict[str, Callable[[Vector, torch.Generator], Vector]] = {
     "one infinity": lambda v, g: _with(v, math.inf),
     "one 1e37": lambda v, g: _with(v * 1e-8, 1e37),
 }
-SERVERS = ("sane", "one NaN", "all NaN", "one infinity", 0.0, 1e-40, 1e-30, 1.0, "magnitudes",
-           "one 1e37", 1e6, 1e18, 3e38)  # fmt: skip
+SERVERS = (
+    "sane",
+    "one NaN",
+    "all NaN",
+    "one infinity",
+    0.0,
+    1e-40,
+    1e-30,
+    1.0,
+    "magnitudes",
+    "one 1e37",
+    1e6,
+    1e18,
+    3e38,
+)
 """What a server sends: the last five make scores that are nothing but rounding."""
 
 
@@ -244,9 +257,18 @@ def _random(draw: Draw, others: Records) -> Pair:
 
 
 PAIRS = (
-    _relabelled, _opposite, _across, _huge, _magnitudes, _zero, _vanishing, _float_ends, _sparse,
-    _twin, _unknown,
-)  # fmt: skip
+    _relabelled,
+    _opposite,
+    _across,
+    _huge,
+    _magnitudes,
+    _zero,
+    _vanishing,
+    _float_ends,
+    _sparse,
+    _twin,
+    _unknown,
+)
 
 
 def joined(scene: Scene, unit: Unit, version: Records | None) -> Records:
@@ -300,7 +322,7 @@ class Search:
         self.draw = Draw(self.plan.update.unit, not poisson, classes, self.generator)
         self.model = model_for(self.plan, self.model)
         self.start = torch.zeros(self.model.layout.size)
-        if self.plan.client.standardises:  # from zeros, all rows are zero
+        if self.plan.client.model:  # from zeros, all rows are zero
             self.start = self.model.initial(0)
         self.usual, self.client = sane(self.plan, self.start), Watched(self.plan)
         scene = self._scene(_random, "sane", "sane", ())

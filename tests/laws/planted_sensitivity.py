@@ -176,7 +176,7 @@ def half_declared(plan: Plan, patch: pytest.MonkeyPatch) -> Plan:
         return replace(made, replace_bound=made.replace_bound / 2)
 
     mechanism: Any = plan.update
-    less = replace(mechanism, replace_bound=mechanism.replace_bound / 2)
+    less = mechanism.with_facts(replace_bound=mechanism.replace_bound / 2)
     return replace(on_rows(plan, halved), channels={**plan.channels, UPDATE: less})
 
 
@@ -236,7 +236,7 @@ def moments_priced_as_removed(plan: Plan, patch: pytest.MonkeyPatch) -> Plan:
         return replace(rows.clipped_sum(clip), replace_bound=clip)
 
     mechanism: Any = plan.channels["second"]
-    channels = {**plan.channels, "second": replace(mechanism, replace_bound=mechanism.clip)}
+    channels = {**plan.channels, "second": mechanism.with_facts(replace_bound=mechanism.clip)}
     return replace(on_rows(plan, less, "second"), channels=channels)
 
 

@@ -57,8 +57,8 @@ from dpfed.data.models import Linear
 from dpfed.data.modules import Network, seeded
 from dpfed.recipes.build import plan_for_clients, trained_model
 from dpfed.recipes.schema import parse
-from dpfed.training.answer import ClientState, PricedReleaser, make_reply
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, PricedReleaser, make_reply
 
 FEATURES, CLASSES, ROUNDS, NOMINAL = 3, 3, 3, 8.0
 
@@ -135,7 +135,7 @@ def variants(name: str) -> Iterator[tuple[tuple[str, Any], ...]]:
     yield tuple(few.items())
     for key, parameter in known.items():
         for value in _choices(hints[key]):
-            if value != parameter.default and key not in registry.FACTS:
+            if value != parameter.default and key not in registry.FACTS["client"]:
                 yield (*few.items(), (key, value))
 
 
@@ -167,9 +167,14 @@ def cases(
 def plan_for(case: Case) -> Plan:
     """The plan, as a recipe makes it, with a metrics channel."""
     privacy: dict[str, Any] = {
-        "unit": case.unit, "adjacency": case.adjacency, "mechanism": case.mechanism,
-        "clip": case.clip, "std_over_clip": 1.0, "nominal": NOMINAL, "noise": "keyed",
-    }  # fmt: skip
+        "unit": case.unit,
+        "adjacency": case.adjacency,
+        "mechanism": case.mechanism,
+        "clip": case.clip,
+        "std_over_clip": 1.0,
+        "nominal": NOMINAL,
+        "noise": "keyed",
+    }
     privacy |= {"adaptive": {}} if case.adaptive else {}
     client = {"name": case.algorithm, **dict(case.options)}
     rounds = MORE_ROUNDS.get(case.algorithm, ROUNDS)
@@ -235,7 +240,7 @@ class Recorder:
 
     def __init__(self, mechanism: Any, channel: str, client: Watched) -> None:
         self._mechanism, self._channel, self._client = mechanism, channel, client
-        self._silent = replace(mechanism, trust=Trust.CENTRAL)
+        self._silent = mechanism.with_facts(trust=Trust.CENTRAL)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mechanism, name)
@@ -308,7 +313,7 @@ def mu_of(mechanism: Mechanism, releases: int) -> float:
 
 def priced_distance(mechanism: Any) -> float:
     """How far one unit may move one release, by what the mechanism is priced at."""
-    return mu_of(mechanism, 1) / math.sqrt(mechanism.worth(1)) * float(mechanism.std)
+    return mu_of(mechanism, 1) / math.sqrt(mechanism.squared_sensitivity(1)) * float(mechanism.std)
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 """Models of every shape that rows are made of: one per kind of layer, and transformers with LoRA.
 
 Tiny, with random weights; what they are called with lies beside them. The oracle of rows
-(tests/data/test_taps.py) and the law of sensitivity (test_model_laws.py) go over all of them.
+(tests/data/test_layer_hooks.py) and the law of sensitivity (test_model_laws.py) go over all.
 """
 
 from __future__ import annotations
@@ -63,36 +63,74 @@ class Pooled(nn.Module):
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
-    "linear": (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)),
-               numbers(4)),
-    "linear, tokens": (lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.GELU(), nn.Flatten(),
-                                             nn.Linear(5 * T, 3)), numbers(T, 4)),
+    "linear": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)),
+        numbers(4),
+    ),
+    "linear, tokens": (
+        lambda: nn.Sequential(
+            nn.Linear(4, 5, bias=False), nn.GELU(), nn.Flatten(), nn.Linear(5 * T, 3)
+        ),
+        numbers(T, 4),
+    ),
     "linear, pooled": (Pooled, numbers(2, 8)),
-    "conv2d": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, stride=2), nn.Tanh(),
-                                     nn.Flatten(), nn.Linear(36, 3)), numbers(2, 6, 6)),
-    "conv2d, groups": (lambda: nn.Sequential(
-        nn.Conv2d(4, 6, (3, 2), groups=2, dilation=2, padding="same", padding_mode="circular"),
-        nn.Flatten(), nn.Linear(150, 3)), numbers(4, 5, 5)),
-    "conv1d": (lambda: nn.Sequential(nn.Conv1d(4, 5, 3, padding=2, bias=False), nn.Flatten(),
-                                     nn.Linear(40, 3)), numbers(4, T)),
-    "embedding": (lambda: nn.Sequential(nn.Embedding(WORDS, 4, padding_idx=0), nn.Flatten(),
-                                        nn.Linear(4 * T, 3)), words()),
-    "layer norm": (lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Flatten(),
-                                         nn.Linear(5 * T, 3)), numbers(T, 4)),
-    "layer norm, two axes": (lambda: nn.Sequential(nn.LayerNorm((T, 4)), nn.Flatten(),
-                                                   nn.Linear(4 * T, 3)), numbers(T, 4)),
-    "rms norm": (lambda: nn.Sequential(nn.RMSNorm(4), nn.Flatten(), nn.Linear(4 * T, 3)),
-                 numbers(T, 4)),
-    "group norm": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(),
-                                         nn.Flatten(), nn.Linear(64, 3)), numbers(2, 6, 6)),
+    "conv2d": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(36, 3)
+        ),
+        numbers(2, 6, 6),
+    ),
+    "conv2d, groups": (
+        lambda: nn.Sequential(
+            nn.Conv2d(4, 6, (3, 2), groups=2, dilation=2, padding="same", padding_mode="circular"),
+            nn.Flatten(),
+            nn.Linear(150, 3),
+        ),
+        numbers(4, 5, 5),
+    ),
+    "conv1d": (
+        lambda: nn.Sequential(
+            nn.Conv1d(4, 5, 3, padding=2, bias=False), nn.Flatten(), nn.Linear(40, 3)
+        ),
+        numbers(4, T),
+    ),
+    "embedding": (
+        lambda: nn.Sequential(
+            nn.Embedding(WORDS, 4, padding_idx=0), nn.Flatten(), nn.Linear(4 * T, 3)
+        ),
+        words(),
+    ),
+    "layer norm": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Flatten(), nn.Linear(5 * T, 3)),
+        numbers(T, 4),
+    ),
+    "layer norm, two axes": (
+        lambda: nn.Sequential(nn.LayerNorm((T, 4)), nn.Flatten(), nn.Linear(4 * T, 3)),
+        numbers(T, 4),
+    ),
+    "rms norm": (
+        lambda: nn.Sequential(nn.RMSNorm(4), nn.Flatten(), nn.Linear(4 * T, 3)),
+        numbers(T, 4),
+    ),
+    "group norm": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+        ),
+        numbers(2, 6, 6),
+    ),
     "attention": (Attention, numbers(T, 8)),
-}  # fmt: skip
+}
 
 
 # ------------------------------------------------------------------------------- transformers, LoRA
 
-SMALL = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-         "intermediate_size": 20}  # fmt: skip
+SMALL = {
+    "vocab_size": WORDS,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 20,
+}
 
 
 def lora(module: nn.Module, targets: list[str], task: str) -> nn.Module:
@@ -105,8 +143,9 @@ def lora(module: nn.Module, targets: list[str], task: str) -> nn.Module:
 
 def bert(tied: bool) -> tuple[nn.Module, Loss]:
     library = pytest.importorskip("transformers")
-    config = library.BertConfig(**SMALL, num_labels=3, max_position_embeddings=T,
-                                tie_word_embeddings=tied)  # fmt: skip
+    config = library.BertConfig(
+        **SMALL, num_labels=3, max_position_embeddings=T, tie_word_embeddings=tied
+    )
     if tied:
         return lora(library.BertForMaskedLM(config), ["query", "value"], None), Tokens()  # type: ignore[arg-type]
     module = library.BertForSequenceClassification(config)
@@ -115,21 +154,25 @@ def bert(tied: bool) -> tuple[nn.Module, Loss]:
 
 def gpt2(tied: bool) -> tuple[nn.Module, Loss]:
     library = pytest.importorskip("transformers")
-    config = library.GPT2Config(vocab_size=WORDS, n_embd=16, n_layer=2, n_head=2, n_positions=T,
-                                tie_word_embeddings=tied)  # fmt: skip
+    config = library.GPT2Config(
+        vocab_size=WORDS, n_embd=16, n_layer=2, n_head=2, n_positions=T, tie_word_embeddings=tied
+    )
     return lora(library.GPT2LMHeadModel(config), ["c_attn"], "CAUSAL_LM"), Tokens(shift=True)
 
 
 def llama(tied: bool) -> tuple[nn.Module, Loss]:
     library = pytest.importorskip("transformers")
-    config = library.LlamaConfig(**SMALL, num_key_value_heads=1, max_position_embeddings=T,
-                                 tie_word_embeddings=tied)  # fmt: skip
+    config = library.LlamaConfig(
+        **SMALL, num_key_value_heads=1, max_position_embeddings=T, tie_word_embeddings=tied
+    )
     return lora(library.LlamaForCausalLM(config), ["q_proj", "v_proj"], "CAUSAL_LM"), Tokens(True)
 
 
 TRANSFORMERS: dict[str, Callable[[bool], tuple[nn.Module, Loss]]] = {
-    "bert": bert, "gpt2": gpt2, "llama": llama,
-}  # fmt: skip
+    "bert": bert,
+    "gpt2": gpt2,
+    "llama": llama,
+}
 
 
 class Shape(NamedTuple):
@@ -169,8 +212,10 @@ def texts(loss: Loss, padded: bool) -> Batches:
 
 ADAPTERS = [
     Shape(name, padded, tied)
-    for name in TRANSFORMERS for padded in (False, True) for tied in (False, True)
-]  # fmt: skip
+    for name in TRANSFORMERS
+    for padded in (False, True)
+    for tied in (False, True)
+]
 SHAPES = [*map(Shape, LAYERS), *ADAPTERS]
 
 

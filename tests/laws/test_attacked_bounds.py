@@ -2,8 +2,9 @@
 """No broadcast, option or record that a search finds makes a unit move more than is priced.
 
 attacked_bounds.py has the search. CI attacks every algorithm that states a bound of its own, at
-least 2,000 evaluations for each unit, adjacency and choice (but for choices that only leave out a
-channel); the long suite all algorithms, longer.
+least 1,000 evaluations for each unit, adjacency and choice (but for choices that only leave out a
+channel); the long suite all algorithms, longer. Of six seeds, four find the indefinite derivative
+below in 1,000 evaluations, and as many in 2,000 (two in 600).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dpfed.data import models
 from tests.laws.attacked_bounds import Attack, Target, targets
 from tests.laws.sensitivity import LINEAR
 
-EVALUATIONS, MANY = 2000, 6000
+EVALUATIONS, MANY = 1000, 6000
 ALL = list(targets())
 OWN = [target for target in ALL if target.states_bounds]
 
@@ -27,9 +28,10 @@ def leaves_out(target: Target) -> bool:
     """Whether a choice only leaves out channels that another choice has, under the same bounds."""
     mine = target.plan.client.channels
     others = [
-        each.plan.client.channels for each in OWN
+        each.plan.client.channels
+        for each in OWN
         if (each.case.algorithm, each.case.unit) == (target.case.algorithm, target.case.unit)
-    ]  # fmt: skip
+    ]
     bounds = {name: (c.clip, c.replace_bound) for name, c in mine.items()}
     return any(
         len(other) > len(mine)
@@ -101,8 +103,11 @@ def test_the_search_finds_the_second_derivative_that_was_indefinite(
     unit: Unit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models._Softmax, "curvature", _difference)
-    (target,) = (t for t in OWN if t.case.algorithm == "fednew" and t.case.unit is unit
-                 and t.plan.client.memory == "d^2")  # fmt: skip
+    (target,) = (
+        t
+        for t in OWN
+        if t.case.algorithm == "fednew" and t.case.unit is unit and t.plan.client.memory == "d^2"
+    )
     for seed in range(4):
         found = Attack(target, seed).search(EVALUATIONS)
         if found.faults:

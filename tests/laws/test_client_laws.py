@@ -35,7 +35,7 @@ from dpfed.core.types import (
     State,
     Unit,
 )
-from dpfed.training.answer import ClientState, PricedReleaser, answer, make_reply
+from dpfed.training.reply import ClientState, PricedReleaser, client_reply, make_reply
 
 ALGORITHMS = list(registry.names("client"))
 
@@ -106,7 +106,7 @@ def test_planted_leaks_are_stopped_by_the_round_too(work: object) -> None:
     plan = plan_for(planted(work)._replace(sends_unmodified=True), Unit.RECORD)
     client = ClientState(0, MODEL.problem(records(20, 1)))
     broadcast = Broadcast(0, torch.zeros(MODEL.layout.size))
-    reply, _ = answer(plan, broadcast, "reply", {UPDATE: b""}, client)
+    reply, _ = client_reply(plan, broadcast, "reply", {UPDATE: b""}, client)
     assert isinstance(reply, ClientRefused)
     assert str(reply) == "UnsoundPlan"
 
@@ -122,7 +122,7 @@ def test_a_release_too_many_is_refused() -> None:
     plan = plan_for(planted(twice), Unit.RECORD)
     client = ClientState(0, MODEL.problem(records(20, 1)))
     broadcast = Broadcast(0, torch.zeros(MODEL.layout.size))
-    with pytest.raises(UnsoundPlan, match=r"on 'update' .* must be at most 1.*got number 2"):
+    with pytest.raises(UnsoundPlan, match=r"'update'.*most 1.*got number 2"):
         make_reply(plan, broadcast, client, PricedReleaser(plan, broadcast, client))
 
 
@@ -160,7 +160,7 @@ def test_an_exception_that_quotes_a_record_reaches_no_reply(
     client = ClientState(0, MODEL.problem(records(20, 1)))
     broadcast = Broadcast(0, torch.zeros(MODEL.layout.size))
     with caplog.at_level(logging.ERROR, logger="dpfed"):
-        reply, after = answer(plan, broadcast, "reply", {UPDATE: b""}, replace(client))
+        reply, after = client_reply(plan, broadcast, "reply", {UPDATE: b""}, replace(client))
     assert isinstance(reply, ClientRefused)
     assert str(reply) in WIRE_NAMES
     assert secret not in repr(reply)
@@ -181,5 +181,5 @@ def test_an_error_class_named_after_a_record_crosses_as_a_plain_name() -> None:
     plan = plan_for(planted(work), Unit.RECORD)
     client = ClientState(0, MODEL.problem(records(20, 1)))
     broadcast = Broadcast(0, torch.zeros(MODEL.layout.size))
-    reply, _ = answer(plan, broadcast, "reply", {UPDATE: b""}, client)
+    reply, _ = client_reply(plan, broadcast, "reply", {UPDATE: b""}, client)
     assert str(reply) == "ClientError"

@@ -19,8 +19,8 @@ from dpfed.core import registry
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.randomness import Noise
 from dpfed.core.sampling import Poisson
-from dpfed.core.sum_protocol import Answer
-from dpfed.core.types import Adjacency, Broadcast, ClientAlgorithm, Trust, Unit
+from dpfed.core.sum_protocol import StageReply
+from dpfed.core.types import Adjacency, Broadcast, ClientAlgorithm, Facts, Trust, Unit
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
 from dpfed.training.plan import Plan
@@ -32,16 +32,26 @@ LOCAL_ONLY = {"scaffold", "fednew"}
 
 
 def drawn_plan(client: ClientAlgorithm, server: str, trust: Trust = Trust.CENTRAL) -> Plan:
-    mechanism = gaussian(std=2.0, unit=Unit.CLIENT, adjacency=Adjacency.ZERO_OUT, trust=trust)
+    mechanism = gaussian(
+        Facts(unit=Unit.CLIENT, adjacency=Adjacency.ZERO_OUT, trust=trust), std=2.0
+    )
     channels = {
-        name: replace(mechanism, clip=channel.clip or 1.0, replace_bound=2 * (channel.clip or 1.0))
+        name: mechanism.with_facts(
+            clip=channel.clip or 1.0, replace_bound=2 * (channel.clip or 1.0)
+        )
         for name, channel in client.channels.items()
         if not channel.derived
     }
     return Plan(
-        client=client, channels=channels, sum=plain(), noise=Noise(3), rounds=4,
-        server=registry.build("server", server, {}), nominal=[1.0] * 4, participation=Poisson(0.5),
-    )  # fmt: skip
+        client=client,
+        channels=channels,
+        sum=plain(),
+        noise=Noise(3),
+        rounds=4,
+        server=registry.build("server", server, {}),
+        nominal=[1.0] * 4,
+        client_sampling=Poisson(0.5),
+    )
 
 
 def of_client_level(name: str) -> ClientAlgorithm | None:
@@ -59,7 +69,7 @@ def zeros(plan: Plan) -> Exchange:
 
     def exchange(
         broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
-    ) -> Iterable[tuple[int, Answer]]:
+    ) -> Iterable[tuple[int, StageReply]]:
         del stage
         size = broadcast.params.numel()
         for client in sorted(set().union(*requests.values())):
@@ -75,11 +85,19 @@ def watched(plan: Plan, drawn: tuple[int, ...]) -> list[Any]:
     for _ in range(3):
         state, result = run_round(plan, replace(state, cohort=drawn), zeros(plan))
         sent = publish(plan, state)
-        seen.append((
-            state.params, state.optimizer, dict(state.mechanisms), dict(state.release_counts),
-            sent.params, dict(sent.shared), sent.attempt, result.aborted,
-            None if result.aggregate is None else vars(result.aggregate),
-        ))  # fmt: skip
+        seen.append(
+            (
+                state.params,
+                state.optimizer,
+                dict(state.mechanisms),
+                dict(state.release_counts),
+                sent.params,
+                dict(sent.shared),
+                sent.attempt,
+                result.aborted,
+                None if result.aggregate is None else vars(result.aggregate),
+            )
+        )
     return seen
 
 

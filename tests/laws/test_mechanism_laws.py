@@ -15,7 +15,7 @@ from dpfed.accounting.accountant import RELATIONS, GaussianAccountant
 from dpfed.core import registry
 from dpfed.core.randomness import KeyStream, Noise, derive
 from dpfed.core.rows import Dense
-from dpfed.core.types import Adjacency, Mechanism, Release, Total, Trust
+from dpfed.core.types import Adjacency, Facts, Mechanism, Release, Total, Trust
 
 MECHANISMS = list(registry.names("mechanisms"))
 SIZE = 45_500
@@ -23,7 +23,7 @@ SIZE = 45_500
 
 @pytest.fixture(params=MECHANISMS)
 def mechanism(request: pytest.FixtureRequest) -> Mechanism:
-    built: Mechanism = registry.build("mechanisms", request.param, {"clip": 2.0})
+    built: Mechanism = registry.build("mechanisms", request.param, {}, facts=Facts(2.0))
     return built
 
 
@@ -74,8 +74,10 @@ def test_what_releases_are_worth_is_what_the_event_says(mechanism: Mechanism) ->
         accountant = GaussianAccountant(RELATIONS[mechanism.adjacency])
         accountant.compose(mechanism.event(releases, 3.0))
         mu = 2 / mechanism.noise_multiplier(3.0)
-        assert accountant.mu**2 == pytest.approx(mechanism.worth(releases) * mu * mu, rel=1e-12)
-    worths = [mechanism.worth(releases) for releases in range(71)]
+        assert accountant.mu**2 == pytest.approx(
+            mechanism.squared_sensitivity(releases) * mu * mu, rel=1e-12
+        )
+    worths = [mechanism.squared_sensitivity(releases) for releases in range(71)]
     assert worths == sorted(worths)
     assert worths[0] == 0
 
@@ -116,14 +118,14 @@ def test_the_grid_is_public(mechanism: Mechanism) -> None:
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_central_noise_is_added_once_by_the_server(name: str) -> None:
-    mechanism = registry.build("mechanisms", name, {"clip": 2.0, "trust": Trust.CENTRAL})
+    mechanism = registry.build("mechanisms", name, {}, facts=Facts(2.0, trust=Trust.CENTRAL))
     [silent] = releases_of(mechanism, 100, 1)
     assert not silent.vector.any()
     assert silent.std == 0
     total = Total(torch.zeros(SIZE, dtype=torch.int64), (0, 1), (1.0, 1.0))
     release, _ = mechanism.finish(total, mechanism.init(SIZE), Noise(0).stream("finish"))
     assert float(noise_of(release).std()) == pytest.approx(release.std, rel=0.01)
-    private = registry.build("mechanisms", name, {"clip": 2.0})
+    private = registry.build("mechanisms", name, {}, facts=Facts(2.0))
     assert release.std == releases_of(private, 1, 1)[0].std  # as much as a client would add
 
 

@@ -53,14 +53,21 @@ def table(name: str, classes: int = CLASSES) -> dict[str, Any]:
 def plan_of(
     metrics: list[dict[str, Any]], unit: Unit, adjacency: Adjacency, model: str, **privacy: Any
 ) -> Plan:
-    recipe = parse({
-        "rounds": ROUNDS, "client": {"name": "gradient"},
-        "evaluation": {"kind": "federated", "metrics": metrics},
-        "privacy": {
-            "unit": unit, "adjacency": adjacency, "std_over_clip": 1.0, "nominal": NOMINAL,
-            "noise": "keyed", **privacy,
-        },
-    })  # fmt: skip
+    recipe = parse(
+        {
+            "rounds": ROUNDS,
+            "client": {"name": "gradient"},
+            "evaluation": {"kind": "federated", "metrics": metrics},
+            "privacy": {
+                "unit": unit,
+                "adjacency": adjacency,
+                "std_over_clip": 1.0,
+                "nominal": NOMINAL,
+                "noise": "keyed",
+                **privacy,
+            },
+        }
+    )
     return plan_for_clients(recipe, [NO_RECORDS], MODELS[model])
 
 
@@ -122,7 +129,7 @@ def test_one_score_has_two_classes() -> None:
 def priced_as_one(plan: Plan) -> Plan:
     """Sensitivity 1 in the place of sqrt 2."""
     mechanism: Any = plan.channels[METRICS]
-    cheap: Mechanism = replace(mechanism, replace_bound=1.0)
+    cheap: Mechanism = mechanism.with_facts(replace_bound=1.0)
     metrics = tuple(metric._replace(replace_bound=1.0) for metric in plan.metrics)
     return replace(plan, channels={**plan.channels, METRICS: cheap}, metrics=metrics)
 

@@ -33,10 +33,17 @@ CHUNK = 8
 ONE_BY_ONE = Shape("bert", padded=True)
 """Of what torch.func cannot go through, one is enough: the rows are those of any record."""
 
+
+def marks_of(shape: Shape) -> list[pytest.MarkDecorator]:
+    """CI has each transformer with and without padding, and with and without tied weights."""
+    if shape not in ADAPTERS:
+        return []
+    in_ci = shape.padded == shape.tied or shape == ONE_BY_ONE
+    return [pytest.mark.slow if in_ci else pytest.mark.long]
+
+
 CELLS = [
-    pytest.param(
-        shape, sampler, id=f"{shape}-{sampler}", marks=[pytest.mark.slow] * (shape in ADAPTERS)
-    )
+    pytest.param(shape, sampler, id=f"{shape}-{sampler}", marks=marks_of(shape))
     for shape in SHAPES
     for sampler in ("ghost", "func", "alone")
     if sampler == "ghost"

@@ -20,7 +20,7 @@ from torch import nn
 
 import dpfed.client
 import dpfed.core
-from dpfed.core.divided import Divided, Within
+from dpfed.core.adaptive_rows import ClipIndicator, ScaledByClip
 from dpfed.core.ghost import Ghost, Layer, Lookups, Products, Sums
 from dpfed.core.matrices import Gram, Hessians
 from dpfed.core.rows import Chunks, Dense, Outer, Scaled
@@ -119,13 +119,15 @@ CASES: dict[str, Callable[[Pick], Rows]] = {
         Outer(pick(2, 3), pick(2, 4), bias=False, groups=PERSON), other(pick, 12)
     ),
     "Scaled Chunks": lambda pick: Scaled(chunks(pick(1, 6)), other(pick, 6)),
-    "Divided Dense": lambda pick: Divided(Dense(pick(1, 6)), number(pick)),
-    "Divided Dense, a person": lambda pick: Divided(Dense(pick(2, 6), PERSON), number(pick)),
-    "Divided Outer": lambda pick: Divided(Outer(pick(1, 3), pick(1, 4)), number(pick)),
-    "Divided Ghost": lambda pick: Divided(several(pick(2, 3)[None]), number(pick)),
-    "Within Dense": lambda pick: Within(Dense(pick(1, 6)), number(pick)),
-    "Within Outer": lambda pick: Within(Outer(pick(1, 3), pick(1, 4)), number(pick)),
-    "Within Ghost, a person": lambda pick: Within(ghost_person(pick), number(pick)),
+    "ScaledByClip Dense": lambda pick: ScaledByClip(Dense(pick(1, 6)), number(pick)),
+    "ScaledByClip Dense, a person": lambda pick: ScaledByClip(
+        Dense(pick(2, 6), PERSON), number(pick)
+    ),
+    "ScaledByClip Outer": lambda pick: ScaledByClip(Outer(pick(1, 3), pick(1, 4)), number(pick)),
+    "ScaledByClip Ghost": lambda pick: ScaledByClip(several(pick(2, 3)[None]), number(pick)),
+    "ClipIndicator Dense": lambda pick: ClipIndicator(Dense(pick(1, 6)), number(pick)),
+    "ClipIndicator Outer": lambda pick: ClipIndicator(Outer(pick(1, 3), pick(1, 4)), number(pick)),
+    "ClipIndicator Ghost, a person": lambda pick: ClipIndicator(ghost_person(pick), number(pick)),
     "Ghost": lambda pick: ghost(Products(pick(2, 3)[None], pick(2, 4)[None])),
     "Ghost, Gram matrices": lambda pick: ghost(Products(pick(1, 9)[None], pick(1, 8)[None])),
     "Ghost, cancelling": lambda pick: ghost(cancelling(pick)),
@@ -140,7 +142,7 @@ CASES: dict[str, Callable[[Pick], Rows]] = {
 }
 ELSEWHERE = {
     "Direction",  # not made of rows: tests/attacks/test_hostile_rows.py
-    "MetricRows",  # bounded by how they are made: tests/core/test_metric_rows.py
+    "MetricRows",  # bounded by how they are made: tests/core/test_metric.py
     "StackedDense",  # of many clients, line by line as Dense and Outer: tests/core/test_stacked.py
     "StackedOuter",
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A unit moves what is handed to the mechanism by at most what is priced: sensitivity.py says how.
 
-scripts/sensitivity runs the same with a longer search; results/sensitivity/table.md has the table.
+lab/studies/sensitivity/ runs the same with a longer search; its results have the table.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dpfed.core import registry
 from dpfed.core.log import log
 from dpfed.core.types import METRICS, Adjacency, Unit
 from dpfed.training.plan import Plan
+from tests.helpers.sensitivity_cases import CHANGING
 from tests.laws.neighbours import Effort, Search
 from tests.laws.planted_sensitivity import BUGS, Bug, steps_on_clear_gradients
 from tests.laws.sensitivity import LINEAR, MODELS, NETWORKS, Case, cases, mu_of, plan_for
@@ -129,13 +130,6 @@ def test_the_law_of_leaks_would_miss_clear_local_steps(monkeypatch: pytest.Monke
 
 
 # ------------------------------------------------------------------------ rows of other records
-
-
-CHANGING = [
-    (Unit.RECORD, Adjacency.ADD_REMOVE),
-    (Unit.GROUP, Adjacency.ADD_REMOVE),
-    (Unit.GROUP, Adjacency.REPLACE_ONE),
-]
 
 
 @pytest.mark.slow

@@ -49,12 +49,12 @@ from dpfed.data.models import Model
 from dpfed.data.modules import Network, seeded
 from dpfed.recipes.methods import METHODS
 from dpfed.recipes.terms import Terms, read_terms
-from dpfed.silo.keeper import Keeper
+from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import load_policy
-from dpfed.training.answer import _kinds_of_rounds
 from dpfed.training.flower.codec import CONTROL, Sender
+from dpfed.training.reply import _kinds_of_rounds
+from tests.helpers.handlers import sent
 from tests.silo.gates import CLASSES, FEATURES, Silo, records, terms_for
-from tests.silo.test_keeper import sent
 
 pytestmark = pytest.mark.slow
 
@@ -125,14 +125,14 @@ def problem(model: Model, at: str) -> Problem:
 class Silos:
     """One keeper per world, each with its own state; what they know of a training is handed in."""
 
-    keepers: dict[tuple[str, Unit], Keeper]
+    keepers: dict[tuple[str, Unit], RequestHandler]
 
     def answers(self, terms: Terms, problems: dict[str, Problem], round: int) -> dict[str, bytes]:
         order, found = order_of(terms, round), {}
         for name, each in problems.items():
             held = self.keepers[name, terms.plan.update.unit]
             held._trainings[terms.name] = (terms, each)
-            found[name] = held.answer(order, nothing=name == "stopped")
+            found[name] = held.reply(order, zero_rows=name == "stopped")
         return found
 
 
@@ -142,11 +142,11 @@ def silos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Silos]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DPFED_STATE", "DPFED_LEDGER", "DPFED_IDENTITY"):
             patch.setenv(name, "")
-        patch.setattr(Keeper, "training", lambda self, name: self._trainings[name])
+        patch.setattr(RequestHandler, "training", lambda self, name: self._trainings[name])
         for name, unit in itertools.product(WORLDS["network"], Unit):
             silo = Silo(tmp_path_factory.mktemp(name) / "silo", 0)
             silo.write(epsilon=9e8, unit=unit.value)
-            made[name, unit] = Keeper(load_policy(silo.policy))
+            made[name, unit] = RequestHandler(load_policy(silo.policy))
             made[name, unit].open()
         patch.delenv("DPFED_STATE")  # below: each has its own
         patch.setattr(os, "fsync", lambda file: None)  # no power is cut here
@@ -155,14 +155,14 @@ def silos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Silos]:
 
 @pytest.fixture(autouse=True)
 def _own_state(silos: Silos, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A keeper's folders come by the environment of its process; here several share one."""
-    answer = Keeper.answer
+    """A handler's folders come by the environment of its process; here several share one."""
+    reply = RequestHandler.reply
 
-    def in_its_own(self: Keeper, order: bytes, nothing: bool = False) -> bytes:
+    def in_its_own(self: RequestHandler, order: bytes, zero_rows: bool = False) -> bytes:
         monkeypatch.setenv("DPFED_STATE", str(self.state / "trainings"))
-        return answer(self, order, nothing)
+        return reply(self, order, zero_rows)
 
-    monkeypatch.setattr(Keeper, "answer", in_its_own)
+    monkeypatch.setattr(RequestHandler, "reply", in_its_own)
     monkeypatch.setattr(log, "disabled", True)  # hundreds of records fail, with a page each
 
 
@@ -193,7 +193,7 @@ def supported(method: str, unit: Unit) -> str:
     built = _build(METHODS[method], unit)
     if built is None:
         return ""
-    return "linear" if built.linear or built.standardises else "network"
+    return "linear" if built.linear or built.model else "network"
 
 
 COUNT = iter(range(10**6))
@@ -214,9 +214,15 @@ def check(
     privacy = {"std_over_clip": 3.0, "noise": "keyed", "unit": unit.value, **(privacy or {})}
     sizes = {Unit.RECORD: MANY, Unit.GROUP: MANY // 2 + 1, Unit.CLIENT: 1}[unit]
     text = terms_for(
-        folder, 3, name=f"t{next(COUNT)}", method=method, rounds=4, privacy=privacy,
-        evaluation=evaluation, sizes=[float(sizes)] * 3,
-    ).read_text()  # fmt: skip
+        folder,
+        3,
+        name=f"t{next(COUNT)}",
+        method=method,
+        rounds=4,
+        privacy=privacy,
+        evaluation=evaluation,
+        sizes=[float(sizes)] * 3,
+    ).read_text()
     terms = read_terms(text)
     model: Model = terms.model if kind == "linear" else guarded()
     few = ("usual", "nan", "raises", "stopped")  # of a client only the form is compared
@@ -229,7 +235,7 @@ def check(
         assert "error" not in forms["usual"][3][CONTROL], (method, unit, evaluation, forms["usual"])
         assert all(each == forms["usual"] for each in forms.values()), (method, unit, at, forms)
         if unit is not Unit.CLIENT:
-            sound = {"usual", "stopped", *(["unknown"] if terms.plan.client.standardises else [])}
+            sound = {"usual", "stopped", *(["unknown"] if terms.plan.client.model else [])}
             failed = {n: r for n, r in replies.items() if n not in sound}
             assert len(set(failed.values())) == 1, (method, unit, at, list(failed))
             emptied = [n for n, r in failed.items() if r == replies["stopped"]]

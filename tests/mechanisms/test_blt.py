@@ -22,7 +22,7 @@ from dpfed.core.participation import Participation
 from dpfed.core.randomness import Noise
 from dpfed.core.rows import Dense
 from dpfed.core.sampling import Poisson
-from dpfed.core.types import Adjacency, Mechanism, Total, Trust, Unit
+from dpfed.core.types import Adjacency, Facts, Mechanism, Total, Trust, Unit
 from dpfed.mechanisms._toeplitz import best_buffers
 from dpfed.mechanisms.banded import banded
 from dpfed.mechanisms.blt import Blt, Buffers, blt
@@ -34,15 +34,17 @@ from tests.mechanisms.patterns import lower, node_matrix, patterns, worst
 
 ROUNDS, SIZE = 12, 60_000
 LIMITS = Participation(min_separation=3, at_most=3)
-DEVICES: dict[str, Any] = {
-    "unit": Unit.CLIENT, "trust": Trust.CENTRAL, "adjacency": Adjacency.ZERO_OUT,
-    "participation": LIMITS,
-}  # fmt: skip
+DEVICES = Facts(
+    unit=Unit.CLIENT,
+    trust=Trust.CENTRAL,
+    adjacency=Adjacency.ZERO_OUT,
+    participation=LIMITS,
+)
 MECHANISMS: dict[str, Any] = {
-    "tree": tree(std=2.0, horizon=ROUNDS, **DEVICES),
-    "banded": banded(std=2.0, rounds=ROUNDS, **DEVICES),
-    "blt": blt(std=2.0, rounds=ROUNDS, **DEVICES),
-    "given": blt(std=2.0, decays=[0.9, 0.4], scales=[0.2, 0.3], **DEVICES),
+    "tree": tree(DEVICES, 2.0, horizon=ROUNDS),
+    "banded": banded(DEVICES, 2.0, rounds=ROUNDS),
+    "blt": blt(DEVICES, 2.0, rounds=ROUNDS),
+    "given": blt(DEVICES, 2.0, decays=[0.9, 0.4], scales=[0.2, 0.3]),
 }
 
 
@@ -151,25 +153,25 @@ def test_no_pattern_and_no_signs_cost_more_and_one_costs_as_much(name: str) -> N
     mechanism = MECHANISMS[name]
     for n in range(1, ROUNDS + 1):
         found = worst(matrix_of(mechanism, n), LIMITS.min_separation, LIMITS.at_most)
-        assert mechanism.worth(n) == pytest.approx(found, rel=1e-12)
+        assert mechanism.squared_sensitivity(n) == pytest.approx(found, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_no_unit_of_several_coordinates_costs_more(name: str) -> None:
     rng, C = np.random.default_rng(0), matrix_of(MECHANISMS[name])
-    worth, allowed = MECHANISMS[name].worth(ROUNDS), [*patterns(ROUNDS, 3, 3)]
+    squared, allowed = MECHANISMS[name].squared_sensitivity(ROUNDS), [*patterns(ROUNDS, 3, 3)]
     for _ in range(500):
         steps = allowed[rng.integers(len(allowed))]
         units = np.zeros((ROUNDS, 3))
         units[steps] = rng.normal(size=(len(steps), 3))
         units /= np.maximum(1.0, np.linalg.norm(units, axis=1, keepdims=True))
-        assert np.square(C @ units).sum() <= worth * (1 + 1e-12)
+        assert np.square(C @ units).sum() <= squared * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("make", [gaussian, discrete_gaussian])
 def test_independent_noise_costs_one_release_per_participation(make: Any) -> None:
-    mechanism = make(std=2.0, **DEVICES)
-    assert [mechanism.worth(n) for n in (0, 1, 2, 3, 70)] == [0, 1, 2, 3, 3]
+    mechanism = make(DEVICES, 2.0)
+    assert [mechanism.squared_sensitivity(n) for n in (0, 1, 2, 3, 70)] == [0, 1, 2, 3, 3]
     accountant = GaussianAccountant(RELATIONS[Adjacency.ZERO_OUT])
     accountant.compose(mechanism.event(70))
     assert accountant.mu**2 == pytest.approx(3 / mechanism.noise_multiplier() ** 2)
@@ -178,19 +180,21 @@ def test_independent_noise_costs_one_release_per_participation(make: Any) -> Non
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("make", [tree, banded, blt])
 def test_the_event_costs_what_the_releases_are_worth(make: Any, adjacency: Adjacency) -> None:
-    mechanism = make(clip=2.0, std=60.0, **{**DEVICES, "adjacency": adjacency})
+    mechanism = make(replace(DEVICES, clip=2.0, replace_bound=4.0, adjacency=adjacency), 60.0)
     D = 4.0 if adjacency is Adjacency.REPLACE_ONE else 2.0
     for n in (1, 5, 70):
         accountant = GaussianAccountant(RELATIONS[adjacency])
         accountant.compose(mechanism.event(n))
-        assert accountant.mu**2 == pytest.approx(mechanism.worth(n) * (D / 60) ** 2, rel=1e-12)
+        assert accountant.mu**2 == pytest.approx(
+            mechanism.squared_sensitivity(n) * (D / 60) ** 2, rel=1e-12
+        )
     assert mechanism.event(0) in (dp_accounting.NoOpDpEvent(), dp_accounting.ComposedDpEvent([]))
 
 
 def test_without_participation_every_release_counts() -> None:
     for n in range(1, 20):
         C = matrix_of(blt(), n)
-        assert blt().worth(n) == pytest.approx(float((C.T @ C).sum()), rel=1e-12)
+        assert blt().squared_sensitivity(n) == pytest.approx(float((C.T @ C).sum()), rel=1e-12)
 
 
 def test_the_default_is_the_best_for_a_unit_that_takes_part_once() -> None:
@@ -205,16 +209,23 @@ def test_the_default_is_the_best_for_a_unit_that_takes_part_once() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_numbers_out_of_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(RecipeError, match=f"{name} must be a .*, got {value};"):
-        blt(**{name: value})
+        blt(Facts(clip=value)) if name == "clip" else blt(**{name: value})
 
 
 @pytest.mark.parametrize(
     ("decays", "scales"),
     [
-        ([], []), ([1.0], [0.5]), ([0.0], [0.5]), ([math.nan], [0.5]), ([0.5], [0.0]),
-        ([0.5], [-0.1]), ([0.5], [math.nan]), ([0.5, 0.4], [0.6, 0.5]), ([0.5, 0.4], [0.6]),
+        ([], []),
+        ([1.0], [0.5]),
+        ([0.0], [0.5]),
+        ([math.nan], [0.5]),
+        ([0.5], [0.0]),
+        ([0.5], [-0.1]),
+        ([0.5], [math.nan]),
+        ([0.5, 0.4], [0.6, 0.5]),
+        ([0.5, 0.4], [0.6]),
     ],
-)  # fmt: skip
+)
 def test_buffers_whose_worst_unit_is_another_are_refused(
     decays: list[float], scales: list[float]
 ) -> None:
@@ -223,17 +234,17 @@ def test_buffers_whose_worst_unit_is_another_are_refused(
 
 
 def test_half_of_the_buffers_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"must be given together with blt\.scales"):
+    with pytest.raises(RecipeError, match=r"together with blt\.scales"):
         blt(decays=[0.5])
 
 
 def test_what_is_not_accounted_for_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"got distributed trust, .*; use mechanism 'gaussian'"):
-        blt(trust=Trust.DISTRIBUTED)
+    with pytest.raises(RecipeError, match="mechanism 'gaussian'"):
+        blt(Facts(trust=Trust.DISTRIBUTED))
     with pytest.raises(RecipeError, match="2 shares"):
-        Blt(1.0, 1.0, shares=2)
+        Blt(Facts(1.0), 1.0, shares=2)
     with pytest.raises(RecipeError, match="Poisson"):
-        Blt(1.0, 1.0, sampling=Poisson(0.5))
+        Blt(Facts(1.0), 1.0, sampling=Poisson(0.5))
 
 
 @pytest.mark.parametrize("make", [gaussian, discrete_gaussian, tree, banded, blt])
@@ -241,24 +252,24 @@ def test_what_is_not_accounted_for_is_refused() -> None:
     "change", [{"trust": Trust.LOCAL}, {"unit": Unit.RECORD}, {"unit": Unit.GROUP}], ids=str
 )
 def test_participation_is_a_clients_under_central_trust(make: Any, change: Any) -> None:
-    with pytest.raises(RecipeError, match="participation must have unit 'client', central trust"):
-        make(**{**DEVICES, **change})
+    with pytest.raises(RecipeError, match=r"participation.*unit 'client', central"):
+        make(replace(DEVICES, **change))
 
 
 def test_participation_and_a_draw_do_not_go_together() -> None:
     with pytest.raises(RecipeError, match="no draw"):
-        gaussian(**DEVICES).with_sampling(Poisson(0.5))
+        gaussian(DEVICES).with_sampling(Poisson(0.5))
 
 
 def test_more_bands_than_rounds_apart_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"at most privacy.*min_separation = 3 numbers, got 4;"):
-        banded(coefficients=[1.0, 0.5, 0.3, 0.2], **DEVICES)
+    with pytest.raises(RecipeError, match=r"most privacy.*min_separation = 3 numbers, got 4"):
+        banded(DEVICES, coefficients=[1.0, 0.5, 0.3, 0.2])
     assert len(MECHANISMS["banded"].coefficients) == 3
 
 
 def test_a_tree_that_restarts_is_not_priced() -> None:
-    with pytest.raises(RecipeError, match=r"tree\.restart must be 0 under privacy"):
-        tree(restart=4, **DEVICES)
+    with pytest.raises(RecipeError, match=r"tree\.restart must be 0 under"):
+        tree(DEVICES, restart=4)
 
 
 def test_rows_of_another_size_are_not_broadcast() -> None:

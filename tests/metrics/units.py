@@ -7,8 +7,7 @@ import math
 
 import torch
 
-from dpfed.core.metric import Metric, ScoredRecords
-from dpfed.core.metric_rows import KEPT, joint_row
+from dpfed.core.metric import KEPT, Metric, ScoredRecords, joint_row
 
 UNITS, DRAWS, STD = 100_000, 400, 30.0
 

@@ -23,11 +23,27 @@ jax.config.update("jax_enable_x64", True)
 
 ROOT = [float(c) for c in toeplitz.optimal_max_error_strategy_coefs(64)]
 SETTINGS = [  # n, b, k
-    (8, 2, 3), (8, 8, 1), (9, 4, 2), (10, 3, 4), (16, 5, 2), (31, 7, 5), (50, 5, 4), (64, 16, 4),
-    (100, 10, 3), (100, 10, 10), (200, 20, 5), (365, 30, 6), (500, 64, 4), (1000, 50, 20),
-    (2000, 100, 5), (2000, 100, 10), (2000, 100, 20), (2000, 342, 6), (2000, 400, 5),
+    (8, 2, 3),
+    (8, 8, 1),
+    (9, 4, 2),
+    (10, 3, 4),
+    (16, 5, 2),
+    (31, 7, 5),
+    (50, 5, 4),
+    (64, 16, 4),
+    (100, 10, 3),
+    (100, 10, 10),
+    (200, 20, 5),
+    (365, 30, 6),
+    (500, 64, 4),
+    (1000, 50, 20),
+    (2000, 100, 5),
+    (2000, 100, 10),
+    (2000, 100, 20),
+    (2000, 342, 6),
+    (2000, 400, 5),
     (2048, 64, 32),
-]  # fmt: skip
+]
 BLT = ([0.99, 0.8, 0.3], [0.05, 0.2, 0.25])
 
 
@@ -42,11 +58,14 @@ def row(n: int, b: int, k: int) -> dict[str, Any]:
     blt = buffered_toeplitz.BufferedToeplitz.build(*BLT)
     smooth = blt.toeplitz_coefs(n)
     made: dict[str, Any] = {
-        "n": n, "b": b, "k": k,
+        "n": n,
+        "b": b,
+        "k": k,
         "toeplitz": float(toeplitz.minsep_sensitivity_squared(column, b, k, n)),
         "blt": float(toeplitz.minsep_sensitivity_squared(smooth, b, k, n)),
-        "toeplitz_errors": errors(column, n), "blt_errors": errors(smooth, n),
-    }  # fmt: skip
+        "toeplitz_errors": errors(column, n),
+        "blt_errors": errors(smooth, n),
+    }
     if n <= 16:
         dense = toeplitz.materialize_lower_triangular(column, n)
         made["dense"] = sensitivity.get_sensitivity_banded(dense, b, k) ** 2

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from dpfed.core.registry import build
-from dpfed.core.types import Unit, Weights
+from dpfed.core.types import Facts, Unit, Weights
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
-from tests.oracles.test_scaffold import (
+from tests.helpers.scaffold_oracle import (
     SIZE,
     clipped,
     draw,
@@ -28,8 +28,13 @@ from tests.oracles.test_scaffold import (
 )
 
 OPTIONS: dict[str, Any] = {
-    "steps": 4, "rate": 0.05, "beta1": 0.8, "beta2": 0.99, "eps": 1e-6, "decay": 0.3,
-}  # fmt: skip
+    "steps": 4,
+    "rate": 0.05,
+    "beta1": 0.8,
+    "beta2": 0.99,
+    "eps": 1e-6,
+    "decay": 0.3,
+}
 
 
 def torchs(theta: torch.Tensor) -> tuple[torch.nn.Parameter, torch.optim.AdamW]:
@@ -44,7 +49,7 @@ def torchs(theta: torch.Tensor) -> tuple[torch.nn.Parameter, torch.optim.AdamW]:
 def test_one_client_without_noise_is_torchs_adamw(dtype: torch.dtype, tolerance: float) -> None:
     """Eight rounds of four steps are 32 steps: rounds leave no mark on the moments."""
     data = federation(1, 30)
-    plan = make_plan(build("client", "localadamw", OPTIONS), data, 8, clear(50.0))
+    plan = make_plan(build("client", "localadamw", OPTIONS), data, 8, clear(Facts(50.0)))
     (problem,) = problems(data, dtype)
     parameter, oracle = torchs(torch.zeros(SIZE, dtype=dtype))
     for state, _, clients in walk(plan, data, dtype=dtype):
@@ -63,7 +68,7 @@ def test_with_reset_every_round_is_a_new_adamw(unit: Unit) -> None:
     options = OPTIONS if unit is Unit.CLIENT else {**OPTIONS, "reset": True}
     C = 0.25 if unit is Unit.CLIENT else 50.0
     plan = make_plan(
-        build("client", "localadamw", options, unit=unit), data, 5, clear(C, unit=unit)
+        build("client", "localadamw", options, unit=unit), data, 5, clear(Facts(C, unit=unit))
     )
     theta = torch.zeros(SIZE, dtype=torch.float64)
     shortened = 0
@@ -114,7 +119,7 @@ def test_the_path_is_algorithm_2(reset: bool, unit: Unit, weights: Weights) -> N
     """Three clients, six rounds, keyed noise; one client misses round 2."""
     data = federation(3, 20)
     client = build("client", "localadamw", {**OPTIONS, "reset": reset}, unit=unit)
-    plan = make_plan(client, data, 6, gaussian(0.8, 0.5, unit=unit), weights=weights)
+    plan = make_plan(client, data, 6, gaussian(Facts(0.8, unit=unit), 0.5), weights=weights)
 
     def absent(t: int, i: int) -> bool:
         return (t, i) == (2, 1)
@@ -130,7 +135,7 @@ def test_the_noise_on_a_mean_is_sigma_c_over_the_size() -> None:
     data = federation(1, 20)
     C, sigma = 3.0, 2.0
     options = {**OPTIONS, "steps": 1, "beta1": 0.0, "decay": 0.0, "eps": 1e3}
-    plan = make_plan(build("client", "localadamw", options), data, 1, gaussian(C, sigma * C))
+    plan = make_plan(build("client", "localadamw", options), data, 1, gaussian(Facts(C), sigma * C))
     start = clipped(unit_rows(np.zeros(SIZE), data[0], Unit.RECORD), C).sum(axis=0)
     g = (start + sigma * C * draw(0, 0, 0)) / 20
     # eps drowns the root, so that the step is rate g / eps to three digits
@@ -140,13 +145,13 @@ def test_the_noise_on_a_mean_is_sigma_c_over_the_size() -> None:
 @pytest.mark.slow
 def test_kept_moments_reach_what_forgotten_ones_circle() -> None:
     """Without noise on clients that are alike: 1e-6 from the minimiser, against 1e-3."""
-    from tests.oracles.test_scaffold import minimiser
+    from tests.helpers.scaffold_oracle import minimiser
 
     data = federation(3, 40, alike=True)
     goal, away = minimiser(data), {}
     for reset in (False, True):
         options = {"rate": 0.01, "decay": 0.0, "reset": reset}
-        plan = make_plan(build("client", "localadamw", options), data, 100, clear(50.0))
+        plan = make_plan(build("client", "localadamw", options), data, 100, clear(Facts(50.0)))
         away[reset] = np.abs(end(plan, data) - goal).max()
     assert away[False] < 1e-6
     assert 1e-3 < away[True] < 1e-2

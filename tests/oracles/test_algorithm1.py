@@ -13,7 +13,7 @@ import torch
 from dpfed.core.chain import chain
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE, Aggregate, Weights
+from dpfed.core.types import UPDATE, Aggregate, Facts, Weights
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 from dpfed.mechanisms.gaussian import gaussian
@@ -128,7 +128,7 @@ def test_the_path_is_algorithm_1(weights: Weights, noise_level: float, reading: 
     ]
     plan = Plan(
         client=build("client", "gradient", {}),
-        channels={UPDATE: gaussian(C, s)},
+        channels={UPDATE: gaussian(Facts(C), s)},
         sum=plain(),
         server=chain(optimizer, build("server", "scale", {"rate": rate})),
         nominal=sizes,

@@ -47,7 +47,7 @@ def merit(C: np.ndarray) -> float:
 def ours(n: int) -> np.ndarray:
     """The mechanism's own C: release t alone has noise std / C[t,t]."""
     mechanism = banded(rounds=n)
-    return np.diag(np.sqrt(np.diff([mechanism.worth(t) for t in range(n + 1)])))
+    return np.diag(np.sqrt(np.diff([mechanism.squared_sensitivity(t) for t in range(n + 1)])))
 
 
 def test_the_oracle_is_the_version_it_says() -> None:

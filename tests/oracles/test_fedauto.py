@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from dpfed.client._standardised import Standardised
 from dpfed.core.randomness import Noise
 from dpfed.core.types import UPDATE, Adjacency, Unit
 from dpfed.data.datasets import Records
-from dpfed.data.standardised import Standardised
 from dpfed.recipes.build import plan_for
 from dpfed.recipes.schema import parse
 from dpfed.training.inprocess import rounds
@@ -112,17 +112,24 @@ class Oracle:
             rate = 1 / (tau * math.sqrt(steps))
             rate = min(rate, CAP * K / self.ell) if self.full else rate
             self.W = self.W - rate * E / (1 - BETA**t)
-        return {"center": self.m, "transform": self.A, "bias_input": np.array([self.b]),
-                "weight": self.W[:, :-1], "bias": self.W[:, -1]}  # fmt: skip
+        return {
+            "center": self.m,
+            "transform": self.A,
+            "bias_input": np.array([self.b]),
+            "weight": self.W[:, :-1],
+            "bias": self.W[:, -1],
+        }
 
     def whiten(self, S: Any, s2: float, lam: float) -> None:
         d = FEATURES
         values, Q = np.linalg.eigh(matrix(S))
         s = s2 * math.sqrt(d / 2)
-        xi = np.array([
-            li - 2 * s**2 / d * sum((li - lj) / ((li - lj) ** 2 + s**2 / d) for lj in values)
-            for li in values
-        ])  # fmt: skip
+        xi = np.array(
+            [
+                li - 2 * s**2 / d * sum((li - lj) / ((li - lj) ** 2 + s**2 / d) for lj in values)
+                for li in values
+            ]
+        )
         xi = np.maximum(np.sort(xi), 0.01 / d)
         xi = xi / xi.sum()
         self.A = Q @ np.diag((xi + lam) ** -0.5) @ Q.T

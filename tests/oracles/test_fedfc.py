@@ -15,7 +15,7 @@ import torch
 
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE, Unit, Weights
+from dpfed.core.types import UPDATE, Facts, Unit, Weights
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 from dpfed.mechanisms.gaussian import gaussian
@@ -122,15 +122,22 @@ def run(data: Any, unit: Unit, s_c: float, s: float, weights: Weights = Weights.
     client = build("client", "fedfc", options, unit=unit, layout=model.layout)
     covariance = client.channels["covariance"]
     channels = {
-        UPDATE: gaussian(CLIP, s, unit),
-        "covariance": gaussian(covariance.clip, s_c, unit, replace_bound=covariance.replace_bound),
+        UPDATE: gaussian(Facts(CLIP, unit=unit), s),
+        "covariance": gaussian(
+            Facts(covariance.clip, unit=unit, replace_bound=covariance.replace_bound), s_c
+        ),
     }
     sizes = [len(X) for X, _ in data] if unit is Unit.RECORD else [1] * len(data)
     plan = Plan(
-        client=client, channels=channels, sum=plain(),
-        server=build("server", "scale", {"rate": ETA}), nominal=sizes, rounds=ROUNDS,
-        weights=weights, noise=Noise(SEED),
-    )  # fmt: skip
+        client=client,
+        channels=channels,
+        sum=plain(),
+        server=build("server", "scale", {"rate": ETA}),
+        nominal=sizes,
+        rounds=ROUNDS,
+        weights=weights,
+        noise=Noise(SEED),
+    )
     problems = [
         model.problem(Records(torch.from_numpy(X[:, :-1]).float(), torch.from_numpy(y)))
         for X, y in data

@@ -13,19 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from dpfed.client.fednew import FedNewState
-from dpfed.core.matrices import Hessians
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
-from dpfed.core.rows import Dense
-from dpfed.core.types import UPDATE, Broadcast, Release, Rows, Unit, Weights
-from dpfed.core.vector import Layout
+from dpfed.core.types import UPDATE, Facts, Unit, Weights
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
 from dpfed.training.inprocess import rounds
 from dpfed.training.plan import Plan
+from tests.helpers.fednew_oracle import Chosen, released
 
 CLASSES, FEATURES, SEED = 3, 4, 5
 SIZE = CLASSES * (FEATURES + 1)
@@ -115,10 +112,15 @@ def run(data: Any, unit: Unit, mechanism: Any, curvature: str, **changes: Any) -
     bounds = client.channels[UPDATE]
     sizes = [len(X) for X, _ in data] if unit is Unit.RECORD else [1] * len(data)
     plan = Plan(
-        client=client, channels={UPDATE: mechanism(bounds)}, sum=plain(),
-        server=build("server", "scale", {"rate": 0.7}), nominal=sizes, rounds=6,
-        noise=Noise(SEED), **changes,
-    )  # fmt: skip
+        client=client,
+        channels={UPDATE: mechanism(bounds)},
+        sum=plain(),
+        server=build("server", "scale", {"rate": 0.7}),
+        nominal=sizes,
+        rounds=6,
+        noise=Noise(SEED),
+        **changes,
+    )
     problems = [
         model.problem(Records(torch.from_numpy(X).float(), torch.from_numpy(y))) for X, y in data
     ]
@@ -134,7 +136,7 @@ def test_the_path_is_algorithm_2(curvature: str, weights: Weights, s: float) -> 
     data = clients_of([15, 30, 22, 9])
 
     def mechanism(bounds: Any) -> Any:
-        return gaussian(bounds.clip, s, replace_bound=bounds.replace_bound)
+        return gaussian(Facts(bounds.clip, replace_bound=bounds.replace_bound), s)
 
     found = run(data, Unit.RECORD, mechanism, curvature, weights=weights)
     shares = [len(X) for X, _ in data] if weights is Weights.SUM else [1] * 4
@@ -146,59 +148,12 @@ def test_the_path_is_algorithm_2(curvature: str, weights: Weights, s: float) -> 
 @pytest.mark.parametrize("s", [1e-9, 0.05])
 def test_the_path_is_algorithm_1(curvature: str, s: float) -> None:
     data = clients_of([15, 30, 22, 9])
-    found = run(data, Unit.CLIENT, lambda _: gaussian(0.4, s, unit=Unit.CLIENT), curvature)
+    found = run(data, Unit.CLIENT, lambda _: gaussian(Facts(0.4, unit=Unit.CLIENT), s), curvature)
     expected = algorithm1(data, draws, 0.4, s, 0.7, 6, curvature)
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 # ------------------------------------------------------------------- the sensitivity, attacked
-
-
-class Chosen:
-    """A client whose gradients and Hessians an adversary chose one by one: [records, ...]."""
-
-    def __init__(self, gradients: torch.Tensor, curvature: torch.Tensor, x: torch.Tensor) -> None:
-        self.gradients, self.curvature, self.x = gradients, curvature, x
-        self.dimension = gradients.shape[1]
-
-    def rows(self, params: torch.Tensor, unit: Unit) -> Rows:
-        return Dense(self.gradients)
-
-    def hessian_rows(self, params: torch.Tensor, unit: Unit) -> Hessians:
-        return Hessians(self.curvature, self.x, bias=False)
-
-    def gradient(self, params: torch.Tensor) -> torch.Tensor:
-        return self.gradients.mean(0)
-
-    def metric_rows(self, params: torch.Tensor, unit: Unit, loss_bound: float) -> Rows:
-        raise NotImplementedError
-
-    def gram_rows(self, unit: Unit) -> Any:
-        raise NotImplementedError
-
-
-class Looking:
-    """A releaser that shows what would have been released."""
-
-    unit = Unit.RECORD
-
-    def __init__(self, nominal: float) -> None:
-        self.nominal = nominal
-
-    def __call__(self, rows: Rows, channel: str = UPDATE) -> Release:
-        self.bounded = rows.clipped_sum(1.0)
-        return Release(torch.zeros(len(self.bounded.vector), dtype=torch.int32), 1.0, 1.0)
-
-
-def released(options: dict[str, float], problem: Chosen, offset: torch.Tensor, m: float) -> Any:
-    outputs = problem.curvature.shape[1]
-    layout = Layout({"weight": (outputs, problem.dimension // outputs)})
-    algorithm = build("client", "fednew", options, unit=Unit.RECORD, layout=layout)
-    state = FedNewState(-offset, 0)
-    shared = {"primal": torch.zeros_like(offset)}
-    releaser = Looking(m)
-    algorithm.work(Broadcast(0, torch.zeros_like(offset), shared), problem, state, releaser)
-    return releaser.bounded
 
 
 def lemma4(a: Any, b: Any, C: float) -> Any:

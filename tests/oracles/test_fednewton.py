@@ -11,7 +11,7 @@ import torch
 
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE, Unit
+from dpfed.core.types import UPDATE, Facts, Unit
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 from dpfed.mechanisms.gaussian import gaussian
@@ -125,20 +125,29 @@ def test_the_path_is_both_stages_with_the_noise_of_three_channels() -> None:
     data = [data_of("logistic", m, seed=m) for m in (14, 25, 40)]
     model = Linear("logistic", FEATURES)
     options = {
-        "start": 2, "steps": STEPS, "rate": RATE, "hessian": CH, "damping": DAMPING,
-    }  # fmt: skip
+        "start": 2,
+        "steps": STEPS,
+        "rate": RATE,
+        "hessian": CH,
+        "damping": DAMPING,
+    }
     client = build("client", "fednewton", options, unit=Unit.RECORD, layout=model.layout)
     channels = {
-        UPDATE: gaussian(C, S),
-        "hessian": gaussian(CH, SH, replace_bound=np.sqrt(2) * CH),
-        "start": gaussian(C, S0),
+        UPDATE: gaussian(Facts(C), S),
+        "hessian": gaussian(Facts(CH, replace_bound=np.sqrt(2) * CH), SH),
+        "start": gaussian(Facts(C), S0),
     }
     sizes = [len(X) for X, _ in data]
     server = build("server", "scale", {"rate": 1.0})
     plan = Plan(
-        client=client, channels=channels, sum=plain(), server=server, nominal=sizes, rounds=5,
+        client=client,
+        channels=channels,
+        sum=plain(),
+        server=server,
+        nominal=sizes,
+        rounds=5,
         noise=Noise(SEED),
-    )  # fmt: skip
+    )
     problems = [problem_of("logistic", X, y)[1] for X, y in data]
     *_, (last, _) = rounds(plan, problems, model.initial(0))
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from dpfed.core.participation import Participation
-from dpfed.core.types import Adjacency, Trust, Unit
+from dpfed.core.types import Adjacency, Facts, Trust, Unit
 from dpfed.mechanisms._toeplitz import buffered, prefix_errors
 from dpfed.mechanisms.banded import banded
 from dpfed.mechanisms.blt import blt
@@ -30,12 +30,14 @@ def named(row: dict[str, Any]) -> str:
     return f"n={row['n']}-b={row['b']}-k={row['k']}"
 
 
-def devices(row: dict[str, Any]) -> dict[str, Any]:
+def devices(row: dict[str, Any]) -> Facts:
     limits = Participation(min_separation=row["b"], at_most=row["k"])
-    return {
-        "unit": Unit.CLIENT, "trust": Trust.CENTRAL, "adjacency": Adjacency.ZERO_OUT,
-        "participation": limits,
-    }  # fmt: skip
+    return Facts(
+        unit=Unit.CLIENT,
+        trust=Trust.CENTRAL,
+        adjacency=Adjacency.ZERO_OUT,
+        participation=limits,
+    )
 
 
 def test_the_oracle_is_the_version_it_says() -> None:
@@ -46,7 +48,7 @@ def test_the_oracle_is_the_version_it_says() -> None:
 @pytest.mark.parametrize("row", ORACLE["rows"], ids=named)
 def test_banded_costs_what_jax_privacy_says(row: dict[str, Any]) -> None:
     column = ORACLE["root"][: min(row["b"], 64)]
-    ours = banded(coefficients=column, **devices(row)).worth(row["n"])
+    ours = banded(devices(row), coefficients=column).squared_sensitivity(row["n"])
     assert ours == pytest.approx(row["toeplitz"], rel=1e-9)
     if "dense" in row:
         assert ours == pytest.approx(row["dense"], rel=1e-9)
@@ -59,7 +61,7 @@ def test_banded_costs_what_jax_privacy_says(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize("row", ORACLE["rows"], ids=named)
 def test_blt_costs_what_jax_privacy_says_of_its_coefficients(row: dict[str, Any]) -> None:
     decays, scales = ORACLE["buffers"]
-    ours = blt(decays=decays, scales=scales, **devices(row)).worth(row["n"])
+    ours = blt(devices(row), decays=decays, scales=scales).squared_sensitivity(row["n"])
     assert ours == pytest.approx(row["blt"], rel=1e-9)
     if "dense_blt_bound" in row:
         assert ours <= row["dense_blt_bound"] * (1 + 1e-9)
@@ -83,12 +85,12 @@ def test_errors_are_jax_privacys(row: dict[str, Any]) -> None:
 def test_our_best_matrices_are_as_good_as_its_own(row: dict[str, Any]) -> None:
     """To four digits: ours are rounded, so that both sides of a training find the same ones."""
     n = row["n"]
-    bands = banded(rounds=n, **devices(row))
+    bands = banded(devices(row), rounds=n)
     assert bands.coefficients is not None
     made: dict[str, Any] = {"banded": (bands, np.array(bands.coefficients))}
     if "blt" in row:
-        smooth = blt(rounds=n, **devices(row))
+        smooth = blt(devices(row), rounds=n)
         made["blt"] = smooth, buffered(smooth.decays, smooth.scales, n)
     for name, (mechanism, column) in made.items():
-        ours = math.sqrt(float(prefix_errors(column, n).mean()) * mechanism.worth(n))
+        ours = math.sqrt(float(prefix_errors(column, n).mean()) * mechanism.squared_sensitivity(n))
         assert ours == pytest.approx(row[name]["mean"], rel=1e-4)

@@ -24,6 +24,7 @@ from dpfed.core.types import (
     Adjacency,
     Aggregate,
     Broadcast,
+    Facts,
     ServerOptimizer,
     Trust,
     Unit,
@@ -35,20 +36,18 @@ from dpfed.flower import client_app
 from dpfed.mechanisms.gaussian import Gaussian, gaussian
 from dpfed.recipes.build import plan_for
 from dpfed.recipes.schema import dump_recipe, load_recipe, parse
-from dpfed.training.answer import ClientState, PricedReleaser, make_reply
-from dpfed.training.flower.answers import order_digest
 from dpfed.training.flower.codec import Sender
+from dpfed.training.flower.stored_replies import order_digest
 from dpfed.training.inprocess import rounds
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, PricedReleaser, make_reply
 from dpfed.training.round import publish, start
 from tests.attacks.asking import Silent, ask, at_home
-from tests.attacks.test_subtraction import CLIENTS, SIZE, Server
-from tests.recipes.test_simulation import play, untimed, write
+from tests.helpers.simulations import untimed, write
+from tests.helpers.subtraction import CLIENTS, SIZE, Server
 
 HOSTILE = (math.nan, math.inf, 0.0, -1.0, 5e-324, 1e-6, 1e6, 1e300)
 EPSILON, DELTA, ROUNDS = 2.0, 1e-5, 30
-
-assert play  # the fixture
 
 
 def recipe(share: float = 0.01, **privacy: Any) -> dict[str, Any]:
@@ -83,7 +82,7 @@ def test_the_cost_is_the_closed_form_of_two_shares(
             plan_of(unit, trust, adjacency)
         return
     plan = plan_of(unit, trust, adjacency)
-    honest = plan.honest if trust is Trust.DISTRIBUTED else 1
+    honest = plan.min_honest if trust is Trust.DISTRIBUTED else 1
     squares = {
         name: ROUNDS * (moved / plan.channels[name].std) ** 2 / honest
         for name, moved in MOVES[adjacency].items()
@@ -123,8 +122,10 @@ def test_the_first_clip_and_the_table_cost_nothing_by_themselves() -> None:
     assert len({(p.update, p.channels[COUNT]) for p in plans}) == 1  # type: ignore[arg-type]
     assert len({p.fingerprint() for p in plans}) == 3
     assert [float(publish(p, start(p, torch.zeros(2))).shared[CLIP]) for p in plans] == [
-        1.0, 30.0, 0.01
-    ]  # fmt: skip
+        1.0,
+        30.0,
+        0.01,
+    ]
 
 
 def test_metrics_and_counts_have_their_shares_beside_each_other() -> None:
@@ -137,8 +138,15 @@ def test_metrics_and_counts_have_their_shares_beside_each_other() -> None:
 
 def turns(mechanism: str, **adaptive: float) -> Plan:
     limits = {"min_separation": 4, "at_most": 5}
-    tree = recipe(unit="client", trust="central", adjacency="zero-out", mechanism=mechanism,
-                  participation=limits, noise="keyed", adaptive=adaptive)  # fmt: skip
+    tree = recipe(
+        unit="client",
+        trust="central",
+        adjacency="zero-out",
+        mechanism=mechanism,
+        participation=limits,
+        noise="keyed",
+        adaptive=adaptive,
+    )
     return plan_for(parse(tree), [1.0] * 8)
 
 
@@ -150,8 +158,8 @@ def test_correlated_noise_is_for_updates_and_counts_have_their_own(mechanism: st
     assert (type(count), count.participation) == (Gaussian, plan.update.participation)  # type: ignore[attr-defined]
     mu = gdp.mu_for(EPSILON, DELTA)
     assert 5 * (0.5 / count.std) ** 2 == pytest.approx(0.01 * mu**2, rel=1e-9)
-    worth = plan.update.worth(ROUNDS)  # type: ignore[attr-defined]
-    assert worth / plan.update.std**2 == pytest.approx(0.99 * mu**2, rel=1e-9)
+    squared = plan.update.squared_sensitivity(ROUNDS)  # type: ignore[attr-defined]
+    assert squared / plan.update.std**2 == pytest.approx(0.99 * mu**2, rel=1e-9)
     assert plan.guarantee().claims[0].epsilon == pytest.approx(EPSILON, rel=1e-6)
 
 
@@ -214,8 +222,11 @@ BAD = {"epsilon": 5.0, "noise": "keyed", "clip": 50.0, "adaptive": {"rate": 1.0}
 
 
 def test_it_finds_its_way_from_a_bad_first_clip() -> None:
-    data = {"source": "synthetic", "options": {"records": 3000, "features": 10, "classes": 3},
-            "partition": {"clients": 5}}  # fmt: skip
+    data = {
+        "source": "synthetic",
+        "options": {"records": 3000, "features": 10, "classes": 3},
+        "partition": {"clients": 5},
+    }
     tree = {"method": "dp-fedgd", "rounds": 30, "data": data}
     fixed, adapted = (
         dpfed.run({**tree, "privacy": {k: v for k, v in BAD.items() if k in keys}})
@@ -245,7 +256,7 @@ def test_the_optimizer_is_told_the_clip_that_was_broadcast() -> None:
     assert told == sent[:-1]
     assert len(set(told)) > 1
     fixed = replace(
-        plan, client=build("client", "gradient", {}), channels={UPDATE: gaussian(7.0, 1.0)}
+        plan, client=build("client", "gradient", {}), channels={UPDATE: gaussian(Facts(7.0), 1.0)}
     )
     told.clear()
     assert len(list(rounds(fixed, problems, model.initial(0)))) == 5
@@ -281,8 +292,11 @@ def test_the_secure_sum_gives_the_bits_of_the_plain_one(tmp_path: Path, play: An
 
 @pytest.mark.parametrize("trust", ["local", "central"])
 def test_a_client_that_takes_local_steps_has_it_at_client_level(trust: str) -> None:
-    data = {"source": "synthetic", "options": {"records": 300, "features": 4, "classes": 3},
-            "partition": {"clients": 10}}  # fmt: skip
+    data = {
+        "source": "synthetic",
+        "options": {"records": 300, "features": 4, "classes": 3},
+        "partition": {"clients": 10},
+    }
     privacy = {**BAD, "unit": "client", "trust": trust, "clip": 0.1}
     found = dpfed.run({"method": "dp-fedavg", "rounds": 5, "data": data, "privacy": privacy})
     assert "each client" in found.guarantee.sentence

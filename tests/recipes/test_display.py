@@ -24,9 +24,20 @@ from dpfed.training.history import Row, only_columns
 
 
 def row(round: int, **changes: Any) -> Row:
-    seen = {"round": round, "accuracy": 0.1 * round, "loss": 2.0 / round, "epsilon": 0.2 * round,
-            "epsilon_others": 0.1, "surplus": 0.0, "snr": 0.5, "clients": 9, "missing": 0,
-            "absent": "", "aborted": "", "seconds": 0.012}  # fmt: skip
+    seen = {
+        "round": round,
+        "accuracy": 0.1 * round,
+        "loss": 2.0 / round,
+        "epsilon": 0.2 * round,
+        "epsilon_others": 0.1,
+        "surplus": 0.0,
+        "snr": 0.5,
+        "clients": 9,
+        "missing": 0,
+        "absent": "",
+        "aborted": "",
+        "seconds": 0.012,
+    }
     return only_columns({**seen, **changes})
 
 
@@ -72,8 +83,11 @@ def test_a_log_file_gets_lines_now_and_then(
             clock[0] += 2.0  # so that every third round is due
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in lines] == [
-        "round 1/10", "round 4/10", "round 7/10", "round 10/10",
-    ]  # fmt: skip
+        "round 1/10",
+        "round 4/10",
+        "round 7/10",
+        "round 10/10",
+    ]
     assert "accuracy 10.0 %, epsilon spent 0.2" in lines[0]
 
 

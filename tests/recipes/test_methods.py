@@ -26,13 +26,13 @@ from dpfed.data.modules import Network
 from dpfed.flower import DPStrategy, client_app
 from dpfed.recipes import methods
 from dpfed.recipes.build import plan_for, trained_model
-from dpfed.recipes.methods import METHODS
+from dpfed.recipes.methods import METHODS, markdown_table
 from dpfed.recipes.schema import load_recipe, parse
 from dpfed.sums.secure import secure
 from dpfed.training.inprocess import rounds
 from dpfed.training.metrics import measured
 from dpfed.training.plan import Plan
-from tests.client.test_fedhybrid import minimiser, silos
+from tests.helpers.least_squares import minimiser, silos
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
 
 HEAD = Linear("softmax", features=4, outputs=3).layout
@@ -260,7 +260,7 @@ def test_trust_is_what_the_table_says(method: str, unit: str, trust: Trust) -> N
     local = plan_of(method, "softmax", unit)
 
     def under_trust() -> None:
-        channels = {n: replace(m, trust=trust) for n, m in local.channels.items()}  # type: ignore[type-var]
+        channels = {n: m.with_facts(trust=trust) for n, m in local.channels.items()}
         replace(local, channels=channels, sum=HIDING, nominal=[1.0] * 3)
 
     if allowed:
@@ -272,8 +272,8 @@ def test_trust_is_what_the_table_says(method: str, unit: str, trust: Trust) -> N
 
 def test_a_method_that_keeps_its_own_releases_says_why_only_local_trust_is_sound() -> None:
     local = plan_of("dp-fednew", "softmax", "record")
-    channels = {n: replace(m, trust=Trust.DISTRIBUTED) for n, m in local.channels.items()}  # type: ignore[type-var]
-    with pytest.raises(UnsoundPlan, match="not private on their own; use local trust"):
+    channels = {n: m.with_facts(trust=Trust.DISTRIBUTED) for n, m in local.channels.items()}
+    with pytest.raises(UnsoundPlan, match="private on their own"):
         replace(local, channels=channels, sum=HIDING)
     assert len(local.guarantee().claims) == 1  # and others' noise hides nothing from others
 
@@ -433,3 +433,8 @@ def test_without_noise_a_method_reaches_the_minimiser(method: str) -> None:
     *_, (last, _) = rounds(plan, problems, model.initial(0))
     distance = np.abs(last.params.double().numpy() - minimiser("logistic", data)).max()
     assert distance < BIAS.get(method, 1e-4)
+
+
+def test_a_bar_in_a_cell_does_not_end_it() -> None:
+    lines = markdown_table(["name", "a|b"], [["x", "y|z"], ["u", "v"]])
+    assert lines == ["| name | a/b |", "|---|---|", "| x | y/z |", "| u | v |"]

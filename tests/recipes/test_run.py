@@ -17,17 +17,7 @@ from safetensors.torch import load_file
 import dpfed
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.recipes.result import began_at, claim_folder, clear_result, free_folder, is_taken
-
-TINY: dict[str, Any] = {
-    "rounds": 6,
-    "data": {
-        "source": "synthetic",
-        "options": {"records": 600, "features": 5, "classes": 3},
-        "partition": {"clients": 4},
-    },
-    "privacy": {"epsilon": 5.0, "noise": "keyed"},
-    "server": [{"name": "sofim"}, {"name": "scale", "rate": 1.0}],
-}
+from tests.helpers.recipe_runs import TINY
 
 
 def run(**changes: Any) -> dpfed.Result:
@@ -146,7 +136,7 @@ def test_the_signal_to_noise_ratio_comes_from_the_known_noise() -> None:
 def test_the_papers_setting_trains_on_real_features(
     dataset: str, shared_data: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The recipes of results/first-table, ten rounds of them."""
+    """The recipes of lab/studies/first-table/results, ten rounds of them."""
     monkeypatch.setenv("DPFED_DATA", str(shared_data))
     path = repository / "examples" / "recipes" / "first-table" / f"{dataset}.toml"
     server = [{"name": "sofim", "rho": 10.0}, {"name": "scale", "rate": 1.0}]
@@ -159,8 +149,9 @@ def test_a_run_without_test_records_says_so_before_it_spends(tmp_path: Path) -> 
     import numpy as np
 
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "own.npz", x=rng.normal(size=(300, 4)).astype("f4"),
-             y=rng.integers(0, 3, 300))  # fmt: skip
+    np.savez(
+        tmp_path / "own.npz", x=rng.normal(size=(300, 4)).astype("f4"), y=rng.integers(0, 3, 300)
+    )
     data = {"source": str(tmp_path / "own.npz"), "partition": {"clients": 3}}
     (warning,) = run(data=data, rounds=2).warnings
     assert "no test records" in warning
@@ -181,9 +172,7 @@ def test_a_run_goes_on_with_the_recipe_that_it_began_with(tmp_path: Path) -> Non
     with pytest.raises(DataError, match=r"server\.1\.rate must be 1\.0, .* holds, got 2\.0; "):
         run(resume=kept, server=faster)
     options = {**TINY["data"]["options"], "seed": 7}  # other records of the same shape
-    with pytest.raises(
-        DataError, match=r"data\.options\.seed must be None, .*, got 7; resume with"
-    ):
+    with pytest.raises(DataError, match=r"data\.options\.seed must be None,.*, got 7"):
         run(resume=kept, data={**TINY["data"], "options": options})
     assert len(run(resume=kept).history) == 6  # the round that it died at the sight of is kept
 
@@ -194,7 +183,7 @@ def test_a_run_goes_on_with_the_recipe_that_it_began_with(tmp_path: Path) -> Non
 def test_a_second_run_writes_over_no_result_unless_told(tmp_path: Path) -> None:
     run(out=tmp_path / "out")
     before = (tmp_path / "out/model.safetensors").read_bytes()
-    with pytest.raises(RecipeError, match=r"holds another run's result already; give another"):
+    with pytest.raises(RecipeError, match="another run's result"):
         run(seed=1, out=tmp_path / "out")
     assert (tmp_path / "out/model.safetensors").read_bytes() == before
     run(seed=1, out=tmp_path / "out", overwrite=True)

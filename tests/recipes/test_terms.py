@@ -86,9 +86,14 @@ def test_ranges_are_where_the_standardiser_begins() -> None:
 
 @pytest.mark.parametrize(
     "ranges",
-    ["low = 0.0", "high = 1.0", "low = [0.0]\nhigh = 1.0", "low = nan\nhigh = 1.0",
-     "low = 0.0\nhigh = [inf, 1.0]"],
-)  # fmt: skip
+    [
+        "low = 0.0",
+        "high = 1.0",
+        "low = [0.0]\nhigh = 1.0",
+        "low = nan\nhigh = 1.0",
+        "low = 0.0\nhigh = [inf, 1.0]",
+    ],
+)
 def test_ranges_that_are_none_are_refused(ranges: str) -> None:
     with pytest.raises(RecipeError, match=r"terms\.(low|high)"):
         read_terms(text().replace("[terms]", f"[terms]\n{ranges}"))
@@ -130,7 +135,7 @@ def test_a_package_whose_code_is_elsewhere_has_no_digest(
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
     (facts / "RECORD").write_text(record)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(RecipeError, match="must be installed with its code"):
+    with pytest.raises(RecipeError, match="installed with its code"):
         package_digest("elsewhere")
     with pytest.raises(RecipeError, match="'' is not installed"):
         package_digest("")

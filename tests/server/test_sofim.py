@@ -100,10 +100,20 @@ def test_a_step_is_never_longer_than_g_over_rho() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"rho": 0.0}, {"rho": math.nan}, {"rho": math.inf}, {"beta": 1.0}, {"beta": -0.1},
-     {"beta": math.nan}, {"ramp": -1}, {"warmup": -1}, {"rate": 0.0}, {"rate": math.nan},
-     {"classes": 1}],
-)  # fmt: skip
+    [
+        {"rho": 0.0},
+        {"rho": math.nan},
+        {"rho": math.inf},
+        {"beta": 1.0},
+        {"beta": -0.1},
+        {"beta": math.nan},
+        {"ramp": -1},
+        {"warmup": -1},
+        {"rate": 0.0},
+        {"rate": math.nan},
+        {"classes": 1},
+    ],
+)
 def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(RecipeError, match=named("sofim", options)):
         sofim(**options)  # type: ignore[arg-type]

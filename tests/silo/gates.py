@@ -26,9 +26,13 @@ from tests.training.flower.preloaded import commands
 ME = pwd.getpwuid(os.geteuid()).pw_name
 FEATURES, CLASSES, RECORDS = 6, 3, 90
 RECIPE: dict[str, Any] = {
-    "name": "gated", "method": "dp-fedgd", "rounds": 3, "seed": 7,
-    "privacy": {"epsilon": 2.0, "noise": "keyed"}, "evaluation": {"kind": "off"},
-}  # fmt: skip
+    "name": "gated",
+    "method": "dp-fedgd",
+    "rounds": 3,
+    "seed": 7,
+    "privacy": {"epsilon": 2.0, "noise": "keyed"},
+    "evaluation": {"kind": "off"},
+}
 
 
 def records(silo: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,22 +69,32 @@ class Silo:
         if not (self.folder / "data.npz").exists():
             write_data(self.folder / "data.npz", self.number)
         table = {
-            "client": self.number, "load": {"source": str(self.folder / "data.npz")},
-            "shape": [FEATURES], "classes": CLASSES, "epsilon": 4.0, "methods": ["dp-fedgd"],
-            "keyed_noise": True, **data,
-        }  # fmt: skip
+            "client": self.number,
+            "load": {"source": str(self.folder / "data.npz")},
+            "shape": [FEATURES],
+            "classes": CLASSES,
+            "epsilon": 4.0,
+            "methods": ["dp-fedgd"],
+            "keyed_noise": True,
+            **data,
+        }
         main = {
-            "socket": str(self.socket), "state": str(self.folder / "state"), "relay_users": [ME],
+            "socket": str(self.socket),
+            "state": str(self.folder / "state"),
+            "relay_users": [ME],
             **(gate or {}),
-        }  # fmt: skip
+        }
         self.policy.write_text(tomli_w.dumps({"gate": main, "data": {"sepsis": table}}))
 
     def command(self, *arguments: str) -> str:
         """What a command of the owner's prints."""
         done = subprocess.run(
             ["dpfed", "silo", *arguments, "--policy", self.policy],
-            env=os.environ | commands(), capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            env=os.environ | commands(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         return done.stdout + done.stderr
 
     def approve(self, terms: Path) -> None:
@@ -97,8 +111,11 @@ class Silo:
         with (self.folder / "gate.log").open("a") as log:
             self.process = subprocess.Popen(
                 ["dpfed", "silo", "serve", "--policy", self.policy],
-                env=os.environ | commands(), stdout=subprocess.PIPE, stderr=log, text=True,
-            )  # fmt: skip
+                env=os.environ | commands(),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
 
     def wait(self) -> None:
         assert self.process is not None
@@ -125,10 +142,14 @@ def terms_for(
     recipe.write_text(to_toml({**RECIPE, **changes}))
     path.write_text(
         write_terms(
-            recipe, dataset="sepsis", shape=[FEATURES], sizes=sizes or [float(RECORDS)] * silos,
-            classes=CLASSES, roster=roster,
+            recipe,
+            dataset="sepsis",
+            shape=[FEATURES],
+            sizes=sizes or [float(RECORDS)] * silos,
+            classes=CLASSES,
+            roster=roster,
         )
-    )  # fmt: skip
+    )
     return path
 
 

@@ -25,18 +25,18 @@ from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.deploy import deploy
 from dpfed.core.errors import WIRE_NAMES, ClientRefused
-from dpfed.core.sum_protocol import Answer
+from dpfed.core.sum_protocol import StageReply
 from dpfed.core.types import Broadcast
 from dpfed.data.datasets import Records
 from dpfed.silo.relay import ask
 from dpfed.sums.secagg.messages import Alive, Cohort, Dropped, Key, pack_message, unpack
 from dpfed.sums.secagg.messages import unpack_masked as read_masked
 from dpfed.training.checkpoint import CommittedRound
-from dpfed.training.flower.codec import Envelope, Sender, read_answer, write_answer
+from dpfed.training.flower.codec import Envelope, Sender, read_reply, write_reply
 from dpfed.training.inprocess import replay
 from dpfed.training.round import RoundResult, run_round, start
+from tests.helpers.handlers import said, sent
 from tests.silo.gates import Silo, read, records, terms_for
-from tests.silo.test_keeper import said, sent
 
 At = tuple[int, int]
 SILOS = 5
@@ -85,16 +85,19 @@ class Federation:
         identity = str(self.folder / f"fed/nodes/silo-{silo.number}")
         silo.write(
             {"identity": identity, "per_minute": 1_000_000, **gate},
-            trust=["distributed"], against="malicious", epsilon=500.0,
-        )  # fmt: skip
+            trust=["distributed"],
+            against="malicious",
+            epsilon=500.0,
+        )
 
 
 @contextmanager
 def federation(folder: Path) -> Iterator[Federation]:
     names = [f"silo-{i}" for i in EVERYONE]
     deploy.init(folder / "fed", server_names=["127.0.0.1"], nodes=names)
-    made = Federation(folder, [Silo(folder / n, i) for i, n in enumerate(names)],
-                      Silo(folder / "twin", 0))  # fmt: skip
+    made = Federation(
+        folder, [Silo(folder / n, i) for i, n in enumerate(names)], Silo(folder / "twin", 0)
+    )
     made.twin.folder.mkdir()
     x, y = neighbouring()
     np.savez(made.twin.folder / "data.npz", x=x.numpy(), y=y.numpy())
@@ -162,9 +165,9 @@ class Link:
         envelope = Envelope(*at, stage, client)
         if word:
             assert word in WIRE_NAMES
-            assert reply == sent(write_answer(envelope, ClientRefused(word)))
+            assert reply == sent(write_reply(envelope, ClientRefused(word)))
             return word
-        answer = read_answer(recorddict_from_proto(Bytes.FromString(reply)), envelope)
+        answer = read_reply(recorddict_from_proto(Bytes.FromString(reply)), envelope)
         assert isinstance(answer, dict)
         assert dict(answer) in self.stored(client, at)
         message: bytes = answer["sum"]
@@ -204,21 +207,28 @@ class Link:
         """A request to unmask; ``also`` are neighbours whose shares are asked for beside."""
         near = {i: read_masked(self.masked[i])[0] for i in (*clients, *also) if i != client}
         return pack_message(
-            Alive(clients, {i: m.sealed[client] for i, m in near.items()},
-                  {i: m.shares[client] for i, m in near.items()})
-        )  # fmt: skip
+            Alive(
+                clients,
+                {i: m.sealed[client] for i, m in near.items()},
+                {i: m.shares[client] for i, m in near.items()},
+            )
+        )
 
     def dropped(self, *clients: int) -> bytes:
         return pack_message(Dropped(list(clients)))
 
     def round(self, at: At = FIRST, clients: list[int] = EVERYONE, before: str = "") -> RoundResult:
         """An honest round, until the stage that the server dies before."""
-        state = replace(start(self.plan, self.terms.initial, self.terms.name), round=at[0],
-                        attempt=at[1], cohort=tuple(clients))  # fmt: skip
+        state = replace(
+            start(self.plan, self.terms.initial, self.terms.name),
+            round=at[0],
+            attempt=at[1],
+            cohort=tuple(clients),
+        )
 
         def exchange(
             order: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
-        ) -> Iterator[tuple[int, Answer]]:
+        ) -> Iterator[tuple[int, StageReply]]:
             del order
             for client, request in requests["sum"].items() if stage != before else ():
                 found = self.ask(client, stage, request, at)

@@ -31,9 +31,17 @@ LAUNCHER = "#!{python}\nimport sys\nfrom {module} import {name}\nsys.exit({name}
 def as_user(name: str, group: str | None = None) -> list[str]:
     """Words before a command, so that it runs as that user and with no rights of ours."""
     return [
-        "setpriv", "--reuid", name, "--regid", group or name, "--clear-groups", "--no-new-privs",
-        "--bounding-set=-all", "--inh-caps=-all", "--",
-    ]  # fmt: skip
+        "setpriv",
+        "--reuid",
+        name,
+        "--regid",
+        group or name,
+        "--clear-groups",
+        "--no-new-privs",
+        "--bounding-set=-all",
+        "--inh-caps=-all",
+        "--",
+    ]
 
 
 def possible() -> bool:
@@ -41,8 +49,8 @@ def possible() -> bool:
     tools = ("useradd", "setpriv", "unshare", "pkill")
     if os.geteuid() or not PYTHON.exists() or not all(shutil.which(tool) for tool in tools):
         return False
-    try_out = ["unshare", "--net", *as_user("nobody", "nogroup"), str(PYTHON), "--version"]
-    tried = subprocess.run(try_out, capture_output=True, text=True, check=False)
+    rehearse = ["unshare", "--net", *as_user("nobody", "nogroup"), str(PYTHON), "--version"]
+    tried = subprocess.run(rehearse, capture_output=True, text=True, check=False)
     ours = f"Python {sys.version_info.major}.{sys.version_info.minor}."
     return tried.returncode == 0 and tried.stdout.startswith(ours)
 
@@ -106,9 +114,13 @@ class OwnedSilo(Silo):
         (self.folder / "state").mkdir(exist_ok=True)
         subprocess.run(["chown", "-R", f"{gate}:{gate}", self.folder], check=True)
         subprocess.run(["chgrp", relay, self.folder / "run", self.folder], check=True)
-        for path, mode in ((self.folder, 0o710), (self.folder / "run", 0o2750),
-                           (self.folder / "state", 0o700), (self.policy, 0o600),
-                           (self.folder / "data.npz", 0o600)):  # fmt: skip
+        for path, mode in (
+            (self.folder, 0o710),
+            (self.folder / "run", 0o2750),
+            (self.folder / "state", 0o700),
+            (self.policy, 0o600),
+            (self.folder / "data.npz", 0o600),
+        ):
             path.chmod(mode)
 
     def _run(self, *arguments: str) -> list[str]:
@@ -117,19 +129,28 @@ class OwnedSilo(Silo):
 
     @property
     def _env(self) -> dict[str, str]:
-        return {"PYTHONPATH": str(self.installed / "site"), "HOME": "/nonexistent",
-                "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}  # fmt: skip
+        return {
+            "PYTHONPATH": str(self.installed / "site"),
+            "HOME": "/nonexistent",
+            "PATH": "/usr/bin:/bin",
+            "OMP_NUM_THREADS": "1",
+        }
 
     def command(self, *arguments: str) -> str:
-        done = subprocess.run(self._run(*arguments), env=self._env, capture_output=True, text=True,
-                              check=False)  # fmt: skip
+        done = subprocess.run(
+            self._run(*arguments), env=self._env, capture_output=True, text=True, check=False
+        )
         return done.stdout + done.stderr
 
     def start(self) -> None:
         with (self.folder / "gate.log").open("a") as log:
-            self.process = subprocess.Popen(["unshare", "--net", *self._run("serve")],
-                                            env=self._env, stdout=subprocess.PIPE, stderr=log,
-                                            text=True)  # fmt: skip
+            self.process = subprocess.Popen(
+                ["unshare", "--net", *self._run("serve")],
+                env=self._env,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         assert self.process.stdout is not None
         assert "answers on" in self.process.stdout.readline(), self._log()
 
@@ -158,10 +179,12 @@ class OwnedNet(Net):
         if name not in self.nodes:
             return found
         return {
-            **found, "PATH": f"{self.launchers}:/usr/bin:/bin", "HOME": found["FLWR_HOME"],
+            **found,
+            "PATH": f"{self.launchers}:/usr/bin:/bin",
+            "HOME": found["FLWR_HOME"],
             "PYTHONPATH": str(self.installed / "site"),
             "DPFED_GATE": str(self.sockets[self.nodes.index(name)]),
-        }  # fmt: skip
+        }
 
     def _spawn(self, name: str, command: list[str]) -> None:
         if name in self.nodes:

@@ -29,12 +29,12 @@ from dpfed.data.datasets import Records
 from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.inprocess import replay
 from dpfed.training.round import start
+from tests.helpers.deployments import environment
 from tests.silo.gates import Silo, gates, read, records, terms_for
 from tests.training.flower.network import Net, _marked, miss_heartbeats
 from tests.training.flower.restart import At, Training
-from tests.training.flower.test_deployment import environment
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
+pytestmark = [pytest.mark.slow]
 NODES = ("north", "south", "east")
 HELD = 2.0  # seconds between an answer's being on the disk and its leaving
 
@@ -85,12 +85,17 @@ class Gated(Training):
             (self.app / "gated" / f"{name}.py").write_text(text)
         parts = {"serverapp": "gated.server:app", "clientapp": "gated.client:app"}
         self.config = {
-            "terms": str(terms), "out": str(self.out), "checkpoint": str(self.checkpoint),
-            "wanted": wanted, "timeout": 20.0,
-        }  # fmt: skip
+            "terms": str(terms),
+            "out": str(self.out),
+            "checkpoint": str(self.checkpoint),
+            "wanted": wanted,
+            "timeout": 20.0,
+        }
         flwr = {"publisher": "x", "components": parts, "config": self.config}
-        about = {"project": {"name": "gated", "version": "1.0.0", "dependencies": []},
-                 "tool": {"flwr": {"app": flwr}}}  # fmt: skip
+        about = {
+            "project": {"name": "gated", "version": "1.0.0", "dependencies": []},
+            "tool": {"flwr": {"app": flwr}},
+        }
         (self.app / "pyproject.toml").write_text(tomli_w.dumps(about))
         self.runs = 0
 

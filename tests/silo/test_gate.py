@@ -16,10 +16,11 @@ from dpfed.cli.deploy import deploy
 from dpfed.data.datasets import Records
 from dpfed.flower import DPResult, DPStrategy
 from dpfed.recipes.flower_app import run_server
-from dpfed.training import cohorts
+from dpfed.training.draft import Draft
 from dpfed.training.flower.codec import named_arrays
 from dpfed.training.inprocess import rounds
 from dpfed.training.metrics import measured
+from tests.helpers.gate_training import in_one_process
 from tests.silo.gates import CLASSES, RECIPE, Silo, gates, grid_of, read, records, terms_for
 from tests.training.flower.local_grid import become_a_server
 
@@ -29,13 +30,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def _server(monkeypatch: pytest.MonkeyPatch) -> None:
     become_a_server(monkeypatch)
-
-
-def in_one_process(terms_path: Path, silos: int) -> torch.Tensor:
-    terms = read(terms_path)
-    problems = [terms.model.problem(Records(*records(i))) for i in range(silos)]
-    *_, (step, _) = rounds(terms.plan, problems, terms.initial)
-    return step.params
 
 
 def start_all(owners: list[Silo], path: Path) -> None:
@@ -80,9 +74,12 @@ def test_a_secure_sum_behind_gates_gets_them_too(tmp_path: Path, silos: int) -> 
     deploy.init(tmp_path / "fed", server_names=["127.0.0.1"], nodes=names)
     roster = tmp_path / "fed" / "nodes" / names[0] / "roster.json"
     path = terms_for(
-        tmp_path, silos, roster, sum={"name": "secure"},
+        tmp_path,
+        silos,
+        roster,
+        sum={"name": "secure"},
         privacy={"epsilon": 2.0, "noise": "keyed", "trust": "distributed"},
-    )  # fmt: skip
+    )
     with gates(tmp_path, silos) as owners:
         for name, each in zip(names, owners, strict=True):
             each.write({"identity": str(tmp_path / "fed" / "nodes" / name)}, trust=["distributed"])
@@ -124,7 +121,7 @@ def test_gates_approve_by_rule_what_the_server_sends_and_an_app_without_code_tra
     assert f"{GATED}, {UNDISTURBED}; " in said
 
 
-@pytest.mark.long  # CI has test_cycles, where gates are killed with all else
+@pytest.mark.long  # CI kills gates between disk and socket: test_hostile_sum.py
 def test_a_gate_killed_between_two_rounds_goes_on(tmp_path: Path) -> None:
     path = terms_for(tmp_path, 3)
     terms = read(path)
@@ -149,18 +146,25 @@ def test_a_gate_that_is_asked_too_early_refuses(
 ) -> None:
     """The owner's own ledger counts: a server that asks always gets every second round."""
     privacy = {
-        "epsilon": 2.0, "noise": "keyed", "unit": "client", "trust": "central",
-        "adjacency": "zero-out", "participation": {"min_separation": 2, "at_most": 2},
-    }  # fmt: skip
+        "epsilon": 2.0,
+        "noise": "keyed",
+        "unit": "client",
+        "trust": "central",
+        "adjacency": "zero-out",
+        "participation": {"min_separation": 2, "at_most": 2},
+    }
     alone = {"name": "plain", "least_clients": 1}  # the other silo is not there
     path = terms_for(
         tmp_path, 2, method="dp-ftrl", rounds=4, privacy=privacy, sizes=[1.0, 1.0], sum=alone
     )
     allowed = {
-        "methods": ["dp-ftrl"], "unit": "client", "trust": ["central"], "against": "outsiders",
+        "methods": ["dp-ftrl"],
+        "unit": "client",
+        "trust": ["central"],
+        "against": "outsiders",
         "adjacency": "zero-out",
-    }  # fmt: skip
-    monkeypatch.setattr(cohorts, "drawn_clients", lambda *_: (0,))
+    }
+    monkeypatch.setattr(Draft, "draw", lambda *_: (0,))
     with gates(tmp_path, 1, **allowed) as owners:
         terms = read(path)
         start_all(owners, path)

@@ -16,8 +16,8 @@ from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.silo.relay import LENGTH, ask, receive
+from tests.helpers.handlers import enrolment, order, said, sent
 from tests.silo.gates import Silo, gates, read, terms_for
-from tests.silo.test_keeper import enrolment, order, said, sent
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ def test_frames_of_any_bytes_are_refused_alike_and_cost_nothing(silo: Silo, coun
     for _ in range(count):
         raw = bytearray(good[: draw.randrange(len(good))] if draw.random() < 0.5 else b"")
         raw += draw.randbytes(draw.randrange(60))
-        replies.add(ask(str(silo.socket), bytes(raw), patience=60))
+        replies.add(ask(str(silo.socket), bytes(raw), timeout_s=60))
     assert {said(each).get("error") for each in replies} <= {"UnsoundPlan", "ClientError"}
     assert booked(silo) == 0
 
@@ -76,7 +76,7 @@ def test_cut_off_endless_and_silent_requests_do_not_stop_the_next(silo: Silo) ->
             gate.sendall(raw)
     held = [connect(silo) for _ in range(2)]  # say nothing, and stay
     began = time.monotonic()
-    assert said(ask(str(silo.socket), enrolment(terms.name), patience=60))["client"] == 0
+    assert said(ask(str(silo.socket), enrolment(terms.name), timeout_s=60))["client"] == 0
     assert time.monotonic() - began < 15  # five seconds for each that is silent
     for each in held:
         each.close()

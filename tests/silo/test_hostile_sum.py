@@ -111,9 +111,14 @@ def test_other_keys_are_refused_and_cost_nothing(fed: Federation) -> None:
         run = f"{link.terms.name}/{link.plan.fingerprint()}"
         signature = Ed25519PrivateKey.generate().sign(keys.signed_text(run, 1, mine))
         forged = [
-            Key(mine, link.keys[1].signature), Key(mine, signature), Key(mine, b""),
-            link.keys[2], link.keys[0], other.keys[1], Key(bytes(32), link.keys[1].signature),
-        ]  # fmt: skip
+            Key(mine, link.keys[1].signature),
+            Key(mine, signature),
+            Key(mine, b""),
+            link.keys[2],
+            link.keys[0],
+            other.keys[1],
+            Key(bytes(32), link.keys[1].signature),
+        ]
         for key in forged:
             assert link.ask(0, "input", link.cohort(0, EVERYONE, k1=key)) == "Untrusted"
         del link.keys[1]

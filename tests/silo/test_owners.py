@@ -14,11 +14,11 @@ from dpfed.accounting.guarantee import GATED, UNDISTURBED
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.deploy import deploy
 from dpfed.cli.doctor import simulations_only
+from tests.helpers.gate_training import in_one_process
 from tests.silo.gates import read, terms_for
 from tests.silo.owners import OwnedNet, OwnedSilo, installation, possible, users, warm_nodes
-from tests.silo.test_gate import in_one_process
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("users")]
 SILOS = ("north", "south", "east")
 
 SERVER = """
@@ -126,9 +126,11 @@ def write_app(folder: Path, client: str) -> Path:
     about = {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
         "project": {"name": folder.name, "version": "1.0.0", "dependencies": []},
-        "tool": {"flwr": {"app": {"publisher": "x", "components": parts, "config": config}},
-                 "hatch": {"build": {"targets": {"wheel": {"packages": ["gated"]}}}}},
-    }  # fmt: skip
+        "tool": {
+            "flwr": {"app": {"publisher": "x", "components": parts, "config": config}},
+            "hatch": {"build": {"targets": {"wheel": {"packages": ["gated"]}}}},
+        },
+    }
     (folder / "pyproject.toml").write_text(tomli_w.dumps(about))
     return folder
 
@@ -155,9 +157,16 @@ def test_a_hostile_app_gets_nothing_and_an_honest_one_the_bits() -> None:
             sockets = [silo.socket for silo in silos]
             with (
                 warm_nodes(installed, relay) as launchers,
-                OwnedNet(work, SILOS, folder=fed, installed=installed, launchers=launchers,
-                         user=relay, sockets=sockets) as net,
-            ):  # fmt: skip
+                OwnedNet(
+                    work,
+                    SILOS,
+                    folder=fed,
+                    installed=installed,
+                    launchers=launchers,
+                    user=relay,
+                    sockets=sockets,
+                ) as net,
+            ):
                 attack(net, work, path, silos)
             check_the_result(work, path, silos)
         finally:

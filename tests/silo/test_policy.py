@@ -12,23 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfed import __version__
+from dpfed._version import VERSION
 from dpfed.core.errors import DpfedError, RecipeError, UnsoundPlan
-from dpfed.recipes.terms import Terms, package_digest, read_terms
-from dpfed.silo.policy import Policy, load_policy, permit
-from tests.silo.gates import Silo, terms_for
-
-TODAY = dt.date(2026, 11, 16)
-
-
-def policy(folder: Path, gate: dict[str, Any] | None = None, **data: Any) -> Policy:
-    silo = Silo(folder, 0)
-    silo.write(gate, **data)
-    return load_policy(silo.policy)
-
-
-def terms(folder: Path, silos: int = 3, **changes: Any) -> Terms:
-    return read_terms(terms_for(folder, silos, **changes).read_bytes())
+from dpfed.recipes.terms import package_digest, read_terms
+from dpfed.silo.policy import permit
+from tests.helpers.policies import PRIVACY, TODAY, policy, terms
+from tests.silo.gates import terms_for
 
 
 def test_terms_within_the_policy_are_permitted(tmp_path: Path) -> None:
@@ -36,7 +25,6 @@ def test_terms_within_the_policy_are_permitted(tmp_path: Path) -> None:
     assert permit(found, terms(tmp_path), TODAY) is found.data["sepsis"]
 
 
-PRIVACY = {"epsilon": 2.0, "noise": "keyed"}
 KEYED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "most_rounds": ({"most_rounds": 2}, {}),
     "largest_model": ({"largest_model": 20}, {}),
@@ -66,6 +54,19 @@ def test_each_key_refuses_and_is_named(tmp_path: Path, key: str) -> None:
         permit(found, asked, TODAY)
 
 
+def test_a_model_comes_with_an_approved_algorithm_only(tmp_path: Path) -> None:
+    """dp-fedauto brings its model: neither can be had where the owner has not approved it."""
+    asked = terms(tmp_path, method="dp-fedauto", rounds=4)
+    assert "transform" in asked.model.layout.shapes
+    allowed = policy(tmp_path, methods=["dp-fedauto"], most_rounds=4)
+    assert permit(allowed, asked, TODAY) is allowed.data["sepsis"]
+    with pytest.raises(UnsoundPlan, match=r"methods: an algorithm of .*got 'fedauto'"):
+        permit(policy(tmp_path, methods=["dp-fedgd"], most_rounds=4), asked, TODAY)
+    small = policy(tmp_path, methods=["dp-fedauto"], most_rounds=4, largest_model=30)
+    with pytest.raises(UnsoundPlan, match="largest_model"):  # of the model that is brought
+        permit(small, asked, TODAY)
+
+
 def test_metrics_of_another_package_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +81,7 @@ def test_metrics_of_another_package_are_refused(
 
 def test_terms_of_another_version_are_refused(tmp_path: Path) -> None:
     text = terms_for(tmp_path, 3).read_text()
-    other = text.replace(f'dpfed = "{__version__}"', 'dpfed = "0.0.0"')
+    other = text.replace(f'dpfed = "{VERSION}"', 'dpfed = "0.0.0"')
     assert other != text
     with pytest.raises(UnsoundPlan, match=r"dpfed \(installed\).*got '0\.0\.0'"):
         permit(policy(tmp_path), read_terms(other), TODAY)
@@ -156,9 +157,16 @@ def test_a_secure_sum_needs_the_pinned_roster_and_enough_silos(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("options", "fits"),
-    [({"width": 8}, True), ({"width": 9}, False), ({"width": 8.0}, False), ({"width": True}, False),
-     ({"act": "relu"}, True), ({"act": "tanh"}, False), ({"other": 1}, False)],
-)  # fmt: skip
+    [
+        ({"width": 8}, True),
+        ({"width": 9}, False),
+        ({"width": 8.0}, False),
+        ({"width": True}, False),
+        ({"act": "relu"}, True),
+        ({"act": "tanh"}, False),
+        ({"other": 1}, False),
+    ],
+)
 def test_a_factorys_options_keep_to_their_list(
     tmp_path: Path, options: dict[str, Any], fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,9 +239,11 @@ def test_terms_with_anything_in_one_place_are_read_or_refused_by_name(key: str, 
     import tomli_w
 
     tree: dict[str, Any] = {
-        "name": "x", "rounds": 2, "privacy": {"epsilon": 1.0},
+        "name": "x",
+        "rounds": 2,
+        "privacy": {"epsilon": 1.0},
         "terms": {"dataset": "d", "shape": [2], "classes": 2, "sizes": [5.0, 5.0], "dpfed": "0"},
-    }  # fmt: skip
+    }
     try:
         text = tomli_w.dumps({**tree, key: value})
     except (TypeError, ValueError):

@@ -42,7 +42,7 @@ def test_it_passes_bytes_on(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        assert ask(path, b"order" * 100_000, patience=10) == b"redro" * 100_000
+        assert ask(path, b"order" * 100_000, timeout_s=10) == b"redro" * 100_000
         thread.join()
 
 
@@ -54,5 +54,5 @@ def test_a_gate_that_closes_is_an_error(tmp_path: Path) -> None:
         thread = threading.Thread(target=lambda: gate.accept()[0].close())
         thread.start()
         with pytest.raises(ConnectionError):
-            ask(path, b"order", patience=10)
+            ask(path, b"order", timeout_s=10)
         thread.join()

@@ -38,16 +38,24 @@ def aliases(folder: Path) -> dict[str, str | list[str]]:
     (folder / "holds").mkdir()
     os.link(one, folder / "holds/again.csv")
     return {
-        "itself": str(one), "a symlink": str(folder / "link.csv"),
-        "a hard link": str(folder / "hard.csv"), "a folder's link": str(folder / "way/1.csv"),
-        "dots": f"{folder}/b/../a/1.csv", "slashes": f"{folder}//a///1.csv/.".removesuffix("/."),
-        "the folder": str(folder / "a"), "a slash at its end": f"{folder}/a/",
-        "a folder above": str(folder), "a link to the folder": str(folder / "way"),
-        "a link inside of a folder": str(folder / "links"), "a pattern": f"{folder}/a/*.csv",
-        "a pattern of folders": f"{folder}/*/1.csv", "a list": [f"{folder}/b/1.csv", str(one)],
-        "a folder with a hard link": str(folder / "holds"), "hf: as a path": f"hf:{folder}/a",
+        "itself": str(one),
+        "a symlink": str(folder / "link.csv"),
+        "a hard link": str(folder / "hard.csv"),
+        "a folder's link": str(folder / "way/1.csv"),
+        "dots": f"{folder}/b/../a/1.csv",
+        "slashes": f"{folder}//a///1.csv/.".removesuffix("/."),
+        "the folder": str(folder / "a"),
+        "a slash at its end": f"{folder}/a/",
+        "a folder above": str(folder),
+        "a link to the folder": str(folder / "way"),
+        "a link inside of a folder": str(folder / "links"),
+        "a pattern": f"{folder}/a/*.csv",
+        "a pattern of folders": f"{folder}/*/1.csv",
+        "a list": [f"{folder}/b/1.csv", str(one)],
+        "a folder with a hard link": str(folder / "holds"),
+        "hf: as a path": f"hf:{folder}/a",
         "hf: with a configuration": f"hf:{folder}/a:default",
-    }  # fmt: skip
+    }
 
 
 def test_every_name_of_a_file_is_seen(folder: Path) -> None:

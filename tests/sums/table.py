@@ -47,9 +47,14 @@ class Table:
     def context(self, client: int, round: int = 0, attempt: int = 0) -> SumContext:
         signer = simulated(self.clients)[client] if client >= 0 else None
         return SumContext(
-            client=client, clients=self.clients, colluders=self.colluders, round=round,
-            attempt=attempt, run=self.run, signer=signer,
-        )  # fmt: skip
+            client=client,
+            clients=self.clients,
+            colluders=self.colluders,
+            round=round,
+            attempt=attempt,
+            run=self.run,
+            signer=signer,
+        )
 
     def ask(self, client: int, stage: str, request: bytes, vector: Any, at: SumContext) -> bytes:
         """One client's answer; its vault is kept."""
@@ -58,7 +63,7 @@ class Table:
             parts = torch.as_tensor(vector).split(list(self.sizes(vector).values()))
             releases = [Release(part, std=1.0, step=1.0) for part in parts]
             reply = dict(zip(self.sizes(vector), releases, strict=True))
-        messages, secret = self.sum.answer(
+        messages, secret = self.sum.reply(
             stage, {SUM: request}, reply, self.secrets.get(client, b""), at
         )
         self.secrets[client] = secret

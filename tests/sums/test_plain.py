@@ -17,7 +17,7 @@ CONTEXT = SumContext(0, 2, 0, 0, 0, "run")
 
 def message(values: list[int], dtype: torch.dtype = torch.int32) -> bytes:
     release = Release(torch.tensor(values, dtype=dtype), std=1.0, step=1.0)
-    return plain().answer("reply", {UPDATE: b""}, {UPDATE: release}, b"", CONTEXT)[0][UPDATE]
+    return plain().reply("reply", {UPDATE: b""}, {UPDATE: release}, b"", CONTEXT)[0][UPDATE]
 
 
 def begun(cohort: dict[int, float], size: int) -> Adder:
@@ -66,7 +66,7 @@ def test_a_reply_that_is_wrong_on_one_channel_counts_on_none() -> None:
     with pytest.raises(BadReply, match="2 integers of 4 or 8 bytes, got 4 bytes;"):
         plain().add(session, 0, {UPDATE: message([5]), METRICS: message([5])})
     assert session.channels[UPDATE].total.tolist() == [0]
-    with pytest.raises(BadReply, match=r"must be on \['metrics', 'update'\], got \['update'\];"):
+    with pytest.raises(BadReply, match=r"\['metrics', 'update'\], got \['update'\]"):
         plain().add(session, 0, {UPDATE: message([5])})
 
 
@@ -87,17 +87,15 @@ def test_nothing_can_wrap_the_total() -> None:
     for value in (most, -most):
         session = add(begun(cohort, 1), 0, message([value], torch.int64))
     for value in (most + 2, -most - 2, 2**63 - 1, -(2**63)):
-        with pytest.raises(BadReply, match=r"at most 4\.61e\+15, so that no sum can wrap, got"):
+        with pytest.raises(BadReply, match=r"most 4\.61e\+15, so that no sum"):
             add(session, 1, np.array([value]).tobytes())
     assert most * 1000 < 2**63
 
 
 def test_an_empty_round_is_aborted_and_a_wrong_stage_refused() -> None:
     assert plain().close(begun({0: 1.0}, 3)) == Aborted("no client answered")
-    with pytest.raises(
-        BadReply, match="one stage, 'reply' with a release, got 'keys'; use the same plan"
-    ):
-        plain().answer("keys", {UPDATE: b""}, None, b"", CONTEXT)
+    with pytest.raises(BadReply, match="stage, 'reply' with a release, got 'keys'"):
+        plain().reply("keys", {UPDATE: b""}, None, b"", CONTEXT)
 
 
 # ------------------------------------------------------------------------------ several in one pass
@@ -132,11 +130,15 @@ LARGE = message([2**62, 0, 0], torch.int64)
 @pytest.mark.parametrize(
     "wrong",
     [
-        (4, b"123"), (4, b""), (5, message([1, 1, 1])), (0, message([1, 1, 1])), (4, LARGE),
+        (4, b"123"),
+        (4, b""),
+        (5, message([1, 1, 1])),
+        (0, message([1, 1, 1])),
+        (4, LARGE),
         (4, message([1, 1, 1, 1, 1, 1])[:20]),
     ],
     ids=["length", "empty", "stranger", "twice", "range", "between"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("at", [0, 2, 4])
 def test_a_pass_with_a_message_that_is_not_right_adds_nothing(
     wrong: tuple[int, bytes], at: int

@@ -250,7 +250,7 @@ def test_channels_of_different_sizes_are_opened_in_one_sum(bits: int) -> None:
 )
 def test_terms_that_do_not_count_alike_are_refused(cohorts: dict[str, dict[int, float]]) -> None:
     sum = secure(survivors=1.0)
-    with pytest.raises(UnsoundPlan, match=r"adds all clients alike, .*; use weights = 'sum'"):
+    with pytest.raises(UnsoundPlan, match="weights = 'sum'"):
         sum.begin(sum.directory(), cohorts, dict.fromkeys(cohorts, 3), Table(sum, 2).context(-1))
 
 

@@ -20,13 +20,10 @@ from dpfed.sums.secagg.client import Vault
 from dpfed.sums.secagg.identity import simulated
 from dpfed.sums.secagg.server import SUM, Directory
 from dpfed.sums.secure import Secure, secure
+from tests.helpers.secure_requests import ALL, LOOSE, VECTORS, N, alive, answered, ask, masked, out
 from tests.sums.table import Table, Tamper
 
-N = 5
-ALL = range(N)
-VECTORS = {i: np.array([i, -i, 2**40 + i]) for i in ALL}
 ASK = "ask who runs that client what happened"
-LOOSE = secure(survivors=0.6)  # 3 of 5
 STRICT = secure(survivors=0.8)  # 4 of 5
 
 
@@ -47,18 +44,6 @@ def keyed(sum: Secure = LOOSE, run: str = "run/plan") -> Table:
     return table
 
 
-def answered(sum: Secure = LOOSE, **at: int) -> Table:
-    """A table whose clients have sent their masked vectors, and nothing else."""
-    table = Table(sum, N)
-    table.run_round(VECTORS, silent={"repair": ALL, "unmask": ALL}, **at)
-    return table
-
-
-def ask(table: Table, client: int, stage: str, message: msgspec.Struct, **at: int) -> bytes:
-    context = table.context(client, **at)
-    return table.ask(client, stage, messages.pack_message(message), VECTORS[client], context)
-
-
 def refused(
     table: Table, client: int, stage: str, message: msgspec.Struct, match: str, **at: int
 ) -> None:
@@ -73,30 +58,12 @@ def cohort(table: Table, clients: Collection[int] = ALL, **changed: Any) -> mess
     return msgspec.structs.replace(message, **changed)
 
 
-def masked(table: Table, client: int) -> messages.Masked:
-    return messages.unpack_masked(table.sent["input", client])[0]
-
-
-def alive(
-    table: Table, client: int, clients: Collection[int] = ALL, **changed: Any
-) -> messages.Alive:
-    """A request for shares, with the true sealed ones."""
-    near = {i: masked(table, i) for i in clients if i != client}
-    sealed = {i: message.sealed[client] for i, message in near.items()}
-    marks = {i: message.shares[client] for i, message in near.items()}
-    return msgspec.structs.replace(messages.Alive(list(clients), sealed, marks), **changed)
-
-
 def unread(
     table: Table, client: int, message: messages.Alive, senders: set[int], **at: int
 ) -> None:
     """Sealed shares that do not fit are left out, and not handed over."""
     shares = messages.unpack(ask(table, client, "unmask", message, **at), messages.Shares).shares
     assert set(shares) == set(message.sealed) - senders
-
-
-def out(*clients: int) -> messages.Dropped:
-    return messages.Dropped(list(clients))
 
 
 def flipped(data: bytes, bit: int = 0) -> bytes:
@@ -563,9 +530,9 @@ def test_replies_under_another_name_are_refused() -> None:
         with pytest.raises(BadReply, match=r"a reply must be on \['sum'\], got"):
             table.sum.add(table.session, 0, replies)
         with pytest.raises(BadReply, match="has no stage"):
-            table.sum.answer("input", replies, None, b"", table.context(0))
+            table.sum.reply("input", replies, None, b"", table.context(0))
     with pytest.raises(BadReply, match="has no stage 'reveal the key'"):
-        table.sum.answer("reveal the key", {SUM: b""}, None, b"", table.context(0))
+        table.sum.reply("reveal the key", {SUM: b""}, None, b"", table.context(0))
 
 
 # ------------------------------------------------------------------------------- malformed bytes
@@ -714,7 +681,7 @@ def dealt(table: Table, share: bytes, sealed: Callable[[bytes], bytes] = bytes) 
 
 def test_a_share_outside_of_the_field_ends_in_a_named_abort_and_no_exception() -> None:
     table = Table(LOOSE, N)
-    result = table.run_round(VECTORS, to_server=dealt(table, b"\xff" * shamir.SHARE))
+    result = table.run_round(VECTORS, to_server=dealt(table, b"\xff" * shamir.SHARE_BYTES))
     assert isinstance(result, Aborted)
     assert "2" in result.reason
 
@@ -730,7 +697,7 @@ def test_a_dealer_of_wrong_commitments_is_blamed_and_not_the_receivers() -> None
 
 def test_a_dealer_of_unreadable_shares_cannot_stop_the_round_unnamed() -> None:
     table = Table(LOOSE, N)
-    tamper = dealt(table, bytes(shamir.SHARE), flipped)
+    tamper = dealt(table, bytes(shamir.SHARE_BYTES), flipped)
     result = table.run_round(VECTORS, to_server=tamper)
     assert isinstance(result, Opened) or "2" in result.reason.replace("fewer than 2", "")
     assert len(table.refused) < N - 1
@@ -747,5 +714,5 @@ def test_a_vault_of_another_version_is_refused_before_anything_is_spent() -> Non
     vault.version += 1
     for other in (vault.lock(), b"\x01", table.secrets[0][:-3]):
         table.secrets[0] = other
-        with pytest.raises(DataError, match="another version of dpfed; end the training"):
+        with pytest.raises(DataError, match="another version of dpfed"):
             ask(table, 0, "keys", messages.Dropped([]))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A malicious server tells each client another lie, and still opens no small sum.
 
-The algebra behind ``Secure.honest``: an honest client v sees others in or out, at least ``least``
-in with itself. Its own seed is known if least - 1 shares are: from the honest who see v in, and
-from colluders. A pair's seed is known if either sees the other out. What can be opened are the
-connected components, under unknown pair seeds, all of whose own seeds are known.
+The algebra behind ``Secure.min_honest``: an honest client v sees others in or out, at least
+``least`` in with itself. Its own seed is known if least - 1 shares are: from the honest who see v
+in, and from colluders. A pair's seed is known if either sees the other out. What can be opened
+are the connected components, under unknown pair seeds, all of whose own seeds are known.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def test_lies_to_seven_real_clients_open_the_sum_of_three_as_the_formula_says() 
     """The formula's worst case, run for real: 'malicious' guarantees 3, and 3 it is."""
     lies = {0: [3, 4], 1: [5, 6], 2: [3, 5], 3: [1], 4: [1, 2], 5: [0], 6: [0, 2]}
     sum = secure(survivors=5 / 7, against=MALICIOUS)
-    assert sum.honest(7, 0) == 3
+    assert sum.min_honest(7, 0) == 3
     table, made = Table(sum, 7), {i: np.array([10**i, 1, i]) for i in range(7)}
     table.run_round(made, silent={"repair": range(7), "unmask": range(7)})
     heads = {i: messages.unpack_masked(table.sent["input", i]) for i in range(7)}
@@ -224,7 +224,7 @@ def test_lies_to_seven_real_clients_open_the_sum_of_three_as_the_formula_says() 
 def test_two_views_without_a_common_client_are_refused_by_whoever_is_in_the_smaller() -> None:
     sum = secure(survivors=0.7, against=MALICIOUS)
     n, least = 6, sum.least(6)
-    assert sum.honest(n, 0) == 4
+    assert sum.min_honest(n, 0) == 4
     table = Table(sum, n)
     table.run_round({i: np.zeros(2, np.int64) for i in range(n)}, silent={"input": range(n)})
     for size in range(1, n):
@@ -245,20 +245,20 @@ def test_what_is_legal_against_a_malicious_server_has_two_honest_in_any_two_view
         for colluders in range(n):
             common = least - (n - least)  # two views of ``least`` share at least so many
             if common - colluders >= 2:
-                assert sum.honest(n, colluders) == common - colluders
+                assert sum.min_honest(n, colluders) == common - colluders
                 assert sum.failure(n, colluders) == 0
             else:
                 with pytest.raises(
                     UnsoundPlan, match=r"honest terms must|open a mask by themselves"
                 ):
-                    sum.honest(n, colluders)
+                    sum.min_honest(n, colluders)
 
 
 @pytest.mark.parametrize(("n", "colluders", "honest"), [(10, 0, 8), (10, 3, 5), (10, 6, 2)])
 def test_a_curious_server_opens_least_less_the_colluders(
     n: int, colluders: int, honest: int
 ) -> None:
-    assert secure(survivors=0.8).honest(n, colluders) == honest
+    assert secure(survivors=0.8).min_honest(n, colluders) == honest
 
 
 def test_against_a_malicious_server_all_are_neighbours_however_many() -> None:
@@ -268,7 +268,7 @@ def test_against_a_malicious_server_all_are_neighbours_however_many() -> None:
 
 def test_so_many_colluders_that_one_would_be_alone_are_refused() -> None:
     with pytest.raises(UnsoundPlan, match=r"at least 9, or 7 colluders .*, got 8;"):
-        secure(survivors=0.8).honest(10, 7)
+        secure(survivors=0.8).min_honest(10, 7)
 
 
 def test_a_seed_that_was_revealed_is_of_no_use_in_the_next_attempt() -> None:

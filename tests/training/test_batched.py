@@ -17,21 +17,22 @@ from dpfed.client.gradient import gradient
 from dpfed.core import stacked
 from dpfed.core.grid import Releases
 from dpfed.core.participation import Participation
-from dpfed.core.randomness import Noise, Stream
+from dpfed.core.randomness import Noise
 from dpfed.core.registry import build, own_names
 from dpfed.core.sampling import Poisson
 from dpfed.core.stacked import BoundedSums
-from dpfed.core.sum_protocol import Answer, Messages, SumContext
+from dpfed.core.sum_protocol import Messages, StageReply, SumContext
 from dpfed.core.types import (
     METRICS,
     UPDATE,
-    Adjacency,
     Broadcast,
     ClientAlgorithm,
+    Facts,
     Mechanism,
     Release,
     Rows,
     State,
+    Stream,
     Trust,
     Unit,
     Vector,
@@ -43,9 +44,9 @@ from dpfed.mechanisms.gaussian import Gaussian, gaussian
 from dpfed.server.scale import scale
 from dpfed.sums.plain import Plain, plain
 from dpfed.training import batched, inprocess
-from dpfed.training.answer import ClientState, answer
 from dpfed.training.inprocess import InProcess
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, client_reply
 from dpfed.training.round import run_round, start
 
 SIZES = (1, 2, 5, 5, 5, 5, 1, 2, 17, 17, 200, 200, 193, 5)
@@ -72,21 +73,28 @@ def plan_for(
     client: ClientAlgorithm | None = None,
     **more: Any,
 ) -> Plan:
-    return Plan(**{
-        "client": client or gradient(), "channels": {UPDATE: mechanism}, "sum": plain(),
-        "server": scale(0.5), "nominal": [float(1 + i % 3) for i in range(clients)], "rounds": 3,
-        "noise": Noise(7), **more,
-    })  # fmt: skip
+    return Plan(
+        **{
+            "client": client or gradient(),
+            "channels": {UPDATE: mechanism},
+            "sum": plain(),
+            "server": scale(0.5),
+            "nominal": [float(1 + i % 3) for i in range(clients)],
+            "rounds": 3,
+            "noise": Noise(7),
+            **more,
+        }
+    )
 
 
 def one_by_one(
     plan: Plan, broadcast: Broadcast, stage: str, orders: Sequence[batched.Order]
-) -> Iterator[tuple[Answer, ClientState]]:
+) -> Iterator[tuple[StageReply, ClientState]]:
     for client, asked in orders:
-        yield answer(plan, broadcast, stage, asked, client)
+        yield client_reply(plan, broadcast, stage, asked, client)
 
 
-Seen = list[tuple[dict[int, Answer], torch.Tensor, Mapping[int, str]]]
+Seen = list[tuple[dict[int, StageReply], torch.Tensor, Mapping[int, str]]]
 
 
 def trace(plan: Plan, clients: Sequence[LinearProblem]) -> tuple[Seen, list[tuple[str, str]]]:
@@ -94,11 +102,11 @@ def trace(plan: Plan, clients: Sequence[LinearProblem]) -> tuple[Seen, list[tupl
     engine, seen = InProcess(plan, clients), []
     state = start(plan, torch.zeros(clients[0].dimension))
     for _ in range(plan.rounds):
-        messages: dict[int, Answer] = {}
+        messages: dict[int, StageReply] = {}
 
         def exchange(
-            *asked: Any, into: dict[int, Answer] = messages
-        ) -> Iterator[tuple[int, Answer]]:
+            *asked: Any, into: dict[int, StageReply] = messages
+        ) -> Iterator[tuple[int, StageReply]]:
             for client, found in engine.exchange(*asked):
                 into[client] = str(found) if isinstance(found, Exception) else found  # type: ignore[assignment]
                 yield client, found
@@ -131,7 +139,7 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plan, Sequence[LinearP
     def compared(plan: Plan, clients: Sequence[LinearProblem]) -> None:
         together = trace(plan, clients)
         with monkeypatch.context() as patched:
-            patched.setattr(inprocess, "answer_all", one_by_one)
+            patched.setattr(inprocess, "client_replies", one_by_one)
             alone = trace(plan, clients)
         assert together[1] == alone[1]
         for (messages, params, refused), (others, wanted, words) in zip(
@@ -158,7 +166,7 @@ Compare = Callable[[Plan, Sequence[LinearProblem]], None]
 def test_a_pass_gives_the_bits_of_one_by_one(
     compare: Compare, passes: list[int], unit: Unit, trust: Trust, weights: Weights, model: Linear
 ) -> None:
-    plan = plan_for(gaussian(1.0, 0.3, unit=unit, trust=trust), weights=weights)
+    plan = plan_for(gaussian(Facts(1.0, unit=unit, trust=trust), 0.3), weights=weights)
     compare(plan, problems(model))
     assert sum(passes) == 3 * (len(SIZES) - 1)  # 193 records are alone of their kind
 
@@ -166,20 +174,20 @@ def test_a_pass_gives_the_bits_of_one_by_one(
 @pytest.mark.parametrize("name", own_names("mechanisms"))
 @pytest.mark.parametrize("trust", [Trust.LOCAL, Trust.CENTRAL])
 def test_every_mechanism_releases_as_one_by_one(compare: Compare, name: str, trust: Trust) -> None:
-    made = build("mechanisms", name, {"clip": 0.5}, unit=Unit.CLIENT, trust=trust)
+    made = build("mechanisms", name, {}, facts=Facts(0.5, unit=Unit.CLIENT, trust=trust))
     compare(plan_for(made), problems())
 
 
 def test_turns_are_kept_and_passes_made(compare: Compare, passes: list[int]) -> None:
     turns = Participation(min_separation=2, at_most=2)
-    made = gaussian(0.5, 0.3, unit=Unit.CLIENT, trust=Trust.CENTRAL, participation=turns)
+    made = gaussian(Facts(0.5, unit=Unit.CLIENT, trust=Trust.CENTRAL, participation=turns), 0.3)
     compare(plan_for(made), problems(sizes=[4] * 14))
     assert sum(passes) == 7 + 7 + 7
 
 
 def test_a_draw_of_clients_is_the_same(compare: Compare) -> None:
-    made = gaussian(0.5, 0.3, unit=Unit.CLIENT, trust=Trust.CENTRAL, adjacency="zero-out")  # type: ignore[arg-type]
-    compare(plan_for(made, participation=Poisson(0.5)), problems())
+    made = gaussian(Facts(0.5, unit=Unit.CLIENT, adjacency="zero-out", trust=Trust.CENTRAL), 0.3)  # type: ignore[arg-type]
+    compare(plan_for(made, client_sampling=Poisson(0.5)), problems())
 
 
 # ------------------------------------------------------------------------------- edge cases
@@ -199,14 +207,14 @@ def hostile() -> list[LinearProblem]:
 def test_numbers_that_are_not_finite_change_nobody_elses_answer(
     compare: Compare, passes: list[int], unit: Unit, trust: Trust
 ) -> None:
-    compare(plan_for(gaussian(1.0, 0.3, unit=unit, trust=trust), 12), hostile())
+    compare(plan_for(gaussian(Facts(1.0, unit=unit, trust=trust), 0.3), 12), hostile())
     assert max(passes) >= 6
 
 
 def test_metrics_and_drawn_records_go_one_by_one(compare: Compare, passes: list[int]) -> None:
-    record = gaussian(1.0, 0.3, adjacency="zero-out")  # type: ignore[arg-type]
+    record = gaussian(Facts(1.0, adjacency="zero-out"), 0.3)  # type: ignore[arg-type]
     compare(plan_for(record.with_sampling(Poisson(0.5))), problems())
-    channels = {UPDATE: gaussian(1.0, 0.3), METRICS: gaussian(1.5, 0.3)}
+    channels = {UPDATE: gaussian(Facts(1.0), 0.3), METRICS: gaussian(Facts(1.5), 0.3)}
     compare(plan_for(gaussian(), channels=channels), problems())
     assert not any(passes)
 
@@ -218,16 +226,16 @@ def test_work_that_was_wrapped_is_not_passed_by(compare: Compare, passes: list[i
         broadcast, problem, state, release = args
         return inner.work(replace(broadcast, params=2 * broadcast.params), problem, state, release)
 
-    compare(plan_for(gaussian(1.0, 0.3), client=inner._replace(work=doubled)), problems())
+    compare(plan_for(gaussian(Facts(1.0), 0.3), client=inner._replace(work=doubled)), problems())
     made = adaptive(gradient(), 1.0)
-    channels = {name: gaussian(c.clip or 1.0, 0.3) for name, c in made.channels.items()}
+    channels = {name: gaussian(Facts(c.clip or 1.0), 0.3) for name, c in made.channels.items()}
     compare(plan_for(gaussian(), client=made, channels=channels), problems())
     assert not passes
 
 
 def test_a_model_of_more_than_a_block_is_the_same(compare: Compare, passes: list[int]) -> None:
     model = Linear("softmax", 6000, 3)
-    compare(plan_for(gaussian(1.0, 0.3), 4), problems(model, (2, 2, 2, 2)))
+    compare(plan_for(gaussian(Facts(1.0), 0.3), 4), problems(model, (2, 2, 2, 2)))
     assert any(passes)
 
 
@@ -237,22 +245,22 @@ def test_a_mechanism_a_sum_or_a_problem_of_ones_own_is_not_passed_by(
     """A child that changes one method alone, or a wrapper, as the audits have them."""
 
     class Negated(Plain):
-        def answer(
+        def reply(
             self, stage: str, requests: Any, reply: Any, secret: bytes, context: SumContext
         ) -> tuple[Messages, bytes]:
-            found, secret = super().answer(stage, requests, reply, secret, context)
+            found, secret = super().reply(stage, requests, reply, secret, context)
             return {n: (-np.frombuffer(m, "<i4")).tobytes() for n, m in found.items()}, secret
 
     @dataclass(frozen=True)
     class Twice(Gaussian):
         def release(self, rows: Rows, state: State, rng: Stream) -> tuple[Release, State]:
-            return gaussian(self.clip, 2 * self.std).release(rows, state, rng)
+            return gaussian(Facts(self.clip), 2 * self.std).release(rows, state, rng)
 
     class Elsewhere(LinearProblem):
         def rows(self, params: Vector, unit: Unit) -> Rows:
             return super().rows(params + 1, unit)
 
-    twice = Twice(clip=1.0, std=0.5, unit=Unit.RECORD, adjacency=Adjacency.REPLACE_ONE)
+    twice = Twice(Facts(), std=0.5)
     compare(plan_for(twice), problems())
     compare(plan_for(gaussian(std=0.5), sum=Negated()), problems())
     own = [Elsewhere(each.model, each.x, each.y) for each in problems()]
@@ -264,7 +272,7 @@ def test_a_library_that_rounds_a_stack_otherwise_is_noticed(
     monkeypatch: pytest.MonkeyPatch, compare: Compare
 ) -> None:
     """Planted: products of small matrices in one call, which add up without fused steps."""
-    plan, clients = plan_for(gaussian(1.0, 0.3)), problems(sizes=[5] * 14)
+    plan, clients = plan_for(gaussian(Facts(1.0), 0.3)), problems(sizes=[5] * 14)
     with monkeypatch.context() as patched:
         patched.setattr(stacked, "_batched_alike", lambda *_: True)
         rows = problems()[0].stack(clients).rows(torch.ones(21), Unit.RECORD)
@@ -283,14 +291,14 @@ def test_a_pass_that_raises_is_made_one_by_one(
         raise MemoryError
 
     monkeypatch.setattr(LinearProblem, "stack", broken)
-    compare(plan_for(gaussian(1.0, 0.3)), problems())
+    compare(plan_for(gaussian(Facts(1.0), 0.3)), problems())
 
 
 def test_passes_are_bounded_and_cover_everyone(
     monkeypatch: pytest.MonkeyPatch, passes: list[int]
 ) -> None:
-    monkeypatch.setattr(batched, "NUMBERS", 21 * 4)
-    trace(plan_for(gaussian(1.0, 0.3), 10), problems(sizes=[3] * 10))
+    monkeypatch.setattr(batched, "NUMBERS_PER_PASS", 21 * 4)
+    trace(plan_for(gaussian(Facts(1.0), 0.3), 10), problems(sizes=[3] * 10))
     assert passes == [4, 4, 2] * 3
 
 
@@ -300,7 +308,7 @@ def test_passes_are_bounded_and_cover_everyone(
 def test_a_client_whose_ledger_refuses_is_left_out_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan = replace(plan_for(gaussian(1.0, 0.3), 8), rounds=2)
+    plan = replace(plan_for(gaussian(Facts(1.0), 0.3), 8), rounds=2)
     engine = InProcess(plan, problems(sizes=[5] * 8))
     broadcast = Broadcast(0, torch.zeros(21))
     asked = {UPDATE: dict.fromkeys(range(8), b"")}
@@ -315,7 +323,7 @@ def test_a_client_whose_ledger_refuses_is_left_out_alone(
 
 
 def test_noise_is_drawn_after_everyone_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_for(gaussian(1.0, 0.3), 4)
+    plan = plan_for(gaussian(Facts(1.0), 0.3), 4)
     engine, order = InProcess(plan, problems(sizes=[5] * 4)), []
     for client in engine.clients.values():
         monkeypatch.setattr(
@@ -338,7 +346,7 @@ def test_noise_is_drawn_after_everyone_is_entered(monkeypatch: pytest.MonkeyPatc
 
 
 def test_real_noise_differs_from_client_to_client_and_run_to_run() -> None:
-    plan = plan_for(gaussian(1.0, 0.3), 6, noise=Noise())
+    plan = plan_for(gaussian(Facts(1.0), 0.3), 6, noise=Noise())
     same = [problems(sizes=[5])[0]] * 6
     (first, *_), _ = trace(plan, same)
     (second, *_), _ = trace(plan, same)
@@ -347,7 +355,7 @@ def test_real_noise_differs_from_client_to_client_and_run_to_run() -> None:
 
 
 def test_a_broadcast_of_another_size_is_refused_by_each() -> None:
-    plan = plan_for(gaussian(1.0, 0.3), 4)
+    plan = plan_for(gaussian(Facts(1.0), 0.3), 4)
     engine = InProcess(plan, problems(sizes=[5] * 4))
     asked = {UPDATE: dict.fromkeys(range(4), b"")}
     found = dict(engine.exchange(Broadcast(0, torch.zeros(20)), "reply", asked))

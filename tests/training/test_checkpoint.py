@@ -11,8 +11,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,68 +22,19 @@ from safetensors.torch import load_file, save
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.audit.client_laws import MODEL
 from dpfed.core.errors import DataError
+from dpfed.core.randomness import public_seed
 from dpfed.core.registry import build
 from dpfed.core.types import Broadcast, Problem
-from dpfed.recipes.federation import public_seed
 from dpfed.recipes.run import prepare
 from dpfed.recipes.schema import load_recipe
-from dpfed.sums.secagg.identity import simulated
 from dpfed.sums.secure import secure
-from dpfed.training.answer import answer
-from dpfed.training.checkpoint import Checkpoint, CommittedRound
+from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.inprocess import InProcess, replay, rounds
 from dpfed.training.plan import Plan
-from dpfed.training.round import Exchange, ServerState, run_round, start
+from dpfed.training.round import run_round, start
+from tests.helpers.checkpoints import Died, exchange_of, run
 from tests.helpers.round_counts import only_updates, updates
-from tests.training.test_round import SIZES, client_states, make_plan
-
-
-class Died(Exception):
-    """The process is gone."""
-
-
-def exchange_of(plan: Plan) -> Exchange:
-    people = {
-        i: replace(m, signer=simulated(len(SIZES))[i]) for i, m in client_states(SIZES).items()
-    }
-
-    def exchange(broadcast: Broadcast, stage: str, requests):  # type: ignore[no-untyped-def]
-        for client in sorted(set().union(*requests.values())):
-            asked = {name: to[client] for name, to in requests.items()}
-            reply, people[client] = answer(plan, broadcast, stage, asked, people[client])
-            yield client, reply
-
-    return exchange
-
-
-def run(
-    plan: Plan,
-    folder: Path,
-    exchange: Exchange,
-    die: Callable[[int, str], bool] = lambda at, when: False,
-) -> tuple[ServerState, tuple[CommittedRound, ...]]:
-    """Rounds with a checkpoint; ``die(round, when)`` says where the process ends."""
-    checkpoint = Checkpoint(folder)
-    fresh = start(plan, MODEL.initial(0))
-    saved = checkpoint.load(plan, fresh)
-    now, done = (saved.state, list(saved.committed)) if saved else (fresh, [])
-    while now.round < plan.rounds:
-        at = now.round
-        if die(at, "before"):
-            raise Died
-        checkpoint.ask(now)
-        if die(at, "asked"):
-            raise Died
-        after, result = run_round(plan, now, exchange)
-        if die(at, "completed"):
-            raise Died
-        if not result.aborted:
-            done.append(CommittedRound(now.round, now.attempt, result.clients))
-        now = after
-        checkpoint.commit(plan, now, done, [{"round": each.round} for each in done])
-        if die(at, "committed"):
-            raise Died
-    return now, tuple(done)
+from tests.helpers.rounds import SIZES, client_states, make_plan
 
 
 @pytest.mark.parametrize("server", ["scale", "sofim", "adam", "ftrl"])
@@ -164,7 +113,7 @@ def test_a_secure_sum_goes_on_with_the_keys_that_clients_have(tmp_path: Path) ->
 def test_a_folder_of_another_run_or_a_broken_one_is_refused(tmp_path: Path) -> None:
     plan = make_plan(rounds=2)
     run(plan, tmp_path, exchange_of(plan))
-    with pytest.raises(DataError, match="another plan; resume with the recipe"):
+    with pytest.raises(DataError, match="another plan"):
         run(make_plan(rounds=3), tmp_path, exchange_of(plan))
     fresh = start(plan, MODEL.initial(0), "elsewhere")
     with pytest.raises(DataError, match="another training"):

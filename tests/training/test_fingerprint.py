@@ -13,8 +13,9 @@ import torch
 from flwr.app import ConfigRecord
 from safetensors import safe_open
 
+from dpfed.core.participation import Participation
 from dpfed.core.randomness import Noise
-from dpfed.core.registry import build
+from dpfed.core.registry import build, own_names
 from dpfed.core.sampling import Poisson
 from dpfed.core.types import (
     METRICS,
@@ -22,6 +23,8 @@ from dpfed.core.types import (
     Adjacency,
     Broadcast,
     Channel,
+    Facts,
+    Mechanism,
     Phase,
     Trust,
     Unit,
@@ -31,12 +34,18 @@ from dpfed.core.vector import layout_of
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.secure import secure
 from dpfed.training.fingerprint import WIRE_FORMAT, legacy_fingerprint
-from dpfed.training.flower.codec import CONTROL, Envelope, Sender, write_answer
+from dpfed.training.flower.codec import CONTROL, Envelope, Sender, write_reply
 from dpfed.training.plan import Plan
 from tests.goldens.runs import GOLDENS, plan_of
-from tests.training.test_round import make_plan
+from tests.helpers.rounds import make_plan
 
 KEPT = Path(__file__).parent.parent / "goldens" / "kept" / "flower" / "progress.safetensors"
+
+
+DRAWS = ("gaussian", "clear")
+REPRS: dict[str, list[str]] = json.loads(
+    (Path(__file__).parent.parent / "goldens" / "mechanism_reprs.json").read_text(encoding="utf-8")
+)
 
 
 def test_a_checkpoint_of_version_0_1_has_the_same_one() -> None:
@@ -50,8 +59,12 @@ def other(**changes: Any) -> Plan:
     return replace(make_plan(), **changes)
 
 
-def mechanism(**changes: Any) -> Plan:
-    return other(channels={UPDATE: replace(make_plan().update, **changes)})
+def facts(**changes: Any) -> Plan:
+    return other(channels={UPDATE: make_plan().update.with_facts(**changes)})
+
+
+def drawn(mechanism: Mechanism) -> Plan:
+    return other(channels={UPDATE: mechanism.with_sampling(Poisson(0.5))})
 
 
 def algorithm(**changes: Any) -> Plan:
@@ -61,25 +74,48 @@ def algorithm(**changes: Any) -> Plan:
 def measuring(name: str, made_by: str | None = None, **options: Any) -> Plan:
     metric = build("metrics", name, options)
     metric = metric if made_by is None else metric._replace(made_by=made_by)
-    channels = {**make_plan().channels, METRICS: gaussian(2**0.5, 3.0)}
+    channels = {**make_plan().channels, METRICS: gaussian(Facts(2**0.5), 3.0)}
     return other(channels=channels, metrics=(metric,))
 
 
+@pytest.mark.parametrize("name", own_names("mechanisms"))
+def test_a_mechanism_is_written_as_in_version_0_2(name: str) -> None:
+    """The digests of checkpoints and of enrolled clients hash these texts, letter by letter."""
+    limits = Participation(min_separation=3, at_most=2)
+    devices = Facts(2.0, Unit.CLIENT, Adjacency.ZERO_OUT, Trust.CENTRAL, participation=limits)
+    written = [
+        repr(build("mechanisms", name, {})),
+        *(
+            [repr(build("mechanisms", name, {}).with_sampling(Poisson(0.1)))]
+            if name in DRAWS
+            else []
+        ),
+        *(
+            [repr(build("mechanisms", name, {"std": 3.0}, facts=devices, rounds=6, horizon=6))]
+            if name != "clear"
+            else []
+        ),
+    ]
+    assert written == REPRS[name]
+
+
 OTHERS = {
-    "clip": lambda: mechanism(clip=0.5, replace_bound=1.0),
-    "noise": lambda: mechanism(std=2.0000001),
-    "replace bound": lambda: mechanism(replace_bound=1.5),
-    "adjacency": lambda: mechanism(adjacency=Adjacency.ZERO_OUT),
-    "trust": lambda: mechanism(trust=Trust.CENTRAL),
-    "record draws": lambda: mechanism(sampling=Poisson(0.5), adjacency=Adjacency.ZERO_OUT),
-    "unit": lambda: mechanism(unit=Unit.GROUP),
+    "clip": lambda: facts(clip=0.5, replace_bound=1.0),
+    "noise": lambda: other(channels={UPDATE: make_plan().update.with_std(2.0000001)}),
+    "replace bound": lambda: facts(replace_bound=1.5),
+    "adjacency": lambda: facts(adjacency=Adjacency.ZERO_OUT),
+    "trust": lambda: facts(trust=Trust.CENTRAL),
+    "record draws": lambda: drawn(make_plan().update.with_facts(adjacency=Adjacency.ZERO_OUT)),
+    "unit": lambda: facts(unit=Unit.GROUP),
     "sum": lambda: other(sum=secure(survivors=1.0)),
     "weights": lambda: other(weights=Weights.AVERAGE),
     "sizes": lambda: other(nominal=[12, 30, 22]),
     "rounds": lambda: other(rounds=5),
     "delta": lambda: other(delta=2e-5),
     "colluders": lambda: other(colluders=2),
-    "metrics": lambda: other(channels={**make_plan().channels, METRICS: gaussian(2**0.5, 3.0)}),
+    "metrics": lambda: other(
+        channels={**make_plan().channels, METRICS: gaussian(Facts(2**0.5), 3.0)}
+    ),
     "metrics every": lambda: other(metrics_every=2),
     "loss bound": lambda: other(loss_bound=4.0),
     "an own metric": lambda: measuring("accuracy"),
@@ -117,10 +153,19 @@ def test_the_wire_format_is_the_one_that_its_number_stands_for() -> None:
     layout = layout_of({"w": torch.zeros(2)})
     sender = Sender(layout, "fingerprint", ConfigRecord(), Broadcast(0, torch.zeros(2)))
     sent = sender.order("reply", {UPDATE: b""}).config_records[CONTROL]
-    back = write_answer(Envelope(0, 0, "reply", 1), {UPDATE: bytes(8)}).config_records[CONTROL]
+    back = write_reply(Envelope(0, 0, "reply", 1), {UPDATE: bytes(8)}).config_records[CONTROL]
     assert (WIRE_FORMAT, sorted(sent), sorted(back)) == (
         2,
-        ["attempt", "channels", "fingerprint", "names", "requests", "round", "since", "stage",
-         "training"],
+        [
+            "attempt",
+            "channels",
+            "fingerprint",
+            "names",
+            "requests",
+            "round",
+            "since",
+            "stage",
+            "training",
+        ],
         ["attempt", "client", "round", "stage"],
-    )  # fmt: skip
+    )

@@ -15,18 +15,18 @@ from dpfed.client.gradient import gradient
 from dpfed.core.participation import Participation
 from dpfed.core.randomness import Noise
 from dpfed.core.sampling import EVERYONE, Poisson
-from dpfed.core.types import UPDATE, Adjacency, Broadcast, Trust, Unit
+from dpfed.core.types import UPDATE, Adjacency, Broadcast, Facts, Trust, Unit
 from dpfed.data.datasets import Records
 from dpfed.data.models import LinearProblem
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.mechanisms.tree import tree
 from dpfed.server.scale import scale
 from dpfed.sums.plain import plain
-from dpfed.training.answer import ClientState
 from dpfed.training.inprocess import InProcess, rounds
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState
 from tests.helpers.round_counts import updates
-from tests.training.test_round import client_states, make_plan
+from tests.helpers.rounds import client_states, make_plan
 
 
 def finish(plan: Plan, sizes: list[int]) -> torch.Tensor:
@@ -77,12 +77,22 @@ class Made(Sequence[LinearProblem]):
 
 def population(clients: int, count: int, **more: Any) -> Plan:
     # much noise: its price by PLD, which every round has, is a matter of milliseconds
-    made = gaussian(0.5, 3.0, unit=Unit.CLIENT, trust=Trust.CENTRAL, adjacency=Adjacency.ZERO_OUT)
-    return Plan(**{
-        "client": gradient(), "channels": {UPDATE: made}, "sum": plain(), "server": scale(0.5),
-        "nominal": [1.0] * clients, "rounds": 6, "noise": Noise(7),
-        "participation": Poisson(count / clients), **more,
-    })  # fmt: skip
+    made = gaussian(
+        Facts(0.5, unit=Unit.CLIENT, adjacency=Adjacency.ZERO_OUT, trust=Trust.CENTRAL), 3.0
+    )
+    return Plan(
+        **{
+            "client": gradient(),
+            "channels": {UPDATE: made},
+            "sum": plain(),
+            "server": scale(0.5),
+            "nominal": [1.0] * clients,
+            "rounds": 6,
+            "noise": Noise(7),
+            "client_sampling": Poisson(count / clients),
+            **more,
+        }
+    )
 
 
 def test_problems_on_demand_give_the_bits_of_a_list() -> None:
@@ -130,8 +140,8 @@ def test_an_attempt_is_entered_once_and_never_beyond_the_plan(
 
 def test_turns_are_kept_on_demand() -> None:
     turns = Participation(min_separation=2, at_most=2)
-    made = gaussian(0.5, 0.3, unit=Unit.CLIENT, trust=Trust.CENTRAL, participation=turns)
-    plan = population(4, 4, channels={UPDATE: made}, participation=EVERYONE)
+    made = gaussian(Facts(0.5, unit=Unit.CLIENT, trust=Trust.CENTRAL, participation=turns), 0.3)
+    plan = population(4, 4, channels={UPDATE: made}, client_sampling=EVERYONE)
     engine, asked = InProcess(plan, Made(4)), {UPDATE: dict.fromkeys(range(4), b"")}
     said = []
     for at in (0, 1, 3, 5):
@@ -142,8 +152,8 @@ def test_turns_are_kept_on_demand() -> None:
 
 def test_what_a_client_keeps_of_its_own_is_kept_on_demand() -> None:
     """Local noise of a tree goes on from the open nodes; and the bits are those of a list."""
-    made = tree(0.5, 0.3, unit=Unit.CLIENT, horizon=8)
-    plan = population(6, 6, channels={UPDATE: made}, participation=EVERYONE)
+    made = tree(Facts(0.5, unit=Unit.CLIENT), 0.3, horizon=8)
+    plan = population(6, 6, channels={UPDATE: made}, client_sampling=EVERYONE)
     on_demand = [state.params for state, _ in rounds(plan, Made(6), MODEL.initial(0))]
     held = [state.params for state, _ in rounds(plan, list(Made(6)), MODEL.initial(0))]
     assert all(torch.equal(*both) for both in zip(on_demand, held, strict=True))

@@ -8,7 +8,7 @@ simulation is not resumed) has a test of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.audit.client_laws import MODEL
 from dpfed.core.errors import BudgetSpent, RecipeError, RoundAborted
-from dpfed.core.sum_protocol import Answer
-from dpfed.core.types import UPDATE, Adjacency, Broadcast, Trust
+from dpfed.core.types import UPDATE, Adjacency, Broadcast, Facts, Trust
 from dpfed.flower import client_app
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes.result import require_a_round
@@ -30,22 +29,18 @@ from dpfed.recipes.run import run as run_recipe
 from dpfed.sums.secure import secure
 from dpfed.training.account import Account
 from dpfed.training.checkpoint import Checkpoint
-from dpfed.training.ending import EXHAUSTED, PATIENCE, UNAFFORDABLE
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.inprocess import InProcess
 from dpfed.training.loop import Step, Transport, train
 from dpfed.training.plan import Plan
+from dpfed.training.stopping import EXHAUSTED, MAX_FAILED_ATTEMPTS, UNAFFORDABLE
+from tests.helpers.quiet import Died, Quiet, Silent
 from tests.helpers.round_counts import updates
+from tests.helpers.rounds import SIZES, client_states, make_plan
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
-from tests.training.test_round import SIZES, client_states, make_plan
 
-Silent = Callable[[Broadcast, str, int], bool]
 NUMBERS = count()
 EXCEEDS = "the next round would exceed the plan's guarantee"
-
-
-class Died(Exception):
-    """The server's process is gone."""
 
 
 class Broken:
@@ -85,27 +80,6 @@ ENGINES = {"in-process": in_process, "flower": over_flower}
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Any:
     return ENGINES[request.param]
-
-
-class Quiet:
-    """A transport some of whose answers never arrive; ``die`` ends the process instead."""
-
-    def __init__(self, inner: Transport, silent: Silent, die: bool = False) -> None:
-        self.inner, self.silent, self.die = inner, silent, die
-        self.roster = inner.roster
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def exchange(
-        self, broadcast: Broadcast, stage: str, requests: Any
-    ) -> Iterator[tuple[int, Answer]]:
-        for client, answer in self.inner.exchange(broadcast, stage, requests):
-            if self.silent(broadcast, stage, client):
-                if self.die:
-                    raise Died
-                continue
-            yield client, answer
 
 
 def trained(
@@ -155,8 +129,11 @@ def test_an_attempt_without_keys_is_free_and_made_again(engine: Any) -> None:
 def test_keys_that_never_come_end_the_training_and_nothing_is_spent(engine: Any) -> None:
     plan = make_plan(sum=secure(survivors=1.0))
     last = trained(engine, plan, silent=lambda b, stage, _: stage == "keys")
-    assert last.stopped == f"{PATIENCE} attempts in a row failed before any release was asked for"
-    assert (last.state.round, releases(last), len(last.history)) == (0, 0, PATIENCE)
+    assert (
+        last.stopped
+        == f"{MAX_FAILED_ATTEMPTS} attempts in a row failed before any release was asked for"
+    )
+    assert (last.state.round, releases(last), len(last.history)) == (0, 0, MAX_FAILED_ATTEMPTS)
 
 
 # ------------------------------------------------------------------- nobody answers, or too few
@@ -210,7 +187,7 @@ def test_after_the_same_attempt_one_of_the_plans_spare_ones_is_made() -> None:
 
 def test_where_the_server_adds_the_noise_an_attempt_is_always_made_anew(tmp_path: Path) -> None:
     """The same sums with other noise would be a second release of what was counted once."""
-    plan = make_plan(channels={UPDATE: gaussian(1.0, 2.0, trust=Trust.CENTRAL)})
+    plan = make_plan(channels={UPDATE: gaussian(Facts(1.0, trust=Trust.CENTRAL), 2.0)})
     problems = [m.problem for m in client_states().values()]
     begin, checkpoint = torch.zeros(MODEL.layout.size), Checkpoint(tmp_path / "run")
     asked: list[tuple[int, int]] = []
@@ -235,8 +212,10 @@ def test_an_attempt_that_is_asked_for_again_counts_once_after_a_crash(tmp_path: 
     plan, checkpoint = make_plan(sum=secure(survivors=1.0)), Checkpoint(tmp_path / "kept")
     problems = [m.problem for m in client_states().values()]
     begin = torch.zeros(MODEL.layout.size)
-    lost = Quiet(ENGINES["flower"](plan, problems, None),
-                 lambda b, stage, i: stage == "input" and b.round == 1 and i == 1)  # fmt: skip
+    lost = Quiet(
+        ENGINES["flower"](plan, problems, None),
+        lambda b, stage, i: stage == "input" and b.round == 1 and i == 1,
+    )
     for step in train(plan, begin, lost, training="once", checkpoint=checkpoint):
         if step.history and step.history[-1]["aborted"]:
             assert releases(step) == 2
@@ -250,9 +229,9 @@ def test_an_attempt_that_is_asked_for_again_counts_once_after_a_crash(tmp_path: 
 def test_attempts_that_nobody_answers_end_the_training(engine: Any) -> None:
     last = trained(engine, make_plan(rounds=20), silent=lambda b, *_: b.round == 2)
     assert last.stopped is not None
-    assert last.stopped.startswith(f"{PATIENCE} attempts in a row got no total")
+    assert last.stopped.startswith(f"{MAX_FAILED_ATTEMPTS} attempts in a row got no total")
     assert "no client answered" in last.stopped
-    assert (last.state.round, releases(last)) == (2, 2 + PATIENCE)
+    assert (last.state.round, releases(last)) == (2, 2 + MAX_FAILED_ATTEMPTS)
 
 
 def test_too_few_for_a_secure_sum_is_the_same(engine: Any) -> None:
@@ -260,7 +239,7 @@ def test_too_few_for_a_secure_sum_is_the_same(engine: Any) -> None:
     last = trained(engine, plan, silent=lambda b, stage, i: stage == "input" and i == 1)
     assert last.stopped is not None
     assert "2 clients are in the total, and 3 are agreed on" in last.stopped
-    assert (last.state.round, releases(last)) == (0, PATIENCE)
+    assert (last.state.round, releases(last)) == (0, MAX_FAILED_ATTEMPTS)
 
 
 def test_failures_count_only_in_a_row(engine: Any) -> None:
@@ -295,7 +274,7 @@ def test_a_training_that_the_budget_cannot_pay_for_is_refused_whole(
     last = trained(engine, ledger=account)
     assert (last.state.round, last.stopped, last.history) == (0, UNAFFORDABLE, ())
     assert [row.body["kind"] for row in account.ledger.rows()] == ["budget"]
-    with pytest.raises(BudgetSpent, match="no round was completed: no client's budget suffices"):
+    with pytest.raises(BudgetSpent, match="completed: no client's budget"):
         require_a_round(last)
 
 
@@ -328,7 +307,7 @@ def test_a_budget_that_allows_no_round_is_refused_by_whoever_reports(
 ) -> None:
     last = trained(engine, ledger=account_for(0.5, tmp_path))
     assert (last.state.round, last.stopped) == (0, EXHAUSTED)
-    with pytest.raises(BudgetSpent, match="no round was completed: no client's budget suffices"):
+    with pytest.raises(BudgetSpent, match="completed: no client's budget"):
         require_a_round(last)
 
 
@@ -348,11 +327,9 @@ def test_clients_whose_code_raises_are_left_out(engine: Any) -> None:
 def test_if_the_code_of_all_raises_it_is_as_if_nobody_answered(engine: Any) -> None:
     last = trained(engine, make_plan(nominal=[5, 5]), problems=[Broken(), Broken()])
     assert last.stopped is not None
-    assert last.stopped.startswith(f"{PATIENCE} attempts in a row got no total")
-    assert (last.state.round, releases(last)) == (0, PATIENCE)
-    with pytest.raises(
-        RoundAborted, match=r"no round was completed \(no client answered\).*logs say why"
-    ):
+    assert last.stopped.startswith(f"{MAX_FAILED_ATTEMPTS} attempts in a row got no total")
+    assert (last.state.round, releases(last)) == (0, MAX_FAILED_ATTEMPTS)
+    with pytest.raises(RoundAborted, match=r"completed \(no client answered\).*logs"):
         require_a_round(last)
 
 
@@ -388,7 +365,7 @@ def test_a_process_that_dies_goes_on_and_what_it_asked_for_is_spent(
         list(train(plan, start, dying, checkpoint=checkpoint))
     living = engine(plan, problems, None)
     first, *_, last = train(plan, start, living, checkpoint=checkpoint)
-    anew = int(not living.stores_answers)
+    anew = int(not living.stores_replies)
     assert (first.state.round, first.state.attempt, releases(first)) == (round, anew, round + 1)
     assert [row["round"] for row in first.history] == list(range(1, round + 1))
     assert (last.state.round, releases(last)) == (4 - anew, 4)

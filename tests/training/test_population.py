@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,47 +12,20 @@ import pytest
 import torch
 
 from dpfed.core.errors import ClientRefused
-from dpfed.core.rows import Dense
-from dpfed.core.types import Rows, Unit, Vector
-from dpfed.flower import make_plan
-from dpfed.training.account import account
+from dpfed.training.account import open_account
 from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.loop import Step, train
 from dpfed.training.plan import Plan
 from dpfed.training.population import Population
-
-SIZE, COHORT, ROUNDS = 8, 4, 12
-START = torch.zeros(SIZE)
-LIMITS = {"min_separation": 3, "at_most": 3}
-
-
-class Device:
-    """One row, of the norm of the clip."""
-
-    dimension = SIZE
-
-    def __init__(self, number: int = 0) -> None:
-        self.row = torch.zeros(SIZE)
-        self.row[number % SIZE] = 1.0
-
-    def rows(self, params: Vector, unit: Unit) -> Rows:
-        assert unit is Unit.CLIENT
-        return Dense(self.row[None])
-
-    def gradient(self, params: Vector) -> Vector:
-        return self.row
-
-    def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
-        return Dense(torch.zeros(1, 2))
-
-
-def plan_with(mechanism: str = "tree", *, rounds: int = ROUNDS, **privacy: Any) -> Plan:
-    table = {
-        "mechanism": mechanism, "epsilon": 2.0, "unit": "client", "trust": "central",
-        "adjacency": "zero-out", "noise": "keyed", "participation": LIMITS, "cohort": COHORT,
-        **privacy,
-    }  # fmt: skip
-    return make_plan([], rounds=rounds, method="dp-fedgd", privacy=table)
+from tests.helpers.populations import (
+    COHORT,
+    ROUNDS,
+    START,
+    Device,
+    come_and_go,
+    plan_with,
+    within_limits,
+)
 
 
 class Counted(Population):
@@ -71,23 +43,9 @@ class Counted(Population):
             yield slot, found
 
 
-def come_and_go(round: int) -> range:
-    return range(3 * round, 3 * round + 12)
-
-
 def run(plan: Plan, people: Population, until: int | None = None, **more: Any) -> Step:
     *_, last = train(plan, START, people, until=until, **more)
     return last
-
-
-def within_limits(answered: dict[int, list[int]], plan: Plan) -> bool:
-    pattern = plan.pattern
-    assert pattern is not None
-    return all(
-        len(rounds) <= pattern.at_most
-        and all(b - a >= pattern.min_separation for a, b in pairwise(rounds))
-        for rounds in answered.values()
-    )
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "discrete_gaussian", "tree", "banded", "blt"])
@@ -106,8 +64,8 @@ def test_devices_come_and_go_and_none_takes_part_too_often(mechanism: str) -> No
 def test_a_count_that_is_forgotten_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: nobody rests, and devices count nothing."""
     plan = plan_with()
-    monkeypatch.setattr(type(plan.pattern), "allows", lambda *_: True)
-    monkeypatch.setattr(type(plan.pattern), "refuse_beyond", lambda *_: None)
+    monkeypatch.setattr(type(plan.participation), "allows", lambda *_: True)
+    monkeypatch.setattr(type(plan.participation), "refuse_beyond", lambda *_: None)
     people = Counted(plan, [Device(i) for i in range(5)])
     run(plan, people)
     assert not within_limits(people.answered, plan)
@@ -118,7 +76,7 @@ def test_a_device_that_is_asked_too_early_refuses_by_itself(
 ) -> None:
     """The server asks all the same: nothing is spent, and its slot adds zero."""
     plan = plan_with()
-    monkeypatch.setattr(type(plan.pattern), "allows", lambda *_: True)
+    monkeypatch.setattr(type(plan.participation), "allows", lambda *_: True)
     people = Counted(plan, [Device(i) for i in range(5)])
     last = run(plan, people, until=3)
     assert within_limits(people.answered, plan)
@@ -161,7 +119,7 @@ def test_an_account_holds_devices_to_it_too(tmp_path: Path) -> None:
     """Another process with the same ledger: those who took part rest, whatever it remembers."""
     plan = plan_with()
     devices = [Device(i) for i in range(2 * COHORT)]
-    entered = account("phones", path=tmp_path / "ledger.sqlite")
+    entered = open_account("phones", path=tmp_path / "ledger.sqlite")
     first = Counted(plan, devices, ledger=entered)
     run(plan, first, until=1, training="one")
     second = Counted(plan, devices, ledger=entered)

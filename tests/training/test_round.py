@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -23,7 +23,7 @@ from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
 from dpfed.core.rows import Dense
 from dpfed.core.sampling import Poisson
-from dpfed.core.sum_protocol import Answer
+from dpfed.core.sum_protocol import StageReply
 from dpfed.core.types import (
     METRICS,
     UPDATE,
@@ -31,6 +31,7 @@ from dpfed.core.types import (
     Broadcast,
     Channel,
     ClientAlgorithm,
+    Facts,
     Phase,
     Release,
     ServerOptimizer,
@@ -40,54 +41,12 @@ from dpfed.core.types import (
 )
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.mechanisms.tree import tree
-from dpfed.sums.plain import plain
 from dpfed.sums.secure import secure
-from dpfed.training.answer import ClientState, PricedReleaser, answer
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, PricedReleaser, client_reply
 from dpfed.training.round import RoundResult, ServerState, run_round, start
-from tests.conftest import make_records
 from tests.helpers.round_counts import by_channel
-
-SIZES = [12, 30, 21]
-
-
-def make_plan(**changes: Any) -> Plan:
-    options: dict[str, Any] = {
-        "client": build("client", "gradient", {}),
-        "channels": {UPDATE: gaussian(clip=1.0, std=2.0)},
-        "sum": plain(),
-        "server": build("server", "scale", {"rate": 0.5}),
-        "nominal": SIZES,
-        "rounds": 4,
-        "noise": Noise(0),
-    }
-    return Plan(**{**options, **changes})
-
-
-def client_states(sizes: list[int] = SIZES) -> dict[int, ClientState]:
-    return {
-        i: ClientState(i, MODEL.problem(make_records(m, 4, 3, seed=i))) for i, m in enumerate(sizes)
-    }
-
-
-class Wire:
-    """Exchanges messages; tests tamper with them on the way."""
-
-    def __init__(self, plan: Plan, people: dict[int, ClientState], order: int = 1) -> None:
-        self.plan, self.people, self.order = plan, people, order
-
-    def __call__(
-        self, broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
-    ) -> Iterable[tuple[int, Answer]]:
-        for client in sorted(self.people)[:: self.order]:
-            asked = dict.fromkeys(requests, b"")
-            reply, self.people[client] = answer(
-                self.plan, broadcast, stage, asked, self.people[client]
-            )
-            yield from self.tamper(client, reply)
-
-    def tamper(self, client: int, reply: Answer) -> Iterable[tuple[int, Answer]]:
-        yield client, reply
+from tests.helpers.rounds import SIZES, Wire, client_states, make_plan
 
 
 def one_round(plan: Plan, wire: Wire | None = None) -> tuple[ServerState, RoundResult]:
@@ -110,7 +69,7 @@ def test_planned_releases_are_those_of_each_round(
 
 def test_no_two_releases_of_a_seed_share_noise() -> None:
     """Not those of two steps, channels, clients, attempts or rounds: one would tell the other."""
-    noise = gaussian(clip=1.0, std=2.0)
+    noise = gaussian(Facts(clip=1.0), std=2.0)
     plan = make_plan(
         client=build("client", "fedavg", {"steps": 2}), channels={UPDATE: noise, METRICS: noise}
     )
@@ -124,7 +83,7 @@ def test_no_two_releases_of_a_seed_share_noise() -> None:
 
 
 def test_the_servers_noise_is_new_for_each_channel_attempt_and_round() -> None:
-    noise = gaussian(1.0, 2.0, trust=Trust.CENTRAL)
+    noise = gaussian(Facts(1.0, trust=Trust.CENTRAL), 2.0)
     plan = make_plan(channels={UPDATE: noise, METRICS: noise})
     alike, found = torch.zeros(plan.size(METRICS, 0)), []  # channels of one length
     for at, attempt in product(range(2), repeat=2):
@@ -151,7 +110,7 @@ def test_correlated_noise_goes_on_from_round_to_round(problem: Any) -> None:
     client, before = ClientState(0, problem), plan.mechanism_states(MODEL.layout.size)[UPDATE]
     for at in range(3):
         order = Broadcast(at, torch.zeros(MODEL.layout.size))
-        found, client = answer(plan, order, "reply", {UPDATE: b""}, client)
+        found, client = client_reply(plan, order, "reply", {UPDATE: b""}, client)
         assert not isinstance(found, ClientRefused)
         kept = client.mechanisms[UPDATE]
         assert kept.t == at + 1
@@ -166,7 +125,7 @@ def test_a_reply_that_nothing_was_released_for_is_refused() -> None:
 
     plan = make_plan(client=ClientAlgorithm(stateless, work, frozenset(Unit)))
     order = Broadcast(0, torch.zeros(MODEL.layout.size))
-    found, _ = answer(plan, order, "reply", {UPDATE: b""}, client_states()[0])
+    found, _ = client_reply(plan, order, "reply", {UPDATE: b""}, client_states()[0])
     assert str(found) == "UnsoundPlan"
 
 
@@ -177,15 +136,21 @@ def test_unsound_plans_are_refused_with_the_way_out() -> None:
     local = make_plan().client
     nonlinear = local._replace(sends_unmodified=False)
     records_only = local._replace(units=frozenset({Unit.RECORD}))
-    distributed = {UPDATE: gaussian(trust=Trust.DISTRIBUTED)}
-    mixed = {UPDATE: gaussian(), METRICS: gaussian(adjacency=Adjacency.ADD_REMOVE)}
+    distributed = {UPDATE: gaussian(Facts(trust=Trust.DISTRIBUTED))}
+    mixed = {UPDATE: gaussian(), METRICS: gaussian(Facts(adjacency=Adjacency.ADD_REMOVE))}
     hiding = secure(survivors=1.0)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"channels": distributed}, "must see only the sum"),
         ({"channels": distributed, "sum": hiding, "weights": Weights.AVERAGE}, "unequal size"),
         ({"channels": distributed, "sum": hiding, "client": nonlinear}, "unmodified releases only"),
-        ({"channels": {UPDATE: gaussian(trust=Trust.CENTRAL)}, "client": nonlinear}, "unmodified"),
-        ({"channels": {UPDATE: gaussian(unit=Unit.CLIENT)}, "client": records_only}, "can protect"),
+        (
+            {"channels": {UPDATE: gaussian(Facts(trust=Trust.CENTRAL))}, "client": nonlinear},
+            "unmodified",
+        ),
+        (
+            {"channels": {UPDATE: gaussian(Facts(unit=Unit.CLIENT))}, "client": records_only},
+            "can protect",
+        ),
         ({"channels": mixed}, "must share unit"),
         ({"channels": {METRICS: gaussian()}}, "releases on"),
         ({"channels": {UPDATE: gaussian(), "extra": gaussian()}}, "releases on"),
@@ -201,7 +166,7 @@ def test_unsound_plans_are_refused_with_the_way_out() -> None:
 
 
 def test_distributed_trust_takes_a_hiding_sum_with_equal_silos() -> None:
-    distributed = {UPDATE: gaussian(trust=Trust.DISTRIBUTED, shares=2)}
+    distributed = {UPDATE: gaussian(Facts(trust=Trust.DISTRIBUTED), shares=2)}
     hiding = secure(survivors=1.0)
     make_plan(channels=distributed, sum=hiding)
     make_plan(channels=distributed, sum=hiding, weights=Weights.AVERAGE, nominal=[5, 5, 5])
@@ -224,7 +189,7 @@ def test_the_smallest_silo_of_an_average_is_accounted_for(sizes: list[int], kapp
     squares = [w * w for w in weights]
     assert math.sqrt(20 / (sum(squares) / max(squares))) == pytest.approx(kappa, abs=1e-3)
     reader = max(w * w for w in sorted(weights)[:-1])  # it subtracts the next heaviest
-    assert plan.hidden_by(weights) == pytest.approx((sum(squares) - reader) / max(squares))
+    assert plan.noise_shares(weights) == pytest.approx((sum(squares) - reader) / max(squares))
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=7), st.integers(1, 3))
@@ -239,20 +204,22 @@ def test_no_client_is_more_exposed_than_the_plan_says(weights: list[float], coll
         for gang in combinations(others, min(colluders, len(others))):
             honest = sum(weights[i] ** 2 for i in range(len(weights)) if i not in gang)
             exact.append(honest / weights[victim] ** 2)
-    assert plan.hidden_by(weights) == pytest.approx(max(1.0, min(exact)))
+    assert plan.noise_shares(weights) == pytest.approx(max(1.0, min(exact)))
 
 
 def test_a_draw_of_clients_counts_where_a_trusted_server_hides_whole_clients() -> None:
     for trust, unit in product((Trust.LOCAL, Trust.CENTRAL), Unit):
-        noise = gaussian(1.0, 9.0, unit, Adjacency.ZERO_OUT, trust)
+        noise = gaussian(Facts(1.0, unit=unit, adjacency=Adjacency.ZERO_OUT, trust=trust), 9.0)
         everyone = make_plan(channels={UPDATE: noise}).guarantee().epsilon
-        drawn = make_plan(channels={UPDATE: noise}, participation=Poisson(0.1)).guarantee().epsilon
+        drawn = (
+            make_plan(channels={UPDATE: noise}, client_sampling=Poisson(0.1)).guarantee().epsilon
+        )
         hides = (trust, unit) == (Trust.CENTRAL, Unit.CLIENT)
         assert (drawn < everyone / 2) if hides else (drawn == everyone)
 
 
 def test_who_is_asked_is_drawn_anew_in_each_round_and_attempt() -> None:
-    plan = make_plan(nominal=[10] * 40, participation=Poisson(0.5))
+    plan = make_plan(nominal=[10] * 40, client_sampling=Poisson(0.5))
     draws = {plan.draw(round, attempt) for round in range(4) for attempt in range(3)}
     assert len(draws) == 12
     assert plan.draw(1, 2) == plan.draw(1, 2)
@@ -269,22 +236,22 @@ def test_others_noise_counts_only_where_it_stays_in_the_sum() -> None:
 def test_noise_is_sized_for_no_more_shares_than_a_sum_surely_has() -> None:
     def shares(count: int, **more: int) -> Plan:
         noise = {UPDATE: count, **more}
-        made = {n: gaussian(trust=Trust.DISTRIBUTED, shares=h) for n, h in noise.items()}
+        made = {n: gaussian(Facts(trust=Trust.DISTRIBUTED), shares=h) for n, h in noise.items()}
         return make_plan(channels=made, sum=secure(survivors=1.0))
 
-    assert shares(2, metrics=2).honest == 2  # of three clients, one colludes
+    assert shares(2, metrics=2).min_honest == 2  # of three clients, one colludes
     for wrong in ({"count": 3}, {"count": 2, METRICS: 3}):
-        with pytest.raises(UnsoundPlan, match=r"shares must be at most 2, .* got 3; lower"):
+        with pytest.raises(UnsoundPlan, match=r"shares.*most 2,.*got 3"):
             shares(**wrong)
 
 
 def test_a_plan_whose_totals_could_wrap_is_refused() -> None:
     """Around the modulus a large sum looks like a small one, noise and all."""
-    noise = {UPDATE: gaussian(std=2.0, trust=Trust.DISTRIBUTED, shares=2)}
+    noise = {UPDATE: gaussian(Facts(trust=Trust.DISTRIBUTED), std=2.0, shares=2)}
     fits, wraps = ([each * SIZES[0]] * 3 for each in (1, 10**6))
     make_plan(channels=noise, sum=secure(survivors=1.0, bits=32), nominal=fits)
     make_plan(channels=noise, sum=secure(survivors=1.0, bits=64), nominal=wraps)
-    with pytest.raises(UnsoundPlan, match=r"must be below 2.15e\+09 steps, where it wraps, got up"):
+    with pytest.raises(UnsoundPlan, match=r"below 2.15e\+09 steps"):
         make_plan(channels=noise, sum=secure(survivors=1.0, bits=32), nominal=wraps)
 
 
@@ -302,7 +269,7 @@ def test_a_sums_messages_are_bound_to_training_plan_round_and_attempt() -> None:
 @pytest.mark.parametrize("weights", list(Weights))
 def test_the_mean_is_the_formula(weights: Weights) -> None:
     """Without noise to speak of: clipped sums over public sizes, in both weightings."""
-    plan = make_plan(weights=weights, channels={UPDATE: gaussian(clip=1.0, std=1e-6)})
+    plan = make_plan(weights=weights, channels={UPDATE: gaussian(Facts(clip=1.0), std=1e-6)})
     _, result = one_round(plan)
     sums = [
         m.problem.rows(torch.zeros(MODEL.layout.size), Unit.RECORD).clipped_sum(1.0).vector.float()
@@ -320,7 +287,7 @@ def test_the_mean_is_the_formula(weights: Weights) -> None:
 @pytest.mark.parametrize("weights", list(Weights))
 @pytest.mark.parametrize("trust", [Trust.LOCAL, Trust.CENTRAL])
 def test_the_aggregate_knows_its_noise_level(weights: Weights, trust: Trust) -> None:
-    plan = make_plan(weights=weights, channels={UPDATE: gaussian(1.0, 50.0, trust=trust)})
+    plan = make_plan(weights=weights, channels={UPDATE: gaussian(Facts(1.0, trust=trust), 50.0)})
     stated = one_round(plan)[1].aggregate
     assert stated is not None
     draws = []
@@ -390,13 +357,13 @@ def test_the_companion_of_a_two_sided_method_runs_first() -> None:
 
 
 class Dropping(Wire):
-    def tamper(self, client: int, reply: Answer) -> Iterable[tuple[int, Answer]]:
+    def tamper(self, client: int, reply: StageReply) -> Iterable[tuple[int, StageReply]]:
         if client != 1:
             yield client, reply
 
 
 def test_a_missing_client_contributes_zero_and_the_divisor_stays() -> None:
-    plan = make_plan(channels={UPDATE: gaussian(1.0, 1e-6)})
+    plan = make_plan(channels={UPDATE: gaussian(Facts(1.0), 1e-6)})
     _, whole = one_round(plan)
     state, result = one_round(plan, Dropping(plan, client_states()))
     assert (result.clients, result.missing) == ((0, 2), (1,))
@@ -415,7 +382,7 @@ class Hostile(Wire):
         super().__init__(plan, client_states())
         self.sent = sent
 
-    def tamper(self, client: int, reply: Answer) -> Iterable[tuple[int, Answer]]:
+    def tamper(self, client: int, reply: StageReply) -> Iterable[tuple[int, StageReply]]:
         yield from self.sent if client == 1 else [(client, reply)]
 
 
@@ -450,7 +417,7 @@ def test_a_bad_reply_is_dropped_and_the_round_completes(sent: list[tuple[int, An
 
 def test_a_second_reply_of_one_client_is_dropped() -> None:
     class Doubling(Wire):
-        def tamper(self, client: int, reply: Answer) -> Iterable[tuple[int, Answer]]:
+        def tamper(self, client: int, reply: StageReply) -> Iterable[tuple[int, StageReply]]:
             yield client, reply
             yield client, reply
 
@@ -513,7 +480,7 @@ def test_releases_that_are_not_sent_unmodified_are_hidden_by_no_other_noise() ->
 
 
 def test_the_metrics_channel_is_accounted_for_and_used_when_due() -> None:
-    channels = {UPDATE: gaussian(1.0, 2.0), METRICS: gaussian(math.sqrt(2), 1e-6)}
+    channels = {UPDATE: gaussian(Facts(1.0), 2.0), METRICS: gaussian(Facts(math.sqrt(2)), 1e-6)}
     plan = make_plan(channels=channels, metrics_every=3, rounds=5)
     assert [METRICS in plan.due(t) for t in range(5)] == [False, False, True, False, True]
     assert (plan.planned(UPDATE), plan.planned(METRICS)) == (5, 2)

@@ -14,14 +14,14 @@ import torch
 
 from dpfed.core.errors import UnsoundPlan
 from dpfed.core.rows import Dense
-from dpfed.core.types import UPDATE, Broadcast, Rows, Trust, Unit, Vector, Weights
+from dpfed.core.types import UPDATE, Broadcast, Facts, Rows, Trust, Unit, Vector, Weights
 from dpfed.mechanisms.discrete_gaussian import discrete_gaussian
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.secure import secure
-from dpfed.training.answer import ClientState, answer
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, client_reply
 from dpfed.training.round import run_round, start
-from tests.training.test_round import make_plan
+from tests.helpers.rounds import make_plan
 
 SIZE = 40_000  # coordinates: the standard error of a standard deviation is 0.35 %
 STD = 3.0
@@ -35,8 +35,12 @@ SPLITS = {
     "one of 50": [1000.0] * 19 + [50.0],
 }
 PRINTED = {
-    "equal": 1.0, "one of 900": 1.105, "one of 500": 1.865, "two sizes": 1.342, "one of 50": 4.370,
-}  # fmt: skip
+    "equal": 1.0,
+    "one of 900": 1.105,
+    "one of 500": 1.865,
+    "two sizes": 1.342,
+    "one of 50": 4.370,
+}
 
 
 class Silent:
@@ -61,7 +65,7 @@ def measured_noise(plan: Plan) -> float:
     def transport(broadcast: Broadcast, stage: str, requests):  # type: ignore[no-untyped-def]
         for client in sorted(set().union(*requests.values())):
             asked = {name: to[client] for name, to in requests.items()}
-            reply, people[client] = answer(plan, broadcast, stage, asked, people[client])
+            reply, people[client] = client_reply(plan, broadcast, stage, asked, people[client])
             yield client, reply
 
     _, result = run_round(plan, start(plan, torch.zeros(SIZE, dtype=torch.float64)), transport)
@@ -76,7 +80,10 @@ def test_the_average_exposes_the_smallest_silo_as_the_formula_says(split: str) -
     sizes = SPLITS[split]
     n, least = len(sizes), min(sizes)
     plan = make_plan(
-        nominal=sizes, weights=Weights.AVERAGE, channels={UPDATE: gaussian(1.0, STD)}, rounds=1
+        nominal=sizes,
+        weights=Weights.AVERAGE,
+        channels={UPDATE: gaussian(Facts(1.0), STD)},
+        rounds=1,
     )
     # D = 1: a record of the smallest moves the mean by 1 / (n least); if all were of one size,
     # mu would be 1 / (s sqrt(n))
@@ -92,14 +99,14 @@ def test_the_average_exposes_the_smallest_silo_as_the_formula_says(split: str) -
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_sum_exposes_all_silos_alike(split: str) -> None:
     sizes = SPLITS[split]
-    plan = make_plan(nominal=sizes, channels={UPDATE: discrete_gaussian(1.0, STD)}, rounds=1)
+    plan = make_plan(nominal=sizes, channels={UPDATE: discrete_gaussian(Facts(1.0), STD)}, rounds=1)
     moved = 1 / math.fsum(sizes)
     assert moved / measured_noise(plan) == pytest.approx(1 / (STD * math.sqrt(20)), rel=0.015)
 
 
 @pytest.mark.parametrize("split", sorted(set(SPLITS) - {"equal"}))
 def test_the_average_of_unequal_silos_is_refused_under_distributed_trust(split: str) -> None:
-    shares = {UPDATE: gaussian(trust=Trust.DISTRIBUTED, shares=19)}
+    shares = {UPDATE: gaussian(Facts(trust=Trust.DISTRIBUTED), shares=19)}
     distributed = {"nominal": SPLITS[split], "channels": shares, "sum": secure(survivors=1.0)}
     make_plan(**distributed)
     with pytest.raises(UnsoundPlan, match="use weights = 'sum'"):

@@ -15,10 +15,16 @@ def make_model(channels: int, classes: int) -> nn.Module:
     """GroupNorm, not BatchNorm: a record's gradient must depend on that record alone."""
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(channels, 16, 5, stride=2), nn.GroupNorm(4, 16), nn.ReLU(),
-        nn.Conv2d(16, 32, 3, stride=2), nn.GroupNorm(4, 32), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, classes),
-    )  # fmt: skip
+        nn.Conv2d(channels, 16, 5, stride=2),
+        nn.GroupNorm(4, 16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.GroupNorm(4, 32),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, classes),
+    )
 
 
 def network(dataset: Dataset) -> Network:

@@ -27,4 +27,4 @@ def plan(context: Context) -> Any:
     sizes, rounds = [tasks.SIZE] * int(config["num-clients"]), config["num-server-rounds"]
     privacy = {key: config[key] for key in ("epsilon", "delta", "clip")}
     server = [{"name": "ema"}, {"name": "scale", "rate": config["rate"]}]
-    return make_plan(nominal=sizes, rounds=rounds, privacy=privacy, server=server)
+    return make_plan(sizes, rounds=rounds, privacy=privacy, server=server)

@@ -104,7 +104,15 @@ def text_records(partition: int) -> Any:
     return dataset_batches(texts, example=("word " * 12, 0), collate=collate, fill=filled)
 
 
-MODELS = {"visits": visits_model, "doses": doses_model, "findings": findings_model,
-          "text": text_network}  # fmt: skip
-RECORDS = {"visits": visits_records, "doses": doses_records, "findings": findings_records,
-           "text": text_records}  # fmt: skip
+MODELS = {
+    "visits": visits_model,
+    "doses": doses_model,
+    "findings": findings_model,
+    "text": text_network,
+}
+RECORDS = {
+    "visits": visits_records,
+    "doses": doses_records,
+    "findings": findings_records,
+    "text": text_records,
+}

@@ -33,20 +33,20 @@ from dpfed.accounting import gdp
 from dpfed.accounting.guarantee import EXACT, Claim
 from dpfed.core.types import Trust
 
-ALARMS = 0.01
+FALSE_ALARM_RATE = 0.01
 """The rate of false alarms at which the number of units found is stated."""
 
-RESERVED = 0.01
-"""The largest part of delta that a secure sum may reserve for its failure: a plan refuses more."""
+MAX_RESERVED_FRACTION = 0.01
+"""The fraction of delta that a secure sum may reserve for its failure; a plan refuses more."""
 
 
 class Reading(NamedTuple):
-    """Upper bounds on what an attacker can do, as parts of 1."""
+    """Upper bounds on an attacker's success, as fractions from 0 to 1."""
 
     right: float
     """Right guesses; guessing blindly gives one half."""
     found: float
-    """Units found; guessing blindly gives ALARMS."""
+    """Units found; guessing blindly gives FALSE_ALARM_RATE."""
 
 
 def read_odds(claim: Claim, trust: Trust = Trust.LOCAL) -> Reading:
@@ -56,32 +56,32 @@ def read_odds(claim: Claim, trust: Trust = Trust.LOCAL) -> Reading:
         return Reading(1.0, 1.0)
     if claim.accounting != EXACT or epsilon == 0:
         return Reading(*map(_up, (any_right(epsilon, delta), any_found(epsilon, delta))))
-    reserved = RESERVED * delta if trust is Trust.DISTRIBUTED else 0.0
+    reserved = MAX_RESERVED_FRACTION * delta if trust is Trust.DISTRIBUTED else 0.0
     mu = gdp.mu_for(epsilon, delta) * (1 + 3 * gdp.CAUTION)  # more than mu_for rounds down
-    right, found = float(ndtr(mu / 2)), float(ndtr(float(ndtri(ALARMS)) + mu))
+    right, found = float(ndtr(mu / 2)), float(ndtr(float(ndtri(FALSE_ALARM_RATE)) + mu))
     return Reading(_up(right + reserved), _up(found + reserved))
 
 
 def any_right(epsilon: float, delta: float) -> float:
-    """The largest part of right guesses that (epsilon, delta) allows at even odds."""
+    """The largest fraction of right guesses that (epsilon, delta) allows at even odds."""
     return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
 
 
-def any_found(epsilon: float, delta: float, alarms: float = ALARMS) -> float:
-    """The largest part of units that is found at this rate of false alarms.
+def any_found(epsilon: float, delta: float, alarms: float = FALSE_ALARM_RATE) -> float:
+    """The largest fraction of units that is found at this rate of false alarms.
 
     Args:
         epsilon: the epsilon of the claim, at least 0.
         delta: the delta of the claim, from 0 to 1.
-        alarms: the part of false alarms that the attacker accepts, from 0 to 1.
+        alarms: the rate of false alarms that the attacker accepts, from 0 to 1.
     """
     few = math.exp(min(epsilon, 700.0)) * alarms + delta
     return min(few, 1 - (1 - delta - alarms) * math.exp(-epsilon), 1.0)
 
 
-def of_100(part: float) -> int:
-    """A part of 1 as a whole number of 100, rounded up."""
-    return min(100, math.ceil(100 * _up(part)))
+def of_100(fraction: float) -> int:
+    """A fraction as a whole number of 100, rounded up."""
+    return min(100, math.ceil(100 * _up(fraction)))
 
 
 def _up(value: float) -> float:

@@ -13,19 +13,19 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dpfed.accounting import gdp
-from dpfed.accounting.guarantee import is_gaussian, mechanism_mu_squared, price
+from dpfed.accounting.guarantee import epsilon_of_event, is_gaussian, mechanism_mu_squared
 from dpfed.core.checks import refuse
 from dpfed.core.errors import Unpriceable
 from dpfed.core.types import Mechanism
 
 M = TypeVar("M", bound=Mechanism)
 
-_LOUDEST = 1e9
-_TIGHT = 1e-4  # the relative precision of a search; it ends on the safe side
+_MAX_NOISE_FACTOR = 1e9  # times the first guess; a search that needs more noise gives up
+_RELATIVE_PRECISION = 1e-4  # of the noise that a search finds; it ends on the safe side
 
 
 def calibrate(
-    mechanism: M, *, epsilon: float, delta: float, releases: int, share: float = 1.0
+    mechanism: M, *, epsilon: float, delta: float, releases: int, budget_fraction: float = 1.0
 ) -> M:
     """The mechanism with the least noise at which ``releases`` releases stay within the target.
 
@@ -34,20 +34,31 @@ def calibrate(
         epsilon: the target epsilon, finite and above 0.
         delta: the target delta, at least 1e-300 and below 1.
         releases: how many releases the target covers, at least 1.
-        share: the part of the squared mu for this mechanism, above 0 and at most 1, where several
-            channels divide one budget; less than 1 needs Gaussian releases.
+        budget_fraction: the fraction of the squared mu for this mechanism, above 0 and at most 1,
+            where several channels divide one budget; less than 1 needs Gaussian releases.
+
+    Returns:
+        the same mechanism at the calibrated ``std``.
+
+    Raises:
+        Unpriceable: no noise level keeps the target.
+
+    >>> from dpfed.mechanisms.gaussian import gaussian
+    >>> round(calibrate(gaussian(), epsilon=1.0, delta=1e-5, releases=70).std, 1)
+    62.4
     """
-    if not 0 < share <= 1:
-        raise refuse("share", "above 0 and at most 1", share)
+    if not 0 < budget_fraction <= 1:
+        raise refuse("budget_fraction", "above 0 and at most 1", budget_fraction)
     if releases < 1:
         raise refuse("releases", "a whole number, at least 1", releases, "plan at least one round")
     if is_gaussian(mechanism):
-        return closed_form(mechanism, gdp.mu_for(epsilon, delta) * math.sqrt(share), releases)
+        mu = gdp.mu_for(epsilon, delta) * math.sqrt(budget_fraction)
+        return closed_form(mechanism, mu, releases)
     gdp.check_epsilon(epsilon)
     gdp.check_delta(delta)
-    if share != 1.0:
+    if budget_fraction != 1.0:
         raise Unpriceable(
-            f"a share of {share} of the budget is defined for Gaussian releases only; "
+            f"a fraction of {budget_fraction} of the budget is defined for Gaussian releases only; "
             f"use one channel, or Gaussian mechanisms without sampling"
         )
     return _search(mechanism, epsilon, delta, releases)
@@ -68,7 +79,7 @@ def closed_form(mechanism: M, mu: float, releases: int) -> M:
 def _search(mechanism: M, epsilon: float, delta: float, releases: int) -> M:
     def epsilon_at(factor: float) -> float:
         event = mechanism.with_std(mechanism.clip * factor).event(releases)
-        return price(event, delta, mechanism.adjacency)[0]
+        return epsilon_of_event(event, delta, mechanism.adjacency)[0]
 
     factor = least_factor(epsilon_at, epsilon)
     return mechanism.with_std(mechanism.clip * factor)  # type: ignore[return-value]
@@ -81,9 +92,8 @@ def least_factor(
 ) -> float:
     """The least factor on the noise, to a part in 10^4, at which the target was confirmed.
 
-    Looking up a privacy loss distribution takes the longer the less noise there is, so the search
-    comes from above in short steps, and then goes on along the line through the last two points
-    (logarithms of both).
+    A privacy loss distribution takes longer to compute the less noise there is. So the search comes
+    from above in short steps, and then interpolates between the last two points (log-log).
 
     Args:
         epsilon_at: the epsilon at a factor; it falls with the factor.
@@ -92,7 +102,9 @@ def least_factor(
     """
     if rough is None:
         return _search_from(epsilon_at, epsilon, 1.0, 0.8)
-    return _search_from(epsilon_at, epsilon, _search_from(rough, epsilon, 1.0, 0.8), 1 - 5 * _TIGHT)
+    return _search_from(
+        epsilon_at, epsilon, _search_from(rough, epsilon, 1.0, 0.8), 1 - 5 * _RELATIVE_PRECISION
+    )
 
 
 def _search_from(
@@ -111,10 +123,10 @@ def _search_from(
         above /= step
         step = max(0.5, step * step)
         high = epsilon_at(above)
-        if above > _LOUDEST * guess:
+        if above > _MAX_NOISE_FACTOR * guess:
             raise Unpriceable(
-                f"no noise up to {_LOUDEST:g} times the first guess keeps the target; raise "
-                f"epsilon or delta, or plan fewer rounds"
+                f"no noise up to {_MAX_NOISE_FACTOR:g} times the first guess keeps the target; "
+                f"raise epsilon or delta, or plan fewer rounds"
             )
     below, low = above, high
     while low <= epsilon:
@@ -122,7 +134,7 @@ def _search_from(
         below *= step
         low = epsilon_at(below)
         step = max(_LONGEST_STEP, step * step) if step > _LONGEST_STEP else step
-    while above / below > 1 + _TIGHT:
+    while above / below > 1 + _RELATIVE_PRECISION:
         middle = _between(below, low, above, high, epsilon)
         found = epsilon_at(middle)
         if found <= epsilon:
@@ -136,7 +148,7 @@ _LONGEST_STEP = 0.6
 
 
 def _between(below: float, low: float, above: float, high: float, epsilon: float) -> float:
-    """Where the line through two points meets the target, a little to the side that keeps it.
+    """Where the line through two points meets the target, shifted slightly to the safe side.
 
     Args:
         below: a factor with too little noise.
@@ -150,7 +162,7 @@ def _between(below: float, low: float, above: float, high: float, epsilon: float
         return below * math.exp(width / 2)
     part = math.log(low / epsilon) / math.log(low / high)
     # both ends move: a point that lies on the line falls to either side of it
-    part = min(1 - _NEAR, max(_NEAR, part + _TIGHT / (3 * width)))
+    part = min(1 - _NEAR, max(_NEAR, part + _RELATIVE_PRECISION / (3 * width)))
     return below * math.exp(width * part)
 
 

@@ -5,9 +5,9 @@
       SelfComposed(n, round)                 n attempts of one kind
         PoissonSampled(rate, Gaussian)       clients are drawn: once, for all channels of the round
         Composed(release, release, ...)      they are not: one release after the other
-          PoissonSampled(rate, Gaussian)     records are drawn: anew, for each release
+          PoissonSampled(rate, Gaussian)     records are drawn: again for each release
       Gaussian                               a channel over all rounds: its noise is correlated, or
-                                             its cost is that of the most that a unit takes part
+                                             a unit takes part in a limited number of rounds
 
 Guarantee, calibration, ledger and guarantee.json all read this tree; the audit does not
 (audit/recount.py). A draw of clients stands above the channels of its round, since one draw serves
@@ -16,8 +16,8 @@ Gaussian release with the multiplier
 
     z = 1 / sqrt(sum over releases of 1 / z_c^2),
 
-and that is what the draw amplifies. Amplifying each channel by itself gives a figure that is too
-small: the sum of losses of one draw is not that of two (8.00 printed where 17.77 was true).
+and that is what the draw amplifies. Amplifying each channel separately understates epsilon, since
+one draw of clients is not two independent ones (8.00 was printed where 17.77 was true).
 
 The tree is JSON (events.py), so that making it loads no accountant. Besides what dp_accounting
 needs, nodes say which channel they are; readers may ignore that.
@@ -28,7 +28,7 @@ needs, nodes say which channel they are; readers may ignore that.
 | a release in clear                               | NonPrivate                                    |
 | clients are drawn, and noise is correlated       | Unpriceable: no accountant bounds that        |
 | clients are drawn, and records in them as well   | Unpriceable: a unit has one draw              |
-| clients are drawn, and a channel is not Gaussian | priced if it is the round's only release      |
+| clients are drawn, and a channel is not Gaussian | accounted for if it is the only release       |
 | a mechanism of another package, not Gaussian     | its own event for all of its releases         |
 """
 
@@ -42,8 +42,8 @@ from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 from dpfed.accounting import events, gdp
 from dpfed.accounting.events import Json, canonical
 from dpfed.core.errors import Unpriceable
-from dpfed.core.sampling import EVERYONE, Everyone, Sampling
-from dpfed.core.types import Adjacency, Mechanism
+from dpfed.core.sampling import EVERYONE, Everyone
+from dpfed.core.types import Adjacency, Mechanism, Sampling
 
 
 @runtime_checkable
@@ -53,7 +53,7 @@ class GaussianRelease(Protocol):
     def noise_multiplier(self, shares: float | None = None) -> float:
         """The noise's standard deviation over the bound of a row."""
 
-    def worth(self, releases: int) -> float:
+    def squared_sensitivity(self, releases: int) -> float:
         """The squared sensitivity of the first releases together, over that of one release."""
 
 
@@ -82,7 +82,7 @@ class TrainingReleases:
 
     >>> from dpfed.mechanisms.gaussian import gaussian
     >>> kind = (ChannelUse("update", releases=1),)
-    >>> made = TrainingReleases({"update": gaussian(clip=1.0, std=20.0)}, {kind: 100})
+    >>> made = TrainingReleases({"update": gaussian(std=20.0)}, {kind: 100})
     >>> round(gaussian_mu_squared(made.event(lambda use: 1.0), Adjacency.REPLACE_ONE), 3)
     1.0
     """
@@ -95,7 +95,7 @@ class TrainingReleases:
     """Whether the noise of other clients hides a unit, too: releases are sent unmodified."""
 
     def event(self, facing: Facing) -> Json:
-        """The tree, against one who cannot subtract so many shares of noise.
+        """The tree, against an adversary who cannot subtract some shares of the noise.
 
         Args:
             facing: the number of shares for each use of a channel.
@@ -106,7 +106,7 @@ class TrainingReleases:
             fresh: list[tuple[ChannelUse, float]] = []
             for use in kind:
                 shares = facing(use)
-                if _is_priced_by_round(self.channels[use.channel]):
+                if _is_accounted_by_round(self.channels[use.channel]):
                     fresh += [(use, shares)] if use.releases else []
                 else:
                     key = (use.channel, shares)
@@ -161,11 +161,11 @@ class TrainingReleases:
         everyone = isinstance(mechanism.sampling, Everyone)
         if not (isinstance(mechanism, GaussianRelease) and everyone):
             return events.to_json(mechanism.event(releases, shares))
-        worth = mechanism.worth(releases)
-        if worth in {0, math.inf}:
-            return {"kind": "NonPrivate" if worth else "NoOp"}
+        squared = mechanism.squared_sensitivity(releases)
+        if squared in {0, math.inf}:
+            return {"kind": "NonPrivate" if squared else "NoOp"}
         one = mechanism.noise_multiplier(shares)
-        return _gaussian(one / math.sqrt(worth), channel=channel, releases=releases)
+        return _gaussian(one / math.sqrt(squared), channel=channel, releases=releases)
 
     def _drawn_sequence(self, channel: str, shares: float, releases: int) -> Json:
         mechanism = self.channels[channel]
@@ -182,11 +182,10 @@ class TrainingReleases:
         return any(u.channel == channel and u.releases > 1 for kind in self.rounds for u in kind)
 
 
-def _is_priced_by_round(mechanism: Mechanism) -> bool:
+def _is_accounted_by_round(mechanism: Mechanism) -> bool:
     """Whether the cost of each round stands alone: fresh Gaussian noise, whoever takes part."""
-    limited = getattr(mechanism, "participation", None) is not None
     fresh = mechanism.independent and isinstance(mechanism, GaussianRelease)
-    return fresh and not limited and mechanism.std > 0
+    return fresh and mechanism.participation is None and mechanism.std > 0
 
 
 def _amplified(draw: Sampling, one: Json) -> Json:

@@ -40,8 +40,8 @@ def gaussian_event(noise_multiplier: float, count: int = 1) -> Json:
     return {"kind": "SelfComposed", "count": count, "event": one}
 
 
-def worth_of(mu_squared: float, adjacency: Adjacency) -> Json:
-    """One Gaussian release with this squared mu; it stands for releases that cost as much."""
+def gaussian_with_mu_squared(mu_squared: float, adjacency: Adjacency) -> Json:
+    """One Gaussian release with this squared mu: it stands for any releases of the same cost."""
     if mu_squared == 0:
         return {"kind": "NoOp"}
     if math.isinf(mu_squared):
@@ -53,11 +53,11 @@ def repeated(one: Json, count: int) -> Json:
     """So many releases of which each is the event ``one``, in the form of a row."""
     if one["kind"] == "SelfComposed":
         return {**one, "count": one["count"] * count}
-    return one  # in clear once is in clear
+    return one  # NonPrivate: a second release in the clear costs no more
 
 
 def times(event: Json, count: int) -> Json:
-    """The event so many times."""
+    """The event, ``count`` times."""
     return event if count == 1 else {"kind": "SelfComposed", "count": count, "event": event}
 
 

@@ -10,10 +10,10 @@ With a, b the two arguments, e^epsilon phi(b) = phi(a), so for small a
 
     delta = exp(-a^2/2) / 2 * (erfcx(-a/sqrt2) - erfcx(-b/sqrt2)),
 
-and Phi(a) takes the place of the first term for large a,
-which neither overflows at large epsilon nor cancels (its relative error against 80 digits is
-below 8e-10). Both delta and the result are rounded to the safe side by a part in 10^9, more than
-the formula's own error: mu_for never exceeds its target, and epsilon_for is never too small.
+and Phi(a) replaces the first term for large a. This neither overflows at large epsilon nor cancels:
+its relative error against 80 digits is below 8e-10. Delta and the result are rounded to the safe
+side by 10^-9 of their value, more than the formula's own error: mu_for never exceeds its target,
+and epsilon_for is never too small.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dpfed.core.checks import refuse
 from dpfed.core.types import Adjacency
 
 CAUTION = 1e-9
-
+"""Relative margin by which figures are rounded to the safe side; the formula errs by less."""
 
 SENSITIVITY = {Adjacency.REPLACE_ONE: 2.0, Adjacency.ADD_REMOVE: 1.0, Adjacency.ZERO_OUT: 1.0}
 """How far one unit moves a sum of rows of norm at most 1; the accounting defines it only here."""
@@ -39,8 +39,8 @@ def mu_squared(noise_multiplier: float, releases: float, adjacency: Adjacency) -
 
     Args:
         noise_multiplier: the noise's standard deviation in clips; 0 gives an infinite mu.
-        releases: the number of independent releases, at least 0; not whole where correlated
-            releases cost as much as so many independent ones.
+        releases: the number of independent releases, at least 0; for correlated ones their squared
+            sensitivity, which need not be a whole number.
         adjacency: what neighbouring data sets are; it sets the sensitivity.
     """
     if releases == 0:

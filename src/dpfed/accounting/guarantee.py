@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run guarantees: an upper bound per adversary, and the sentence that states it.
+"""What a run guarantees: an upper bound per adversary, and the text that states it.
 
-Each claim is the price of one tree of events (event_tree.py), and carries that tree, so that anyone
+Each claim is the cost of one tree of events (event_tree.py), and carries that tree, so that anyone
 can compute it again. The exact closed form accounts for Gaussian releases, and dp_accounting's PLD
 (a pessimistic discretisation, so an upper bound) for the rest. RDP is the last resort, and never
 for replace-one: dp_accounting 0.6.0 leaves out the factor 2 there (google/differential-privacy
-issue 378). An event that none of them bounds is refused. Once per run a second accountant is asked
-about the figure (second_opinion.py).
+issue 378). An event that none of them bounds is refused. Once per run a second accountant
+checks the figure (second_opinion.py).
 
 Under LOCAL trust there are two figures. The server reads each release, so one share of noise hides
 a unit from it. Everyone else sees only the broadcasts, so the noise of all other honest clients
 protects a unit as well, but only where each client sends its release unmodified, so that the
 noise of all clients adds up in the sum. Clients who pool what they know subtract their own noise
-from it: the second figure is for the plan's number of them, and the sentence names it.
+from it: the second figure is for the plan's number of colluders, and the text names it.
 
-Against a server that is not trusted, a sentence is about one training. That it starts no other one
-on the data is said to be assumed, unless an owner's budget holds it to that (``budgeted``).
+Against a server that is not trusted, a guarantee is about one training. It states the assumption
+that the server starts no other training on the data, unless an owner's budget enforces that
+(``budgeted``).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ NONE = "no accounting, since nothing is hidden"
 SERVER = "the server"
 READER = "whoever gets the model"
 OTHERS = f"all other clients and {READER}"
-"""Where one share of noise, or the server's, hides a unit from all of them together."""
+"""The adversaries who all face the same noise: one share of it, or the server's."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,17 @@ class SecondOpinion:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """All claims of a run, with their assumptions. ``str()`` is the sentence."""
+    """All claims of a run, with their assumptions. ``str()`` states them in one sentence.
+
+    Its fields are what that sentence says: the claims against each adversary, the unit, the
+    adjacency, the trust, the rounds, and the assumptions. ``to_json`` has all of them.
+
+    >>> from dpfed.flower import make_plan
+    >>> plan = make_plan(clients=4, rounds=3, privacy={"epsilon": 2.0, "unit": "client"})
+    >>> stated = plan.guarantee()
+    >>> round(stated.epsilon, 3), stated.delta, str(stated) == stated.sentence
+    (2.0, 1e-05, True)
+    """
 
     claims: tuple[Claim, ...]
     unit: Unit
@@ -98,15 +109,15 @@ class Guarantee:
     colluders: int = 1
     """How many clients may pool what they know, where the noise of others hides a unit."""
     budgeted: bool = False
-    """Whether an owner's budget stands, so that another training cannot add to it unnoticed."""
+    """Whether an owner's budget limits what further trainings on the data may cost."""
     correlated: bool = False
-    """Whether noise is kept for later releases: whoever reads it there can take it off."""
+    """Whether noise is stored for later releases: whoever reads the store can subtract it."""
     enforced: str = ""
-    """Who sees to it, in words: ``GATED``, ``SHIPPED``, or nobody else where all is one process."""
+    """Who enforces it, in words: ``GATED`` or ``SHIPPED``; empty where all is one process."""
     realised: tuple[float, ...] = field(default=(), compare=False)
     """The epsilon of what was released, by claim: it holds if the end was fixed beforehand."""
     opinions: tuple[SecondOpinion, ...] = field(default=(), compare=False)
-    """What a second accountant says of each claim; empty where it was not asked."""
+    """A second accountant's bounds for each claim; empty if it was not used."""
 
     @property
     def epsilon(self) -> float:
@@ -125,6 +136,20 @@ class Guarantee:
             return f"No privacy: {self._rounds()} in clear, for comparison only."
         stated = ", ".join([self._claims(), f"over {self._rounds()}", *self._counting_on()])
         return "; ".join([stated, self.claims[0].accounting, *self._footing()]) + "."
+
+    @property
+    def summary(self) -> str:
+        """The claims and the rounds in one short line; ``assumptions`` belong below it."""
+        if math.isinf(self.epsilon):
+            return self.sentence
+        return f"{self._claims()}, over {self._rounds()}"
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What the claims rest on, point by point, in the words of the guarantee's text."""
+        if math.isinf(self.epsilon):
+            return []
+        return [*self._counting_on(), self.claims[0].accounting, *self._footing()]
 
     def __str__(self) -> str:
         return self.sentence
@@ -204,7 +229,7 @@ class Guarantee:
         return ", and ".join([text, *more])
 
     def _counting_on(self) -> list[str]:
-        """What a server that is not trusted must not do, where no budget keeps it from that."""
+        """What the claims assume of an untrusted server, where no budget enforces it."""
         enforced = [self.enforced] if self.enforced else []
         trusted = self.trust is Trust.CENTRAL or self.budgeted
         more = [] if trusted else ["if the server starts no other training on the data"]
@@ -241,7 +266,7 @@ def round_up(value: float, digits: int = 4) -> str:
     """A figure as text, rounded up."""
     if math.isinf(value):
         return "inf"
-    exact = Decimal(value * (1 - gdp.CAUTION))  # take back the caution, which would cost a digit
+    exact = Decimal(value * (1 - gdp.CAUTION))  # undo the safety margin, which would cost a digit
     rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(exact)
     return f"{float(rounded):.{max(6, digits)}g}"
 
@@ -260,14 +285,14 @@ def guarantee(
     Args:
         made: the releases of all rounds; all channels have one unit, adjacency and trust.
         delta: the delta of all claims, at least 1e-300 and below 1.
-        noise: where the noise comes from; the sentence states it.
-        rounds: the number of rounds that the sentence states.
+        noise: where the noise comes from; the guarantee's text states it.
+        rounds: the number of rounds, used in the guarantee's text.
         delta_reserved: the part of delta for a secure sum's own chance of failure, at least 0 and
             below delta; LOCAL trust ignores it.
         server: under DISTRIBUTED trust, the kind of server that the sum withstands, in words, with
             the clients on its side.
-        colluders: how many clients pool what they know, at least 0; the caller's figures for LOCAL
-            outsiders leave out so many shares of noise.
+        colluders: how many clients pool what they know, at least 0; the caller has left out their
+            shares of noise in the figures for LOCAL outsiders.
     """
     mechanisms = list(made.channels.values())
     kinds = {(m.unit, m.adjacency, m.trust) for m in mechanisms}
@@ -324,7 +349,7 @@ def certified(planned: Guarantee, spent: Guarantee) -> Guarantee:
 
 
 def _draws(made: TrainingReleases) -> str:
-    """The draws that the figures assume to be secret, in words."""
+    """The random draws that must stay secret for the figures to hold, in words."""
     mechanisms = list(made.channels.values())
     rates = {m.sampling.rate for m in mechanisms} - {1.0}
     said = [
@@ -341,8 +366,8 @@ def _draws(made: TrainingReleases) -> str:
 
 
 def _limits(made: TrainingReleases) -> list[str]:
-    """How often a client takes part, where that is counted on, and who holds it to that."""
-    found = {getattr(m, "participation", None) for m in made.channels.values()} - {None}
+    """How often a client takes part, where the accounting relies on it, and who enforces it."""
+    found = {m.participation for m in made.channels.values()} - {None}
     return [
         f"each client takes part {limits} (its own ledger refuses more; what is protected is an "
         f"installation whose state is kept)"
@@ -352,7 +377,7 @@ def _limits(made: TrainingReleases) -> list[str]:
 
 def _local(made: TrainingReleases, delta: float, colluders: int) -> tuple[Claim, ...]:
     def outside(use: ChannelUse) -> float:
-        """Noise that is kept for later rounds is not that of the others in this one."""
+        """Correlated noise of others does not count: it depends on their earlier rounds."""
         return use.shares if made.pooled and made.channels[use.channel].independent else 1.0
 
     server = _claim(SERVER, made, delta, lambda _: 1.0)
@@ -363,7 +388,7 @@ def _local(made: TrainingReleases, delta: float, colluders: int) -> tuple[Claim,
 
 
 def _pooling(colluders: int) -> str:
-    """The readers from whom the noise of all others hides a unit, if so many of them pool."""
+    """The adversaries who see only broadcasts, where ``colluders`` clients pool what they know."""
     if not colluders:
         return READER
     some = "1 other client" if colluders == 1 else f"{colluders} other clients together"
@@ -424,7 +449,7 @@ def epsilon_of(event: Json, delta: float, adjacency: Adjacency) -> tuple[float, 
     """
     gaussian = gaussian_mu_squared(event, adjacency)
     if gaussian is None:
-        return price(events.from_json(event), delta, adjacency)
+        return epsilon_of_event(events.from_json(event), delta, adjacency)
     return gdp.epsilon_for(delta, math.sqrt(gaussian)), EXACT if math.isfinite(gaussian) else NONE
 
 
@@ -508,14 +533,14 @@ def mechanism_mu_squared(mechanism: Mechanism, releases: int, shares: float | No
     Args:
         mechanism: a mechanism of which ``is_gaussian`` is true.
         releases: how many releases, from its first one on; at least 0.
-        shares: how many shares of noise hide a unit; None is the mechanism's own number.
+        shares: how many shares of noise hide a unit; None means the mechanism's own number.
     """
     assert isinstance(mechanism, GaussianRelease)  # noqa: S101 (tells mypy what is_gaussian saw)
     multiplier = mechanism.noise_multiplier(shares)
-    return gdp.mu_squared(multiplier, mechanism.worth(releases), mechanism.adjacency)
+    return gdp.mu_squared(multiplier, mechanism.squared_sensitivity(releases), mechanism.adjacency)
 
 
-def price(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[float, str]:
+def epsilon_of_event(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[float, str]:
     """(epsilon, how it was computed) of an event: exact, else PLD, else RDP if it is sound.
 
     Results are cached, since a run asks for the same event before a round, after it and at its end.

@@ -36,11 +36,12 @@ from dpfed.core.log import log
 from dpfed.core.types import Adjacency
 
 TOLERANCE = 1e-6
-MOST_KINDS = 12
+"""Relative difference between two accountants that is not an error."""
+MAX_KINDS = 12
 """Distinct releases that are discretised for the bound from below: each takes up to a second."""
-MOST_EPSILON = 500.0
+MAX_EPSILON = 500.0
 """Above it the grid of privacy losses is too long for a look from below."""
-_PARTS = 20_000  # steps of the grid of losses up to epsilon
+_GRID_STEPS = 20_000  # steps of the grid of losses up to epsilon
 # whole orders: fractional ones of drawn releases need series that do not always converge
 _ORDERS = (*range(2, 64), 72, 96, 128, 192, 256, 512, 1024)
 _FINE_ORDERS = (1.05, 1.1, 1.25, 1.5, 1.75)
@@ -73,8 +74,11 @@ def _refuse_outside(claim: Claim, opinion: SecondOpinion) -> None:
     if too_large:
         log.warning(
             "epsilon %.6g at delta %g is a bound, but RDP has a smaller one, %.6g: a grid of "
-            "losses is coarse for so small a figure", epsilon, claim.delta, high,
-        )  # fmt: skip
+            "losses is coarse for so small a figure",
+            epsilon,
+            claim.delta,
+            high,
+        )
 
 
 @lru_cache(maxsize=256)
@@ -115,7 +119,7 @@ def _leaves(event: Json) -> Counter[tuple[float, float]] | None:
 
 
 def _relation(adjacency: Adjacency) -> Any:
-    """Replace-one is asked as add-remove at half the multiplier."""
+    """The relation to ask for: replace-one is add-remove at half the noise multiplier."""
     from dp_accounting import NeighboringRelation
 
     zeroed = adjacency is Adjacency.ZERO_OUT
@@ -143,14 +147,14 @@ def _from_below(
 ) -> float | None:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    if len(leaves) > MOST_KINDS or epsilon > MOST_EPSILON:
+    if len(leaves) > MAX_KINDS or epsilon > MAX_EPSILON:
         return None
     total = None
     for (z, rate), count in sorted(leaves.items()):
         one = pld.from_gaussian_mechanism(
             z,
             pessimistic_estimate=False,
-            value_discretization_interval=max(1e-4, epsilon / _PARTS),
+            value_discretization_interval=max(1e-4, epsilon / _GRID_STEPS),
             sampling_prob=rate,
             use_connect_dots=False,
             neighboring_relation=_relation(adjacency),

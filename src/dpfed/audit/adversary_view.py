@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from dpfed.core.types import UPDATE, Broadcast, Release, Rows, Total, Trust
-from dpfed.training.answer import ClientState, Nothing, PricedReleaser
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, EmptyRows, PricedReleaser
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,7 +78,7 @@ def see(plan: Plan, rows: Rows, size: int, call: Call, channel: str = UPDATE) ->
     values = _values(release)
     for other in range(1, int(plan.update.shares)):
         beside = call._replace(client=(call.client + other) % len(plan.nominal))
-        values += _values(_release(plan, Nothing(size), size, beside, channel))
+        values += _values(_release(plan, EmptyRows(size), size, beside, channel))
     return values
 
 
@@ -91,7 +91,7 @@ def stated(plan: Plan, size: int, channel: str = UPDATE) -> float:
         channel: the channel of the release.
     """
     call = next(calls(plan, channel, 1))
-    release = _release(plan, Nothing(size), size, call, channel)
+    release = _release(plan, EmptyRows(size), size, call, channel)
     central = plan.update.trust is Trust.CENTRAL
     return (_finished(plan, release, size, call, channel) if central else release).std
 

@@ -31,6 +31,8 @@ from dpfed.core.types import (
     Aggregate,
     Broadcast,
     ClientAlgorithm,
+    Facts,
+    FeatureRange,
     Release,
     Reply,
     Rows,
@@ -38,11 +40,10 @@ from dpfed.core.types import (
 )
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
-from dpfed.data.standardised import Standardised
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
-from dpfed.training.answer import ClientState, PricedReleaser, make_reply
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, PricedReleaser, make_reply
 from dpfed.training.round import start
 
 Factory = str | Callable[..., ClientAlgorithm]
@@ -97,10 +98,9 @@ def law_plan(algorithm: ClientAlgorithm, unit: Unit) -> Plan:
         algorithm: the client's half.
         unit: whom it protects.
     """
-    mechanism = calibrate(gaussian(unit=unit), epsilon=1.0, delta=1e-5, releases=3)
+    mechanism = calibrate(gaussian(Facts(unit=unit)), epsilon=1.0, delta=1e-5, releases=3)
     channels = {
-        name: replace(
-            mechanism,
+        name: mechanism.with_facts(
             clip=channel.clip or mechanism.clip,
             replace_bound=channel.replace_bound or 2 * (channel.clip or mechanism.clip),
         )
@@ -109,15 +109,21 @@ def law_plan(algorithm: ClientAlgorithm, unit: Unit) -> Plan:
     }
     server = registry.build("server", "scale", {})
     return Plan(
-        client=algorithm, channels=channels, sum=plain(), server=server, nominal=[NOMINAL],
-        rounds=4 if algorithm.standardises else 3, noise=Noise(0),
-    )  # fmt: skip
+        client=algorithm,
+        channels=channels,
+        sum=plain(),
+        server=server,
+        nominal=[NOMINAL],
+        rounds=max(3, algorithm.needs.rounds),
+        noise=Noise(0),
+    )
 
 
 def model_for(algorithm: ClientAlgorithm) -> Any:
-    """The model, with a standardiser where the algorithm fits one."""
-    made = Standardised(MODEL.link, MODEL.features, MODEL.outputs)
-    return made if algorithm.standardises else MODEL
+    """A linear model, or what the algorithm puts in its place."""
+    if algorithm.model is None:
+        return MODEL
+    return algorithm.model.around(MODEL, lambda _: FeatureRange(), algorithm.channels)
 
 
 def algorithm_for(name: Factory, unit: Unit) -> ClientAlgorithm | None:
@@ -153,9 +159,16 @@ def shared_at(plan: Plan, round: int) -> dict[str, torch.Tensor]:
         means = {n: torch.linspace(0.1, 1, plan.size(n, model.layout.size)) for n in due}
         lead = means.pop(due[0])
         seen = Aggregate(
-            round=past, params=server.params, mean=lead, std=0.1, clients=1, public=means,
-            enrolled=1, rate=1.0, lead=due[0],
-        )  # fmt: skip
+            round=past,
+            params=server.params,
+            mean=lead,
+            std=0.1,
+            clients=1,
+            public=means,
+            enrolled=1,
+            participation_rate=1.0,
+            lead=due[0],
+        )
         _, state = optimizer.update(lead.clone(), state, seen)
     return dict(optimizer.share(state))
 

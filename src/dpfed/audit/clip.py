@@ -39,14 +39,14 @@ from dpfed.core.types import UPDATE, Adjacency
 from dpfed.training.plan import Plan
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    pass
 
 NAME = "clip"
 
 NORMS = (1e-6, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 1e3, 1e30)
 """The norms of hostile rows, in clips; a step before the noise may enlarge short ones."""
 
-_WIDEST = 64  # coordinates: rows need not be as long as the model to be clipped
+_MAX_COORDINATES = 64  # coordinates: rows need not be as long as the model to be clipped
 
 
 def clip(target: Subject) -> Finding:
@@ -54,9 +54,11 @@ def clip(target: Subject) -> Finding:
     plan = _keyed(target)
     if plan.client.channels[UPDATE].replace_bound is not None:
         return skipped(NAME, target.claimed, "this method bounds its rows itself, by other means")
-    size = plan.client.channels[UPDATE].size or min(_WIDEST, target.dimension)
-    moved, norm = max((_moved(plan, size, norm, base), norm) for norm in NORMS for base in (0, 8))
-    spoiled = max(_spoiled(plan, size, value) for value in (math.nan, math.inf))
+    size = plan.client.channels[UPDATE].size or min(_MAX_COORDINATES, target.dimension)
+    moved, norm = max(
+        (_movement_by_norm(plan, size, norm, base), norm) for norm in NORMS for base in (0, 8)
+    )
+    spoiled = max(_movement_by_value(plan, size, value) for value in (math.nan, math.inf))
     epsilon = epsilon_with(target, moves={UPDATE: max(moved, spoiled)})
     bound = movement(plan, UPDATE)
     detail = (
@@ -76,14 +78,15 @@ def _keyed(target: Subject) -> Plan:
     return replace(plan, channels=channels)
 
 
-def _moved(plan: Plan, size: int, norm: float, base: int) -> float:
-    """How far a row with a norm of so many clips moves a release, from the worst neighbour."""
+def _movement_by_norm(plan: Plan, size: int, norm: float, base: int) -> float:
+    """How far a row whose norm is ``norm`` clips moves a release, from the worst neighbour."""
     row = _directions(plan, size, 1)[0] * (norm * plan.update.clip)
     other = -row if plan.update.adjacency is Adjacency.REPLACE_ONE else torch.zeros_like(row)
     return _apart(plan, size, row, other, base)
 
 
-def _spoiled(plan: Plan, size: int, value: float) -> float:
+def _movement_by_value(plan: Plan, size: int, value: float) -> float:
+    """How far a row with one such value (NaN, infinity) moves a release, from zeros."""
     row = _directions(plan, size, 1)[0]
     row[size // 2] = value
     return _apart(plan, size, row, torch.zeros_like(row), base=8)
@@ -91,9 +94,11 @@ def _spoiled(plan: Plan, size: int, value: float) -> float:
 
 def _apart(plan: Plan, size: int, row: torch.Tensor, other: torch.Tensor, base: int) -> float:
     """The distance of two releases under the same noise, less what the grid may add to it."""
-    beside = _directions(plan, size, base) * plan.update.clip
+    beside, call = _directions(plan, size, base) * plan.update.clip, next(calls(plan, UPDATE, 1))
     try:
-        first, second = (_see(plan, torch.cat([beside, each[None]])) for each in (row, other))
+        first, second = (
+            see(plan, Dense(torch.cat([beside, each[None]])), size, call) for each in (row, other)
+        )
     except BadRelease:
         return 0.0
     return max(0.0, float(np.linalg.norm(first - second)) - _slack(plan, size))
@@ -102,11 +107,6 @@ def _apart(plan: Plan, size: int, row: torch.Tensor, other: torch.Tensor, base: 
 def _slack(plan: Plan, size: int) -> float:
     """What rounding two releases to the grid may add: one step in each coordinate."""
     return plan.update.step * math.sqrt(size) + 1e-9 * plan.update.clip
-
-
-def _see(plan: Plan, matrix: torch.Tensor) -> NDArray[np.float64]:
-    call = next(calls(plan, UPDATE, 1))
-    return see(plan, Dense(matrix), matrix.shape[1], call)
 
 
 def _directions(plan: Plan, size: int, count: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
 
 Guarantee: a finding is flagged exactly where its lower bound of epsilon is above what is claimed; a
 flaw whose cost has no bound counts as an infinite epsilon. Each audit is wrong about sound code
-with probability at most ``ERROR`` (one_run: 1 %, in theory).
+with probability at most ``ERROR_PROBABILITY`` (one_run: 1 %, in theory).
 
 | edge case                                         | what happens                               |
 |---------------------------------------------------|--------------------------------------------|
@@ -26,7 +26,7 @@ from dpfed.recipes.federation import Federation, federation, with_model
 from dpfed.recipes.schema import Recipe
 from dpfed.training.plan import Plan
 
-ERROR = 1e-3
+ERROR_PROBABILITY = 1e-3
 """The probability that one audit flags sound code."""
 
 
@@ -40,7 +40,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One audit's answer."""
+    """What one audit found, and what was claimed."""
 
     audit: str
     claimed: float
@@ -157,7 +157,7 @@ def subject(
         root: one more folder in which relative data paths are looked for; None is none.
         seed: keys the noise and the audit's own draws; None keeps the recipe's noise, and 0 keys
             the audit's draws.
-        effort: how many samples the audits take; None is the default effort.
+        effort: how many samples the audits take; None means the default effort.
     """
     silos = federation(recipe, root)
     plan = plan_for_clients(recipe, silos.clients, silos.model)

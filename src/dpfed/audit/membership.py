@@ -26,10 +26,9 @@ import math
 import numpy as np
 import torch
 
-from dpfed.audit.finding import ERROR, Finding, Subject, judged, skipped
+from dpfed.audit.finding import ERROR_PROBABILITY, Finding, Subject, judged, skipped
 from dpfed.audit.statistics import Floats, epsilon_of, error_rates
-from dpfed.core.randomness import Noise
-from dpfed.recipes.federation import public_seed
+from dpfed.core.randomness import Noise, public_seed
 from dpfed.training import inprocess
 
 NAME = "membership"
@@ -62,7 +61,7 @@ def attack(inside: Floats, outside: Floats) -> tuple[float, float, float, float]
     threshold = _threshold(inside[:a], outside[:b])
     tested = inside[a:], outside[b:]
     true, false = (float((each > threshold).mean()) for each in tested)
-    return true, false, *error_rates(*tested, threshold, ERROR)
+    return true, false, *error_rates(*tested, threshold, ERROR_PROBABILITY)
 
 
 def advantage_bound(epsilon: float, delta: float) -> float:

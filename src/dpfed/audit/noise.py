@@ -6,8 +6,9 @@ freedom, which gives an upper limit of the true level with a relative error of a
 The epsilon of the run at this limit is a lower bound of its true epsilon, and is computed
 independently (recount.py).
 
-Guarantee: sound code is flagged with probability at most ERROR; a third of it each for the level of
-all coordinates, for that of the coordinate with the least noise, and for releases that share noise.
+Guarantee: sound code is flagged with probability at most ERROR_PROBABILITY. A third of it is for
+the noise level of all coordinates, a third for the coordinate with the least noise, and a third for
+releases that share noise.
 
 | edge case                                           | what happens                              |
 |-----------------------------------------------------|-------------------------------------------|
@@ -29,22 +30,22 @@ import numpy as np
 from scipy import special, stats
 
 from dpfed.audit.adversary_view import calls, see, stated
-from dpfed.audit.finding import ERROR, Finding, Subject, judged
+from dpfed.audit.finding import ERROR_PROBABILITY, Finding, Subject, judged
 from dpfed.audit.recount import epsilon_with, level
 from dpfed.audit.statistics import spread_at_most
-from dpfed.training.answer import Nothing
+from dpfed.training.reply import EmptyRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NAME = "noise-scale"
 
-_LEAST = 8  # releases, to measure the level of each coordinate
-_MOST = 25_000  # releases, to limit the time for channels of a few numbers
+_MIN_RELEASES = 8  # releases, to measure the level of each coordinate
+_MAX_RELEASES = 25_000  # releases, to limit the time for channels of a few numbers
 
 
 @dataclass(frozen=True)
-class Measured:
+class ChannelNoise:
     """The noise of one channel, over the level that was accounted for."""
 
     level: float
@@ -58,7 +59,7 @@ class Measured:
 def noise_scale(target: Subject) -> Finding:
     """Measure every channel's noise, and compute the epsilon of what is there."""
     plan, dimension = target.plan, target.dimension
-    error = ERROR / 3 / len(plan.channels)
+    error = ERROR_PROBABILITY / 3 / len(plan.channels)
     found = {name: _measured(target, name, error) for name in plan.channels}
     noise = {name: level(plan, name) * found[name].limit for name in found}
     repeats = [name for name, each in found.items() if _repeats(each, error)]
@@ -73,16 +74,16 @@ def noise_scale(target: Subject) -> Finding:
     )
 
 
-def _measured(target: Subject, channel: str, error: float) -> Measured:
+def _measured(target: Subject, channel: str, error: float) -> ChannelNoise:
     plan = target.plan
     size = plan.size(channel, target.dimension)
-    count = min(_MOST, max(_LEAST, math.ceil(target.effort.samples / size)))
+    count = min(_MAX_RELEASES, max(_MIN_RELEASES, math.ceil(target.effort.samples / size)))
     independent = plan.channels[channel].independent
     accounted = level(plan, channel) if independent else stated(plan, size, channel)
     squares, products = np.zeros(size), 0.0
     before: NDArray[np.float64] = np.zeros(size)
     for call in calls(plan, channel, count):
-        noise = see(plan, Nothing(size), size, call, channel) / accounted
+        noise = see(plan, EmptyRows(size), size, call, channel) / accounted
         squares += noise * noise
         products += float(noise @ before)
         before = noise
@@ -92,10 +93,10 @@ def _measured(target: Subject, channel: str, error: float) -> Measured:
         spread_at_most(float(squares.min()) / count, count, error / size),
     )
     shared = products / ((count - 1) * size * variance) if variance else 1.0
-    return Measured(math.sqrt(variance), limit, shared, samples)
+    return ChannelNoise(math.sqrt(variance), limit, shared, samples)
 
 
-def _repeats(measured: Measured, error: float) -> bool:
+def _repeats(measured: ChannelNoise, error: float) -> bool:
     """Whether releases correlate by more than chance allows, which is about 1 / sqrt(N)."""
     return abs(measured.shared) * math.sqrt(measured.samples) > -float(special.ndtri(error / 2))
 

@@ -13,8 +13,8 @@ the lowest to be out; there is no guess for the others:
 What the adversary sees: each client's reply (LOCAL; recorded on its way into the sum), or the mean
 (otherwise).
 
-Guarantee: sound code is flagged with probability at most CHANCE. The theorem does not need
-independent scores, only fair coins. The number of guesses is fixed before the run.
+Guarantee: sound code is flagged with probability at most ERROR_PROBABILITY. The theorem does not
+need independent scores, only fair coins. The number of guesses is fixed before the run.
 
 | edge case                                           | what happens                             |
 |-----------------------------------------------------|------------------------------------------|
@@ -28,7 +28,7 @@ independent scores, only fair coins. The number of guesses is fixed before the r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -40,27 +40,44 @@ from dpfed.audit.recount import claimed_mu, is_drawn
 from dpfed.audit.statistics import Bits, Floats, chance_of, one_run_epsilon
 from dpfed.core.errors import RoundAborted
 from dpfed.core.log import log
-from dpfed.core.matrices import MatrixRows, MomentProblem, SecondOrderProblem
 from dpfed.core.metric import Judged, MetricRow
-from dpfed.core.randomness import Noise
+from dpfed.core.randomness import Noise, public_seed
 from dpfed.core.rows import Dense, UnitRows
 from dpfed.core.sum_protocol import Messages, Session
 from dpfed.core.types import UPDATE, Adjacency, BoundedSum, Problem, Rows, Trust, Unit, Vector
-from dpfed.recipes.federation import public_seed
 from dpfed.training import inprocess
 from dpfed.training.plan import Plan
 
 NAME = "one-run"
 
-_LONG = 4.0  # the norm of a canary's row, in clips
-_NUMBERS = 1 << 26  # the most numbers in all canaries' directions together
-_GUESSED = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
-"""The parts of the canaries that may be guessed; which one is fixed before the run."""
-_USUAL = 0.2
-_PARTS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.22, 0.2, 0.17, 0.15, 0.12, 0.1,
-          0.07, 0.05, 0.03)  # fmt: skip
+_CANARY_NORM_CLIPS = 4.0  # the norm of a canary's row
+_MAX_DIRECTION_NUMBERS = 1 << 26  # in all canaries' directions together: a limit of memory
+_GUESSED_FRACTIONS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+"""Fractions of the canaries that may be guessed; which one is fixed before the run."""
+_DEFAULT_GUESSED_FRACTION = 0.2
+_NOISE_FRACTIONS = (
+    0.9,
+    0.8,
+    0.7,
+    0.6,
+    0.5,
+    0.45,
+    0.4,
+    0.35,
+    0.3,
+    0.25,
+    0.22,
+    0.2,
+    0.17,
+    0.15,
+    0.12,
+    0.1,
+    0.07,
+    0.05,
+    0.03,
+)
 
-CHANCE = 0.01
+ERROR_PROBABILITY = 0.01
 """The probability of flagging sound code; delta times the canaries keeps it from being small."""
 
 
@@ -68,7 +85,7 @@ CHANCE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
+class RowsWithCanaries:
     """A client's rows and those of its canaries; each unit is clipped on its own."""
 
     inner: Any
@@ -84,10 +101,10 @@ class Joined:
         """All rows as one matrix, for methods that accept nothing else."""
         return torch.cat(list(self.unit_rows())).to(self.canaries.dtype)
 
-    def select(self, kept: torch.Tensor) -> Joined:
+    def select(self, kept: torch.Tensor) -> RowsWithCanaries:
         """The rows of the units in ``kept``."""
         own = int(self.inner.units)
-        return Joined(self.inner.select(kept[:own]), self.canaries[kept[own:]])
+        return RowsWithCanaries(self.inner.select(kept[:own]), self.canaries[kept[own:]])
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """The sum of both."""
@@ -111,7 +128,7 @@ class Joined:
 
 
 @dataclass(frozen=True, eq=False)
-class Planted:
+class CanaryProblem:
     """A client with canaries among its units; it records the sum of its own units."""
 
     inner: Problem
@@ -132,7 +149,7 @@ class Planted:
         if unit is Unit.CLIENT:
             return Dense(self.canaries)
         self.own.add_(self.inner.rows(params, unit).clipped_sum(self.clip).vector)
-        rows = Joined(self.inner.rows(params, unit), self.canaries)
+        rows = RowsWithCanaries(self.inner.rows(params, unit), self.canaries)
         return Dense(rows.matrix) if self.made else rows
 
     def gradient(self, params: Vector) -> Vector:
@@ -148,47 +165,30 @@ class Planted:
         return cast(Judged, self.inner).judged(params, unit, row)
 
 
-@dataclass(frozen=True, eq=False)
-class PlantedLinear(Planted):
-    """A planted client with second derivatives, which are the client's own."""
+def canary_problem_kind(problem: Problem) -> type[CanaryProblem]:
+    """A CanaryProblem that also has the problem's other kinds of rows, without canaries in them.
 
-    def gram_rows(self, unit: Unit) -> MatrixRows:
-        """The client's own rows."""
-        return self._linear.gram_rows(unit)
-
-    def hessian_rows(self, params: Vector, unit: Unit) -> MatrixRows:
-        """The client's own rows."""
-        return self._linear.hessian_rows(params, unit)
-
-    @property
-    def _linear(self) -> SecondOrderProblem:
-        assert isinstance(self.inner, SecondOrderProblem)  # noqa: S101 (it was built from one)
-        return self.inner
+    Such as second derivatives, or the statistics of a model that an algorithm brings.
+    """
+    others = [
+        name
+        for name in dir(type(problem))
+        if name.endswith("_rows") and not name.startswith("_") and not hasattr(CanaryProblem, name)
+    ]
+    return type(
+        "CanaryProblemWithOtherRows", (CanaryProblem,), {name: _own_rows(name) for name in others}
+    )
 
 
-@dataclass(frozen=True, eq=False)
-class PlantedStandardised(Planted):
-    """A planted client whose model standardises its inputs, by the client's own statistics."""
-
-    def mean_rows(self, params: Vector, unit: Unit) -> Rows:
-        """The client's own rows."""
-        return self._standardised.mean_rows(params, unit)
-
-    def moment_rows(self, params: Vector, unit: Unit) -> MatrixRows:
-        """The client's own rows."""
-        return self._standardised.moment_rows(params, unit)
-
-    @property
-    def _standardised(self) -> MomentProblem:
-        assert isinstance(self.inner, MomentProblem)  # noqa: S101 (it was built from one)
-        return self.inner
+def _own_rows(name: str) -> Callable[..., Any]:
+    return lambda planted, *args: getattr(planted.inner, name)(*args)
 
 
 # -------------------------------------------------------------------------- what the adversary sees
 
 
 @dataclass(frozen=True, eq=False)
-class Listening:
+class RecordingSum:
     """A sum that records each client's values on their way in."""
 
     inner: Any
@@ -229,7 +229,11 @@ def plant(target: Subject) -> Canaries:
     """Orthogonal directions within a client, and fair coins, from the audit's own seed."""
     plan, bits = target.plan, Noise(target.seed)
     clients, size = len(plan.nominal), plan.size(UPDATE, target.dimension)
-    each = min(math.ceil(target.effort.canaries / clients), size, _NUMBERS // (size * clients))
+    each = min(
+        math.ceil(target.effort.canaries / clients),
+        size,
+        _MAX_DIRECTION_NUMBERS // (size * clients),
+    )
     each = 1 if plan.update.unit is Unit.CLIENT else max(1, each)
     directions, coins = [], []
     for client in range(clients):
@@ -251,13 +255,13 @@ def guess_scores(target: Subject, canaries: Canaries, *, made: bool = False) -> 
     plan, silos = target.plan, target.federation
     size = plan.size(UPDATE, target.dimension)
     planted = [
-        replace(_planted(plan, problem, directions, coins, size), made=made)
+        replace(_with_canaries(plan, problem, directions, coins, size), made=made)
         for problem, directions, coins in zip(
             silos.problems, canaries.directions, canaries.coins, strict=True
         )
     ]
     heard = {client: torch.zeros(size, dtype=torch.float64) for client in range(len(planted))}
-    listening = Listening(plan.sum, plan.step(UPDATE), heard)
+    listening = RecordingSum(plan.sum, plan.step(UPDATE), heard)
     alone = plan.update.trust is Trust.LOCAL and not plan.sum.hides_terms
     running: Plan = replace(plan, sum=listening) if alone else plan
     start = silos.model.initial(public_seed(target.recipe.seed, "model"))
@@ -273,18 +277,16 @@ def guess_scores(target: Subject, canaries: Canaries, *, made: bool = False) -> 
     return torch.cat([each @ (seen - own) for each, seen, own in pairs]).numpy()
 
 
-def _planted(
+def _with_canaries(
     plan: Plan, problem: Problem, directions: torch.Tensor, coins: torch.Tensor, size: int
-) -> Planted:
+) -> CanaryProblem:
     other = -1.0 if plan.update.adjacency is Adjacency.REPLACE_ONE else 0.0
     signs = torch.where(coins, 1.0, other)[:, None]
-    rows = (directions * signs * (_LONG * plan.update.clip)).float()
-    kind = PlantedLinear if isinstance(problem, SecondOrderProblem) else Planted
-    kind = PlantedStandardised if isinstance(problem, MomentProblem) else kind
-    return kind(problem, rows, plan.update.clip, torch.zeros(size))
+    rows = (directions * signs * (_CANARY_NORM_CLIPS * plan.update.clip)).float()
+    return canary_problem_kind(problem)(problem, rows, plan.update.clip, torch.zeros(size))
 
 
-def _known(plan: Plan, planted: Sequence[Planted]) -> list[torch.Tensor]:
+def _known(plan: Plan, planted: Sequence[CanaryProblem]) -> list[torch.Tensor]:
     """The clients' own sums; zeros where replies are not sums of releases."""
     part = plan.update.sampling.rate
     if math.isnan(plan.client.channels[UPDATE].noise):
@@ -301,12 +303,12 @@ def one_run(target: Subject) -> Finding:
     mu = math.nan if is_drawn(target.plan) else claimed_mu(target)
     guesses, sees = plan_guesses(mu, canaries.count, target.claimed, target.delta)
     try:
-        seen = _taken(target, canaries)
+        seen = _scores_of_run(target, canaries)
     except RoundAborted as error:
         return skipped(NAME, target.claimed, f"this method takes no canaries: {error}")
     coins = torch.cat(canaries.coins).numpy()
     right = right_guesses(seen, coins, guesses)
-    found = one_run_epsilon(right, guesses, canaries.count, target.delta, CHANCE)
+    found = one_run_epsilon(right, guesses, canaries.count, target.delta, ERROR_PROBABILITY)
     detail = (
         f"{canaries.count:,} canaries, {right} of {guesses} guesses right; as a Gaussian fit "
         f"(no bound) mu is about {estimated_mu(seen, coins):.3f}, claimed {mu:.3f}"
@@ -315,7 +317,7 @@ def one_run(target: Subject) -> Finding:
     return judged(NAME, target.claimed, found, power, detail, sees)
 
 
-def _taken(target: Subject, canaries: Canaries) -> Floats:
+def _scores_of_run(target: Subject, canaries: Canaries) -> Floats:
     """The scores; rows are given as one matrix only if the method refuses them otherwise."""
     before, log.disabled = log.disabled, True
     try:
@@ -360,7 +362,7 @@ def needed(guesses: int, canaries: int, claimed: float, delta: float) -> int:
     low, high = 0, guesses + 1
     while high - low > 1:
         middle = (low + high) // 2
-        refutes = chance_of(middle, guesses, canaries, claimed, delta) < CHANCE
+        refutes = chance_of(middle, guesses, canaries, claimed, delta) < ERROR_PROBABILITY
         low, high = (low, middle) if refutes else (middle, high)
     return high
 
@@ -377,12 +379,12 @@ def plan_guesses(mu: float, canaries: int, claimed: float, delta: float) -> tupl
         claimed: the epsilon of the claim, at least 0.
         delta: its delta, at least 0.
     """
-    options = [max(2, 2 * int(part * canaries / 2)) for part in _GUESSED]
-    usual = options[_GUESSED.index(_USUAL)]
+    options = [max(2, 2 * int(part * canaries / 2)) for part in _GUESSED_FRACTIONS]
+    usual = options[_GUESSED_FRACTIONS.index(_DEFAULT_GUESSED_FRACTION)]
     if math.isnan(mu):
         return usual, math.nan
     wanted = {count: needed(count, canaries, claimed, delta) for count in options}
-    for part in _PARTS:
+    for part in _NOISE_FRACTIONS:
         flagged = _flagged(mu / part, canaries, wanted)
         best = max(options, key=lambda count: flagged[count])
         if flagged[best] >= 0.95:

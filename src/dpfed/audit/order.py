@@ -33,21 +33,20 @@ import torch
 
 from dpfed.audit.finding import Finding, Subject, judged
 from dpfed.core.grid import add_weighted, to_values
-from dpfed.core.randomness import Noise, Stream
+from dpfed.core.randomness import Noise, public_seed
 from dpfed.core.rows import Dense
 from dpfed.core.types import (
-    Aggregate,
     Mechanism,
     Problem,
     Release,
     Rows,
     State,
+    Stream,
     Total,
     Trust,
     Unit,
     Vector,
 )
-from dpfed.recipes.federation import public_seed
 from dpfed.training import inprocess
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState
@@ -67,7 +66,7 @@ class Tape:
 Tapes = Mapping[str, Tape]
 
 
-class Recorded:
+class RecordingMechanism:
     """A mechanism that records a tape; where there is one to replay, it returns that instead."""
 
     def __init__(self, inner: Mechanism, tape: Tape, replay: Tape | None) -> None:
@@ -98,7 +97,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, eq=False)
-class Turned:
+class NegatedProblem:
     """A client whose rows are the negative of its own."""
 
     inner: Problem
@@ -123,7 +122,7 @@ def order(target: Subject) -> Finding:
     first, second = ({name: Tape() for name in plan.channels} for _ in range(2))
     state, result = _run_round(plan, silos.problems, start, first, None)
     moved = (*silos.problems[1:], silos.problems[0])
-    others = moved if len(moved) > 1 else (cast("Problem", Turned(moved[0])),)
+    others = moved if len(moved) > 1 else (cast("Problem", NegatedProblem(moved[0])),)
     replayed, _ = _run_round(plan, others, start, second, first)
     flaws = _flaws(plan, start, state, result, first)
     if not torch.equal(state.params, replayed.params):
@@ -137,7 +136,7 @@ def _run_round(
     plan: Plan, problems: Sequence[Problem], start: Vector, tapes: Tapes, replay: Tapes | None
 ) -> tuple[ServerState, RoundResult]:
     channels: Mapping[str, Any] = {
-        name: Recorded(mechanism, tapes[name], None if replay is None else replay[name])
+        name: RecordingMechanism(mechanism, tapes[name], None if replay is None else replay[name])
         for name, mechanism in plan.channels.items()
     }
     return next(iter(inprocess.rounds(replace(plan, channels=channels), problems, start)))
@@ -159,7 +158,9 @@ def _flaws(
     mean = to_values(tape.finished[0].vector, tape.finished[0].step / divisor, like=start)
     if not torch.equal(mean, seen.mean):
         flaws.append("the optimizer's mean is not the total over a public number")
-    if not torch.equal(start - _direction(plan, start, seen), state.params):
+    optimizer = plan.optimizer
+    direction = optimizer.update(seen.mean.clone(), optimizer.init(start), seen)[0]
+    if not torch.equal(start - direction, state.params):
         flaws.append("the step is not the optimizer's, of the mean that it was given")
     return flaws
 
@@ -171,8 +172,3 @@ def _sum(plan: Plan, tape: Tape, channel: str, clients: Sequence[int]) -> Vector
     for client, release in zip(clients, tape.releases, strict=True):
         add_weighted(total, release.vector.numpy(), cohort[client])
     return torch.from_numpy(total)
-
-
-def _direction(plan: Plan, start: Vector, seen: Aggregate) -> Vector:
-    optimizer = plan.optimizer
-    return optimizer.update(seen.mean.clone(), optimizer.init(start), seen)[0]

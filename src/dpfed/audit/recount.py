@@ -3,9 +3,9 @@
 
 The engine runs the recipe's rounds on made-up records, with mechanisms that note who is in which
 total, and how often noise was drawn. From these notes, and from how far a unit may move a sum, the
-price is computed a second time. Guarantee: neither the plan's tree of events nor a mechanism's own
-accounting is used, except how much correlated releases cost together (``worth``), so a fault there
-is not repeated here:
+cost is computed a second time. Guarantee: neither the plan's tree of events nor a mechanism's own
+accounting is used, except the sensitivity of correlated releases together
+(``squared_sensitivity``), so a fault there is not repeated here:
 
     replace-one              a row v instead of another row, at worst -v: 2 clip
     add-remove, zero-out     a row, or none: clip
@@ -13,8 +13,8 @@ is not repeated here:
                              a draw: their releases are one, of mu^2 = sum of (move / noise)^2
     records drawn            a draw for each release
 
-The price is PLD's for draws and the closed form for all else. How often clients are drawn is what
-the plan says, or what was seen if that is surely more.
+The cost is computed by PLD for draws, and by the closed form for all else. How often clients are
+drawn is what the plan says, or what was seen if that is surely more.
 
 | edge case                                       | what happens                                  |
 |-------------------------------------------------|-----------------------------------------------|
@@ -38,8 +38,8 @@ from scipy import stats
 
 from dpfed.accounting import gdp
 from dpfed.accounting.event_tree import GaussianRelease
-from dpfed.audit.finding import ERROR, Finding, Subject, judged, skipped
-from dpfed.core.randomness import Noise, Stream
+from dpfed.audit.finding import ERROR_PROBABILITY, Finding, Subject, judged, skipped
+from dpfed.core.randomness import Noise, public_seed
 from dpfed.core.sampling import Everyone
 from dpfed.core.types import (
     UPDATE,
@@ -49,16 +49,16 @@ from dpfed.core.types import (
     Release,
     Rows,
     State,
+    Stream,
     Total,
     Trust,
 )
-from dpfed.recipes.federation import public_seed
 from dpfed.training import inprocess
 from dpfed.training.plan import Plan
 
 NAME = "rounds"
 
-MOST_WORK = 4000
+MAX_CLIENT_ROUNDS = 4000
 """Clients times rounds that are run for the notes."""
 
 
@@ -80,7 +80,7 @@ class _Notes:
     totals: list[tuple[int, ...]] = field(default_factory=list)
 
 
-class _Noted:
+class _RecordingMechanism:
     """A mechanism that notes what it is asked for."""
 
     def __init__(self, inner: Mechanism, notes: dict[str, _Notes], name: str) -> None:
@@ -107,12 +107,14 @@ class _Noted:
 def recorded(target: Subject) -> tuple[RecordedRound, ...]:
     """Run the engine on made-up records, and note what it does in each round."""
     plan, notes = target.plan, dict[str, _Notes]()
-    channels: Mapping[str, Any] = {n: _Noted(m, notes, n) for n, m in plan.channels.items()}
+    channels: Mapping[str, Any] = {
+        n: _RecordingMechanism(m, notes, n) for n, m in plan.channels.items()
+    }
     # independent of the run's own draws, and of what other audits draw
     watched = replace(plan, channels=channels, noise=Noise(target.seed + 1))
     problems = [_made_up(problem) for problem in target.federation.problems]
     start = target.federation.model.initial(public_seed(target.recipe.seed, "model"))
-    most = max(3, int(MOST_WORK / max(1.0, plan.part_asked * len(problems))))
+    most = max(3, int(MAX_CLIENT_ROUNDS / max(1.0, plan.participation_rate * len(problems))))
     found: list[RecordedRound] = []
     notes.update({name: _Notes() for name in channels})
     for _ in inprocess.rounds(watched, problems, start):
@@ -141,7 +143,7 @@ def _round_of(plan: Plan, notes: Mapping[str, _Notes]) -> RecordedRound:
     return RecordedRound(cohorts, draws)
 
 
-# ----------------------------------------------------------------------------------- the price
+# ------------------------------------------------------------------------------------ the cost
 
 
 def movement(plan: Plan, channel: str) -> float:
@@ -161,11 +163,11 @@ def level(plan: Plan, channel: str) -> float:
 
 def is_drawn(plan: Plan) -> bool:
     """Whether units are drawn at random, so that no closed form holds."""
-    draws = (*(m.sampling for m in plan.channels.values()), plan.amplified)
+    draws = (*(m.sampling for m in plan.channels.values()), plan.amplification)
     return not all(isinstance(draw, Everyone) for draw in draws)
 
 
-def worth(plan: Plan, channel: str, releases: int) -> float:
+def squared_sensitivity(plan: Plan, channel: str, releases: int) -> float:
     """How many independent releases cost as much.
 
     Args:
@@ -174,11 +176,15 @@ def worth(plan: Plan, channel: str, releases: int) -> float:
         releases: how many releases, from the first one on; at least 0.
     """
     mechanism = plan.channels[channel]
-    return mechanism.worth(releases) if isinstance(mechanism, GaussianRelease) else float(releases)
+    return (
+        mechanism.squared_sensitivity(releases)
+        if isinstance(mechanism, GaussianRelease)
+        else float(releases)
+    )
 
 
 def mu_with(plan: Plan, noise: Mapping[str, float], moves: Mapping[str, float]) -> float:
-    """The mu of the whole run at these noise levels and movements, if nobody is drawn.
+    """The mu of the whole run at these noise levels and movements, without sampling.
 
     Args:
         plan: the plan of the run.
@@ -188,7 +194,8 @@ def mu_with(plan: Plan, noise: Mapping[str, float], moves: Mapping[str, float]) 
     if not all(noise.values()):
         return math.inf
     squares = [
-        worth(plan, name, plan.planned(name)) * (moves[name] / noise[name]) ** 2 for name in noise
+        squared_sensitivity(plan, name, plan.planned(name)) * (moves[name] / noise[name]) ** 2
+        for name in noise
     ]
     return math.sqrt(math.fsum(squares))
 
@@ -248,7 +255,7 @@ def _same_draw(plan: Plan, seen: tuple[RecordedRound, ...]) -> list[set[str]]:
     groups: list[set[str]] = []
     for name in plan.channels:
         for group in groups:
-            if all(_alike(each, name, other) for other in group for each in seen):
+            if all(_same_cohort(each, name, other) for other in group for each in seen):
                 group.add(name)
                 break
         else:
@@ -256,19 +263,22 @@ def _same_draw(plan: Plan, seen: tuple[RecordedRound, ...]) -> list[set[str]]:
     return groups
 
 
-def _alike(each: RecordedRound, one: str, other: str) -> bool:
+def _same_cohort(each: RecordedRound, one: str, other: str) -> bool:
+    """Whether two channels had the same clients in a round, or one of them had none."""
     cohorts = each.cohorts
     return one not in cohorts or other not in cohorts or cohorts[one] == cohorts[other]
 
 
 def _client_rate(plan: Plan, seen: tuple[RecordedRound, ...]) -> float:
     """The rate at which clients are drawn where that is claimed to hide them."""
-    stated = plan.amplified.rate
+    stated = plan.amplification.rate
     if stated == 1:
         return 1.0
     inside = sum(len(each.cohorts.get(UPDATE, ())) for each in seen)
     chances = sum(UPDATE in each.cohorts for each in seen) * len(plan.nominal)
-    surely = float(stats.beta.ppf(ERROR, inside, chances - inside + 1)) if inside else 0.0
+    surely = (
+        float(stats.beta.ppf(ERROR_PROBABILITY, inside, chances - inside + 1)) if inside else 0.0
+    )
     return max(stated, surely)
 
 
@@ -302,7 +312,7 @@ def claimed_mu(target: Subject) -> float:
 
 
 def recount(target: Subject) -> Finding:
-    """Compare what is claimed with the price of the cohorts and draws that an engine made."""
+    """Compare the claimed epsilon with the cost of the cohorts and draws that an engine made."""
     plan, seen = target.plan, recorded(target)
     if plan.open:
         return skipped(NAME, target.claimed, "nobody is listed, so that no cohorts can be counted")
@@ -318,7 +328,7 @@ def recount(target: Subject) -> Finding:
     epsilon = math.inf if more else epsilon_with(target) * (1 - _ROUNDING)
     groups = _same_draw(plan, seen)
     detail = "; ".join(more) or f"{len(seen)} rounds, {sum(counted.values())} noise draws"
-    if plan.amplified.rate < 1:
+    if plan.amplification.rate < 1:
         joined = ", ".join("+".join(sorted(group)) for group in groups)
         detail += f"; one draw of clients for {joined}"
     return judged(NAME, target.claimed, epsilon, "sees a draw counted twice", detail)

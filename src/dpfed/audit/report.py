@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed.audit.finding import Finding, Subject, Verdict
-from dpfed.core.extras import beside, needs
+from dpfed.core.extras import require_extra, skip_if_missing
 from dpfed.core.files import jsonable
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#888888"
-_FAR = 8  # times the claim: a longer bar ends at the edge
+_MAX_BAR_CLAIMS = 8  # times the claim: a longer bar ends at the edge
 _COLOURS = {Verdict.PASSED: BLUE, Verdict.FLAGGED: VERMILION, Verdict.SKIPPED: GREY}
 
 
@@ -48,9 +48,14 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     from rich.table import Table
 
     made = Table(
-        "audit", "claimed epsilon", "lower bound found", "power of this test", "verdict",
-        box=None, pad_edge=False,
-    )  # fmt: skip
+        "audit",
+        "claimed epsilon",
+        "lower bound found",
+        "power of this test",
+        "verdict",
+        box=None,
+        pad_edge=False,
+    )
     for each in findings:
         colour = {Verdict.FLAGGED: "bold red", Verdict.PASSED: "green"}.get(each.verdict, "dim")
         verdict = f"[{colour}]{each.verdict}[/]"
@@ -86,7 +91,7 @@ def write_findings(target: Subject, findings: Sequence[Finding], folder: Path) -
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(findings_json(target, findings), indent=2)
     (folder / "audit.json").write_text(text + "\n", encoding="utf-8")
-    with beside("pictures"):
+    with skip_if_missing("pictures"):
         figure(target, findings).savefig(folder / "audit.png", dpi=150)
     return folder
 
@@ -96,7 +101,7 @@ def write_findings(target: Subject, findings: Sequence[Finding], folder: Path) -
 
 def figure(target: Subject, findings: Sequence[Finding]) -> Figure:
     """Left: the lower bound found, and the claim. Right: the part of the noise that is flagged."""
-    with needs("plots", "a picture", "matplotlib"):
+    with require_extra("plots", "a picture", "matplotlib"):
         from matplotlib.figure import Figure
 
     made = Figure(figsize=(9.6, 1.9 + 0.5 * len(findings)), layout="constrained")
@@ -115,7 +120,9 @@ def figure(target: Subject, findings: Sequence[Finding]) -> Figure:
 
 def _draw_bounds(axes: Axes, findings: Sequence[Finding]) -> None:
     claimed = max(each.claimed for each in findings)
-    edge = 1.35 * max([claimed, *(e.found for e in findings if e.found < _FAR * claimed)])
+    edge = 1.35 * max(
+        [claimed, *(e.found for e in findings if e.found < _MAX_BAR_CLAIMS * claimed)]
+    )
     for place, each in enumerate(findings):
         shown = min(each.found, edge) if each.found > 0 else 0.0
         axes.barh(place, shown, 0.55, color=_COLOURS[each.verdict])
@@ -125,10 +132,15 @@ def _draw_bounds(axes: Axes, findings: Sequence[Finding]) -> None:
         inside = each.found > edge
         past = each.claimed if shown < each.claimed < shown + 0.16 * edge else shown
         axes.annotate(
-            _bound_words(each), (edge if inside else past, place), (-6 if inside else 6, 0),
-            textcoords="offset points", va="center", ha="right" if inside else "left", fontsize=8,
+            _bound_words(each),
+            (edge if inside else past, place),
+            (-6 if inside else 6, 0),
+            textcoords="offset points",
+            va="center",
+            ha="right" if inside else "left",
+            fontsize=8,
             color="white" if inside else "black",
-        )  # fmt: skip
+        )
     axes.set_xlim(0, edge)
     axes.set_xlabel("epsilon: lower bound found (bar), claimed (black line)", fontsize=9)
     _plain(axes)
@@ -149,10 +161,15 @@ def _draw_power(axes: Axes, findings: Sequence[Finding]) -> None:
         text = f"{each.sees:.3g}" if known else each.power
         close = known and each.sees > 0.8
         axes.annotate(
-            text, (each.sees if known else 0.0, place), (-6 if close else 6, 0),
-            textcoords="offset points", va="center", ha="right" if close else "left", fontsize=8,
+            text,
+            (each.sees if known else 0.0, place),
+            (-6 if close else 6, 0),
+            textcoords="offset points",
+            va="center",
+            ha="right" if close else "left",
+            fontsize=8,
             color="black" if known else GREY,
-        )  # fmt: skip
+        )
     axes.set_xlim(0, 1)
     axes.set_xlabel("part of the noise at which it would flag", fontsize=9)
     _plain(axes)

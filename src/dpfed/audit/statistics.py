@@ -35,7 +35,7 @@ from scipy import special, stats
 Floats: TypeAlias = NDArray[np.float64]
 Bits: TypeAlias = NDArray[np.bool_]
 
-_MOST = 60.0  # no audit can tell larger epsilons apart
+_MAX_EPSILON = 60.0  # no audit can tell larger epsilons apart
 
 
 def chance_of_at_least(right: int, trials: int, error: float) -> float:
@@ -183,7 +183,7 @@ def one_run_epsilon(right: int, guesses: int, coins: int, delta: float, error: f
     """
     if chance_of(right, guesses, coins, 0.0, delta) >= error:
         return 0.0
-    low, high = 0.0, _MOST
+    low, high = 0.0, _MAX_EPSILON
     for _ in range(50):
         middle = (low + high) / 2
         refuted = chance_of(right, guesses, coins, middle, delta) < error

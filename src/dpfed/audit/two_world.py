@@ -13,7 +13,8 @@ j lies along coordinate j, and a coin chooses its world. They give two bounds:
 The first has little power, since so few runs cannot show events with a delta of 1e-5. The second
 tests the mu that the claimed epsilon was computed from; it is stated as the epsilon of that mu.
 
-Guarantee: sound code is flagged with probability at most ERROR, half of it for each bound.
+Guarantee: sound code is flagged with probability at most ERROR_PROBABILITY, half of it for each
+bound.
 
 | edge case                                         | what happens                               |
 |---------------------------------------------------|--------------------------------------------|
@@ -35,9 +36,9 @@ import torch
 from scipy import special
 
 from dpfed.accounting import gdp
-from dpfed.audit.adversary_view import Call, calls, see
-from dpfed.audit.finding import ERROR, Finding, Subject, judged, skipped
-from dpfed.audit.recount import claimed_mu, is_drawn, level, movement, mu_with, worth
+from dpfed.audit.adversary_view import calls, see
+from dpfed.audit.finding import ERROR_PROBABILITY, Finding, Subject, judged, skipped
+from dpfed.audit.recount import claimed_mu, is_drawn, level, movement, mu_with, squared_sensitivity
 from dpfed.audit.statistics import Bits, Floats, epsilon_of, worlds_epsilon, worlds_mu
 from dpfed.core.randomness import Noise
 from dpfed.core.rows import Dense
@@ -45,8 +46,8 @@ from dpfed.core.types import UPDATE, Adjacency
 
 NAME = "two-world"
 
-_WIDTH = 256  # runs in one release
-_LONG = 4.0  # the norm of a row, in clips
+_RUNS_PER_RELEASE = 256  # runs in one release
+_ROW_NORM_CLIPS = 4.0  # the norm of a row, in clips
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +67,12 @@ def two_world(target: Subject) -> Finding:
     releases = plan.planned(UPDATE) if plan.update.independent else 1
     seen = worlds(target, releases, target.effort.pairs)
     claimed, mu = _claim(target, releases)
-    plain = worlds_epsilon(seen.inside, seen.outside, target.delta, ERROR / 2)
+    plain = worlds_epsilon(seen.inside, seen.outside, target.delta, ERROR_PROBABILITY / 2)
     runs = min(len(seen.inside), len(seen.outside))
     detail = f"{runs:,} runs of {releases} releases in each world; by counts alone {plain:.3f}"
     if is_drawn(plan):
         return judged(NAME, claimed, plain, "depends on the draw", detail)
-    curve = worlds_mu(seen.inside, seen.outside, seen.middle, ERROR / 2)
+    curve = worlds_mu(seen.inside, seen.outside, seen.middle, ERROR_PROBABILITY / 2)
     found = max(plain, gdp.epsilon_for(target.delta, curve))
     sees, alone = sees_by_curve(mu, runs), sees_by_counts(mu, runs, claimed, target.delta)
     power = f"sees {sees:.2f} of the noise"
@@ -88,7 +89,7 @@ def _claim(target: Subject, releases: int) -> tuple[float, float]:
         return target.claimed, math.nan
     noise = {name: level(plan, name) for name in plan.channels}
     moves = {name: movement(plan, name) for name in plan.channels}
-    part = math.sqrt(worth(plan, UPDATE, releases)) * moves[UPDATE] / noise[UPDATE]
+    part = math.sqrt(squared_sensitivity(plan, UPDATE, releases)) * moves[UPDATE] / noise[UPDATE]
     mu = claimed_mu(target) * part / mu_with(plan, noise, moves)
     return gdp.epsilon_for(target.delta, mu), mu
 
@@ -102,14 +103,15 @@ def worlds(target: Subject, releases: int, pairs: int) -> Worlds:
         pairs: about how many runs each world has.
     """
     plan, coins = target.plan, Noise(target.seed)
-    size = plan.client.channels[UPDATE].size or _WIDTH
+    size = plan.client.channels[UPDATE].size or _RUNS_PER_RELEASE
     batches = math.ceil(2 * pairs / size)
     keys = iter(calls(plan, UPDATE, batches * releases))
     sums, sides = [], []
     for batch in range(batches):
         side = (coins.stream("worlds", batch).words(size) & np.uint64(1)).astype(bool)
         rows = _rows(side, plan.update.clip, replaced=_replaces(target))
-        sums.append(sum(_along(target, rows, next(keys)) for _ in range(releases)))
+        seen = (see(plan, Dense(rows), len(rows), next(keys)) for _ in range(releases))
+        sums.append(sum(seen))
         sides.append(side)
     total, inside = np.concatenate(sums), np.concatenate(sides)
     middle = (
@@ -122,20 +124,16 @@ def _replaces(target: Subject) -> bool:
     return target.plan.update.adjacency is Adjacency.REPLACE_ONE
 
 
-def _along(target: Subject, rows: torch.Tensor, call: Call) -> Floats:
-    return see(target.plan, Dense(rows), len(rows), call)
-
-
 def _rows(side: Bits, clip: float, *, replaced: bool) -> torch.Tensor:
     """Row j lies along coordinate j; the other world has its negative, or zeros."""
     other = -1.0 if replaced else 0.0
     signs = torch.where(torch.from_numpy(side), 1.0, other)
-    return torch.diag(signs * (_LONG * clip))
+    return torch.diag(signs * (_ROW_NORM_CLIPS * clip))
 
 
 def sees_by_curve(mu: float, runs: int) -> float:
     """The largest part of the noise at which the bound of mu flags 19 times in 20."""
-    sure, often = -float(special.ndtri(ERROR / 8)), float(special.ndtri(0.95))
+    sure, often = -float(special.ndtri(ERROR_PROBABILITY / 8)), float(special.ndtri(0.95))
 
     def flags(part: float) -> bool:
         rate = float(special.ndtr(mu / part / 2))
@@ -155,7 +153,7 @@ def sees_by_counts(mu: float, runs: int, claimed: float, delta: float) -> float:
         claimed: the epsilon that is claimed.
         delta: its delta, from 0 to 1.
     """
-    sure, thresholds = -float(special.ndtri(ERROR / 8)), np.linspace(-1.0, 4.5, 56)
+    sure, thresholds = -float(special.ndtri(ERROR_PROBABILITY / 8)), np.linspace(-1.0, 4.5, 56)
 
     def flags(part: float) -> bool:
         return any(_bound(mu / part, float(z), runs / 2, sure, delta) > claimed for z in thresholds)

@@ -47,7 +47,7 @@ def audit_command(
     Args:
         recipe: a recipe's TOML file.
         overrides: ``key=value`` texts that change the recipe; None changes nothing.
-        only: names of the audits to run; None is all.
+        only: names of the audits to run; None means all.
         quick: take fewer samples, which takes seconds and finds less.
         seed: makes the audit's draws repeatable; None draws anew.
         out: the folder for the findings; None is runs/ and the file's name with -audit.

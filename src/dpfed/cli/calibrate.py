@@ -82,15 +82,15 @@ def calibrate_command(
         unit: whose presence is hidden.
         adjacency: what neighbouring data sets differ in; None is replace-one, of devices zero-out.
         trust: whether the server reads each reply, or only the sum.
-        survivors: the fewest clients in a sum that is opened, at least 1; None is all.
-        colluders: how many clients pool what they know; None is 1 under local trust, else 0.
-        units: how many units there are, to warn of a large delta; None is the clients if they are
-            the units, and no warning otherwise.
+        survivors: the fewest clients in a sum that is opened, at least 1; None means all.
+        colluders: how many clients pool what they know; None means 1 under local trust, else 0.
+        units: how many units there are, to warn of a large delta; None means the clients if they
+            are the units, and no warning otherwise.
         population: how many devices there are; None with clients.
         cohort: how many of them are asked in a round.
-        min_separation: the least rounds between two participations of a device; None is the most
-            that the cohorts leave room for.
-        at_most: how often a device takes part at most; None is as often as the rounds allow.
+        min_separation: minimum gap in rounds between two participations of a device; None means
+            the largest feasible.
+        at_most: how often a device takes part at most; None means as often as the rounds allow.
         as_json: print one JSON object instead of words.
     """
     if (clients is None) == (population is None) or (cohort is None) != (population is None):
@@ -99,50 +99,62 @@ def calibrate_command(
             f"and {cohort}; give one of them"
         )
     if population is not None and cohort is not None:
-        from dpfed.recipes.device_noise import device_noise
+        from dpfed.recipes.compare_mechanisms import compare_mechanisms
 
-        answer = device_noise(
-            epsilon=epsilon, delta=delta, rounds=rounds, population=population, cohort=cohort,
-            min_separation=min_separation, at_most=at_most,
+        found = compare_mechanisms(
+            epsilon=epsilon,
+            delta=delta,
+            rounds=rounds,
+            population=population,
+            cohort=cohort,
+            min_separation=min_separation,
+            at_most=at_most,
             adjacency=adjacency or Adjacency.ZERO_OUT,
-        )  # fmt: skip
+        )
         words = _compared
     else:
         from dpfed.recipes.noise_for import noise_for
 
-        answer = noise_for(
-            epsilon=epsilon, delta=delta, rounds=rounds, clients=clients or 0, unit=unit,
-            adjacency=adjacency or Adjacency.REPLACE_ONE, trust=trust, survivors=survivors,
-            colluders=colluders, units=units,
-        )  # fmt: skip
+        found = noise_for(
+            epsilon=epsilon,
+            delta=delta,
+            rounds=rounds,
+            clients=clients or 0,
+            unit=unit,
+            adjacency=adjacency or Adjacency.REPLACE_ONE,
+            trust=trust,
+            survivors=survivors,
+            colluders=colluders,
+            units=units,
+        )
         words = _in_words
-    for warning in answer["warnings"]:
+    for warning in found["warnings"]:
         typer.secho(f"warning: {warning}", err=True, fg=typer.colors.YELLOW)
-    typer.echo(json.dumps(answer) if as_json else words(answer))
+    typer.echo(json.dumps(found) if as_json else words(found))
 
 
-def _in_words(answer: dict[str, Any]) -> str:
+def _in_words(found: dict[str, Any]) -> str:
     figures = "\n".join(
-        f"{name:14} {answer[name]:.6g}" for name in ("sigma_g", "std_over_clip", "mu")
+        f"{name:14} {found[name]:.6g}" for name in ("sigma_g", "std_over_clip", "mu")
     )
-    return f"{figures}\n{answer['guarantee']}"
+    return f"{figures}\n{found['guarantee']}"
 
 
-def _compared(answer: dict[str, Any]) -> str:
+def _compared(found: dict[str, Any]) -> str:
     """A line for each kind of noise, which is least, and what all of them guarantee."""
-    limits = answer["participation"]
+    limits = found["participation"]
     lines = [
         f"{'noise':12} {'std / clip':>10} {'RMSE':>10} {'last':>10} {'vectors':>8}",
         *(
             f"{row['noise']:12} {row['std_over_clip']:10.4g} {row['rmse']:10.4g} "
             f"{row['last']:10.4g} {row['vectors']:8d}"
-            for row in answer["rows"]
+            for row in found["rows"]
         ),
         "RMSE and last: noise in sums of rounds over the clip, the mean one and that of all rounds",
-        f"least: {answer['least']} (of the last sum: {answer['least_last']})",
+        f"least: {found['least']} (of the last sum: {found['least_last']})",
         f"participation = {{min_separation = {limits['min_separation']}, at_most = "
         f"{limits['at_most']}}}; amplified instead needs a Poisson draw over a known population",
-        *(f"left out: {each}" for each in answer["left_out"]),
-        answer["guarantee"],
+        *(f"left out: {each}" for each in found["left_out"]),
+        found["guarantee"],
     ]
     return "\n".join(lines)

@@ -61,15 +61,15 @@ def check_data(
     given = {name: v for name, v in (("y", y), ("groups", groups), ("silo", silo)) if v is not None}
     found = 0
     for label, table, root, public in _tables(source, given):
-        from dpfed.recipes.federation import load_dataset
         from dpfed.recipes.schema import Recipe
+        from dpfed.recipes.screened import screened_dataset
 
-        dataset = load_dataset(Recipe(data=table), root, public)
+        dataset, screen = screened_dataset(Recipe(data=table), root, public)
         if skeleton:
             typer.echo("\n".join(_skeleton(dataset)))
             continue
-        typer.echo("\n".join([*([f"[data.{label}]"] if label else []), *_report(dataset)]))
-        findings = dataset.screen.findings() if dataset.screen else []
+        typer.echo("\n".join([*([f"[data.{label}]"] if label else []), *_report(dataset, screen)]))
+        findings = screen.findings()
         found += len(findings)
         for sentence in findings:
             typer.secho(f"look at: {sentence}", fg=typer.colors.YELLOW)
@@ -187,39 +187,43 @@ def _fetch(entry: PublicSet, folder: Path, origin: str | None) -> Path:
     from dpfed.data.catalogue import get
 
     shown = Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-        TextColumn("ETA"), TimeRemainingColumn(), console=Console(stderr=True),
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
     with shown:
         task = shown.add_task(entry.name, total=entry.size, visible=False)
         return get(
-            entry, folder, origin,
+            entry,
+            folder,
+            origin,
             lambda done, total: shown.update(task, completed=done, total=total, visible=True),
-        )  # fmt: skip
+        )
 
 
 # ----------------------------------------------------------------------------------------- words
 
 
 def screen_lines(load: DataRecipe, public: Public | None = None) -> list[str]:
-    """What an officer should look at in the records, before a training is approved."""
+    """What the owner should look at in the records before approving a training."""
     from dpfed.core.errors import DataError, MissingExtra
-    from dpfed.recipes.federation import load_dataset
     from dpfed.recipes.schema import Recipe
+    from dpfed.recipes.screened import screened_dataset
 
     try:
-        dataset = load_dataset(Recipe(data=load), None, public)
+        _, found = screened_dataset(Recipe(data=load), None, public)
     except (DataError, MissingExtra, OSError) as error:
-        return [f"the records cannot be looked at here: {error}"]
-    found = dataset.screen
-    if found is None:
-        return []
+        return [f"the records cannot be read here: {error}"]
     lost = [f"{found.lost}, as data.missing says"] if found.missing and found.lost else []
-    return [*found.findings(), *lost] or ["every record counts, and all is decided"]
+    return [*found.findings(), *lost] or ["every record is used; nothing to decide"]
 
 
-def _report(dataset: Dataset) -> Iterator[str]:
-    found, records = dataset.screen, dataset.train
+def _report(dataset: Dataset, found: Screen) -> Iterator[str]:
+    records = dataset.train
     total = len(records) + (0 if dataset.test is None else len(dataset.test))
     shape = "x".join(str(size) for size in records.x.shape[1:])
     labels = "numbers" if dataset.classes is None else f"{dataset.classes} classes"
@@ -227,12 +231,11 @@ def _report(dataset: Dataset) -> Iterator[str]:
     if dataset.table and dataset.table.words:
         yield _numbered(dataset.table.words)
     yield from _who(records)
-    if found is not None:
-        yield from _columns(found)
-        if found.missing == "fill" and found.incomplete:
-            yield f"{found.incomplete:,} records have a missing value, which is filled"
-        elif found.missing and found.lost:
-            yield f"{found.lost}, as data.missing = 'drop' says"
+    yield from _columns(found)
+    if found.missing == "fill" and found.incomplete:
+        yield f"{found.incomplete:,} records have a missing value, which is filled"
+    elif found.missing and found.lost:
+        yield f"{found.lost}, as data.missing = 'drop' says"
 
 
 def _numbered(words: Sequence[str]) -> str:
@@ -271,7 +274,7 @@ def _range(column: ColumnScreen) -> str:
 
 
 def _skeleton(dataset: Dataset) -> Iterator[str]:
-    """Names only: a range that was read from the records would be a release of its own."""
+    """A schema with column names only: ranges read from the records would leak them."""
     table = dataset.table
     yield "[data.schema]"
     for name in table.features if table else ():

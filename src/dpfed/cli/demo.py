@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpfed.accounting.attack_odds import of_100, read_odds
 from dpfed.accounting.gdp import check_epsilon
 from dpfed.accounting.guarantee import round_up
-from dpfed.core.extras import beside, needs
+from dpfed.core.extras import require_extra, skip_if_missing
 from dpfed.recipes.display import percent
-from dpfed.recipes.prepared import prepare
 from dpfed.recipes.result import BLUE, VERMILION, Result
-from dpfed.recipes.run import run_prepared
+from dpfed.recipes.run import run_session
 from dpfed.recipes.schema import parse
+from dpfed.recipes.session import prepare
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,19 +48,36 @@ class Run(NamedTuple):
 
 
 RUNS = (
-    Run(name="no-privacy", title="no privacy", seen="every gradient", colour="#555555",
-        privacy={"mechanism": "clear"}, sum={"name": "plain"}),
-    Run(name="local", title="local noise", seen="noisy messages", colour=VERMILION,
-        privacy={"trust": "local"}, sum={"name": "plain"}),
-    Run(name="secure-sum", title="secure sum", seen="the total alone", colour=BLUE,
+    Run(
+        name="no-privacy",
+        title="no privacy",
+        seen="every gradient",
+        colour="#555555",
+        privacy={"mechanism": "clear"},
+        sum={"name": "plain"},
+    ),
+    Run(
+        name="local",
+        title="local noise",
+        seen="noisy messages",
+        colour=VERMILION,
+        privacy={"trust": "local"},
+        sum={"name": "plain"},
+    ),
+    Run(
+        name="secure-sum",
+        title="secure sum",
+        seen="the total alone",
+        colour=BLUE,
         privacy={"trust": "distributed", "mechanism": "discrete_gaussian", "colluders": 1},
-        sum={"name": "secure", "survivors": 0.8}),
-)  # fmt: skip
+        sum={"name": "secure", "survivors": 0.8},
+    ),
+)
 
 Watch = Callable[[Run, dict[str, Any], int], None]
 
 
-class Played(NamedTuple):
+class FinishedRun(NamedTuple):
     """A run with its result."""
 
     run: Run
@@ -86,7 +103,7 @@ def tables(run: Run, epsilon: float) -> dict[str, Any]:
     }
 
 
-def play(out: Path, epsilon: float = 1.0, watch: Watch | None = None) -> list[Played]:
+def play(out: Path, epsilon: float = 1.0, watch: Watch | None = None) -> list[FinishedRun]:
     """Train three times, and write each run and the picture into ``out``.
 
     Args:
@@ -97,23 +114,23 @@ def play(out: Path, epsilon: float = 1.0, watch: Watch | None = None) -> list[Pl
     """
     check_epsilon(epsilon)  # now, since the first run has no epsilon and would not refuse
     results = [_train(run, out, epsilon, watch) for run in RUNS]
-    with beside("pictures"):
+    with skip_if_missing("pictures"):
         draw(results, epsilon).savefig(out / PICTURE, dpi=150)
     return results
 
 
-def _train(run: Run, out: Path, epsilon: float, watch: Watch | None) -> Played:
+def _train(run: Run, out: Path, epsilon: float, watch: Watch | None) -> FinishedRun:
     prepared = prepare(parse(tables(run, epsilon)))
     follow = None if watch is None else (lambda row, rounds: watch(run, row, rounds))
-    result = run_prepared(prepared, follow)
+    result = run_session(prepared, follow)
     result.save(out / run.name)
-    return Played(run, result, prepared.plan.update.std / prepared.plan.update.clip)
+    return FinishedRun(run, result, prepared.plan.update.std / prepared.plan.update.clip)
 
 
 # ---------------------------------------------------------------------------------- what is said
 
 
-def demo_table(played: Sequence[Played]) -> Table:
+def demo_table(played: Sequence[FinishedRun]) -> Table:
     """One line per run."""
     from rich.table import Table
 
@@ -128,13 +145,13 @@ def demo_table(played: Sequence[Played]) -> Table:
     return made
 
 
-def words(played: Sequence[Played], out: Path) -> Iterator[str]:
+def words(played: Sequence[FinishedRun], out: Path) -> Iterator[str]:
     """What the figures mean, where they come from, and what to try next."""
     first = played[0].result
     yield f"Data: {first.source}; accuracy {first.evaluation}. Noise is drawn anew in every run."
     yield ""
     for run, result, _ in played:
-        yield f"[bold]{run.title}[/]: {plainly(result)}"
+        yield f"[bold]{run.title}[/]: {attack_in_words(result)}"
         yield f"  {result.guarantee.sentence}"
     yield ""
     if (out / PICTURE).exists():  # not without the extra 'plots'
@@ -144,7 +161,7 @@ def words(played: Sequence[Played], out: Path) -> Iterator[str]:
         yield f"  {command:<44} {what}"
 
 
-def plainly(result: Result) -> str:
+def attack_in_words(result: Result) -> str:
     """The guarantee as the best that an attacker can do."""
     found = result.guarantee
     if math.isinf(found.epsilon):
@@ -171,9 +188,9 @@ def next_commands(out: Path) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------------------------ the picture
 
 
-def draw(played: Sequence[Played], epsilon: float) -> Figure:
+def draw(played: Sequence[FinishedRun], epsilon: float) -> Figure:
     """Accuracy by round, and beside it the noise that one silo adds."""
-    with needs("plots", "a picture", "matplotlib"):
+    with require_extra("plots", "a picture", "matplotlib"):
         from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.0, 4.8), layout="constrained")
@@ -186,7 +203,7 @@ def draw(played: Sequence[Played], epsilon: float) -> Figure:
     return figure
 
 
-def _curves(axes: Axes, played: Sequence[Played]) -> None:
+def _curves(axes: Axes, played: Sequence[FinishedRun]) -> None:
     for (run, result, _), style in zip(played, ("--", "-", "-"), strict=True):
         rows = [row for row in result.history if row["accuracy"] is not None]
         rounds, values = [row["round"] for row in rows], [100 * row["accuracy"] for row in rows]
@@ -200,7 +217,7 @@ def _curves(axes: Axes, played: Sequence[Played]) -> None:
     axes.grid(alpha=0.25)
 
 
-def _bars(axes: Axes, played: Sequence[Played]) -> None:
+def _bars(axes: Axes, played: Sequence[FinishedRun]) -> None:
     names = [each.run.title.replace(" ", "\n") for each in played]
     heights, colours = [each.noise for each in played], [each.run.colour for each in played]
     drawn = axes.bar(names, heights, color=colours, width=0.6)

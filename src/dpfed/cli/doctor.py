@@ -69,10 +69,10 @@ def check_all() -> Iterator[Line]:
 
 # ---------------------------------------------------------------------------------------- versions
 
-NEEDED = ("torch", "flwr", "dp-accounting", "cryptography")
-TRIED = {"flwr": ">=1.38,<1.43"}
+REQUIRED_PACKAGES = ("torch", "flwr", "dp-accounting", "cryptography")
+TESTED_VERSIONS = {"flwr": ">=1.38,<1.43"}
 """The tests pass with its ends (results/release); later ones may work."""
-ACROSS_HOSTS = ">=1.40"
+DEPLOYMENT_VERSIONS = ">=1.40"
 """The SuperNodes of an older Flower do not speak HTTP, which the scripts of a deployment use."""
 OPTIONAL = {
     "matplotlib": ("pictures of runs, audits and studies", "plots"),
@@ -86,7 +86,7 @@ OPTIONAL = {
 def packages() -> Iterator[Line]:
     """What dpfed is built on, compared with its own requirements."""
     bounds = requirements()
-    for name in NEEDED:
+    for name in REQUIRED_PACKAGES:
         yield package(name, bounds.get(name, ""))
     for name, (use, extra) in OPTIONAL.items():
         if _version(name) is None:
@@ -105,24 +105,26 @@ def package(name: str, bounds: str) -> Line:
         return Line(PROBLEM, name, f"missing; pip install '{wanted}'")
     if not SpecifierSet(bounds).contains(version, prereleases=True):
         return Line(PROBLEM, name, f"must be {bounds}, got {version}; pip install '{wanted}'")
-    tried = TRIED.get(name)
+    tried = TESTED_VERSIONS.get(name)
     if tried and not SpecifierSet(tried).contains(version, prereleases=True):
-        said = f"{version} is outside of {tried}, which dpfed has been tried with; if a run fails, "
-        return Line(WARNING, name, f"{said}pip install '{name}{tried}'")
+        said = f"{version} is outside of {tried}, the versions that dpfed is tested with"
+        return Line(WARNING, name, f"{said}; if a run fails, pip install '{name}{tried}'")
     if name == "flwr" and (said := simulations_only()):
         return Line(WARNING, name, said)
     return Line(OK, name, version)
 
 
 def simulations_only() -> str:
-    """Why this Flower cannot run a deployment of ours, with the way out; or nothing."""
+    """Why this version of Flower cannot run across hosts, and what to install; "" if it can."""
     from packaging.specifiers import SpecifierSet
 
     version = _version("flwr")
-    if version is None or SpecifierSet(ACROSS_HOSTS).contains(version, prereleases=True):
+    if version is None or SpecifierSet(DEPLOYMENT_VERSIONS).contains(version, prereleases=True):
         return ""
-    return (f"flwr must be {ACROSS_HOSTS} to run across hosts, got {version}, which is enough for "
-            f"simulations; pip install 'flwr{ACROSS_HOSTS}'")  # fmt: skip
+    return (
+        f"flwr must be {DEPLOYMENT_VERSIONS} to run across hosts, got {version}, which is enough "
+        f"for simulations; pip install 'flwr{DEPLOYMENT_VERSIONS}'"
+    )
 
 
 def requirements() -> dict[str, str]:
@@ -152,8 +154,8 @@ PORTS = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": "39091", "FLWR_LOCAL_CONTROL_API_
 def ports() -> Iterator[Line]:
     """Are the ports free that 'flwr run .' would take, or held by Flower itself?"""
     first, *_ = PORTS
-    if answers(os.environ.get(first, PORTS[first])):
-        yield Line(OK, "ports", "a local SuperLink of Flower's answers: 'flwr run' will use it")
+    if is_superlink(os.environ.get(first, PORTS[first])):
+        yield Line(OK, "ports", "a local SuperLink is running: 'flwr run' will use it")
         return
     for name, usual in PORTS.items():
         text = os.environ.get(name, usual)
@@ -181,8 +183,8 @@ def is_free(port: int) -> bool:
     return True
 
 
-def answers(port: str) -> bool:
-    """Whether a SuperLink is there; no proxy is used, since the address is loopback."""
+def is_superlink(port: str) -> bool:
+    """Whether a SuperLink listens on a local port; no proxy is used."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://127.0.0.1:{port}/health", timeout=1) as reply:
@@ -287,14 +289,14 @@ def silo() -> Iterator[Line]:
         yield Line(PROBLEM, "silo", str(error))
         return
     warnings = [line.removeprefix("warning: ") for line in lines if line.startswith("warning:")]
-    said = warnings[0] if warnings else f"{len(lines)} things verified: see 'dpfed silo check'"
+    said = warnings[0] if warnings else f"{len(lines)} checks passed: see 'dpfed silo check'"
     yield Line(WARNING if warnings else OK, "silo", said)
 
 
 def telemetry() -> Iterator[Line]:
     """Does Flower report how it is used?"""
     if os.environ.get("FLWR_TELEMETRY_ENABLED", "1") == "1":
-        said = "Flower reports its use to its makers; export FLWR_TELEMETRY_ENABLED=0 to stop it"
+        said = "Flower sends usage data to its makers; export FLWR_TELEMETRY_ENABLED=0 to stop it"
         yield Line(WARNING, "telemetry", said)
     else:
         yield Line(OK, "telemetry", "off")

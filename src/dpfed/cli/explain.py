@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One page that states what a run guarantees, for people who decide and did not run it.
 
-It is made of what ``dpfed run --out`` wrote (guarantee.json, recipe.toml), and of the ledger if
-the recipe names one. Nothing is trained; of the costs, each claim's is
-computed again from its own tree of events, and a claim below it is refused.
+It is made of what ``dpfed run --out`` wrote (guarantee.json, recipe.toml), and of the ledger if the
+recipe names one. Nothing is trained. Each claim's epsilon is computed again from its own tree of
+events, and a smaller claim is refused. The guarantee stands first, as one line with its assumptions
+below; guarantee.json has it as one sentence. The page is written as Markdown, and as HTML that
+loads nothing and runs no script.
 
 Guarantee: no figure is smaller than its bound; a run without a guarantee says so first.
 
@@ -22,20 +24,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from html import escape
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from dpfed.accounting.attack_odds import ALARMS, Reading, of_100, read_odds
-from dpfed.accounting.guarantee import GATED, Guarantee, round_up
-from dpfed.cli.explain_figures import AS_WRITTEN, PLURAL, refuse_other_figures, run_figures
-from dpfed.core.errors import RecipeError
-from dpfed.core.registry import build
+from dpfed.accounting.attack_odds import FALSE_ALARM_RATE, Reading, of_100, read_odds
+from dpfed.accounting.guarantee import GATED, Claim, Guarantee, epsilon_of, round_up
+from dpfed.core.errors import RecipeError, Unpriceable
+from dpfed.core.registry import build, installed_only
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.recipes import schema as recipes
+from dpfed.recipes.methods import markdown_table
 from dpfed.recipes.schema import Recipe
 
 
@@ -130,22 +135,28 @@ NEIGHBOURS = {
 
 
 def _nothing(material: StatementMaterial) -> Section:
-    return Section("No privacy is guaranteed", (
-        f"{material.guarantee.sentence} Nothing bounds what can be learned about a record from "
-        "this run or its model. Treat both as you treat the records themselves.",
-    ))  # fmt: skip
+    return Section(
+        "No privacy is guaranteed",
+        (
+            f"{material.guarantee.sentence} Nothing bounds what can be learned about a record from "
+            "this run or its model. Treat both as you treat the records themselves.",
+        ),
+    )
 
 
 def _protected(material: StatementMaterial) -> Section:
     found = material.guarantee
     unit = UNITS[found.unit]
     differ = NEIGHBOURS[found.adjacency].format(unit=unit)
-    return Section("What is protected", (
-        f"The presence and content of {unit}. The guarantee compares two collections of data that "
-        f"differ in {differ} ({found.adjacency}): whatever is seen of the training is almost "
-        "as likely under the one as under the other, whatever all other records are and whatever "
-        "the reader knows.",
-    ))  # fmt: skip
+    return Section(
+        "What is protected",
+        (
+            f"The presence and content of {unit}. The guarantee compares two collections of data "
+            f"that differ in {differ} ({found.adjacency}): whatever is seen of the training is "
+            "almost as likely under the one as under the other, whatever all other records are and "
+            "whatever the reader knows.",
+        ),
+    )
 
 
 def _against(material: StatementMaterial) -> Section:
@@ -153,30 +164,42 @@ def _against(material: StatementMaterial) -> Section:
     rows = []
     for claim in found.claims:
         reading = read_odds(claim, found.trust)
-        rows.append((
-            _capital(claim.adversary), round_up(claim.epsilon), round_up(claim.delta),
-            f"at most {of_100(reading.right)}", f"at most {of_100(reading.found)}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                claim.adversary[:1].upper() + claim.adversary[1:],
+                round_up(claim.epsilon),
+                round_up(claim.delta),
+                f"at most {of_100(reading.right)}",
+                f"at most {of_100(reading.found)}",
+            )
+        )
     head = (
-        "against", "epsilon", "delta", "right guesses of 100 (chance: 50)",
-        f"found of 100, at {ALARMS:.0%} false alarms (chance: {100 * ALARMS:g})",
-    )  # fmt: skip
+        "against",
+        "epsilon",
+        "delta",
+        "right guesses of 100 (chance: 50)",
+        f"found of 100, at {FALSE_ALARM_RATE:.0%} false alarms "
+        f"(chance: {100 * FALSE_ALARM_RATE:g})",
+    )
     return Section("Against whom, and how strongly", (TextTable(head, tuple(rows)),))
 
 
 def _meaning(material: StatementMaterial) -> Section:
     found = material.guarantee
     strongest = max(found.claims, key=lambda claim: claim.epsilon)
-    return Section("What epsilon means here", (
-        game(read_odds(strongest, found.trust), found.adjacency, UNITS[found.unit]),
-        f"This holds for every attack, also future ones, with any side knowledge and any computing "
-        f"power that does not break {_ciphers(found.trust)}. Figures are rounded up. Epsilon "
-        f"{round_up(strongest.epsilon)} itself says: whatever is seen is at most "
-        f"{_factor(strongest.epsilon)} times as likely under the one collection as under the "
-        f"other, plus a chance of {round_up(strongest.delta)} (delta). What is true of the "
-        f"population, and would be learned without {UNITS[found.unit]} as well, is not hidden: "
-        f"that is what training is for.",
-    ))  # fmt: skip
+    return Section(
+        "What epsilon means here",
+        (
+            game(read_odds(strongest, found.trust), found.adjacency, UNITS[found.unit]),
+            f"This holds for every attack, also future ones, with any side knowledge and any "
+            f"computing power that does not break {_ciphers(found.trust)}. Figures are rounded up. "
+            f"Epsilon {round_up(strongest.epsilon)} itself says: whatever is seen is at most "
+            f"{_factor(strongest.epsilon)} times as likely under the one collection as under the "
+            f"other, plus a chance of {round_up(strongest.delta)} (delta). What is true of the "
+            f"population, and would be learned without {UNITS[found.unit]} as well, is not hidden: "
+            f"that is what training is for.",
+        ),
+    )
 
 
 def game(reading: Reading, adjacency: Adjacency, unit: str) -> str:
@@ -243,12 +266,13 @@ def _rests_on(material: StatementMaterial) -> Section:
 
 
 def _kept(material: StatementMaterial) -> str:
-    """Whether noise is kept, and by whom: correlated noise goes on from that of earlier rounds."""
+    """Whether noise is stored, and by whom: correlated noise depends on that of earlier rounds."""
     found, recipe = material.guarantee, material.recipe
     correlated = found.correlated
     if "correlated" not in material.contents:  # an earlier version's file did not say
         mechanism = "tree" if recipe is None else recipe.privacy.mechanism
-        correlated = not build("mechanisms", mechanism, {}).independent
+        with installed_only():  # who reads a statement did not choose what its recipe names
+            correlated = not build("mechanisms", mechanism, {}).independent
     if not correlated:
         return "both are new for each release, and neither is kept."
     keeper = "the server" if found.trust is Trust.CENTRAL else "each participant"
@@ -282,7 +306,7 @@ def _trust(material: StatementMaterial) -> Iterable[str]:
 
 
 def _asked(material: StatementMaterial) -> str:
-    """Who sees to it that no more is asked than was accounted for; files of 0.1 have no count."""
+    """Who limits the number of releases to what was accounted for; files of 0.1 do not say."""
     if "budgeted" in material.contents:
         return (
             "and the server is not trusted to ask no more often: each participant counts its "
@@ -308,12 +332,12 @@ def _clients(count: int) -> str:
 
 # --------------------------------------------------------------------------------- who took part
 
-MOST_ROWS = 40
+MAX_TABLE_ROWS = 40
 """Participants, or runs of rounds, beyond which a page has numbers and no table."""
 
 
 def _who_took_part(material: StatementMaterial) -> list[Section]:
-    """By the totals of the rounds; nothing but the plan's numbers where the draw is secret."""
+    """Who is in the rounds' totals; only the plan's numbers where the client draw is secret."""
     found = material.contents.get("answered")
     if not isinstance(found, dict) or not found:  # a file of 0.2, or an open population
         return []
@@ -326,10 +350,10 @@ def _who_took_part(material: StatementMaterial) -> list[Section]:
         return [Section("Who took part", (said,))]
     blocks: list[Block] = [_took_part(found, material.guarantee)]
     told, rounds = found.get("rounds_of", {}), found.get("rounds", [])
-    if len(told) <= MOST_ROWS and told:
+    if len(told) <= MAX_TABLE_ROWS and told:
         head = ("participant", f"rounds answered, of {material.guarantee.rounds}")
         blocks.append(TextTable(head, tuple((str(n), str(k)) for n, k in told.items())))
-    if 1 < len(rounds) <= MOST_ROWS:
+    if 1 < len(rounds) <= MAX_TABLE_ROWS:
         blocks.append([_in_rounds(each, int(found["planned"])) for each in rounds])
     named = "Names are the roster's, by" if found.get("roster") else "They are called by"
     blocks.append(
@@ -369,22 +393,33 @@ def _all_runs(material: StatementMaterial) -> Section:
     path, dataset = _where(material)
     enforced = material.guarantee.enforced
     if path is None and enforced == GATED:
-        return Section(title, (
-            "The figures above are for this run alone. Each participant's own process entered its "
-            "releases in its own ledger before they left, under a budget that the data's owner "
-            "declared for all runs. This folder does not have these ledgers: each participant "
-            "knows its own data's total (dpfed ledger show).",
-        ))  # fmt: skip
+        return Section(
+            title,
+            (
+                "The figures above are for this run alone. Each participant's own process entered "
+                "its releases in its own ledger before they left, under a budget that the data's "
+                "owner declared for all runs. This folder does not have these ledgers: each "
+                "participant knows its own data's total (dpfed ledger show).",
+            ),
+        )
     if path is None and (enforced or material.recipe is None):  # no run of one process
-        return Section(title, (
-            "The figures above are for this run alone. Whether participants keep a ledger, this "
-            "folder does not say: each of them knows its own data's total (dpfed ledger show).",
-        ))  # fmt: skip
+        return Section(
+            title,
+            (
+                "The figures above are for this run alone. Whether participants keep a ledger, "
+                "this folder does not say: each of them knows its own data's total "
+                "(dpfed ledger show).",
+            ),
+        )
     if path is None:
-        return Section(title, (
-            "This run kept no ledger, so the figures above are for this run alone. Every further "
-            "run on the same records adds to them; a [ledger] in the recipe keeps the total.",
-        ))  # fmt: skip
+        return Section(
+            title,
+            (
+                "This run kept no ledger, so the figures above are for this run alone. Every "
+                "further run on the same records adds to them; a [ledger] in the recipe "
+                "keeps the total.",
+            ),
+        )
     if not path.exists():
         said = f"The ledger {path} is not on this machine: ask its owner for the total."
         return Section(title, (said,))
@@ -395,17 +430,20 @@ def _all_runs(material: StatementMaterial) -> Section:
         said = f"The ledger {path.name} does not have this run: its totals are below the run's own."
         return Section(title, (f"{said} Ask whoever keeps the run's ledger for the total.",))
     head = ("data set", "guarantee", "runs", "epsilon so far", "delta", "budget")
-    return Section(title, (
-        f"The ledger {path.name} was verified row by row. Where participants divide a data set, "
-        "the line is the most exposed one's.",
-        TextTable(head, tuple(rows)),
-        "What is spent and what is left do not add up to the budget: squares of mu add up, and "
-        "epsilon does not.",
-    ))  # fmt: skip
+    return Section(
+        title,
+        (
+            f"The ledger {path.name} was verified row by row. Where participants divide a data "
+            "set, the line is the most exposed one's.",
+            TextTable(head, tuple(rows)),
+            "What is spent and what is left do not add up to the budget: squares of mu add up, and "
+            "epsilon does not.",
+        ),
+    )
 
 
 def _lacks(rows: list[tuple[str, ...]], own: Guarantee) -> bool:
-    """Whether no line can contain the run: each is below it, at a delta that is no larger."""
+    """Whether the ledger cannot have this run: each total is below it, at no larger a delta."""
     epsilon, delta = float(round_up(own.epsilon)), float(round_up(own.delta))
     bounded = [row for row in rows if row[3] != "no bound"]
     lower = all(float(row[3]) < epsilon and float(row[4]) <= delta for row in bounded)
@@ -413,7 +451,7 @@ def _lacks(rows: list[tuple[str, ...]], own: Guarantee) -> bool:
 
 
 def _where(material: StatementMaterial) -> tuple[Path | None, str | None]:
-    """The ledger's file, and the one name in it that is asked for."""
+    """The ledger's file, and the data set in it that the recipe names."""
     from dpfed.core.environment import ledger_path
 
     if material.ledger is not None:
@@ -426,13 +464,13 @@ def _where(material: StatementMaterial) -> tuple[Path | None, str | None]:
 
 
 def totals(path: Path, dataset: str | None, delta: float) -> list[tuple[str, ...]]:
-    """Per data set: what its budget is stated for, the number of runs, and their epsilon so.
+    """Per data set: what its budget is stated for, the number of runs, and their epsilon.
 
     Without a budget there is a row for each guarantee that was given; all releases count in each.
 
     Args:
         path: the ledger's file; one that was tampered with is refused.
-        dataset: the data set that is asked for, by any of its names; None is all.
+        dataset: the data set that is asked for, by any of its names; None means all.
         delta: at which epsilon is stated where no budget states a delta.
     """
     from dpfed.accounting.ledger.conversions import LedgerKey
@@ -497,7 +535,7 @@ def _evaluation(material: StatementMaterial) -> str:
 
 
 def _about(material: StatementMaterial) -> Section:
-    from dpfed import __version__
+    from dpfed._version import VERSION
 
     recipe, contents = material.recipe, material.contents
     lines = [f"Data: {contents.get('data', 'not noted')}."]
@@ -510,13 +548,184 @@ def _about(material: StatementMaterial) -> Section:
     if contents.get("stopped"):
         lines.append(f"It was stopped early: {_sentence(contents['stopped'])}")
     files = "guarantee.json" if recipe is None else "guarantee.json and recipe.toml"
-    stated = f"Stated by dpfed {__version__} from {files} of the run, {AS_WRITTEN}"
+    stated = f"Stated by dpfed {VERSION} from {files} of the run, {AS_WRITTEN}"
     return Section("The run", ([*lines, stated],))
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _sentence(text: str) -> str:
     return text if text.endswith(".") else f"{text}."
+
+
+# -------------------------------------------------------------------------------- the run's figures
+
+AS_WRITTEN = (
+    "as whoever ran it wrote them: only that no epsilon is below the cost of the events beside "
+    "it was computed again. What a participant itself "
+)
+AS_WRITTEN += "released is in its own ledger (dpfed ledger show, verify) and its gate's log."
+_PAIR = re.compile(r"\([^()]+, [^()]+\)-DP")
+PLURAL = {Unit.RECORD: "records", Unit.GROUP: "persons", Unit.CLIENT: "participants"}
+
+
+def run_figures(contents: Mapping[str, Any], found: Guarantee) -> Iterator[str]:
+    """Accuracy, participants, rounds and dates; files of earlier versions have none of them."""
+    if contents.get("accuracy") is not None:
+        yield f"Accuracy: {100 * float(contents['accuracy']):.1f} % at the end."
+    if contents.get("participants"):
+        units = f"{float(contents.get('units') or 0):,.0f} {PLURAL[found.unit]}"
+        private = found.adjacency is Adjacency.ADD_REMOVE
+        known = "a nominal number, since the true one is private" if private else "a public number"
+        planned, told = int(contents["participants"]), contents.get("answered")
+        took = told.get("took_part", planned) if isinstance(told, Mapping) else planned
+        few = "" if took == planned else f"{took} took part, of "
+        counted = "" if found.unit is Unit.CLIENT else f", with {units} in all ({known})"
+        yield f"Participants: {few}{planned}{counted}."
+    if contents.get("rounds_asked"):
+        wasted = contents.get("wasted_attempts") or 0
+        lost = f"{wasted} attempts brought no total and were paid for" if wasted else "none wasted"
+        yield f"Rounds: {found.rounds} played of {contents['rounds_asked']} asked for; {lost}."
+    for word, key in (("Began", "started"), ("Ended", "finished")):
+        if contents.get(key):
+            yield f"{word}: {str(contents[key]).replace('T', ' ')[:16]} UTC."
+
+
+def refuse_other_figures(contents: Mapping[str, Any], found: Guarantee) -> None:
+    """Refuse a file whose sentence and claims differ, or whose claims are below their events."""
+    said = _PAIR.findall(str(contents.get("sentence", found.sentence)))
+    if said != (stated := _PAIR.findall(found.sentence)):
+        raise RecipeError(
+            f"guarantee.json's sentence says {' and '.join(said) or 'nothing'}, and its claims "
+            f"{' and '.join(stated) or 'nothing'}; ask for the file as dpfed wrote it"
+        )
+    for claim in found.claims:
+        again = _computed_again(claim, found.adjacency)
+        if again > claim.epsilon * (1 + _TOLERANCE):
+            raise RecipeError(
+                f"guarantee.json claims epsilon {claim.epsilon:g} against {claim.adversary}, and "
+                f"the events beside it cost {again:g}; ask for the file as dpfed wrote it"
+            )
+
+
+_TOLERANCE = 1e-6
+
+
+def _computed_again(claim: Claim, adjacency: Adjacency) -> float:
+    """The epsilon of a claim's own events; 0 where it has none, as in files of version 0.2."""
+    if not claim.event:
+        return 0.0
+    try:
+        return epsilon_of(claim.event, claim.delta - claim.delta_reserved, adjacency)[0]
+    except (Unpriceable, KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise RecipeError(
+            f"guarantee.json has events that cannot be accounted for ({error}); ask for the file "
+            f"as dpfed wrote it"
+        ) from error
+
+
+# --------------------------------------------------------------------- the files: HTML and Markdown
+
+
+def html(material: StatementMaterial) -> str:
+    """The whole page."""
+    title = f"Privacy statement: {material.name}"
+    body = "".join(map(_section, sections(material)))
+    found = material.guarantee
+    quoted = f"<blockquote>{escape(found.summary)}</blockquote>{_block(found.assumptions)}"
+    style = style_of("dpfed.cli", "statement.css")
+    return html_page(title, f"<h1>{escape(title)}</h1>\n{quoted}\n{body}", style)
+
+
+def _section(section: Section) -> str:
+    blocks = "".join(map(_block, section.blocks))
+    return f"<section><h2>{escape(section.title)}</h2>{blocks}</section>\n"
+
+
+def _block(block: Block) -> str:
+    if isinstance(block, str):
+        return f"<p>{escape(block)}</p>"
+    if isinstance(block, TextTable):
+        return _table(block)
+    return f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in block)}</ul>"
+
+
+def _table(table: TextTable) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.head)
+    rows = "".join(f"<tr>{_cells(table.head, row)}</tr>" for row in table.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _cells(head: tuple[str, ...], row: tuple[str, ...]) -> str:
+    pairs = zip(head, row, strict=True)
+    return "".join(
+        f'<td{_short(text)} data-label="{escape(name)}"><span>{escape(text)}</span></td>'
+        for name, text in pairs
+    )
+
+
+def _short(text: str) -> str:
+    """The class of short texts, such as figures, which must not wrap."""
+    return ' class="short"' if len(text) < 16 else ""
+
+
+# -------------------------------------------------------------------------------------- Markdown
+
+
+def markdown(material: StatementMaterial) -> str:
+    """The page as Markdown."""
+    found = material.guarantee
+    lines = [f"# Privacy statement: {material.name}", "", f"> {found.summary}", ""]
+    lines += [*(f"- {each}" for each in found.assumptions), ""]
+    for section in sections(material):
+        lines += [f"## {section.title}", ""]
+        for block in section.blocks:
+            lines += [*_markdown_block(block), ""]
+    return "\n".join(lines)
+
+
+def _markdown_block(block: Block) -> list[str]:
+    if isinstance(block, str):
+        return [block]
+    if isinstance(block, TextTable):
+        return markdown_table(block.head, block.rows)
+    return [f"- {each}" for each in block]
+
+
+def write_statement(folder: Path, out: Path, ledger: Path | None = None) -> tuple[Path, Path]:
+    """Write statement.md and statement.html; returns their paths.
+
+    Args:
+        folder: the run's, with guarantee.json and, if there is one, recipe.toml.
+        out: the folder for both files; made if missing.
+        ledger: a ledger's file to sum up as a whole; None means the data set that the recipe names.
+    """
+    material = gather_statement(folder, ledger)
+    out.mkdir(parents=True, exist_ok=True)
+    text, page = out / "statement.md", out / "statement.html"
+    text.write_text(markdown(material), encoding="utf-8")
+    page.write_text(html(material), encoding="utf-8")
+    return text, page
+
+
+# -------------------------------------------------------------------------------- any page
+
+
+def html_page(title: str, body: str, style: str) -> str:
+    """One HTML page without other files: it has no script and loads nothing.
+
+    Args:
+        title: what the browser shows; a text, not HTML.
+        body: the HTML inside of ``<body>``.
+        style: what the page adds to the common style.
+    """
+    common = style_of("dpfed.cli", "page.css")
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{common}{style}</style>\n</head>\n<body>\n"
+        f"{body}\n</body>\n</html>\n"
+    )
+
+
+def style_of(package: str, name: str) -> str:
+    """A style sheet that comes with a package."""
+    return resources.files(package).joinpath(name).read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ from dpfed.accounting.ledger.conversions import Server
 from dpfed.core.types import Adjacency, Unit
 
 if TYPE_CHECKING:
-    from dpfed.accounting.ledger.balance import AccountTotal, Balance, Usage
+    from dpfed.accounting.ledger.balance import AccountTotal, Balance, Entries
     from dpfed.accounting.ledger.conversions import LedgerKey
     from dpfed.accounting.ledger.ledger import Ledger
 
@@ -90,28 +90,41 @@ def _figures(balance: Balance, delta: float, *, every: bool) -> Iterator[Figures
     for total in balance.totals(delta, every=every):
         yield from _runs(balance, total, every=every)
         yield {
-            **_names(balance, total.key), "run": "all", "channel": "all", "clients": total.clients,
-            "releases": total.releases, "unconfirmed": total.open,
-            "epsilon": total.epsilon, "delta": total.delta, "unbounded": total.unbounded,
-            "budget": total.budget.epsilon if total.budget else None, "left": total.left,
-        }  # fmt: skip
+            **_names(balance, total.key),
+            "run": "all",
+            "channel": "all",
+            "clients": total.clients,
+            "releases": total.releases,
+            "unconfirmed": total.open,
+            "epsilon": total.epsilon,
+            "delta": total.delta,
+            "unbounded": total.unbounded,
+            "budget": total.budget.epsilon if total.budget else None,
+            "left": total.left,
+        }
 
 
 def _runs(balance: Balance, total: AccountTotal, *, every: bool) -> Iterator[Figures]:
     """A line per run and channel, in the terms of the run's own guarantee."""
-    lines: dict[tuple[LedgerKey, str, str], list[Usage]] = {}
-    for (key, training, _, channel), usage in balance.usage.items():
+    lines: dict[tuple[LedgerKey, str, str], list[Entries]] = {}
+    for (key, training, _, channel), usage in balance.entries.items():
         own = key if every else key._replace(dataset=key.base)
         if own.dataset == total.key.dataset and (total.budget or own == total.key):
             lines.setdefault((own, training, channel), []).append(usage)
     for (own, training, channel), used in lines.items():
         yield {
-            **_names(balance, own), "run": training, "channel": channel, "clients": len(used),
+            **_names(balance, own),
+            "run": training,
+            "channel": channel,
+            "clients": len(used),
             "releases": max(each.releases for each in used),
             "unconfirmed": sum(each.open for each in used),
             "epsilon": max(each.cost.epsilon(total.delta, own.adjacency) for each in used),
-            "delta": total.delta, "unbounded": "", "budget": None, "left": None,
-        }  # fmt: skip
+            "delta": total.delta,
+            "unbounded": "",
+            "budget": None,
+            "left": None,
+        }
 
 
 def _names(balance: Balance, key: LedgerKey) -> Figures:
@@ -124,15 +137,26 @@ def _print(found: list[Figures]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from dpfed.accounting.guarantee import round_up
+
     table = Table(
-        "data set", "guarantee", "run", "channel", "releases", "unconfirmed", "epsilon", "budget",
-        "left for one more run", box=None, pad_edge=False,
-    )  # fmt: skip
+        "data set",
+        "guarantee",
+        "run",
+        "channel",
+        "releases",
+        "unconfirmed",
+        "epsilon",
+        "budget",
+        "left for one more run",
+        box=None,
+        pad_edge=False,
+    )
     for row in found:
         kind = f"{row['unit']}, {row['adjacency']}, {row['against']}, delta {row['delta']:g}"
         style = "bold" if row["run"] == "all" else None
         counts = (str(row["releases"]), str(row["unconfirmed"]))
-        spent = "no bound" if row["unbounded"] else _up(row["epsilon"])
+        spent = "no bound" if row["unbounded"] else round_up(row["epsilon"])
         figures = (spent, _down(row["budget"]), _down(row["left"]))
         also = f" (also {', '.join(row['also'])})" if row["also"] else ""
         names = (f"{row['dataset']}{also}", kind, row["run"], row["channel"])
@@ -143,12 +167,6 @@ def _print(found: list[Figures]) -> None:
             "epsilon and what is left do not add up to the budget: squares of mu add up, and "
             "epsilon does not"
         )
-
-
-def _up(value: float) -> str:
-    from dpfed.accounting.guarantee import round_up
-
-    return round_up(value)
 
 
 def _down(value: float | None) -> str:
@@ -268,12 +286,15 @@ def budget(
     from dpfed.accounting.ledger.conversions import LedgerKey
 
     key = LedgerKey(
-        dataset=name, unit=unit, adjacency=adjacency, adversary=_adversary(adversary),
+        dataset=name,
+        unit=unit,
+        adjacency=adjacency,
+        adversary=_adversary(adversary),
         colluders=_colluders(colluders),
-    )  # fmt: skip
+    )
     asked = Budget(epsilon, delta, keeps_person)
     opened = _open(ledger, create=True)
-    before = opened.account(name)
+    before = opened.budgets_of(name)
     opened.declare(key, asked)
     earlier = [str(b) if k == key else f"{b} for {k}" for k, b in before.items()]
     typer.echo(f"{key}: budget {asked}{', before '.join(['', *earlier])}")

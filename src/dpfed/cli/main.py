@@ -11,11 +11,13 @@ import json
 import math
 import re
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
+from typer.core import TyperGroup
 
 from dpfed.cli.audit import audit_command
 from dpfed.cli.calibrate import calibrate_command
@@ -26,14 +28,49 @@ from dpfed.cli.ledger import ledger_app
 from dpfed.cli.methods import methods
 from dpfed.cli.silo import silo_app
 from dpfed.cli.start import demo, doctor, explain, new
-from dpfed.core.errors import DpfedError, RecipeError
+from dpfed.core.errors import DpfedError, MissingExtra, RecipeError, as_sentence
+from dpfed.core.extras import require_extra
 from dpfed.core.log import shown
 from dpfed.recipes.display import bar, percent
 
 if TYPE_CHECKING:
     from dpfed.recipes.result import Result
 
-app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False)
+LAB = {
+    "sweep": "Search settings for every method of a study on training records, then run it.",
+    "reproduce": "Reproduce a paper's table with one command, at settings that were found earlier.",
+    "report": "Write tables, figures and an HTML page from a study's runs; nothing is run.",
+    "leaderboard": "Write all studies' final runs on one page: method, data set, epsilon, trust.",
+}
+"""The commands of the distribution dpfed-lab, shown in the help whether or not it is installed."""
+
+
+class _Commands(TyperGroup):
+    """dpfed's own commands, and the four of dpfed-lab, which are loaded when one of them is typed.
+
+    No other command loads the entry points of a package: a gate runs the code of dpfed alone.
+    """
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, (_of_the_lab(name) if name in LAB else None) or command, rest
+
+
+def _of_the_lab(name: str) -> click.Command | None:
+    """A command by its entry point; None if the lab is not installed."""
+    for found in entry_points(group="dpfed.commands", name=name):
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        with require_extra("lab", f"'dpfed {name}'", "dpfed-lab"):
+            alone.command(name)(found.load())
+        return typer.main.get_command(alone)
+    return None
+
+
+app = typer.Typer(
+    cls=_Commands, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False
+)
 START, TRAIN, COMPARE, OPERATE = "Start", "Train and account", "Compare", "Operate"
 
 for first in (demo, new, doctor):  # panels and commands are shown in the order of this file
@@ -51,9 +88,9 @@ def root(
 ) -> None:
     """Train one model across silos that never share data, with an exact privacy guarantee."""
     if version:
-        from dpfed import __version__
+        from dpfed._version import VERSION
 
-        typer.echo(__version__)
+        typer.echo(VERSION)
         raise typer.Exit
 
 
@@ -162,10 +199,16 @@ def run_command(
     planned = resolve(source, seed, changes, {})
     with View(planned.name, planned.privacy.epsilon, quiet) as view:
         result = run_recipe(
-            source, seed=seed, out=folder, overrides=changes, engine=engine,
-            resume=folder / "checkpoint" if resume else None, watch=view, sinks=sinks or (),
+            source,
+            seed=seed,
+            out=folder,
+            overrides=changes,
+            engine=engine,
+            resume=folder / "checkpoint" if resume else None,
+            watch=view,
+            sinks=sinks or (),
             overwrite=overwrite,
-        )  # fmt: skip
+        )
     _report(result, folder)
 
 
@@ -189,7 +232,7 @@ def _source(
 
 def _report(result: Result, folder: Path) -> None:
     for warning in result.warnings:
-        _warn(warning)
+        typer.secho(f"warning: {warning}", err=True, fg=typer.colors.YELLOW)
     for words in filter(None, (result.divided, result.rows)):
         typer.echo(words)
     if not math.isnan(result.accuracy):
@@ -198,142 +241,24 @@ def _report(result: Result, folder: Path) -> None:
     typer.echo(f"results in {folder}/")
 
 
-def _warn(message: str) -> None:
-    typer.secho(f"warning: {message}", err=True, fg=typer.colors.YELLOW)
+# --------------------------------------------------------------------------- commands of dpfed-lab
 
 
-# --------------------------------------------------------------------------------------- studies
-
-Workers = Annotated[int | None, typer.Option(help="Processes. Default: one per core.", min=1)]
-
-
-@app.command(rich_help_panel=COMPARE)
-def sweep(
-    study: Annotated[str, typer.Argument(help="A study in TOML, or the name of a built-in one.")],
-    out: Annotated[Path | None, typer.Option(help="Folder. Default: runs/<study>.")] = None,
-    workers: Workers = None,
-) -> None:
-    """Search settings for every method of a study on held-out training records, then run it.
-
-    Grids in two stages, or Optuna where the study says trials = 40. A killed sweep continues where
-    it was. Test records are used for the final figures only. Tuning looks at private data, which
-    the runs' epsilon does not cover; the report says what it would cost.
-
-    Example: DPFED_DATA=data dpfed sweep sofim-cifar10
-
-    \f
-
-    Args:
-        study: a TOML file, or the name of a study of the package.
-        out: the folder for runs and report; None is runs/ and the study's name.
-        workers: how many processes, at least 1; None is one per core.
-    """
-    _study(study, out, tune=True, quick=False, workers=workers)
+def _not_installed(context: typer.Context) -> None:
+    raise MissingExtra(
+        f"'dpfed {context.info_name}' is in the package dpfed-lab, which is not installed; "
+        "run 'pip install \"dpfed[lab]\"', or 'pip install ./lab' in a checkout"
+    )
 
 
-@app.command("reproduce", rich_help_panel=COMPARE)
-def reproduce_command(
-    name: Annotated[
-        str, typer.Argument(help="A study by name; without one, they are listed.")
-    ] = "",
-    out: Annotated[Path | None, typer.Option(help="Folder. Default: runs/<name>.")] = None,
-    tune: Annotated[bool, typer.Option(help="Search the settings anew.")] = False,
-    quick: Annotated[bool, typer.Option(help="A miniature: few rounds, one seed.")] = False,
-    workers: Workers = None,
-) -> None:
-    """Reproduce a paper's table with one command, at settings that were found earlier.
-
-    Example: DPFED_DATA=data dpfed reproduce sofim-cifar10
-
-    \f
-
-    Args:
-        name: a study, as ``sweep`` takes it; empty lists those of the package.
-        out: the folder for runs and report; None is runs/ and the study's name.
-        tune: search the settings rather than use those that were searched before.
-        quick: a miniature with few rounds and one seed.
-        workers: how many processes, at least 1; None is one per core.
-    """
-    from dpfed.experiments import study as studies
-
-    if not name:
-        titles = {each: studies.load_study(each).title for each in studies.study_names()}
-        for each, title in sorted(titles.items()):
-            typer.echo(f"{each:20} {title}")
-        return
-    _study(name, out, tune=tune, quick=quick, workers=workers)
-
-
-def _study(name: str, out: Path | None, *, tune: bool, quick: bool, workers: int | None) -> None:
-    from dpfed.experiments.figures import require_plots
-    from dpfed.experiments.jobs import ProgressFile
-    from dpfed.experiments.report import write_report
-    from dpfed.experiments.reproduce import reproduce as run_study
-
-    require_plots()
-    folder = out or Path("runs") / Path(name).stem
-    with bar(quiet=False) as shown:
-        task, kept = shown.add_task("runs", total=None, figures=""), ProgressFile(folder)
-
-        def watch(done: int, total: int, row: dict[str, Any]) -> None:
-            what = row.get("entry") or f"{row.get('method')} seed {row.get('seed')}"
-            figures = f"{what}: {_judged(row)}"
-            shown.update(task, total=total, completed=done, figures=figures)
-            kept.write(done, total, figures)
-
-        extraction: list[Any] = []
-
-        def watch_images(done: int, total: int) -> None:
-            if not extraction:
-                extraction.append(shown.add_task("images to features", total=total, figures=""))
-            shown.update(extraction[0], total=total, completed=done)
-
-        run_study(
-            name, folder, tune=tune, quick=quick, workers=workers, watch=watch,
-            watch_images=watch_images,
-        )  # fmt: skip
-    typer.echo(f"report in {write_report(folder)}")
-
-
-def _judged(row: dict[str, Any]) -> str:
-    """What came of a run, in one word: accuracy, or loss where labels are not classes."""
-    if "refused" in row:
-        return "refused"
-    if row["accuracy"] is None and row["loss"] is not None:
-        return f"loss {row['loss']:.3g}"
-    return percent(row["accuracy"])
-
-
-@app.command(rich_help_panel=COMPARE)
-def report(
-    folder: Annotated[Path, typer.Argument(help="A folder that sweep or reproduce wrote.")],
-) -> None:
-    """Write tables, figures and an HTML page from a study's runs, without running anything."""
-    from dpfed.experiments.report import write_report
-
-    typer.echo(f"report in {write_report(folder)}")
-
-
-@app.command(rich_help_panel=COMPARE)
-def leaderboard(
-    results: Annotated[Path, typer.Argument(help="A folder with one folder per study.")],
-) -> None:
-    """Write all studies' final runs on one page: method x data set x epsilon x trust.
-
-    Writes leaderboard.html and leaderboard.md into the folder, without running anything. Tuned and
-    untuned lines stand apart; the best of each column is bold, and what is within noise of it is
-    marked. A file withdrawn.md in a study's folder takes it off the board, with its text as why.
-
-    Example: dpfed leaderboard results
-
-    \f
-
-    Args:
-        results: a folder with one folder per study, as ``sweep`` writes it.
-    """
-    from dpfed.experiments.leaderboard_page import write_leaderboard
-
-    typer.echo(f"leaderboard in {write_leaderboard(results)}")
+for _name, _help in LAB.items():
+    app.command(
+        _name,
+        help=_help,
+        rich_help_panel=COMPARE,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(_not_installed)
 
 
 # ------------------------------------------------------------------------------------- features
@@ -375,9 +300,14 @@ def features_command(
     with bar(quiet) as shown:
         task = shown.add_task("images", total=total, figures="")
         made = write_features(
-            dataset, out, backbone, size=size, fit=fit, weights=weights,
+            dataset,
+            out,
+            backbone,
+            size=size,
+            fit=fit,
+            weights=weights,
             watch=lambda added: shown.advance(task, added),
-        )  # fmt: skip
+        )
     typer.echo(f"{total} x {made.train.x.shape[1]} features in {out}")
 
 
@@ -400,11 +330,8 @@ def main() -> None:
         sys.exit(2)  # a group without a command: its help was shown
     except click.Abort:  # Ctrl-C
         sys.exit(130)
-    except DpfedError as error:
-        _fail(str(error))
-    except OSError as error:  # e.g. a full disk, or a folder that may not be written to
-        where = f" ({str(error.filename)!r})" if error.filename else ""
-        _fail(f"the system refused{where}: {error.strerror or error}; fix that, and run again")
+    except (DpfedError, OSError) as error:
+        _fail(as_sentence(error))
 
 
 def _usage(error: click.UsageError) -> str:

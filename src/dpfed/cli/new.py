@@ -34,10 +34,13 @@ def write_app(folder: Path, kind: str = "app") -> list[Path]:
     if folder.exists():
         raise RecipeError(f"{str(folder)!r} already exists and was not changed; give a new folder")
     package = package_name(folder.resolve().name)
-    words = {"package": package, "project": package.replace("_", "-"),
-             "folder": folder.resolve().as_posix()}  # fmt: skip
+    words = {
+        "package": package,
+        "project": package.replace("_", "-"),
+        "folder": folder.resolve().as_posix(),
+    }
     source = resources.files("dpfed.cli") / "templates" / kind
-    made = {_place(folder, name, package): text for name, text in templates(source)}
+    made = {folder / name.replace("PACKAGE", package): text for name, text in templates(source)}
     for path, text in made.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(fill(text, words), encoding="utf-8")
@@ -73,7 +76,3 @@ def fill(text: str, words: dict[str, str]) -> str:
     for name, value in words.items():
         text = text.replace(f"{{{{{name}}}}}", value)
     return text
-
-
-def _place(folder: Path, name: str, package: str) -> Path:
-    return folder / name.replace("PACKAGE", package)

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 silo_app = typer.Typer(
-    help="Run a silo's gate: a process of the data owner's that alone reads the data.",
+    help="Run a silo's gate: the data owner's process, the only one that reads the data.",
     no_args_is_help=True,
 )
 
@@ -22,7 +23,9 @@ DEFAULT = Path("/etc/dpfed/silo.toml")
 def init_silo(
     folder: Annotated[Path, typer.Argument(help="Where to write, such as /etc/dpfed.")],
     gate_user: Annotated[str, typer.Option(help="The gate's user: owns the data.")] = "dpfed-gate",
-    relay_user: Annotated[str, typer.Option(help="The SuperNode's user: no data.")] = "flower",
+    relay_user: Annotated[
+        str, typer.Option(help="User that runs the SuperNode; must not have access to the data.")
+    ] = "flower",
     data: Annotated[Path, typer.Option(help="The data's file or folder.")] = Path(
         "/srv/dpfed/data.csv"
     ),
@@ -62,16 +65,40 @@ def check_owner(
         list[str] | None,
         typer.Option("--relay-user", help="A user that the SuperNode runs under. Repeatable."),
     ] = None,
+    modules: Annotated[
+        bool, typer.Option("--modules", help="List the modules that the gate loads, and end.")
+    ] = False,
+    terms: Annotated[
+        list[Path] | None,
+        typer.Option("--terms", help="With --modules: terms to load, too. Repeatable."),
+    ] = None,
 ) -> None:
     """Verify that only the gate's user can read the data: users, groups, owners, modes, the socket.
 
     Says what it verified, and stops with one sentence at the first thing that is wrong. As root it
     judges for the owner of the state folder.
 
+    With --modules it lists instead what a reviewer of the gate has to read: it loads the policy,
+    the data and all approved trainings in a new process, and names the modules in its memory.
+
     Example: dpfed silo check --policy /etc/dpfed/silo.toml
+
+    \f
+
+    Args:
+        policy: the owner's policy.
+        relay_user: users that the SuperNode runs under, besides those of the policy.
+        modules: list the modules that the gate loads, and check nothing.
+        terms: with ``modules``, trainings that are not approved yet.
     """
     from dpfed.cli.silo_check import check_silo
 
+    if modules:
+        from dpfed.silo.modules import gate_modules
+
+        for line in gate_modules(policy, terms or ()).report():
+            typer.echo(line)
+        return
     for line in check_silo(policy, relay_user or ()):
         warning = line.startswith("warning:")
         typer.secho(line, err=warning, fg=typer.colors.YELLOW if warning else None)
@@ -79,17 +106,17 @@ def check_owner(
 
 @silo_app.command()
 def serve(policy: PolicyFile = DEFAULT) -> None:
-    """Answer orders of approved trainings on a Unix socket, until the process is stopped.
+    """Run the gate: reply to orders of approved trainings on a Unix socket until it is stopped.
 
     Run it as the user that owns the data, from the owner's own installation; it needs no network.
 
     Example: dpfed silo serve --policy /etc/dpfed/silo.toml
     """
-    from dpfed.silo.gate import run_gate
-    from dpfed.silo.policy import load_policy
+    from dpfed.silo import gate_command
 
-    found = load_policy(policy)
-    run_gate(found, ready=lambda: typer.echo(f"the gate answers on {found.gate.socket}"))
+    command = gate_command()
+    # a gate has no command line in its memory
+    os.execv(command[0], [*command, str(policy)])  # noqa: S606
 
 
 @silo_app.command()
@@ -125,21 +152,30 @@ def terms(
         package: installed packages to pin, where a model comes from one.
         train: a train function that silos have installed, at client level; "" if there is none.
     """
-    from dpfed.recipes.terms import check_numbers, read_terms, with_model, write_terms
-    from dpfed.silo.policy import LONGEST_CALIBRATION, limited_time
+    from dpfed.recipes.terms import check_numbers, read_terms, with_pinned_model, write_terms
+    from dpfed.silo.policy import CALIBRATION_CPU_S, limited_time
 
     text = write_terms(
-        recipe, dataset=dataset, shape=[int(n) for n in shape.split(",")],
-        sizes=[float(n) for n in sizes.split(",")], classes=classes, roster=roster,
-        packages=package or [], train=train,
-    )  # fmt: skip
+        recipe,
+        dataset=dataset,
+        shape=[int(n) for n in shape.split(",")],
+        sizes=[float(n) for n in sizes.split(",")],
+        classes=classes,
+        roster=roster,
+        packages=package or [],
+        train=train,
+    )
     check_numbers(read_terms(text))
-    text = with_model(text)
+    text = with_pinned_model(text)
     written = read_terms(text)
-    with limited_time(LONGEST_CALIBRATION):
-        written.plan.guarantee()  # what no silo could approve is refused here
+    with limited_time(CALIBRATION_CPU_S):
+        written.plan.guarantee()  # fail early on terms that no silo could approve
     typer.echo(text, nl=False)
-    typer.echo(f"fingerprint {written.fingerprint[:16]}: compare it by telephone", err=True)
+    typer.echo(
+        f"fingerprint {written.fingerprint[:16]}: confirm it over a second channel, such as a "
+        f"phone call",
+        err=True,
+    )
 
 
 @silo_app.command()
@@ -163,33 +199,33 @@ def approve(
     Args:
         file: the terms.
         policy: the owner's policy.
-        days: after which the approval ends; None is the policy's approval_days.
+        days: after which the approval ends; None means the policy's approval_days.
         yes: do not ask.
     """
     import getpass
 
     from dpfed.cli.data import screen_lines
-    from dpfed.cli.officer import proposal, verdict
+    from dpfed.cli.silo_text import proposal, verdict
     from dpfed.core.errors import UnsoundPlan
     from dpfed.recipes.terms import read_terms
-    from dpfed.silo.keeper import Keeper
+    from dpfed.silo.handler import RequestHandler
     from dpfed.silo.policy import load_policy
 
     text = file.read_text(encoding="utf-8")
-    asked, keeper = read_terms(text), Keeper(load_policy(policy))
-    typer.echo(proposal(keeper, asked))
-    data = keeper.policy.data[asked.pins.dataset]
+    asked, handler = read_terms(text), RequestHandler(load_policy(policy))
+    typer.echo(proposal(handler, asked))
+    data = handler.policy.data[asked.pins.dataset]
     for line in screen_lines(data.load, data.public):
         typer.echo(f"look at   {line}")
-    found = verdict(keeper, asked)
+    found = verdict(handler, asked)
     for line in found.lines:
         typer.echo(line)
     if found.refused:
         raise UnsoundPlan(f"training {asked.name!r} cannot run here: {found.refused}")
     if not yes and not typer.confirm("approve?", default=False):
         raise typer.Exit(1)
-    given = keeper.policy.data[asked.pins.dataset].approval_days if days is None else days
-    keeper.approvals.approve(asked, text, days=given, by=getpass.getuser())
+    given = handler.policy.data[asked.pins.dataset].approval_days if days is None else days
+    handler.approvals.approve(asked, text, days=given, by=getpass.getuser())
     typer.echo(f"approved for {given:g} days: {asked.name}, {asked.fingerprint[:16]}")
 
 
@@ -197,14 +233,14 @@ def approve(
 def revoke(
     name: Annotated[str, typer.Argument(help="The training's name.")], policy: PolicyFile = DEFAULT
 ) -> None:
-    """End an approval at once: nothing is answered under this name from now on.
+    """End an approval at once: every further order of this training is refused.
 
     Example: dpfed silo revoke sepsis-2026
     """
-    from dpfed.silo.keeper import Keeper
+    from dpfed.silo.handler import RequestHandler
     from dpfed.silo.policy import load_policy
 
-    Keeper(load_policy(policy)).approvals.revoke(name)
+    RequestHandler(load_policy(policy)).approvals.revoke(name)
     typer.echo(f"revoked: {name}")
 
 
@@ -214,11 +250,11 @@ def status(policy: PolicyFile = DEFAULT) -> None:
 
     Example: dpfed silo status
     """
-    from dpfed.cli.officer import state_of
-    from dpfed.silo.keeper import Keeper
+    from dpfed.cli.silo_text import state_of
+    from dpfed.silo.handler import RequestHandler
     from dpfed.silo.policy import load_policy
 
-    typer.echo(state_of(Keeper(load_policy(policy))))
+    typer.echo(state_of(RequestHandler(load_policy(policy))))
 
 
 @silo_app.command()
@@ -243,10 +279,10 @@ def clock(
     """
     import getpass
 
-    from dpfed.silo.keeper import Keeper
+    from dpfed.silo.handler import RequestHandler
     from dpfed.silo.policy import load_policy
 
-    approvals = Keeper(load_policy(policy)).approvals
+    approvals = RequestHandler(load_policy(policy)).approvals
     again = approvals.reset_clock(getpass.getuser()) if reset else []
     typer.echo(f"for the gate it is {approvals.now().isoformat()}")
     for name in again:
@@ -255,12 +291,12 @@ def clock(
 
 @silo_app.command("log")
 def log_command(policy: PolicyFile = DEFAULT) -> None:
-    """Show approvals, answers and refusals, day by day.
+    """Show approvals, replies and refusals, day by day.
 
     Example: dpfed silo log
     """
-    from dpfed.cli.officer import days_of
-    from dpfed.silo.keeper import Keeper
+    from dpfed.cli.silo_text import days_of
+    from dpfed.silo.handler import RequestHandler
     from dpfed.silo.policy import load_policy
 
-    typer.echo(days_of(Keeper(load_policy(policy))))
+    typer.echo(days_of(RequestHandler(load_policy(policy))))

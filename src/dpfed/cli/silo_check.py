@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dpfed silo check``: does this machine keep the data to the gate's user, as the policy needs it?
+"""``dpfed silo check``: can only the gate's user read the data on this machine?
 
-Guarantee: nothing is written or changed, and no record is read. It judges owners, modes and groups,
-for the gate's user: as root that is the owner of the state folder, otherwise whoever runs it.
+Guarantee: nothing is written or changed, and no record is read (but by ``--modules``, which is
+silo/modules.py). It checks owners, modes and groups for the gate's user: as root that is the owner
+of the state folder, otherwise whoever runs it.
 
 | what is checked                             | refused                                        |
 |---------------------------------------------|------------------------------------------------|
@@ -41,26 +42,50 @@ from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.errors import DataError
 from dpfed.core.types import Trust
 from dpfed.data.datasets import find_files
+from dpfed.silo import gate_command
 from dpfed.silo.approvals import CLOCK, FILE, LEDGER_FILE, SOURCES
 from dpfed.silo.gate import refuse_open_folder
 from dpfed.silo.policy import Policy, load_policy
 from dpfed.silo.sources import check_accounts
 from dpfed.sums.secagg import identity as identities
 
-STRONG = (
-    "root", "sudo", "wheel", "admin", "adm", "docker", "lxd", "lxc", "incus", "libvirt", "disk",
-    "kmem", "mem", "shadow", "staff", "backup", "systemd-journal",
-)  # fmt: skip
+PRIVILEGED_GROUPS = (
+    "root",
+    "sudo",
+    "wheel",
+    "admin",
+    "adm",
+    "docker",
+    "lxd",
+    "lxc",
+    "incus",
+    "libvirt",
+    "disk",
+    "kmem",
+    "mem",
+    "shadow",
+    "staff",
+    "backup",
+    "systemd-journal",
+)
 """Groups whose members can read the disk, or become root."""
-_IDLE = {
-    "lo", "sit0", "tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "ip6tnl0",
+_HARMLESS_INTERFACES = {
+    "lo",
+    "sit0",
+    "tunl0",
+    "gre0",
+    "gretap0",
+    "erspan0",
+    "ip_vti0",
+    "ip6_vti0",
+    "ip6tnl0",
     "ip6gre0",
-}  # fmt: skip
-"""Interfaces that a network of its own may have, too: none of them leads anywhere."""
+}
+"""Interfaces that a container or unit without network may have: none leads to another host."""
 
 
 class _Site(NamedTuple):
-    """What is judged, and for whom."""
+    """What is checked: the policy, the gate's user, and the users that may connect."""
 
     path: Path
     policy: Policy
@@ -153,7 +178,7 @@ def _check_users(site: _Site) -> Iterator[str]:
     for relay in site.relays:
         _refuse_user(relay, site.gate)
         _refuse_groups(relay, _groups(site.gate) - allowed)
-        yield f"relay user {relay.pw_name}: another user, in no group that gives it more"
+        yield f"relay user {relay.pw_name}: another user, in no privileged group"
 
 
 def _refuse_user(relay: pwd.struct_passwd, gate: pwd.struct_passwd) -> None:
@@ -172,7 +197,9 @@ def _refuse_user(relay: pwd.struct_passwd, gate: pwd.struct_passwd) -> None:
 def _refuse_groups(relay: pwd.struct_passwd, gates: set[int]) -> None:
     for number in sorted(_groups(relay)):
         name = _group_name(number)
-        why = "can read the data, or become root" if name in STRONG or number == 0 else ""
+        why = (
+            "can read the data, or become root" if name in PRIVILEGED_GROUPS or number == 0 else ""
+        )
         why = "is one of the gate's" if number in gates else why
         if why:
             raise DataError(
@@ -201,7 +228,7 @@ def _check_files(site: _Site) -> Iterator[str]:
 
 def _check_source(name: str, source: str, site: _Site) -> Iterator[str]:
     if source == "synthetic" or source.startswith("hf:"):
-        yield f"data {name}: {source}, which is no file of this machine"
+        yield f"data {name}: {source}, not a file on this machine"
         return
     if not Path(source).is_absolute():
         raise DataError(
@@ -214,7 +241,7 @@ def _check_source(name: str, source: str, site: _Site) -> Iterator[str]:
 
 
 def _check_models(site: _Site) -> Iterator[str]:
-    """Folders of pretrained models: public, and for nobody but their owner to change."""
+    """Folders of pretrained models are public, and only their owner may change them."""
     for name, data in site.policy.data.items():
         for source, model in data.pretrained.items():
             if not model.folder:
@@ -226,7 +253,7 @@ def _check_models(site: _Site) -> Iterator[str]:
                 )
             for each in (Path(model.folder), *sorted(Path(model.folder).rglob("*"))):
                 _refuse_relays(f"model {source}", each, site)
-            yield f"model {source}: {model.folder} is not for relay users to change"
+            yield f"model {source}: relay users cannot change {model.folder}"
 
 
 def _refuse_relays(
@@ -246,7 +273,7 @@ def _refuse_relays(
 
 
 def _check_accounts(site: _Site) -> Iterator[str]:
-    """One file, one account, one budget; nothing is written."""
+    """Each file has one account with one budget; nothing is written."""
     ledger = site.state / LEDGER_FILE
     with _acting_as(site.gate):  # SQLite may write files beside it, which must be the gate's
         names = Ledger(ledger, create=False).balance() if ledger.exists() else None
@@ -278,7 +305,7 @@ def _acting_as(user: pwd.struct_passwd) -> Iterator[None]:
 
 
 def _looked_up(path: Path, query: str) -> list[tuple[str, str]]:
-    """The rows of a file of the gate's; none where it, or its table, was not made yet."""
+    """The rows of one of the gate's files; none if it, or its table, does not exist yet."""
     if not path.exists():
         return []
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
@@ -289,7 +316,7 @@ def _looked_up(path: Path, query: str) -> list[tuple[str, str]]:
 
 
 def _private(what: str, path: Path, site: _Site) -> str:
-    """Refuse a file or folder that others than the gate's user can read, or reach."""
+    """Refuse a file or folder that anybody but the gate's user can read or reach."""
     _refuse_path(what, path, site.gate)
     if not any(_closed(each) for each in (path, *path.parents)):
         raise _open_to_others(what, path, site.relays)
@@ -341,7 +368,7 @@ def _open_to_others(what: str, path: Path, relays: list[pwd.struct_passwd]) -> D
 
 
 def _refuse_unreadable(what: str, path: Path, gate: pwd.struct_passwd) -> None:
-    """The other way round: what the gate itself could not read."""
+    """Refuse a file that the gate itself could not read."""
     for each in (path, *path.parents):
         facts, groups = each.stat(), _groups(gate)
         shift = 6 if facts.st_uid == gate.pw_uid else 3 if facts.st_gid in groups else 0
@@ -349,7 +376,8 @@ def _refuse_unreadable(what: str, path: Path, gate: pwd.struct_passwd) -> None:
         if (facts.st_mode >> shift) & needed != needed:
             raise DataError(
                 f"{what} must be readable by the gate's user {gate.pw_name!r}, got mode "
-                f"{facts.st_mode & 0o7777:o} of {each}; let its owner read it, or others pass"
+                f"{facts.st_mode & 0o7777:o} of {each}; let its owner read it, or others "
+                f"enter the folder"
             )
 
 
@@ -358,7 +386,7 @@ def _check_socket(site: _Site) -> Iterator[str]:
     if not folder.exists():
         above = next(each for each in folder.parents if each.exists())
         refuse_open_folder(above, 0 if above.stat().st_uid == 0 else site.gate.pw_uid)
-        yield f"warning: {folder} is not there; the gate's unit makes it: check again when it runs"
+        yield f"warning: {folder} does not exist; the gate's unit makes it: check again then"
         return
     refuse_open_folder(folder, site.gate.pw_uid)
     facts = folder.stat()
@@ -374,14 +402,14 @@ def _check_socket(site: _Site) -> Iterator[str]:
                 f"{facts.st_mode & 0o7777:o} and group {_group_name(facts.st_gid)!r}; 'chmod 750' "
                 f"it, and 'usermod -aG {_group_name(facts.st_gid)} {relay.pw_name}'"
             )
-    yield f"{folder}: the gate's; group {_group_name(facts.st_gid)!r} may connect"
+    yield f"{folder}: owned by the gate's user; group {_group_name(facts.st_gid)!r} may connect"
 
 
 def _check_installation(site: _Site) -> Iterator[str]:
     package = Path(dpfed.__file__).resolve().parent
     for start in (package, Path(sys.executable).resolve()):
         _refuse_relays("the installation", start, site, "install dpfed as root")
-    yield f"the installation {package} is not for relay users to change"
+    yield f"the installation {package}: relay users cannot change it"
 
 
 # ------------------------------------------------------------------- identity, clock, network
@@ -436,17 +464,17 @@ def _refuse_past(now: dt.datetime, event: dt.datetime, what: str) -> None:
 def _check_network(site: _Site) -> Iterator[str]:
     running = [each for each in Path("/proc").iterdir() if _is_gate(each, site.gate.pw_uid)]
     if not running:
-        yield "the gate does not run, or is not yours to see: its network was not looked at"
+        yield "the gate is not running, or not visible to you: its network was not checked"
     for each in running:
         try:
             lines = (each / "net" / "dev").read_text().splitlines()[2:]
         except OSError:
             continue
-        names = sorted({line.split(":")[0].strip() for line in lines} - _IDLE)
+        names = sorted({line.split(":")[0].strip() for line in lines} - _HARMLESS_INTERFACES)
         if names:
             yield (
                 f"warning: the gate (process {each.name}) has a network ({', '.join(names)}); "
-                f"start it by its unit, with PrivateNetwork=yes"
+                f"start it with its systemd unit, which has PrivateNetwork=yes"
             )
         else:
             yield f"the gate (process {each.name}) has no network"
@@ -461,7 +489,11 @@ def _is_gate(process: Path, user: int) -> bool:
     except OSError:
         return False
     mine = f"\nUid:\t{user}\t" in status
-    return mine and any(words[i : i + 2] == [b"silo", b"serve"] for i in range(len(words)))
+    start = [word.encode() for word in gate_command()[-2:]]  # whatever flags it was started with
+    kinds = (start, [b"silo", b"serve"])  # the second is of gates up to version 0.2
+    return mine and any(
+        words[i : i + len(kind)] == kind for kind in kinds for i in range(len(words))
+    )
 
 
 _PARTS: tuple[Callable[[_Site], Iterator[str]], ...] = (

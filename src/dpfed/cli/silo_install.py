@@ -26,7 +26,7 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from dpfed import __version__
+from dpfed._version import VERSION
 from dpfed.cli.new import fill, templates
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
@@ -56,24 +56,17 @@ def write_silo(folder: Path, silo: Silo) -> list[Path]:
     """Write the files into a folder, and return them."""
     folder = folder.expanduser().absolute()
     words = _words(folder, silo)
-    made = {folder / name: text for name, text in templates(_source())}
+    source = resources.files("dpfed.cli") / "templates" / "silo"
+    made = {folder / name: text for name, text in templates(source)}
     for path in sorted(made):
         if path.exists() or path.is_symlink():
             raise RecipeError(f"{path} already exists, so nothing was written; move it away first")
     folder.mkdir(parents=True, exist_ok=True)
+    in_toml = {name: f'"{words[name]}"' for name in ("socket", "state", "relay", "data")}
     for path, text in sorted(made.items()):
-        own = {**words, **_quoted(words)} if path.suffix == ".toml" else words
+        own = {**words, **in_toml} if path.suffix == ".toml" else words
         _write(path, fill(text, own), 0o600 if path.suffix == ".toml" else 0o644)
     return sorted(made)
-
-
-def _source() -> resources.abc.Traversable:
-    return resources.files("dpfed.cli") / "templates" / "silo"
-
-
-def _quoted(words: dict[str, str]) -> dict[str, str]:
-    """The words that are strings of TOML."""
-    return {name: f'"{words[name]}"' for name in ("socket", "state", "relay", "data")}
 
 
 def _words(folder: Path, silo: Silo) -> dict[str, str]:
@@ -93,12 +86,21 @@ def _words(folder: Path, silo: Silo) -> dict[str, str]:
     if not server or not 0 < int(server[2]) < 65536:
         raise refuse("--server", "HOST:PORT", silo.server, "such as fl.example.org:8000")
     return {
-        "folder": str(folder), "bin": str(home), "gate": silo.gate, "relay": silo.relay,
-        "group": GROUP, "data": str(data), "socket": SOCKET, "run": str(Path(SOCKET).parent),
-        "state": STATE, "server": silo.server, "host": _certified(server[1]),
+        "folder": str(folder),
+        "bin": str(home),
+        "gate": silo.gate,
+        "relay": silo.relay,
+        "group": GROUP,
+        "data": str(data),
+        "socket": SOCKET,
+        "run": str(Path(SOCKET).parent),
+        "state": STATE,
+        "server": silo.server,
+        "host": _certified(server[1]),
         "name": silo.name if "." not in silo.name else f'"{silo.name}"',
-        "version": __version__, "home": "tmpfs" if str(data).startswith(_HOMES) else "yes",
-    }  # fmt: skip
+        "version": VERSION,
+        "home": "tmpfs" if str(data).startswith(_HOMES) else "yes",
+    }
 
 
 def _certified(host: str) -> str:

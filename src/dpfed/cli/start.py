@@ -143,9 +143,9 @@ def explain(
     Args:
         run: a folder that ``dpfed run`` wrote.
         out: the folder for the statement; None is ``run``.
-        ledger: a ledger's file to sum up as a whole; None is the data set that the recipe names.
+        ledger: a ledger's file to sum up as a whole; None means the data set that the recipe names.
     """
-    from dpfed.cli.explain_page import write_statement
+    from dpfed.cli.explain import write_statement
 
     for path in write_statement(run, out or run, ledger):
         typer.echo(path)

@@ -14,11 +14,11 @@ sent, and with bbar = 1/2 + the mean count, cut to [0, 1], goes on with
     C_{t+1} = C_t exp(-rate (bbar - quantile))
 
 which is post-processing of releases. Clip, noise and grid are the plan's constants in units of C_t:
-a server that broadcasts another number gets other rows, never less noise on them (core/divided.py
-has what becomes of numbers that are none). The rounds compose adaptively, and cost what the plan
-says: share of the squared mu for the counts, the rest for the updates.
+a server that broadcasts another number gets other rows, never less noise on them
+(core/adaptive_rows.py has what becomes of numbers that are none). The rounds compose adaptively,
+and cost what the plan says: share of the squared mu for the counts, the rest for the updates.
 
-Correlated noise is kept in units of C_t as well. Its price is for rows of length 1 that may depend
+Correlated noise is kept in units of C_t as well. Its cost is for rows of norm 1 that may depend
 on all earlier releases, so it holds; what a later round takes back is in that round's unit, so that
 noise cancels as far as the clip stays. Counts are not summed over rounds: theirs is independent.
 
@@ -49,8 +49,8 @@ from dpfed.core import (
     Vector,
     checks,
 )
-from dpfed.core.divided import LEAST, MOST, Divided, Within
-from dpfed.core.types import Rows
+from dpfed.core.adaptive_rows import MAX_CLIP, MIN_CLIP, ClipIndicator, ScaledByClip
+from dpfed.core.types import Rows, place_of
 
 PAPER = "Andrew et al. 2021 (adaptive clipping)"
 
@@ -81,25 +81,29 @@ def adaptive(
         rate: how fast the clip moves, above 0.
         share: the counts' part of the squared mu, between 0 and 1.
     """
-    checks.part("privacy.adaptive", quantile=quantile, share=share)
-    checks.positive("privacy.adaptive", rate=rate)
-    if not LEAST <= first <= MOST:
+    checks.check_fraction("privacy.adaptive", quantile=quantile, share=share)
+    checks.check_positive("privacy.adaptive", rate=rate)
+    if not MIN_CLIP <= first <= MAX_CLIP:
         raise checks.refuse("privacy.clip", "between 2^-40 and 2^40 where it adapts", first)
     _check(algorithm)
-    named = algorithm.made_by or f"{algorithm.work.__module__}.{algorithm.work.__qualname__}"
+    named = algorithm.made_by or place_of(algorithm.work)
 
     def work(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
     ) -> tuple[Reply, State]:
-        door = _Dividing(release, _clip_in(broadcast))
+        door = _ScalingReleaser(release, _clip_in(broadcast))
         reply, after = algorithm.work(broadcast, problem, state, door)
         return {**reply, **door.counts}, after
 
     return algorithm._replace(
-        work=work, companion=tracking(first, quantile, rate),
-        channels={UPDATE: Channel(clip=1.0), COUNT: Channel(size=1, clip=0.5, share=share)},
+        work=work,
+        companion=tracking(first, quantile, rate),
+        channels={
+            UPDATE: Channel(clip=1.0),
+            COUNT: Channel(size=1, clip=0.5, budget_fraction=share),
+        },
         made_by=f"adaptive({named}, {first=!r}, {quantile=!r}, {rate=!r}, {share=!r})",
-    )  # fmt: skip
+    )
 
 
 def _check(algorithm: ClientAlgorithm) -> None:
@@ -109,8 +113,10 @@ def _check(algorithm: ClientAlgorithm) -> None:
         raise checks.refuse(
             "privacy.adaptive",
             f"left out for client {name!r} at this unit, which has releases, a clip or a server "
-            f"half of its own", "a table", "leave it out, or set method = 'dp-fedgd'",
-        )  # fmt: skip
+            f"half of its own",
+            "a table",
+            "leave it out, or set method = 'dp-fedgd'",
+        )
 
 
 def _clip_in(broadcast: Broadcast) -> float:
@@ -123,8 +129,8 @@ def _clip_in(broadcast: Broadcast) -> float:
     return float(sent)
 
 
-class _Dividing:
-    """The door, with rows in units of the clip; each row that goes through is counted beside it."""
+class _ScalingReleaser:
+    """A releaser that divides rows by the clip, and counts the rows whose norm is within it."""
 
     def __init__(self, release: Releaser, clip: float) -> None:
         self.unit, self.nominal = release.unit, release.nominal
@@ -132,8 +138,8 @@ class _Dividing:
         self._release, self._clip = release, clip
 
     def __call__(self, rows: Rows, channel: str = UPDATE) -> Release:
-        self.counts[COUNT] = self._release(Within(rows, self._clip), COUNT)
-        return self._release(Divided(rows, self._clip), channel)
+        self.counts[COUNT] = self._release(ClipIndicator(rows, self._clip), COUNT)
+        return self._release(ScaledByClip(rows, self._clip), channel)
 
 
 def tracking(first: float, quantile: float, rate: float) -> ServerOptimizer:
@@ -146,11 +152,11 @@ def tracking(first: float, quantile: float, rate: float) -> ServerOptimizer:
     """
 
     def following(state: AdaptiveState, seen: Aggregate) -> AdaptiveState:
-        if not seen.clients:  # nobody, where a draw is no secret
+        if not seen.clients:  # an empty draw, if draws are public
             return state
         within = min(1.0, max(0.0, 0.5 + float(seen.public[COUNT])))
         clip = state.clip * math.exp(-rate * (within - quantile))
-        return AdaptiveState(min(MOST, max(LEAST, clip)))
+        return AdaptiveState(min(MAX_CLIP, max(MIN_CLIP, clip)))
 
     def update(g: Vector, state: AdaptiveState, seen: Aggregate) -> tuple[Vector, AdaptiveState]:
         return g * state.clip, following(state, seen)
@@ -159,7 +165,9 @@ def tracking(first: float, quantile: float, rate: float) -> ServerOptimizer:
         return g.mul_(state.clip), following(state, seen)
 
     return ServerOptimizer(
-        init=lambda _: AdaptiveState(first), update=update, update_=update_,
+        init=lambda _: AdaptiveState(first),
+        update=update,
+        update_=update_,
         share=lambda state: {CLIP: torch.tensor([state.clip], dtype=torch.float64)},
         gain=lambda state: state.clip,
-    )  # fmt: skip
+    )

@@ -77,7 +77,7 @@ def gradient_at(
     release: Releaser,
     channel: str = UPDATE,
 ) -> Release:
-    """The release of the gradients at params - rate moved; the point itself is dropped.
+    """The release of the gradients at params - rate moved; that point is not kept.
 
     Args:
         params: where the round began.
@@ -107,7 +107,7 @@ def steps_in_clear(params: Vector, steps: int, rate: float, problem: Problem) ->
 
 
 def one_release(work: Work) -> ClientAlgorithm:
-    """An algorithm at client level: one row leaves, as it was released."""
+    """An algorithm at client level: it sends one released row, unmodified."""
     return ClientAlgorithm(
         init=stateless, work=work, units=frozenset({Unit.CLIENT}), sends_unmodified=True
     )
@@ -122,7 +122,7 @@ def start_channel(rounds: int, releases: int, share: float) -> Channel:
         share: their part of the squared mu.
     """
     phases = (Phase(rounds, releases), Phase(None, 0))
-    return Channel(phases, share=share, noise=math.sqrt(releases))
+    return Channel(phases, budget_fraction=share, noise=math.sqrt(releases))
 
 
 def by_stage(start: float, later: float) -> ServerOptimizer:
@@ -151,8 +151,8 @@ def check_adamw(
         eps: added to the root of the second moment.
         decay: weight decay, at least 0.
     """
-    checks.at_least(1, owner, steps=steps)
-    checks.positive(owner, rate=rate)
-    checks.decay(owner, beta1=beta1, beta2=beta2)
-    checks.stabilizer(owner, eps=eps)
-    checks.not_negative(owner, decay=decay)
+    checks.check_at_least(1, owner, steps=steps)
+    checks.check_positive(owner, rate=rate)
+    checks.check_decay(owner, beta1=beta1, beta2=beta2)
+    checks.check_stabilizer(owner, eps=eps)
+    checks.check_not_negative(owner, decay=decay)

@@ -14,9 +14,10 @@ noise level by the plan, and lam = min(kappa K tau / sqrt(T'), 3 / d):
     update    E = beta E + (1 - beta) G,   W -= rate E / (1 - beta^t)
               rate = min(pace / (s sqrt(T')), cap K / ell)
 
-A mean of rows in the unit ball is no longer than 1: the second bound of k keeps a release that is
-noise alone from moving the center, where the first one, James and Stein's, lets it half the time.
-After T' steps at that rate the noise in a score of a row of length 1 is ``pace``. cap = 2 is a
+A mean of rows in the unit ball has a norm of at most 1. So the second bound of k keeps a release
+that is only noise from moving the center; with the first one alone (James and Stein's) it would
+move it half the time.
+After T' steps at that rate the noise in a score of a row of norm 1 is ``pace``. cap = 2 is a
 third of where such steps stop being stable at W = 0 (measured: 4 is worse where there is little
 noise). Without a second moment ell is not known, and there is no cap (measured: an assumed one is
 worse than none), but where there is no noise either, and then ell counts as 1.
@@ -31,15 +32,12 @@ from typing import NamedTuple
 
 import torch
 
+from dpfed.client._standardised import MEAN, SECOND, Standardiser
 from dpfed.core import Aggregate, ServerOptimizer, Vector
 from dpfed.core.matrices import from_triangle
-from dpfed.core.vector import Standardiser
 
-MEAN, SECOND = "mean", "second"
-"""The channels of the two statistics."""
-
-_FLOOR, _MOST_DAMPING = 0.01, 3.0  # both over d
-_SMALL_BIAS = 0.15
+_MIN_EIGENVALUE_TIMES_D, _MAX_DAMPING_TIMES_D = 0.01, 3.0  # d is the number of features
+_SMALL_BIAS_INPUT = 0.15
 
 
 class PacedState(NamedTuple):
@@ -71,8 +69,8 @@ def paced(
         return max(1, seen.rounds - (2 if shape.full else 1))
 
     def damped(seen: Aggregate) -> tuple[float, bool]:
-        """Lam, and whether its upper bound is in force."""
-        wanted, most = damping * classes * seen.planned_std, _MOST_DAMPING / shape.features
+        """The damping lam, and whether it is at its upper bound."""
+        wanted, most = damping * classes * seen.planned_std, _MAX_DAMPING_TIMES_D / shape.features
         wanted /= math.sqrt(steps(seen))
         return (wanted, False) if wanted <= most else (most, True)
 
@@ -99,7 +97,7 @@ def _rate(wanted: float, std: float, cap: float, ell: float) -> float:
 
 
 def _padded(shape: Standardiser, step: Vector) -> Vector:
-    """A step of the head alone, as long as the model."""
+    """A step of the head, with zeros for the standardiser's parameters."""
     before = shape.layout.size - shape.head
     return torch.cat([step.new_zeros(before), step])
 
@@ -114,21 +112,21 @@ def _towards(shape: Standardiser, params: Vector, **tensors: torch.Tensor) -> Ve
 
 
 def _centred(shape: Standardiser, ubar: Vector, seen: Aggregate, small: bool) -> Vector:
-    """To the center that the mean row says, as far as it stands out of its noise."""
+    """The step to the released mean, shrunk by how much of it is noise."""
     parts, u = shape.layout.unflatten(seen.params), ubar.double()
     radius = 1 / float(parts["transform"].view(-1)[0])
     size, noise = float(u.square().sum()), shape.features * seen.std**2
     kept = min(max(0.0, 1 - noise / size), 1 / (1 + noise)) if size > 0 else 0.0
     moved = {"center": parts["center"].double() + radius * kept * u}
     if small:
-        moved["bias_input"] = torch.tensor([_SMALL_BIAS], dtype=torch.float64)
+        moved["bias_input"] = torch.tensor([_SMALL_BIAS_INPUT], dtype=torch.float64)
     return _towards(shape, seen.params, **moved)
 
 
 def _transformed(
     shape: Standardiser, second: Vector, seen: Aggregate, damping: float
 ) -> tuple[Vector, float]:
-    """To the damped inverse root of the second moment; and ell."""
+    """The step to the damped inverse root of the second moment; and ell."""
     values, Q = torch.linalg.eigh(from_triangle(second.double()))
     xi = cleaned(values, seen.std)
     root = (Q * (xi + damping).rsqrt()) @ Q.T
@@ -151,5 +149,5 @@ def cleaned(values: torch.Tensor, std: float) -> torch.Tensor:
         apart = values[:, None] - values[None, :]
         pull = (apart / (apart.square() + noise / d)).sum(dim=1)
         values = values - 2 * noise / d * pull
-    kept = values.sort().values.clamp(min=_FLOOR / d)
+    kept = values.sort().values.clamp(min=_MIN_EIGENVALUE_TIMES_D / d)
     return kept / kept.sum()

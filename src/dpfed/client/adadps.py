@@ -48,7 +48,7 @@ from dpfed.core import (
     Vector,
     stateless,
 )
-from dpfed.core.checks import decay, positive
+from dpfed.core.checks import check_decay, check_positive
 from dpfed.core.rows import Chunks, Dense, Outer, Scaled, made_rows
 
 PAPER = "Li et al. 2022 (AdaDPS)"
@@ -69,8 +69,8 @@ def adadps(eps: float = 1.0, beta: float = 0.9, side: str | None = None) -> Clie
         side: a .safetensors file on the server with second moments of non-sensitive data; None
             takes them from the private aggregates.
     """
-    positive("adadps", eps=eps)
-    decay("adadps", beta=beta)
+    check_positive("adadps", eps=eps)
+    check_decay("adadps", beta=beta)
 
     def work(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
@@ -86,7 +86,7 @@ def adadps(eps: float = 1.0, beta: float = 0.9, side: str | None = None) -> Clie
     def update(
         mean: Vector, state: Preconditioner, seen: Aggregate
     ) -> tuple[Vector, Preconditioner]:
-        if side is not None or not seen.clients:  # nobody, where a draw is no secret
+        if side is not None or not seen.clients:  # an empty draw, if draws are public
             return mean, state
         noise = seen.std**2 if math.isfinite(seen.std) else 0.0
         square = mean.square().sub_(noise).div_(_scale(state.v, eps).square_())
@@ -94,8 +94,12 @@ def adadps(eps: float = 1.0, beta: float = 0.9, side: str | None = None) -> Clie
 
     server = ServerOptimizer(init, update, lambda state: {"scale": _scale(state.v, eps)})
     return ClientAlgorithm(
-        init=stateless, work=work, units=frozenset(Unit), sends_unmodified=True, companion=server,
-    )  # fmt: skip
+        init=stateless,
+        work=work,
+        units=frozenset(Unit),
+        sends_unmodified=True,
+        companion=server,
+    )
 
 
 def _scale(v: Vector, eps: float) -> Vector:

@@ -42,7 +42,7 @@ from dpfed.core import (
     Vector,
     stateless,
 )
-from dpfed.core.checks import at_least, not_negative, positive, refuse
+from dpfed.core.checks import check_at_least, check_not_negative, check_positive, refuse
 from dpfed.core.grid import add_values, repack
 from dpfed.core.rows import Dense
 from dpfed.core.vector import dot
@@ -59,9 +59,13 @@ class Proximal(NamedTuple):
 
 
 def adafedprox(
-    steps: int = 3, rate: float = 0.1, mu: float = 0.1, change: float = 0.1, patience: int = 5,
+    steps: int = 3,
+    rate: float = 0.1,
+    mu: float = 0.1,
+    change: float = 0.1,
+    patience: int = 5,
     unit: Unit = Unit.RECORD,
-) -> ClientAlgorithm:  # fmt: skip
+) -> ClientAlgorithm:
     """Local steps with a proximal term whose weight follows the released mean.
 
     Args:
@@ -72,9 +76,9 @@ def adafedprox(
         patience: after how many falls of the signal in a row the weight goes down, at least 1.
         unit: what one row stands for; the plan fills it in.
     """
-    at_least(1, "adafedprox", steps=steps, patience=patience)
-    positive("adafedprox", rate=rate)
-    not_negative("adafedprox", change=change)
+    check_at_least(1, "adafedprox", steps=steps, patience=patience)
+    check_positive("adafedprox", rate=rate)
+    check_not_negative("adafedprox", change=change)
     if not 0 <= mu * rate <= 1:
         raise refuse("adafedprox.mu", f"from 0 to 1 / rate = {1 / rate:g}", mu)
 
@@ -87,7 +91,7 @@ def adafedprox(
             made = gradient_at(broadcast.params, total, rate, problem, release)
             step = made.step
             add_values(total.mul_(keep), made, release.nominal)
-            del made  # or two releases are alive while the next one is made
+            del made  # frees this release before the next one is made
         return {UPDATE: repack(total.mul_(release.nominal / level), step)}, state
 
     def by_client(
@@ -108,10 +112,12 @@ def adafedprox(
     if unit is Unit.CLIENT:
         return one_release(by_client)._replace(companion=server)
     return ClientAlgorithm(
-        init=stateless, work=by_record, units=frozenset({unit}),
+        init=stateless,
+        work=by_record,
+        units=frozenset({unit}),
         channels={UPDATE: Channel((Phase(None, steps),), noise=math.sqrt(steps))},
         companion=server,
-    )  # fmt: skip
+    )
 
 
 def _weights(mu: Vector, rate: float, steps: int) -> tuple[float, float]:
@@ -121,7 +127,7 @@ def _weights(mu: Vector, rate: float, steps: int) -> tuple[float, float]:
 
 
 def _adapted(old: Proximal, seen: Aggregate, change: float, patience: int, most: float) -> Proximal:
-    if not seen.clients:  # nobody was asked; where that is a secret, the expected number is told
+    if not seen.clients:  # an empty draw; if draws are secret, this is the expected number
         return old
     noise = seen.mean.numel() * seen.std**2 if math.isfinite(seen.std) else 0.0
     signal = max(0.0, dot(seen.mean, seen.mean) - noise)

@@ -20,7 +20,8 @@ u_b a block's mean of v_K / w_K, floored like v_hat, over the clients who answer
 
 u_b is a function of the round's releases, free under local trust. Both agree where clients are
 alike; otherwise a client with large moments counts for more in "mean". Replies lie on the update's
-grid, made for gradients: a root suits it, and a mean of squares is sent FINE times as large.
+grid, made for gradients: a root suits it, and a mean of squares is sent SQUARES_SCALE times
+as large.
 Inferred, from a supplement alone: the step, by Lemma 5; where noise is taken out; the root; the
 floor, in units of s^2 to suit any noise; the blocks by _blocks.py (16 parts of an unknown model).
 """
@@ -51,14 +52,14 @@ from dpfed.core import (
     Vector,
     stateless,
 )
-from dpfed.core.checks import not_negative, refuse
+from dpfed.core.checks import check_not_negative, refuse
 from dpfed.core.grid import repack, values_of
 from dpfed.core.vector import Layout
 
 PAPER = "DP-FedAdamW supplement, 2026"
 
-FINE = 2.0**12
-"""A mean of squares is about s^2, s times smaller than the gradients that the grid was made for."""
+SQUARES_SCALE = 2.0**12
+"""What a mean of squares is multiplied by: it is about s^2, and the grid was made for gradients."""
 
 
 class Common(NamedTuple):
@@ -69,12 +70,20 @@ class Common(NamedTuple):
 
 
 def fedadamw(
-    steps: int = 5, rate: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999,
-    eps: float = 1e-8, decay: float = 0.01, gamma: float = 0.5, floor: float = 0.1,
-    blocks: list[int] | str = "tensors", head_size: int | None = None,
-    moments: Literal["root", "mean"] = "root", unit: Unit = Unit.RECORD,
+    steps: int = 5,
+    rate: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    decay: float = 0.01,
+    gamma: float = 0.5,
+    floor: float = 0.1,
+    blocks: list[int] | str = "tensors",
+    head_size: int | None = None,
+    moments: Literal["root", "mean"] = "root",
+    unit: Unit = Unit.RECORD,
     layout: Layout | None = None,
-) -> ClientAlgorithm:  # fmt: skip
+) -> ClientAlgorithm:
     """Local AdamW from common block-wise second moments, aligned to the global direction.
 
     Args:
@@ -99,7 +108,7 @@ def fedadamw(
             "leave without noise; use localadamw"
         )
     check_adamw("fedadamw", steps, rate, beta1=beta1, beta2=beta2, eps=eps, decay=decay)
-    not_negative("fedadamw", floor=floor)
+    check_not_negative("fedadamw", floor=floor)
     if not 0 <= gamma <= 1:
         raise refuse("fedadamw.gamma", "from 0 to 1", gamma)
     if moments not in ("root", "mean"):
@@ -115,7 +124,7 @@ def fedadamw(
         for k in range(1, steps + 1):
             made = gradient_at(params, total, rate, problem, release)
             g, grid, noise = values_of(made, size, params), made.step, (made.std / size) ** 2
-            del made  # or two releases are alive while the next one is made
+            del made  # frees this release before the next one is made
             w = (rms > 0).to(rms.dtype).mul_(beta2**k).add_(1 - beta2**k)
             m.lerp_(g, 1 - beta1)
             v.mul_(beta2).addcmul_(g, g, value=1 - beta2).sub_((1 - beta2) * noise)
@@ -124,7 +133,7 @@ def fedadamw(
             total.mul_(1 - rate * decay).add_(delta, alpha=1 - gamma).add_(g)
             del g
         u = parts.means(v).div_(w).clamp_(min=floor * noise)
-        sent = u.sqrt_() if moments == "root" else u.mul_(FINE)
+        sent = u.sqrt_() if moments == "root" else u.mul_(SQUARES_SCALE)
         return {
             UPDATE: repack(total.mul_(size), grid),
             "moments": repack(sent.mul_(size), grid),
@@ -166,8 +175,9 @@ def _server(steps: int, rate: float, known: Blocks | None, squares: bool) -> Ser
     def update(mean: Vector, state: Common, seen: Aggregate) -> tuple[Vector, Common]:
         if not seen.clients:
             return mean, state
-        found = seen.public["moments"] * (seen.rate * seen.enrolled / seen.clients)
-        rms = found.clamp(min=0).div(FINE).sqrt() if squares else found  # who lies may send less
+        found = seen.public["moments"] * (seen.participation_rate * seen.enrolled / seen.clients)
+        # noise, or a client that breaks the rules, can make a mean of squares negative
+        rms = found.clamp(min=0).div(SQUARES_SCALE).sqrt() if squares else found
         return mean * rate, Common(mean / steps, rms)
 
     return ServerOptimizer(init, update, lambda at: {"direction": at.delta, "rms": at.rms})

@@ -2,7 +2,7 @@
 """DP-FedAuto: two private statistics, then gradient steps whose rate is read off the noise.
 
 Nothing is tuned: the same constants serve every data set and every epsilon. The model standardises
-its inputs by what was released (data/standardised.py), in three kinds of rounds:
+its inputs by what was released (_standardised.py), in three kinds of rounds:
 
     round 0    mean      u = z / max(1, |z|), z = (x - m0) / R0         f1 = 5 % of mu^2
     round 1    second    v v^T, v = (x - m) / |x - m|                  f2 = 10 %
@@ -21,7 +21,7 @@ records; R replace-one, Z zero-out, A add-remove:
 
 Truncated to a grid a matrix is not positive semidefinite any more: where the mechanism does that,
 replacing one counts as 2. The bounds hold for any center, transform and b that is broadcast: z is
-cut or divided by its length in double precision, a z without a finite length is a row of zeros, and
+cut or divided by its norm in double precision, a z without a finite norm is a row of zeros, and
 the mechanism clips last. A releases-only m and A make all later rounds adaptive composition.
 
 Inferred: which records a person's rows are a mean of (all of them), and that a logistic regression
@@ -34,31 +34,50 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from dpfed.client._paced import MEAN, SECOND, paced
+from dpfed.client._paced import paced
+from dpfed.client._standardised import (
+    MEAN,
+    SECOND,
+    STANDARDISED,
+    MomentProblem,
+    Standardiser,
+    standardiser_of,
+    standardises,
+)
 from dpfed.core import (
     UPDATE,
     Broadcast,
     Channel,
     ClientAlgorithm,
     Phase,
+    PlanNeeds,
     Problem,
     Releaser,
     Reply,
     State,
     Unit,
+    Weights,
     checks,
     stateless,
 )
 from dpfed.core.errors import UnsoundPlan
-from dpfed.core.matrices import MomentProblem, triangle
-from dpfed.core.vector import Layout, Standardiser, standardiser_of, standardises
+from dpfed.core.matrices import triangle
+from dpfed.core.vector import Layout
 
 PAPER = "dpfed's own; spectrum: Bun et al. 2016; shrinkage: James and Stein 1961"
 
-LARGEST, MODERATE = 2048, 723
-"""Features beyond which the second moment is never sent, or only if it is clearly worth it."""
-CLEAR = 30.0
-"""Up to this d e the second moment is worth its bytes; e is the noise's edge, of a trace of 1."""
+MAX_FEATURES, MAX_FEATURES_IN_DOUBT = 2048, 723
+"""Features above which the second moment is never sent; or only if the noise is clearly small."""
+CLEAR_EDGE = 30.0
+"""The noise is clearly small if d e is at most this, with e its largest eigenvalue."""
+
+NEEDS = PlanNeeds(
+    rounds=4,
+    weights=Weights.SUM,
+    independent_noise=True,
+    own_steps=True,
+    reason="whose first rounds release means over all units",
+)
 
 
 def fedauto(
@@ -87,12 +106,12 @@ def fedauto(
         layout: the model's names and shapes; the plan fills it in.
         truncates: whether the mechanism truncates rows to a grid; the plan fills it in.
     """
-    checks.positive("fedauto", clip=clip, pace=pace, cap=cap)
-    checks.part("fedauto", mean_share=mean_share, second_share=second_share)
+    checks.check_positive("fedauto", clip=clip, pace=pace, cap=cap)
+    checks.check_fraction("fedauto", mean_share=mean_share, second_share=second_share)
     if (total := mean_share + second_share) >= 1:
         raise checks.refuse("fedauto.mean_share + second_share", "below 1", total)
-    checks.decay("fedauto", beta=beta)
-    checks.not_negative("fedauto", damping=damping)
+    checks.check_decay("fedauto", beta=beta)
+    checks.check_not_negative("fedauto", damping=damping)
     shape = _shape(layout, second)
     first = 2 if shape.full else 1
 
@@ -108,23 +127,37 @@ def fedauto(
 
     channels = {
         UPDATE: Channel((Phase(first, 0), Phase(None, 1)), size=shape.head, clip=clip),
-        MEAN: Channel((Phase(1, 1), Phase(None, 0)), shape.features, 1.0, share=mean_share),
+        MEAN: Channel(
+            (Phase(1, 1), Phase(None, 0)), shape.features, 1.0, budget_fraction=mean_share
+        ),
     }
     if shape.full:
         channels[SECOND] = _second(shape.features, second_share, truncates)
-    decided = second != "auto" or standardises(layout)
+    decided = second != "auto" or _is_given(layout)
     return ClientAlgorithm(
-        init=stateless, work=work, units=frozenset(Unit), channels=channels, sends_unmodified=True,
-        linear=True, memory="f^2" if shape.full else "f", standardises=True,
+        init=stateless,
+        work=work,
+        units=frozenset(Unit),
+        channels=channels,
+        sends_unmodified=True,
+        linear=True,
+        memory="f^2" if shape.full else "f",
+        model=STANDARDISED,
+        needs=NEEDS,
         companion=paced(shape, beta=beta, pace=pace, damping=damping, cap=cap),
         settle=None if decided else lambda levels: _decided(shape.features, levels),
-    )  # fmt: skip
+    )
+
+
+def _is_given(layout: Layout | None) -> bool:
+    """Whether the plan's model is the method's own already, made by the user."""
+    return layout is not None and standardises(layout.shapes)
 
 
 def _shape(layout: Layout | None, second: str) -> Standardiser:
     """The model's own, which says whether there is a second moment; else that of a new one."""
-    shape = standardiser_of(layout, "fedauto", second != "none")
-    if standardises(layout) and second != "auto" and (second == "full") != shape.full:
+    shape = standardiser_of(layout, second != "none")
+    if _is_given(layout) and second != "auto" and (second == "full") != shape.full:
         raise checks.refuse("fedauto.second", "as the model's transform is, or 'auto'", second)
     return shape
 
@@ -132,7 +165,7 @@ def _shape(layout: Layout | None, second: str) -> Standardiser:
 def _second(features: int, share: float, truncates: bool) -> Channel:
     bound = None if truncates else math.sqrt(2)
     phases = (Phase(1, 0), Phase(1, 1), Phase(None, 0))
-    return Channel(phases, triangle(features), clip=1.0, replace_bound=bound, share=share)
+    return Channel(phases, triangle(features), clip=1.0, replace_bound=bound, budget_fraction=share)
 
 
 def _standardised(problem: Problem) -> MomentProblem:
@@ -150,5 +183,5 @@ def _decided(features: int, levels: Mapping[str, float]) -> Mapping[str, Any]:
     The eigenvalues of pure noise reach e = s2 sqrt(2 d), those of the matrix add up to 1.
     """
     edge = levels[SECOND] * math.sqrt(2 * features)
-    most = LARGEST if features * edge <= CLEAR else MODERATE
+    most = MAX_FEATURES if features * edge <= CLEAR_EDGE else MAX_FEATURES_IN_DOUBT
     return {"second": "full" if edge < 1 and features <= most else "none"}

@@ -31,7 +31,7 @@ from dpfed.core import (
     rescale,
     stateless,
 )
-from dpfed.core.checks import at_least, positive
+from dpfed.core.checks import check_at_least, check_positive
 
 PAPER = "McMahan et al. 2018 (DP-FedAvg)"
 
@@ -44,8 +44,8 @@ def fedavg(steps: int = 5, rate: float = 0.1, unit: Unit = Unit.RECORD) -> Clien
         rate: the size of a local step, above 0.
         unit: what one row stands for; the plan fills it in.
     """
-    at_least(1, "fedavg", steps=steps)
-    positive("fedavg", rate=rate)
+    check_at_least(1, "fedavg", steps=steps)
+    check_positive("fedavg", rate=rate)
 
     def work(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
@@ -55,7 +55,9 @@ def fedavg(steps: int = 5, rate: float = 0.1, unit: Unit = Unit.RECORD) -> Clien
     if unit is Unit.CLIENT:
         return one_release(work)
     return ClientAlgorithm(
-        init=stateless, work=work, units=frozenset({unit}),
+        init=stateless,
+        work=work,
+        units=frozenset({unit}),
         channels={UPDATE: Channel((Phase(None, steps),), noise=math.sqrt(steps))},
         companion=rescale(rate),
-    )  # fmt: skip
+    )

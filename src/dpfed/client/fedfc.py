@@ -76,8 +76,8 @@ def fedfc(
         unit: what one row stands for; the plan fills it in.
         layout: the model's names and shapes; the plan fills it in.
     """
-    checks.positive("fedfc", gamma=gamma, radius=radius)
-    checks.part("fedfc", share=share)
+    checks.check_positive("fedfc", gamma=gamma, radius=radius)
+    checks.check_fraction("fedfc", share=share)
     head = head_of(layout, "fedfc")
 
     def work(
@@ -94,14 +94,22 @@ def fedfc(
         return reply, state
 
     covariance = Channel(
-        phases=(Phase(1, 1), Phase(None, 0)), size=triangle(head.inputs), clip=radius**2,
-        replace_bound=math.sqrt(2) * radius**2, share=share,
-    )  # fmt: skip
+        phases=(Phase(1, 1), Phase(None, 0)),
+        size=triangle(head.inputs),
+        clip=radius**2,
+        replace_bound=math.sqrt(2) * radius**2,
+        budget_fraction=share,
+    )
     return ClientAlgorithm(
-        init=stateless, work=work, units=frozenset({unit}),
-        channels={UPDATE: Channel(), COVARIANCE: covariance}, sends_unmodified=True, linear=True,
-        memory="f^2", companion=_preconditioned(gamma, head, unit),
-    )  # fmt: skip
+        init=stateless,
+        work=work,
+        units=frozenset({unit}),
+        channels={UPDATE: Channel(), COVARIANCE: covariance},
+        sends_unmodified=True,
+        linear=True,
+        memory="f^2",
+        companion=_preconditioned(gamma, head, unit),
+    )
 
 
 def _preconditioned(gamma: float, head: Head, unit: Unit) -> ServerOptimizer:

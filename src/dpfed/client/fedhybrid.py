@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private FedHybrid: a few rounds of FedAvg as a start, then FedSGD.
+"""Private FedHybrid: a few rounds of FedAvg first, then FedSGD from there.
 
 Auddy, Paul and Peng 2026: FedAvg's estimator, whose federation bias does not vanish, is
 where FedSGD begins, which has none. With K = steps, R = start:
@@ -34,7 +34,7 @@ from dpfed.core import (
     Unit,
     stateless,
 )
-from dpfed.core.checks import at_least, part, positive
+from dpfed.core.checks import check_at_least, check_fraction, check_positive
 
 PAPER = "Auddy et al. 2026 (FedHybrid)"
 
@@ -57,10 +57,10 @@ def fedhybrid(
         share: the start's part of the squared mu, between 0 and 1.
         unit: what one row stands for; the plan fills it in.
     """
-    at_least(0, "fedhybrid", start=start)
-    at_least(1, "fedhybrid", steps=steps)
-    positive("fedhybrid", rate=rate, step=step)
-    part("fedhybrid", share=share)
+    check_at_least(0, "fedhybrid", start=start)
+    check_at_least(1, "fedhybrid", steps=steps)
+    check_positive("fedhybrid", rate=rate, step=step)
+    check_fraction("fedhybrid", share=share)
 
     def work(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
@@ -75,6 +75,10 @@ def fedhybrid(
     if start:
         channels[START] = start_channel(start, 1 if alone else steps, share)
     return ClientAlgorithm(
-        init=stateless, work=work, units=frozenset({unit}), channels=channels,
-        sends_unmodified=alone or not start, companion=by_stage(1.0 if alone else rate, step),
-    )  # fmt: skip
+        init=stateless,
+        work=work,
+        units=frozenset({unit}),
+        channels=channels,
+        sends_unmodified=alone or not start,
+        companion=by_stage(1.0 if alone else rate, step),
+    )

@@ -50,7 +50,7 @@ from dpfed.core import (
     Unit,
     Vector,
 )
-from dpfed.core.checks import positive, refuse
+from dpfed.core.checks import check_positive, refuse
 from dpfed.core.errors import UnsoundPlan
 from dpfed.core.grid import values_of
 from dpfed.core.matrices import OFF, second_order, solve
@@ -61,8 +61,8 @@ from dpfed.core.vector import Layout, head_of
 PAPER = "Krouka et al. 2025 (DP-FedNew, DP-FedNew-FC)"
 
 
-_ROUNDING = 2.0**-16
-"""The part of the bounds that is left for the rounding of a solved system."""
+_ROUNDING_FRACTION = 2.0**-16
+"""The fraction by which bounds are raised, for rounding errors when a system is solved."""
 
 
 class FedNewState(NamedTuple):
@@ -113,17 +113,17 @@ def fednew(
         unit: what one row stands for; the plan fills it in.
         layout: the model's names and shapes; the plan fills it in.
     """
-    positive("fednew", rho=rho, alpha=alpha, c1=c1, c2=c2, hessian=hessian)
+    check_positive("fednew", rho=rho, alpha=alpha, c1=c1, c2=c2, hessian=hessian)
     bias, dense = head_of(layout, "fednew").bias, curvature == "hessian"
     gamma, alone = alpha + rho, unit is Unit.CLIENT
     least = gamma if alone else gamma - OFF * hessian
     if least < gamma / 2:
         raise refuse("fednew.hessian", f"at most {gamma / OFF / 2:g}, gamma / 2 / OFF", hessian)
     bound, replace_bound = (
-        (k * c1 / least + hessian * c2 / least**2) * (1 + _ROUNDING) for k in (1, 2)
+        (k * c1 / least + hessian * c2 / least**2) * (1 + _ROUNDING_FRACTION) for k in (1, 2)
     )
     if alone:
-        c1 = c2 = hessian = 1e30  # the direction is clipped, and nothing before
+        c1 = c2 = hessian = 1e30  # only the direction is clipped
 
     def work(
         broadcast: Broadcast, problem: Problem, state: FedNewState, release: Releaser
@@ -147,24 +147,30 @@ def fednew(
 
     channel = Channel() if alone else Channel(clip=bound, replace_bound=replace_bound)
     return ClientAlgorithm(
-        init=_start, work=work, units=frozenset({unit}), channels={UPDATE: channel},
-        sends_unmodified=True, reuses_own_releases=True, linear=True, samples=False,
+        init=_start,
+        work=work,
+        units=frozenset({unit}),
+        channels={UPDATE: channel},
+        sends_unmodified=True,
+        reuses_own_releases=True,
+        linear=True,
+        samples=False,
         memory="d^2" if dense else "f^2",
         companion=ServerOptimizer(_start, _keep, lambda state: {"primal": state.vector}),
-    )  # fmt: skip
+    )
 
 
 def _refuse_inexact(m: float, moved: float, bound: float) -> None:
-    """Refuse options for which the bound does not hold in floats: public, before data is read."""
+    """Refuse options for which rounding could break the bound; this reads no data."""
     if m < 1:
         raise UnsoundPlan(
             f"privacy.nominal must be at least 1 for fednew, got {m:g}: rounding is bounded in "
             f"proportion to it; declare the number of records"
         )
-    if not 2 * moved <= _ROUNDING * bound:
+    if not 2 * moved <= _ROUNDING_FRACTION * bound:
         raise UnsoundPlan(
-            f"fednew's bound must be above {2 * moved / _ROUNDING:.3g}, what rounding takes, got "
-            f"{bound:.3g}; raise hessian, c1 or rho, or use a smaller model"
+            f"fednew's bound must be above {2 * moved / _ROUNDING_FRACTION:.3g}, what rounding "
+            f"takes, got {bound:.3g}; raise hessian, c1 or rho, or use a smaller model"
         )
 
 
@@ -173,4 +179,4 @@ def _start(params: Vector) -> FedNewState:
 
 
 def _keep(y: Vector, _: FedNewState, seen: Aggregate) -> tuple[Vector, FedNewState]:
-    return y, FedNewState(seen.mean, 1)  # y itself is the next optimizer's to overwrite
+    return y, FedNewState(seen.mean, 1)  # not y: the next optimizer may overwrite it

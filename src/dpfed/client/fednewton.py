@@ -75,13 +75,13 @@ def fednewton(
         unit: what one row stands for; the plan fills it in.
         layout: the model's names and shapes; the plan fills it in.
     """
-    checks.at_least(1, "fednewton", steps=steps)
-    checks.at_least(0, "fednewton", start=start)
-    checks.positive("fednewton", rate=rate, hessian=hessian)
-    checks.part("fednewton", share=share, hessian_share=hessian_share)
+    checks.check_at_least(1, "fednewton", steps=steps)
+    checks.check_at_least(0, "fednewton", start=start)
+    checks.check_positive("fednewton", rate=rate, hessian=hessian)
+    checks.check_fraction("fednewton", share=share, hessian_share=hessian_share)
     if share + hessian_share >= 1:
         raise checks.refuse("fednewton.share + hessian_share", "below 1", share + hessian_share)
-    checks.not_negative("fednewton", damping=damping)
+    checks.check_not_negative("fednewton", damping=damping)
     head, alone = head_of(layout, "fednewton"), unit is Unit.CLIENT
 
     def work(
@@ -96,16 +96,25 @@ def fednewton(
     channels = {UPDATE: Channel(later, noise=1.0 if alone else math.nan)}
     if not alone:
         channels[HESSIAN] = Channel(
-            phases=later, size=triangle(head.inputs * head.outputs), clip=hessian,
-            replace_bound=math.sqrt(2) * hessian, share=hessian_share, sent=False,
-        )  # fmt: skip
+            phases=later,
+            size=triangle(head.inputs * head.outputs),
+            clip=hessian,
+            replace_bound=math.sqrt(2) * hessian,
+            budget_fraction=hessian_share,
+            sent=False,
+        )
     if start:
         channels[START] = start_channel(start, 1 if alone else steps, share)
     return ClientAlgorithm(
-        init=stateless, work=work, units=frozenset({unit}), channels=channels,
-        sends_unmodified=alone, linear=True, memory="d^2",
+        init=stateless,
+        work=work,
+        units=frozenset({unit}),
+        channels=channels,
+        sends_unmodified=alone,
+        linear=True,
+        memory="d^2",
         companion=by_stage(1.0 if alone else rate, 1.0),
-    )  # fmt: skip
+    )
 
 
 def _newton(damping: float, params: Vector, problem: Problem, release: Releaser) -> Release:
@@ -120,4 +129,4 @@ def _newton(damping: float, params: Vector, problem: Problem, release: Releaser)
 
 
 def _solve(H: torch.Tensor, g: Vector, damping: float) -> Vector:
-    return solve(H, g, max(damping, 1e-7 * float(H.trace())))  # no digits of a float32 below that
+    return solve(H, g, max(damping, 1e-7 * float(H.trace())))  # below float32's precision

@@ -41,7 +41,7 @@ from dpfed.core import (
     rescale,
     stateless,
 )
-from dpfed.core.checks import at_least, not_negative, positive
+from dpfed.core.checks import check_at_least, check_not_negative, check_positive
 from dpfed.core.grid import add_values, repack, values_of
 from dpfed.core.rows import Dense
 from dpfed.core.vector import dot
@@ -60,9 +60,9 @@ def fedsam(
         radius: how far uphill the gradient is taken, in the parameters' norm; 0 is DP-FedAvg.
         unit: what one row stands for; the plan fills it in.
     """
-    at_least(1, "fedsam", steps=steps)
-    positive("fedsam", rate=rate)
-    not_negative("fedsam", radius=radius)
+    check_at_least(1, "fedsam", steps=steps)
+    check_positive("fedsam", rate=rate)
+    check_not_negative("fedsam", radius=radius)
 
     def by_record(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
@@ -71,7 +71,7 @@ def fedsam(
         for _ in range(steps):
             made = gradient_at(params, total, rate, problem, release)
             climb = _climb(values_of(made, release.nominal, params), radius)
-            del made  # or two releases are alive while the next one is made
+            del made  # frees this release before the next one is made
             rows = problem.rows(climb.sub_(total, alpha=rate).add_(params), release.unit)
             del climb
             made = release(rows)
@@ -92,13 +92,15 @@ def fedsam(
     if unit is Unit.CLIENT:
         return one_release(by_client)
     return ClientAlgorithm(
-        init=stateless, work=by_record, units=frozenset({unit}),
+        init=stateless,
+        work=by_record,
+        units=frozenset({unit}),
         channels={UPDATE: Channel((Phase(None, 2 * steps),), noise=math.sqrt(steps))},
         companion=rescale(rate),
-    )  # fmt: skip
+    )
 
 
 def _climb(gradient: Vector, radius: float) -> Vector:
-    """The gradient, scaled in place to the length ``radius``."""
+    """The gradient, scaled in place to the norm ``radius``."""
     norm = math.sqrt(dot(gradient, gradient))
     return gradient.mul_(radius / norm if norm > 0 else 0.0)

@@ -63,9 +63,15 @@ class LocalMoments(NamedTuple):
 
 
 def localadamw(
-    steps: int = 5, rate: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999,
-    eps: float = 1e-8, decay: float = 0.01, reset: bool | None = None, unit: Unit = Unit.RECORD,
-) -> ClientAlgorithm:  # fmt: skip
+    steps: int = 5,
+    rate: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    decay: float = 0.01,
+    reset: bool | None = None,
+    unit: Unit = Unit.RECORD,
+) -> ClientAlgorithm:
     """Local steps of AdamW; the moments go on from round to round, but at client level.
 
     Args:
@@ -101,7 +107,7 @@ def localadamw(
         for k in range(before.k + 1, before.k + steps + 1):
             made = gradient_at(params, total, rate, problem, release)
             g, grid = values_of(made, release.nominal, params), made.step
-            del made  # or two releases are alive while the next one is made
+            del made  # frees this release before the next one is made
             total.mul_(1 - rate * decay).add_(params, alpha=decay).add_(adam(g, m, v, k))
             del g
         after = LocalMoments(m, v, before.k + steps) if keeps else state
@@ -119,10 +125,13 @@ def localadamw(
     if unit is Unit.CLIENT:
         return one_release(by_client)
     return ClientAlgorithm(
-        init=_zero if keeps else stateless, work=by_record, units=frozenset({unit}),
+        init=_zero if keeps else stateless,
+        work=by_record,
+        units=frozenset({unit}),
         channels={UPDATE: Channel((Phase(None, steps),), noise=math.nan)},
-        reuses_own_releases=keeps, companion=rescale(rate),
-    )  # fmt: skip
+        reuses_own_releases=keeps,
+        companion=rescale(rate),
+    )
 
 
 def _zero(params: Vector) -> LocalMoments:

@@ -44,7 +44,7 @@ from dpfed.core import (
     Unit,
     Vector,
 )
-from dpfed.core.checks import at_least, positive
+from dpfed.core.checks import check_at_least, check_positive
 from dpfed.core.grid import add_values, repack, values_of
 from dpfed.core.rows import Dense
 
@@ -71,8 +71,8 @@ def scaffold(
         warm: spend round 0 on one gradient, from which the control variates begin.
         unit: what one row stands for; the plan fills it in.
     """
-    at_least(1, "scaffold", steps=steps)
-    positive("scaffold", rate=rate)
+    check_at_least(1, "scaffold", steps=steps)
+    check_positive("scaffold", rate=rate)
     client = unit is Unit.CLIENT
 
     def work(broadcast: Broadcast, problem: Problem, state: Control, release: Releaser) -> Answer:
@@ -89,7 +89,7 @@ def scaffold(
             made = gradient_at(x, moved, rate, problem, release)
             step = made.step
             add_values(moved, made, release.nominal)
-            del made  # or two releases are alive while the next one is made
+            del made  # frees this release before the next one is made
             moved.add_(c).sub_(c_i)
         kept = Control((moved / steps).sub_(c).add_(c_i))
         return {UPDATE: repack(moved.mul_(release.nominal), step)}, kept
@@ -104,11 +104,14 @@ def scaffold(
 
     phases = (Phase(1, 1), Phase(None, steps)) if warm else (Phase(None, steps),)
     return ClientAlgorithm(
-        init=_zero, work=work, units=frozenset({unit}),
+        init=_zero,
+        work=work,
+        units=frozenset({unit}),
         channels={UPDATE: Channel() if client else Channel(phases, noise=math.nan)},
-        sends_unmodified=client, reuses_own_releases=True,
+        sends_unmodified=client,
+        reuses_own_releases=True,
         companion=_server(steps, rate, warm, factor=rate if client else 1.0),
-    )  # fmt: skip
+    )
 
 
 def _zero(params: Vector) -> Control:
@@ -120,8 +123,9 @@ def _server(steps: int, rate: float, warm: bool, factor: float) -> ServerOptimiz
 
     def update(mean: Vector, state: Control, seen: Aggregate) -> tuple[Vector, Control]:
         if warm and seen.round == 0:
-            return torch.zeros_like(mean), Control(mean * seen.rate)
+            return torch.zeros_like(mean), Control(mean * seen.participation_rate)
         c = state.c * (1 - seen.clients / seen.enrolled)
-        return mean * (rate / factor), Control(c.add_(mean, alpha=seen.rate / (steps * factor)))
+        c.add_(mean, alpha=seen.participation_rate / (steps * factor))
+        return mean * (rate / factor), Control(c)
 
     return ServerOptimizer(_zero, update, share=lambda state: {"control": state.c})

@@ -2,9 +2,9 @@
 """What every other package builds on: the types of one round, and arithmetic.
 
 Plug-ins build on the names below, which load no torch, and on the modules types, chain, errors,
-checks, vector and testing; client algorithms also on rows, stacked, divided, matrices and
-grid, mechanisms on grid, sampling, participation and randomness, sums on grid and sum_protocol,
-metrics on metric. The rest is for dpfed itself.
+checks, log, vector and testing; client algorithms also on rows, stacked, adaptive_rows,
+clipping, matrices and grid, mechanisms on grid, sampling, participation and randomness, sums on
+grid and sum_protocol, metrics on metric. The rest is for dpfed itself.
 """
 
 from dpfed.core.chain import rescale, stateless
@@ -15,7 +15,11 @@ from dpfed.core.types import (
     Broadcast,
     Channel,
     ClientAlgorithm,
+    Facts,
+    FeatureRange,
+    OwnModel,
     Phase,
+    PlanNeeds,
     Problem,
     Release,
     Releaser,
@@ -24,10 +28,32 @@ from dpfed.core.types import (
     State,
     Unit,
     Vector,
+    Weights,
 )
 
 __all__ = [
-    "UPDATE", "Aggregate", "Broadcast", "Channel", "ClientAlgorithm", "DataError", "Phase",
-    "Problem", "RecipeError", "Release", "Releaser", "Reply", "ServerOptimizer", "State", "Unit",
-    "UnsoundPlan", "Vector", "rescale", "stateless",
-]  # fmt: skip
+    "UPDATE",
+    "Aggregate",
+    "Broadcast",
+    "Channel",
+    "ClientAlgorithm",
+    "DataError",
+    "Facts",
+    "FeatureRange",
+    "OwnModel",
+    "Phase",
+    "PlanNeeds",
+    "Problem",
+    "RecipeError",
+    "Release",
+    "Releaser",
+    "Reply",
+    "ServerOptimizer",
+    "State",
+    "Unit",
+    "UnsoundPlan",
+    "Vector",
+    "Weights",
+    "rescale",
+    "stateless",
+]

@@ -12,7 +12,14 @@ from dpfed.core.types import Aggregate, ServerOptimizer, State, Vector
 
 
 def stateless(update: object) -> State:
-    """The state of an optimizer that has none."""
+    """The state of an optimizer that has none: give it as ``init``.
+
+    Args:
+        update: the parameters, which are not looked at.
+
+    >>> stateless(None)
+    ()
+    """
     del update
     return ()
 
@@ -55,9 +62,12 @@ def chain(*links: ServerOptimizer) -> ServerOptimizer:
         return shared
 
     return ServerOptimizer(
-        init=init, update=update, share=share, update_=update_,
+        init=init,
+        update=update,
+        share=share,
+        update_=update_,
         gain=lambda state: math.prod(map(_gain, links, state)),
-    )  # fmt: skip
+    )
 
 
 def _gain(link: ServerOptimizer, state: State) -> float:
@@ -73,7 +83,16 @@ def _merge(shared: dict[str, Vector], more: Mapping[str, Vector]) -> None:
 
 
 def rescale(rate: float) -> ServerOptimizer:
-    """Multiply the direction: the server half of an algorithm that sends sums of gradients."""
+    """Multiply the direction: the server half of an algorithm that sends sums of gradients.
+
+    Args:
+        rate: the factor.
+
+    >>> import torch
+    >>> seen = Aggregate(0, torch.zeros(2), torch.ones(2), std=0.1, clients=5)
+    >>> rescale(0.5).update(seen.mean, (), seen)[0].tolist()
+    [0.5, 0.5]
+    """
 
     def update(direction: Vector, state: State, _: Aggregate) -> tuple[Vector, State]:
         return direction * rate, state

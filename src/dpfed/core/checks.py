@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bounds of options: each function refuses values outside of one bound, with errors of one form.
 
-positive("adam", rate=rate, floor=floor)
+check_positive("adam", rate=rate, floor=floor)
 RecipeError: adam.rate must be a finite number above 0, got nan; leave it out for the default
 """
 
@@ -14,33 +14,33 @@ from dpfed.core.errors import RecipeError
 
 
 def refuse(name: str, bound: str, value: Any, way_out: str = "") -> RecipeError:
-    """The error of a value that breaks its bound.
+    """Build the error for an out-of-range value.
 
     Args:
         name: the option, as a user writes it.
         bound: what it must be.
         value: what it is.
-        way_out: what to do about it; empty is to leave it out.
+        way_out: what to do about it; if empty, the hint is to leave the option out.
     """
     hint = way_out or "leave it out for the default"
     return RecipeError(f"{name} must be {bound}, got {value!r}; {hint}")
 
 
-def positive(owner: str, **values: float) -> None:
+def check_positive(owner: str, **values: float) -> None:
     """Refuse what is not a finite number above 0."""
     for name, value in values.items():
         if not (math.isfinite(value) and value > 0):
             raise refuse(f"{owner}.{name}", "a finite number above 0", value)
 
 
-def not_negative(owner: str, **values: float) -> None:
-    """Refuse what is not a finite number from 0 on."""
+def check_not_negative(owner: str, **values: float) -> None:
+    """Refuse what is not a finite number, 0 or greater."""
     for name, value in values.items():
         if not (math.isfinite(value) and value >= 0):
             raise refuse(f"{owner}.{name}", "a finite number, at least 0", value)
 
 
-def at_least(least: int, owner: str, **values: int) -> None:
+def check_at_least(least: int, owner: str, **values: int) -> None:
     """Refuse a count below ``least``.
 
     Args:
@@ -53,22 +53,22 @@ def at_least(least: int, owner: str, **values: int) -> None:
             raise refuse(f"{owner}.{name}", f"a whole number, at least {least}", value)
 
 
-def decay(owner: str, **values: float) -> None:
+def check_decay(owner: str, **values: float) -> None:
     """Refuse what is not at least 0 and below 1: how much of the past is kept."""
     for name, value in values.items():
         if not 0 <= value < 1:
             raise refuse(f"{owner}.{name}", "at least 0 and below 1", value)
 
 
-def part(owner: str, **values: float) -> None:
+def check_fraction(owner: str, **values: float) -> None:
     """Refuse what is not between 0 and 1, both excluded: a part of a budget."""
     for name, value in values.items():
         if not 0 < value < 1:
             raise refuse(f"{owner}.{name}", "above 0 and below 1", value)
 
 
-def stabilizer(owner: str, **values: float) -> None:
-    """Refuse an eps that float32 may take for 0: 0 / 0 is not a direction."""
+def check_stabilizer(owner: str, **values: float) -> None:
+    """Refuse an eps that would round to 0 in float32 and cause 0 / 0."""
     for name, value in values.items():
         if not 1e-30 <= value < math.inf:
             raise refuse(f"{owner}.{name}", "a finite number, at least 1e-30", value)

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of clipping: in double precision, and so short that rounding is paid for.
+"""Clipping: scale each row down to a norm of at most the clip C, then add up the rows.
 
-Two paths. ``weighted`` rows are added up by a ``ProductSum``, in floats. ``clip_alone`` is for sums
-in exact integers: each row is scaled by operations that no other row can change, to the last bit.
+One row holds the numbers of one unit, so a unit moves the sum by at most C. The kinds of rows call
+this module: rows.py (a matrix of rows), matrices.py and ghost.py (rows that are products of two
+factors), stacked.py (many clients at once) and adaptive_rows.py (the clip adapts). Arithmetic is in
+double precision, with a margin that covers rounding, on two paths:
 
-Guarantee of float sums: two neighbouring ones lie within what the clip C allows their rows, D >= C,
-so that no price has to add anything for rounding. Rows are cut to C (1 - 2^-20), by norms that are
-right to 2^-25. Of the 2^-20 C that this leaves, with u = 2^-53 and m <= 2^25 rows,
+    ``weighted``, ``ProductSum``   sums in floats
+    ``clip_alone``                 sums in exact integers: each row is scaled by operations that no
+                                   other row can change, to the last bit
+
+Guarantee of float sums: two neighbouring sums differ by at most D, what exactly clipped rows could
+differ by (D >= C), rounding included. So accounting needs no extra term for rounding. Proof: rows
+are cut to C (1 - 2^-20), by norms that are right to 2^-25. Of the 2^-20 C that this leaves, with
+u = 2^-53 and m <= 2^25 rows,
 
     the sum      takes 0.7: s = 2^31 / m rows at a time are off by (s + 2) u s C at most, in any
                  order (Higham 2002, section 3.1); such parts are added by halves, a few thousand
@@ -38,25 +45,23 @@ import torch
 from numpy.typing import NDArray
 
 from dpfed.core.errors import BadRelease
-from dpfed.core.grid import SLACK
+from dpfed.core.grid import SHORTFALL, SLACK
 from dpfed.core.types import BoundedSum, Vector
 
 Exponents: TypeAlias = NDArray[np.int32]
 
-SHORTFALL = 2.0**-20
-"""The part of the clip that rows give up in float sums: more than rounding may add to them."""
-
-MOST_ROWS = 2**25
+MAX_ROWS = 2**25
 """The most rows of a float sum."""
 
-_ALONE = 2.0**-40  # of the clip, given up in the exact path: more than any norm is off by
-_SPAN = 2**31  # rows of a sum, times those that are added without care
-_LIBRARY = 2**28  # rows times width: above, a library may not choose how norms are added up
-_ELEMENTS = 1 << 21  # of a block of rows: 16 MiB in double precision
-_TILE, _ACROSS = 1 << 18, 1 << 12  # of what is made double at a time: it stays in cache
-_LONG = 1 << 15  # the same of a single row
-_EXTREME = 2.0**300  # a clip or a step beyond it is not proven to be safe
-_MODERATE = 2.0**160  # products of three numbers within it, and their squares, are safe
+# the part of the clip given up in the exact path: more than any norm is off by
+_ALONE_SHORTFALL = 2.0**-40
+_MAX_PLAIN_SUM = 2**31  # (rows in the sum) x (rows added without compensation)
+_MAX_LIBRARY_NORMS = 2**28  # rows x width: above, norms are added up in our own order
+_BLOCK_NUMBERS = 1 << 21  # in a block of rows: 16 MiB in double precision
+_TILE_NUMBERS, _TILE_WIDTH = 1 << 18, 1 << 12  # converted to double at a time: fits the cache
+_LONG_ROW_NUMBERS = 1 << 15  # converted at a time where there is one long row
+_MAX_SAFE_CLIP = 2.0**300  # a clip or a step beyond it is not proven to be safe
+_MAX_MODERATE = 2.0**160  # products of three numbers within it, and their squares, are safe
 
 
 def checked_clip(clip: float) -> float:
@@ -66,7 +71,7 @@ def checked_clip(clip: float) -> float:
             f"clip must be a finite number above 0, got {clip}; set privacy.clip, or the clip that "
             f"the method has of its own"
         )
-    if not 1 / _EXTREME <= clip <= _EXTREME:
+    if not 1 / _MAX_SAFE_CLIP <= clip <= _MAX_SAFE_CLIP:
         raise BadRelease(
             f"clip must be between 2^-300 and 2^300, where rounding is covered, got {clip}; set "
             f"privacy.clip to the size of a gradient"
@@ -75,7 +80,7 @@ def checked_clip(clip: float) -> float:
 
 
 def bounded(
-    vector: Vector, clip: float, rows: int = MOST_ROWS, dtype: torch.dtype = torch.float64
+    vector: Vector, clip: float, rows: int = MAX_ROWS, dtype: torch.dtype = torch.float64
 ) -> BoundedSum:
     """A sum of rows of norm at most ``clip``, of no particular direction.
 
@@ -101,7 +106,7 @@ def row_norms(matrix: torch.Tensor) -> torch.Tensor:
     ``normalised`` or ``moderate``.
     """
     rows, width = matrix.shape
-    if few(rows, width) and matrix.numel() <= _TILE:
+    if few(rows, width) and matrix.numel() <= _TILE_NUMBERS:
         part = matrix.double()
         return (part * part).sum(dim=1).sqrt_()
     if rows == 1 and few(rows, width) and matrix.is_contiguous():
@@ -116,8 +121,8 @@ def row_norms(matrix: torch.Tensor) -> torch.Tensor:
 
 def _long_norm(row: Vector) -> torch.Tensor:
     """The norm of one long row: many tiles at a time, added in their order."""
-    whole = row.numel() // _ACROSS * _ACROSS
-    tiles = torch.split(row[:whole].view(-1, _ACROSS), _LONG // _ACROSS)
+    whole = row.numel() // _TILE_WIDTH * _TILE_WIDTH
+    tiles = torch.split(row[:whole].view(-1, _TILE_WIDTH), _LONG_ROW_NUMBERS // _TILE_WIDTH)
     squares = 0.0
     for some in (*tiles, row[None, whole:]):
         for part in _doubled(some).square_().sum(dim=1).tolist():
@@ -126,23 +131,23 @@ def _long_norm(row: Vector) -> torch.Tensor:
 
 
 def few(rows: int, width: int) -> bool:
-    """Whether a library may choose how the norms of so many rows are added up."""
-    return rows * (width + 16) <= _LIBRARY
+    """Whether the order in which a library adds up norms is safe for so many rows."""
+    return rows * (width + 16) <= _MAX_LIBRARY_NORMS
 
 
 def _slices(rows: int, width: int) -> Iterator[slice]:
-    """Rows of which a tile is made double at a time."""
-    step = _TILE // max(1, min(width, _ACROSS))
+    """Slices of rows that are converted to double precision at a time."""
+    step = _TILE_NUMBERS // max(1, min(width, _TILE_WIDTH))
     return (slice(at, at + step) for at in range(0, rows, step))
 
 
 def _columns(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """A matrix as tiles, from left to right."""
-    return (matrix,) if matrix.shape[1] <= _ACROSS else torch.split(matrix, _ACROSS, dim=1)
+    return (matrix,) if matrix.shape[1] <= _TILE_WIDTH else torch.split(matrix, _TILE_WIDTH, dim=1)
 
 
 class _Scratch(threading.local):
-    """Memory that is used again and again: to get it anew takes longer than to sum a tile."""
+    """A reused buffer: allocating one takes longer than summing a tile."""
 
     buffer: torch.Tensor | None = None
 
@@ -153,7 +158,7 @@ _scratch = _Scratch()
 def _doubled(tile: torch.Tensor) -> torch.Tensor:
     """A tile in double precision, in the thread's own buffer: until the next call."""
     if _scratch.buffer is None:
-        _scratch.buffer = torch.empty(_TILE, dtype=torch.float64)
+        _scratch.buffer = torch.empty(_TILE_NUMBERS, dtype=torch.float64)
     held = _scratch.buffer[: tile.numel()]
     if tile.stride(0) == 1:  # columns lie together in memory, and stay so: adding is faster
         return held.view(tile.T.shape).copy_(tile.T).T
@@ -190,7 +195,7 @@ def normalised(matrix: torch.Tensor) -> tuple[torch.Tensor, Exponents]:
 
 
 def scaled_factors(norms: torch.Tensor, exponents: Exponents, short: float) -> torch.Tensor:
-    """What normalised rows are multiplied by, so that they are themselves, or as long as allowed.
+    """The factors that restore normalised rows, clipped to the allowed norm.
 
     Args:
         norms: the norms of the normalised rows.
@@ -211,7 +216,7 @@ def moderate(matrix: torch.Tensor) -> torch.Tensor:
     matrix = matrix.double()
     sizes = matrix.abs()
     largest = sizes.amax(dim=1, keepdim=True) if matrix.numel() else sizes
-    usable = (largest <= _MODERATE) & (sizes >= 1 / _MODERATE)  # False for a NaN
+    usable = (largest <= _MAX_MODERATE) & (sizes >= 1 / _MAX_MODERATE)  # False for a NaN
     return torch.where(usable, matrix, 0.0)
 
 
@@ -244,7 +249,9 @@ def weighted(
 
 def product_sum(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """The sum of rows left_i x right_i: [rows, a] in double precision, [rows, b] in any."""
-    if len(left) ** 2 <= _SPAN and right.numel() <= _TILE:  # all of it in one piece
+    if (
+        len(left) ** 2 <= _MAX_PLAIN_SUM and right.numel() <= _TILE_NUMBERS
+    ):  # all of it in one piece
         return left.T @ (right if right.dtype == torch.float64 else _doubled(right))
     total = ProductSum(len(left), (left.shape[1], right.shape[1]))
     total.add(left, right)
@@ -255,7 +262,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def folded(before: Pair | None, part: torch.Tensor) -> Pair:
-    """A sum with one part more as a pair, high and low: what one float loses, the other keeps."""
+    """Add one part to a compensated (high, low) sum: low keeps what high rounds away."""
     if before is None:
         return part, torch.zeros_like(part)
     high, low = before
@@ -265,20 +272,23 @@ def folded(before: Pair | None, part: torch.Tensor) -> Pair:
 
 
 class ProductSum:
-    """A sum of rows left_i x right_i in double precision: see the file's docstring."""
+    """A compensated sum of rows left_i x right_i in double precision.
+
+    Its error bound is derived at the top of this file.
+    """
 
     def __init__(self, rows: int, shape: tuple[int, int]) -> None:
-        if rows > MOST_ROWS:
+        if rows > MAX_ROWS:
             raise BadRelease(
                 f"the rows of a sum must be at most 2^25, got {rows}; give a client fewer records"
             )
-        self._span = _SPAN // max(1, rows)
+        self._span = _MAX_PLAIN_SUM // max(1, rows)
         self._part, self._held = torch.zeros(shape, dtype=torch.float64), 0
         self._sum: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def add(self, left: torch.Tensor, right: torch.Tensor) -> None:
         """Add rows that are products of two factors: [rows, a] in double precision, [rows, b]."""
-        if self._span == _SPAN and left.numel() == 1:
+        if self._span == _MAX_PLAIN_SUM and left.numel() == 1:
             self._add_one(left, right)
             return
         for rows in _slices(*right.shape):
@@ -289,12 +299,12 @@ class ProductSum:
 
     def _add_one(self, factor: torch.Tensor, row: torch.Tensor) -> None:
         """The only row of a sum: each coordinate is one product."""
-        wide = (torch.split(each, _LONG, dim=1) for each in (row, self._part))
+        wide = (torch.split(each, _LONG_ROW_NUMBERS, dim=1) for each in (row, self._part))
         for tile, part in zip(*wide, strict=True):
             part.add_(_doubled(tile).mul_(factor))
 
     def _add(self, left: torch.Tensor, right: torch.Tensor, part: torch.Tensor) -> None:
-        """As many rows at a time as may be; such sums by halves."""
+        """Add as many rows at a time as the error bound allows; these partial sums by halves."""
         whole = len(left) // self._span * self._span
         if whole:
             first, second = (
@@ -335,12 +345,12 @@ def clip_alone(matrix: torch.Tensor, clip: float) -> torch.Tensor:
     """
     scaled, exponents = normalised(matrix)
     norms = _alone_norms(scaled)
-    factors = scaled_factors(norms, exponents, clip * (1 - _ALONE))
+    factors = scaled_factors(norms, exponents, clip * (1 - _ALONE_SHORTFALL))
     return scaled.mul_(factors[:, None])
 
 
-def directions(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of length 1, and the lengths that they had; zero where that is 0 or not finite.
+def directions_and_norms(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows scaled to norm 1, and their norms; both zero where a norm is 0 or not finite.
 
     As in ``clip_alone`` no row depends on another one, nor on its place, to the last bit.
     """
@@ -350,7 +360,7 @@ def directions(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return scaled.mul_(inverse[:, None]), _unscaled(norms, exponents)
 
 
-def lengths(matrix: torch.Tensor) -> torch.Tensor:
+def row_norms_alone(matrix: torch.Tensor) -> torch.Tensor:
     """Norms of rows, 0 where they are not finite; no row depends on another one or on its place."""
     scaled, exponents = normalised(matrix)
     return _unscaled(_alone_norms(scaled), exponents)
@@ -378,7 +388,7 @@ def _tree_sums(matrix: torch.Tensor) -> torch.Tensor:
 
 def rows_in_block(size: int) -> int:
     """How many rows of a size are made at a time."""
-    return max(1, _ELEMENTS // max(1, size))
+    return max(1, _BLOCK_NUMBERS // max(1, size))
 
 
 def stacked(rows: Iterator[Vector], size: int) -> Iterator[torch.Tensor]:
@@ -389,14 +399,17 @@ def stacked(rows: Iterator[Vector], size: int) -> Iterator[torch.Tensor]:
 
 # ------------------------------------------------------------ rows that are products of two factors
 
-_PLAIN = 2.0**250  # factors within it, and above its inverse, cannot overflow or lose digits
+# factors up to this, and above its inverse, neither overflow nor lose digits
+_MAX_PLAIN_FACTOR = 2.0**250
 
 
 def ordinary(matrix: torch.Tensor) -> torch.Tensor:
     """Which rows have a largest entry of ordinary size: exact, and independent of other rows."""
     largest = matrix.abs().amax(dim=1) if matrix.numel() else matrix.new_zeros(len(matrix))
     # a zero is safe, any other finite float32 is of ordinary size, and a NaN fails both tests
-    return (largest == 0) | ((largest.double() >= 1 / _PLAIN) & (largest.double() <= _PLAIN))
+    return (largest == 0) | (
+        (largest.double() >= 1 / _MAX_PLAIN_FACTOR) & (largest.double() <= _MAX_PLAIN_FACTOR)
+    )
 
 
 def product_error(widths: tuple[int, int]) -> float:
@@ -418,7 +431,7 @@ def covered(rows: int, widths: tuple[int, int], clip: float, step: float) -> boo
         clip: the bound of a product's norm.
         step: the step of the grid.
     """
-    if not all(1 / _EXTREME <= value <= _EXTREME for value in (clip, step)):
+    if not all(1 / _MAX_SAFE_CLIP <= value <= _MAX_SAFE_CLIP for value in (clip, step)):
         return False
     if not (rows < 2**32 and rows * clip < 2.0**62 * step):  # as integers, it must fit int64
         return False

@@ -23,7 +23,7 @@ DATASET, IDENTITY, GATE = "DPFED_DATASET", "DPFED_IDENTITY", "DPFED_GATE"
 
 
 def variable(name: str) -> str | None:
-    """What a variable says; None where it is not set, or empty."""
+    """The value of a variable; None where it is unset or empty."""
     return os.environ.get(name) or None
 
 
@@ -34,7 +34,7 @@ def data_folders() -> list[Path]:
 
 
 def user_data_folder() -> Path | None:
-    """The user's own folder for data, if nothing is said; None for one without a home."""
+    """The user's default data folder; None for a user without a home."""
     base = variable("LOCALAPPDATA" if os.name == "nt" else "XDG_DATA_HOME")
     if base and Path(base).is_absolute():
         return Path(base) / "dpfed"

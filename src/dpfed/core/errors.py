@@ -29,11 +29,25 @@ class DpfedError(Exception):
 
 
 class RecipeError(DpfedError, ValueError):
-    """A recipe or an option is misspelt, missing or out of range."""
+    """A recipe or an option is misspelt, missing or out of range.
+
+    >>> try:
+    ...     raise RecipeError("epsilon must be above 0, got -1; raise it")
+    ... except ValueError as error:
+    ...     print(error)
+    epsilon must be above 0, got -1; raise it
+    """
 
 
 class UnsoundPlan(DpfedError, ValueError):
-    """Each part is valid, but together they would make the guarantee untrue."""
+    """Each part is valid, but together they would make the guarantee untrue.
+
+    >>> try:
+    ...     raise UnsoundPlan("a round must have noise, got none; set privacy.epsilon")
+    ... except ValueError as error:
+    ...     print(error)
+    a round must have noise, got none; set privacy.epsilon
+    """
 
 
 class Unpriceable(DpfedError, ValueError):
@@ -49,7 +63,14 @@ class MissingExtra(DpfedError, ImportError):
 
 
 class DataError(DpfedError, ValueError):
-    """A data set, a partition or a backbone cannot be loaded as asked."""
+    """A data set, a partition or a backbone cannot be loaded as asked.
+
+    >>> try:
+    ...     raise DataError("the table has no column 'ill'; name one of age, sex")
+    ... except ValueError as error:
+    ...     print(error)
+    the table has no column 'ill'; name one of age, sex
+    """
 
 
 class BadRelease(DpfedError, ValueError):
@@ -109,6 +130,14 @@ def wire_name(error: BaseException) -> str:
     name = type(error).__name__
     is_ours = isinstance(error, DpfedError)
     return name if is_ours and name in WIRE_NAMES else "ClientError"
+
+
+def as_sentence(error: DpfedError | OSError) -> str:
+    """What a user is told of an error of dpfed's, or of the system's (a full disk, say)."""
+    if isinstance(error, DpfedError):
+        return str(error)
+    where = f" ({str(error.filename)!r})" if error.filename else ""
+    return f"the system refused{where}: {error.strerror or error}; fix that, and run again"
 
 
 def first_sentence(error: BaseException) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optional packages: what is not installed is one sentence with the command that installs it.
+"""Optional packages: where one is missing, the error names the command that installs it.
 
 | edge case                              | what happens                                         |
 |----------------------------------------|------------------------------------------------------|
@@ -18,8 +18,8 @@ from dpfed.core.log import log
 
 
 @contextmanager
-def needs(extra: str, what: str, package: str | None = None) -> Iterator[None]:
-    """Around the import of an optional package, and nothing else.
+def require_extra(extra: str, what: str, package: str | None = None) -> Iterator[None]:
+    """Wrap the import of an optional package: if it fails, say which extra to install.
 
     Args:
         extra: the extra of dpfed that installs it.
@@ -36,8 +36,8 @@ def needs(extra: str, what: str, package: str | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def beside(files: str) -> Iterator[None]:
-    """Around the writing of files without which a result is complete.
+def skip_if_missing(files: str) -> Iterator[None]:
+    """Skip optional output (plots) if its package is missing; log once.
 
     Args:
         files: what they are, in the plural, for the log.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a crash leaves complete, locks, and JSON with infinities, which are words there."""
+"""Atomic file writes, file locks, and strict JSON (infinities and NaN become words)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Let the names in a folder be on the disk when the call returns, where a system offers it."""
+    """Flush a folder's entries to disk, where the system offers it."""
     if os.name == "nt":  # folders cannot be opened there
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a network's gradients that are clipped and added up without being made.
+"""Ghost clipping: per-record gradients of a network, clipped and summed, never materialised.
 
 A layer's gradient at one record is a sum over its positions (tokens, places of an image) t of
 products left_t x right_t: of the loss's gradient by the layer's output, and of its input. The norm
@@ -25,10 +25,10 @@ of 116 clips with norms in single precision), a row moves the sum by no more tha
 
 | edge case                                      | what happens                               |
 |------------------------------------------------|--------------------------------------------|
-| a factor with a NaN or an infinity             | the record counts for nothing              |
+| a factor with a NaN or an infinity             | the record is ignored                      |
 | factors of any size of single precision        | their fourth powers are within a double    |
-| positions that cancel                          | the row is made, and then clipped          |
-| a record that is not usable                    | counts for nothing                         |
+| positions that cancel                          | the row is materialised, then clipped      |
+| a record that is not usable                    | is ignored                                 |
 | exact integers (``clipped_rows``)              | rows one by one, by ``alone``              |
 """
 
@@ -54,9 +54,9 @@ from dpfed.core.rows import Chunks, members_of, records_of, sum_of
 from dpfed.core.types import BoundedSum, Vector
 
 CANCELLING = 32.0
-"""K: a row whose magnitude, once clipped, is above so many clips is made and clipped as it is."""
+"""K: a row whose magnitude, once clipped, exceeds so many clips is materialised, then clipped."""
 
-_PRODUCTS = 2.0**31  # N m K at most
+_MAX_PRODUCTS = 2.0**31  # N m K at most
 _U = 2.0**-52  # twice the unit roundoff
 
 
@@ -64,7 +64,7 @@ class Norms(NamedTuple):
     """Of each record's gradient at one layer: no less than the norm, and the magnitude."""
 
     norms: torch.Tensor
-    magnitudes: torch.Tensor
+    term_norms: torch.Tensor
 
 
 class Layer(Protocol):
@@ -128,16 +128,16 @@ class Products:
 
     def _norms(self, part: slice) -> Norms:
         left, right, T = _aligned(self.left[part]), _aligned(self.right[part]), self.positions
-        lengths = left.square().sum(dim=2), right.square().sum(dim=2)
-        magnitudes = (lengths[0] * lengths[1]).sqrt_().sum(dim=1)
+        squared_norms = left.square().sum(dim=2), right.square().sum(dim=2)
+        term_norms = (squared_norms[0] * squared_norms[1]).sqrt_().sum(dim=1)
         if self.size <= T * sum(self._widths):
             made = torch.bmm(left.mT, right).flatten(1)
             norms = made.square_().sum(dim=1).sqrt_()
-            return _upwards(norms, magnitudes, T * _U, self.size)
+            return _upwards(norms, term_norms, T * _U, self.size)
         grams = torch.bmm(left, left.mT).mul_(torch.bmm(right, right.mT))
         error = (T**2 + sum(self._widths) + 16) * _U
         squares = grams.sum(dim=(1, 2)).clamp_(min=0.0)
-        return _upwards((squares + error * magnitudes.square()).sqrt_(), magnitudes, 0.0, 1)
+        return _upwards((squares + error * term_norms.square()).sqrt_(), term_norms, 0.0, 1)
 
     def add_to(self, total: torch.Tensor, weights: torch.Tensor) -> None:
         """One product of [p, records T] and [records T, q]."""
@@ -179,14 +179,14 @@ class Lookups:
     def norms(self) -> Norms:
         """What one record adds to each entry, added up in the order of its positions."""
         left, records = self.left.double(), len(self.ids)
-        magnitudes = left.square().sum(dim=2).sqrt_().sum(dim=1)
+        term_norms = left.square().sum(dim=2).sqrt_().sum(dim=1)
         which = torch.arange(records, device=left.device)[:, None] * self.entries + self.ids
         found, place = torch.unique(which.flatten(), return_inverse=True)
         sums = left.new_zeros(len(found), left.shape[2]).index_add_(0, place, left.flatten(0, 1))
         squares = left.new_zeros(records)
         squares.index_add_(0, found // self.entries, sums.square_().sum(dim=1))
         width = self.positions * left.shape[2]
-        return _upwards(squares.sqrt_(), magnitudes, self.positions * _U, width)
+        return _upwards(squares.sqrt_(), term_norms, self.positions * _U, width)
 
     def add_to(self, total: torch.Tensor, weights: torch.Tensor) -> None:
         """Each vector times its record's weight to its entry."""
@@ -232,9 +232,9 @@ class Sums:
     def norms(self) -> Norms:
         """Of the sums, which are as long as the parameter."""
         terms = self._terms(self.left, self.right)
-        magnitudes = terms.square().sum(dim=2).sqrt_().sum(dim=1)
+        term_norms = terms.square().sum(dim=2).sqrt_().sum(dim=1)
         norms = terms.sum(dim=1).square_().sum(dim=1).sqrt_()
-        return _upwards(norms, magnitudes, (self.positions + 1) * _U, self.size)
+        return _upwards(norms, term_norms, (self.positions + 1) * _U, self.size)
 
     def add_to(self, total: torch.Tensor, weights: torch.Tensor) -> None:
         """The weighted sum over records and positions."""
@@ -256,16 +256,16 @@ class Sums:
         return Sums(_as_one(self.left), None if self.right is None else _as_one(self.right))
 
 
-def _upwards(norms: torch.Tensor, magnitudes: torch.Tensor, error: float, width: int) -> Norms:
-    """Never below the truth.
+def _upwards(norms: torch.Tensor, term_norms: torch.Tensor, error: float, width: int) -> Norms:
+    """Round up by the worst-case floating-point error.
 
     Args:
         norms: as computed.
-        magnitudes: as computed, of lengths that are right to a few hundred roundings.
+        term_norms: as computed, of lengths that are right to a few hundred roundings.
         error: what the rows that norms were taken of are off by, over the magnitude.
         width: how many squares a norm is the root of.
     """
-    above = magnitudes * (1 + 2.0**-30)
+    above = term_norms * (1 + 2.0**-30)
     return Norms(norms * (1 + (width + 16) * _U) + error * above, above)
 
 
@@ -352,12 +352,12 @@ class Ghost:
 
 def _add(layers: Sequence[Layer], usable: torch.Tensor, clip: float, total: _Total) -> None:
     """The clipped rows of some records, to one sum or to the other."""
-    norms, magnitudes = _whole([layer.norms() for layer in layers])
+    norms, term_norms = _whole([layer.norms() for layer in layers])
     weights = clip_factors(norms, clip)
-    usable = usable.to(norms.device) & torch.isfinite(norms) & torch.isfinite(magnitudes)
+    usable = usable.to(norms.device) & torch.isfinite(norms) & torch.isfinite(term_norms)
     positions = max(layer.positions for layer in layers)
     most = total.cancelling(positions) * clip
-    plain = usable & (weights * magnitudes <= most)
+    plain = usable & (weights * term_norms <= most)
     weights = torch.where(plain, weights, 0.0)
     if not bool(usable.all()):
         layers = [layer.part(usable) for layer in layers]
@@ -370,8 +370,8 @@ def _add(layers: Sequence[Layer], usable: torch.Tensor, clip: float, total: _Tot
 def _whole(found: Sequence[Norms]) -> Norms:
     """Of all layers together."""
     norms = torch.stack([each.norms for each in found]).square_().sum(dim=0).sqrt_()
-    magnitudes = torch.stack([each.magnitudes for each in found]).square_().sum(dim=0).sqrt_()
-    return Norms(norms * (1 + (len(found) + 16) * _U), magnitudes * (1 + 2.0**-30))
+    term_norms = torch.stack([each.term_norms for each in found]).square_().sum(dim=0).sqrt_()
+    return Norms(norms * (1 + (len(found) + 16) * _U), term_norms * (1 + 2.0**-30))
 
 
 class _Total:
@@ -385,11 +385,11 @@ class _Total:
 
     def cancelling(self, positions: int) -> float:
         """K: 32, or less where records are so many that less is covered."""
-        return min(CANCELLING, _PRODUCTS / (self._rows * positions))
+        return min(CANCELLING, _MAX_PRODUCTS / (self._rows * positions))
 
     def add(self, layers: Sequence[Layer], weights: torch.Tensor, positions: int) -> None:
         """Add rows that are not beyond K clips of magnitude."""
-        span = _PRODUCTS / (self._rows * positions * self.cancelling(positions))
+        span = _MAX_PRODUCTS / (self._rows * positions * self.cancelling(positions))
         step = max(1, min(len(weights), math.floor(span)))
         sizes = [layer.size for layer in layers]
         for at in range(0, len(weights), step):

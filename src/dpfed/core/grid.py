@@ -10,9 +10,9 @@ removing a row moves the sum by at most clip / step.
 
 | edge case                                     | what happens                                  |
 |-----------------------------------------------|-----------------------------------------------|
-| a row with a NaN or an infinity               | counts for nothing                            |
-| a row longer than the clip, once truncated    | counts for nothing                            |
-| no rows at all                                | zeros                                         |
+| a row with a NaN or an infinity               | is ignored                                    |
+| a row longer than the clip, once truncated    | is ignored                                    |
+| no rows                                       | zeros                                         |
 | rows of another size                          | BadRelease                                    |
 | clip / step above 2^30, or one out of range   | BadRelease: squares would not be exact        |
 | a value beyond 2^62 steps (``to_grid``)       | BadRelease                                    |
@@ -48,15 +48,20 @@ NOISY_BITS = 20
 SLACK = 2.0**-12
 """The part of a clip by which a rounded float sum may exceed it: the accounting includes it."""
 
+SHORTFALL = 2.0**-20
+"""The part of a clip that rows give up in float sums: more than rounding may add to them."""
+
 EXACT_BITS = 36
 """Where no noise is added: about clip / 2^36, far below the rounding of a float32 sum."""
 
 
-MOST_STEPS = 2**30
+MAX_STEPS = 2**30
 """The most steps of a clip on a grid of exact sums: all squared norms then fit int64."""
 
-_COARSE = 2.0**-10  # of a step, the most that floats may have rounded away in a doubtful case
-_ROWS = 1 << 21  # of at most 2^30 each: their sum is below 2^53, so floats add them up exactly
+# in steps: what floats may have rounded away where a case is doubtful
+_MAX_FLOAT_ERROR = 2.0**-10
+# rows of at most 2^30 steps each: their sum is below 2^53, so floats add them up exactly
+_MAX_EXACT_ROWS = 1 << 21
 
 
 def step_below(scale: float, bits: int) -> float:
@@ -196,7 +201,7 @@ def _rounded(clear: Floats, whole: Floats, drawn: Drawn | None, step: float) -> 
     place += clear
     largest = _round(place, whole, step)
     place -= whole
-    sure = 0.5 - drawn.error / step - min(_COARSE, largest * 2.0**-51)
+    sure = 0.5 - drawn.error / step - min(_MAX_FLOAT_ERROR, largest * 2.0**-51)
     if np.minimum.reduce(place) <= -sure or np.maximum.reduce(place) >= sure:
         close = np.flatnonzero(np.abs(place) >= sure)
         again = clear[close] + drawn.exactly(close)
@@ -213,7 +218,7 @@ def truncated_sum(
     Args:
         blocks: matrices of clipped rows, [any number, size] each, in double precision.
         size: the length of a row, and of the sum.
-        clip: the bound of a row's norm; a row beyond it counts for nothing.
+        clip: the bound of a row's norm; a row beyond it is ignored.
         step: the step of the grid, a power of two; at most 2^30 of them in a clip.
     """
     import torch
@@ -226,7 +231,7 @@ def truncated_sum(
                 f"rows must have length {size}, got rows of shape {tuple(block.shape)}; make them "
                 f"as long as the channel's vector"
             )
-        for rows in torch.split(block, _ROWS):
+        for rows in torch.split(block, _MAX_EXACT_ROWS):
             total += truncated(rows, limit, step).sum(dim=0).long()
     return total
 
@@ -234,7 +239,7 @@ def truncated_sum(
 def squared_limit(clip: float, step: float) -> int:
     """The largest squared norm, in steps, that a row of norm ``clip`` may have."""
     plain = all(2.0**-300 <= value <= 2.0**300 for value in (clip, step))  # False for a NaN
-    if not plain or Fraction(clip) > MOST_STEPS * Fraction(step):
+    if not plain or Fraction(clip) > MAX_STEPS * Fraction(step):
         raise BadRelease(
             f"clip must be at most 2^30 steps of the grid, and both from 2^-300 to 2^300, to be "
             f"summed exactly, got a clip of {clip:.3g} and a step of {step:.3g}; lower "

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one logger, ``dpfed``. A client's log may quote data, and stays on the client.
 
-Text that came from elsewhere can steer the screen that shows it, or forge a line of a log: it
-passes ``shown``, and a process that answers to others logs by ``OneLine``.
+Untrusted text can contain control characters that steer a terminal, or forge a line of a log. It
+passes ``shown``; a process that serves others logs with ``OneLine``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import traceback
 import unicodedata
 
 log = logging.getLogger("dpfed")
-_MOST = 1000
+_MAX_LINE_LENGTH = 1000
 
 
 def shown(text: str, most: int = 80) -> str:
-    """Text from elsewhere, fit for a screen: one line, and nothing that steers it.
+    """Sanitise untrusted text for a terminal: one line, no control characters.
 
     Args:
         text: as it came.
@@ -26,7 +26,7 @@ def shown(text: str, most: int = 80) -> str:
 
 
 def _plain(character: str) -> str:
-    """The same, unless it is a control, a direction, a line end or a private sign."""
+    """The character, or a replacement if it is a control, direction, line end or private sign."""
     fine = character.isprintable() and unicodedata.category(character)[0] not in "CZM"
     return character if fine or character == " " else "\N{REPLACEMENT CHARACTER}"
 
@@ -39,10 +39,10 @@ class OneLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record's message, then its error and those before it."""
-        said = [f"{record.levelname} {shown(record.getMessage(), _MOST)}"]
+        said = [f"{record.levelname} {shown(record.getMessage(), _MAX_LINE_LENGTH)}"]
         error = record.exc_info[1] if record.exc_info else None
         while error is not None and len(said) < 9:
             places = "".join(traceback.format_tb(error.__traceback__, limit=-20))
-            said.append(f"{places}{type(error).__name__}: {shown(str(error), _MOST)}")
+            said.append(f"{places}{type(error).__name__}: {shown(str(error), _MAX_LINE_LENGTH)}")
             error = error.__cause__ or error.__context__
         return "\n".join(said)

@@ -15,12 +15,12 @@ semidefinite, if each unit's matrix is (data/models.py makes second derivatives 
 
 | edge case                                    | what happens                                 |
 |----------------------------------------------|----------------------------------------------|
-| a feature or a curvature that is not finite  | the record counts for nothing                |
-| ... with groups                              | the whole person counts for nothing          |
+| a feature or a curvature that is not finite  | the record is ignored                        |
+| ... with groups                              | the whole person is ignored                  |
 | groups                                       | a person's matrices are summed, then clipped |
-| numbers beyond 2^-160 .. 2^160               | count for nothing; a record, if large        |
+| numbers beyond 2^-160 .. 2^160               | are ignored; if large, with their record     |
 | a zero row                                   | adds zero                                    |
-| no rows at all                               | a zero matrix                                |
+| no rows                                      | a zero matrix                                |
 | a part of the one client is selected         | all of its records, or none                  |
 | ``clip`` is zero, negative, NaN or infinite  | refused                                      |
 """
@@ -35,7 +35,6 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from dpfed.core.clipping import (
-    SHORTFALL,
     ProductSum,
     checked_clip,
     clip_alone,
@@ -48,6 +47,7 @@ from dpfed.core.clipping import (
     weighted,
 )
 from dpfed.core.errors import BadRelease, UnsoundPlan
+from dpfed.core.grid import SHORTFALL
 from dpfed.core.rows import count_units, linear_matrix, linear_vector, members_of, records_of
 from dpfed.core.types import BoundedSum, Problem, Rows, Unit, Vector
 
@@ -71,17 +71,6 @@ class SecondOrderProblem(Problem, Protocol):
 
     def hessian_rows(self, params: Vector, unit: Unit) -> MatrixRows:
         """Per-unit Hessians of the loss at ``params``, in the order of the flat vector."""
-
-
-@runtime_checkable
-class MomentProblem(Problem, Protocol):
-    """A problem whose model standardises its inputs by private moments of them."""
-
-    def mean_rows(self, params: Vector, unit: Unit) -> Rows:
-        """Per-unit rows in the unit ball."""
-
-    def moment_rows(self, params: Vector, unit: Unit) -> MatrixRows:
-        """Per-unit positive semidefinite matrices of Frobenius norm at most 1."""
 
 
 def second_order(problem: Problem, method: str) -> SecondOrderProblem:
@@ -259,14 +248,17 @@ class Hessians:
     def _at(self, index: torch.Tensor) -> Hessians:
         groups = None if self.groups is None else self.groups[index]
         return Hessians(
-            curvature=self.curvature[index], feature=self.feature[index], bias=self.bias,
-            groups=groups, mean=self.mean,
-        )  # fmt: skip
+            curvature=self.curvature[index],
+            feature=self.feature[index],
+            bias=self.bias,
+            groups=groups,
+            mean=self.mean,
+        )
 
     def _finite(self) -> Hessians:
         """The usable records, in double precision."""
         whole = _usable(self.feature) & _usable(self.curvature.flatten(1))
-        if self.groups is not None:  # one bad record: the whole person counts for nothing
+        if self.groups is not None:  # one bad record: the whole person is ignored
             whole = ~torch.isin(self.groups, self.groups[~whole])
         rows = self if bool(whole.all()) else self._at(torch.nonzero(whole).squeeze(1))
         curvature = moderate(rows.curvature.flatten(1)).double().view_as(rows.curvature)

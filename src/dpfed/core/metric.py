@@ -13,19 +13,39 @@ sqrt(r_1^2 + ... + r_K^2): coordinates of different parts are different coordina
 A person's or a client's row is the mean over its own records. Rows lie in a convex set, so means
 do too, and both bounds stay.
 
-No torch is imported here at run time: a recipe is read without it.
+Guarantee: whatever scores and labels are, and whatever a metric's own code makes of them, a part of
+the joint row has no negative entry and norm at most 1, so that bound and replace_bound hold. A part
+gives up 2^-20, as clipped rows do: more than rounding may add to a sum.
+
+| edge case                                       | what happens                              |
+|-------------------------------------------------|-------------------------------------------|
+| a row with a NaN or an infinity                 | that part of the record's row is zero     |
+| a negative entry                                | 0                                         |
+| a row that is longer than its metric's bound    | shortened to it                           |
+| a record that a metric's own code raises on     | its row is zero, in all parts             |
+| rows of another length than the metric declares | DataError: on made-up records, before     |
+|                                                 | data is touched                           |
+| a mechanism that truncates rows one by one      | rows stay in the set; its cost is 2 clip's |
+
+torch is imported by the functions that need it: a recipe is read without it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from dpfed.core.errors import DataError, failures
+from dpfed.core.grid import SHORTFALL
 from dpfed.core.types import Unit, Vector
 
 if TYPE_CHECKING:
     import torch
+
+
+KEPT = 1 - SHORTFALL
+"""How long the longest part is."""
 
 
 class ScoredRecords(NamedTuple):
@@ -91,3 +111,91 @@ def joint_bound(metrics: Metrics) -> float:
 def joint_replace_bound(metrics: Metrics) -> float:
     """The largest distance of two joint rows."""
     return math.hypot(*(metric.replace_bound / metric.bound for metric in metrics))
+
+
+def joint_row(metrics: Metrics) -> MetricRow:
+    """The row of all metrics: their parts one after the other, each of norm at most 1."""
+
+    def row(scored: ScoredRecords) -> torch.Tensor:
+        import torch
+
+        return torch.cat([_part(metric, scored) for metric in metrics], dim=1)
+
+    return row
+
+
+def _part(metric: Metric, scored: ScoredRecords) -> torch.Tensor:
+    import torch
+
+    made = metric.row(scored).double()
+    if made.shape != (len(scored.labels), metric.size):
+        raise DataError(
+            f"rows of {metric.made_by or metric.names[0]} must have the shape "
+            f"{(len(scored.labels), metric.size)}, got {tuple(made.shape)}; correct its row"
+        )
+    usable = torch.isfinite(made).all(dim=1, keepdim=True)
+    made = torch.where(usable, made, 0.0).clamp(min=0.0) / metric.bound
+    longest = made.amax(dim=1, keepdim=True).clamp(min=1.0)  # or a square could overflow
+    norms = (made / longest).square().sum(dim=1, keepdim=True).sqrt() * longest
+    return made * (KEPT / norms.clamp(min=1.0))
+
+
+def contained_row(row: MetricRow) -> MetricRow:
+    """The same, and a record that makes ``row`` raise has a zero row: the others' stay as they are.
+
+    They are computed again beside empty entries in the place of those, in a batch of the same size.
+
+    Args:
+        row: rows of some records, each of its own record alone.
+    """
+
+    def contained(scored: ScoredRecords) -> torch.Tensor:
+        try:
+            return row(scored)
+        except failures():
+            failed = _failing(row, scored)
+            made = row(ScoredRecords(*(_emptied(each, failed) for each in scored)))
+            made[failed.to(made.device)] = 0
+            return made
+
+    return contained
+
+
+def _failing(row: MetricRow, scored: ScoredRecords) -> torch.Tensor:
+    """Which records make ``row`` raise, bool [k]: it raised on all of them; by halves."""
+    import torch
+
+    size = len(scored.labels)
+    if size <= 1:
+        return torch.ones(size, dtype=torch.bool)
+    halves = [
+        ScoredRecords(*part) for part in zip(*(_halved(each) for each in scored), strict=True)
+    ]
+    found = []
+    for half in halves:
+        try:
+            row(half)
+            found.append(torch.zeros(len(half.labels), dtype=torch.bool))
+        except failures():
+            found.append(_failing(row, half))
+    return torch.cat(found)
+
+
+def _halved(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    middle = len(tensor) // 2
+    return tensor[:middle], tensor[middle:]
+
+
+def _emptied(tensor: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
+    made = tensor.clone()
+    made[failed.to(made.device)] = 0
+    return made
+
+
+def metric_parts(metrics: Metrics, mean: Vector) -> Iterator[tuple[Metric, Vector]]:
+    """Each metric with its own part of a joint mean, in its own scale."""
+    import torch
+
+    parts = torch.split(mean.double(), [metric.size for metric in metrics])
+    for metric, part in zip(metrics, parts, strict=True):
+        yield metric, part * (metric.bound / KEPT)

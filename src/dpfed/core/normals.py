@@ -49,9 +49,10 @@ BLOCK = 1 << 14
 AT_ONCE = 2 * BLOCK
 """The most draws that are made at a time: temporaries stay in cache."""
 
-_COARSE = 2.0**-10  # of a step: a grid on which fast normals are off by more is too fine for them
-_LEVELS = 2.0**400  # a level beyond it has a square that is no ordinary float
-_DIGITS = 48  # of what is exact: a float has 17
+# in steps: where fast normals are off by more, the grid is too fine for them
+_MAX_STEP_ERROR = 2.0**-10
+_MAX_LEVEL = 2.0**400  # a level beyond it has a square that is no ordinary float
+_EXACT_DIGITS = 48  # decimal digits of an exact normal: a float has 17
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 
 
@@ -85,8 +86,8 @@ def fits(size: int, level: float, step: float) -> bool:
         step: of the grid that they will be rounded to.
     """
     whole = size % BLOCK == 0 or size < BLOCK
-    ordinary = 1 / _LEVELS <= level <= _LEVELS
-    return 0 < size <= AT_ONCE and whole and ordinary and ERROR * level <= _COARSE * step
+    ordinary = 1 / _MAX_LEVEL <= level <= _MAX_LEVEL
+    return 0 < size <= AT_ONCE and whole and ordinary and ERROR * level <= _MAX_STEP_ERROR * step
 
 
 class Room:
@@ -148,7 +149,7 @@ def normal(first: int, second: int, sine: bool) -> float:
         second: the word that makes the angle.
         sine: whether it is the pair's sine, not its cosine.
     """
-    with localcontext(Context(prec=_DIGITS)):
+    with localcontext(Context(prec=_EXACT_DIGITS)):
         quarters = (2 * second + 1 + (1 << 62)) >> 63  # of a turn, to the nearest
         rest = _PI * (2 * second + 1 - (quarters << 63)) / (1 << 64)
         uniform = Decimal((float(first >> 1) + 0.5) * 2.0**-63)
@@ -159,7 +160,7 @@ def _cosine(quarters: int, rest: Decimal) -> Decimal:
     """The cosine of so many quarters of a turn, and a rest of at most half a quarter."""
     odd = quarters % 2
     term = total = rest if odd else Decimal(1)
-    for k in range(2 + odd, _DIGITS, 2):
+    for k in range(2 + odd, _EXACT_DIGITS, 2):
         term *= -rest * rest / (k * (k - 1))
         total += term
     return -total if quarters % 4 in (1, 2) else total

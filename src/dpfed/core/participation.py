@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often a unit takes part: at most k times, and at least b rounds apart.
 
-Correlated noise is priced for it (mechanisms), the server asks by it (``asks``), and each device
-refuses what goes beyond it, whatever it is asked (``refuse_beyond``, in its own ledger's turn). It
-is a bound, not a draw: who happens to be there, cohorts of a fixed size and refusals amplify
-nothing.
+The accounting of correlated noise relies on it (mechanisms), the server chooses whom to ask by it
+(``asks``), and each device refuses what exceeds it (``refuse_beyond``, in its own ledger's turn).
+It is a bound, not a random draw: cohorts of a fixed size, refusals, and whoever happens to be
+online give no privacy amplification.
 
 | edge case                              | what happens                                        |
 |----------------------------------------|-----------------------------------------------------|
@@ -20,7 +20,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from dpfed.core.checks import at_least
+from dpfed.core.checks import check_at_least
 from dpfed.core.errors import BudgetSpent, UnsoundPlan
 
 
@@ -28,13 +28,13 @@ class Participation(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_
     """A unit takes part at most ``at_most`` times, at least ``min_separation`` rounds apart."""
 
     min_separation: int
-    """The least difference of two rounds that a unit takes part in; 1 is every round."""
+    """Minimum gap between two rounds of the same unit; 1 is every round."""
     at_most: int
     """In how many rounds of a training a unit takes part at most."""
 
     def __post_init__(self) -> None:
-        at_least(1, "privacy.participation", min_separation=self.min_separation)
-        at_least(1, "privacy.participation", at_most=self.at_most)
+        check_at_least(1, "privacy.participation", min_separation=self.min_separation)
+        check_at_least(1, "privacy.participation", at_most=self.at_most)
 
     def __str__(self) -> str:
         times = "once" if self.at_most == 1 else f"{self.at_most} times"
@@ -45,18 +45,18 @@ class Participation(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_
         return min(self.at_most, -(-rounds // self.min_separation))
 
     def within(self, rounds: int) -> Participation:
-        """The same for so many rounds, with the number of times that they allow."""
+        """The same bound, with ``at_most`` lowered to what so many rounds allow."""
         return Participation(min_separation=self.min_separation, at_most=max(1, self.times(rounds)))
 
     def period(self, rounds: int) -> int:
-        """After how many rounds the server asks a unit again, so that it is asked often enough."""
+        """After how many rounds the server asks a unit again: at most ``at_most`` times in all."""
         return max(self.min_separation, -(-rounds // self.at_most))
 
     def refuse_beyond(self, round: int, taken: Collection[int]) -> None:
         """A client's own rule: refuse a round that comes too early after the others, or too often.
 
         It depends on when the client took part, and on no record; nothing is spent by it. Rounds go
-        forward only: a server that has forgotten its past finds nobody who took part in it.
+        forward only: a server reset to an older checkpoint is refused by all who took part.
 
         Args:
             round: the round that is asked for, from 0.
@@ -73,7 +73,7 @@ class Participation(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_
             )
 
     def allows(self, round: int, taken: Collection[int]) -> bool:
-        """Whether a client would answer a round that it has not entered.
+        """Whether a client would take part in a round that it has not entered.
 
         Args:
             round: the round that is asked for, from 0.

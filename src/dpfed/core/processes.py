@@ -93,7 +93,7 @@ def end(process: subprocess.Popen[bytes], grace: float = GRACE) -> None:
 
 
 def ask_to_end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Let several processes end at the same time; ``end`` waits for each of them."""
+    """Ask several processes to end at the same time, then wait for each with ``end``."""
     for process in processes:
         _signal(process.pid, signal.SIGTERM)
 
@@ -188,12 +188,12 @@ def flower_environment(home: Path, without: Iterable[str] = ()) -> dict[str, str
 
 
 def find_command(name: str) -> str | None:
-    """Where a command is, or None."""
+    """The path of a command, or None."""
     return shutil.which(name, path=search_path())
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens at just now."""
+    """A free TCP port on the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

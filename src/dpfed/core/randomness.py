@@ -25,14 +25,14 @@ import math
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from dpfed.core.normals import AT_ONCE, BLOCK, Draws, Room, fits, uniform
-from dpfed.core.types import NoiseSource
+from dpfed.core.types import NoiseSource, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,22 +41,6 @@ if TYPE_CHECKING:
 
 _NONCE = bytes(16)  # a key is used for one stream only, so the nonce need not vary
 _ZEROS = memoryview(bytes(8 * AT_ONCE))  # what is encrypted
-
-
-class Stream(Protocol):
-    """A source of random bits, and of normals made from them."""
-
-    def normal(self, size: int) -> NDArray[np.float64]:
-        """So many independent standard normals."""
-
-    def words(self, count: int) -> NDArray[np.uint64]:
-        """So many 64-bit words."""
-
-    def write(self, out: NDArray[np.uint64]) -> None:
-        """As many words, into memory that is there already."""
-
-    def draws(self, size: int, level: float, step: float) -> Draws:
-        """The same normals times a level, good enough for a grid."""
 
 
 class KeyStream:
@@ -161,3 +145,13 @@ def _text(part: int | str) -> bytes:
     """A field with its type and length; most are those of the stream before."""
     text = f"{type(part).__name__}:{part}".encode()
     return b"%d:%b" % (len(text), text)
+
+
+def public_seed(seed: int, purpose: str) -> int:
+    """A seed for what is public (a model's start, partitions), apart from the noise's keys.
+
+    Args:
+        seed: the seed of the run.
+        purpose: what it is for, such as "model".
+    """
+    return int.from_bytes(derive(seed, purpose)[:4], "big")

@@ -1,11 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file name is the plug-in's name: to add an algorithm, add one file; no other code changes.
+"""The file name is the plug-in's name: to add an algorithm, add one file that has its function.
 
-``find("server", "sofim")`` imports ``dpfed/server/sofim.py`` and returns its function ``sofim``. In
-this repository a plug-in also has ``tests/ROOM/test_NAME.py`` (tests/test_mirror.py asks for it),
-and a client or server a line in METHODS (recipes/methods.py; tests/recipes/test_methods.py asks).
-Other packages add theirs by an entry point of the group ``dpfed.server`` (or client, mechanisms,
-sums, metrics) that names such a function.
+``find("server", "sofim")`` imports ``dpfed/server/sofim.py`` and returns its function ``sofim``;
+that file is enough to use it. To be a part of this repository a plug-in also needs a test,
+``tests/PACKAGE/test_NAME.py`` (tests/mirror.py asks for it, as for ``tests/server/test_sofim.py``),
+and a client or server needs a method in METHODS that uses it (recipes/methods.py;
+tests/recipes/test_methods.py asks). Other packages add theirs by an entry point that names such a
+function, of the group ``dpfed.client``, ``dpfed.mechanisms``, ``dpfed.sums``, ``dpfed.server``,
+``dpfed.metrics`` or ``dpfed.sinks`` (files in ``dpfed/recipes/sinks``). docs/your-own-optimizer.md
+shows how to write one.
+
+Code that is not installed as a plug-in is given as ``module:function`` or, in Python, as an object:
+clients, servers, mechanisms and metrics. An object has a name in recipes, made of where its code is
+and a digest of it, which this process alone can resolve.
+
+| edge case                                         | what happens                                 |
+|---------------------------------------------------|----------------------------------------------|
+| ``module:function`` where an owner decides        | RecipeError, and nothing is imported         |
+|   (``installed_only``: terms)                     |                                              |
+| ``module:function`` for a sum or a sink           | RecipeError, and nothing is imported         |
+| an object's name in another process               | RecipeError: give ``module:function``        |
+| a mechanism as a value, not as its function       | RecipeError: the plan decides clip and noise |
 """
 
 from __future__ import annotations
@@ -15,7 +30,9 @@ import inspect
 import pkgutil
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
@@ -28,17 +45,37 @@ import msgspec
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.metric import Metric
-from dpfed.core.types import ClientAlgorithm
+from dpfed.core.types import ClientAlgorithm, Facts, ServerOptimizer, place_of
 
 KINDS = ("client", "mechanisms", "sums", "server", "metrics")
-FACTS = ("unit", "layout", "truncates", "epsilon")
-"""Parameters of a factory that are facts of the plan, not options of a recipe."""
-_GIVEN_FACTS = ("client", "server")
-"""The kinds whose factories have facts; a mechanism's are options too."""
+_PLAN_FACTS = ("unit", "layout", "truncates", "epsilon")
+FACTS: Mapping[str, tuple[str, ...]] = {
+    "client": _PLAN_FACTS,
+    "server": _PLAN_FACTS,
+    "mechanisms": ("facts", *Facts.__dataclass_fields__),
+}
+"""What the plan decides, by kind: a factory gets those facts that it has parameters for, and no
+recipe can set them as options. A mechanism gets all of them in one parameter, ``facts``; one that
+was written for version 0.2 has a parameter for each field."""
+
+CODE_KINDS: dict[str, tuple[str, str]] = {
+    "client": ("ClientAlgorithm", "work"),
+    "server": ("ServerOptimizer", "update"),
+    "mechanisms": ("Mechanism", "release"),
+    "metrics": ("Metric", "row"),
+}
+"""The kinds that may be given as code: what such a function returns, and what names its code."""
+_CODE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_OBJECTS: dict[tuple[str, str], Any] = {}
+"""(kind, name) -> what was given as an object in this process."""
+_installed_only: ContextVar[bool] = ContextVar("installed_only", default=False)
 
 _TYPES = {
-    float: "a number", int: "a whole number", str: "a text in quotes", bool: "true or false",
-}  # fmt: skip
+    float: "a number",
+    int: "a whole number",
+    str: "a text in quotes",
+    bool: "true or false",
+}
 
 
 @cache  # reading the entry points of all installed packages takes 10 ms
@@ -69,7 +106,14 @@ def own_names(kind: str) -> tuple[str, ...]:
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
-    """The factory of a plug-in."""
+    """The factory of a plug-in.
+
+    Args:
+        kind: client, mechanisms, sums, server, metrics or sinks.
+        name: the plug-in's name, ``module:function``, or an object's name.
+    """
+    if is_code(name):
+        return _given_code(kind, name)
     if name not in names(kind):
         raise RecipeError(f"{kind} has no plug-in {name!r}; {suggest(name, list(names(kind)))}")
     if name in _foreign(kind):
@@ -78,6 +122,103 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     if not callable(factory):
         raise RecipeError(f"{kind}/{name}.py must have a function {name!r}; rename one of them")
     return typing.cast("Callable[..., Any]", factory)
+
+
+@contextmanager
+def installed_only() -> Iterator[None]:
+    """Resolve installed plug-ins only: for recipes that somebody else wrote.
+
+    >>> with installed_only():
+    ...     try:
+    ...         find("server", "os:system")
+    ...     except RecipeError:
+    ...         print("refused, and not imported")
+    refused, and not imported
+    """
+    token = _installed_only.set(True)
+    try:
+        yield
+    finally:
+        _installed_only.reset(token)
+
+
+def is_code(name: str) -> bool:
+    """Whether a name stands for code that is not installed as a plug-in.
+
+    >>> is_code("sofim"), is_code("my_package.optimizers:shrink")
+    (False, True)
+    """
+    return ":" in name or "@" in name
+
+
+def own_code_of(kind: str, made: Any) -> str:
+    """Where the code of a value is and a digest of it, if no plug-in's package was installed.
+
+    Args:
+        kind: client, server, mechanisms or metrics.
+        made: what a plug-in's function returned.
+
+    Returns:
+        the empty text for what dpfed or an installed package has: its version tells it.
+    """
+    installed = {"dpfed", *(point.module.partition(".")[0] for point in _foreign(kind).values())}
+    code = type(made)
+    if code.__module__.partition(".")[0] in installed:
+        return ""
+    return _with_digest(code)
+
+
+def name_of(kind: str, given: Any) -> str:
+    """The name in recipes of code that is given as an object.
+
+    Args:
+        kind: client, server, mechanisms or metrics.
+        given: a plug-in's function; or what such a function returns, but for mechanisms.
+
+    Returns:
+        where its code is, and a digest of it: another object has another name.
+    """
+    wanted, code = CODE_KINDS.get(kind, ("", ""))
+    made = isinstance(given, ClientAlgorithm | ServerOptimizer | Metric)
+    if not wanted or (made and type(given).__name__ != wanted) or not (made or callable(given)):
+        bound = f"a name, or a function that returns a {wanted}" if wanted else "a name"
+        way_out = "correct it"
+        if kind == "mechanisms":
+            way_out = "give the function that makes it: the plan decides clip, unit and noise"
+        raise refuse(kind.removesuffix("s"), bound, given, way_out)
+    name = _with_digest(given, place=getattr(given, code, None))
+    _OBJECTS[kind, name] = given
+    return name
+
+
+def _with_digest(code: Any, *, name: str = "", place: Any = None) -> str:
+    """A name, or where code is written, and a digest of the code."""
+    # not at the top: a gate is given no code, so its reviewer need not read how it is told apart
+    from dpfed.core.code_digest import code_digest
+
+    return f"{name or place_of(place or code)}@{code_digest(code)[:12]}"
+
+
+def _given_code(kind: str, name: str) -> Callable[..., Any]:
+    """The function behind ``module:function``, or behind the name of an object."""
+    if _installed_only.get() or kind not in CODE_KINDS:
+        raise refuse(
+            kind.removesuffix("s"),
+            "the name of an installed plug-in here",
+            name,
+            "'dpfed methods --plug-ins' lists them",
+        )
+    if "@" in name:
+        if (kind, name) not in _OBJECTS:
+            raise RecipeError(
+                f"{kind} {name!r} was given as an object, which its own process alone has; give it "
+                f"again, or as 'module:function'"
+            )
+        given = _OBJECTS[kind, name]
+        return typing.cast("Callable[..., Any]", given) if callable(given) else lambda: given
+    if not _CODE_NAME.fullmatch(name):
+        raise refuse(kind.removesuffix("s"), "'module:function'", name, "correct it")
+    return typing.cast("Callable[..., Any]", installed_function(kind, name))
 
 
 def _loaded(point: EntryPoint) -> Callable[..., Any]:
@@ -92,6 +233,23 @@ def _loaded(point: EntryPoint) -> Callable[..., Any]:
         ) from error
 
 
+def installed_function(label: str, function: str) -> Any:
+    """A function of this installation, whatever its package; nothing is registered for it.
+
+    Args:
+        label: where it is named, for the error.
+        function: as package.module:function.
+    """
+    where, _, name = function.partition(":")
+    try:
+        return getattr(import_module(where), name)
+    except (ImportError, AttributeError) as error:
+        raise RecipeError(
+            f"{label} {function!r} cannot be imported ({error}); correct it, install its package, "
+            f"or put its folder on PYTHONPATH"
+        ) from error
+
+
 def build(kind: str, name: str, options: Mapping[str, Any], **facts: Any) -> Any:
     """The plug-in with these options, each checked against the factory's signature.
 
@@ -99,25 +257,33 @@ def build(kind: str, name: str, options: Mapping[str, Any], **facts: Any) -> Any
         kind: client, mechanisms, sums, server, metrics or sinks.
         name: the plug-in's name: its file's, or its entry point's.
         options: the recipe's options; those left out have the factory's defaults.
-        **facts: what the plan knows, such as the unit; given to a factory that has the parameter.
+        **facts: what the plan decides, such as the unit; given to a factory that has the parameter.
     """
     check_names(kind, name, options)
     factory = find(kind, name)
     known = inspect.signature(factory).parameters
-    hints = typing.get_type_hints(factory)
+    hints = typing.get_type_hints(getattr(factory, "func", factory))  # of a partial, too
     checked = {
         key: _convert(f"{name}.{key}", value, hints.get(key, Any)) for key, value in options.items()
     }
+    if "facts" in facts:  # a mechanism of version 0.2 asks for each of them by name
+        facts = {**vars(facts["facts"]), **facts}
     made = factory(**{**{key: facts[key] for key in facts if key in known}, **checked})
     if isinstance(made, ClientAlgorithm | Metric):
-        return made._replace(made_by=_call(factory, name, checked))
+        return made._replace(made_by=_call(kind, name, checked))
+    if kind == "mechanisms" and not hasattr(made, "participation"):
+        raise RecipeError(
+            f"mechanism {name!r} must have an attribute 'participation', got none; set it to None "
+            f"if a unit may take part in every round"
+        )
     return made
 
 
-def _call(factory: Callable[..., Any], name: str, options: Mapping[str, Any]) -> str:
+def _call(kind: str, name: str, options: Mapping[str, Any]) -> str:
     """A plug-in's name with all of its options, defaults too; facts of the plan are not options."""
-    parameters = inspect.signature(factory).parameters.values()
-    given = {p.name: options.get(p.name, p.default) for p in parameters if p.name not in FACTS}
+    given = {p.name: options.get(p.name, p.default) for p in _options(kind, name)}
+    if ":" in name:  # both sides must have the same code, and a checkpoint too
+        name = _with_digest(find(kind, name), name=name)
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
 
 
@@ -129,11 +295,16 @@ def check_names(kind: str, name: str, options: Iterable[str]) -> None:
         name: the plug-in's name.
         options: the names of the options.
     """
-    known = inspect.signature(find(kind, name)).parameters
+    known = [parameter.name for parameter in _options(kind, name)]
     for key in options:
-        if key not in known or (key in FACTS and kind in _GIVEN_FACTS):
-            mine = [option for option in known if option not in FACTS]
-            raise RecipeError(f"{kind} {name!r} has no option {key!r}; {suggest(key, mine)}")
+        if key not in known:
+            raise RecipeError(f"{kind} {name!r} has no option {key!r}; {suggest(key, known)}")
+
+
+def _options(kind: str, name: str) -> list[inspect.Parameter]:
+    """The parameters of a factory that a recipe may set."""
+    parameters = inspect.signature(find(kind, name)).parameters.values()
+    return [each for each in parameters if each.name not in FACTS.get(kind, ())]
 
 
 def _convert(label: str, value: Any, hint: Any) -> Any:
@@ -170,13 +341,8 @@ def catalogue() -> list[dict[str, Any]]:
 
 def _describe(kind: str, name: str) -> dict[str, Any]:
     factory = find(kind, name)
-    parameters = inspect.signature(factory).parameters.values()
-    hidden = FACTS if kind in _GIVEN_FACTS else ()
-    options = {
-        p.name: _plain(p.default)
-        for p in parameters
-        if p.default is not p.empty and p.name not in hidden
-    }
+    parameters = _options(kind, name)
+    options = {p.name: _plain(p.default) for p in parameters if p.default is not p.empty}
     return {
         "kind": kind,
         "name": name,

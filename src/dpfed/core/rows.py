@@ -10,19 +10,19 @@ clip, and each row depends on its own unit only, to the last bit: not on its pla
 
 | edge case                                     | what happens                           |
 |-----------------------------------------------|----------------------------------------|
-| a row with a NaN or an infinity               | the unit counts for nothing            |
+| a row with a NaN or an infinity               | the unit is ignored                    |
 | a finite row whose square overflows (1e300)   | scaled first, then clipped to ``clip`` |
 | a row whose square underflows (1e-300)        | scaled first, kept as it is            |
 | a zero row                                    | adds zero, no division by zero         |
 | rounding pushes a scaled row above ``clip``   | cannot: the factor is a few ulps short |
-| no rows at all                                | a zero vector                          |
+| no rows                                       | a zero vector                          |
 | ``clip`` is zero, negative, NaN or infinite   | refused                                |
 | more than 2^25 units                          | refused                                |
-| groups: one record of a person is not finite  | the whole person counts for nothing    |
-| Scaled: a scale that is not finite            | all units count for nothing            |
-| Scaled Outer: numbers beyond 2^-160 .. 2^160  | count for nothing; a unit's, if large  |
-| exact: a product of factors overflows (1e308) | the unit counts for nothing            |
-| exact: Outer factors beyond 2^-250 .. 2^250   | the unit may count for nothing         |
+| groups: one record of a person is not finite  | the whole person is ignored            |
+| Scaled: a scale that is not finite            | all units are ignored                  |
+| Scaled Outer: numbers beyond 2^-160 .. 2^160  | are ignored; if large, with their unit |
+| exact: a product of factors overflows (1e308) | the unit is ignored                    |
+| exact: Outer factors beyond 2^-250 .. 2^250   | the unit may be ignored                |
 
 `Dense` is the oracle. `Outer` never builds a per-record gradient: the gradient of a linear layer
 is residual x feature, its norm |residual| |feature|. `Chunks` takes any model, a bounded number of
@@ -42,7 +42,6 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from dpfed.core.clipping import (
-    SHORTFALL,
     ProductSum,
     all_finite,
     bounded,
@@ -62,6 +61,7 @@ from dpfed.core.clipping import (
     stacked,
     weighted,
 )
+from dpfed.core.grid import SHORTFALL
 from dpfed.core.types import BoundedSum, Rows, Vector
 
 
@@ -75,7 +75,7 @@ class UnitRows(Rows, Protocol):
 
 @runtime_checkable
 class Selectable(Protocol):
-    """Rows of which a part can be drawn."""
+    """Rows from which units can be sampled."""
 
     @property
     def units(self) -> int:
@@ -86,7 +86,7 @@ class Selectable(Protocol):
 
 
 class _ByUnit:
-    """What all kinds share: each unit's row is made, and then clipped."""
+    """Common base: materialise each unit's row, then clip it."""
 
     @property
     def units(self) -> int:
@@ -157,6 +157,22 @@ class Dense(_ByUnit):
             yield sum_of(self.matrix[index].double().sum(dim=0) for index in parts)
 
 
+@dataclass(frozen=True, eq=False)
+class MetricRows(Dense):
+    """Joint rows of metrics, one per unit; replacing one moves the sum by at most ``distance``."""
+
+    distance: float = math.inf  # infinity: only the bound that all clipped rows have
+
+    def select(self, kept: torch.Tensor) -> MetricRows:
+        """The rows of the units in ``kept``."""
+        return replace(self, matrix=self.matrix[kept])
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        """The sum, with the bound of these rows where the clip leaves them as they are."""
+        made = super().clipped_sum(clip)
+        return replace(made, replace_bound=min(self.distance, made.replace_bound))
+
+
 def sum_of(terms: Iterable[torch.Tensor]) -> torch.Tensor:
     """The sum of one or more tensors, one after the other."""
     return functools.reduce(torch.Tensor.add, terms)
@@ -170,7 +186,7 @@ def group_sums(matrix: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
 
 
 def count_units(records: int, groups: torch.Tensor | None) -> int:
-    """How many units so many records are."""
+    """The number of units among so many records."""
     return records if groups is None else len(torch.unique(groups))
 
 
@@ -212,9 +228,12 @@ class Outer(_ByUnit):
         index = records_of(kept, self.groups)
         groups, norms = _part(self.groups, index), _part(self.feature_norms, index)
         return Outer(
-            residual=self.residual[index], feature=self.feature[index], bias=self.bias,
-            groups=groups, feature_norms=norms,
-        )  # fmt: skip
+            residual=self.residual[index],
+            feature=self.feature[index],
+            bias=self.bias,
+            groups=groups,
+            feature_norms=norms,
+        )
 
     @property
     def _length(self) -> int:
@@ -245,7 +264,7 @@ class Outer(_ByUnit):
         return row_norms(self.feature) if given is None or given.dtype != torch.float64 else given
 
     def unit_rows(self) -> Iterator[torch.Tensor]:
-        """Materialised, some at a time: the oracle of ``rounded_sum``, and what groups need."""
+        """The rows, materialised in blocks: the oracle of ``rounded_sum``, needed for groups."""
         if self.groups is not None:
             return stacked(self._people(), self._length)
         parts = torch.split(torch.arange(len(self.residual)), rows_in_block(self._length))
@@ -292,7 +311,7 @@ class Outer(_ByUnit):
         """
         plain = ordinary(self.residual) & ordinary(self.feature)
         residual, feature = self.residual.double(), self.feature.double()
-        if not bool(plain.all()):  # a zero times a NaN is a NaN: these rows must go
+        if not bool(plain.all()):  # zero times NaN is NaN: drop these rows
             residual, feature = residual[plain], feature[plain]
         norms = row_norms(residual) * row_norms(feature)
         return residual * clip_factors(norms, clip, product_error(self._widths))[:, None], feature
@@ -370,7 +389,7 @@ class Chunks(_ByUnit):
 
 
 def made_rows(rows: Rows) -> Rows:
-    """Of rows that are clipped unmade, those that are made: their numbers can be scaled."""
+    """The same rows as vectors, where they were never materialised (ghost clipping)."""
     made: Rows = getattr(rows, "alone", rows)
     return made
 

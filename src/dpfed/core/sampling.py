@@ -18,31 +18,15 @@ Guarantee: ``amplify`` accounts for exactly the draw that ``draw`` makes, and fo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dpfed.core.checks import refuse
 from dpfed.core.errors import BadRelease
+from dpfed.core.types import Rows, Sampling, Stream
 
 if TYPE_CHECKING:
     import torch
     from dp_accounting import DpEvent
-
-    from dpfed.core.randomness import Stream
-    from dpfed.core.types import Rows
-
-
-class Sampling(Protocol):
-    """Which units take part in a release, and how that changes its cost."""
-
-    @property
-    def rate(self) -> float:
-        """The part of all units that is expected."""
-
-    def draw(self, units: int, rng: Stream) -> torch.Tensor | None:
-        """Who takes part: a boolean per unit; None is everyone."""
-
-    def amplify(self, event: DpEvent) -> DpEvent:
-        """What the event costs under this draw."""
 
 
 @dataclass(frozen=True)

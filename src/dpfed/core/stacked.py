@@ -13,7 +13,7 @@ numbers, or sums along an axis that lies in memory as it does for one client.
 | edge case                                   | what happens                            |
 |---------------------------------------------|-----------------------------------------|
 | a client with a number that is not finite   | not ``usable``: it is made alone        |
-| a clip or sizes at which one client's rows  | nobody is ``usable``                    |
+| a clip or sizes at which one client's rows  | no client is ``usable``                 |
 | are added up in several pieces              |                                         |
 | an algorithm whose work was wrapped or      | ``rows_of`` knows nothing of it: one by |
 | replaced                                    | one                                     |
@@ -30,8 +30,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from dpfed.core.clipping import checked_clip, clip_factors
-from dpfed.core.randomness import Stream
-from dpfed.core.types import BoundedSum, Broadcast, Problem, Rows, Unit, Work
+from dpfed.core.types import BoundedSum, Broadcast, Problem, Rows, Stream, Unit, Work
 
 if TYPE_CHECKING:
     from dpfed.core.grid import Releases
@@ -97,9 +96,9 @@ class ReleasesMany(Protocol):
         """The ``release`` of each line, with the noise of its own stream; None: one by one."""
 
 
-_PIECE = 1 << 18  # numbers that one client's rows are clipped and added up in one piece of
-_TALL = 1 << 15
-_PLAIN = 2.0**100  # within it, one or two rows in single precision have a sum in it
+# up to these sizes a single client's rows are clipped and added up in one piece
+_MAX_NUMBERS, _MAX_RECORDS = 1 << 18, 1 << 15
+_MAX_PLAIN_CLIP = 2.0**100  # up to it, the sum of one or two rows fits single precision
 
 
 class _Stack:
@@ -122,8 +121,8 @@ class StackedDense(_Stack):
         bound = checked_clip(clip)
         wide = self.matrix.double()
         norms = (wide * wide).sum(dim=1).sqrt_()
-        fits = self.matrix.dtype == torch.float32 and self.matrix.shape[1] <= _PIECE
-        usable = torch.isfinite(norms) & (fits and 1 / _PLAIN <= bound <= _PLAIN)
+        fits = self.matrix.dtype == torch.float32 and self.matrix.shape[1] <= _MAX_NUMBERS
+        usable = torch.isfinite(norms) & (fits and 1 / _MAX_PLAIN_CLIP <= bound <= _MAX_PLAIN_CLIP)
         wide.mul_(clip_factors(norms, bound)[:, None])
         return BoundedSums(wide.to(self.matrix.dtype), bound, 2 * bound, usable)
 
@@ -149,7 +148,7 @@ class StackedOuter(_Stack):
         usable = torch.isfinite(norms.sum(dim=1)) & self._in_one_piece
         left.mul_(clip_factors(norms, bound)[:, None, :])
         sums = stacked_vectors(products(left, self.feature.double()), self.bias)
-        if records <= 2 and 1 / _PLAIN <= bound <= _PLAIN:
+        if records <= 2 and 1 / _MAX_PLAIN_CLIP <= bound <= _MAX_PLAIN_CLIP:
             sums = sums.to(self.residual.dtype)
         return BoundedSums(sums, bound, 2 * bound, usable)
 
@@ -157,8 +156,8 @@ class StackedOuter(_Stack):
     def _in_one_piece(self) -> bool:
         records, wide = self.feature.shape[1], max(self.feature.shape[2], self.residual.shape[1])
         return (
-            0 < records <= _TALL
-            and records * wide <= _PIECE
+            0 < records <= _MAX_RECORDS
+            and records * wide <= _MAX_NUMBERS
             and self.residual.dtype == self.feature.dtype == torch.float32
             and self.feature_norms.dtype == torch.float64
         )

@@ -22,7 +22,7 @@ Messages: TypeAlias = Mapping[str, bytes]
 """What one client sends or gets in a stage: by channel, or under a name of the sum's own."""
 
 
-Answer: TypeAlias = "Messages | ClientRefused"
+StageReply: TypeAlias = "Messages | ClientRefused"
 """A client's messages, or why there are none."""
 
 
@@ -113,7 +113,7 @@ class Sum(Protocol):
     def least(self, clients: int) -> int:
         """The least number of terms that a total needs."""
 
-    def honest(self, clients: int, colluders: int) -> int:
+    def min_honest(self, clients: int, colluders: int) -> int:
         """The least number of honest terms in whatever the adversary can open."""
 
     def adversary(self, colluders: int) -> str:
@@ -125,7 +125,7 @@ class Sum(Protocol):
     def capacity(self) -> float:
         """The largest value of a total that does not wrap."""
 
-    def answer(
+    def reply(
         self,
         stage: str,
         requests: Messages,

@@ -125,9 +125,29 @@ SERVER_LAWS: tuple[Law, ...] = (
 # --------------------------------------------------------------------------------------- rows
 
 HOSTILE = (
-    math.nan, math.inf, -math.inf, 0.0, 5e-324, 1e-310, 1e-200, 1e-60, 1e-45, 1e-38, 1e-15, 0.6,
-    1.0, 1e5, 1e8, 1e18, 1e37, 3e38, 1e60, 1e160, 1e300, 1.7e308,
-)  # fmt: skip
+    math.nan,
+    math.inf,
+    -math.inf,
+    0.0,
+    5e-324,
+    1e-310,
+    1e-200,
+    1e-60,
+    1e-45,
+    1e-38,
+    1e-15,
+    0.6,
+    1.0,
+    1e5,
+    1e8,
+    1e18,
+    1e37,
+    3e38,
+    1e60,
+    1e160,
+    1e300,
+    1.7e308,
+)
 """Numbers of every magnitude that a server, a file or a record may choose."""
 
 HOSTILE_CLIPS = (2.0**-300, 1e-30, 0.7, 1e30, 2.0**300)

@@ -6,22 +6,47 @@
 
 No logic lives here, and neither torch nor dp_accounting is imported at run time, so that
 ``import dpfed`` stays fast.
+
+Words that all modules use:
+
+| word            | meaning                                                                       |
+|-----------------|-------------------------------------------------------------------------------|
+| unit            | whose data is protected: a record, a group (person), or a client              |
+| row             | the vector of one unit, before or after clipping                              |
+| release         | a noisy sum of clipped rows: it may leave the client, and it costs budget     |
+| channel         | a name under which releases are made, accounted for and added up              |
+| reply           | what a client sends in a round: one release per channel                       |
+| stage           | one exchange of messages between server and clients; a secure sum has several |
+| total           | the opened sum of the clients' replies on one channel                         |
+| attempt         | one try at a round; a retry draws new noise, at full cost                     |
+| nominal         | a client's public size in units: the only size that code may divide by        |
+| cohort          | the clients that are asked in a round                                         |
+| draw            | a random choice of units or clients (sampling)                                |
+| noise share     | the noise that one client adds under distributed trust                        |
+| step, grid      | releases are whole multiples of a public step                                 |
+| priced          | covered by the accounting                                                     |
+| made-up records | random records of the right shape, on which code is tried before data         |
+| open population | devices that no list names; they fill the slots of a round as they come       |
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from dpfed.core.checks import refuse
+
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from dp_accounting import DpEvent
+    from numpy.typing import NDArray
 
-    from dpfed.core.randomness import Stream
-    from dpfed.core.sampling import Sampling
+    from dpfed.core.normals import Draws
+    from dpfed.core.participation import Participation  # a relay runs without msgspec
 
     Vector: TypeAlias = torch.Tensor
     """The model's flat parameters, or anything of their shape (1-D)."""
@@ -32,7 +57,7 @@ State: TypeAlias = Any
 """A NamedTuple of vectors and numbers, or ``()``."""
 
 UPDATE = "update"
-"""The channel that every client algorithm answers on: a (pseudo-)gradient."""
+"""The channel that every client algorithm replies on: a (pseudo-)gradient."""
 
 METRICS = "metrics"
 """The channel of federated evaluation: sums of metrics, a channel like any other."""
@@ -42,7 +67,11 @@ METRICS = "metrics"
 
 
 class Unit(StrEnum):
-    """Whose data is protected: what one row stands for."""
+    """Whose data is protected: what one row stands for.
+
+    >>> [str(unit) for unit in Unit]
+    ['record', 'group', 'client']
+    """
 
     RECORD = "record"
     GROUP = "group"
@@ -69,7 +98,11 @@ class Adjacency(StrEnum):
 
 
 class Weights(StrEnum):
-    """How clients' sums become one mean."""
+    """How clients' sums become one mean.
+
+    >>> [str(each) for each in Weights]
+    ['sum', 'average']
+    """
 
     SUM = "sum"
     """The total of all sums, divided by one public number."""
@@ -84,12 +117,55 @@ class NoiseSource(StrEnum):
     KEYED = "keyed"
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What the plan decides for every mechanism, whatever noise that adds.
+
+    A recipe sets these in fields of its own (``privacy.clip``, ``privacy.unit``, ...), never as
+    options of a mechanism.
+
+    Args:
+        clip: the Euclidean norm that a unit's row is clipped to, above 0.
+        unit: whose data is protected: what one row stands for.
+        adjacency: which data sets count as neighbours.
+        trust: who adds the noise, and what the server sees.
+        replace_bound: how far replacing one unit moves the sum; NaN means 2 * clip, which holds for
+            any rows.
+        participation: how often a unit takes part, and how far apart; None means in every round.
+
+    >>> Facts(clip=1.5, trust="central").replace_bound
+    3.0
+    """
+
+    clip: float = 1.0
+    unit: Unit = Unit.RECORD
+    adjacency: Adjacency = Adjacency.REPLACE_ONE
+    trust: Trust = Trust.LOCAL
+    replace_bound: float = math.nan
+    participation: Participation | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.clip) and self.clip > 0):
+            raise refuse("clip", "a finite number above 0", self.clip, "1 is usual")
+        for name, words in (("unit", Unit), ("adjacency", Adjacency), ("trust", Trust)):
+            if (given := getattr(self, name)) not in list(words):
+                raise refuse(name, f"one of {', '.join(words)}", given)
+            object.__setattr__(self, name, words(given))
+        if math.isnan(self.replace_bound):
+            object.__setattr__(self, "replace_bound", 2 * self.clip)
+
+
 # ----------------------------------------------------------------------- the path, in its order
 
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
-    """What the server publishes at the start of a round. Public."""
+    """What the server publishes at the start of a round. Public.
+
+    >>> import torch
+    >>> Broadcast(2, torch.zeros(3), training="ward-7").attempt
+    0
+    """
 
     round: int
     params: Vector
@@ -127,6 +203,11 @@ class Release:
 
     The value is ``vector * step``; ``vector`` is int32 where it fits, else int64. ``std`` is the
     known standard deviation of the noise in each coordinate of the value.
+
+    >>> import torch
+    >>> release = Release(torch.tensor([3, -1], dtype=torch.int32), std=0.5, step=0.25)
+    >>> (release.vector * release.step).tolist()
+    [0.75, -0.25]
     """
 
     vector: Vector
@@ -152,7 +233,13 @@ class Total:
 
 @dataclass(frozen=True, eq=False)
 class Aggregate:
-    """All that server code ever sees of a round."""
+    """All that server code ever sees of a round.
+
+    >>> import torch
+    >>> seen = Aggregate(0, torch.zeros(3), torch.ones(3), std=0.1, clients=5)
+    >>> float(seen.mean.sum()), seen.std
+    (3.0, 0.1)
+    """
 
     round: int
     params: Vector
@@ -166,16 +253,16 @@ class Aggregate:
     """The means of the other channels."""
     enrolled: int = 0
     """How many clients the plan has."""
-    rate: float = 1.0
-    """The part of them that is expected in a round: the mean divides by it."""
+    participation_rate: float = 1.0
+    """The fraction of them that is expected in a round: the mean divides by it."""
     lead: str = UPDATE
     """The channel whose mean is ``mean``."""
     rounds: int = 0
     """How many rounds the plan has."""
     planned_std: float = math.nan
-    """What ``std`` is on the update channel by the plan: if everyone takes part."""
-    levels: Mapping[str, float] = field(default_factory=dict)
-    """The known noise level of each channel's mean."""
+    """What the plan expects ``std`` to be on the update channel if everyone takes part."""
+    noise_stds: Mapping[str, float] = field(default_factory=dict)
+    """The known standard deviation of the noise in each channel's mean."""
     clip: float = math.nan
     """The norm bound of a row in ``mean``, in the mean's own unit; NaN where there is none."""
 
@@ -184,7 +271,15 @@ class Aggregate:
 
 
 class Problem(Protocol):
-    """One client's data with the model to be fitted. Sensitive, but for ``dimension``."""
+    """One client's data with the model to be fitted. Sensitive, but for ``dimension``.
+
+    >>> import torch
+    >>> from dpfed.flower import Linear, Records
+    >>> records = Records(torch.eye(2), torch.arange(2))
+    >>> problem = Linear("softmax", features=2, outputs=2).problem(records)
+    >>> problem.dimension, problem.rows(torch.zeros(6), Unit.RECORD).clipped_sum(1.0).bound
+    (6, 1.0)
+    """
 
     @property
     def dimension(self) -> int: ...
@@ -205,6 +300,12 @@ class Releaser(Protocol):
     ``nominal`` is the number of units that is expected in a release: the public size declared at
     enrolment, times the sampling rate. It is the only size that an algorithm may divide by: the
     true one is data.
+
+    A client algorithm gets one as its last argument:
+
+    >>> def work(broadcast, problem, state, release):
+    ...     rows = problem.rows(broadcast.params, release.unit)
+    ...     return {UPDATE: release(rows)}, state
     """
 
     unit: Unit
@@ -222,6 +323,12 @@ class ServerOptimizer(NamedTuple):
 
     ``update_`` is the same map and may overwrite the direction and the state that it is given
     (a law test holds it to ``update``); the round uses it where it exists.
+
+    >>> import torch
+    >>> halve = ServerOptimizer(lambda params: (), lambda G, state, seen: (G / 2, state))
+    >>> seen = Aggregate(0, torch.zeros(2), torch.ones(2), std=0.1, clients=5)
+    >>> halve.update(seen.mean, halve.init(seen.params), seen)[0].tolist()
+    [0.5, 0.5]
     """
 
     init: Callable[[Vector], State]
@@ -229,28 +336,37 @@ class ServerOptimizer(NamedTuple):
     share: Callable[[State], Mapping[str, Vector]] = _share_nothing
     update_: Callable[[Vector, State, Aggregate], tuple[Vector, State]] | None = None
     gain: float | Callable[[State], float] = math.nan
-    """The factor on the noise, or how it follows from the state: who follows in a chain is told."""
+    """The factor by which it scales noise, or a function from its state to that factor; the next
+    optimizer in a chain is told."""
 
 
 class Phase(NamedTuple):
-    """So many rounds, with so many releases in each; ``rounds`` None means all that follow."""
+    """So many rounds, with so many releases in each; ``rounds`` None means all that follow.
+
+    >>> Phase(rounds=None, releases=1)
+    Phase(rounds=None, releases=1)
+    """
 
     rounds: int | None
     releases: int
 
 
 class Channel(NamedTuple):
-    """What leaves a client under one name: what the accountant has to account for."""
+    """What leaves a client under one name: what the accountant has to account for.
+
+    >>> Channel(phases=(Phase(1, 3), Phase(None, 1))).planned(rounds=4)
+    6
+    """
 
     phases: tuple[Phase, ...] = (Phase(None, 1),)
     size: int | None = None
-    """The length of its vectors; None is the model's."""
+    """The length of its vectors; None means the model's."""
     clip: float | None = None
-    """The bound of a row, where it follows from the algorithm; None is the recipe's clip."""
+    """The bound of a row, where it follows from the algorithm; None means the recipe's clip."""
     replace_bound: float | None = None
     """How far replacing one unit moves the sum; None is twice the clip."""
-    share: float | None = None
-    """The part of the squared mu that it may use; None is what the others leave."""
+    budget_fraction: float | None = None
+    """The fraction of the squared mu that it may use; None is what the others leave."""
     sent: bool = True
     """Whether a reply goes out on it; if not, the releases are used by the client alone."""
     noise: float = 1.0
@@ -295,11 +411,85 @@ Work: TypeAlias = Callable[[Broadcast, Problem, State, Releaser], tuple[Reply, S
 """What an algorithm does with the broadcast, its data and its state; it sends what was released."""
 
 
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+"""The shapes of a model's tensors, by name."""
+
+
+class FeatureRange(NamedTuple):
+    """What is public of the features: a middle of their ranges, and how far records lie from it.
+
+    Args:
+        center: one number for all features, or one for each.
+        radius: the distance; None where it is not known.
+
+    >>> FeatureRange(center=0.5, radius=2.0).radius
+    2.0
+    """
+
+    center: float | tuple[float, ...] = 0.0
+    """One number for all features, or one for each."""
+    radius: float | None = None
+    """None where nothing is known."""
+
+
+class OwnModel(NamedTuple):
+    """The model that an algorithm brings, in the place of the one that a recipe names.
+
+    It is reached through the algorithm alone, so that whoever approves the algorithm has approved
+    its model: neither a recipe nor a server names it.
+
+    Args:
+        owns: whether parameters of these names and shapes are the model's.
+        around: makes it from the recipe's model, what is public of the features, and the channels.
+
+    >>> OwnModel(owns=lambda shapes: "center" in shapes, around=lambda model, *_: model).owns({})
+    False
+    """
+
+    owns: Callable[[Shapes], bool]
+    """Whether tensors of these names and shapes are this model's."""
+    around: Callable[[Any, Callable[[int], FeatureRange], Collection[str]], Any]
+    """(the recipe's model, number of features -> what is public of them, channels) -> the model."""
+
+
+class PlanNeeds(NamedTuple):
+    """What an algorithm needs of its plan; any other plan is refused (training/soundness.py).
+
+    Args:
+        rounds: the fewest rounds.
+        weights: how clients' sums must be weighted; None is either way.
+        independent_noise: whether each release must have noise of its own.
+        own_steps: whether it paces its own steps, so that no other optimizer fits.
+        reason: why, for the error.
+
+    >>> PlanNeeds(rounds=2, reason="the first round measures").rounds
+    2
+    """
+
+    rounds: int = 1
+    """At least so many."""
+    weights: Weights | None = None
+    """How clients are weighted; None is any way."""
+    independent_noise: bool = False
+    """Noise that is not correlated over rounds."""
+    own_steps: bool = False
+    """No server optimizer: its companion decides about each step."""
+    reason: str = ""
+    """Why, for the error: "whose first rounds ..."."""
+
+
 class ClientAlgorithm(NamedTuple):
     """What a client does in a round.
 
     A channel without any releases is derived: its replies are functions of what was released on
     the others in the same round, and cost nothing more.
+
+    >>> def work(broadcast, problem, state, release):
+    ...     rows = problem.rows(broadcast.params, release.unit)
+    ...     return {UPDATE: release(rows)}, state
+    >>> algorithm = ClientAlgorithm(lambda params: (), work, frozenset(Unit), sends_unmodified=True)
+    >>> list(algorithm.channels)
+    ['update']
     """
 
     init: Callable[[Vector], State]
@@ -319,12 +509,57 @@ class ClientAlgorithm(NamedTuple):
     """What a client must hold while it works, in terms of the model's size d and its inputs f."""
     companion: ServerOptimizer | None = None
     """The server half of two-sided methods; it runs before the plan's own optimizer."""
-    standardises: bool = False
-    """It fits a model that standardises its inputs (vector.Standardiser), paced by the noise."""
+    model: OwnModel | None = None
+    """The model that it brings; None trains the one that the recipe or the user names."""
+    needs: PlanNeeds = PlanNeeds()
+    """What it needs of the plan."""
     settle: Callable[[Mapping[str, float]], Mapping[str, Any]] | None = None
     """Options that the plan's noise levels decide, by channel: public, before the first round."""
     made_by: str = ""
     """The plug-in's name and options: the registry writes it, and both sides compare it."""
+
+
+def place_of(code: Any) -> str:
+    """Where a function, a class or an instance's class is written, as module.name.
+
+    Args:
+        code: the object.
+
+    >>> place_of(place_of)
+    'dpfed.core.types.place_of'
+    """
+    named = code if hasattr(code, "__qualname__") else type(code)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+class Stream(Protocol):
+    """A source of random bits, and of normals made from them: one per release."""
+
+    def normal(self, size: int) -> NDArray[np.float64]:
+        """So many independent standard normals."""
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """So many 64-bit words."""
+
+    def write(self, out: NDArray[np.uint64]) -> None:
+        """As many words, into memory that is there already."""
+
+    def draws(self, size: int, level: float, step: float) -> Draws:
+        """The same normals times a level, good enough for a grid."""
+
+
+class Sampling(Protocol):
+    """Which units take part in a release, and how that changes its cost."""
+
+    @property
+    def rate(self) -> float:
+        """The part of all units that is expected."""
+
+    def draw(self, units: int, rng: Stream) -> torch.Tensor | None:
+        """Who takes part: a boolean per unit; None means everyone."""
+
+    def amplify(self, event: DpEvent) -> DpEvent:
+        """What the event costs under this draw."""
 
 
 class Mechanism(Protocol):
@@ -335,17 +570,23 @@ class Mechanism(Protocol):
     """
 
     @property
+    def facts(self) -> Facts:
+        """What the plan decided; the next five properties read it."""
+
+    @property
     def clip(self) -> float: ...
-    @property
-    def std(self) -> float: ...
-    @property
-    def step(self) -> float: ...
     @property
     def unit(self) -> Unit: ...
     @property
     def adjacency(self) -> Adjacency: ...
     @property
     def trust(self) -> Trust: ...
+    @property
+    def participation(self) -> Participation | None: ...
+    @property
+    def std(self) -> float: ...
+    @property
+    def step(self) -> float: ...
     @property
     def sampling(self) -> Sampling: ...
     @property
@@ -368,6 +609,9 @@ class Mechanism(Protocol):
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
         """The cost of the first ``releases`` releases if ``shares`` shares are unknown."""
+
+    def with_facts(self, **changes: Any) -> Mechanism:
+        """The same noise level under other facts, such as ``trust=Trust.CENTRAL``."""
 
     def with_std(self, std: float) -> Mechanism:
         """The same mechanism at another noise level: what calibration returns."""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -30,6 +30,8 @@ class Layout:
     """The names and shapes of a model's parameters, in the order in which they lie in a vector."""
 
     shapes: Mapping[str, tuple[int, ...]]
+    trained_by: str = field(default="", compare=False, repr=False)
+    """The client algorithm that brings this model (``OwnModel``); "" is a model for any."""
 
     @property
     def size(self) -> int:
@@ -80,56 +82,6 @@ def head_of(layout: Layout | None, method: str) -> Head:
     return Head(weight[0], weight[1] + (bias is not None), bias is not None)
 
 
-@dataclass(frozen=True)
-class Standardiser:
-    """The shape of a linear model that standardises its inputs (data/standardised.py).
-
-    ``full`` is whether its transform is a matrix; if not, it is one number.
-    """
-
-    outputs: int
-    features: int
-    bias: bool = True
-    full: bool = True
-
-    @property
-    def layout(self) -> Layout:
-        """The standardiser's tensors first, then the head's as nn.Linear orders them."""
-        side = self.features
-        shapes: dict[str, tuple[int, ...]] = {"center": (side,)}
-        shapes["transform"] = (side, side) if self.full else (1,)
-        if self.bias:
-            shapes["bias_input"] = (1,)
-        shapes["weight"] = (self.outputs, side)
-        return Layout({**shapes, "bias": (self.outputs,)} if self.bias else shapes)
-
-    @property
-    def head(self) -> int:
-        """How many numbers the head has: the last ones of the flat vector."""
-        return self.outputs * (self.features + self.bias)
-
-
-def standardises(layout: Layout | None) -> bool:
-    """Whether a layout is that of a model that standardises its inputs."""
-    return layout is not None and {"center", "transform"} <= set(layout.shapes)
-
-
-def standardiser_of(layout: Layout | None, method: str, full: bool = True) -> Standardiser:
-    """The standardiser and head that a layout is, or that a linear layer becomes.
-
-    Args:
-        layout: of a model that standardises its inputs, or of one linear layer.
-        method: who asks, for the error.
-        full: whether a linear layer's transform is to be a matrix.
-    """
-    if layout is None or not standardises(layout):
-        head = head_of(layout, method)
-        return Standardiser(head.outputs, head.inputs - head.bias, head.bias, full)
-    outputs, features = layout.shapes["weight"]
-    matrix = len(layout.shapes["transform"]) == 2
-    return Standardiser(outputs, features, "bias" in layout.shapes, matrix)
-
-
 def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
     """The layout of named tensors."""
     return Layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})
@@ -148,7 +100,7 @@ def dot(left: Vector, right: Vector) -> float:
 
 class _Threads(threading.local):
     before: int | None = None
-    """How many there were outside of the outermost ``one_thread``."""
+    """The number of threads outside of the outermost ``one_thread``."""
 
 
 _threads = _Threads()
@@ -211,7 +163,7 @@ def side_by_side(
 
 @contextmanager
 def users_threads() -> Iterator[None]:
-    """Around a user's own function, inside of ``one_thread``: the threads that they have set."""
+    """Restore the user's number of threads around their own function, inside of ``one_thread``."""
     inside = torch.get_num_threads()
     torch.set_num_threads(_threads.before or inside)
     try:

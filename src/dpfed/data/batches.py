@@ -38,23 +38,25 @@ from torch.nn import functional
 from dpfed.core.errors import DataError, failures
 from dpfed.core.log import log
 from dpfed.data.datasets import Records
-from dpfed.data.masks import SEEDS
 from dpfed.data.models import made_up
 
 Inputs = torch.Tensor | dict[str, torch.Tensor]
 """What a module is called with: one tensor, or keywords."""
 
+SEEDS = "dpfed seeds"
+"""The name of the records' seeds (masks.py) among a batch's tensors."""
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Some records: what goes into the module, and what its output is held against. Sensitive."""
+    """Some records: the module's inputs, and the targets of its outputs. Sensitive."""
 
     inputs: Inputs
     targets: torch.Tensor
     usable: torch.Tensor | None = None
-    """Which records count, bool [k]; None is all of them."""
+    """Which records count, bool [k]; None means all of them."""
     seeds: torch.Tensor | None = None
-    """Where masks are drawn (masks.py), a whole number of each record's content, int64 [k]."""
+    """A number from each record's content, if dropout masks are drawn (masks.py), int64 [k]."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -127,7 +129,7 @@ class Batches:
     most: int = 512
     """How many are read at a time, at most."""
     change: Callable[[Batch, bytes], Batch] | None = None
-    """What training sees in the place of what was read (augment.py): records, and at which turn."""
+    """Augmentation (augment.py): (records, turn) -> the records that training sees."""
 
     def __post_init__(self) -> None:
         if self.groups is not None and len(self.groups) != self.count:
@@ -155,7 +157,7 @@ class Batches:
         return replace(self, read=lambda index: change(self.read(index), turn), change=None)
 
     def made_up(self) -> Batches:
-        """Three records that stand for nobody, of two persons: on them code is tried."""
+        """Three made-up records of two persons, to try code on."""
         made = self.stand_in
         people = None if self.groups is None else torch.tensor([0, 1, 1])
         return replace(self, read=lambda index: made[index], count=3, groups=people)
@@ -172,6 +174,12 @@ def tensor_batches(
         inputs: what the module is called with: a tensor, or a dict of them, its keywords.
         targets: labels or numbers, as the loss takes them.
         groups: whose record each one is, int64; None where nobody has several.
+
+    Returns:
+        the records by index, as ``Network.problem`` takes them.
+
+    >>> len(tensor_batches(torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)))
+    5
     """
     whole = Batch(inputs if isinstance(inputs, torch.Tensor) else dict(inputs), targets)
     lengths = {len(each) for each in whole.tensors().values()}
@@ -232,6 +240,13 @@ def dataset_batches(
             never differs. Without ``fill`` no shape may differ.
         groups: whose record each one is; None where nobody has several.
         most: how many records are in memory at a time, at least 1.
+
+    Returns:
+        the records by index, as ``Network.problem`` takes them.
+
+    >>> records = [(torch.ones(3), 0), (torch.zeros(3), 1)]
+    >>> len(dataset_batches(records, example=(torch.zeros(3), 0)))
+    2
     """
     _refuse_unread(dataset)
     collated = collate or _plain
@@ -312,7 +327,7 @@ def _turned(record: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Reader:
-    """Reads records one by one; whatever is wrong with one of them stays its own matter."""
+    """Reads records one by one; an error in one of them does not change the others."""
 
     dataset: MapStyle
     collate: Callable[[list[Any]], Any]
@@ -325,7 +340,7 @@ class _Reader:
         usable = torch.tensor([each is not None for each in found], dtype=torch.bool)
         if not bool(usable.all()):
             lost = int((~usable).sum())
-            log.warning("%d of %d records cannot be read; they count for nothing", lost, len(index))
+            log.warning("%d of %d records cannot be read; they are ignored", lost, len(index))
         records = [self.empty if each is None else each for each in found]
         if not records:
             return self.empty[:0]

@@ -385,14 +385,35 @@ def read_har(paths: Sequence[Path], layout: Layout) -> Arrays:
 # ------------------------------------------------------------------------------------ the catalogue
 
 CREDIT = (
-    "LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE",
-    "PAY_0", "PAY_2", "PAY_3", "PAY_4", "PAY_5", "PAY_6",
-    *(f"BILL_AMT{i}" for i in range(1, 7)), *(f"PAY_AMT{i}" for i in range(1, 7)),
-)  # fmt: skip
+    "LIMIT_BAL",
+    "SEX",
+    "EDUCATION",
+    "MARRIAGE",
+    "AGE",
+    "PAY_0",
+    "PAY_2",
+    "PAY_3",
+    "PAY_4",
+    "PAY_5",
+    "PAY_6",
+    *(f"BILL_AMT{i}" for i in range(1, 7)),
+    *(f"PAY_AMT{i}" for i in range(1, 7)),
+)
 HEART = (
-    "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak",
-    "slope", "ca", "thal",
-)  # fmt: skip
+    "age",
+    "sex",
+    "cp",
+    "trestbps",
+    "chol",
+    "fbs",
+    "restecg",
+    "thalach",
+    "exang",
+    "oldpeak",
+    "slope",
+    "ca",
+    "thal",
+)
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 SIGNALS = tuple(
     f"{each}_{axis}" for each in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"

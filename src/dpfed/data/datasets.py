@@ -50,7 +50,6 @@ import torch
 from dpfed.core.environment import DATA, data_folders, user_data_folder
 from dpfed.core.errors import DataError
 from dpfed.data import readers, tables
-from dpfed.data import synthetic as generators
 from dpfed.data._checks import bad_option, require_groups, require_positive
 
 if TYPE_CHECKING:
@@ -58,12 +57,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpfed.data.screen import Screen
-
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Features, labels and, where there are natural groups, group ids. Sensitive."""
+    """Features, labels and, where there are natural groups, group ids. Sensitive.
+
+    Args:
+        x: features, one row per record.
+        y: a label for each record.
+        groups: whose record each one is; None where nobody has several.
+        silos: which silo each one is from; None where that is not known.
+
+    >>> len(Records(torch.zeros(5, 2), torch.zeros(5)))
+    5
+    """
 
     x: torch.Tensor
     """float32 [m, ...]."""
@@ -117,8 +124,6 @@ class Dataset:
     """The parameters that generated records were made from: weight, then bias."""
     table: tables.TableFacts | None = None
     """What a table's columns became; None where there are no columns."""
-    screen: Screen | None = None
-    """What the owner should look at (screen.py), where it was asked for: it never leaves."""
     spread: float | None = None
     """How far public records lie from their mean (root mean square), where they center these."""
 
@@ -145,7 +150,7 @@ def load(
     public: readers.Public | None = None,
     **synthetic_options: Any,
 ) -> Dataset:
-    """The data set called ``source``: see the table above.
+    """The data set called ``source``: a file, a folder, a name on the hub, or generated records.
 
     Args:
         source: a path, a pattern or a list of paths, ``hf:NAME``, ``dpfed:NAME``, or
@@ -250,7 +255,7 @@ def _matching(source: Path, root: Path | None) -> list[Path]:
     wild = [any(sign in part for sign in "*?[") for part in source.parts]
     if not any(wild) or source.exists():
         return []
-    last = len(wild) - wild.index(True)  # so many parts are the pattern: a root may have a sign
+    last = len(wild) - wild.index(True)  # parts of the pattern; the root may contain such signs
     for place in _places(source, root):
         found = sorted(Path(*place.parts[:-last]).glob("/".join(place.parts[-last:])))
         if found:
@@ -303,6 +308,8 @@ def _places(source: str | Path, root: Path | None) -> list[Path]:
 
 def synthetic(kind: str = "clusters", **options: Any) -> Dataset:
     """Generated records of a kind: clusters, mixed or glm, with their options (synthetic.py)."""
+    from dpfed.data import synthetic as generators  # for simulations: no gate loads it
+
     made = generators.make(kind, options)
     truth = None if made.truth is None else torch.from_numpy(made.truth)
     return replace(_dataset(made.parts, made.classes, made.source), truth=truth)
@@ -338,7 +345,7 @@ def _dataset(
 
 
 def _of_somebody(labels: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:
-    """Labels, unknown where the record is nobody's: in no person's row, it may not count at all."""
+    """Labels; unknown where a record names no person, since no person's row may contain it."""
     if groups is None:
         return labels
     unknown = math.nan if labels.is_floating_point() else -1
@@ -494,8 +501,8 @@ def scale_rows(records: Records, radius: float) -> Records:
 def set_norms(records: Records, norm: float) -> Records:
     """Every row gets this Euclidean norm, each on its own; a row of zeros stays one.
 
-    What is left of a row is its direction. The clip then has a public measure: a linear model's
-    gradient is about as long as the row.
+    Only the row's direction is kept. This gives a public scale for the clip: the norm of a linear
+    model's gradient is about that of the row.
     """
     require_positive("10 is usual", norm=norm)
     return _scaled(records, norm, shorter=True)

@@ -8,7 +8,7 @@ what may be hostile     what holds it
 ======================= ========================================================================
 an address, a redirect  https only; http only on this machine, and only if asked for there
 a body without end      no more bytes than declared are kept; a redirect's body is not read
-a slow drip             fewer than SLOWEST bytes/s for WINDOW seconds end it, in headers, too
+a slow server           fewer than MIN_BYTES_PER_S for PACE_WINDOW_S end it, in headers, too
 an early end            a ``.part`` file, which is continued (HTTP Range), never read as whole
 another file            size and checksum of the whole file, before it gets its name
 a tar, a zip            nothing is written to disk: named members are read into memory, each up
@@ -44,20 +44,20 @@ from dpfed.core.errors import DataError
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-TIMEOUT = 30.0
+TIMEOUT_S = 30.0
 """Seconds without a byte that end a connection."""
-WINDOW, SLOWEST = 30.0, 1024
-"""A connection that brings fewer bytes per second than SLOWEST for WINDOW seconds is ended."""
-ATTEMPTS, PAUSE = 5, 1.0
-"""How often a broken connection is continued, and the seconds before; the pause doubles."""
-REDIRECTS = 5
-BLOCK = 1 << 16
-MAX_HEADER = 1 << 16
+PACE_WINDOW_S, MIN_BYTES_PER_S = 30.0, 1024
+"""A connection that is slower than this for so many seconds is closed."""
+ATTEMPTS, RETRY_PAUSE_S = 5, 1.0
+"""Attempts to continue a broken download, and the first pause in seconds; it doubles."""
+MAX_REDIRECTS = 5
+READ_BYTES = 1 << 16
+MAX_HEADER_BYTES = 1 << 16
 """Bytes of an extended header of a tar archive, which are skipped and never kept."""
-TAR_SLACK = 1 << 24
+TAR_SLACK_BYTES = 1 << 24
 """Bytes that a tar archive may have beside the members that are asked for."""
 MAX_MEMBERS = 10_000
-"""Of a zip archive, whose list of members is read whole."""
+"""Members of a zip archive: its list of them is read as a whole."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that have arrived and the bytes expected."""
@@ -65,7 +65,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file, where it is to be had, and how to tell that it is the right one."""
+    """A file: its address, and how to check that it is the right one."""
 
     url: str
     size: int
@@ -85,12 +85,12 @@ class RemoteFile:
         return self.size if self.exact else 2 * self.size
 
 
-class _Broken(Exception):
+class _TransferBroken(Exception):
     """A connection that ended early, or a server that is busy: what has arrived is kept."""
 
 
-class _NoRange(_Broken):
-    """The server has nothing at the place where a part ends."""
+class _RangeRefused(_TransferBroken):
+    """The server has no bytes after the part that is here."""
 
 
 # ------------------------------------------------------------------------------------- the transfer
@@ -118,7 +118,7 @@ def download(file: RemoteFile, folder: Path, progress: Progress | None = None) -
             _verify_or_drop(file, part)
             part.replace(target)
             _origin(part).unlink(missing_ok=True)
-    _verify_or_drop(file, target)  # also one that lay there before
+    _verify_or_drop(file, target)  # also a file that was there before
     return target
 
 
@@ -153,7 +153,7 @@ def _verify_or_drop(file: RemoteFile, path: Path) -> None:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Say in one sentence what the disk refuses; a full one gets its room back."""
+    """One sentence for an error of the disk; if it is full, the partial file is deleted."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
@@ -173,13 +173,13 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def _complete(file: RemoteFile, part: Path, progress: Progress) -> None:
-    """Fill ``part`` until it is whole; only attempts that bring next to nothing are counted."""
+    """Download until ``part`` is complete; only attempts that bring almost nothing count."""
     failed = 0
     while True:
         before = part.stat().st_size if part.exists() else 0
         try:
             return _transfer(file, part, progress)
-        except _Broken as error:
+        except _TransferBroken as error:
             done = part.stat().st_size if part.exists() else 0
             failed = 1 if done - before > file.size // 100 else failed + 1
             if failed >= ATTEMPTS:
@@ -187,7 +187,7 @@ def _complete(file: RemoteFile, part: Path, progress: Progress) -> None:
                     f"{file.url} could not be read to its end: {error}; {done:,} of {file.size:,} "
                     "bytes are here, and the same command continues there"
                 ) from error
-        time.sleep(PAUSE * 2 ** (failed - 1))
+        time.sleep(RETRY_PAUSE_S * 2 ** (failed - 1))
 
 
 def _transfer(file: RemoteFile, part: Path, progress: Progress) -> None:
@@ -197,7 +197,7 @@ def _transfer(file: RemoteFile, part: Path, progress: Progress) -> None:
         return
     try:
         opened = _open(file.url, start, _origin_of(part).get("etag", ""))
-    except _NoRange:  # nothing lies beyond what is here: it was of another version
+    except _RangeRefused:  # the file is shorter than our part, which is of another version
         part.unlink(missing_ok=True)
         raise
     with opened as answer:
@@ -218,7 +218,7 @@ def _transfer(file: RemoteFile, part: Path, progress: Progress) -> None:
             "taken for the whole; download it by other means and give it by --from"
         )
     if done < (file.size if file.exact else total or 0):
-        raise _Broken(f"the connection ended after {done:,} bytes")
+        raise _TransferBroken(f"the connection ended after {done:,} bytes")
 
 
 def _pour(
@@ -226,11 +226,11 @@ def _pour(
 ) -> int:
     while True:
         try:
-            block = answer.read1(BLOCK)
+            block = answer.read1(READ_BYTES)
         except http.client.IncompleteRead as error:
-            raise _Broken("the connection ended early") from error
+            raise _TransferBroken("the connection ended early") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise _Broken(_words(error)) from error
+            raise _TransferBroken(_words(error)) from error
         if not block:
             return done
         done += len(block)
@@ -325,7 +325,7 @@ def _is_loopback(host: str) -> bool:
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """A redirect keeps to https; a public server never leads to a service on this machine."""
 
-    max_redirections = REDIRECTS
+    max_redirections = MAX_REDIRECTS
     max_repeats = 2
 
     def redirect_request(
@@ -341,8 +341,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-class _Paced(io.RawIOBase):
-    """A socket's stream that ends when it drips."""
+class _PacedReader(io.RawIOBase):
+    """A socket's stream that raises when the server sends too slowly."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
@@ -355,8 +355,8 @@ class _Paced(io.RawIOBase):
         count = cast("int | None", self._raw.readinto(buffer))
         self._count += count or 0
         spent = time.monotonic() - self._since
-        if spent > WINDOW:
-            if self._count < SLOWEST * spent:
+        if spent > PACE_WINDOW_S:
+            if self._count < MIN_BYTES_PER_S * spent:
                 raise TimeoutError(f"it brought {self._count:,} bytes in {spent:.0f} s")
             self._since, self._count = time.monotonic(), 0
         return count
@@ -366,19 +366,19 @@ class _Paced(io.RawIOBase):
         super().close()
 
 
-class _Answer(http.client.HTTPResponse):
+class _PacedResponse(http.client.HTTPResponse):
     def __init__(self, sock: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
         self.fp.close()
-        self.fp = io.BufferedReader(_Paced(sock.makefile("rb", buffering=0)))
+        self.fp = io.BufferedReader(_PacedReader(sock.makefile("rb", buffering=0)))
 
 
 class _Http(http.client.HTTPConnection):
-    response_class = _Answer
+    response_class = _PacedResponse
 
 
 class _Https(http.client.HTTPSConnection):
-    response_class = _Answer
+    response_class = _PacedResponse
 
 
 class _HttpHandler(urllib.request.HTTPHandler):
@@ -393,25 +393,25 @@ class _HttpsHandler(urllib.request.HTTPSHandler):
 
 def _open(url: str, start: int, etag: str) -> Any:
     """The answer with the file's bytes from ``start`` on, or with all of them."""
-    from dpfed import __version__
+    from dpfed._version import VERSION
 
-    headers = {"User-Agent": f"dpfed/{__version__}", "Accept-Encoding": "identity"}
+    headers = {"User-Agent": f"dpfed/{VERSION}", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
         if etag:
             headers["If-Range"] = etag
     request = urllib.request.Request(url, headers=headers)  # noqa: S310  by check_address
     try:
-        return _opener(urlsplit(url).scheme == "http").open(request, timeout=TIMEOUT)
+        return _opener(urlsplit(url).scheme == "http").open(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
         error.close()
         raise _refusal(url, error.code) from error
     except (OSError, http.client.HTTPException) as error:
-        raise _Broken(_words(error)) from error
+        raise _TransferBroken(_words(error)) from error
 
 
 def _opener(local: bool) -> urllib.request.OpenerDirector:
-    """Of the handlers that urllib has, none for file:, ftp: or data:."""
+    """An opener without urllib's handlers for file:, ftp: and data:."""
     opener = urllib.request.OpenerDirector()
     opener.add_handler(urllib.request.ProxyHandler({} if local else None))
     for handler in (_HttpHandler, _HttpsHandler, _Redirects):
@@ -423,9 +423,9 @@ def _opener(local: bool) -> urllib.request.OpenerDirector:
 
 def _refusal(url: str, code: int) -> Exception:
     if code == 416:
-        return _NoRange("the server has no such range")
+        return _RangeRefused("the server has no such range")
     if code in (408, 429) or code >= 500:
-        return _Broken(f"the server answers {code}")
+        return _TransferBroken(f"the server answers {code}")
     return DataError(f"{url}: the server answers {code}; fetch the file from elsewhere by --from")
 
 
@@ -474,15 +474,15 @@ def tar_members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
     """
     found: dict[str, bytes] = {}
     with gzip.open(path) as packed:
-        stream = _Bounded(packed, sum(wanted.values()) + TAR_SLACK, path.name)
+        stream = _BoundedReader(packed, sum(wanted.values()) + TAR_SLACK_BYTES, path.name)
         while True:
             block = stream.take(512)
-            if not block.strip(b"\0"):  # the end, or its mark
+            if not block.strip(b"\0"):  # the end of the archive, or its zero block
                 break
             name, kind, size = _tar_header(block, path.name)
             _check_name(path.name, name)
             if kind in "xgLK":
-                if size > MAX_HEADER:
+                if size > MAX_HEADER_BYTES:
                     raise _hostile(path.name, f"an extended header of {size:,} bytes")
             elif kind not in "05":
                 raise _hostile(path.name, f"the member {name!r}, a link or a device")
@@ -495,7 +495,7 @@ def tar_members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
     return _all_of(found, wanted, path.name)
 
 
-class _Bounded:
+class _BoundedReader:
     """A stream of at most so many bytes, which must not end inside of a member."""
 
     def __init__(self, stream: Any, limit: int, name: str) -> None:
@@ -510,16 +510,16 @@ class _Bounded:
 
     def skip(self, size: int) -> None:
         while size > 0:
-            size -= len(self.take(min(size, BLOCK))) or size
+            size -= len(self.take(min(size, READ_BYTES))) or size
 
 
 def _tar_header(block: bytes, archive: str) -> tuple[str, str, int]:
-    """A member's name, kind and size; ValueError's cousins become one refusal."""
+    """A member's name, kind and size; any error in the header becomes one refusal."""
     try:
         blank = block[:148] + b" " * 8 + block[156:]
         if len(block) != 512 or sum(blank) != int(block[148:156].strip(b"\0 "), 8):
             raise ValueError("bad sum")
-        size = int(block[124:136].strip(b"\0 ") or b"0", 8)  # octal: no file here has 8 GiB
+        size = int(block[124:136].strip(b"\0 ") or b"0", 8)  # octal, below 8 GiB
         name = block[:100].split(b"\0")[0].decode("utf-8")
         if block[257:263] == b"ustar\0" and (prefix := block[345:500].split(b"\0")[0]):
             name = f"{prefix.decode('utf-8')}/{name}"

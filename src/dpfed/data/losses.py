@@ -8,7 +8,7 @@
     mse               the mean of their squared errors, as torch has it
     huber             the same, growing with the error itself beyond ``delta``
 
-Labels of ``IGNORED`` (-100) count for nothing, and so do labels outside of the classes and targets
+Labels of ``IGNORED`` (-100) are ignored, and so are labels outside of the classes and targets
 that are not finite: no value of a record raises. Tokens and labels are summed, never averaged: the
 clip bounds a record whatever its length.
 Weights of classes are public: frequencies of the private labels would be a release of their own.
@@ -24,13 +24,13 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.nn import functional
 
-from dpfed.core.checks import positive, refuse
+from dpfed.core.checks import check_positive, refuse
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(scores [k, ...], targets [k, ...]) -> losses [k]."""
 
 IGNORED = -100
-"""The label of records that count for nothing, as torch has it."""
+"""The label of records that are ignored, as in torch."""
 
 
 def cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -39,11 +39,11 @@ def cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @runtime_checkable
-class Judging(Protocol):
+class JudgingLoss(Protocol):
     """A loss that knows when an output is right."""
 
     def right(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Per record 1.0 or 0.0, or the part of it that is right; NaN where that is no question."""
+        """The fraction of each record that is right, from 0 to 1; NaN for a regression."""
 
 
 def known_labels(y: torch.Tensor, classes: int) -> torch.Tensor:
@@ -65,16 +65,20 @@ class CrossEntropy:
 
     def __post_init__(self) -> None:
         for weight in self.weights:
-            positive("loss", weights=weight)
+            check_positive("loss", weights=weight)
         if not 0 <= self.smoothing < 1:
             raise refuse("loss.smoothing", "at least 0 and below 1", self.smoothing)
 
     def __call__(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """One value per record."""
         return functional.cross_entropy(
-            scores, known_labels(y, scores.shape[1]), weight=self._weight(scores),
-            reduction="none", ignore_index=IGNORED, label_smoothing=self.smoothing,
-        )  # fmt: skip
+            scores,
+            known_labels(y, scores.shape[1]),
+            weight=self._weight(scores),
+            reduction="none",
+            ignore_index=IGNORED,
+            label_smoothing=self.smoothing,
+        )
 
     def _weight(self, scores: torch.Tensor) -> torch.Tensor | None:
         if not self.weights:
@@ -119,7 +123,7 @@ class Tokens:
         return losses.sum(dim=1)
 
     def right(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The part of a record's tokens that is right; 0 where none counts."""
+        """The fraction of a record's tokens that is right; 0 where all are ignored."""
         scores, y = self.pairs(scores, y)
         counts = (y != IGNORED).sum(dim=1).clamp(min=1)
         return (scores.argmax(dim=-1) == y).sum(dim=1).to(scores) / counts
@@ -127,7 +131,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class MultiLabel:
-    """Binary cross-entropy of each label, summed; labels below 0 or above 1 count for nothing.
+    """Binary cross-entropy of each label, summed; labels below 0 or above 1 are ignored.
 
     Args:
         weights: what a label that is 1 counts, one number above 0 per label: public; empty is 1.
@@ -137,7 +141,7 @@ class MultiLabel:
 
     def __post_init__(self) -> None:
         for weight in self.weights:
-            positive("loss", weights=weight)
+            check_positive("loss", weights=weight)
 
     def __call__(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """One value per record."""
@@ -150,7 +154,7 @@ class MultiLabel:
         return torch.where(known, losses, 0.0).flatten(1).sum(dim=1)
 
     def right(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The part of a record's labels that is right."""
+        """The fraction of a record's labels that is right."""
         return ((scores > 0) == (y > 0.5)).to(scores).flatten(1).mean(dim=1)
 
 
@@ -172,8 +176,12 @@ class Huber:
         """One value per record."""
         scores, y = scores.flatten(1), y.to(scores.dtype).reshape(len(scores), -1)
         if scores.shape[1] != y.shape[1]:
-            raise refuse("the module's outputs", f"{y.shape[1]}, one per target", scores.shape[1],
-                         "give the last layer as many")  # fmt: skip
+            raise refuse(
+                "the module's outputs",
+                f"{y.shape[1]}, one per target",
+                scores.shape[1],
+                "give the last layer as many",
+            )
         known = torch.isfinite(y)
         error = scores - torch.where(known, y, 0.0)
         size = error.abs()
@@ -190,7 +198,7 @@ class Huber:
 
 @dataclass(frozen=True)
 class MeanSquared(Huber):
-    """The mean squared error of a record's targets; one that is not finite counts as met."""
+    """The mean squared error of a record's targets; one that is not finite has no error."""
 
     delta: float = field(default=math.inf, init=False)
 
@@ -210,11 +218,18 @@ LOSSES: dict[str, Callable[..., Any]] = {
 
 
 def loss_by_name(name: str, **options: Any) -> Loss:
-    """A loss of the table above.
+    """A loss by its name.
 
     Args:
         name: cross-entropy, tokens, multi-label, squared, mse or huber.
         **options: its own: weights, smoothing, shift, delta.
+
+    Returns:
+        a function of scores and targets with one value per record.
+
+    >>> loss = loss_by_name("cross-entropy")
+    >>> [round(float(each), 3) for each in loss(torch.zeros(2, 2), torch.tensor([0, 1]))]
+    [0.693, 0.693]
     """
     if name not in LOSSES:
         raise refuse("loss.name", ", ".join(LOSSES), name)

@@ -31,7 +31,7 @@ import math
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -39,12 +39,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpfed.core.errors import RecipeError
-
-if TYPE_CHECKING:
-    from dpfed.data.batches import Batch
-
-SEEDS = "dpfed seeds"
-"""The seeds' name among a batch's tensors."""
+from dpfed.data.batches import SEEDS, Batch
 
 
 def content_seeds(batch: Batch, turn: bytes) -> torch.Tensor:
@@ -86,7 +81,7 @@ def _mixed(word: torch.Tensor) -> torch.Tensor:
 
 
 def _right(word: torch.Tensor, by: int) -> torch.Tensor:
-    """A shift that fills up with zeros: torch's own repeats the sign."""
+    """A logical right shift; torch's own repeats the sign."""
     return (word >> by) & ((1 << (64 - by)) - 1)
 
 
@@ -118,7 +113,10 @@ class _Masks(TorchFunctionMode):
         return func(*args, **kwargs) if made is None else made(self, *args, **kwargs)
 
     def scaled(self, x: torch.Tensor, p: float, axes: int, inplace: bool = False) -> torch.Tensor:
-        """Entries left out with probability p, the rest over 1 - p; after ``axes`` axes alike."""
+        """Dropout: entries are zero with probability p, the others divided by 1 - p.
+
+        One draw for each entry of the first ``axes`` axes; all entries below it share it.
+        """
         if x.shape[:1] != self.seeds.shape:
             raise RecipeError(
                 f"the input of dropout must have one entry per record on its first axis, "
@@ -163,9 +161,14 @@ def _attention(
     """As torch defines it, with weights left out by seed."""
     if dropout_p == 0:
         return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale,
+            query,
+            key,
+            value,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            scale=scale,
             enable_gqa=enable_gqa,
-        )  # fmt: skip
+        )
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
@@ -185,11 +188,11 @@ _BODY = types.FunctionType(
     functional.multi_head_attention_forward.__code__,
     {**vars(functional), "has_torch_function": lambda _: False},
     argdefs=functional.multi_head_attention_forward.__defaults__,
-)  # as it is, but for asking whether another function takes its place
+)  # torch's own code, which here does not ask whether a mode overrides it
 
 
 def _heads(masks: _Masks, *args: Any, **kwargs: Any) -> Any:
-    """nn.MultiheadAttention: what it calls is seen in its turn."""
+    """nn.MultiheadAttention: the functions that it calls are replaced, too."""
     with masks:
         return _BODY(*args, **kwargs)
 
@@ -223,7 +226,7 @@ def drawn_by_content(seeds: torch.Tensor | None) -> Iterator[_Masks | None]:
 
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operations that use a generator."""
+    """Records the operations that draw random numbers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

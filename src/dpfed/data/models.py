@@ -18,7 +18,7 @@ and changes no other record's row. What works for no record is refused when a pr
 |-----------------------------------------------------|--------------------------------------|
 | a label outside of the classes, a target that the   | zero row, zero metric; the local log |
 | link cannot have (a negative count, a NaN)          | says how many                        |
-| a feature that is not finite                        | the unit counts for nothing          |
+| a feature that is not finite                        | the unit is ignored                  |
 | labels of another type, records of another width    | DataError                            |
 """
 
@@ -28,7 +28,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.nn import functional
@@ -39,13 +39,11 @@ from dpfed.core.log import log
 from dpfed.core.matrices import Gram, Hessians, MatrixRows
 from dpfed.core.metric import MetricRow, ScoredRecords
 from dpfed.core.rows import Dense, Outer, group_sums, linear_vector
+from dpfed.core.stacked import StackedDense, StackedOuter, products, stacked_vectors
 from dpfed.core.types import Problem, Rows, Unit, Vector
 from dpfed.core.vector import Layout, one_thread
 from dpfed.data._checks import require_groups
 from dpfed.data.datasets import Records
-
-if TYPE_CHECKING:
-    from dpfed.data.stacks import LinearStack
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Evaluation:
 
 
 class Model(Protocol):
-    """The public half of a problem."""
+    """A model without data: public."""
 
     @property
     def layout(self) -> Layout: ...
@@ -67,7 +65,7 @@ class Model(Protocol):
         """Where training starts: public, from the seed alone."""
 
     def problem(self, records: Records) -> Problem:
-        """One client's private half."""
+        """The model with one client's records. Sensitive."""
 
     def judge(self, params: Vector, records: Records) -> tuple[torch.Tensor, torch.Tensor]:
         """Per record: whether the prediction is right (1.0 or 0.0), and the loss."""
@@ -80,10 +78,18 @@ def evaluate(model: Model, params: Vector, records: Records) -> Evaluation:
         model: what is evaluated.
         params: its flat parameters.
         records: public or held-out records, one or more that can be read: the result has no noise.
+
+    Returns:
+        accuracy, loss and the number of records.
+
+    >>> model = Linear("softmax", features=2, outputs=2)
+    >>> records = Records(torch.eye(2), torch.tensor([0, 1]))
+    >>> evaluate(model, torch.zeros(model.layout.size), records).records
+    2
     """
     if not len(records):
         raise DataError("records must be at least 1 to evaluate a model on, got 0; give some")
-    if not isinstance(model, _SaysWhatItRead):
+    if not isinstance(model, _ReadReporter):
         correct, losses = model.judge(params, records)
         return Evaluation(float(correct.mean()), float(losses.mean()), len(records))
     correct, losses, read = model.judge_read(params, records)
@@ -100,7 +106,7 @@ def evaluate(model: Model, params: Vector, records: Records) -> Evaluation:
 
 
 @runtime_checkable
-class _SaysWhatItRead(Protocol):
+class _ReadReporter(Protocol):
     """A model that knows which records it could read: one that reads them by index."""
 
     def judge_read(
@@ -160,7 +166,7 @@ def unit_ids(groups: torch.Tensor | None, unit: Unit, records: int) -> torch.Ten
 def made_up(
     x: torch.Tensor, y: torch.Tensor, groups: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Three records that stand for nobody: features in [0, 1], class 0, two persons.
+    """Three made-up records: features in [0, 1], class 0, two persons.
 
     On them code is tried before it meets data.
 
@@ -176,15 +182,16 @@ def made_up(
 
 
 def say_unknown(known: torch.Tensor | None) -> None:
-    """A line in the local log: how many labels the model does not know. It never leaves."""
+    """Log on this machine only how many labels the model does not know."""
     if known is not None and not bool(known.all()):
         log.warning(
-            "%d of %d records have a label that the model does not know; they count for nothing",
-            int((~known).sum()), len(known),
-        )  # fmt: skip
+            "%d of %d records have a label that the model does not know; they are ignored",
+            int((~known).sum()),
+            len(known),
+        )
 
 
-BLOCK = 192
+BLOCK_RECORDS = 192
 """Records are computed so many at a time, or a multiple of it, the last ones beside empty ones.
 
 A library adds up in an order that may depend on how many records there are, and on a record's place
@@ -195,7 +202,7 @@ are computed in one thread, whoever asks: several would share records out by the
 """
 
 
-def whole_blocks(tensor: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
+def whole_blocks(tensor: torch.Tensor, block: int = BLOCK_RECORDS) -> torch.Tensor:
     """One entry per record, with zeros up to a multiple of ``block``."""
     missing = -len(tensor) % block
     if not missing:
@@ -248,7 +255,7 @@ class _Softmax:
         p = torch.softmax(scores.double(), dim=1)
         weights = p[:, :, None] * p[:, None, :]
         weights.diagonal(dim1=1, dim2=2).zero_()
-        upwards = 1 + len(p[0]) * 2.0**-51  # more than a sum of so many numbers is off by
+        upwards = 1 + len(p[0]) * 2.0**-51  # above the rounding error of a sum of so many numbers
         return torch.diag_embed(weights.sum(dim=2) * upwards).sub_(weights)
 
 
@@ -290,7 +297,17 @@ _LINKS: dict[str, Link] = {"softmax": _Softmax(), "logistic": _Logistic(), "pois
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer under a link: softmax head, logistic or Poisson regression."""
+    """A linear layer under a link: softmax head, logistic or Poisson regression.
+
+    Args:
+        link: softmax, logistic or poisson.
+        features: how many numbers a record has.
+        outputs: how many scores; the classes of softmax.
+        bias: whether there is one.
+
+    >>> Linear("softmax", features=4, outputs=3).layout.size
+    15
+    """
 
     link: str
     features: int
@@ -332,7 +349,7 @@ class Linear:
         return LinearProblem(self, x.contiguous(), y, records.groups, known=known)
 
     def _check_labels(self, y: torch.Tensor) -> None:
-        """Types are public, values are not: only the former may refuse."""
+        """Refuse by the type of labels, which is public; never by their values."""
         if y.dim() != 1 or (self.link == "softmax" and y.is_floating_point()):
             kind = "class labels, int64" if self.link == "softmax" else "one number per record"
             raise DataError(
@@ -361,7 +378,7 @@ class LinearProblem:
     y: torch.Tensor
     groups: torch.Tensor | None = None
     known: torch.Tensor | None = None
-    """Which records have a label that the link knows; None is all of them."""
+    """Which records have a label that the link knows; None means all of them."""
 
     @property
     def dimension(self) -> int:
@@ -381,7 +398,7 @@ class LinearProblem:
     @cached_property
     def _last(self) -> torch.Tensor:
         """The records after the last whole block, and empty ones that fill it."""
-        return whole_blocks(self.x[len(self.x) // BLOCK * BLOCK :])
+        return whole_blocks(self.x[len(self.x) // BLOCK_RECORDS * BLOCK_RECORDS :])
 
     @cached_property
     def _labels(self) -> torch.Tensor:
@@ -389,10 +406,10 @@ class LinearProblem:
 
     def _scores(self, params: Vector) -> torch.Tensor:
         """X W^T + b of whole blocks, [outputs, records and empty ones]."""
-        weights, whole = self.model.matrix(params), len(self.x) // BLOCK * BLOCK
+        weights, whole = self.model.matrix(params), len(self.x) // BLOCK_RECORDS * BLOCK_RECORDS
         if not whole or not len(self._last):
             return weights @ (self.x if whole else self._last).T
-        scores = weights.new_empty(len(weights), whole + BLOCK)
+        scores = weights.new_empty(len(weights), whole + BLOCK_RECORDS)
         torch.mm(weights, self.x[:whole].T, out=scores[:, :whole])
         torch.mm(weights, self._last.T, out=scores[:, whole:])
         return scores
@@ -408,7 +425,7 @@ class LinearProblem:
 
     @one_thread()
     def residual_of(self, params: Vector, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Of records of any clients of this model, [records, outputs]: of each as it is alone."""
+        """Residuals of several clients' records, [records, outputs], as each computes them."""
         scores = self.model.matrix(params) @ whole_blocks(x).T
         return _LINKS[self.model.link].residual(scores.T, whole_blocks(y))[: len(y)]
 
@@ -419,8 +436,6 @@ class LinearProblem:
 
     def stack(self, problems: Sequence[LinearProblem]) -> LinearStack:
         """Problems of this one's key as one."""
-        from dpfed.data.stacks import LinearStack
-
         return LinearStack(problems)
 
     @one_thread()
@@ -431,9 +446,12 @@ class LinearProblem:
             return Dense(self._mean(residual)[None])
         groups = self._groups(unit)
         return Outer(
-            residual=residual, feature=self.x, bias=self.model.bias, groups=groups,
+            residual=residual,
+            feature=self.x,
+            bias=self.model.bias,
+            groups=groups,
             feature_norms=self.feature_norms,
-        )  # fmt: skip
+        )
 
     def doubled(self) -> LinearProblem:
         """The same in double precision."""
@@ -490,3 +508,57 @@ class LinearProblem:
         if self.known is not None:
             table = torch.where(self.known[:, None], table, 0.0)
         return unit_means(table, self.groups, unit)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearStack:
+    """Several clients of one linear model, each with the same number of records, as one problem.
+
+    The clients' records lie one after the other, in blocks of ``BLOCK_RECORDS``: a record's scores
+    then depend neither on other records nor on its place, so each client gets the scores that it
+    gets alone.
+    """
+
+    problems: Sequence[LinearProblem]
+
+    @property
+    def dimension(self) -> int:
+        """The number of parameters."""
+        return self.problems[0].dimension
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return len(self.problems), len(self.problems[0].y)
+
+    @cached_property
+    def _x(self) -> torch.Tensor:
+        return torch.cat([problem.x for problem in self.problems])
+
+    def _residual(self, params: Vector) -> torch.Tensor:
+        """[clients, outputs, records]."""
+        labels = torch.cat([problem.y for problem in self.problems])
+        flat = self.problems[0].residual_of(params, self._x, labels)
+        return flat.T.reshape(-1, *self._shape).transpose(0, 1)
+
+    @one_thread()
+    def rows(self, params: Vector, unit: Unit) -> Rows:
+        """The rows of each client, as its own problem makes them."""
+        if unit is Unit.GROUP:
+            raise TypeError("groups are not stacked; a client's own problem has its rows")
+        residual, feature = self._residual(params), self._x.view(*self._shape, -1)
+        bias, (_, records) = self.problems[0].model.bias, self._shape
+        if unit is Unit.CLIENT:
+            means = products(residual.contiguous(), feature) / max(1, records)
+            return StackedDense(stacked_vectors(means, bias))
+        norms = torch.cat([problem.feature_norms for problem in self.problems])
+        return StackedOuter(residual, feature, norms.view(self._shape), bias)
+
+    def gradient(self, params: Vector) -> Vector:
+        """Refused: after local steps the clients' parameters differ."""
+        del params
+        raise TypeError("a stack has no common gradient; use each client's own problem")
+
+    def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
+        """Refused: metrics are released client by client."""
+        del params, unit, loss_bound
+        raise TypeError("a stack has no metrics; use each client's own problem")

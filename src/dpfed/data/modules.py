@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any torch module as a model: rows of gradients that are clipped unmade, or made one by one.
+"""Any torch module as a model: per-record gradients by ghost clipping, or materialised.
 
-    ghost     factors of the layers' gradients (taps.py, core/ghost.py): of records and of persons,
-              if every trained layer is of a known kind and is used once
+    ghost     factors of the layers' gradients (layer_hooks.py, core/ghost.py): of records and of
+              persons, if every trained layer is of a known kind and is used once
     func, opacus, alone    rows that are made (samplers.py): for exact integers, and where not
     auto      ghost where that works, else func, else alone; the local log says which and why
 
@@ -45,14 +45,14 @@ from dpfed.core.metric import MetricRow, ScoredRecords
 from dpfed.core.rows import Chunks, Dense
 from dpfed.core.types import Rows, Unit, Vector
 from dpfed.core.vector import Layout, layout_of, one_thread
-from dpfed.data import _trials
+from dpfed.data import module_checks
 from dpfed.data.batches import Batch, Batches, Inputs, record_batches
 from dpfed.data.datasets import Records
-from dpfed.data.losses import Judging, Loss, Tokens, cross_entropy, known_labels, loss_by_name
+from dpfed.data.layer_hooks import LayerFactors, factors_of
+from dpfed.data.losses import JudgingLoss, Loss, Tokens, cross_entropy, known_labels, loss_by_name
 from dpfed.data.masks import content_seeds, drawn_by_content
 from dpfed.data.models import metric_rows, say_unknown, unit_ids, unit_means
 from dpfed.data.samplers import SAMPLERS, PerRecord, failing, forgiving, in_blocks
-from dpfed.data.taps import Tapped, factors_of
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -69,12 +69,19 @@ CHOICES = ("auto", "ghost", *SAMPLERS)
 class Network:
     """Any torch module whose output for a record depends on that record alone.
 
-    ``loss`` is a function of scores and targets with one value per record, or the name of one
-    (``losses.py``).
-    ``sampler`` says how rows are made (see above). ``chunk`` bounds memory: that many records at a
-    time. ``device`` is where the module computes; parameters go over once per round, rows of
-    "ghost" are clipped and added there, and one vector comes back. ``dtype`` is the precision that
-    the module computes in; None is its own. Norms and sums are in double precision whatever it is.
+    Args:
+        module: the torch module.
+        loss: a function of scores and targets with one value per record, or the name of one, as
+            ``loss_by_name`` takes it.
+        chunk: how many records' gradients are in memory at a time.
+        sampler: how gradients of single records are made; auto chooses (docs/models.md).
+        device: where the module computes. Parameters go over once per round, rows of "ghost" are
+            clipped and added there, and one vector comes back.
+        dtype: the precision that the module computes in; None is its own. Norms and sums are in
+            double precision whatever it is.
+
+    >>> Network(nn.Linear(4, 3)).layout.size
+    15
     """
 
     module: nn.Module
@@ -98,8 +105,8 @@ class Network:
             raise refuse("sampler", ", ".join(map(repr, CHOICES)), self.sampler)
         if isinstance(self.loss, str):
             object.__setattr__(self, "loss", loss_by_name(self.loss))
-        if getattr(self.loss, "reduction", "none") != "none" or _trials.reduces(self._loss):
-            raise _trials.not_per_record(self._loss, "one number for all")
+        if getattr(self.loss, "reduction", "none") != "none" or module_checks.reduces(self._loss):
+            raise module_checks.not_per_record(self._loss, "one number for all")
 
     @property
     def _loss(self) -> Loss:
@@ -127,7 +134,7 @@ class Network:
     def problem(self, records: Records | Batches) -> NetworkProblem:
         """One client's records under the network; module and loss are tried on made-up ones."""
         batches = record_batches(records)
-        outputs = self._once(_trials.try_losses, batches)
+        outputs = self._once(module_checks.check_losses, batches)
         self.draws(batches)
         if isinstance(records, Records) and self._has_classes(records.y):
             say_unknown((records.y >= 0) & (records.y < outputs))
@@ -186,7 +193,7 @@ class Network:
             return self._losses(self._scores_at(named, batch.inputs), batch.targets)
 
     def losses_of(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        """The same, of another module: a copy that is hooked."""
+        """The same, of another module: a copy with Opacus' hooks."""
         x = batch.inputs
         with drawn_by_content(batch.seeds):
             scores = _scores(module(**x) if isinstance(x, dict) else module(x))
@@ -256,14 +263,14 @@ class Network:
     def draws(self, batches: Batches) -> bool:
         """Whether the module leaves out entries at random, as it is now (train() or eval())."""
         mode = tuple(each.training for each in self.module.modules())
-        chosen: bool = self._once(_trials.try_draws, batches, mode)
+        chosen: bool = self._once(module_checks.check_draws, batches, mode)
         return chosen
 
     def known(self, batches: Batches, batch: Batch) -> Batch:
         """The batch with ``IGNORED`` in the place of labels that are none of the outputs."""
         if not self._has_classes(batch.targets):
             return batch
-        outputs = self._once(_trials.try_losses, batches)
+        outputs = self._once(module_checks.check_losses, batches)
         return replace(batch, targets=known_labels(batch.targets, outputs))
 
     def _judge(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -273,24 +280,24 @@ class Network:
         return torch.stack([self._right(scores, y, losses), losses], dim=1).float().cpu()
 
     def _right(self, scores: torch.Tensor, y: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        if isinstance(self.loss, Judging):
+        if isinstance(self.loss, JudgingLoss):
             return self.loss.right(scores, y).to(like)
         if scores.dim() == 2 and not y.is_floating_point() and y.dim() == 1:
             return (scores.argmax(1) == y).to(like)
         return torch.full_like(like, math.nan)
 
     def rows_by(self, batches: Batches) -> str:
-        """How rows of such records are made: what ``sampler`` says, or what auto has chosen."""
+        """The sampler of such records' gradients: ``sampler``, or what auto has chosen."""
         if self.sampler != "auto":
             return self.sampler
-        chosen: str = self._once(_trials.sampler_for, batches)
+        chosen: str = self._once(module_checks.sampler_for, batches)
         return chosen
 
     def made_by(self, batches: Batches) -> str:
-        """The same for rows that are made: in exact integers, and of who has many records."""
+        """The sampler that materialises gradients: for exact integers, and for large persons."""
         if self.sampler not in ("auto", "ghost"):
             return self.sampler
-        chosen: str = self._once(_trials.made_sampler_for, batches)
+        chosen: str = self._once(module_checks.made_sampler_for, batches)
         return chosen
 
 
@@ -308,7 +315,7 @@ def _scores(output: Any) -> torch.Tensor:
 
 
 def _mixes_records(layer: nn.Module) -> bool:
-    """A BatchNorm, but for one that is frozen and in eval(): a map of each record on its own."""
+    """Whether a layer is a BatchNorm that mixes records: not if it is frozen and in eval()."""
     if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return False
     trained = any(p.requires_grad for p in layer.parameters(recurse=False))
@@ -349,12 +356,12 @@ class NetworkProblem:
         made = self._made(params, ids)
         if self.model.rows_by(self.records) != "ghost":
             return made
-        self.model._once(_trials.try_ghost, self.records)
-        block = self.model.chunk if ids is None else 1  # a person's are beside nobody else's
+        self.model._once(module_checks.check_ghost, self.records)
+        block = self.model.chunk if ids is None else 1  # no other person's records in the block
         return Ghost(self._factors(factors_of(self.model, params), block, turn_of(params)), made)
 
     def rows_in_words(self, unit: Unit, *, exact: bool = False) -> str:
-        """How rows are clipped: public, for it follows from the model and the records' shapes.
+        """How rows are clipped. Public: it follows from the model and the records' shapes.
 
         Args:
             unit: whose rows.
@@ -363,16 +370,18 @@ class NetworkProblem:
         if unit is Unit.CLIENT:
             return "one row per client"
         if not exact and self.model.rows_by(self.records) == "ghost":
-            return "rows are clipped unmade, by sampler 'ghost'"
-        return f"rows are made, by sampler {self.model.made_by(self.records)!r}"
+            return "per-record gradients: ghost clipping (never materialised)"
+        return (
+            f"per-record gradients: materialised, by sampler {self.model.made_by(self.records)!r}"
+        )
 
     def _made(self, params: Vector, ids: torch.Tensor | None) -> Chunks:
         sampler, empty = self.model.made_by(self.records), self.records.stand_in[:1]
-        self.model._once(_trials.TRIALS[sampler], self.records)
+        self.model._once(module_checks.SAMPLER_CHECKS[sampler], self.records)
         made: list[PerRecord] = []
 
         def rows(batch: Batch) -> torch.Tensor:
-            if not made:  # where rows are clipped unmade, nothing is prepared for these
+            if not made:  # ghost clipping needs none of these
                 made.append(SAMPLERS[sampler](self.model, params))
             return made[0](batch)
 
@@ -380,11 +389,14 @@ class NetworkProblem:
         turn = turn_of(params)
         return Chunks(
             gradients=lambda index: forgiving(block, self._batch(index, turn), empty),
-            records=len(self.records), size=self.dimension, chunk=self.model.chunk, groups=ids,
-        )  # fmt: skip
+            records=len(self.records),
+            size=self.dimension,
+            chunk=self.model.chunk,
+            groups=ids,
+        )
 
     def _factors(
-        self, tapped: Tapped, block: int, turn: bytes
+        self, layer_factors: LayerFactors, block: int, turn: bytes
     ) -> Callable[[torch.Tensor], tuple[list[Layer], torch.Tensor]]:
         """The factors of records, and which of them are usable; computed in whole blocks."""
         empty = self.records.stand_in[:1]
@@ -395,11 +407,11 @@ class NetworkProblem:
             usable = torch.ones(len(batch), dtype=torch.bool)
             usable = usable if batch.usable is None else batch.usable
             try:
-                layers = tapped(batch.filled(block, empty))
+                layers = layer_factors(batch.filled(block, empty))
             except failures():
-                fails = failing(tapped, batch)
+                fails = failing(layer_factors, batch)
                 usable = usable & ~fails
-                layers = tapped(batch.without(fails, empty).filled(block, empty))
+                layers = layer_factors(batch.without(fails, empty).filled(block, empty))
             return [layer.part(slice(len(batch))) for layer in layers], usable
 
         return factors
@@ -428,7 +440,7 @@ class NetworkProblem:
 
 
 def turn_of(params: Vector) -> bytes:
-    """What masks and augmentation change with: a digest of the parameters. Public."""
+    """A digest of the parameters: masks and augmentation change with it. Public."""
     raw = params.detach().cpu().contiguous().numpy()
     return hashlib.sha256(raw.data).digest()
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from dpfed.core.checks import at_least, refuse
+from dpfed.core.checks import check_at_least, refuse
 
 
 def groupnorm_cnn(
@@ -38,7 +38,7 @@ def groupnorm_cnn(
         cells: the last map is averaged to cells x cells, which the linear layer reads.
     """
     counts = {"classes": classes, "inputs": inputs, "groups": groups, "pool": pool, "cells": cells}
-    at_least(1, "groupnorm_cnn", **counts)
+    check_at_least(1, "groupnorm_cnn", **counts)
     if not len(channels) or any(width < 1 or width % groups for width in channels):
         bound = f"one or more positive multiples of groups = {groups}"
         raise refuse("groupnorm_cnn.channels", bound, tuple(channels), "change channels or groups")
@@ -62,5 +62,5 @@ def mlp(features: int, classes: int = 2, width: int = 64) -> nn.Module:
         classes: how many scores come out, at least 1.
         width: of the hidden layer, at least 1.
     """
-    at_least(1, "mlp", features=features, classes=classes, width=width)
+    check_at_least(1, "mlp", features=features, classes=classes, width=width)
     return nn.Sequential(nn.Linear(features, width), nn.Tanh(), nn.Linear(width, classes))

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Parts = list[torch.Tensor]
 
-_TRIES = 1000
+_MAX_DRAWS = 1000
 _ALL_TAKE = ("records", "clients", "seed")
 
 
@@ -92,7 +92,7 @@ def _draw_until(
     rng: np.random.Generator,
 ) -> Parts:
     best = 0
-    for _ in range(_TRIES):
+    for _ in range(_MAX_DRAWS):
         parts = _dirichlet_once(classes, clients, alpha, rng)
         smallest = min(len(part) for part in parts)
         if smallest >= minimum:
@@ -100,7 +100,7 @@ def _draw_until(
         best = max(best, smallest)
     raise DataError(
         f"every client must have at least minimum = {minimum} records, got {best} for the smallest "
-        f"in the best of {_TRIES} draws; "
+        f"in the best of {_MAX_DRAWS} draws; "
         f"raise alpha (now {alpha}), lower minimum, or lower clients (now {clients})"
     )
 
@@ -157,7 +157,7 @@ def counts(records: Records, clients: int, seed: int, counts: list[list[int]]) -
     fits = len(counts) == clients and all(len(row) == len(classes) for row in counts)
     table = np.array(counts, dtype=np.int64) if fits else np.zeros((1, 1), np.int64)
     if (table < 0).any() or (table.sum(0) == 0).any():
-        bound = f"{clients} rows of {len(classes)} numbers from 0 on, no column all 0"
+        bound = f"{clients} rows of {len(classes)} numbers, 0 or greater, no column all 0"
         raise bad_option("counts", bound, counts, "give one row for each client")
     rng = np.random.default_rng(seed)
     dealt = [
@@ -178,7 +178,7 @@ def natural(records: Records, clients: int | None = None, seed: int = 0) -> Part
 
     Args:
         records: what to divide, with ids of silos or of groups.
-        clients: from 1 to the number of silos or groups; None is one client for each.
+        clients: from 1 to the number of silos or groups; None means one client for each.
         seed: decides among those of equal size where they are pooled.
     """
     otherwise = "name the silos' column in data.options.silo, or use iid, dirichlet or shards"

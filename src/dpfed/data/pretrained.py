@@ -29,7 +29,7 @@ from torch import nn
 from dpfed.core.checks import refuse
 from dpfed.core.environment import data_folders
 from dpfed.core.errors import RecipeError, first_sentence
-from dpfed.core.extras import needs
+from dpfed.core.extras import require_extra
 from dpfed.core.types import Vector
 from dpfed.data.modules import Network
 
@@ -103,6 +103,19 @@ def text_model(
         lora: options of peft's LoraConfig (r, lora_alpha, target_modules, ...); None trains all
             parameters that the model has unfrozen.
         **options: handed to ``from_pretrained``.
+
+    Returns:
+        a module that ``Network`` takes.
+
+    Raises:
+        DpfedError: names the task or the option, or the package that is missing.
+
+    >>> from dpfed.core.errors import DpfedError
+    >>> try:
+    ...     text_model("a-folder", task="sing")
+    ... except DpfedError:
+    ...     print("there is no such task")
+    there is no such task
     """
     if task not in TASKS:
         raise refuse("task", ", ".join(TASKS), task)
@@ -170,6 +183,20 @@ def save_adapter(model: Network, params: Vector, folder: str | Path) -> Path:
         model: the network whose module peft has made.
         params: the flat parameters, as a training leaves them.
         folder: is made if it is not there.
+
+    Returns:
+        the folder.
+
+    Raises:
+        DpfedError: if peft has not made the module, or is not installed.
+
+    >>> import torch
+    >>> from dpfed.core.errors import DpfedError
+    >>> try:
+    ...     save_adapter(Network(torch.nn.Linear(2, 2)), torch.zeros(6), "adapter")
+    ... except DpfedError:
+    ...     print("a plain layer has no adapter")
+    a plain layer has no adapter
     """
     module = _adapter(model)
     if not has_adapter(model):
@@ -186,7 +213,7 @@ def save_adapter(model: Network, params: Vector, folder: str | Path) -> Path:
 
 
 def _installed(name: str, extra: str) -> Any:
-    with needs(extra, "this model", name):
+    with require_extra(extra, "this model", name):
         return import_module(name)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from dpfed.core.errors import DataError, first_sentence
-from dpfed.core.extras import needs
+from dpfed.core.extras import require_extra
 from dpfed.data._checks import bad_option, unreadable
 
 if TYPE_CHECKING:
@@ -105,8 +105,24 @@ def _decoded(arrays: dict[str, Array], columns: Columns) -> dict[str, Array]:
     if zero is None or step is None:
         return arrays
     coded = [name for name in (x, f"{x}_train", f"{x}_val", f"{x}_test") if name in arrays]
+    for name in coded:
+        _check_code(f"{x}_zero", zero, arrays[name])
+        _check_code(f"{x}_step", step, arrays[name])
     numbers = {name: (arrays[name].astype(np.float32) - zero) * step for name in coded}
     return arrays | numbers
+
+
+def _check_code(name: str, given: Array, x: Array) -> None:
+    """Refuse what is neither one number nor one per feature.
+
+    Any other shape would be broadcast: against records, or into records of more axes.
+    """
+    fits = given.shape in ((), (1,), x.shape[1:])
+    if x.ndim < 1 or not fits or given.dtype.kind not in "fiu" or not np.isfinite(given).all():
+        raise DataError(
+            f"{name} must be one finite number, or one for each feature (shape {x.shape[1:]}), got "
+            f"shape {given.shape} of {given.dtype}; correct it, or leave out {name}"
+        )
 
 
 def _split_parts(arrays: Mapping[str, Array], columns: Columns) -> dict[str, TablePart]:
@@ -253,7 +269,7 @@ def _read_classes(path: Path, size: int | None) -> TablePart:
 
 
 def _open_image(path: Path) -> Image.Image:
-    with needs("images", "a folder of images", "pillow"):
+    with require_extra("images", "a folder of images", "pillow"):
         from PIL import Image
 
     try:
@@ -290,7 +306,7 @@ def read_hub(name: str, columns: Columns, size: int | None) -> dict[str, TablePa
         columns: which columns to read; the split is the hub's own.
         size: images are resized to this height and width; None leaves them.
     """
-    with needs("hub", f"'hf:{name}'", "datasets"):
+    with require_extra("hub", f"'hf:{name}'", "datasets"):
         import datasets
     repository, _, configuration = name.partition(":")
     try:
@@ -416,7 +432,7 @@ def word(cell: Any) -> str:
     read = number(text) if text.lower() not in _FLAGS else math.nan
     if read.is_integer() and abs(read) < 2**53:
         return str(int(read))
-    if whole := _WHOLE.fullmatch(text):  # too long for a float: no two are made one
+    if whole := _WHOLE.fullmatch(text):  # as text: two long numbers may be one float
         return f"{whole[1].replace('+', '')}{whole[2]}"
     return repr(read) if math.isfinite(read) else text
 
@@ -430,7 +446,7 @@ def _text(cell: Any) -> str:
 
 
 def public_labels(cells: Array, public: Public) -> torch.Tensor:
-    """Labels by public facts and each record's own cell: no label changes another one, or a type.
+    """Labels from public facts and each record's own cell: no cell changes how others are read.
 
     int64 where there are classes, and -1 where a cell is none of them; else float32, and NaN where
     a cell is no number. Models know neither, so that such a record's row is zero.

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of single records, made: by torch.func, by Opacus' samplers, or one after the other.
+"""Per-record gradients that are materialised: by torch.func, by Opacus, or one by one.
 
     func      vmap over grad: all records of a chunk at once, any module that vmap can go through
     opacus    Opacus' grad samplers, on a private copy of the module (needs the opacus extra)
     alone     one record at a time through autograd: any module; slow, and the oracle of the others
 
-``taps.py`` has the factors from which rows are clipped without being made.
+``layer_hooks.py`` has the factors for ghost clipping, which materialises no gradient.
 
 Guarantee: a record that makes a module or a loss raise has a zero row, and the rows of others are
 as ever, to the last bit: records are computed in whole blocks, empty ones after the last, in one
@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from dpfed.core.errors import RecipeError, failures
-from dpfed.core.extras import needs
+from dpfed.core.extras import require_extra
 from dpfed.core.log import log
 from dpfed.core.types import Vector
 from dpfed.core.vector import Layout, one_thread
@@ -33,7 +33,7 @@ PerRecord = Callable[[Batch], torch.Tensor]
 """A batch of k records -> one row per record, [k, size]."""
 
 
-class Scored(Protocol):
+class ScoredNetwork(Protocol):
     """What the samplers need of a network."""
 
     @property
@@ -101,7 +101,7 @@ def forgiving(compute: PerRecord, batch: Batch, empty: Batch) -> torch.Tensor:
 def failing(compute: Callable[[Batch], Any], batch: Batch) -> torch.Tensor:
     """Which records make ``compute`` raise on their own, bool [k]: it raised on all of them."""
     alone = [fails(compute, batch[i : i + 1]) for i in range(len(batch))]
-    log.exception("%d of %d records failed; they count for nothing", sum(alone), len(batch))
+    log.exception("%d of %d records failed; they are ignored", sum(alone), len(batch))
     return torch.tensor(alone, dtype=torch.bool)
 
 
@@ -117,7 +117,7 @@ def fails(compute: Callable[[Batch], Any], batch: Batch) -> bool:
 # ------------------------------------------------------------------------------------ the samplers
 
 
-def by_func(model: Scored, params: Vector) -> PerRecord:
+def by_func(model: ScoredNetwork, params: Vector) -> PerRecord:
     """Per-record gradients by vmap over grad."""
     params = model.placed(params)
 
@@ -134,7 +134,7 @@ def by_func(model: Scored, params: Vector) -> PerRecord:
     return gradients
 
 
-def by_itself(model: Scored, params: Vector) -> PerRecord:
+def by_itself(model: ScoredNetwork, params: Vector) -> PerRecord:
     """Per-record gradients, one record after the other: whatever autograd can go through."""
     params = model.placed(params).detach().clone().requires_grad_()
 
@@ -145,12 +145,12 @@ def by_itself(model: Scored, params: Vector) -> PerRecord:
     return gradients
 
 
-def _gradient(model: Scored, params: Vector, record: Batch) -> Vector:
+def _gradient(model: ScoredNetwork, params: Vector, record: Batch) -> Vector:
     found: Vector = torch.autograd.grad(model.losses(params, record).sum(), params)[0]
     return found
 
 
-def by_opacus(model: Scored, params: Vector) -> PerRecord:
+def by_opacus(model: ScoredNetwork, params: Vector) -> PerRecord:
     """Per-record gradients by Opacus' hooks on a private copy of the module."""
     if any(each in _tied(model.module) for each in model.layout.shapes):
         raise RecipeError("the model ties parameters, which Opacus miscounts; use sampler 'func'")
@@ -161,7 +161,7 @@ def by_opacus(model: Scored, params: Vector) -> PerRecord:
         sampled.zero_grad()
         try:
             _backward(model.losses_of(sampled, batch).sum())
-        except failures():  # the hooks would go on with what an unfinished pass has left
+        except failures():  # the hooks still hold what the unfinished pass has left
             sampled = _hooked(model, params)
             raise
         named = dict(sampled._module.named_parameters())
@@ -183,9 +183,9 @@ def _tied(module: nn.Module) -> set[str]:
     return {name for found in names.values() if len(found) > 1 for name in found}
 
 
-def _hooked(model: Scored, params: Vector) -> Any:
+def _hooked(model: ScoredNetwork, params: Vector) -> Any:
     """A copy of the module at these parameters, with Opacus' hooks: they work in train() only."""
-    with needs("opacus", "sampler 'opacus'"):
+    with require_extra("opacus", "sampler 'opacus'"):
         from opacus import GradSampleModule
     twin = copy.deepcopy(model.module)
     named = dict(twin.named_parameters())

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A screen of records for their owner, before anything is trained on them.
+"""A report on records for their owner, before anything is trained on them.
 
-A record with a missing value counts for nothing in training, and nobody outside may be told: a
-client that refused because of it would release something of its records. So the owner looks first,
-on their own machine, and decides: ``data.missing``, ``data.schema``, ``data.shift`` and ``scale``.
+A record with a missing value is ignored in training, and nobody outside may be told: a client that
+refused because of it would reveal something of its records. So the owner looks first, on their own
+machine, and decides: ``data.missing``, ``data.schema``, ``data.shift`` and ``scale``.
 
-Guarantee: what is found here is for the screen of whoever may read the records. It changes no
-answer, and is in no result.
+Guarantee: what is found here is shown only to those who may read the records. It changes no reply,
+and is in no result.
 
 | edge case                                 | what happens                                    |
 |-------------------------------------------|-------------------------------------------------|
 | images, or other records without columns  | records with a missing value are counted only   |
 | a column without a single value           | missing everywhere, and not constant            |
-| an infinite value                         | counts as missing: its record counts for nothing|
+| an infinite value                         | counts as missing: its record is ignored        |
 | a schema                                  | its public ranges stand for the columns' scales |
 """
 
@@ -21,19 +21,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from dpfed.data.datasets import unknown_labels
+from dpfed.data.datasets import Dataset, Records, unknown_labels
 
-if TYPE_CHECKING:
-    from dpfed.data.datasets import Dataset, Records
-
-UNSCALED = 20.0
-"""The largest column scale over the smallest from which on it is worth a warning."""
-MOST = 6
-"""Columns that a sentence names."""
+UNSCALED_RATIO = 20.0
+"""Warn if the largest column scale is at least so many times the smallest."""
+MAX_COLUMNS_NAMED = 6
+"""Columns that a sentence names at most."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class ColumnScreen:
 
     @property
     def constant(self) -> bool:
-        """Whether it says nothing of any record."""
+        """Whether all records have the same value."""
         return self.low == self.high
 
     @property
@@ -65,7 +61,7 @@ class Screen:
     incomplete: int
     """Records with one or more missing values."""
     persons: int = 0
-    """Persons with such a record: where a person is protected, all of them counts for nothing."""
+    """Persons with such a record: where the unit is a person, all of their records are ignored."""
     columns: tuple[ColumnScreen, ...] = ()
     left_out: tuple[str, ...] = ()
     missing: str | None = None
@@ -78,24 +74,28 @@ class Screen:
     def findings(self) -> list[str]:
         """What is to be decided, one sentence each, with the way out."""
         made = (
-            self._unlabelled(), self._missing(), self._outside(), self._left_out(),
-            self._constant(), self._unscaled(),
-        )  # fmt: skip
+            self._unlabelled(),
+            self._missing(),
+            self._outside(),
+            self._left_out(),
+            self._constant(),
+            self._unscaled(),
+        )
         return [each for each in made if each]
 
     @property
     def lost(self) -> str:
-        """How many records count for nothing, in words; empty if none does."""
+        """How many records are ignored, in words; empty if none is."""
         if not self.incomplete or self.missing == "fill":
             return ""
         part = 100 * self.incomplete / self.records
-        return f"{self.incomplete:,} of {self.records:,} records ({part:.0f} %) count for nothing"
+        return f"{self.incomplete:,} of {self.records:,} records ({part:.0f} %) are ignored"
 
     def _unlabelled(self) -> str:
         if not self.unlabelled:
             return ""
         return (
-            f"{self.unlabelled:,} of {self.records:,} records count for nothing, since their label "
+            f"{self.unlabelled:,} of {self.records:,} records are ignored, since their label "
             f"is no class (or number), or they name no person; correct them, or say which words "
             f"stand for the classes in load.options.labels"
         )
@@ -141,7 +141,7 @@ class Screen:
         scales["the model's constant 1"] = 1.0
         least, most = min(scales, key=scales.__getitem__), max(scales, key=scales.__getitem__)
         ratio = scales[most] / scales[least]
-        if ratio < UNSCALED:
+        if ratio < UNSCALED_RATIO:
             return ""
         return (
             f"the largest column scale is {ratio:,.0f} times the smallest ({most} and {least}), so "
@@ -167,12 +167,15 @@ def screen(dataset: Dataset, missing: str | None = None) -> Screen:
     names = table.features if named and table is not None else plain
     outside = table.outside if named and table is not None else ()
     return Screen(
-        records=len(x), incomplete=int(holes.sum()), persons=_persons(parts, holes),
-        missing=missing, public=bool(outside),
+        records=len(x),
+        incomplete=int(holes.sum()),
+        persons=_persons(parts, holes),
+        missing=missing,
+        public=bool(outside),
         unlabelled=sum(int(unknown_labels(part.y).sum()) for part in parts),
         columns=tuple(_columns(x, known, names, outside)),
         left_out=table.left_out if table is not None else (),
-    )  # fmt: skip
+    )
 
 
 def _persons(parts: Sequence[Records], holes: torch.Tensor) -> int:
@@ -215,5 +218,5 @@ def _named(counts: dict[str, int]) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-    return f"{', '.join(names[:MOST])}{more}"
+    more = f" and {len(names) - MAX_COLUMNS_NAMED} more" if len(names) > MAX_COLUMNS_NAMED else ""
+    return f"{', '.join(names[:MAX_COLUMNS_NAMED])}{more}"

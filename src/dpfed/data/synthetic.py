@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Drawn = tuple[Any, Any]  # one client's features and labels
 
 
-class Made(NamedTuple):
+class GeneratedRecords(NamedTuple):
     """Arrays as a reader gives them, and what is known of generated ones besides."""
 
     parts: dict[str, TablePart]
@@ -46,7 +46,7 @@ class Made(NamedTuple):
     """The generating parameters, as a linear layer holds them: weight, then bias."""
 
 
-def make(kind: str, options: dict[str, Any]) -> Made:
+def make(kind: str, options: dict[str, Any]) -> GeneratedRecords:
     """The records of a kind; an option that it does not have is refused by name."""
     if kind not in KINDS:
         raise DataError(f"there is no kind {kind!r} of synthetic data; use {', '.join(KINDS)}")
@@ -68,7 +68,7 @@ def clusters(
     classes: int = 10,
     seed: int = 0,
     separation: float = 3.0,
-) -> Made:
+) -> GeneratedRecords:
     """Gaussian clusters x = c_y + N(0, I), with the centres at distance ``separation`` from 0.
 
     At the default separation neighbouring clusters overlap, so that no model is right on all
@@ -97,7 +97,7 @@ def clusters(
         "train": TablePart(x[:records], y[:records]),
         "test": TablePart(x[records:], y[records:]),
     }
-    return Made(parts, classes, source)
+    return GeneratedRecords(parts, classes, source)
 
 
 # ------------------------------------------------------------------------------------------ mixed
@@ -111,7 +111,7 @@ def mixed(
     alpha: float = 5.0,
     beta: float = 5.0,
     seed: int = 0,
-) -> Made:
+) -> GeneratedRecords:
     """Synthetic(alpha, beta), with ``records`` divided equally among the clients.
 
     Client k labels by y = argmax(W x + b), the entries of W and b being N(u_k, 1), u_k ~
@@ -145,7 +145,7 @@ def mixed(
         f"Synthetic({alpha:g}, {beta:g}) ({clients} clients, {records} records, {features} "
         f"features, {classes} classes, seed {seed})"
     )
-    return Made(_by_client(drawn, sizes), classes, source)
+    return GeneratedRecords(_by_client(drawn, sizes), classes, source)
 
 
 def _own_rule(
@@ -170,7 +170,7 @@ def glm(
     features: int = 10,
     norm: float = 1.0,
     seed: int = 0,
-) -> Made:
+) -> GeneratedRecords:
     """A regression y ~ p(y | x theta), x ~ N(0, I), the same theta at every client.
 
     Sizes are those of section 4.2, a fixed total that of section 4.5. The text that we have states
@@ -201,7 +201,7 @@ def glm(
         f"{features} features, |theta| = {norm:g}, seed {seed})"
     )
     classes = 2 if link == "logistic" else None
-    return Made(_by_client(drawn, counts), classes, source, np.append(theta, 0.0))
+    return GeneratedRecords(_by_client(drawn, counts), classes, source, np.append(theta, 0.0))
 
 
 def _logistic(rng: np.random.Generator, theta: Floats, records: int) -> Drawn:
@@ -242,7 +242,11 @@ def _sizes(
 
 # ---------------------------------------------------------------------------------------- helpers
 
-KINDS: dict[str, Callable[..., Made]] = {"clusters": clusters, "mixed": mixed, "glm": glm}
+KINDS: dict[str, Callable[..., GeneratedRecords]] = {
+    "clusters": clusters,
+    "mixed": mixed,
+    "glm": glm,
+}
 
 
 def _with_test(records: int) -> int:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpfed.core.errors import DataError
-from dpfed.core.extras import needs
+from dpfed.core.extras import require_extra
 from dpfed.data import readers
 from dpfed.data._checks import bad_option, unreadable
 from dpfed.data.readers import (
@@ -125,7 +125,7 @@ def _words(labels: Array) -> tuple[str, ...]:
 
 
 def _read(path: Path, texts: Sequence[str] | None = ()) -> Any:
-    with needs("tables", f"{path.name!r}, a table,", "pyarrow"):
+    with require_extra("tables", f"{path.name!r}, a table,", "pyarrow"):
         import pyarrow as pa
 
     try:

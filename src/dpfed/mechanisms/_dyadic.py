@@ -10,7 +10,7 @@ steps from its end (both up to b: what is further away is free).
 
 | edge case                            | what happens                                             |
 |--------------------------------------|----------------------------------------------------------|
-| a search of more than 3 10^9 steps   | Unpriceable: no figure is better than a wrong one        |
+| a search of more than 3 10^9 steps   | Unpriceable: it would take too long                      |
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Table: TypeAlias = NDArray[np.float64]
     """[m, f, e] -> the most that the nodes inside give: its own is not among them."""
 
-_MOST = 3e9
+_MAX_STEPS = 3e9  # elementary steps of a search; longer ones are refused
 
 
 @lru_cache(maxsize=4096)
@@ -58,10 +58,10 @@ def worst_squared(releases: int, separation: int, most: int) -> float:
 
 def _refuse_long(releases: int, separation: int) -> None:
     half = 1 << max(0, releases.bit_length() - 2)
-    if half > separation and half * half * separation > _MOST:
+    if half > separation and half * half * separation > _MAX_STEPS:
         raise Unpriceable(
             f"a tree of {releases} releases under a separation of {separation} takes too long to "
-            f"price; use mechanism 'banded' or 'blt'"
+            f"account for; use mechanism 'banded' or 'blt'"
         )
 
 
@@ -85,7 +85,7 @@ def _prefix(level: int, separation: int, times: int) -> Table:
 
 
 def _leaf(separation: int, times: int) -> Table:
-    """One step: nobody, or the unit, at its begin and one step from its end."""
+    """A block of one step, without the unit or with it (0 steps from its start, 1 from its end)."""
     import numpy as np
 
     table = np.full((min(times, 1) + 1, separation + 1, separation + 1), -math.inf)
@@ -117,9 +117,9 @@ def _joined(left: Table, right: Table, size: int, level: int, times: int) -> Tab
     most = min(times, -(-(size + (1 << level)) // gap))
     made = np.full((most + 1, left.shape[1], gap + 1), -math.inf)
     made[0] = 0.0
-    for m in range(1, min(len(left), most + 1)):  # nobody on the right: its steps are free
+    for m in range(1, min(len(left), most + 1)):  # the unit is not in the right block
         made[m] = np.maximum(made[m], _shifted(left[m], 1 << level, axis=1))
-    for m in range(1, min(len(right), most + 1)):  # nobody on the left
+    for m in range(1, min(len(right), most + 1)):  # the unit is not in the left block
         rows = right[m] if left.shape[1] > 1 else right[m][:1]
         made[m] = np.maximum(made[m], _shifted(rows, size, axis=0) if len(rows) > 1 else rows)
     for m in range(1, len(left)):
@@ -135,7 +135,7 @@ def _joined(left: Table, right: Table, size: int, level: int, times: int) -> Tab
 
 
 def _shifted(table: Table, steps: int, axis: int) -> Table:
-    """With so many free steps more: what was at least x away is at least x + steps away."""
+    """The table after ``steps`` steps without the unit: distances grow by as much."""
     import numpy as np
 
     last = table.shape[axis] - 1

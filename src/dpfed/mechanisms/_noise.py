@@ -1,72 +1,113 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Gaussian mechanisms share: bounds, the noise level, and its ratio to the sensitivity.
+"""What Gaussian mechanisms share: bounds, the noise level, and the noise multiplier.
 
 Each mechanism is one frozen value; its own file says what it draws and how it accounts for several
-releases together. How far a unit moves one release, and what that makes of a noise level, is
-written here and nowhere else.
+releases together. The sensitivity of one release, and the noise multiplier that follows from it and
+from the noise level, are computed here and nowhere else.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Self
 
 from dpfed.core.checks import refuse
 from dpfed.core.errors import BadRelease, RecipeError
 from dpfed.core.grid import Releases, pack, pack_lines
-from dpfed.core.participation import Participation
 from dpfed.core.sampling import EVERYONE
-from dpfed.core.types import Adjacency, Trust, Unit
+from dpfed.core.types import Adjacency, Facts, Trust, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dp_accounting import DpEvent
 
-    from dpfed.core.sampling import Sampling
+    from dpfed.core.participation import Participation
     from dpfed.core.stacked import BoundedSums
-    from dpfed.core.types import BoundedSum, Rows, Total, Vector
+    from dpfed.core.types import BoundedSum, Rows, Sampling, Total, Vector
 
 
-def above_zero(name: str, value: float, way_out: str = "1 is usual") -> None:
-    """Refuse a clip or a noise level that is not a finite number above 0.
+@dataclass(frozen=True, repr=False)
+class HoldsFacts:
+    """A mechanism's facts, each readable by its own name too."""
 
-    Args:
-        name: the option, as a user writes it.
-        value: what it is.
-        way_out: what to do about it.
-    """
-    if not (math.isfinite(value) and value > 0):
-        raise refuse(name, "a finite number above 0", value, way_out)
-
-
-@dataclass(frozen=True)
-class GaussianNoise:
-    """A clip and a noise level; ``std`` is the noise level that a run uses."""
-
-    clip: float
-    std: float
-    unit: Unit = Unit.RECORD
-    adjacency: Adjacency = Adjacency.REPLACE_ONE
-    trust: Trust = Trust.LOCAL
-    sampling: Sampling = EVERYONE
-    shares: float = 1
-    replace_bound: float = math.nan
-    """How far replacing one unit moves the sum; 2 clip unless rows are known to be closer."""
-    participation: Participation | None = None
-    """How often a unit takes part, and how far apart; None is in every release."""
+    facts: Facts
 
     def __post_init__(self) -> None:
-        above_zero("clip", self.clip)
-        above_zero("std", self.std, "give privacy.epsilon instead, and it is calibrated")
-        if math.isnan(self.replace_bound):
-            object.__setattr__(self, "replace_bound", 2 * self.clip)
+        if not isinstance(self.facts, Facts):  # version 0.2 had the clip in this place
+            raise refuse("facts", "a value of Facts", self.facts, "write Facts(clip=...)")
+
+    @property
+    def clip(self) -> float:
+        """The norm that a unit's row is clipped to."""
+        return self.facts.clip
+
+    @property
+    def unit(self) -> Unit:
+        """What one row stands for."""
+        return self.facts.unit
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Which data sets count as neighbours."""
+        return self.facts.adjacency
+
+    @property
+    def trust(self) -> Trust:
+        """Who adds the noise, and what the server sees."""
+        return self.facts.trust
+
+    @property
+    def replace_bound(self) -> float:
+        """How far replacing one unit moves the sum."""
+        return self.facts.replace_bound
+
+    @property
+    def participation(self) -> Participation | None:
+        """How often a unit takes part, and how far apart; None means in every release."""
+        return self.facts.participation
+
+    def with_facts(self, **changes: Any) -> Self:
+        """The same mechanism under other facts.
+
+        Args:
+            **changes: fields of ``Facts``; the others stay as they are.
+        """
+        return replace(self, facts=replace(self.facts, **changes))
+
+    def _shown(self) -> tuple[str, ...]:
+        """The order in which version 0.2 wrote its fields."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        """The text of version 0.2: fingerprints of plans hash it, and checkpoints store those."""
+        own = (field.name for field in fields(self) if field.name not in ("facts", *self._shown()))
+        parts = (f"{name}={getattr(self, name)!r}" for name in (*self._shown(), *own))
+        return f"{type(self).__qualname__}({', '.join(parts)})"
+
+
+@dataclass(frozen=True, repr=False)
+class GaussianNoise(HoldsFacts):
+    """The plan's facts and a noise level; ``std`` is the noise level that a run uses."""
+
+    std: float = 1.0
+    sampling: Sampling = EVERYONE
+    shares: float = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.std) and self.std > 0):
+            way_out = "give privacy.epsilon instead, and it is calibrated"
+            raise refuse("std", "a finite number above 0", self.std, way_out)
         if self.participation is not None:
             self._check_participation()
 
     def _check_participation(self) -> None:
-        """A client can bound how often it takes part; only the server's noise has its steps."""
+        """Refuse participation limits without client units and central trust.
+
+        Each client counts its own rounds, and only the server adds one noise vector per round.
+        """
         fits = self.unit is Unit.CLIENT and self.trust is Trust.CENTRAL
         if not fits or self.sampling != EVERYONE:
             raise RecipeError(
@@ -75,13 +116,21 @@ class GaussianNoise:
                 f"or leave it out"
             )
 
+    def _shown(self) -> tuple[str, ...]:
+        facts = ("clip", "std", "unit", "adjacency", "trust", "sampling", "shares")
+        return (*facts, "replace_bound", "participation")
+
     @property
     def exact(self) -> bool:
         """Float normals and float sums: accounted for as if they were real numbers."""
         return False
 
-    def alone(self, why: str) -> None:
-        """Refuse what needs noises that are independent of each other."""
+    def refuse_pooling(self, why: str) -> None:
+        """Refuse shared or sampled noise, which must be independent from release to release.
+
+        Args:
+            why: what would go wrong, for the error.
+        """
         if self.trust is Trust.DISTRIBUTED or self.shares != 1 or self.sampling != EVERYONE:
             raise RecipeError(
                 f"correlated noise must have local or central trust, 1 share and no sampling, got "
@@ -90,7 +139,7 @@ class GaussianNoise:
             )
 
     def check_size(self, size: int, kept: Iterable[Vector]) -> None:
-        """Refuse a release of another size than the noise that is kept: it would be broadcast."""
+        """Refuse a release whose size is not that of the stored noise: torch would broadcast it."""
         for vector in kept:
             if vector.numel() != size:
                 raise BadRelease(
@@ -99,7 +148,7 @@ class GaussianNoise:
                 )
 
     def bounded(self, rows: Rows) -> BoundedSum:
-        """The clipped sum of the rows, if it keeps the bounds that are accounted for."""
+        """The clipped sum of the rows; refused if it exceeds the bounds accounted for."""
         made = rows.clipped_sum(self.clip)
         self.check_bounds(made)
         return made
@@ -113,15 +162,16 @@ class GaussianNoise:
             )
 
     def rounded(self, rows: Rows, step: float) -> Vector:
-        """The clipped sum on a grid, where noise comes later: shorter by what rounding may add.
+        """The clipped sum on a grid, where noise is added later.
 
-        A coordinate is off by half a step, in each of two neighbouring worlds; by another half,
-        where the server rounds it again after a weight.
+        Rounding moves a coordinate by half a step, in each of two neighbouring data sets, and by
+        another half where the server rounds again after weighting. The sum is scaled down by the
+        norm of that error, so that it stays within the clip.
         """
         vector = self.bounded(rows).vector
-        return pack(vector, step, factor=self._shorter(vector.numel(), step))
+        return pack(vector, step, factor=self._rounding_factor(vector.numel(), step))
 
-    def _shorter(self, size: int, step: float) -> float:
+    def _rounding_factor(self, size: int, step: float) -> float:
         lost = 2 * step * math.sqrt(size) / self.clip
         if not lost < 0.5:
             raise BadRelease(
@@ -137,7 +187,7 @@ class GaussianNoise:
             return None
         self.check_bounds(sums)
         values = sums.matrix.numpy().astype("float64")
-        values *= self._shorter(values.shape[1], step)
+        values *= self._rounding_factor(values.shape[1], step)
         return Releases(pack_lines(values, step), 0.0, step)
 
     def noise_multiplier(self, shares: float | None = None) -> float:
@@ -146,13 +196,13 @@ class GaussianNoise:
         bound = self.replace_bound / 2 if replaced else self.clip
         return self.std * math.sqrt(self.shares if shares is None else shares) / bound
 
-    def together(self, worth: float, shares: float | None = None) -> DpEvent:
-        """One event for correlated releases of this worth; an infinite one is not private."""
+    def joint_event(self, squared_sensitivity: float, shares: float | None = None) -> DpEvent:
+        """One event for correlated releases; an infinite sensitivity is not private."""
         import dp_accounting as dp
 
-        if worth in {0, math.inf}:
-            return dp.NonPrivateDpEvent() if worth else dp.NoOpDpEvent()
-        return dp.GaussianDpEvent(self.noise_multiplier(shares) / math.sqrt(worth))
+        if squared_sensitivity in {0, math.inf}:
+            return dp.NonPrivateDpEvent() if squared_sensitivity else dp.NoOpDpEvent()
+        return dp.GaussianDpEvent(self.noise_multiplier(shares) / math.sqrt(squared_sensitivity))
 
     def with_sampling(self, sampling: Sampling) -> Self:
         """The same mechanism on a draw of the units."""
@@ -163,9 +213,9 @@ class GaussianNoise:
         return replace(self, std=std)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FreshNoise(GaussianNoise):
-    """Each release has its own noise at the same level: shares may be pooled, units drawn."""
+    """Independent noise of the same level in each release: shares may be pooled, units sampled."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,26 +229,26 @@ class FreshNoise(GaussianNoise):
 
     @property
     def independent(self) -> bool:
-        """Each release has its own noise."""
+        """True: each release has its own noise."""
         return True
 
     def pooled_std(self, total: Total) -> float:
-        """The noise level of a sum whose terms have noise already."""
+        """The standard deviation of a total whose terms carry noise, by their weights."""
         return self.std * math.sqrt(math.fsum(w * w for w in total.weights))
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
-        """Gaussian releases, against one who cannot subtract ``shares`` shares of their noise."""
+        """Gaussian releases, if the adversary cannot subtract ``shares`` shares of noise."""
         from dp_accounting import GaussianDpEvent, NoOpDpEvent, SelfComposedDpEvent
 
         if releases == 0:
             return NoOpDpEvent()
         event = GaussianDpEvent(self.noise_multiplier(shares))
-        return SelfComposedDpEvent(self.sampling.amplify(event), self._times(releases))
+        return SelfComposedDpEvent(self.sampling.amplify(event), self._participations(releases))
 
-    def worth(self, releases: int) -> float:
-        """The squared sensitivity of so many releases, over that of one: they are independent."""
-        return float(self._times(releases))
+    def squared_sensitivity(self, releases: int) -> float:
+        """The squared sensitivity of the first releases together, over that of a single one."""
+        return float(self._participations(releases))
 
-    def _times(self, releases: int) -> int:
-        """In how many of them a unit is; they need not be of consecutive rounds."""
+    def _participations(self, releases: int) -> int:
+        """How many of these releases a unit can be in."""
         return min(releases, self.participation.at_most) if self.participation else releases

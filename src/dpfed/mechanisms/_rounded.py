@@ -6,7 +6,7 @@ only when they matter. With the tail put at U near 0, where floats are dense,
 
     |Z| = -ndtri(U / 2),    |K| = floor(scale |Z| + 1/2).
 
-Guarantee: K has the law of the exactly rounded Gaussian, not of a rounded float. The float answer
+Guarantee: K has the law of the exactly rounded Gaussian, not of a rounded float. The float result
 is taken only where its error could not have changed the integer; all other draws are decided by
 comparing U with erfc((|K| -+ 1/2) / (scale sqrt 2)) at 190 bits or more, with a guard band, and
 with more bits of U while they are too close to tell. This rests on three things: the stream's bits
@@ -59,11 +59,11 @@ MARGIN = 2.0**-12
 """How close to a rounding boundary a draw takes a second word, in units of K."""
 
 _FLOAT_ERROR = 2.0**-42  # of |Z|, allowed for at any scale
-_LEAST, _MOST = 2.0**10, 2.0**40
-_BLOCK = 1 << 14  # temporaries stay in cache
-_SMALL = 1 << 11  # so few draws are all left to ndtri: calls, not draws, take the time
-_FAR = 2.0**-18  # below, 63 bits do not tell U well enough
-_NEAR = 2.0**-8  # below, 1 - U does not tell U well enough, as a float
+_MIN_SCALE, _MAX_SCALE = 2.0**10, 2.0**40
+_BLOCK_DRAWS = 1 << 14  # draws at a time, so that temporaries stay in the cache
+_MIN_FAST_DRAWS = 1 << 11  # fewer draws are all made by ndtri, since calls dominate the time
+_MIN_U_NDTRI = 2.0**-18  # below, the first 63 bits of U are not precise enough
+_MIN_U_ERFINV = 2.0**-8  # below, 1 - U as a float is not precise enough
 _GUARD_BITS = 32  # of mpmath's working precision, not trusted
 
 
@@ -76,14 +76,14 @@ def rounded_normal(scale: float, size: int, words: Words) -> NDArray[np.int64]:
     Args:
         scale: the standard deviation before rounding, between 2^10 and 2^40.
         size: how many draws; 0 takes no words.
-        words: gives so many uniform 64-bit words, the next ones of a stream.
+        words: called with a number, gives that many uniform 64-bit words, the next of a stream.
     """
     return _rounded(_checked(scale), size, words, _margin(scale))
 
 
 def _checked(scale: float) -> float:
     """Below, a sum of shares is no longer Gaussian enough; above, floats decide too little."""
-    if not _LEAST <= scale <= _MOST:  # also catches a NaN
+    if not _MIN_SCALE <= scale <= _MAX_SCALE:  # also catches a NaN
         raise BadRelease(
             f"the noise must be 2^10 to 2^40 steps of the grid to be drawn exactly, got {scale}; "
             f"set privacy.options.bits between 10 and 30"
@@ -103,7 +103,7 @@ def _rounded(scale: float, size: int, words: Words, margin: float) -> NDArray[np
     if size == 0:
         return out
     places, drawn, near = _fast(out, scale, words, margin)
-    again = _Answers(drawn, scale)
+    again = _NdtriDraws(drawn, scale)
     again.check(near)
     out[places] = again.draws
     doubtful = np.flatnonzero(~again.sure(margin))
@@ -122,11 +122,11 @@ def _fast(
     """Many draws by erfinv; where ndtri is to be asked: the places, their words, scale |Z|."""
     import numpy as np
 
-    if len(out) < _SMALL:
+    if len(out) < _MIN_FAST_DRAWS:
         return np.arange(len(out)), words(len(out)), np.empty(0)
-    room, found = _Room(min(len(out), _BLOCK), scale, margin), []
-    for start in range(0, len(out), _BLOCK):
-        part = out[start : start + _BLOCK]
+    room, found = _BlockBuffers(min(len(out), _BLOCK_DRAWS), scale, margin), []
+    for start in range(0, len(out), _BLOCK_DRAWS):
+        part = out[start : start + _BLOCK_DRAWS]
         drawn = words(len(part))
         close, near = room.fill(part, drawn)
         found.append((start + close, drawn[close], near))
@@ -134,7 +134,7 @@ def _fast(
     return places, kept, near
 
 
-class _Room:
+class _BlockBuffers:
     """Memory for a block of draws, used again and again, and what is done there."""
 
     def __init__(self, size: int, scale: float, margin: float) -> None:
@@ -155,7 +155,7 @@ class _Room:
         place -= whole
         np.greater(place, self._sure, out=close)
         close |= place < -self._sure
-        close |= drawn < int(_NEAR * 2**64)
+        close |= drawn < int(_MIN_U_ERFINV * 2**64)
         where = np.flatnonzero(close)
         near = whole[where] + place[where]
         np.left_shift(drawn, np.uint64(63), out=place.view(np.uint64))
@@ -172,13 +172,13 @@ class _Room:
         np.right_shift(drawn, np.uint64(1), out=bits)
         np.copyto(place, bits.view(np.int64))  # signed integers become floats several times as fast
         place *= -(2.0**-63)
-        place += 1 - 2.0**-53  # below 1, so that no answer is infinite
+        place += 1 - 2.0**-53  # below 1, so that no draw is infinite
         tensor = torch.from_numpy(place)
         torch.erfinv(tensor, out=tensor)
         place *= self._factor
 
 
-class _Answers:
+class _NdtriDraws:
     """What ndtri makes of some words: |K| = floor(scale |Z| + 1/2), and how sure that is."""
 
     def __init__(self, drawn: NDArray[np.uint64], scale: float) -> None:
@@ -199,7 +199,7 @@ class _Answers:
     def sure(self, margin: float) -> NDArray[np.bool_]:
         """Which are further than the margin from a boundary, and not far out."""
         inside = (self._fraction > margin) & (self._fraction < 1 - margin)
-        known: NDArray[np.bool_] = inside & (self._uniform >= _FAR)
+        known: NDArray[np.bool_] = inside & (self._uniform >= _MIN_U_NDTRI)
         return known
 
     def check(self, near: Floats) -> None:
@@ -208,7 +208,7 @@ class _Answers:
 
         if not len(near):
             return
-        apart = np.abs(near + 0.5 - self._place)[self._uniform >= _NEAR]
+        apart = np.abs(near + 0.5 - self._place)[self._uniform >= _MIN_U_ERFINV]
         if apart.max(initial=0.0) > self._scale * _FLOAT_ERROR:
             raise BadRelease(
                 "torch's erfinv and SciPy's ndtri must agree to 2^-42, and do not here; install "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Toeplitz matrices C for noise C^-1 z: what participations b apart cost, and the best ones.
+"""Toeplitz matrices C for noise C^-1 z: their sensitivity under participation, and the best ones.
 
 **Cost.** A unit that takes part in the steps p has the squared sensitivity |sum of +-C[:,p]|^2. Two
 cases are known, and mechanisms refuse every other C:
@@ -9,7 +9,7 @@ cases are known, and mechanisms refuse every other C:
 - coefficients that are nowhere negative and never rise: the worst unit always adds the same, in
   the first steps, exactly b apart (Kalinin and Lampert 2024, 2405.13763, Theorem 2).
 
-In both it is the pattern 0, b, 2b, ..., and ``separated_squared`` is its price.
+In both, the worst pattern is 0, b, 2b, ...; ``separated_squared`` is its squared sensitivity.
 
 **Best matrices**, for prefix sums of n steps: mean or last squared error times squared sensitivity.
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 Error: TypeAlias = Literal["mean", "last"]
 """Which squared error of the prefix sums is made small: their mean, or that of the last one."""
 
-_NEVER = 13.5  # a buffer that keeps all but 10^-6
-_ENOUGH = 1.01  # one more buffer must make the loss so much smaller
+_MAX_LOG_MEMORY = 13.5  # largest -log(1 - decay): a buffer that keeps all but 10^-6 of itself
+_MIN_GAIN = 1.01  # one more buffer must make the loss smaller by this factor
 
 
 def separated_squared(column: Column, releases: int, participation: Participation) -> float:
@@ -59,7 +59,7 @@ def separated_squared(column: Column, releases: int, participation: Participatio
 
 
 def _moved(column: Column, releases: int, participation: Participation) -> Column:
-    """What a unit adds to C S that always adds 1, in the first steps that it may."""
+    """What a unit adds to C S if it adds 1 at the earliest steps that participation allows."""
     import numpy as np
 
     moved, column = np.zeros(releases), column[:releases]
@@ -110,7 +110,7 @@ def _solved(column: Column, right: Column) -> Column:
 
 @lru_cache(maxsize=64)
 def best_bands(releases: int, bands: int, error: Error = "mean") -> tuple[float, ...]:
-    """The coefficients of the best C with so many bands, the first of them 1.
+    """The coefficients of the best C with ``bands`` bands, the first of them 1.
 
     Args:
         releases: how many prefix sums there are, at least 1.
@@ -124,9 +124,13 @@ def best_bands(releases: int, bands: int, error: Error = "mean") -> tuple[float,
     start = np.cumprod([1.0, *(1 - 0.5 / k for k in range(1, bands))])[1:]
     weight = _weights(releases, error)
     found = minimize(
-        _bands_loss, start, (weight,), "L-BFGS-B", jac=True,
+        _bands_loss,
+        start,
+        (weight,),
+        "L-BFGS-B",
+        jac=True,
         options={"maxiter": 2000, "maxfun": 20_000, "ftol": 1e-15, "gtol": 1e-11},
-    ).x  # fmt: skip
+    ).x
     return (1.0, *(round(float(value), 3) for value in found))
 
 
@@ -207,7 +211,7 @@ def best_buffers(
     least = math.inf
     for buffers in range(1, most + 1):
         made, loss = _search_buffers(releases, participation, error, buffers, best)
-        if not loss * _ENOUGH < least:
+        if not loss * _MIN_GAIN < least:
             break
         best, least = made, loss
     return _rounded(*_from_free(best))
@@ -271,7 +275,7 @@ def _both_decays(free: Sequence[float] | Column) -> tuple[Column, Column]:
     import numpy as np
 
     distances = np.cumsum(np.exp(np.clip(free, -30.0, 5.0)))[::-1]  # -log(1 - decay), falling
-    decays = -np.expm1(-np.minimum(distances, _NEVER))
+    decays = -np.expm1(-np.minimum(distances, _MAX_LOG_MEMORY))
     return decays[::2], decays[1::2]
 
 

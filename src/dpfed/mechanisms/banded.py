@@ -9,7 +9,7 @@ that the last one returned, in idealized arithmetic, whatever releases a unit ta
 are a map of C S + std z, and a unit moves each S_t by at most D, so with X = C^T C (and equality
 if X >= 0)
 
-    mu^2 = (D / std)^2 worth(n),    worth(n) = sum over s, t <= n of |X_st|.
+    mu^2 = (D / std)^2 s(n),    s(n) = squared_sensitivity(n) = sum over s, t <= n of |X_st|.
 
 S may depend on earlier releases: Denisov et al. 2022, Theorem 2.1.
 
@@ -20,10 +20,10 @@ bound sum |X_st| <= n. So X is best if X^-1 A^T A X^-1 = c G, c > 0, G the signs
 to sqrt(n-t+1) gives G_st = (n - max(s,t) + 1) / sqrt((n-s+1) (n-t+1)): 1 on the diagonal, at most 1
 elsewhere. No correlation beats independent noise on this schedule, and that gains over constant
 noise only (sum_t sqrt(t))^2 / (n n(n+1)/2) -> 8/9 of the mean squared error, 6 % of noise; the last
-prefix loses (up to 4/3). It is scaled to worth(rounds) = rounds, as Gaussian at the same std.
+prefix loses (up to 4/3). It is scaled to s(rounds) = rounds, as Gaussian at the same std.
 
 With ``participation`` (central trust, a client as the unit; b rounds apart, at most k times) C has
-at most b bands, so no two releases of a unit share one: worth(n) is the sum of the squared norms of
+at most b bands, so no two releases of a unit share one: s(n) is the sum of the squared norms of
 the columns 0, b, 2b, ... (_toeplitz.py). The default is then the best Toeplitz C of b bands.
 
 | edge case                                              | what happens                            |
@@ -46,8 +46,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dpfed.core.checks import refuse
 from dpfed.core.errors import BadRelease
 from dpfed.core.grid import EXACT_BITS, NOISY_BITS, pack, step_below
-from dpfed.core.participation import Participation
-from dpfed.core.types import Adjacency, Release, Trust, Unit
+from dpfed.core.types import Facts, Release, Trust
 from dpfed.mechanisms._noise import GaussianNoise
 from dpfed.mechanisms._toeplitz import Error, best_bands, inverse_column, separated_squared
 
@@ -57,9 +56,8 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from dpfed.core.grid import Releases
-    from dpfed.core.randomness import Stream
     from dpfed.core.stacked import BoundedSums
-    from dpfed.core.types import Rows, Total, Vector
+    from dpfed.core.types import Rows, Stream, Total, Vector
 
 PAPER = "Denisov et al. 2022; Choquette-Choo et al. 2023"
 
@@ -71,16 +69,18 @@ class Past(NamedTuple):
     t: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Banded(GaussianNoise):
-    """See the file's docstring."""
+    """Gaussian noise that is correlated over a few rounds by a banded matrix C."""
 
     rounds: int = 70
     coefficients: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.alone("noises of clients that drop out go out of step, so their sum is not C^-1 z")
+        self.refuse_pooling(
+            "noises of clients that drop out go out of step, so their sum is not C^-1 z"
+        )
         if not 1 <= self.rounds < math.inf:
             raise refuse("banded.rounds", "a whole number, at least 1", self.rounds)
         column = (1.0,) if self.coefficients is None else self.coefficients
@@ -100,7 +100,7 @@ class Banded(GaussianNoise):
 
     @property
     def independent(self) -> bool:
-        """Noises depend on each other, or differ in level."""
+        """False: noises depend on each other, or differ in their standard deviation."""
         return False
 
     def init(self, size: int) -> Past:
@@ -115,10 +115,10 @@ class Banded(GaussianNoise):
         if self.trust is Trust.CENTRAL:  # there the server adds the noise
             return Release(self.rounded(rows, self.step), 0.0, self.step), state
         bounded = self.bounded(rows)
-        if not state.noise:  # C is diagonal: nothing to remember, so no noise vector is made
-            level = self._std_at(t := state.t + 1)
-            vector = pack(bounded.vector, self.step, lambda count: level * rng.normal(count))
-            return Release(vector, level, self.step), Past((), t)
+        if not state.noise:  # C is diagonal: no noise vector is kept for the next release
+            noise_std = self._std_at(t := state.t + 1)
+            vector = pack(bounded.vector, self.step, lambda count: noise_std * rng.normal(count))
+            return Release(vector, noise_std, self.step), Past((), t)
         noise, state = self._advance(bounded.vector.numel(), state, rng)
         vector = pack(noise.add_(bounded.vector), self.step)
         return Release(vector, self._std_at(state.t), self.step), state
@@ -176,8 +176,8 @@ class Banded(GaussianNoise):
             inverse.append(-math.fsum(c * past for c, past in products) / first)
         return self.std * math.hypot(*inverse)
 
-    def worth(self, releases: int) -> float:
-        """The squared sensitivity of so many releases, over that of one where C is the identity."""
+    def squared_sensitivity(self, releases: int) -> float:
+        """The squared sensitivity of the first releases together, over that of a single one."""
         import numpy as np
 
         if self.coefficients is None:
@@ -193,40 +193,33 @@ class Banded(GaussianNoise):
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
         """One Gaussian event for all releases together."""
-        return self.together(self.worth(releases), shares)
+        return self.joint_event(self.squared_sensitivity(releases), shares)
 
 
 def banded(
-    clip: float = 1.0,
+    facts: Facts = Facts(),
     std: float = 1.0,
-    unit: Unit = Unit.RECORD,
-    adjacency: Adjacency = Adjacency.REPLACE_ONE,
-    trust: Trust = Trust.LOCAL,
     rounds: int = 70,
     coefficients: list[float] | None = None,
-    replace_bound: float = math.nan,
-    participation: Participation | None = None,
     error: Error = "mean",
 ) -> Banded:
-    """Noise correlated by a Toeplitz C of these coefficients, or by the best C for ``rounds``.
+    """Add noise that is correlated over at most ``len(coefficients)`` rounds (a matrix mechanism).
 
     Args:
-        clip: the norm that a unit's row is clipped to, above 0.
+        facts: what the plan decides: clip, unit, adjacency, bounds, participation, and trust, which
+            is local or central: correlated noise cannot be shared out.
         std: the noise level, in units of the sum, above 0; calibration replaces it.
-        unit: what one row stands for.
-        adjacency: which data sets count as neighbours.
-        trust: who adds the noise: each client, or the server; never distributed.
         rounds: how many releases the best C is made for, at least 1.
-        coefficients: the first column of C, finite, the first one above 0; None is the best C.
-        replace_bound: how far replacing one unit moves the sum; NaN is 2 clip.
-        participation: how often a unit takes part: a fact of the plan; None is always.
+        coefficients: the first column of C, finite, the first one above 0; None means the best C.
         error: which prefix sums the best C under participation is for: their mean, or the last.
+
+    Returns:
+        a mechanism whose sensitivity counts how often a unit takes part.
+
+    >>> banded(Facts(clip=1.0), rounds=4, coefficients=[1.0, 0.5]).squared_sensitivity(4)
+    7.75
     """
     column = None if coefficients is None else tuple(map(float, coefficients))
-    if column is None and participation is not None:
-        column = best_bands(rounds, participation.min_separation, error)
-    return Banded(
-        clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
-        replace_bound=replace_bound, rounds=rounds, coefficients=column,
-        participation=participation,
-    )  # fmt: skip
+    if column is None and facts.participation is not None:
+        column = best_bands(rounds, facts.participation.min_separation, error)
+    return Banded(facts, std, rounds=rounds, coefficients=column)

@@ -13,14 +13,14 @@ rise, so the worst unit adds the same in each release that it is in: in all of t
 ``participation`` (central trust, a client as the unit; b rounds apart, at most k times), in the
 first ones, exactly b apart (_toeplitz.py):
 
-    mu^2 = (D / std)^2 worth(n),    worth(n) = |C u|^2,  u that pattern.
+    mu^2 = (D / std)^2 s(n),    s(n) = squared_sensitivity(n) = |C u|^2,  u that pattern.
 
 S may depend on earlier releases, and when a unit takes part as well: given those, a release is
-Gaussian with fresh noise, and the squares of how far a unit moves them sum to worth(n) at most.
+Gaussian with fresh noise, and the squares of how far a unit moves them sum to s(n) at most.
 
 Under participation the default is the best C by mean squared error of prefix sums times squared
 sensitivity. Without it, decays and scales are those for units that take part once in 70 releases,
-and are priced for units that are in all of them: 'gaussian' has less noise then.
+while the accounting is for units that are in all of them: 'gaussian' has less noise then.
 
 | edge case                                              | what happens                            |
 |--------------------------------------------------------|-----------------------------------------|
@@ -40,8 +40,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dpfed.core.checks import refuse
 from dpfed.core.grid import EXACT_BITS, NOISY_BITS, pack, step_below
-from dpfed.core.participation import Participation
-from dpfed.core.types import Adjacency, Release, Trust, Unit
+from dpfed.core.types import Facts, Release, Trust
 from dpfed.mechanisms._noise import GaussianNoise
 from dpfed.mechanisms._toeplitz import (
     Error,
@@ -57,9 +56,8 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from dpfed.core.grid import Releases
-    from dpfed.core.randomness import Stream
     from dpfed.core.stacked import BoundedSums
-    from dpfed.core.types import Rows, Total, Vector
+    from dpfed.core.types import Rows, Stream, Total, Vector
 
 PAPER = "Dvijotham et al. 2024; McMahan et al. 2024 (BLT)"
 
@@ -73,16 +71,18 @@ class Buffers(NamedTuple):
     t: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Blt(GaussianNoise):
-    """See the file's docstring."""
+    """Gaussian noise that is correlated over all rounds by a few buffers."""
 
     decays: tuple[float, ...] = _DECAYS
     scales: tuple[float, ...] = _SCALES
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.alone("noises of clients that drop out go out of step, so their sum is not C^-1 z")
+        self.refuse_pooling(
+            "noises of clients that drop out go out of step, so their sum is not C^-1 z"
+        )
         if not (self.decays and all(0 < decay < 1 for decay in self.decays)):
             raise refuse("blt.decays", "one or more numbers above 0 and below 1", self.decays)
         alike = len(self.scales) == len(self.decays)
@@ -99,7 +99,7 @@ class Blt(GaussianNoise):
 
     @property
     def independent(self) -> bool:
-        """Noises depend on each other."""
+        """False: noises depend on each other."""
         return False
 
     def init(self, size: int) -> Buffers:
@@ -145,11 +145,11 @@ class Blt(GaussianNoise):
 
     def _std_at(self, t: int) -> float:
         """The noise level of release t: std times the norm of row t of C^-1."""
-        ahead = 1 << (t - 1).bit_length()  # so that few are computed anew
+        ahead = 1 << (t - 1).bit_length()  # a power of two, so that the cache is used for many t
         return self.std * math.hypot(*buffered_inverse(self.decays, self.scales, ahead)[:t])
 
-    def worth(self, releases: int) -> float:
-        """The squared sensitivity of so many releases, over that of one of independent noise."""
+    def squared_sensitivity(self, releases: int) -> float:
+        """The squared sensitivity of the first releases together, over that of a single one."""
         import numpy as np
 
         column = buffered(self.decays, self.scales, releases)
@@ -159,44 +159,38 @@ class Blt(GaussianNoise):
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
         """One Gaussian event for all releases together."""
-        return self.together(self.worth(releases), shares)
+        return self.joint_event(self.squared_sensitivity(releases), shares)
 
 
 def blt(
-    clip: float = 1.0,
+    facts: Facts = Facts(),
     std: float = 1.0,
-    unit: Unit = Unit.RECORD,
-    adjacency: Adjacency = Adjacency.REPLACE_ONE,
-    trust: Trust = Trust.LOCAL,
     rounds: int = 70,
     decays: list[float] | None = None,
     scales: list[float] | None = None,
-    replace_bound: float = math.nan,
-    participation: Participation | None = None,
     error: Error = "mean",
 ) -> Blt:
-    """Noise correlated by a few buffers: for units that take part now and then.
+    """Add noise that is correlated by a few buffers (BLT), for units that take part now and then.
 
     Args:
-        clip: the norm that a unit's row is clipped to, above 0.
+        facts: what the plan decides: clip, unit, adjacency, bounds, participation, and trust, which
+            is local or central: correlated noise cannot be shared out.
         std: the noise level, in units of the sum, above 0; calibration replaces it.
-        unit: what one row stands for.
-        adjacency: which data sets count as neighbours.
-        trust: who adds the noise: each client, or the server; never distributed.
         rounds: how many releases the best C is made for, at least 1.
         decays: what each buffer keeps from one step to the next; None are the best ones.
         scales: how much of each buffer is in the noise; given or left out with the decays.
-        replace_bound: how far replacing one unit moves the sum; NaN is 2 clip.
-        participation: how often a unit takes part: a fact of the plan; None is always.
         error: which prefix sums the best C under participation is for: their mean, or the last.
+
+    Returns:
+        a mechanism whose state is one vector per buffer, however many rounds there are.
+
+    >>> blt(Facts(clip=1.0), decays=[0.5], scales=[0.25]).squared_sensitivity(2)
+    2.5625
     """
     if (decays is None) != (scales is None):
         raise refuse("blt.decays", "given together with blt.scales", decays, "give both of them")
     found = (tuple(map(float, decays or ())), tuple(map(float, scales or ())))
     if decays is None:
-        made = participation and best_buffers(rounds, participation, error)
-        found = made or (_DECAYS, _SCALES)
-    return Blt(
-        clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
-        replace_bound=replace_bound, decays=found[0], scales=found[1], participation=participation,
-    )  # fmt: skip
+        limits = facts.participation
+        found = best_buffers(rounds, limits, error) if limits else (_DECAYS, _SCALES)
+    return Blt(facts, std, decays=found[0], scales=found[1])

@@ -9,36 +9,38 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.grid import EXACT_BITS, pack, step_below
 from dpfed.core.sampling import EVERYONE, drawn
-from dpfed.core.types import Adjacency, Release, State, Trust, Unit
-from dpfed.mechanisms._noise import above_zero
+from dpfed.core.types import Facts, Release, State
+from dpfed.mechanisms._noise import HoldsFacts
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from dpfed.core.randomness import Stream
-    from dpfed.core.sampling import Sampling
-    from dpfed.core.types import Rows, Total
+    from dpfed.core.types import Rows, Sampling, Stream, Total
 
 
-@dataclass(frozen=True)
-class Clear:
+@dataclass(frozen=True, repr=False)
+class Clear(HoldsFacts):
     """Clips, sums and releases without noise."""
 
-    clip: float
-    unit: Unit = Unit.RECORD
-    adjacency: Adjacency = Adjacency.REPLACE_ONE
-    trust: Trust = Trust.LOCAL
     sampling: Sampling = EVERYONE
     std: float = 0.0
     shares: float = 1
 
     def __post_init__(self) -> None:
-        above_zero("clip", self.clip)
+        super().__post_init__()
         if self.std != 0:
             raise _no_noise(self.std)
+        if self.participation is not None:
+            bound = "one with an accounting for privacy.participation"
+            way_out = "use gaussian, tree, banded or blt"
+            raise refuse("privacy.mechanism", bound, "clear", way_out)
+
+    def _shown(self) -> tuple[str, ...]:
+        return ("clip", "unit", "adjacency", "trust", "sampling", "std", "shares")
 
     @property
     def step(self) -> float:
@@ -66,7 +68,7 @@ class Clear:
         return Release(pack(total, self.step), 0.0, self.step), state
 
     def finish(self, total: Total, state: State, rng: Stream) -> tuple[Release, State]:
-        """The total as it is."""
+        """The total, unchanged."""
         del rng
         return Release(total.vector, 0.0, self.step), state
 
@@ -92,18 +94,17 @@ def _no_noise(std: float) -> RecipeError:
     )
 
 
-def clear(
-    clip: float = 1.0,
-    unit: Unit = Unit.RECORD,
-    adjacency: Adjacency = Adjacency.REPLACE_ONE,
-    trust: Trust = Trust.LOCAL,
-) -> Clear:
-    """No noise, for comparison only.
+def clear(facts: Facts = Facts()) -> Clear:
+    """Clip and sum without any noise: the reference that private runs are compared with.
 
     Args:
-        clip: the norm that a unit's row is clipped to, above 0.
-        unit: what one row stands for.
-        adjacency: which data sets count as neighbours; the cost is infinite under each.
-        trust: who would add the noise.
+        facts: what the plan decides: clip, unit, adjacency and trust. The cost is infinite under
+            each of them.
+
+    Returns:
+        a mechanism that gives no privacy, and says so in its guarantee.
+
+    >>> clear(Facts(clip=1.0)).event(1)
+    NonPrivateDpEvent()
     """
-    return Clear(clip, Unit(unit), Adjacency(adjacency), Trust(trust))
+    return Clear(facts)

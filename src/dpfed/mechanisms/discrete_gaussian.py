@@ -33,7 +33,7 @@ docs/exact-noise.md has the proofs.
 | more than one share counted where the server sees one  | refused when built                    |
 | rows that cannot be made one by one (matrices)         | BadRelease, nothing is released       |
 | rows of another size than the channel's                | BadRelease, nothing is released       |
-| a row that is not finite, or too long in integers      | the unit counts for nothing           |
+| a row that is not finite, or too long in integers      | the unit's row is taken as zero       |
 | rows that cannot be drawn from, under sampling         | BadRelease, nothing is released       |
 | CENTRAL, terms rounded after a weight close to 1       | BadRelease, nothing is released       |
 """
@@ -47,24 +47,22 @@ from typing import TYPE_CHECKING
 from dpfed.core.checks import refuse
 from dpfed.core.errors import BadRelease, RecipeError
 from dpfed.core.grid import SLACK, narrow, squared_limit, step_below, truncated_sum
-from dpfed.core.participation import Participation
 from dpfed.core.sampling import drawn
-from dpfed.core.types import Adjacency, Release, Trust, Unit
+from dpfed.core.types import Adjacency, Facts, Release, Trust, Unit
 from dpfed.mechanisms._noise import FreshNoise
 from dpfed.mechanisms._rounded import rounded_normal
 
 if TYPE_CHECKING:
     import torch
 
-    from dpfed.core.randomness import Stream
-    from dpfed.core.types import Rows, Total
+    from dpfed.core.types import Rows, Stream, Total
 
 PAPER = "Mironov 2012; Kairouz et al. 2021 (distributed discrete Gaussian)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DiscreteGaussian(FreshNoise):
-    """See the file's docstring. ``bits`` is how fine the grid is: log2 of std / step."""
+    """A sum of rows on a grid plus an exactly drawn rounded Gaussian; the grid is std / 2^bits."""
 
     bits: int = 24
 
@@ -153,30 +151,24 @@ class DiscreteGaussian(FreshNoise):
 
 
 def discrete_gaussian(
-    clip: float = 1.0,
+    facts: Facts = Facts(),
     std: float = 1.0,
-    unit: Unit = Unit.RECORD,
-    adjacency: Adjacency = Adjacency.REPLACE_ONE,
-    trust: Trust = Trust.LOCAL,
     shares: float = 1,
-    replace_bound: float = math.nan,
     bits: int = 24,
-    participation: Participation | None = None,
 ) -> DiscreteGaussian:
-    """The Gaussian mechanism in exact integers, on a grid of 2^bits steps to the noise or more.
+    """Add Gaussian noise in exact integers, so that no float rounding can leak a record.
 
     Args:
-        clip: the norm that a unit's row is clipped to, above 0.
+        facts: what the plan decides: clip, unit, adjacency, trust, bounds and participation.
         std: one share of noise, in units of the sum, above 0; calibration replaces it.
-        unit: what one row stands for.
-        adjacency: which data sets count as neighbours.
-        trust: who adds the noise, and what the server sees.
         shares: shares of noise that the adversary cannot subtract; 1 unless trust is distributed.
-        replace_bound: how far replacing one unit moves the sum; 2 clip, as is NaN.
-        bits: how fine the grid is, 10 to 30.
-        participation: how often a unit takes part: a fact of the plan; None is always.
+        bits: how fine the grid is: a step is at most std / 2^bits; 10 to 30.
+
+    Returns:
+        a mechanism whose guarantee says "exact integer arithmetic" where that holds.
+
+    >>> mechanism = discrete_gaussian(Facts(clip=1.0), std=2.0, bits=20)
+    >>> mechanism.exact, mechanism.std / mechanism.step >= 2**20
+    (True, True)
     """
-    return DiscreteGaussian(
-        clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
-        shares=shares, replace_bound=replace_bound, bits=bits, participation=participation,
-    )  # fmt: skip
+    return DiscreteGaussian(facts, std, shares=shares, bits=bits)

@@ -31,28 +31,25 @@ is not idealized: rows are short of the clip by more than it (core/clipping.py).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpfed.core.grid import BLOCK, EXACT_BITS, NOISY_BITS, Releases, pack, pack_lines, step_below
-from dpfed.core.participation import Participation
 from dpfed.core.sampling import EVERYONE, drawn
-from dpfed.core.types import Adjacency, Release, State, Trust, Unit
+from dpfed.core.types import Facts, Release, State, Trust
 from dpfed.mechanisms._noise import FreshNoise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dpfed.core.grid import Drawn
-    from dpfed.core.randomness import Stream
     from dpfed.core.stacked import BoundedSums
-    from dpfed.core.types import Rows, Total, Vector
+    from dpfed.core.types import Rows, Stream, Total, Vector
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Gaussian(FreshNoise):
-    """See the file's docstring. ``std`` is the noise level that a run uses."""
+    """A clipped sum plus fresh N(0, std^2) noise in each coordinate of each release."""
 
     @property
     def step(self) -> float:
@@ -111,28 +108,22 @@ class Gaussian(FreshNoise):
 
 
 def gaussian(
-    clip: float = 1.0,
+    facts: Facts = Facts(),
     std: float = 1.0,
-    unit: Unit = Unit.RECORD,
-    adjacency: Adjacency = Adjacency.REPLACE_ONE,
-    trust: Trust = Trust.LOCAL,
     shares: float = 1,
-    replace_bound: float = math.nan,
-    participation: Participation | None = None,
 ) -> Gaussian:
-    """The Gaussian mechanism with a clip and a noise level (or calibrate the latter).
+    """Add independent Gaussian noise to each clipped sum (the Gaussian mechanism).
 
     Args:
-        clip: the norm that a unit's row is clipped to, above 0.
+        facts: what the plan decides: clip, unit, adjacency, trust, bounds and participation.
         std: one share of noise, in units of the sum, above 0; calibration replaces it.
-        unit: what one row stands for.
-        adjacency: which data sets count as neighbours.
-        trust: who adds the noise, and what the server sees.
         shares: shares of noise that the adversary cannot subtract; 1 unless trust is distributed.
-        replace_bound: how far replacing one unit moves the sum; NaN is 2 clip.
-        participation: how often a unit takes part: a fact of the plan; None is always.
+
+    Returns:
+        a mechanism that releases and accounts for itself; ``dpfed.calibrate`` sets its ``std``.
+
+    >>> mechanism = gaussian(Facts(clip=1.5), std=3.0)
+    >>> mechanism.noise_multiplier(), mechanism.squared_sensitivity(70)
+    (2.0, 70.0)
     """
-    return Gaussian(
-        clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
-        shares=shares, replace_bound=replace_bound, participation=participation,
-    )  # fmt: skip
+    return Gaussian(facts, std, shares=shares)

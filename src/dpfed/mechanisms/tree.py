@@ -17,12 +17,12 @@ much as the noisy sum of the node that it opens, since those of the closed nodes
 the S in it were chosen, a unit moves it by at most 2^k D, and its noise is fresh: a Gaussian
 release, made adaptively. So mu^2 adds (with equality for a unit that adds the same in each step):
 
-    mu^2 = (D / std)^2 worth(n),    worth(n) = sum over t <= n of 4^(trailing zeros of t).
+    mu^2 = (D / std)^2 s(n),    s(n) = squared_sensitivity(n) = sum over t <= n of 4^(zeros of t).
 
-Only opened nodes count: worth(70) = 6139 = 78.35^2, where independent noise has 70. Trees are made
+Only opened nodes count: s(70) = 6139 = 78.35^2, where independent noise has 70. Trees are made
 for units that take part once; dp_accounting's event for these would understate mu by 29.6 there.
 With ``participation`` (central trust, a client as the unit) the worst unit is searched for exactly
-(_dyadic.py): worth(2000) is 315 for 20 times, 100 rounds apart, where independent noise has 20.
+(_dyadic.py): s(2000) is 315 for 20 times, 100 rounds apart, where independent noise has 20.
 The grid is clip / 2^36, since sums are rounded before noise is added (and are shorter by what that
 may add): 8 bytes a coordinate. The state is such a vector per level (11 for a horizon of 1024);
 only open nodes take up memory.
@@ -32,7 +32,7 @@ only open nodes take up memory.
 | std or clip zero, negative, NaN or infinite            | refused when built                      |
 | horizon below 1, restart negative or above the horizon | refused when built                      |
 | DISTRIBUTED trust, more than one share, sampling       | refused when built                      |
-| ``participation`` and restarts                         | refused when built: not priced          |
+| ``participation`` and restarts                         | refused when built: no accounting for it|
 | more than ``horizon`` releases, without restarts       | BadRelease; their cost is infinite      |
 | rows beyond the bounds, of another size, off the grid  | BadRelease, nothing is released         |
 | a client misses rounds (LOCAL)                         | the total's std is for those in step    |
@@ -44,11 +44,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dpfed.core.checks import at_least, refuse
+from dpfed.core.checks import check_at_least, refuse
 from dpfed.core.errors import BadRelease
 from dpfed.core.grid import EXACT_BITS, pack, step_below
-from dpfed.core.participation import Participation
-from dpfed.core.types import Adjacency, Release, Trust, Unit
+from dpfed.core.types import Facts, Release, Trust
 from dpfed.mechanisms._dyadic import worst_squared
 from dpfed.mechanisms._noise import GaussianNoise
 
@@ -58,9 +57,8 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from dpfed.core.grid import Releases
-    from dpfed.core.randomness import Stream
     from dpfed.core.stacked import BoundedSums
-    from dpfed.core.types import Rows, Total, Vector
+    from dpfed.core.types import Rows, Stream, Total, Vector
 
 PAPER = "Kairouz et al. 2021 (DP-FTRL)"
 
@@ -72,22 +70,24 @@ class Nodes(NamedTuple):
     t: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tree(GaussianNoise):
-    """See the file's docstring."""
+    """Gaussian noise along a binary tree of releases: sums over rounds have little noise."""
 
     horizon: int = 1024
     restart: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.alone("trees of clients that drop out go out of step, so their shares are no tree")
-        at_least(1, "tree", horizon=self.horizon)
+        self.refuse_pooling(
+            "trees of clients that drop out go out of step, so their shares are no tree"
+        )
+        check_at_least(1, "tree", horizon=self.horizon)
         if not 0 <= self.restart <= self.horizon:
             bound = f"between 0, for never, and horizon = {self.horizon}"
             raise refuse("tree.restart", bound, self.restart)
         if self.restart and self.participation is not None:
-            bound = "0 under privacy.participation, where trees one after the other are not priced"
+            bound = "0 under privacy.participation, where no accounting covers a sequence of trees"
             raise refuse("tree.restart", bound, self.restart)
 
     @property
@@ -97,7 +97,7 @@ class Tree(GaussianNoise):
 
     @property
     def independent(self) -> bool:
-        """A release takes back noise of earlier ones."""
+        """False: a release subtracts noise of earlier ones."""
         return False
 
     def init(self, size: int) -> Nodes:
@@ -157,13 +157,13 @@ class Tree(GaussianNoise):
         return (place & -place).bit_length() - 1
 
     def opened(self, releases: int) -> list[int]:
-        """How many nodes of each level the first releases open: those in an odd place."""
+        """How many nodes of each level the first releases open: those at odd positions."""
         trees, rest = divmod(releases, self.restart or releases + 1)
         sizes = [1 << k for k in range(max(self.restart, rest).bit_length())]
         return [trees * ((self.restart // s + 1) // 2) + (rest // s + 1) // 2 for s in sizes]
 
-    def worth(self, releases: int) -> float:
-        """The squared sensitivity of so many releases, over that of one at the same noise."""
+    def squared_sensitivity(self, releases: int) -> float:
+        """The squared sensitivity of the first releases together, over that of a single one."""
         if releases > self.horizon and not self.restart:
             return math.inf
         if self.participation is not None:
@@ -175,39 +175,33 @@ class Tree(GaussianNoise):
         """A Gaussian event for each node that the releases open."""
         import dp_accounting as dp
 
-        worth = self.worth(releases)
-        if math.isinf(worth) or (worth and self.participation is not None):
-            return self.together(worth, shares)
+        squared = self.squared_sensitivity(releases)
+        if math.isinf(squared) or (squared and self.participation is not None):
+            return self.joint_event(squared, shares)
         node = self.noise_multiplier(shares)
         parts = [(dp.GaussianDpEvent(node / 2**k), n) for k, n in enumerate(self.opened(releases))]
         return dp.ComposedDpEvent([dp.SelfComposedDpEvent(part, n) for part, n in parts if n])
 
 
 def tree(
-    clip: float = 1.0,
+    facts: Facts = Facts(),
     std: float = 1.0,
-    unit: Unit = Unit.RECORD,
-    adjacency: Adjacency = Adjacency.REPLACE_ONE,
-    trust: Trust = Trust.LOCAL,
     horizon: int = 1024,
     restart: int = 0,
-    replace_bound: float = math.nan,
-    participation: Participation | None = None,
 ) -> Tree:
-    """Noise along a binary tree (DP-FTRL): ``horizon`` releases at most, or restarted.
+    """Add noise along a binary tree, as in DP-FTRL: prefix sums have noise that grows like log t.
 
     Args:
-        clip: the norm that a unit's row is clipped to, above 0.
+        facts: what the plan decides: clip, unit, adjacency, bounds, participation, and trust, which
+            is local or central: correlated noise cannot be shared out.
         std: the noise level of a node, in units of the sum, above 0; calibration replaces it.
-        unit: what one row stands for.
-        adjacency: which data sets count as neighbours.
-        trust: who adds the noise: each client, or the server; never distributed.
         horizon: the most releases without a restart, at least 1.
-        restart: begin a new tree after so many releases, up to horizon; 0 is never.
-        replace_bound: how far replacing one unit moves the sum; NaN is 2 clip.
-        participation: how often a unit takes part: a fact of the plan; None is always.
+        restart: begin a new tree after this many releases, up to horizon; 0 is never.
+
+    Returns:
+        a mechanism whose noise depends on earlier releases; its state holds the open nodes.
+
+    >>> tree(Facts(clip=1.0), horizon=70).squared_sensitivity(70)  # independent noise: 70
+    6139.0
     """
-    return Tree(
-        clip=clip, std=std, unit=Unit(unit), adjacency=Adjacency(adjacency), trust=Trust(trust),
-        replace_bound=replace_bound, horizon=horizon, restart=restart, participation=participation,
-    )  # fmt: skip
+    return Tree(facts, std, horizon=horizon, restart=restart)

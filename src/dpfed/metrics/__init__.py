@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics that clients release with noise, one per file: the file's name is the metric's."""
+"""Metrics that clients release with noise. One per file.
+
+The file's name is the plug-in's name: ``auc.py`` has the function ``auc``, which returns a
+``Metric`` (core/metric.py). core/registry.py finds plug-ins, and docs/your-own-optimizer.md says
+how other packages add theirs.
+"""

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from dpfed.core.checks import at_least
+from dpfed.core.checks import check_at_least
 from dpfed.core.errors import DataError
 from dpfed.core.metric import Metric, ScoredRecords
 from dpfed.core.types import Vector
 
-SURE = 3.0
-"""A noisy denominator says something from so many standard deviations of its noise on."""
+MIN_SIGNAL_TO_NOISE = 3.0
+"""A noisy count is divided by only if it is this many standard deviations of its noise or more."""
 
 
 def class_scores(name: str, scored: ScoredRecords, classes: int) -> torch.Tensor:
@@ -56,7 +56,7 @@ def recalls(means: Vector, std: float) -> tuple[torch.Tensor, torch.Tensor]:
     """
     hits, misses = means.view(2, -1)
     counts = hits + misses
-    known = counts > SURE * math.sqrt(2) * std
+    known = counts > MIN_SIGNAL_TO_NOISE * math.sqrt(2) * std
     part = torch.where(known, hits / counts, math.nan).clamp(0.0, 1.0)
     spread = std * torch.hypot(part, 1 - part) / counts
     return part, torch.where(known, spread, math.nan)
@@ -76,7 +76,7 @@ def by_class(
         names: of the numbers that ``finish`` gives.
         finish: what follows from hits and misses.
     """
-    at_least(2, name, classes=classes)
+    check_at_least(2, name, classes=classes)
 
     def row(scored: ScoredRecords) -> torch.Tensor:
         scores = class_scores(name, scored, classes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics whose row is one number of [0, 1]: what they share."""
+"""What metrics share whose row is one number in [0, 1]."""
 
 from __future__ import annotations
 

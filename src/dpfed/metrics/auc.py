@@ -29,20 +29,27 @@ import math
 
 import torch
 
-from dpfed.core.checks import at_least
+from dpfed.core.checks import check_at_least
 from dpfed.core.metric import Metric, ScoredRecords
 from dpfed.core.types import Vector
-from dpfed.metrics._classes import SURE, class_cells, class_scores
+from dpfed.metrics._classes import MIN_SIGNAL_TO_NOISE, class_cells, class_scores
 
 
 def auc(bins: int = 16, classes: int = 2) -> Metric:
     """The area under the ROC curve; of more than two classes, the mean of each against the rest.
 
     Args:
-        bins: how many bins scores fall into, at least 2: public.
-        classes: how many the model has: public.
+        bins: how many bins the scores are counted in, at least 2: more bins are finer and noisier.
+        classes: how many classes the model has.
+
+    Returns:
+        a metric with the numbers ``auc`` and ``auc_std``.
+
+    >>> import torch
+    >>> auc(bins=2).finish(torch.tensor([0.0, 0.5, 0.5, 0.0]), 0.001)["auc"]
+    1.0
     """
-    at_least(2, "auc", bins=bins, classes=classes)
+    check_at_least(2, "auc", bins=bins, classes=classes)
     curves = 1 if classes == 2 else classes
 
     def row(scored: ScoredRecords) -> torch.Tensor:
@@ -63,9 +70,13 @@ def auc(bins: int = 16, classes: int = 2) -> Metric:
         return {"auc": min(1.0, max(0.0, value)) if value == value else value, "auc_std": spread}
 
     return Metric(
-        size=2 * bins * curves, row=row, finish=finish, names=("auc", "auc_std"),
-        bound=1.0, replace_bound=math.sqrt(2),
-    )  # fmt: skip
+        size=2 * bins * curves,
+        row=row,
+        finish=finish,
+        names=("auc", "auc_std"),
+        bound=1.0,
+        replace_bound=math.sqrt(2),
+    )
 
 
 def _cells(scores: torch.Tensor, labels: torch.Tensor, which: int, bins: int) -> torch.Tensor:
@@ -81,7 +92,7 @@ def _cells(scores: torch.Tensor, labels: torch.Tensor, which: int, bins: int) ->
 def _area(mine: Vector, rest: Vector, std: float) -> tuple[float, float]:
     """The area of two noisy histograms, and the variance that noise gives it."""
     first, second = float(mine.sum()), float(rest.sum())
-    if not min(first, second) > SURE * std * math.sqrt(len(mine)):
+    if not min(first, second) > MIN_SIGNAL_TO_NOISE * std * math.sqrt(len(mine)):
         return math.nan, math.nan
     below = _middle(rest) / second
     value = float(mine @ below) / first

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Balanced accuracy: the mean over classes of the part of a class's units that is right.
+"""Balanced accuracy: the mean over classes of the fraction of a class that is predicted correctly.
 
     row                 a 1 in one of 2 x classes cells: (hit, label) or (miss, label)
     balanced_accuracy   the mean over classes of hits / (hits + misses)
@@ -23,10 +23,18 @@ from dpfed.metrics._classes import by_class, recalls
 
 
 def balanced_accuracy(classes: int = 2) -> Metric:
-    """The mean of the classes' recalls.
+    """The mean over classes of the fraction of a class that the model gets right, with noise.
 
     Args:
-        classes: how many the model has: public.
+        classes: how many classes the model has.
+
+    Returns:
+        a metric with the numbers ``balanced_accuracy`` and ``balanced_accuracy_std``.
+
+    >>> import torch
+    >>> found = balanced_accuracy().finish(torch.tensor([0.5, 0.2, 0.0, 0.2]), 0.001)
+    >>> found["balanced_accuracy"]
+    0.75
     """
 
     def finish(means: Vector, std: float) -> dict[str, float]:

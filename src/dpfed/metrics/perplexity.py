@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Perplexity: e to the mean loss of a token, of records of unequal length.
+"""Perplexity: the exponential of the mean loss per token, for records of unequal length.
 
     row          (sum over tokens of min(loss, bound) / (bound tokens), their number / tokens)
     perplexity   exp(bound * first / second), both noisy
@@ -9,8 +9,8 @@ that is clipped to [0, bound]; a model without tokens has one per record.
 
 Bounds. Both entries are in [0, 1], as are those of a mean over a unit's records: the norm is at
 most sqrt(2), and so is the distance of two rows, which lie in the unit square. The number of tokens
-is noised like the losses: nothing is divided by a true count. A token whose loss is a NaN counts
-for nothing, one whose loss is infinite as the bound.
+is noised like the losses: nothing is divided by a true count. A token with a NaN loss is left
+out; one with an infinite loss counts as the bound.
 
 It is NaN where the noisy number of tokens is below 3 standard deviations of its noise.
 """
@@ -21,22 +21,29 @@ import math
 
 import torch
 
-from dpfed.core.checks import at_least, positive
+from dpfed.core.checks import check_at_least, check_positive
 from dpfed.core.errors import DataError
 from dpfed.core.metric import Metric, ScoredRecords
 from dpfed.core.types import Vector
-from dpfed.metrics._classes import SURE
+from dpfed.metrics._classes import MIN_SIGNAL_TO_NOISE
 
 
 def perplexity(tokens: int = 128, bound: float = 10.0) -> Metric:
-    """E to the mean loss of a token.
+    """The exponential of the mean loss per token, with noise.
 
     Args:
-        tokens: how many of a record count at most: public; fewer have less noise.
-        bound: a larger loss of a token counts as this, in nats: public.
+        tokens: how many tokens of a record count at most; the fewer, the less noise.
+        bound: a larger loss of a token counts as this, in nats.
+
+    Returns:
+        a metric with the numbers ``perplexity`` and ``perplexity_std``.
+
+    >>> import torch
+    >>> perplexity(bound=10.0).finish(torch.tensor([0.0, 0.5]), 0.001)["perplexity"]
+    1.0
     """
-    at_least(1, "perplexity", tokens=tokens)
-    positive("perplexity", bound=bound)
+    check_at_least(1, "perplexity", tokens=tokens)
+    check_positive("perplexity", bound=bound)
 
     def row(scored: ScoredRecords) -> torch.Tensor:
         losses = _token_losses(scored)
@@ -47,7 +54,7 @@ def perplexity(tokens: int = 128, bound: float = 10.0) -> Metric:
 
     def finish(means: Vector, std: float) -> dict[str, float]:
         clipped, count = means.tolist()
-        if not count > SURE * std:
+        if not count > MIN_SIGNAL_TO_NOISE * std:
             return {"perplexity": math.nan, "perplexity_std": math.nan}
         part = min(1.0, max(0.0, clipped / count))
         value = math.exp(bound * part)
@@ -55,9 +62,13 @@ def perplexity(tokens: int = 128, bound: float = 10.0) -> Metric:
         return {"perplexity": value, "perplexity_std": slope * std}
 
     return Metric(
-        size=2, row=row, finish=finish, names=("perplexity", "perplexity_std"),
-        bound=math.sqrt(2), replace_bound=math.sqrt(2),
-    )  # fmt: skip
+        size=2,
+        row=row,
+        finish=finish,
+        names=("perplexity", "perplexity_std"),
+        bound=math.sqrt(2),
+        replace_bound=math.sqrt(2),
+    )
 
 
 def _token_losses(scored: ScoredRecords) -> torch.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recall of each class: of its units, the part that is right; and the mean of all recalls.
+"""The recall of each class (the fraction of its units predicted correctly), and their mean.
 
     row               a 1 in one of 2 x classes cells: (hit, label) or (miss, label)
     recall_c          hits of c / (hits of c + misses of c)
@@ -21,10 +21,17 @@ from dpfed.metrics._classes import by_class, recalls
 
 
 def recall(classes: int = 2) -> Metric:
-    """The recall of each class, and their mean.
+    """The recall of each class, and the mean of all recalls, with noise.
 
     Args:
-        classes: how many the model has: public.
+        classes: how many classes the model has.
+
+    Returns:
+        a metric with ``recall_0``, ``recall_0_std`` and so on, and ``balanced_accuracy``.
+
+    >>> import torch
+    >>> recall().finish(torch.tensor([0.5, 0.2, 0.0, 0.2]), 0.001)["recall_0"]
+    1.0
     """
     each = [f"recall_{label}" for label in range(classes)]
     spreads = [f"{name}_std" for name in each]

@@ -15,15 +15,14 @@ from dpfed.accounting import gdp
 from dpfed.accounting.calibrate import closed_form, least_factor
 from dpfed.accounting.events import Json
 from dpfed.accounting.guarantee import epsilon_of, rough_epsilon_of
-from dpfed.client._paced import SECOND
 from dpfed.core.chain import chain
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError, Unpriceable
 from dpfed.core.metric import Metric
 from dpfed.core.participation import Participation
 from dpfed.core.randomness import Noise
-from dpfed.core.registry import build
-from dpfed.core.sampling import EVERYONE, Everyone, Poisson, Sampling
+from dpfed.core.registry import build, is_code
+from dpfed.core.sampling import EVERYONE, Everyone, Poisson
 from dpfed.core.sum_protocol import Sum
 from dpfed.core.types import (
     METRICS,
@@ -32,16 +31,18 @@ from dpfed.core.types import (
     Channel,
     Channels,
     ClientAlgorithm,
+    Facts,
+    FeatureRange,
     Mechanism,
     NoiseSource,
+    Sampling,
     Trust,
     Unit,
 )
-from dpfed.core.vector import Layout, standardises
+from dpfed.core.vector import Layout
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, Model
-from dpfed.data.standardised import Standardised
-from dpfed.recipes.adaptive import with_adaptive_clip
+from dpfed.recipes.methods import DEFAULT, METHODS
 from dpfed.recipes.schema import (
     DataRecipe,
     EvaluationKind,
@@ -51,12 +52,11 @@ from dpfed.recipes.schema import (
 )
 from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
-from dpfed.training.round import draw_is_secret
 
-LEAST_DRAWN_NOISE = 0.05
-"""Clips of noise on drawn units below which nothing is calibrated: a grid of losses has no end."""
-MOST_SLOTS = 1_000_000
-"""Devices in a round: far beyond what one server answers, and a list of them fits into memory."""
+MIN_DRAWN_NOISE = 0.05
+"""The least noise, in clips, where units are drawn: below it the accountant's grid has no end."""
+MAX_COHORT = 1_000_000
+"""The most devices in a round: more than one server serves, and a list of them fits in memory."""
 
 
 def plan_for_clients(
@@ -72,12 +72,21 @@ def plan_for_clients(
     listed = not _is_open(recipe.privacy)
     nominal = [_nominal(recipe.privacy, records) for records in clients if listed]
     plan = plan_for(recipe, nominal, None if model is None else model.layout)
-    if plan.client.linear and model is not None and not isinstance(model, Linear | Standardised):
+    if plan.client.linear and model is not None and not _is_linear(plan.client, model):
         raise RecipeError(
             f"client {recipe.client['name']!r} needs a model of one linear layer, got "
             f"{recipe.model.name!r}; set model.name to softmax, logistic or poisson"
         )
     return plan
+
+
+def _is_linear(client: ClientAlgorithm, model: Model) -> bool:
+    """Whether a model is one linear layer, or what the algorithm itself puts in its place."""
+    return isinstance(model, Linear) or _owns(client, model.layout)
+
+
+def _owns(client: ClientAlgorithm, layout: Layout) -> bool:
+    return client.model is not None and client.model.owns(layout.shapes)
 
 
 def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = None) -> Plan:
@@ -92,7 +101,7 @@ def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = N
     plan = _plan_for(recipe, nominal, layout)
     if plan.client.settle is None:
         return plan
-    decided = plan.client.settle({name: plan.level(name) for name in plan.channels})
+    decided = plan.client.settle({name: plan.noise_std(name) for name in plan.channels})
     client = {**recipe.client, **decided}
     return _plan_for(msgspec.structs.replace(recipe, client=client), nominal, layout)
 
@@ -103,16 +112,27 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
     links = [_plug_in("server", table, **shape) for table in recipe.server]
     nominal = _slots(privacy, nominal) if _is_open(privacy) else nominal
     seed = recipe.seed if privacy.noise is NoiseSource.KEYED else None
-    truncates = bool(build("mechanisms", privacy.mechanism, {}).exact)
-    facts = {"unit": privacy.unit, "layout": layout, "truncates": truncates}
+    noise = _noise_kind(privacy)
+    facts = {"unit": privacy.unit, "layout": layout, "truncates": noise.exact}
     client = _plug_in("client", recipe.client, **facts)
-    _check_standardiser(recipe, client, layout)
+    _check_own(recipe, client, layout)
     if privacy.adaptive:
-        client = with_adaptive_clip(client, privacy.adaptive, clip=privacy.clip)
+        from dpfed.client._adaptive import adaptive
+
+        client = adaptive(
+            client,
+            privacy.clip,
+            quantile=privacy.adaptive.quantile,
+            rate=privacy.adaptive.rate,
+            share=privacy.adaptive.share,
+        )
     total = _plug_in("sums", recipe.sum)
+    metrics = named_metrics(recipe.evaluation)
+    declared = _declared(recipe, client, metrics, exact=noise.exact)
+    shares = _honest_shares(recipe, total, nominal)
     draft = Plan(
         client=client,
-        channels=_channels(recipe, client, _honest_shares(recipe, total, nominal)),
+        channels=_channels(recipe, declared, shares, independent=noise.independent),
         sum=total,
         server=links[0] if len(links) == 1 else chain(*links),
         nominal=[float(size) for size in nominal],
@@ -123,8 +143,8 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
         colluders=privacy.colluders,
         metrics_every=recipe.evaluation.every,
         loss_bound=recipe.evaluation.loss_bound,
-        metrics=named_metrics(recipe.evaluation),
-        participation=EVERYONE if privacy.client_rate == 1 else Poisson(privacy.client_rate),
+        metrics=metrics,
+        client_sampling=EVERYONE if privacy.client_rate == 1 else Poisson(privacy.client_rate),
         spare=privacy.spare_attempts or 0,
         open=_is_open(privacy),
     )
@@ -132,8 +152,7 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
     if privacy.epsilon is None:
         draft.guarantee()  # what cannot be accounted for is refused before the first round
         return draft
-    shares = _shares(_declared(recipe, client))
-    return replace(draft, channels=_calibrated(draft, privacy.epsilon, shares))
+    return replace(draft, channels=_calibrated(draft, privacy.epsilon, _shares(declared)))
 
 
 def _check_least(plan: Plan) -> None:
@@ -142,34 +161,54 @@ def _check_least(plan: Plan) -> None:
     if given is None:
         return
     name, most = "sum.least_clients", len(plan.nominal)
-    if plan.open or draw_is_secret(plan):
+    if plan.open or plan.draw_is_secret:
         bound = "left out where clients are drawn in secret, or nobody is listed"
         raise refuse(name, bound, given, "an end would tell who was there; leave it out")
     if given > most:
         raise refuse(name, f"at most {most}, the plan's clients", given, "lower it")
 
 
-def _check_standardiser(recipe: Recipe, client: ClientAlgorithm, layout: Layout | None) -> None:
-    """A method that paces itself has no other optimizer; its model has no other method."""
-    if client.standardises and recipe.server != [{"name": "scale"}]:
+def _check_own(recipe: Recipe, client: ClientAlgorithm, layout: Layout | None) -> None:
+    """What an algorithm brings itself is not given twice; its model has no other algorithm."""
+    if client.needs.own_steps and recipe.server != [{"name": "scale"}]:
         raise refuse(
-            "server", f"left out for client {recipe.client['name']!r}, which paces its own steps",
-            recipe.server, "leave it out, or choose another method",
-        )  # fmt: skip
+            "server",
+            f"left out for client {recipe.client['name']!r}, which takes its own steps",
+            recipe.server,
+            "leave it out, or choose another method",
+        )
     if client.channels[UPDATE].clip is not None and recipe.privacy.clip != PrivacyRecipe().clip:
         raise refuse(
-            "privacy.clip", f"left out for client {recipe.client['name']!r}, which has its own",
-            recipe.privacy.clip, "set client.clip, or name another method",
-        )  # fmt: skip
-    if standardises(layout) and not client.standardises:
+            "privacy.clip",
+            f"left out for client {recipe.client['name']!r}, which has its own",
+            recipe.privacy.clip,
+            "set client.clip, or name another method",
+        )
+    if layout is not None and layout.trained_by and not _owns(client, layout):
         raise refuse(
-            "client.name", "'fedauto' for a model that standardises its inputs",
-            recipe.client["name"], "set method = 'dp-fedauto', or use the model Linear",
-        )  # fmt: skip
+            "client.name",
+            f"{layout.trained_by!r}, which brings this model",
+            recipe.client["name"],
+            "set it, or use another model, such as Linear",
+        )
+
+
+def recognised(layout: Layout) -> Layout:
+    """The layout of a state dict, which the default method may recognise as that of its own model.
+
+    Args:
+        layout: names and shapes that do not say yet which algorithm brings the model.
+    """
+    name = METHODS[DEFAULT].client["name"]
+    try:
+        client = build("client", name, {}, layout=layout)
+    except RecipeError:  # neither its own model nor one that it could take
+        return layout
+    return replace(layout, trained_by=name) if _owns(client, layout) else layout
 
 
 def trained_model(recipe: Recipe, plan: Plan, model: Model, spread: float | None = None) -> Model:
-    """The model that a plan trains: a linear one with a standardiser, where the method has one.
+    """The model that a plan trains: the one that its algorithm brings, or the recipe's own.
 
     Args:
         recipe: the run's configuration; its table ``data`` may say what ranges features have.
@@ -177,19 +216,17 @@ def trained_model(recipe: Recipe, plan: Plan, model: Model, spread: float | None
         model: the model that the recipe names.
         spread: how far public records lie from the center, where the recipe names some.
     """
-    if not plan.client.standardises or not isinstance(model, Linear):
+    own = plan.client.model
+    if own is None or own.owns(model.layout.shapes):
         return model
-    center, radius = public_range(recipe.data, model.features, spread)
-    return Standardised(
-        link=model.link, features=model.features, outputs=model.outputs, bias=model.bias,
-        full=SECOND in plan.channels, center=center, radius=radius,
-    )  # fmt: skip
+    made: Model = own.around(
+        model, lambda features: public_range(recipe.data, features, spread), plan.channels
+    )
+    return made
 
 
-def public_range(
-    data: DataRecipe, features: int, spread: float | None = None
-) -> tuple[float | tuple[float, ...], float | None]:
-    """The middle of the features' ranges and half their diagonal; else 0, and rows' radius.
+def public_range(data: DataRecipe, features: int, spread: float | None = None) -> FeatureRange:
+    """The middle of the features' ranges and half their diagonal; without any, 0 and data.radius.
 
     Args:
         data: the recipe's table.
@@ -198,13 +235,13 @@ def public_range(
     """
     if isinstance(data.low, msgspec.UnsetType) or isinstance(data.high, msgspec.UnsetType):
         if data.radius is not None or isinstance(data.norm, msgspec.UnsetType):
-            return 0.0, spread if data.radius is None else data.radius
-        return 0.0, data.norm
+            return FeatureRange(0.0, spread if data.radius is None else data.radius)
+        return FeatureRange(0.0, data.norm)
     low, high = (_for_each(name, getattr(data, name), features) for name in ("low", "high"))
     if not all(a < b for a, b in zip(low, high, strict=True)):
         raise refuse("data.low", "below data.high for each feature", data.low, "correct one")
     pairs = list(zip(low, high, strict=True))
-    return tuple((a + b) / 2 for a, b in pairs), math.dist(low, high) / 2
+    return FeatureRange(tuple((a + b) / 2 for a, b in pairs), math.dist(low, high) / 2)
 
 
 def _for_each(name: str, given: float | list[float], features: int) -> list[float]:
@@ -222,7 +259,24 @@ def _plug_in(kind: str, table: dict[str, Any], **facts: Any) -> Any:
             f"'dpfed methods --plug-ins' lists"
         )
     options = {key: value for key, value in table.items() if key != "name"}
+    if is_code(table["name"]):
+        _require_laws(kind, table["name"], options, facts.get("unit", Unit.RECORD))
     return build(kind, table["name"], options, **facts)
+
+
+def _require_laws(kind: str, name: str, options: dict[str, Any], unit: Unit) -> None:
+    """Try code that is not installed as a plug-in; a plan without any loads no laws."""
+    from dpfed.recipes.laws import require_laws
+
+    require_laws(kind, name, options, unit)
+
+
+def _noise_kind(privacy: PrivacyRecipe) -> Mechanism:
+    """The recipe's mechanism at its defaults: what kind of noise it adds, whatever its size."""
+    if is_code(privacy.mechanism):
+        _require_laws("mechanisms", privacy.mechanism, privacy.options, privacy.unit)
+    made: Mechanism = build("mechanisms", privacy.mechanism, {})
+    return made
 
 
 def _honest_shares(recipe: Recipe, total: Sum, nominal: Sequence[float]) -> dict[str, int]:
@@ -231,38 +285,43 @@ def _honest_shares(recipe: Recipe, total: Sum, nominal: Sequence[float]) -> dict
     hiding = privacy.trust is Trust.DISTRIBUTED and total.hides_terms
     if not hiding or privacy.mechanism == "clear":
         return {}
-    return {"shares": total.honest(len(nominal), privacy.colluders)}
+    return {"shares": total.min_honest(len(nominal), privacy.colluders)}
 
 
 def _channels(
-    recipe: Recipe, client: ClientAlgorithm, shares: dict[str, int]
+    recipe: Recipe, declared: Channels, shares: dict[str, int], *, independent: bool
 ) -> dict[str, Mechanism]:
-    """The mechanism of each channel, at the noise level given or to be calibrated."""
-    privacy = recipe.privacy
+    """The mechanism of each channel, at the noise level given or to be calibrated.
+
+    Correlated noise is for sums over rounds: what is counted in one round has Gaussian noise.
+    """
+    privacy, of_counts = recipe.privacy, recipe.privacy
+    if not independent:
+        of_counts = msgspec.structs.replace(privacy, mechanism="gaussian", options={})
     drawn = EVERYONE if privacy.record_rate == 1 else Poisson(privacy.record_rate)
     return {
         name: _mechanism(
-            _uncorrelated(privacy) if _is_counted(privacy, name, channel) else privacy,
+            of_counts if _is_counted(privacy, name, channel) else privacy,
             channel,
             sampling=EVERYONE if channel.census else drawn,
             releases=channel.planned(recipe.rounds, privacy.spare_attempts or 0),
             shares=shares,
             limits=privacy.participation.within(recipe.rounds) if privacy.participation else None,
         )
-        for name, channel in _declared(recipe, client).items()
+        for name, channel in declared.items()
         if not channel.derived
     }
 
 
-def _declared(recipe: Recipe, client: ClientAlgorithm) -> Channels:
+def _declared(
+    recipe: Recipe, client: ClientAlgorithm, metrics: tuple[Metric, ...], *, exact: bool
+) -> Channels:
     """The algorithm's channels, and metrics where the recipe asks for them."""
     judged = recipe.evaluation
     if judged.kind is not EvaluationKind.FEDERATED:
         return client.channels
-    channel = metrics_channel(
-        recipe.rounds, max(1, judged.every), judged.share, named_metrics(judged),
-        truncates=build("mechanisms", recipe.privacy.mechanism, {}).exact,
-    )  # fmt: skip
+    every = max(1, judged.every)
+    channel = metrics_channel(recipe.rounds, every, judged.share, metrics, truncates=exact)
     return {**client.channels, METRICS: channel}
 
 
@@ -287,13 +346,6 @@ def _is_counted(privacy: PrivacyRecipe, name: str, channel: Channel) -> bool:
     return channel.census or (bool(privacy.adaptive) and name != UPDATE)
 
 
-def _uncorrelated(privacy: PrivacyRecipe) -> PrivacyRecipe:
-    """With Gaussian noise in the place of correlated noise, which is for sums over rounds."""
-    if build("mechanisms", privacy.mechanism, {}).independent:
-        return privacy
-    return msgspec.structs.replace(privacy, mechanism="gaussian", options={})
-
-
 def _mechanism(
     privacy: PrivacyRecipe,
     channel: Channel,
@@ -307,10 +359,7 @@ def _mechanism(
     _refuse_repeated(privacy)
     clip = channel.clip or privacy.clip
     given = privacy.epsilon is not None, privacy.std_over_clip is not None
-    options: dict[str, Any] = {
-        "clip": clip, "unit": privacy.unit, "adjacency": privacy.adjacency, "trust": privacy.trust,
-        **privacy.options,
-    }  # fmt: skip
+    options: dict[str, Any] = dict(privacy.options)
     if privacy.mechanism == "clear":
         if any(given):
             raise RecipeError(
@@ -325,16 +374,24 @@ def _mechanism(
         )
     else:
         options["std"] = clip * (1.0 if privacy.std_over_clip is None else privacy.std_over_clip)
-        bound = channel.replace_bound
-        options["replace_bound"] = 2 * clip if bound is None else bound
+    facts = Facts(
+        clip=clip,
+        unit=privacy.unit,
+        adjacency=privacy.adjacency,
+        trust=privacy.trust,
+        replace_bound=2 * clip if channel.replace_bound is None else channel.replace_bound,
+        participation=limits,
+    )
     ahead = max(1, releases)
-    facts: dict[str, Any] = {"horizon": ahead, "rounds": ahead, "participation": limits, **shares}
-    mechanism: Mechanism = build("mechanisms", privacy.mechanism, options, **facts)
-    if getattr(mechanism, "participation", None) != limits:
+    laid_out: dict[str, Any] = {"horizon": ahead, "rounds": ahead, **shares}
+    mechanism: Mechanism = build("mechanisms", privacy.mechanism, options, facts=facts, **laid_out)
+    if mechanism.participation != limits:
         raise refuse(
-            "privacy.mechanism", "one that privacy.participation is priced for", privacy.mechanism,
+            "privacy.mechanism",
+            "one with an accounting for privacy.participation",
+            privacy.mechanism,
             "use gaussian, tree, banded or blt",
-        )  # fmt: skip
+        )
     return mechanism if sampling == EVERYONE else mechanism.with_sampling(sampling)
 
 
@@ -350,7 +407,9 @@ def _refuse_repeated(privacy: PrivacyRecipe) -> None:
 def _shares(channels: Channels) -> dict[str, float]:
     """The part of the squared mu that each channel may use."""
     released = {name: channel for name, channel in channels.items() if not channel.derived}
-    shares = {name: c.share for name, c in released.items() if c.share is not None}
+    shares = {
+        name: c.budget_fraction for name, c in released.items() if c.budget_fraction is not None
+    }
     rest = [name for name in released if name not in shares]
     left = 1 - math.fsum(shares.values())
     if rest and left <= 0:
@@ -370,7 +429,7 @@ def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[s
         for name, mechanism in draft.channels.items()
     }
     drawn = (m.sampling for m in made.values())
-    if all(isinstance(sampling, Everyone) for sampling in (*drawn, draft.amplified)):
+    if all(isinstance(sampling, Everyone) for sampling in (*drawn, draft.amplification)):
         return made
 
     def scaled(factor: float) -> dict[str, Mechanism]:
@@ -381,9 +440,9 @@ def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[s
     def event(factor: float) -> Json:
         channels = scaled(factor)
         least = min(m.std / m.clip for m in channels.values())
-        if least < LEAST_DRAWN_NOISE:
+        if least < MIN_DRAWN_NOISE:
             raise Unpriceable(
-                f"noise must be at least {LEAST_DRAWN_NOISE} clips where units are drawn, got "
+                f"noise must be at least {MIN_DRAWN_NOISE} clips where units are drawn, got "
                 f"{least:.2g} for epsilon {epsilon:g}: delta {draft.delta:g} nearly covers the "
                 f"draws by itself; lower epsilon or delta, or set privacy.std_over_clip"
             )
@@ -399,7 +458,7 @@ def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[s
 
 
 def _is_open(privacy: PrivacyRecipe) -> bool:
-    """Whether the population is open: nobody is listed."""
+    """Whether the population is open: there is no list of devices."""
     return not isinstance(privacy.cohort, msgspec.UnsetType)
 
 
@@ -410,8 +469,8 @@ def _slots(privacy: PrivacyRecipe, nominal: Sequence[float]) -> list[float]:
         raise refuse(
             "nominal", "left out with privacy.cohort, as nobody is listed", given, "leave it out"
         )
-    if isinstance(privacy.cohort, msgspec.UnsetType) or not 1 <= privacy.cohort <= MOST_SLOTS:
-        raise refuse("privacy.cohort", f"from 1 to {MOST_SLOTS:,}", privacy.cohort)
+    if isinstance(privacy.cohort, msgspec.UnsetType) or not 1 <= privacy.cohort <= MAX_COHORT:
+        raise refuse("privacy.cohort", f"from 1 to {MAX_COHORT:,}", privacy.cohort)
     return [1.0] * privacy.cohort
 
 

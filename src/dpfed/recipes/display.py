@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from dpfed.training.history import Row
 
 BARS = " ▁▂▃▄▅▆▇█"
-WIDEST = 40  # characters of a curve, if the terminal has room
-EVERY = 5.0  # seconds between two lines of a log file
+CURVE_WIDTH = 40  # characters, if the terminal has room
+LOG_INTERVAL_S = 5.0  # between two lines of a log file
 
 
 def bar(quiet: bool = False) -> Progress:
@@ -72,7 +72,7 @@ def spent(epsilon: float) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A part of 1 in percent; two dashes where it is not known."""
+    """A fraction in percent; two dashes where it is not known."""
     return "--" if value is None else f"{100 * value:.1f} %"
 
 
@@ -118,13 +118,17 @@ class View:
     def _line(self, row: Row, rounds: int) -> None:
         """For log files: at the start, at the end, and every few seconds."""
         now = time.monotonic()
-        if row["round"] < rounds and now - self._said < EVERY and self._said:
+        if row["round"] < rounds and now - self._said < LOG_INTERVAL_S and self._said:
             return
         self._said = now
         left = self.bar.tasks[0].time_remaining
         eta = "" if left is None or row["round"] >= rounds else f", about {left:.0f} s left"
-        print(f"round {row['round']}/{rounds}: accuracy {percent(row['accuracy'])}, "
-              f"{spent(row['epsilon'])}{eta}", file=self.console.file, flush=True)  # fmt: skip
+        print(
+            f"round {row['round']}/{rounds}: accuracy {percent(row['accuracy'])}, "
+            f"{spent(row['epsilon'])}{eta}",
+            file=self.console.file,
+            flush=True,
+        )
 
     def __rich__(self) -> RenderableType:
         """The panel."""
@@ -138,7 +142,7 @@ class View:
     @property
     def width(self) -> int:
         """Room for a curve beside its name and its figure."""
-        return max(8, min(WIDEST, self.console.width - 34))
+        return max(8, min(CURVE_WIDTH, self.console.width - 34))
 
     def figures(self) -> Table:
         """One line per figure: its newest value, then how it developed."""
@@ -166,7 +170,7 @@ class View:
         return round_up(row["epsilon"], 3), f"{gauge} of {self.epsilon:g}"
 
 
-def curve(values: Sequence[float], width: int = WIDEST) -> str:
+def curve(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
     """A line of small bars, from the least to the greatest; long histories are thinned."""
     if len(values) > width:
         last = len(values) - 1

@@ -36,17 +36,16 @@ from dpfed.core.errors import RecipeError
 from dpfed.core.log import log
 from dpfed.core.types import Problem
 from dpfed.recipes import schema as recipes
-from dpfed.recipes.prepared import Prepared, prepare, prepare_terms
 from dpfed.recipes.result import (
     Result,
     add_row,
     claim_folder,
     clear_result,
     require_a_round,
-    result_of,
     write_error,
 )
 from dpfed.recipes.schema import Recipe
+from dpfed.recipes.session import Session, prepare, prepare_terms
 from dpfed.recipes.sinks._open import Add, open_sinks
 from dpfed.recipes.terms import read_terms
 from dpfed.sums.secagg.identity import SIMULATED
@@ -54,16 +53,15 @@ from dpfed.training.account import Account
 from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.flower import client
 from dpfed.training.flower.codec import named_arrays
-from dpfed.training.flower.one_sentence import errors_in_one_sentence
-from dpfed.training.flower.strategy import DPStrategy, EvaluateFn
+from dpfed.training.flower.strategy import DPStrategy, EvaluateFn, errors_in_one_sentence
 from dpfed.training.history import Row
 from dpfed.training.plan import Plan
 
-TIMEOUT = 3600.0
-"""Seconds that a stage waits for replies. Too short a wait wastes budget: requests are spent."""
+REPLY_TIMEOUT_S = 3600.0
+"""How long a stage waits for replies. Too short wastes budget: clients pay before they reply."""
 
-WAIT = 300.0
-"""Seconds until all clients must have enrolled: each process loads the data first."""
+ENROL_TIMEOUT_S = 300.0
+"""How long all clients may take to enrol: each process loads the data first."""
 
 
 def recipe_for_flower(path: str | Path) -> Recipe:
@@ -78,7 +76,7 @@ def recipe_for_flower(path: str | Path) -> Recipe:
     return recipe
 
 
-def prepared_for(context: Context) -> Prepared:
+def session_for(context: Context) -> Session:
     """What the run's configuration names."""
     config = context.run_config
     asked = config.get("recipe") or config.get("terms")
@@ -91,7 +89,7 @@ def prepared_for(context: Context) -> Prepared:
     if not config.get("recipe"):
         return prepare_terms(read_terms(_read(path)))
     text = path.read_bytes() if path.is_file() else b""
-    return _prepared(str(path), str(config.get("root", "")), text)
+    return _session(str(path), str(config.get("root", "")), text)
 
 
 def _read(path: Path) -> bytes:
@@ -105,7 +103,7 @@ def _read(path: Path) -> bytes:
 
 
 @lru_cache(maxsize=1)
-def _prepared(path: str, root: str, text: bytes) -> Prepared:
+def _session(path: str, root: str, text: bytes) -> Session:
     """Built once per process, and again if the recipe's text has changed."""
     del text
     return prepare(recipe_for_flower(path), Path(root) if root else None)
@@ -116,19 +114,19 @@ def _prepared(path: str, root: str, text: bytes) -> Prepared:
 
 def problem_for(context: Context) -> Problem:
     """A client's own part of the federation; what to look at in its records is logged here."""
-    prepared = prepared_for(context)
-    _show_once(prepared)
-    return prepared.federation.problems[client.client_index(context)]
+    session = session_for(context)
+    _show_once(session)
+    return session.federation.problems[client.client_index(context)]
 
 
 @lru_cache(maxsize=1)
-def _show_once(prepared: Prepared) -> None:
-    prepared.show_screen()
+def _show_once(session: Session) -> None:
+    session.show_screen()
 
 
 def plan_for_context(context: Context) -> Plan:
     """The plan that a client has agreed to: it comes from its own copy of the recipe."""
-    return prepared_for(context).plan
+    return session_for(context).plan
 
 
 def ledger_for(context: Context) -> Account | None:
@@ -137,7 +135,7 @@ def ledger_for(context: Context) -> Account | None:
     A node's owner did not write the recipe: there it names no file and opens no budget. The clients
     of a simulation are its own.
     """
-    return prepared_for(context).account(environment=variable(IDENTITY) != SIMULATED)
+    return session_for(context).account(environment=variable(IDENTITY) != SIMULATED)
 
 
 client_app = client.client_app(problem_for, plan_for_context, ledger_for)
@@ -156,15 +154,15 @@ def run_server(grid: Grid, context: Context) -> None:
     out.mkdir(parents=True, exist_ok=True)
     errors_in_one_sentence(out)
     try:
-        run, kept = prepared_for(context), _kept(context)
-        out = claim_folder(named, _training(run, context))
+        session, kept = session_for(context), _kept(context)
+        out = claim_folder(named, _training(session, context))
         if out != named:
             log.warning("%s holds another run's result: this one goes to %s", named, out)
         errors_in_one_sentence(out)
         clear_result(out, kept)
-        about = run.about(out)
+        about = session.about(out)
         with open_sinks(_sinks(context), about) as add:
-            result = _train(grid, run, context, _writer(out, add, len(kept)))
+            result = _train(grid, session, context, _writer(out, add, len(kept)))
             about.finished = result.guarantee.sentence
         result.save(out)
     except Exception as error:
@@ -196,43 +194,47 @@ def _writer(out: Path, add: Add, kept: int) -> Add:
     return write
 
 
-def _train(grid: Grid, run: Prepared, context: Context, watch: Add) -> Result:
-    config, layout = context.run_config, run.federation.model.layout
+def _train(grid: Grid, session: Session, context: Context, watch: Add) -> Result:
+    config, layout = context.run_config, session.federation.model.layout
     folder = config.get("checkpoint") or None
     strategy = DPStrategy(
-        run.plan, training=_training(run, context), wait=WAIT, watch=watch,
-        checkpoint=None if folder is None else str(folder), terms=run.terms,
-    )  # fmt: skip
+        session.plan,
+        training=_training(session, context),
+        wait=ENROL_TIMEOUT_S,
+        watch=watch,
+        checkpoint=None if folder is None else str(folder),
+        terms=session.terms,
+    )
     found = strategy.start(
         grid,
-        named_arrays(layout, run.initial),
-        timeout=float(config.get("timeout") or TIMEOUT),
-        evaluate_fn=_evaluate_fn(run),
+        named_arrays(layout, session.initial),
+        timeout=float(config.get("timeout") or REPLY_TIMEOUT_S),
+        evaluate_fn=_evaluate_fn(session),
     )
     if strategy.step is None or found.guarantee is None:
         raise RecipeError("the strategy ended without a guarantee; see the server's log for why")
     require_a_round(strategy.step)
     params = strategy.step.state.params
-    return result_of(run, params, found.guarantee, found.history, found.stopped, found.answered)
+    return session.result(params, found.guarantee, found.history, found.stopped, found.answered)
 
 
-def _evaluate_fn(run: Prepared) -> EvaluateFn:
-    layout = run.federation.model.layout
+def _evaluate_fn(session: Session) -> EvaluateFn:
+    layout = session.federation.model.layout
 
     def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        judged = run.judge(round, layout.flatten(arrays.to_torch_state_dict()))
+        judged = session.judge(round, layout.flatten(arrays.to_torch_state_dict()))
         figures = {n: v for n, v in judged.items() if v is not None and not math.isnan(v)}
         return MetricRecord(dict(figures)) if figures else None
 
     return evaluate
 
 
-def _training(run: Prepared, context: Context) -> str:
+def _training(session: Session, context: Context) -> str:
     """The training's name: the terms', as configured, a checkpoint's, or one for this run alone."""
-    if run.terms:
-        return run.recipe.name
+    if session.terms:
+        return session.recipe.name
     name, folder = context.run_config.get("training"), context.run_config.get("checkpoint")
     if not name and folder:
-        name = Checkpoint(Path(str(folder))).training(run.recipe.name)
-    name = str(name or f"{run.recipe.name}-{context.run_id}")
+        name = Checkpoint(Path(str(folder))).training(session.recipe.name)
+    name = str(name or f"{session.recipe.name}-{context.run_id}")
     return re.sub(r"[^\w.-]", "-", name).lstrip(".")[-100:]

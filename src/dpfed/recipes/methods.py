@@ -8,15 +8,14 @@ releases: only the names are written by hand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dpfed.core import registry
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
-from dpfed.core.types import UPDATE, ClientAlgorithm, Trust, Unit, channels_due
+from dpfed.core.types import UPDATE, ClientAlgorithm, Facts, Trust, Unit, channels_due
 from dpfed.core.vector import Layout
-from dpfed.recipes.page import markdown_table
 
 PlugIn = dict[str, Any]
 
@@ -28,9 +27,14 @@ class Method(NamedTuple):
     server: tuple[PlugIn, ...] = ({"name": "scale"},)
     mechanism: str = "gaussian"
     rounds: int | None = None
-    """What a recipe that says nothing has; None is the schema's own."""
+    """What a recipe that says nothing has; None means the schema's own."""
     default: str = ""
     """How it sets itself where nothing is given; empty if a rate has to be searched for."""
+    able: Mapping[str, tuple[Any, ...]] = {}
+    """By field of a recipe the values that it can do, the default first; any of a field not named.
+
+    A recipe that names no method and asks for another value is not given this one.
+    """
 
 
 def _plain(name: str, **options: Any) -> PlugIn:
@@ -46,7 +50,16 @@ METHODS: dict[str, Method] = {
         default="untuned: rate, rho and momentum from rounds, clip, noise and classes",
     ),
     "dp-fedauto": Method(
-        _plain("fedauto"), rounds=20, default="untuned; what a recipe without a method has"
+        _plain("fedauto"),
+        rounds=20,
+        default="untuned; what a recipe without a method has",
+        able={
+            "model.name": ("softmax", "logistic"),
+            "privacy.mechanism": ("gaussian", "discrete_gaussian"),
+            "privacy.weights": ("sum",),
+            "privacy.participation": (None,),
+            "evaluation.kind": ("test", "federated", "exact", "off"),
+        },
     ),
     "dp-fedgd": Method(GRADIENT),
     "ema-only": Method(GRADIENT, (_plain("ema"), _plain("scale"))),
@@ -69,6 +82,16 @@ METHODS: dict[str, Method] = {
     "adadps": Method(_plain("adadps")),
     "sofim-local": Method(_plain("fedavg"), (_plain("sofim"),)),
 }
+
+
+DEFAULT = "dp-fedauto"
+"""The method of a recipe that names neither a method nor a plug-in of its own."""
+
+
+def method_of(client: str) -> str | None:
+    """The first method whose client algorithm has this name; None if there is none."""
+    found = (name for name, method in METHODS.items() if method.client["name"] == client)
+    return next(found, None)
 
 
 def method_tables(name: str) -> dict[str, Any]:
@@ -109,6 +132,15 @@ def methods_markdown(rows: list[dict[str, str]]) -> str:
     columns = [*(column for column in rows[0] if column not in (*_CARD_ONLY, "paper")), "paper"]
     cells = [[_shortened(row[column]) for column in columns] for row in rows]
     return "\n".join(markdown_table(columns, cells)) + "\n"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table; a bar in a cell would end it, and becomes a slash."""
+
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+    return [line(head), "|" + "---|" * len(head), *map(line, rows)]
 
 
 def _shortened(cell: str) -> str:
@@ -186,7 +218,7 @@ def _trust(method: Method, algorithm: ClientAlgorithm) -> str:
 
 def _accepts(mechanism: str, trust: Trust) -> bool:
     try:
-        registry.build("mechanisms", mechanism, {"trust": trust})
+        registry.build("mechanisms", mechanism, {}, facts=Facts(trust=trust))
     except RecipeError:
         return False
     return True

@@ -31,7 +31,7 @@ from dpfed.accounting.event_tree import ChannelUse, TrainingReleases
 from dpfed.accounting.guarantee import SERVER, delta_warning, guarantee
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
-from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
+from dpfed.core.types import Adjacency, Facts, NoiseSource, Trust, Unit
 from dpfed.mechanisms.gaussian import Gaussian, gaussian
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -60,8 +60,8 @@ def noise_for(
         unit: what is protected: a record, a group of records or a whole client.
         adjacency: what neighbouring data sets differ in.
         trust: whether the server sees each reply, only the sum, or adds the noise itself.
-        survivors: the fewest clients in an opened sum, at most ``clients``; None is all of them.
-        colluders: clients that pool what they know; None is 1 under local trust, 0 otherwise.
+        survivors: the fewest clients in an opened sum, at most ``clients``; None means all of them.
+        colluders: clients that pool what they know; None means 1 under local trust, 0 otherwise.
         units: how many units there are, for a warning about delta; None is ``clients`` where they
             are the unit, and no warning otherwise.
     """
@@ -72,7 +72,8 @@ def noise_for(
         refuse_presence(adjacency)
     apart = (1 if trust is Trust.LOCAL else 0) if colluders is None else colluders
     shares = _honest(trust, clients, survivors, apart)
-    start = gaussian(1.0, 1.0, unit, adjacency, trust, shares if trust is Trust.DISTRIBUTED else 1)
+    facts = Facts(unit=unit, adjacency=adjacency, trust=trust)
+    start = gaussian(facts, shares=shares if trust is Trust.DISTRIBUTED else 1)
     mechanism = calibrate(start, epsilon=epsilon, delta=delta, releases=rounds)
     kind = (ChannelUse("update", 1, shares if trust is Trust.LOCAL else 1.0),)
     made = TrainingReleases({"update": mechanism}, {kind: rounds})

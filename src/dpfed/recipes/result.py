@@ -32,7 +32,7 @@ import msgspec
 
 from dpfed.accounting.guarantee import Guarantee
 from dpfed.core import errors
-from dpfed.core.extras import beside, needs
+from dpfed.core.extras import require_extra, skip_if_missing
 from dpfed.core.files import json_line, jsonable, read_json_lines, replace_file
 from dpfed.core.types import Vector
 from dpfed.data.models import Model
@@ -41,16 +41,14 @@ from dpfed.data.pretrained import has_adapter, save_adapter
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.display import percent
 from dpfed.recipes.schema import EvaluationKind, Recipe
-from dpfed.training.ending import nothing_trained
 from dpfed.training.history import COLUMNS, Row, known, wasted_attempts
 from dpfed.training.loop import Step
+from dpfed.training.stopping import nothing_trained
 
 if TYPE_CHECKING:
     import torch
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from dpfed.recipes.prepared import Prepared
 
 # Okabe and Ito's colours: told apart by colour-blind readers
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -63,7 +61,18 @@ TRAINING_FILE, TRACEBACK_FILE = "training.txt", "error.txt"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Result:
-    """A finished run: the model, how it got there, and what it guarantees."""
+    """A finished run: the model, how it got there, and what it guarantees.
+
+    ``save`` writes it as files, ``plot`` draws it, and ``accuracy`` is the last one that was
+    measured; ``history`` has one row per attempt at a round.
+
+    >>> from dpfed import run
+    >>> made_up = {"records": 60, "features": 3, "classes": 2}
+    >>> data = {"options": made_up, "partition": {"clients": 2}}
+    >>> result = run(data=data, privacy={"epsilon": 1.0}, rounds=2, method="dp-fedgd")
+    >>> result.guarantee.epsilon <= 1.0, [row["round"] for row in result.history]
+    (True, [1, 2])
+    """
 
     recipe: Recipe
     model: Model
@@ -82,7 +91,7 @@ class Result:
     rows: str = ""
     """How the rows of a network were clipped, in words; empty for what has only one way."""
     answered: Mapping[str, Any] = field(default_factory=dict)
-    """Who is in the totals of which rounds (``dpfed.training.history.answered``)."""
+    """Who is in the totals of which rounds (``dpfed.training.history.participants``)."""
 
     @property
     def accuracy(self) -> float:
@@ -115,39 +124,6 @@ def require_a_round(step: Step, detail: str = "") -> None:
     raise nothing_trained(step.stopped, step.history[-1]["aborted"] if step.history else "", detail)
 
 
-def result_of(
-    prepared: Prepared,
-    params: Vector,
-    guarantee: Guarantee,
-    history: Sequence[Row],
-    stopped: str | None,
-    answered: Mapping[str, Any],
-) -> Result:
-    """The value of a finished run.
-
-    Args:
-        prepared: what was run.
-        params: the trained parameters.
-        guarantee: what was spent.
-        history: one row per attempt at a round.
-        stopped: why training ended early, if it did.
-        answered: who is in the totals of which rounds.
-    """
-    warnings = prepared.warnings
-    if stopped:
-        done = max((row["round"] for row in history), default=0)
-        said = f"stopped after {done} of {prepared.plan.rounds} rounds: {stopped}"
-        warnings = (*warnings, said)
-    return Result(
-        recipe=prepared.recipe, model=prepared.federation.model, params=params,
-        history=list(history), guarantee=guarantee, evaluation=prepared.evaluation,
-        source=prepared.federation.source, warnings=warnings, stopped=stopped,
-        divided=prepared.federation.divided,
-        nominal=() if prepared.plan.open else tuple(prepared.plan.nominal),  # nobody is counted
-        rows=prepared.rows, answered=answered,
-    )  # fmt: skip
-
-
 # -------------------------------------------------------------------------------------- files out
 
 
@@ -168,7 +144,7 @@ def _save(result: Result, folder: Path) -> Path:
     replace_file(folder / MODEL_FILE, save(tensors, about), 0o644)
     if has_adapter(result.model):
         save_adapter(cast(Network, result.model), result.params, folder / ADAPTER_FOLDER)
-    with beside("pictures"):
+    with skip_if_missing("pictures"):
         result.plot(folder / "convergence.png")
     facts = {
         **result.guarantee.to_json(),
@@ -185,7 +161,7 @@ def _save(result: Result, folder: Path) -> Path:
 
 
 def _run_facts(result: Result) -> dict[str, Any]:
-    """What a statement says of the run: public, or priced; no accuracy that was read in clear."""
+    """What a statement says of the run: public, or with noise; no accuracy from clear records."""
     kind, accuracy = result.recipe.evaluation.kind, result.accuracy
     shown = kind in (EvaluationKind.TEST, EvaluationKind.FEDERATED) and not math.isnan(accuracy)
     return {
@@ -242,9 +218,22 @@ def _numbered(out: Path) -> tuple[Path, ...]:
 
 
 def claim_folder(out: Path, training: str) -> Path:
-    """The folder of a training: as named, or one of its own where another's files are there.
+    """The folder for a training's files: as named, or NAME-2, ... if another training used that.
 
     A training that goes on finds the folder that it had, also if that was not the first one.
+
+    Args:
+        out: the folder that is wished for.
+        training: the training's name.
+
+    Returns:
+        ``out``, or the first of out-2, out-3, ... that is free or was this training's.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as top:
+    ...     out = claim_folder(Path(top) / "out", "ward-7")
+    ...     out.name, claim_folder(Path(top) / "out", "ward-7").name
+    ('out', 'out')
     """
     own = next(each for each in _numbered(out) if _claimed(each, training) or not is_taken(each))
     if not _claimed(own, training):
@@ -258,6 +247,15 @@ def began_at(out: Path) -> str | None:
 
     Args:
         out: the folder that ``claim_folder`` gave.
+
+    Returns:
+        the time, or None where no training has claimed the folder.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as top:
+    ...     out = claim_folder(Path(top) / "out", "ward-7")
+    ...     began_at(out) is None, began_at(Path(top))
+    (False, None)
     """
     path = out / TRAINING_FILE
     if not path.is_file():
@@ -271,7 +269,7 @@ def _claimed(out: Path, training: str) -> bool:
 
 
 def clear_result(out: Path, kept: Sequence[Row] = ()) -> None:
-    """Remove what an earlier process of the run has left; its rows stay, and with them its model.
+    """Remove what an earlier process of the run left; if it has rows, these and its model stay.
 
     Without rows there is nothing to go on from: the files would be taken for this run's.
     """
@@ -353,7 +351,7 @@ def _raise(left: Mapping[str, str]) -> NoReturn:
 
 def new_figure(**options: Any) -> Figure:
     """A figure that a notebook shows by itself, without pyplot and its global state."""
-    with needs("plots", "a picture", "matplotlib"):
+    with require_extra("plots", "a picture", "matplotlib"):
         from matplotlib.figure import Figure
 
     class Shown(Figure):

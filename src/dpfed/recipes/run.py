@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
@@ -20,13 +20,14 @@ from dpfed.core.checks import refuse
 from dpfed.core.environment import ledger_path
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.recipes import schema as recipes
-from dpfed.recipes.prepared import Prepared, prepare
-from dpfed.recipes.result import Result, refuse_taken, require_a_round, result_of
+from dpfed.recipes.result import Result, refuse_taken, require_a_round
 from dpfed.recipes.schema import Recipe
+from dpfed.recipes.sections import Sections
+from dpfed.recipes.session import Session, prepare
 from dpfed.recipes.sinks._open import About, open_sinks
 from dpfed.training.account import Account
 from dpfed.training.checkpoint import Checkpoint
-from dpfed.training.history import Row, answered
+from dpfed.training.history import Row, participants
 from dpfed.training.inprocess import InProcess
 from dpfed.training.loop import Step, train
 from dpfed.training.population import Population
@@ -46,7 +47,7 @@ def run(
     resume: str | Path | None = None,
     sinks: Sequence[str] = (),
     overwrite: bool = False,
-    **sections: Any,
+    **sections: Unpack[Sections],
 ) -> Result:
     """Train as a recipe says.
 
@@ -64,22 +65,37 @@ def run(
             ``out``.
         overwrite: let ``out`` hold another run's result, and write over it.
         **sections: the recipe's own sections as keywords: data, privacy, server, rounds, ...
+
+    Returns:
+        the model, the history of all rounds, and the guarantee.
+
+    Raises:
+        RecipeError: names the field, its bound and the way out.
+        UnsoundPlan: if no guarantee could be stated.
+        BudgetSpent: if the data's ledger has too little left.
+
+    >>> made_up = {"records": 60, "features": 3, "classes": 2}
+    >>> data = {"options": made_up, "partition": {"clients": 2}}
+    >>> result = run(data=data, privacy={"epsilon": 1.0}, rounds=2, method="dp-fedgd")
+    >>> result.guarantee.epsilon <= 1.0, len(result.history)
+    (True, 2)
     """
     if engine not in _ENGINES:
         raise refuse("engine", f"one of {', '.join(_ENGINES)}", engine)
     if out is not None and resume is None and not overwrite:
         refuse_taken(Path(out), "give another folder, or overwrite=True (dpfed run --overwrite)")
-    root = _root(recipe)
-    prepared = prepare(resolve(recipe, seed, overrides, sections), root)
-    prepared.show_screen()
+    root = Path(recipe).resolve().parent if isinstance(recipe, str | Path) else None
+    resolved = resolve(recipe, seed, overrides, sections)
+    session = prepare(resolved, root)
+    session.show_screen()
     checkpoint = None if resume is None else Checkpoint(Path(resume))
     if checkpoint:
-        _same_recipe(checkpoint, prepared.recipe)
+        _same_recipe(checkpoint, resolved)
     if sinks and out is None:
         raise RecipeError(f"sinks {list(sinks)} write into a folder; give out='runs/NAME', too")
-    about = prepared.about(Path(out or "."))
+    about = session.about(Path(out or "."))
     with _watched(about, watch, sinks) as follow:
-        result = _ENGINES[engine](prepared, root, follow, checkpoint)
+        result = _ENGINES[engine](session, root, follow, checkpoint)
         about.finished = result.guarantee.sentence
     if out is not None:
         result.save(out)
@@ -87,7 +103,7 @@ def run(
 
 
 def resolve(
-    recipe: Any, seed: int | None, overrides: tuple[str, ...], sections: dict[str, Any]
+    recipe: Any, seed: int | None, overrides: tuple[str, ...], sections: Sections
 ) -> Recipe:
     """The recipe with everything that the caller says on top of it.
 
@@ -98,18 +114,11 @@ def resolve(
         sections: the recipe's sections, which stand before those of a file.
     """
     extra = overrides if seed is None else (*overrides, f"seed={seed}")
-    if isinstance(recipe, Recipe):
+    if isinstance(recipe, str | Path):
+        recipe = recipes.read_toml(Path(recipe))
+    elif isinstance(recipe, Recipe):
         recipe = msgspec.to_builtins(recipe)
-    if recipe is None:
-        return recipes.load_recipe(sections, extra)
-    if not sections:
-        return recipes.load_recipe(recipe, extra)
-    tree = recipe if isinstance(recipe, Mapping) else recipes.read_toml(Path(recipe))
-    return recipes.load_recipe({**tree, **sections}, extra)
-
-
-def _root(recipe: Any) -> Path | None:
-    return Path(recipe).resolve().parent if isinstance(recipe, str | Path) else None
+    return recipes.load_recipe({**(recipe or {}), **sections}, extra)
 
 
 def _same_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
@@ -149,66 +158,70 @@ def _watched(about: About, watch: Watch | None, sinks: Sequence[str]) -> Iterato
 
 
 def _in_process(
-    prepared: Prepared, root: Path | None, watch: Watch | None, checkpoint: Checkpoint | None
+    session: Session, root: Path | None, watch: Watch | None, checkpoint: Checkpoint | None
 ) -> Result:
     del root
-    return run_prepared(prepared, watch, checkpoint)
+    return run_session(session, watch, checkpoint)
 
 
-def run_prepared(
-    prepared: Prepared, watch: Watch | None = None, checkpoint: Checkpoint | None = None
+def run_session(
+    session: Session, watch: Watch | None = None, checkpoint: Checkpoint | None = None
 ) -> Result:
     """All rounds in this process, or those that an earlier one did not commit.
 
     Args:
-        prepared: the run.
+        session: the run.
         watch: called with each round's row, those of an earlier process too.
         checkpoint: where the run keeps itself.
     """
-    plan, shown, account = prepared.plan, 0, prepared.account()
+    plan, shown, account = session.plan, 0, session.account()
     checked(plan.guarantee())  # before anything is spent
     if checkpoint:
-        checkpoint.describe(prepared.federation.model.layout)
-    problems = prepared.federation.problems
+        checkpoint.describe(session.federation.model.layout)
+    problems = session.federation.problems
     transport = (
         Population(plan, problems, ledger=account)
         if plan.open
         else InProcess(plan, problems, account)
     )
     steps = train(
-        plan, prepared.initial, transport,
-        training=_training(prepared, checkpoint), checkpoint=checkpoint, judge=prepared.judge,
-    )  # fmt: skip
+        plan,
+        session.initial,
+        transport,
+        training=_training(session, checkpoint),
+        checkpoint=checkpoint,
+        judge=session.judge,
+    )
     for step in steps:
         if watch:
             for row in step.history[shown:]:
                 watch(row, plan.rounds)
         shown, last = len(step.history), step
     require_a_round(last, _first_refusal(transport))
-    return _finished(prepared, last, account)
+    return _finished(session, last, account)
 
 
 def _first_refusal(transport: InProcess | Population) -> str:
     return str(transport.refusals[0]) if transport.refusals else ""
 
 
-def _finished(prepared: Prepared, step: Step, account: Account | None) -> Result:
+def _finished(session: Session, step: Step, account: Account | None) -> Result:
     state = step.state
-    plan = prepared.plan
+    plan = session.plan
     spent = certified(plan.guarantee(), plan.guarantee(state.release_counts, state.round))
     spent = checked(spent)
-    if account and account.ledger.account(account.dataset):
+    if account and account.ledger.budgets_of(account.dataset):
         spent = replace(spent, budgeted=True)
-    took = answered(prepared.plan, step.committed)
-    return result_of(prepared, state.params, spent, step.history, step.stopped, took)
+    took = participants(session.plan, step.committed)
+    return session.result(state.params, spent, step.history, step.stopped, took)
 
 
-def _training(prepared: Prepared, checkpoint: Checkpoint | None) -> str:
+def _training(session: Session, checkpoint: Checkpoint | None) -> str:
     """The training's name: a checkpoint's own, or a new one where a ledger will know it."""
-    name = prepared.recipe.name
+    name = session.recipe.name
     if checkpoint:
         return checkpoint.training(name)
-    entered = not isinstance(prepared.recipe.ledger, msgspec.UnsetType)
+    entered = not isinstance(session.recipe.ledger, msgspec.UnsetType)
     return f"{name}-{secrets.token_hex(4)}" if entered else "run"
 
 
@@ -216,7 +229,7 @@ def _training(prepared: Prepared, checkpoint: Checkpoint | None) -> str:
 
 
 def _simulated(
-    prepared: Prepared, root: Path | None, watch: Watch | None, checkpoint: Checkpoint | None
+    session: Session, root: Path | None, watch: Watch | None, checkpoint: Checkpoint | None
 ) -> Result:
     """The resolved recipe through Flower's simulation; its log stays where errors say it is."""
     if checkpoint:
@@ -225,18 +238,24 @@ def _simulated(
         )
     from dpfed.recipes import simulation
 
-    plan, layout = prepared.plan, prepared.federation.model.layout
-    devices = len(prepared.federation.problems) if plan.open else len(plan.nominal)
+    for key, value in recipes.settings(session.recipe).items():
+        if key.endswith(("name", "mechanism")) and "@" in str(value):
+            raise RecipeError(
+                f"{key} must be a name or 'module:function' in a simulation, got an object, "
+                f"{value!r}: its processes do not have it; use engine 'in-process'"
+            )
+    plan, layout = session.plan, session.federation.model.layout
+    devices = len(session.federation.problems) if plan.open else len(plan.nominal)
     scratch = Path(tempfile.mkdtemp(prefix="dpfed-"))
     path = scratch / "recipe.toml"
-    path.write_text(recipes.dump_recipe(_with_ledger(prepared.recipe)), encoding="utf-8")
+    path.write_text(recipes.dump_recipe(_with_ledger(session.recipe)), encoding="utf-8")
     follow = None if watch is None else (lambda row: watch(row, plan.rounds))
     done = simulation.run_simulation(
         path, scratch / "out", clients=devices, root=root, watch=follow
     )
     params = layout.flatten(dict(done.params))
     shutil.rmtree(scratch, ignore_errors=True)
-    return result_of(prepared, params, done.guarantee, done.history, done.stopped, done.answered)
+    return session.result(params, done.guarantee, done.history, done.stopped, done.answered)
 
 
 def _with_ledger(recipe: Recipe) -> Recipe:

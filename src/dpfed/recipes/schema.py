@@ -19,11 +19,19 @@ import msgspec
 
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
+from dpfed.core.metric import Metric
 from dpfed.core.participation import Participation
-from dpfed.core.registry import suggest
-from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit, Weights
-from dpfed.recipes.adaptive import AdaptiveRecipe
-from dpfed.recipes.methods import method_tables
+from dpfed.core.registry import name_of, suggest
+from dpfed.core.types import (
+    Adjacency,
+    ClientAlgorithm,
+    NoiseSource,
+    ServerOptimizer,
+    Trust,
+    Unit,
+    Weights,
+)
+from dpfed.recipes.methods import DEFAULT, METHODS, method_tables
 
 PlugIn = dict[str, Any]
 
@@ -47,7 +55,7 @@ class Missing(StrEnum):
     """What becomes of a record with a missing value. The owner decides; nothing else shows it."""
 
     DROP = "drop"
-    """It counts for nothing, and in the public size as before."""
+    """The record is ignored; the declared size does not change."""
     FILL = "fill"
     """``fill_missing`` stands in the value's place; 0, after shift, scale and schema."""
 
@@ -65,9 +73,9 @@ class DataRecipe(_Section, frozen=True):
     """Public data whose mean is subtracted from all features."""
     fill_missing: float | None = None
     """A public constant that replaces missing values; implies fill."""
-    shift: list[float] = []
-    """Public constants to subtract from the features, one for each."""
-    scale: list[float] = []
+    shift: float | list[float] = []
+    """Public constants to subtract from the features: one for all, or one for each."""
+    scale: float | list[float] = []
     """Public constants to divide the features by afterwards, never computed from the data."""
     convolutions: int = 0
     """Number of random convolutions that turn a record [channels, time] into features."""
@@ -128,6 +136,20 @@ class ModelRecipe(_Section, frozen=True):
     """Unset means cross-entropy for classes, half the squared error for numbers."""
 
 
+class AdaptiveRecipe(_Section, frozen=True):
+    """The clip adapts: privacy.clip is the first one, later ones follow a quantile of the norms.
+
+    For clients that send one clipped sum a round: gradient, and local steps at client level.
+    """
+
+    quantile: float = 0.5
+    """The part of the units whose rows should be within the clip."""
+    rate: float = 0.2
+    """How fast the clip moves: by at most a factor of exp(rate) per round."""
+    share: float = 0.01
+    """The share of mu^2 spent on counting."""
+
+
 class PrivacyRecipe(_Section, frozen=True):
     """What is guaranteed. Give epsilon, or std_over_clip, or the mechanism 'clear'."""
 
@@ -140,7 +162,7 @@ class PrivacyRecipe(_Section, frozen=True):
     clip: float = 1.0
     """The maximum norm of a unit's row; longer rows are scaled down."""
     adaptive: AdaptiveRecipe | msgspec.UnsetType = msgspec.UNSET
-    """If given, even empty, the clip adapts: see docs/methods.md."""
+    """If present (even {}), adaptive clipping is on: see docs/methods.md."""
     std_over_clip: float | None = None
     """Noise per round over the clip, instead of epsilon."""
     unit: Unit = Unit.RECORD
@@ -254,7 +276,7 @@ class Recipe(_Section, frozen=True):
 
 def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
     """A recipe from a TOML file or a mapping, with ``key=value`` overrides on top."""
-    tree = dict(source) if isinstance(source, Mapping) else read_toml(Path(source))
+    tree = with_named_code(source) if isinstance(source, Mapping) else read_toml(Path(source))
     # the method first: other overrides may set options of the tables that it stands for
     for override in sorted(overrides, key=lambda text: not _names_method(text)):
         # before another method's tables are filled in, which would stay
@@ -266,31 +288,73 @@ def _names_method(override: str) -> bool:
     return override.partition("=")[0].strip() == "method"
 
 
-DEFAULT = "dp-fedauto"
-"""The method of a recipe that names neither a method nor a plug-in of its own."""
+def with_default(tree: Mapping[str, Any], method: str = DEFAULT) -> dict[str, Any]:
+    """The tables with a method, if they name none and it can do what they ask for.
 
-_PACED = {
-    "model.name": ("softmax", "logistic"), "privacy.mechanism": ("gaussian", "discrete_gaussian"),
-    "privacy.weights": ("sum",), "privacy.participation": (None,),
-    "evaluation.kind": ("test", "federated", "exact", "off"),
-}  # fmt: skip
-"""What the default can do; a recipe that says something else has DP-FedGD, as it is written."""
+    Otherwise they are left as they are, and stand for DP-FedGD.
 
-
-def with_default(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with the default method, if they name none and it can do what they ask for."""
-    named = tree.keys() & {"method", "client", "server"}
-    for key, able in _PACED.items():
+    Args:
+        tree: the tables of a recipe.
+        method: the name of the method.
+    """
+    if tree.keys() & {"method", "client", "server"}:
+        return dict(tree)
+    for key, able in METHODS[method].able.items():
         table, _, field = key.partition(".")
         section = tree.get(table, {})
         given = section.get(field, able[0]) if isinstance(section, Mapping) else None
         if given not in able:
             return dict(tree)
-    return dict(tree) if named else {**tree, "method": DEFAULT}
+    return {**tree, "method": method}
+
+
+def with_named_code(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with a name in the place of each plug-in that was given as an object.
+
+    A plug-in that is a name alone becomes a table with that name.
+
+    Args:
+        tree: a recipe's tables, as a caller wrote them.
+
+    >>> with_named_code({"client": "fedavg", "server": ["sofim", {"name": "scale", "rate": 0.3}]})
+    {'client': {'name': 'fedavg'}, 'server': [{'name': 'sofim'}, {'name': 'scale', 'rate': 0.3}]}
+    """
+    made = dict(tree)
+    for key, kind in (("client", "client"), ("sum", "sums")):
+        if key in made:
+            made[key] = _plug_in_table(kind, made[key])
+    given = made.get("server")
+    if isinstance(given, str) or _is_given_code(given):
+        given = [given]
+    if isinstance(given, list | tuple):
+        made["server"] = [_plug_in_table("server", each) for each in given]
+    privacy, evaluation = made.get("privacy"), made.get("evaluation")
+    if isinstance(privacy, Mapping) and callable(privacy.get("mechanism")):
+        name = name_of("mechanisms", privacy["mechanism"])
+        made["privacy"] = {**privacy, "mechanism": name}
+    if isinstance(evaluation, Mapping) and isinstance(evaluation.get("metrics"), list | tuple):
+        named = [_plug_in_table("metrics", each) for each in evaluation["metrics"]]
+        made["evaluation"] = {**evaluation, "metrics": named}
+    return made
+
+
+def _plug_in_table(kind: str, given: Any) -> Any:
+    """A plug-in's table; what cannot be one is left as it is, for the parser to name."""
+    if isinstance(given, str):
+        return given if kind == "metrics" else {"name": given}
+    if isinstance(given, Mapping):
+        name = given.get("name")
+        return {**given, "name": name_of(kind, name)} if _is_given_code(name) else given
+    return {"name": name_of(kind, given)} if _is_given_code(given) else given
+
+
+def _is_given_code(given: Any) -> bool:
+    return callable(given) or isinstance(given, ClientAlgorithm | ServerOptimizer | Metric)
 
 
 def parse(tree: Mapping[str, Any]) -> Recipe:
     """A checked recipe from plain tables."""
+    tree = with_named_code(tree)
     try:
         return msgspec.convert(_with_method(tree), Recipe)
     except msgspec.ValidationError as error:
@@ -394,9 +458,13 @@ def _value(text: str) -> Any:
 
 
 _TYPES = {
-    "float": "a number", "int": "a whole number", "str": "a text in quotes",
-    "bool": "true or false", "array": "a list", "object": "a table",
-}  # fmt: skip
+    "float": "a number",
+    "int": "a whole number",
+    "str": "a text in quotes",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+}
 
 
 def _explain(message: str, tree: Mapping[str, Any]) -> str:
@@ -425,10 +493,16 @@ def _must_be(field: str, bound: str, tree: Mapping[str, Any]) -> str:
 
 
 _TABLES = {
-    "": Recipe, "ledger": LedgerRecipe, "evaluation": EvaluationRecipe, "model": ModelRecipe,
-    "data": DataRecipe, "data.partition": PartitionRecipe, "privacy": PrivacyRecipe,
-    "privacy.adaptive": AdaptiveRecipe, "privacy.participation": Participation,
-}  # fmt: skip
+    "": Recipe,
+    "ledger": LedgerRecipe,
+    "evaluation": EvaluationRecipe,
+    "model": ModelRecipe,
+    "data": DataRecipe,
+    "data.partition": PartitionRecipe,
+    "privacy": PrivacyRecipe,
+    "privacy.adaptive": AdaptiveRecipe,
+    "privacy.participation": Participation,
+}
 """Where two tables have the same field, the later one is suggested: it is likelier to be meant."""
 
 _INSTEAD = {"batch_size": "set record_rate: no accountant here bounds a batch of a fixed size"}
@@ -439,8 +513,12 @@ def _nearest(table: str, word: str) -> str:
     if word in _INSTEAD:
         return _INSTEAD[word]
     own = sorted(_TABLES[table].__struct_fields__)
-    others = {name: f"{place}.{name}" for place, kind in _TABLES.items() if place
-              for name in kind.__struct_fields__}  # fmt: skip
+    others = {
+        name: f"{place}.{name}"
+        for place, kind in _TABLES.items()
+        if place
+        for name in kind.__struct_fields__
+    }
     near = [word] if word in others else get_close_matches(word, [*own, *others], n=1)
     if near and near[0] not in own:
         return f"did you mean {others[near[0]]!r}?"

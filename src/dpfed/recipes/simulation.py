@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpfed.core.environment import DATASET, IDENTITY, LEDGER, STATE
 from dpfed.core.errors import DpfedError
-from dpfed.core.extras import needs
+from dpfed.core.extras import require_extra
 from dpfed.core.processes import (
     comes_up,
     find_command,
@@ -69,10 +69,10 @@ OURS = {
     "clientapp": "dpfed.recipes.flower_app:client_app",
 }
 """The apps that train as a recipe says."""
-_POLL = 0.2  # seconds between two looks at the history
-_TRIES = 3  # SuperLinks that may fail to start
-_STARTUP = 60.0  # seconds that a SuperLink may take to answer
-_WIND_DOWN = 30.0  # seconds that Flower and Ray may take to end after the result
+_POLL_INTERVAL_S = 0.2  # between two looks at the history
+_SUPERLINK_ATTEMPTS = 3  # one may find its port taken
+_STARTUP_TIMEOUT_S = 60.0  # until a SuperLink answers
+_SHUTDOWN_TIMEOUT_S = 30.0  # for Flower and Ray, after the result
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +150,14 @@ def run_apps(
         timeout: seconds until the run is ended.
     """
     log = out.resolve() / LOG_FILE
-    follow = _Follow(out=out, log=log, watch=None, deadline=time.monotonic() + timeout,
-                     timeout=timeout, finished=finished)  # fmt: skip
+    follow = _Follow(
+        out=out,
+        log=log,
+        watch=None,
+        deadline=time.monotonic() + timeout,
+        timeout=timeout,
+        finished=finished,
+    )
     with tidy(), _scratch() as folder:
         job = _Job(
             folder=Path(folder),
@@ -174,14 +180,14 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 
 
 def _check(recipe_path: Path) -> None:
-    """Refuse a recipe that Flower cannot run, and a machine without Flower, before a start."""
+    """Refuse a recipe that Flower cannot run, and a machine without Flower, before starting."""
     from dpfed.recipes.flower_app import recipe_for_flower
 
-    with needs("simulation", "engine 'flower-simulation'", "Flower's simulation"):
+    with require_extra("simulation", "engine 'flower-simulation'", "Flower's simulation"):
         if find_spec("ray") is None:
-            raise ModuleNotFoundError("there is no ray")
+            raise ModuleNotFoundError("ray is not installed")
         if not find_command("flwr"):
-            raise ModuleNotFoundError("there is no command 'flwr'")
+            raise ModuleNotFoundError("the command 'flwr' is not installed")
     recipe_for_flower(recipe_path)
 
 
@@ -224,28 +230,43 @@ def _with_flwr(job: _Job, follow: _Follow) -> None:
         _write_app(job, address)
         # only now: while it cannot reach the SuperLink it backs off for seconds
         superexec = launch(
-            "flower-superexec", "--insecure", "--runtime-api-address", address,
-            "--parent-pid", str(os.getpid()),
-        )  # fmt: skip
+            "flower-superexec",
+            "--insecure",
+            "--runtime-api-address",
+            address,
+            "--parent-pid",
+            str(os.getpid()),
+        )
         federation = f"num-supernodes={job.clients} init-args-num-cpus={job.cpus}"
         flwr = launch(
-            "flwr", "run", str(job.folder / "app"), "--stream",
-            "--federation-config", f"{federation} client-resources-num-cpus=1",
-        )  # fmt: skip
+            "flwr",
+            "run",
+            str(job.folder / "app"),
+            "--stream",
+            "--federation-config",
+            f"{federation} client-resources-num-cpus=1",
+        )
         follow(flwr, [superlink, superexec])
 
 
 def _superlink(launch: Launch, log: Path) -> tuple[subprocess.Popen[bytes], str]:
     """A SuperLink that answers, and its address; a port that was free may be taken by now."""
-    for _ in range(_TRIES):
+    for _ in range(_SUPERLINK_ATTEMPTS):
         port = free_port()
         process = launch(
-            "flower-superlink", "--insecure", "--simulation", "--isolation", "process",
-            "--host", "127.0.0.1", "--port", str(port),
-        )  # fmt: skip
-        if comes_up(f"127.0.0.1:{port}", process, _STARTUP):
+            "flower-superlink",
+            "--insecure",
+            "--simulation",
+            "--isolation",
+            "process",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        )
+        if comes_up(f"127.0.0.1:{port}", process, _STARTUP_TIMEOUT_S):
             return process, f"127.0.0.1:{port}"
-    raise DpfedError(f"no SuperLink started in {_TRIES} tries; see the log: {log}")
+    raise DpfedError(f"no SuperLink started in {_SUPERLINK_ATTEMPTS} tries; see the log: {log}")
 
 
 def _write_app(job: _Job, address: str) -> None:
@@ -307,8 +328,8 @@ class _Follow:
             if any(each.poll() is not None for each in needed):
                 raise DpfedError(f"a Flower process ended before the run; see the log: {self.log}")
             if self.finished(self.out):
-                deadline = min(deadline, time.monotonic() + _WIND_DOWN)
-            time.sleep(_POLL)
+                deadline = min(deadline, time.monotonic() + _SHUTDOWN_TIMEOUT_S)
+            time.sleep(_POLL_INTERVAL_S)
         self._show(shown)
         if process.poll() is None and not self.finished(self.out):
             raise DpfedError(

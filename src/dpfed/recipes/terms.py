@@ -30,6 +30,7 @@ fingerprint is that of its meaning, not of its spelling.
 | over 16 dots in a key, or brackets in brackets, | RecipeError, before it is parsed          |
 | a string of several lines                       |                                           |
 | options that are not numbers, switches or words | RecipeError: no path, URL or code         |
+| ``module:function`` as a plug-in                | RecipeError, and nothing is imported      |
 | numbers beyond ``RANGES``                       | read, and refused by ``check_numbers``    |
 | a model that is loaded, and is not as pinned    | RecipeError, when it is built             |
 """
@@ -51,15 +52,16 @@ from typing import Any
 
 import msgspec
 
-from dpfed import __version__
+from dpfed._version import VERSION
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
+from dpfed.core.randomness import public_seed
+from dpfed.core.registry import installed_only, is_code
 from dpfed.core.types import Vector
 from dpfed.core.vector import Layout
 from dpfed.data.models import Model
-from dpfed.data.pretrained import folder_of
 from dpfed.recipes.build import plan_for, trained_model
-from dpfed.recipes.federation import PRETRAINED, is_loaded, public_seed, sized_model
+from dpfed.recipes.model import PRETRAINED, is_loaded, sized_model
 from dpfed.recipes.schema import Recipe, parse, read_toml, to_toml, with_default
 from dpfed.training.plan import Plan
 
@@ -101,7 +103,21 @@ class Pins(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """A training that can be agreed to."""
+    """A training that data owners can agree to: a recipe without data, and what it is pinned to.
+
+    ``read_terms`` makes them; plan, model and first parameters follow from them alone.
+
+    >>> text = '''
+    ... name = "sepsis-2026"
+    ... rounds = 3
+    ... method = "dp-fedgd"
+    ... privacy = {epsilon = 1.0}
+    ... terms = {dataset = "sepsis", shape = [4], classes = 2, sizes = [90, 80], dpfed = "0.2.0"}
+    ... '''
+    >>> terms = read_terms(text)
+    >>> terms.plan.rounds, terms.pins.sizes, len(terms.fingerprint)
+    (3, [90.0, 80.0], 64)
+    """
 
     recipe: Recipe
     pins: Pins
@@ -177,11 +193,32 @@ class Terms:
     def plan(self) -> Plan:
         """What the training costs, by every silo's own computation."""
         layout = self._pinned or self._named.layout
-        return plan_for(self.recipe, self.pins.sizes, layout)
+        with installed_only():  # a second lock behind ``read_terms``: no code of a server's choice
+            return plan_for(self.recipe, self.pins.sizes, layout)
 
 
 def read_terms(text: str | bytes) -> Terms:
-    """Terms from a file's content; refuses by name what it cannot have."""
+    """Read terms from a file's content; what terms may not have is refused by its name.
+
+    Args:
+        text: TOML of at most 64 KiB.
+
+    Returns:
+        the terms; nothing of a model is loaded.
+
+    Raises:
+        RecipeError: if a table, an option or a name is not one that terms may have.
+
+    >>> text = '''
+    ... name = "sepsis-2026"
+    ... rounds = 3
+    ... method = "dp-fedgd"
+    ... privacy = {epsilon = 1.0}
+    ... terms = {dataset = "sepsis", shape = [4], classes = 2, sizes = [90, 80], dpfed = "0.2.0"}
+    ... '''
+    >>> read_terms(text).name
+    'sepsis-2026'
+    """
     raw = text.encode() if isinstance(text, str) else text
     if len(raw) > MOST_BYTES:
         raise refuse("terms", f"at most {MOST_BYTES} bytes", len(raw), "shorten them")
@@ -207,7 +244,7 @@ _DEEPEST_KEY = 16
 
 def _refuse_deep(text: str) -> None:
     """Refuse, in one pass, what takes a parser of TOML the square of its length, or its stack."""
-    if '"""' in text or "'''" in text:  # else a string's end is not plain to see
+    if '"""' in text or "'''" in text:  # then this scan could not tell where a string ends
         raise RecipeError("terms must have strings of one line, got one of several; shorten it")
     depth = 0
     for piece in _PIECE.findall(_QUIET.sub("s", text)):
@@ -243,12 +280,28 @@ def _check(terms: Terms) -> None:
     _check_layout(pins, recipe.model.name, is_loaded(recipe.model))
     if pins.train and not _FUNCTION.fullmatch(pins.train):
         raise refuse("terms.train", "package.module:function, or none", pins.train)
+    _refuse_code(recipe)
     tables = (recipe.client, recipe.sum, *recipe.server, recipe.privacy.options)
     loss = recipe.model.loss if isinstance(recipe.model.loss, dict) else {}
     for value in _leaves([*tables, recipe.model.options, loss]):
         plain = isinstance(value, bool | int | float)
         if not plain and not (isinstance(value, str) and _WORD.fullmatch(value)):
             raise refuse("an option in terms", "a number, true, false or one word", value)
+
+
+def _refuse_code(recipe: Recipe) -> None:
+    """Refuse ``module:function`` in the place of a plug-in: a server would choose what is run."""
+    metrics = (
+        []
+        if isinstance(recipe.evaluation.metrics, msgspec.UnsetType)
+        else recipe.evaluation.metrics
+    )
+    tables = [recipe.client, recipe.sum, *recipe.server, *metrics]
+    named = [each.get("name") if isinstance(each, dict) else each for each in tables]
+    for name in (*named, recipe.privacy.mechanism):
+        if not isinstance(name, str) or is_code(name):
+            bound = "the name of an installed plug-in"
+            raise refuse("a plug-in in terms", bound, name, "have each silo install it")
 
 
 def _check_ranges(pins: Pins) -> None:
@@ -281,21 +334,34 @@ def _check_layout(pins: Pins, model: str, loaded: bool) -> None:
 # -------------------------------------------------------------------------------------- numbers
 
 RANGES: dict[str, tuple[float, float]] = {
-    "seed": (0, 2**63 - 1), "rounds": (1, 10_000), "model.chunk": (1, 65_536),
-    "privacy.epsilon": (1e-6, 1e6), "privacy.delta": (1e-30, 0.5), "privacy.clip": (1e-9, 1e9),
-    "privacy.std_over_clip": (1e-6, 1e9), "privacy.colluders": (1, 10_000),
-    "privacy.nominal": (1e-3, 1e12), "privacy.record_rate": (1e-6, 1.0),
-    "privacy.client_rate": (1e-6, 1.0), "privacy.cohort": (1, 1_000_000),
-    "privacy.spare_attempts": (0, 10_000), "privacy.participation.min_separation": (1, 10_000),
-    "privacy.participation.at_most": (1, 10_000), "privacy.adaptive.quantile": (1e-4, 0.9999),
-    "privacy.adaptive.rate": (1e-6, 10.0), "privacy.adaptive.share": (1e-6, 0.9999),
-    "evaluation.every": (1, 10_000), "evaluation.share": (1e-6, 0.9999),
-    "evaluation.loss_bound": (1e-6, 1e6), "evaluation.holdout": (0.0, 1.0),
-}  # fmt: skip
+    "seed": (0, 2**63 - 1),
+    "rounds": (1, 10_000),
+    "model.chunk": (1, 65_536),
+    "privacy.epsilon": (1e-6, 1e6),
+    "privacy.delta": (1e-30, 0.5),
+    "privacy.clip": (1e-9, 1e9),
+    "privacy.std_over_clip": (1e-6, 1e9),
+    "privacy.colluders": (1, 10_000),
+    "privacy.nominal": (1e-3, 1e12),
+    "privacy.record_rate": (1e-6, 1.0),
+    "privacy.client_rate": (1e-6, 1.0),
+    "privacy.cohort": (1, 1_000_000),
+    "privacy.spare_attempts": (0, 10_000),
+    "privacy.participation.min_separation": (1, 10_000),
+    "privacy.participation.at_most": (1, 10_000),
+    "privacy.adaptive.quantile": (1e-4, 0.9999),
+    "privacy.adaptive.rate": (1e-6, 10.0),
+    "privacy.adaptive.share": (1e-6, 0.9999),
+    "evaluation.every": (1, 10_000),
+    "evaluation.share": (1e-6, 0.9999),
+    "evaluation.loss_bound": (1e-6, 1e6),
+    "evaluation.holdout": (0.0, 1.0),
+}
 """Every number of a recipe that terms can choose: the least and the most."""
 DRAWN: dict[str, tuple[float, float]] = {
-    "privacy.epsilon": (1e-6, 50.0), "privacy.std_over_clip": (0.05, 1e9),
-}  # fmt: skip
+    "privacy.epsilon": (1e-6, 50.0),
+    "privacy.std_over_clip": (0.05, 1e9),
+}
 """... where units or clients are drawn: with less noise an accountant's grid has no end."""
 MOST_OPTION = 1e12
 """How large a number among the options of a plug-in, model or metric may be."""
@@ -306,7 +372,7 @@ MOST_CELLS = 10_000
 
 
 def check_numbers(terms: Terms) -> None:
-    """Refuse numbers with which calibration might not end, or that nobody needs; name the key.
+    """Refuse numbers with which calibration might not end, or that no training needs, by their key.
 
     Nothing is built or computed here.
     """
@@ -372,18 +438,23 @@ def write_terms(
     tree = {k: v for k, v in whole.items() if k not in ("data", "ledger")}
     ranges = {k: v for k, v in whole.get("data", {}).items() if k in ("low", "high")}
     pins = Pins(
-        dataset=dataset, shape=shape, sizes=sizes, dpfed=__version__, classes=classes,
+        dataset=dataset,
+        shape=shape,
+        sizes=sizes,
+        dpfed=VERSION,
+        classes=classes,
         roster=hashlib.sha256(roster.read_bytes()).hexdigest() if roster else "",
-        packages={name: package_digest(name) for name in packages}, train=train,
+        packages={name: package_digest(name) for name in packages},
+        train=train,
         **ranges,
-    )  # fmt: skip
+    )
     text = to_toml({**tree, "terms": msgspec.to_builtins(pins)})
     read_terms(text)
     return text
 
 
-def with_model(text: str) -> str:
-    """The terms with what their model is pinned to, where it is one that is loaded: by loading it.
+def with_pinned_model(text: str) -> str:
+    """The terms with the layout and digest of their model, if it is one that is loaded from files.
 
     Silos load nothing of a model before they have approved it, so they read it here.
 
@@ -396,6 +467,8 @@ def with_model(text: str) -> str:
     shapes = terms.model.layout.shapes.items()
     pins: dict[str, Any] = {"layout": [(name, list(shape)) for name, shape in shapes]}
     if terms.recipe.model.name in PRETRAINED:
+        from dpfed.data.pretrained import folder_of
+
         source = str(terms.recipe.model.options.get("source"))
         pins["model"] = folder_digest(folder_of(source.removeprefix("local-dir:")))
     tree = tomllib.loads(text)

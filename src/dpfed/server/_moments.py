@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from dpfed.core import Aggregate, ServerOptimizer, Vector
-from dpfed.core.checks import decay, positive, stabilizer
+from dpfed.core.checks import check_decay, check_positive, check_stabilizer
 from dpfed.core.vector import blocks
 
 Second = Callable[[Vector, Vector], None]
@@ -46,9 +46,9 @@ class Moments:
     corrected: bool
 
     def __post_init__(self) -> None:
-        positive(self.name, rate=self.rate)
-        decay(self.name, beta1=self.beta1, beta2=self.beta2)
-        stabilizer(self.name, eps=self.eps)
+        check_positive(self.name, rate=self.rate)
+        check_decay(self.name, beta1=self.beta1, beta2=self.beta2)
+        check_stabilizer(self.name, eps=self.eps)
 
     def scale(self, beta: float, t: int) -> float:
         """What turns a moment into its corrected form."""

@@ -16,11 +16,11 @@ v_hat_t, which makes all coordinates look alike; std is public, so it is taken o
 
     v_hat_t <- max(v_hat_t - std^2, floor)
 
-Without ``corrected`` only (1 - beta2^(t+1)) std^2 has entered v_t, and so much is taken out. It is
-the mean's noise, taken to be the same in all rounds: put adam first in a chain. If it is not finite
-nothing is subtracted. ``floor`` has the scale of G^2 and is to be tuned: v_hat_t strays from its
-mean by about std^2 sqrt(2 / rounds), so a floor far below that allows steps of any size. The
-default keeps the root at 0.01 or more, in the range over which Nair et al. 2026 tunes ``eps``.
+Without ``corrected`` only (1 - beta2^(t+1)) std^2 has entered v_t, and so much is taken out. std is
+the noise of the mean, assumed to be the same in all rounds: so put adam first in a chain. If std is
+not finite, nothing is subtracted. ``floor`` has the scale of G^2 and is to be tuned: v_hat_t varies
+around its mean by about std^2 sqrt(2 / rounds), so a floor far below that allows steps of any size.
+The default keeps the root at 0.01 or more, in the range over which Nair et al. 2026 tunes ``eps``.
 
 All of it is a function of released quantities: post-processing, at no privacy cost.
 """
@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 
 from dpfed.core import Aggregate, ServerOptimizer, Vector
-from dpfed.core.checks import positive
+from dpfed.core.checks import check_positive
 from dpfed.server._moments import Moments
 
 PAPER = "Reddi et al. 2021 (FedAdam); Kingma and Ba 2015; Tang et al. 2023 (DP-AdamBC)"
@@ -55,9 +55,19 @@ def adam(
         corrected: divide the moments by the weight that they have gathered so far.
         debias: subtract the noise's known variance from the second moment.
         floor: the least that debias leaves of it, in units of the squared aggregate, above 0.
+
+    Returns:
+        a server optimizer that keeps two vectors of the model's size.
+
+    >>> import torch
+    >>> from dpfed.core import Aggregate
+    >>> G, optimizer = torch.tensor([3.0, 4.0]), adam(rate=0.1)
+    >>> seen = Aggregate(round=0, params=torch.zeros(2), mean=G, std=0.1, clients=10)
+    >>> optimizer.update(G, optimizer.init(seen.params), seen)[0]
+    tensor([0.1000, 0.1000])
     """
     moments = Moments("adam", rate, beta1=beta1, beta2=beta2, eps=eps, corrected=corrected)
-    positive("adam", floor=floor)
+    check_positive("adam", floor=floor)
 
     def second(v: Vector, G: Vector) -> None:
         v.mul_(beta2).addcmul_(G, G, value=1 - beta2)

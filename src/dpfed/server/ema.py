@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from dpfed.core import Aggregate, ServerOptimizer, Vector
-from dpfed.core.checks import decay
+from dpfed.core.checks import check_decay
 
 PAPER = "Nair et al. 2026, H.1 (EMA-only)"
 
@@ -32,8 +32,18 @@ def ema(beta: float = 0.9, corrected: bool = False) -> ServerOptimizer:
     Args:
         beta: how much of the average is kept per round, in [0, 1).
         corrected: divide the average by the weight that it has gathered so far.
+
+    Returns:
+        a server optimizer that keeps one vector of the model's size.
+
+    >>> import torch
+    >>> from dpfed.core import Aggregate
+    >>> G, optimizer = torch.tensor([3.0, 4.0]), ema(beta=0.9)
+    >>> seen = Aggregate(round=0, params=torch.zeros(2), mean=G, std=0.1, clients=10)
+    >>> optimizer.update(G, optimizer.init(seen.params), seen)[0]
+    tensor([0.3000, 0.4000])
     """
-    decay("ema", beta=beta)
+    check_decay("ema", beta=beta)
 
     def init(params: Vector) -> EmaState:
         return EmaState(torch.zeros_like(params), 0)

@@ -16,7 +16,7 @@ need be kept:
 What sets DP-FTRL apart from plain momentum is the noise alone: a tree mechanism correlates that of
 the G_t such that the noise of S_t stays small. The tree, with its restarts, is the mechanism's.
 
-``restart`` begins anew every so many rounds: theta_0 becomes the current point, and S, v and u
+``restart`` starts again after that many rounds: theta_0 becomes the current point, and S, v and u
 start from zero. 0 means never. Without momentum it changes nothing, as the sums then telescope.
 
 All of it is a function of released quantities: post-processing, at no privacy cost.
@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 
 from dpfed.core import Aggregate, ServerOptimizer, Vector
-from dpfed.core.checks import at_least, decay, positive
+from dpfed.core.checks import check_at_least, check_decay, check_positive
 
 PAPER = "Kairouz et al. 2021 (DP-FTRL)"
 
@@ -47,11 +47,21 @@ def ftrl(rate: float = 1.0, momentum: float = 0.9, restart: int = 0) -> ServerOp
     Args:
         rate: the size of a step, above 0: 1 / lambda.
         momentum: how much of the last change is kept, in [0, 1).
-        restart: begin anew every so many rounds; 0 is never.
+        restart: start again after this many rounds; 0 is never.
+
+    Returns:
+        a server optimizer that keeps one vector of the model's size.
+
+    >>> import torch
+    >>> from dpfed.core import Aggregate
+    >>> G, optimizer = torch.tensor([3.0, 4.0]), ftrl(rate=0.5)
+    >>> seen = Aggregate(round=0, params=torch.zeros(2), mean=G, std=0.1, clients=10)
+    >>> optimizer.update(G, optimizer.init(seen.params), seen)[0]
+    tensor([1.5000, 2.0000])
     """
-    positive("ftrl", rate=rate)
-    decay("ftrl", momentum=momentum)
-    at_least(0, "ftrl", restart=restart)
+    check_positive("ftrl", rate=rate)
+    check_decay("ftrl", momentum=momentum)
+    check_at_least(0, "ftrl", restart=restart)
 
     def init(params: Vector) -> FtrlState:
         return FtrlState(torch.zeros_like(params), 0)

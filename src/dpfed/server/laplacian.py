@@ -27,7 +27,7 @@ import math
 import torch
 
 from dpfed.core import Aggregate, ServerOptimizer, State, Vector, stateless
-from dpfed.core.checks import not_negative
+from dpfed.core.checks import check_not_negative
 
 PAPER = "Osher et al. 2018; Wang et al. 2020 (DP-LSSGD)"
 
@@ -37,8 +37,18 @@ def laplacian(smoothing: float = 1.0) -> ServerOptimizer:
 
     Args:
         smoothing: the sigma, at least 0; 0 smooths nothing.
+
+    Returns:
+        a server optimizer without state, to be put first in a chain.
+
+    >>> import torch
+    >>> from dpfed.core import Aggregate
+    >>> G, optimizer = torch.tensor([3.0, 4.0]), laplacian(smoothing=1.0)
+    >>> seen = Aggregate(round=0, params=torch.zeros(2), mean=G, std=0.1, clients=10)
+    >>> optimizer.update(G, optimizer.init(seen.params), seen)[0]
+    tensor([3.4000, 3.6000])
     """
-    not_negative("laplacian", smoothing=smoothing)
+    check_not_negative("laplacian", smoothing=smoothing)
 
     def update(direction: Vector, state: State, _: Aggregate) -> tuple[Vector, State]:
         return (_smoothed(direction, smoothing) if smoothing else direction), state

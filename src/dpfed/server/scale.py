@@ -7,7 +7,7 @@ Nair et al. 2026, section 3.3.
 from __future__ import annotations
 
 from dpfed.core import ServerOptimizer, rescale
-from dpfed.core.checks import not_negative
+from dpfed.core.checks import check_not_negative
 
 PAPER = "McMahan et al. 2017; Nair et al. 2026 (DP-FedGD)"
 
@@ -17,6 +17,16 @@ def scale(rate: float = 1.0) -> ServerOptimizer:
 
     Args:
         rate: the eta of the paper, at least 0, in parameters per unit of the direction.
+
+    Returns:
+        a server optimizer without state.
+
+    >>> import torch
+    >>> from dpfed.core import Aggregate
+    >>> G, optimizer = torch.tensor([3.0, 4.0]), scale(rate=0.5)
+    >>> seen = Aggregate(round=0, params=torch.zeros(2), mean=G, std=0.1, clients=10)
+    >>> optimizer.update(G, optimizer.init(seen.params), seen)[0]
+    tensor([1.5000, 2.0000])
     """
-    not_negative("scale", rate=rate)
+    check_not_negative("scale", rate=rate)
     return rescale(rate)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 
 from dpfed.core import Aggregate, ServerOptimizer, State, Vector, stateless
-from dpfed.core.checks import at_least, positive, refuse
+from dpfed.core.checks import check_at_least, check_positive, refuse
 
 PAPER = "Loshchilov and Hutter 2017 (cosine); Robbins and Monro 1951 (1/t)"
 
@@ -61,9 +61,19 @@ def schedule(
         rounds: where cosine ends, at least 1: the run's rounds.
         period: after how many rounds inverse has halved the rate, above 0.
         floor: the least rate.
+
+    Returns:
+        a server optimizer without state, to be put last in a chain.
+
+    >>> import torch
+    >>> from dpfed.core import Aggregate
+    >>> G, optimizer = torch.tensor([3.0, 4.0]), schedule(rate=0.5, shape="cosine", rounds=70)
+    >>> seen = Aggregate(round=0, params=torch.zeros(2), mean=G, std=0.1, clients=10)
+    >>> optimizer.update(G, optimizer.init(seen.params), seen)[0]
+    tensor([1.5000, 2.0000])
     """
-    at_least(1, "schedule", rounds=rounds)
-    positive("schedule", period=period)
+    check_at_least(1, "schedule", rounds=rounds)
+    check_positive("schedule", period=period)
     at = rates(rate, shape, rounds, period, floor)
 
     def update(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:

@@ -24,7 +24,7 @@ r is the rate of a small step: the noise of T such steps moves the score of a ro
 about 1, and momentum on a softmax stays stable. docs/dp-fedsofim.md derives each factor. The rule
 is for models that end in K scores; C has to be near the length of a row's gradient.
 
-``corrected`` (the paper: for epsilon <= 1) puts M_hat_t = M_t / (1 - beta^(t+1)) in the place of
+``corrected`` (the paper: for epsilon <= 1) uses M_hat_t = M_t / (1 - beta^(t+1)) instead of
 M_t.
 
 ``ramp`` is the paper's warm start: (1 - lambda_t) D_t / rho + lambda_t H_t D_t, D_t being G_t or
@@ -45,7 +45,8 @@ from typing import Literal, NamedTuple
 import torch
 
 from dpfed.core import Aggregate, ServerOptimizer, Vector
-from dpfed.core.checks import at_least, decay, positive, refuse
+from dpfed.core.checks import check_at_least, check_decay, check_positive, refuse
+from dpfed.core.log import log
 from dpfed.core.vector import Layout, blocks, dot
 
 PAPER = "Nair et al. 2026 (DP-FedSOFIM)"
@@ -62,7 +63,7 @@ class SofimState(NamedTuple):
 
 
 class _Options(NamedTuple):
-    """What is None is decided by the rule, in each round, from its T, C and std."""
+    """Checked options; None means that the untuned rule decides, from the round's T, C and std."""
 
     momentum: bool
     rho: float | None
@@ -120,19 +121,36 @@ def sofim(
             they are left out.
         layout: the model's parameters; the plan gives it.
         epsilon: the plan's epsilon; the plan gives it.
+
+    Returns:
+        a server optimizer that keeps one vector of the model's size.
+
+    >>> import torch
+    >>> from dpfed.core import Aggregate
+    >>> G, optimizer = torch.tensor([3.0, 4.0]), sofim(rho=1.0)
+    >>> seen = Aggregate(round=0, params=torch.zeros(2), mean=G, std=0.1, clients=10)
+    >>> optimizer.update(G, optimizer.init(seen.params), seen)[0]
+    tensor([2.4000, 3.2000])
     """
     if preset is not None:
         if epsilon is None:
             raise refuse(
-                "sofim.preset", "left out where no epsilon is given", preset,
+                "sofim.preset",
+                "left out where no epsilon is given",
+                preset,
                 "set privacy.epsilon, or rho, beta, corrected and warmup",
-            )  # fmt: skip
+            )
         theirs = paper_settings(epsilon)
         rho = theirs.rho if rho in (None, AUTO) else rho  # dp-fedsofim itself says auto
         beta = theirs.beta if beta is None else beta
         corrected = theirs.corrected if corrected is None else corrected
         warmup = theirs.warmup if warmup is None else warmup
     untuned = rho == AUTO
+    if untuned and classes is None and layout is None:
+        log.warning(
+            "sofim: the model's layout is not known, so the untuned rule counts 2 classes; set "
+            "server.classes, or give the plan the model's layout"
+        )
     momentum = direction == "momentum" if direction else untuned
     options = _Options(
         momentum=momentum,
@@ -205,23 +223,23 @@ def paper_settings(epsilon: float) -> PaperSettings:
 
 def _check(options: _Options) -> None:
     if options.rho is not None:
-        positive("sofim", rho=options.rho)
+        check_positive("sofim", rho=options.rho)
     if options.beta is not None:
-        decay("sofim", beta=options.beta)
+        check_decay("sofim", beta=options.beta)
     if options.rate is not None:
-        positive("sofim", rate=options.rate)
-    at_least(0, "sofim", ramp=options.ramp, warmup=options.warmup)
-    at_least(2, "sofim", classes=options.classes)
+        check_positive("sofim", rate=options.rate)
+    check_at_least(0, "sofim", ramp=options.ramp, warmup=options.warmup)
+    check_at_least(2, "sofim", classes=options.classes)
 
 
 def _classes(layout: Layout | None) -> int:
-    """The rows of the model's last tensor; a single score tells two classes apart."""
+    """The number of rows of the model's last tensor; a single score stands for two classes."""
     shapes = list(layout.shapes.values()) if layout else []
     return max(2, shapes[-1][0]) if shapes and shapes[-1] else 2
 
 
 def _settled(o: _Options, seen: Aggregate) -> _Step:
-    """The options, with the rule in the place of what was left out."""
+    """The numbers of this step: as given, or by the untuned rule."""
     T, K = max(1, seen.rounds), o.classes
     beta = 1 - 1 / math.sqrt(T) if o.beta is None else o.beta
     rate = math.log(K) if o.rate is None else o.rate

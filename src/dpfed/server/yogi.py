@@ -43,6 +43,16 @@ def yogi(
         beta2: how slowly the second moment moves, in [0, 1).
         eps: added to the root of the second moment, in units of the aggregate.
         corrected: divide the moments by the weight that they have gathered so far.
+
+    Returns:
+        a server optimizer that keeps two vectors of the model's size.
+
+    >>> import torch
+    >>> from dpfed.core import Aggregate
+    >>> G, optimizer = torch.tensor([3.0, 4.0]), yogi(rate=0.1)
+    >>> seen = Aggregate(round=0, params=torch.zeros(2), mean=G, std=0.1, clients=10)
+    >>> optimizer.update(G, optimizer.init(seen.params), seen)[0]
+    tensor([0.1000, 0.1000])
     """
     moments = Moments("yogi", rate, beta1=beta1, beta2=beta2, eps=eps, corrected=corrected)
 

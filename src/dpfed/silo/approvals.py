@@ -22,7 +22,7 @@ stays small.
 | a clock that was set back                    | the largest time that was recorded counts      |
 | clock.sqlite that was lost                   | the latest approval, revocation or ledger row  |
 | a clock that was far ahead once              | the owner sets it back: ``reset_clock``, logged|
-| a file that SQLite cannot read               | DataError: nothing is answered                 |
+| a file that SQLite cannot read               | DataError: every order is refused              |
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Event(NamedTuple):
 
 
 class Approvals:
-    """The files of one silo. Each call opens them anew, so that officer and gate see the same."""
+    """The files of one silo. Each call opens them anew, so that owner and gate see the same."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
@@ -145,8 +145,9 @@ class Approvals:
         with self._open(CLOCK) as file:
             file.execute(
                 "INSERT INTO clock VALUES (1, ?) ON CONFLICT (id) DO UPDATE SET at = excluded.at "
-                "WHERE at < excluded.at", (clock.isoformat(),),
-            )  # fmt: skip
+                "WHERE at < excluded.at",
+                (clock.isoformat(),),
+            )
         return clock
 
     def largest(self) -> dt.datetime | None:
@@ -192,7 +193,7 @@ class Approvals:
     # --------------------------------------------------------------------------------- approvals
 
     def approve(self, terms: Terms, text: str, *, days: float, by: str) -> None:
-        """Let a training's orders be answered, from now on.
+        """Approve a training: the gate replies to its orders from now on.
 
         Args:
             terms: what was agreed to.
@@ -203,15 +204,21 @@ class Approvals:
         now = self.now()
         until = (now + dt.timedelta(days=days)).isoformat()
         row = Approval(
-            name=terms.name, fingerprint=terms.fingerprint, terms=text, at=now.isoformat(),
-            until=until, revoked="", by=by,
-        )  # fmt: skip
+            name=terms.name,
+            fingerprint=terms.fingerprint,
+            terms=text,
+            at=now.isoformat(),
+            until=until,
+            revoked="",
+            by=by,
+        )
         with self._open(FILE) as file:
-            entered = file.execute(  # in one step: gate and officer may both be at it
+            entered = file.execute(  # in one step: gate and owner may both write
                 "INSERT INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
                 "SET at = excluded.at, until = excluded.until, revoked = '', by = excluded.by "
-                "WHERE fingerprint = excluded.fingerprint", row,
-            ).rowcount  # fmt: skip
+                "WHERE fingerprint = excluded.fingerprint",
+                row,
+            ).rowcount
         if not entered:
             raise UnsoundPlan(
                 f"training {terms.name!r} was approved under other terms; give it another name"
@@ -221,18 +228,18 @@ class Approvals:
         self.note("approved", terms.name, f"by {by}, until {until[:10]}")
 
     def prices(self) -> dict[str, Price]:
-        """By name: what was computed for an approved training; a name has one set of terms."""
+        """The stored costs of approved trainings, by name."""
         with self._open(FILE) as file:
             rows = file.execute("SELECT name, dataset, measure, epsilon FROM prices").fetchall()
         return {name: Price(*rest) for name, *rest in rows}
 
     def remember_price(self, name: str, price: Price) -> None:
-        """So that it is not computed again for each training after it."""
+        """Store a training's cost, so that it is computed once."""
         with self._open(FILE) as file:
             file.execute("INSERT OR REPLACE INTO prices VALUES (?, ?, ?, ?)", (name, *price))
 
     def revoke(self, name: str) -> None:
-        """End an approval; nothing is answered under its name from now on, even after a crash."""
+        """End an approval: orders under its name are refused from now on, even after a crash."""
         if not self.known(name):
             raise UnsoundPlan(f"no training {shown(name)!r} was approved; 'silo status' lists them")
         at = self.now().isoformat()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate: a process of the data owner's that alone reads the data, behind a Unix socket.
+"""The gate: the data owner's process, the only one that reads the data, behind a Unix socket.
 
     dpfed silo serve silo.toml
 
-One request at a time: a frame comes in, a child of this process answers it, a frame goes out. The
-data, torch and the models are loaded once, and a child has them at once. Whatever a child does, or
-dies of, this process goes on.
+One request at a time: a frame comes in, a forked child makes the reply, a frame goes out. The data,
+torch and the models are loaded once, in this process, and each child inherits them. Whatever a
+child does, or dies of, this process goes on.
 
 | edge case                                        | what happens                               |
 |--------------------------------------------------|--------------------------------------------|
@@ -13,12 +13,12 @@ dies of, this process goes on.
 | a frame that is too long, cut off, or slow       | closed; nothing is read into memory beyond |
 |                                                  | what the policy allows                     |
 | more requests in a minute than allowed           | they wait                                  |
-| a child that dies, or takes too long             | asked once more for zero rows: no reply is |
-|                                                  | of another form, and with ``answer_after`` |
-|                                                  | none leaves at another time                |
+| a child that dies, or takes too long             | a second child replies with zero rows: the |
+|                                                  | form of a reply is always the same, and    |
+|                                                  | with ``answer_after`` its time is, too     |
 | a sender that holds its last byte back           | ``answer_after`` counts from that byte     |
 | a child that starts processes of its own         | they end with it, in whatever session they |
-|                                                  | are, and no answer waits for them          |
+|                                                  | are, and no reply waits for them           |
 | this process is killed                           | its children end, too                      |
 | the socket's folder is not the owner's alone, or | refused: ``dpfed silo check`` says why     |
 | a link is in its path                            |                                            |
@@ -45,47 +45,48 @@ import torch
 
 from dpfed.core.errors import DataError, contain_all
 from dpfed.core.log import OneLine, log
-from dpfed.silo.keeper import Keeper
+from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import GatePolicy, Policy
 from dpfed.silo.relay import LENGTH, receive
 
 _CREDENTIALS = struct.Struct("3i")
-_PATIENCE = 5.0  # seconds for a whole request to come in, and for processes to end
-_STORING = 2.0  # seconds for a reply that is made: ledger and disk
-_DUMPABLE, _LOCK_ALL = 4, 3
-_END_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
+_FRAME_TIMEOUT_S = 5.0  # for a whole request to come in, or a whole reply to be taken
+_KILL_TIMEOUT_S = 5.0  # for all processes of a request to end
+_STORE_TIMEOUT_S = 2.0  # for a reply that is made to be entered in the ledger and stored
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # of prctl, on Linux
+_MCL_CURRENT_AND_FUTURE = 3  # of mlockall: all pages that are there, and those to come
 
 
 def run_gate(policy: Policy, ready: Callable[[], None] = lambda: None) -> None:
-    """Answer until the process is told to end.
+    """Reply to requests until the process is told to end.
 
     Args:
         policy: the owner's.
-        ready: called when requests are taken.
+        ready: called once the socket is open.
     """
     harden()
-    torch.set_num_threads(1)  # before any are started: a child would wait for them for ever
+    torch.set_num_threads(1)  # before threads start: a forked child would wait for them for ever
     written = logging.StreamHandler()
-    written.setFormatter(OneLine())  # an order's text may be in an error's
+    written.setFormatter(OneLine())  # an error may quote an order's text
     log.addHandler(written)
-    keeper = Keeper(policy)
-    keeper.open()
+    handler = RequestHandler(policy)
+    handler.open()
     users = {pwd.getpwnam(name).pw_uid for name in policy.gate.relay_users}
     with listen(policy.gate) as gate:
-        log.info("the gate answers on %s", policy.gate.socket)
+        log.info("the gate listens on %s", policy.gate.socket)
         ready()
-        _serve(gate, keeper, users)
+        _serve(gate, handler, users)
 
 
 def harden() -> None:
-    """Nobody but this user and root reads the process: no dump, no core, no swap if allowed."""
+    """Keep others from reading this process's memory: no dump, no core file, no swap if allowed."""
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     library = ctypes.CDLL(None, use_errno=True)
-    if library.prctl(_DUMPABLE, 0, 0, 0, 0):
-        log.warning("this system cannot hide a process from others of its user")
-    if library.mlockall(_LOCK_ALL):
-        log.warning("memory may be swapped out: raise the limit 'memlock', or encrypt the swap")
+    if library.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
+        log.warning("this system lets other processes of the gate's user read its memory")
+    if library.mlockall(_MCL_CURRENT_AND_FUTURE):
+        log.warning("memory may be swapped to disk: raise the limit 'memlock', or encrypt the swap")
 
 
 def listen(gate: GatePolicy) -> socket.socket:
@@ -93,7 +94,7 @@ def listen(gate: GatePolicy) -> socket.socket:
     path = Path(gate.socket)
     refuse_open_folder(path.parent)
     if path.is_socket():
-        path.unlink()  # of a gate that was killed
+        path.unlink()  # left by a gate that was killed
     elif path.is_symlink() or path.exists():
         raise DataError(f"{path} must be a socket, got another file; remove it")
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -110,9 +111,11 @@ def listen(gate: GatePolicy) -> socket.socket:
 
 
 def refuse_open_folder(folder: Path, user: int | None = None) -> None:
-    """Refuse a folder that others than a user could have put another socket into, or under.
+    """Refuse a folder in which somebody else could put a socket of their own.
 
-    Without ``user`` it is this process's.
+    Args:
+        folder: the socket's.
+        user: whose folder it must be; None means the user of this process.
     """
     user = os.geteuid() if user is None else user
     for each in (folder, *folder.parents):
@@ -128,8 +131,8 @@ def refuse_open_folder(folder: Path, user: int | None = None) -> None:
             )
 
 
-def _serve(gate: socket.socket, keeper: Keeper, users: set[int]) -> None:
-    recent: deque[float] = deque(maxlen=keeper.policy.gate.per_minute)
+def _serve(gate: socket.socket, handler: RequestHandler, users: set[int]) -> None:
+    recent: deque[float] = deque(maxlen=handler.policy.gate.per_minute)
     while True:
         relay, _ = gate.accept()
         with relay:
@@ -137,110 +140,112 @@ def _serve(gate: socket.socket, keeper: Keeper, users: set[int]) -> None:
                 time.sleep(max(0.0, recent[0] + 60 - time.monotonic()))
             recent.append(time.monotonic())
             try:
-                _one(relay, keeper, users)
+                _serve_request(relay, handler, users)
             except Exception:
-                log.exception("a request was not answered")
+                log.exception("a request failed; the gate goes on")
 
 
-def _one(relay: socket.socket, keeper: Keeper, users: set[int]) -> None:
-    """One request of one connection."""
+def _serve_request(relay: socket.socket, handler: RequestHandler, users: set[int]) -> None:
+    """Read one request of a connection, and send its reply."""
     packed = relay.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(packed)
     if user not in users:
-        log.warning("user %d may not connect to the gate", user)
+        log.warning("refused a connection of user %d, whom gate.relay_users does not name", user)
         return
-    policy = keeper.policy.gate
-    order = _received(relay, policy.most_bytes, time.monotonic() + _PATIENCE)
-    began = time.monotonic()  # with the last byte: who sends it late gains nothing
-    reply = _reply(keeper, order, began)
+    policy = handler.policy.gate
+    order = _receive_frame(relay, policy.most_bytes, time.monotonic() + _FRAME_TIMEOUT_S)
+    began = time.monotonic()  # at the last byte: a sender who holds it back gains nothing
+    reply = _reply_in_time(handler, order, began)
     time.sleep(max(0.0, began + policy.answer_after - time.monotonic()))
     if reply is not None:
-        relay.settimeout(_PATIENCE)
+        relay.settimeout(_FRAME_TIMEOUT_S)
         relay.sendall(LENGTH.pack(len(reply)) + reply)
 
 
-def _reply(keeper: Keeper, order: bytes, began: float) -> bytes | None:
-    """What is sent for an order; None if even zero rows were not made in time."""
-    policy = keeper.policy.gate
+def _reply_in_time(handler: RequestHandler, order: bytes, began: float) -> bytes | None:
+    """The reply to an order; None if even zero rows were not made in time."""
+    policy = handler.policy.gate
 
-    def seconds(part: float) -> float:
-        """For a child that must end within this part of ``answer_after``."""
+    def seconds(fraction: float) -> float:
+        """How long a child may take that must end within this fraction of ``answer_after``."""
         if not policy.answer_after:
             return policy.longest
-        last = began + part * policy.answer_after
+        last = began + fraction * policy.answer_after
         return min(policy.longest, max(0.0, last - time.monotonic()))
 
-    reply = keeper.turned_away(order)
+    reply = handler.refuse_early(order)
     if reply is None:
-        reply = _in_a_child(lambda: keeper.answer(order), seconds(0.5))
+        reply = _run_in_child(lambda: handler.reply(order), seconds(0.5))
     if reply is None:
-        log.warning("an order is asked once more, for zero rows: its child ended without a reply")
-        reply = _in_a_child(lambda: keeper.answer(order, nothing=True), seconds(1.0))
+        log.warning(
+            "the child of a request ended without a reply; a second one sends an all-zero update"
+        )
+        reply = _run_in_child(lambda: handler.reply(order, zero_rows=True), seconds(1.0))
     if reply is None:
-        log.error("an order is not answered: zero rows were not made in time, either")
+        log.error("no reply is sent: zero rows were not made in time, either")
     return reply
 
 
-def _received(relay: socket.socket, most: int, deadline: float) -> bytes:
-    """A frame that comes in time, and is not longer than allowed."""
+def _receive_frame(relay: socket.socket, most: int, deadline: float) -> bytes:
+    """One frame, if it comes in time and is not longer than allowed."""
     (size,) = LENGTH.unpack(receive(relay, LENGTH.size, deadline))
     if size > most:
         raise DataError(f"a request must be at most {most} bytes, got {size}; see gate.most_bytes")
     return receive(relay, size, deadline)
 
 
-def _in_a_child(work: Callable[[], bytes], longest: float) -> bytes | None:
-    """What a child of this process makes of it; None if it dies, or takes too long.
+def _run_in_child(work: Callable[[], bytes], longest: float) -> bytes | None:
+    """What ``work`` returns in a forked child; None if the child dies, or takes too long.
 
-    Whatever the child has started is ended before this returns, and none of it is waited for.
+    Whatever the child has started is killed before this returns.
 
     Args:
-        work: what the child does. It may disarm the alarm (``ITIMER_REAL``) once, when all that is
-            left is to store its reply: ended there, the reply would be lost, and yet be spent.
-        longest: seconds until the alarm ends it; this process does half as many later, at most
-            ``_STORING``, if it is still there.
+        work: what the child does. It may disarm its alarm (``ITIMER_REAL``) once its reply only has
+            to be stored: killed there, the reply would be lost although its budget is spent.
+        longest: seconds until the alarm ends the child. If it is still there after half as many
+            more, at most ``_STORE_TIMEOUT_S``, this process kills it.
     """
-    _process_control(_ADOPT_ORPHANS, 1)
-    others = _children()  # a gate has none
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    others = _children()  # a gate has none; a test may have some
     began, reply = time.monotonic(), None
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        _and_end(work, writing, longest)
+        _child_main(work, writing, longest)
     os.close(writing)
     try:
-        last = time.monotonic() + longest + min(_STORING, longest / 2)
+        last = time.monotonic() + longest + min(_STORE_TIMEOUT_S, longest / 2)
         reply = _read_reply(reading, child, last)
     finally:
         os.close(reading)
-        after, status = time.monotonic() - began, _end_all(child, others)
+        after, status = time.monotonic() - began, _kill_all(child, others)
         if reply is None:
-            log.warning("a child ended by %s after %.1f s", _ended(status), after)
+            log.warning("a request's child ended with %s after %.1f s", _exit_reason(status), after)
     return reply
 
 
-def _ended(status: int) -> str:
+def _exit_reason(status: int) -> str:
     """How a process ended, for the owner's log."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if not number:
         return f"exit code {os.waitstatus_to_exitcode(status)}"
-    late = ": its time was up" if number == signal.SIGALRM else ""
+    late = ": out of time" if number == signal.SIGALRM else ""
     return f"signal {number} ({signal.strsignal(number)}{late})"
 
 
-def _process_control(option: int, value: int) -> None:
+def _prctl(option: int, value: int) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), f"prctl({option}) is refused: use Linux 3.4 or newer")
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed: use Linux 3.4 or newer")
 
 
-def _end_all(child: int, others: set[int]) -> int:
-    """End a child and all that it has started, in whatever session; how the child has ended.
+def _kill_all(child: int, others: set[int]) -> int:
+    """Kill a child and all that it has started, in whatever session; returns the child's status.
 
-    What loses its parent becomes a child of this process, so that each pass finds the next.
+    A process that loses its parent becomes a child of this one, so each pass finds the next ones.
     """
     ended = 0
-    deadline, found = time.monotonic() + _PATIENCE, {child}
+    deadline, found = time.monotonic() + _KILL_TIMEOUT_S, {child}
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     while found:
@@ -253,7 +258,7 @@ def _end_all(child: int, others: set[int]) -> int:
                 ended = status if number == child else ended
         found = _children() - others
         if found and time.monotonic() > deadline:
-            raise SystemExit(f"{len(found)} processes of a request cannot be ended: the gate ends")
+            raise SystemExit(f"{len(found)} processes of a request cannot be killed: the gate ends")
     return ended
 
 
@@ -266,15 +271,15 @@ def _children() -> set[int]:
     return found
 
 
-def _and_end(work: Callable[[], bytes], writing: int, longest: float) -> None:
-    """In the child: the whole reply, or nothing; and no code of the parent's after it."""
+def _child_main(work: Callable[[], bytes], writing: int, longest: float) -> None:
+    """In the child: write the whole reply or nothing, then exit without the parent's clean-up."""
     code = 1
     try:
-        _process_control(_END_WITH_PARENT, signal.SIGKILL)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
-        with suppress(OSError):  # where memory runs out, this process ends, and not the gate
+        with suppress(OSError):  # out of memory, the system ends this process and not the gate
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # so that an interrupt is a record's
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # then only a record raises KeyboardInterrupt
         contain_all()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, max(longest, 1e-6))
@@ -283,18 +288,18 @@ def _and_end(work: Callable[[], bytes], writing: int, longest: float) -> None:
             pipe.write(LENGTH.pack(len(reply)) + reply)
         code = 0
     except BaseException:
-        log.exception("a request could not be answered")
+        log.exception("a request could not be answered")  # docs/silo.md names these words
     finally:
         os._exit(code)
 
 
 def _read_reply(reading: int, child: int, deadline: float) -> bytes | None:
-    """A whole reply as soon as it is there; None if the child ends without one, or is late.
+    """The reply as soon as all of it is there; None if the child ends or its time is over.
 
-    The pipe's end is not waited for: what the child has started may hold it open.
+    It does not wait for the pipe to close: what the child has started may hold it open.
     """
     found, watched = bytearray(), [reading]
-    with suppress(OSError):  # Linux before 5.3: what the child has started can hold None back
+    with suppress(OSError):  # before Linux 5.3 an open pipe hides a child's end until the deadline
         watched.append(os.pidfd_open(child))
     try:
         while True:

@@ -43,7 +43,7 @@ from typing import Any
 
 import msgspec
 
-from dpfed import __version__
+from dpfed._version import VERSION
 from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.conversions import LedgerKey, Server
 from dpfed.core.checks import refuse
@@ -51,18 +51,18 @@ from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import names, own_names
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.data.readers import Public
-from dpfed.recipes.federation import PRETRAINED
 from dpfed.recipes.methods import method_tables
+from dpfed.recipes.model import PRETRAINED
 from dpfed.recipes.schema import DataRecipe, EvaluationKind, Recipe
 from dpfed.recipes.terms import NAME, Terms, check_numbers, folder_digest, package_digest
 from dpfed.sums.secagg.identity import ROSTER
 from dpfed.training.account import whole_cost
 
-EXACT_TOO = {"gaussian": "discrete_gaussian"}
+EXACT_ALTERNATIVE = {"gaussian": "discrete_gaussian"}
 """Noise of the same size in exact integers: allowed wherever the first is."""
-NEVER = ("trust_remote_code", "code_revision")
+FORBIDDEN_OPTIONS = ("trust_remote_code", "code_revision")
 """Options of a model that no policy can allow: they run code of the model's folder."""
-LONGEST_CALIBRATION = 10.0
+CALIBRATION_CPU_S = 10.0
 """Seconds of the processor's time in which the noise of terms must be found."""
 
 
@@ -83,15 +83,15 @@ class GatePolicy(_Table, frozen=True):
     socket: str
     """The socket where the gate listens."""
     state: str
-    """The folder of ledger, approvals and stored answers."""
+    """The folder of ledger, approvals and stored replies."""
     relay_users: list[str]
     """Users that may connect: the SuperNode's."""
     identity: str = ""
     """The folder of the silo's key and roster, for secure sums."""
     answer_after: float = 0.0
-    """Seconds after which every answer leaves, of zero rows if it took over half; 0: when done."""
+    """Seconds after which every reply leaves, of zero rows if it took over half; 0: when done."""
     longest: float = 600.0
-    """The maximum seconds for an answer; beyond that it has zero rows."""
+    """The maximum seconds for a reply; beyond that it has zero rows."""
     most_bytes: int = 1 << 26
     """The maximum size of a request."""
     per_minute: int = 600
@@ -170,9 +170,12 @@ class DataPolicy(_Table, frozen=True):
     def key(self, dataset: str) -> LedgerKey:
         """What the budget is stated for."""
         return LedgerKey(
-            dataset=dataset, unit=self.unit, adjacency=self.adjacency, adversary=self.against,
+            dataset=dataset,
+            unit=self.unit,
+            adjacency=self.adjacency,
+            adversary=self.against,
             colluders=self.colluders,
-        )  # fmt: skip
+        )
 
     @property
     def budget(self) -> Budget:
@@ -226,8 +229,11 @@ def _check(policy: Policy) -> None:
     if not (0 <= gate.answer_after < gate.longest <= 86_400):
         raise refuse("gate.answer_after", "at least 0 and below gate.longest", gate.answer_after)
     if gate.most_bytes < 1024 or gate.per_minute < 1:
-        raise refuse("gate.most_bytes and gate.per_minute", "at least 1024 and 1",
-                     (gate.most_bytes, gate.per_minute))  # fmt: skip
+        raise refuse(
+            "gate.most_bytes and gate.per_minute",
+            "at least 1024 and 1",
+            (gate.most_bytes, gate.per_minute),
+        )
     if not policy.data:
         raise refuse("data", "one or more data sets", "none", "add a table [data.NAME]")
     for name, data in policy.data.items():
@@ -241,8 +247,12 @@ def _check_data(name: str, data: DataPolicy) -> None:
     if data.adjacency is Adjacency.ADD_REMOVE and data.size is None:
         raise refuse(f"data.{name}.size", "set under add-remove, as the true one is private", None)
     if data.approve is Mode.WITHIN_POLICY and None in (data.most_epsilon, data.week_epsilon):
-        raise refuse(f"data.{name}.approve", "by-hand, without most_epsilon and week_epsilon",
-                     str(data.approve), "set both ceilings")  # fmt: skip
+        raise refuse(
+            f"data.{name}.approve",
+            "by-hand, without most_epsilon and week_epsilon",
+            str(data.approve),
+            "set both ceilings",
+        )
     for method in data.methods:
         method_tables(method)  # refuses what it does not know
     _check_noise_and_models(name, data)
@@ -265,16 +275,19 @@ def _check_noise_and_models(name: str, data: DataPolicy) -> None:
 def _refuse_code(key: str, options: Mapping[str, Any]) -> None:
     """No policy lets terms choose that a model's folder runs code."""
     for option in options:
-        if option.rpartition(".")[2] in NEVER:
-            raise refuse(key, f"without {', '.join(NEVER)}", option, "leave it out")
+        if option.rpartition(".")[2] in FORBIDDEN_OPTIONS:
+            raise refuse(key, f"without {', '.join(FORBIDDEN_OPTIONS)}", option, "leave it out")
 
 
 def _check_bounds(name: str, data: DataPolicy) -> None:
     least = {
-        "client": (data.client, 0), "colluders": (data.colluders, 1),
-        "least_silos": (data.least_silos, 1), "most_rounds": (data.most_rounds, 1),
-        "largest_model": (data.largest_model, 1), "shape": (min(data.shape, default=0), 1),
-    }  # fmt: skip
+        "client": (data.client, 0),
+        "colluders": (data.colluders, 1),
+        "least_silos": (data.least_silos, 1),
+        "most_rounds": (data.most_rounds, 1),
+        "largest_model": (data.largest_model, 1),
+        "shape": (min(data.shape, default=0), 1),
+    }
     for key, (value, bound) in least.items():
         if value < bound:
             raise refuse(f"data.{name}.{key}", f"at least {bound}", value)
@@ -301,23 +314,23 @@ def permit(policy: Policy, terms: Terms, today: dt.date, *, approved: bool = Fal
     """
     data = policy.data.get(terms.pins.dataset)
     if data is None:
-        raise _not("data", f"a table for {terms.pins.dataset!r}", "none")
+        raise _violation("data", f"a table for {terms.pins.dataset!r}", "none")
     check_numbers(terms)
     _permit_pins(policy, data, terms)
     _permit_privacy(data, terms)
     _permit_code(data, terms)
     if (data.since and today < data.since) or (data.until and today > data.until):
-        raise _not("since and until", f"a day from {data.since} to {data.until}", today)
-    spare = terms.recipe.privacy.spare_attempts or 0  # each may be answered, as a round is
+        raise _violation("since and until", f"a day from {data.since} to {data.until}", today)
+    spare = terms.recipe.privacy.spare_attempts or 0  # each may get a reply, as a round does
     if terms.recipe.rounds + spare > data.most_rounds:
-        raise _not("most_rounds", f"at most {data.most_rounds}", terms.recipe.rounds + spare)
+        raise _violation("most_rounds", f"at most {data.most_rounds}", terms.recipe.rounds + spare)
     epsilon = _permit_size(data, terms, approved)
     _permit_mechanisms(data, terms)
     if data.most_epsilon is not None and not epsilon <= data.most_epsilon:
-        raise _not("most_epsilon", f"at most {data.most_epsilon:g}", f"{epsilon:.4g}")
+        raise _violation("most_epsilon", f"at most {data.most_epsilon:g}", f"{epsilon:.4g}")
     if not math.isfinite(epsilon):
         bound = f"a cost that has a bound for each {data.unit} under {data.adjacency}"
-        raise _not("epsilon", bound, "none")
+        raise _violation("epsilon", bound, "none")
     return data
 
 
@@ -329,8 +342,10 @@ def _permit_size(data: DataPolicy, terms: Terms, approved: bool) -> float:
     if approved:
         terms.load()
     elif not terms.described:
-        raise _not("approval before a model is loaded", "terms.layout, its parameters", "none")
-    with limited_time(LONGEST_CALIBRATION):
+        raise _violation(
+            "approval before a model is loaded", "terms.layout, its parameters", "none"
+        )
+    with limited_time(CALIBRATION_CPU_S):
         layout = terms.layout or terms.model.layout
         epsilon = data.cost(terms)
     _permit_numbers(data, layout.size)
@@ -339,10 +354,10 @@ def _permit_size(data: DataPolicy, terms: Terms, approved: bool) -> float:
 
 def _permit_numbers(data: DataPolicy, size: int) -> None:
     if size > data.largest_model:
-        raise _not("largest_model", f"at most {data.largest_model}", size)
+        raise _violation("largest_model", f"at most {data.largest_model}", size)
 
 
-class _TooLong(BaseException):
+class _CalibrationTimeout(BaseException):
     """No ``except Exception`` on its way takes it for another error."""
 
 
@@ -354,13 +369,13 @@ def limited_time(seconds: float) -> Iterator[None]:
         return
 
     def stop(*_: object) -> None:
-        raise _TooLong
+        raise _CalibrationTimeout
 
     before = signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
-    except (_TooLong, MemoryError) as error:
+    except (_CalibrationTimeout, MemoryError) as error:
         raise UnsoundPlan(
             f"the noise of terms must be found in {seconds:g} s of processor time, and was not; "
             f"state privacy.std_over_clip in the place of epsilon, or draw more units at a time"
@@ -370,7 +385,7 @@ def limited_time(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def _not(key: str, bound: str, got: object) -> UnsoundPlan:
+def _violation(key: str, bound: str, got: object) -> UnsoundPlan:
     return UnsoundPlan(
         f"the silo's policy has {key}: {bound}, got {str(got)[:80]!r} in the terms; change the "
         f"terms, or ask the owner to change the policy"
@@ -379,14 +394,16 @@ def _not(key: str, bound: str, got: object) -> UnsoundPlan:
 
 def _permit_pins(policy: Policy, data: DataPolicy, terms: Terms) -> None:
     pins = terms.pins
-    if pins.dpfed != __version__:
-        raise _not("dpfed (installed)", __version__, pins.dpfed)
+    if pins.dpfed != VERSION:
+        raise _violation("dpfed (installed)", VERSION, pins.dpfed)
     if pins.shape != data.shape or pins.classes != (data.classes or 1):
-        raise _not("shape and classes", f"{data.shape}, {data.classes}", (pins.shape, pins.classes))
+        raise _violation(
+            "shape and classes", f"{data.shape}, {data.classes}", (pins.shape, pins.classes)
+        )
     if data.client >= len(pins.sizes):
-        raise _not("client", f"{data.client}, a place in terms.sizes", len(pins.sizes))
+        raise _violation("client", f"{data.client}, a place in terms.sizes", len(pins.sizes))
     if data.size is not None and pins.sizes[data.client] != data.size:
-        raise _not("size", f"{data.size:g} at place {data.client}", pins.sizes[data.client])
+        raise _violation("size", f"{data.size:g} at place {data.client}", pins.sizes[data.client])
     if terms.recipe.privacy.trust is Trust.DISTRIBUTED:
         _permit_roster(policy, data, terms)
     for name, digest in pins.packages.items():
@@ -396,44 +413,44 @@ def _permit_pins(policy: Policy, data: DataPolicy, terms: Terms) -> None:
 def _permit_package(data: DataPolicy, name: str, digest: str) -> None:
     allowed = (*data.factories, *data.train)
     if name not in map(_package, allowed):  # else terms choose what the gate reads
-        raise _not("factories and train", f"nothing of package {name!r}", "a pin of it")
+        raise _violation("factories and train", f"nothing of package {name!r}", "a pin of it")
     if package_digest(name) != digest:
-        raise _not("packages (installed)", f"{name} as the terms pin it", digest)
+        raise _violation("packages (installed)", f"{name} as the terms pin it", digest)
 
 
 def _permit_roster(policy: Policy, data: DataPolicy, terms: Terms) -> None:
     silos = len(terms.pins.sizes)
     if silos < data.least_silos:
-        raise _not("least_silos", f"at least {data.least_silos}", silos)
+        raise _violation("least_silos", f"at least {data.least_silos}", silos)
     if terms.pins.roster != roster_digest(policy.gate.identity):
-        raise _not("identity", "the roster that the owner pinned", terms.pins.roster)
+        raise _violation("identity", "the roster that the owner pinned", terms.pins.roster)
 
 
 def roster_digest(identity: str) -> str:
     """The digest of the roster in the silo's folder."""
     path = Path(identity) / ROSTER
     if not identity or not path.is_file():
-        raise _not("identity", f"a folder with {ROSTER}, for distributed trust", identity)
+        raise _violation("identity", f"a folder with {ROSTER}, for distributed trust", identity)
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _permit_privacy(data: DataPolicy, terms: Terms) -> None:
     recipe, privacy = terms.recipe, terms.recipe.privacy
     if privacy.trust not in data.trust:
-        raise _not("trust", f"one of {[str(t) for t in data.trust]}", str(privacy.trust))
+        raise _violation("trust", f"one of {[str(t) for t in data.trust]}", str(privacy.trust))
     if privacy.mechanism == "clear":
-        raise _not("methods", "noise in every release", "clear")
+        raise _violation("methods", "noise in every release", "clear")
     if privacy.noise is NoiseSource.KEYED and not data.keyed_noise:
-        raise _not("keyed_noise", "noise from the operating system", str(privacy.noise))
+        raise _violation("keyed_noise", "noise from the operating system", str(privacy.noise))
     if recipe.evaluation.kind.in_clear:
-        raise _not("evaluation", "test, federated or off", str(recipe.evaluation.kind))
+        raise _violation("evaluation", "test, federated or off", str(recipe.evaluation.kind))
 
 
 def _permit_code(data: DataPolicy, terms: Terms) -> None:
     recipe = terms.recipe
     allowed = [method_tables(name) for name in data.methods]
     if recipe.client["name"] not in {table["client"]["name"] for table in allowed}:
-        raise _not("methods", f"an algorithm of {data.methods}", recipe.client["name"])
+        raise _violation("methods", f"an algorithm of {data.methods}", recipe.client["name"])
     _permit_noise(data, recipe, {table["mechanism"] for table in allowed})
     _permit_metrics(recipe)
     _permit_own("server", [each.get("name") for each in recipe.server])
@@ -447,12 +464,12 @@ def _permit_noise(data: DataPolicy, recipe: Recipe, methods: set[str]) -> None:
     """The owner's list, if there is one; else the methods' own noise, and exact noise for it."""
     for option in ("std", "replace_bound"):
         if option in recipe.privacy.options:  # the plan decides them, so these would do nothing
-            raise _not("privacy.options", "options of the mechanism's own", option)
+            raise _violation("privacy.options", "options of the mechanism's own", option)
     if data.mechanisms is not None and recipe.privacy.mechanism not in data.mechanisms:
-        raise _not("mechanisms", f"one of {data.mechanisms}", recipe.privacy.mechanism)
-    own = methods | {EXACT_TOO[name] for name in methods if name in EXACT_TOO}
+        raise _violation("mechanisms", f"one of {data.mechanisms}", recipe.privacy.mechanism)
+    own = methods | {EXACT_ALTERNATIVE[name] for name in methods if name in EXACT_ALTERNATIVE}
     if data.mechanisms is None and recipe.privacy.mechanism not in own:
-        raise _not("methods", f"a mechanism of {data.methods}", recipe.privacy.mechanism)
+        raise _violation("methods", f"a mechanism of {data.methods}", recipe.privacy.mechanism)
 
 
 def _permit_model(data: DataPolicy, terms: Terms) -> None:
@@ -461,11 +478,11 @@ def _permit_model(data: DataPolicy, terms: Terms) -> None:
         _permit_factory(data, terms)
         return
     if recipe.model.name not in data.models:
-        raise _not("models", f"one of {data.models}", recipe.model.name)
+        raise _violation("models", f"one of {data.models}", recipe.model.name)
     if recipe.model.name in PRETRAINED:
         _permit_pretrained(data, terms)
     elif recipe.model.options:
-        raise _not("models", f"no options of {recipe.model.name}", list(recipe.model.options))
+        raise _violation("models", f"no options of {recipe.model.name}", list(recipe.model.options))
 
 
 def _permit_mechanisms(data: DataPolicy, terms: Terms) -> None:
@@ -476,7 +493,7 @@ def _permit_mechanisms(data: DataPolicy, terms: Terms) -> None:
         found = terms.recipe.privacy.mechanism if same else module
         if data.mechanisms is not None and found not in data.mechanisms:
             got = f"{found} on channel {channel}"
-            raise _not("mechanisms", f"one of {data.mechanisms}", got)
+            raise _violation("mechanisms", f"one of {data.mechanisms}", got)
 
 
 def _permit_metrics(recipe: Recipe) -> None:
@@ -485,27 +502,27 @@ def _permit_metrics(recipe: Recipe) -> None:
     for each in [] if isinstance(given, msgspec.UnsetType) else given:
         name = each if isinstance(each, str) else each.get("name")
         if name not in own_names("metrics"):
-            raise _not("evaluation.metrics", f"some of {list(own_names('metrics'))}", name)
+            raise _violation("evaluation.metrics", f"some of {list(own_names('metrics'))}", name)
 
 
 def _permit_own(kind: str, given: list[Any]) -> None:
     """No key lists optimizers and sums, so that they are dpfed's own, and no other is imported."""
     for name in given:
         if name not in own_names(kind):
-            raise _not(kind, f"some of {list(own_names(kind))}, dpfed's own", name)
+            raise _violation(kind, f"some of {list(own_names(kind))}, dpfed's own", name)
 
 
 def _permit_factory(data: DataPolicy, terms: Terms) -> None:
     model = terms.recipe.model
     options = data.factories.get(str(model.factory))
     if options is None:
-        raise _not("factories", f"one of {sorted(data.factories)}", model.factory)
+        raise _violation("factories", f"one of {sorted(data.factories)}", model.factory)
     if model.name != "network":
-        raise _not("factories", "model.name 'network' beside a factory", model.name)
+        raise _violation("factories", "model.name 'network' beside a factory", model.name)
     _require_pin("factories", str(model.factory), terms)
     for name, value in model.options.items():
         if name not in options or not _fits(value, options[name]):
-            raise _not(f"factories.{name}", f"within {options.get(name)}", value)
+            raise _violation(f"factories.{name}", f"within {options.get(name)}", value)
 
 
 def _permit_pretrained(data: DataPolicy, terms: Terms) -> None:
@@ -514,23 +531,25 @@ def _permit_pretrained(data: DataPolicy, terms: Terms) -> None:
     source = given.pop("source", None)
     allowed = data.pretrained.get(source) if isinstance(source, str) else None
     if allowed is None:
-        raise _not("pretrained", f"one of {sorted(data.pretrained)}", source)
+        raise _violation("pretrained", f"one of {sorted(data.pretrained)}", source)
     for name, value in _dotted(given):
         if name not in allowed.options or not _fits(value, allowed.options[name]):
-            raise _not(f"pretrained.options.{name}", f"within {allowed.options.get(name)}", value)
+            raise _violation(
+                f"pretrained.options.{name}", f"within {allowed.options.get(name)}", value
+            )
     if not allowed.folder:
         if terms.recipe.model.name != "timm":
-            raise _not("pretrained.folder", "a folder for a model of transformers", "none")
+            raise _violation("pretrained.folder", "a folder for a model of transformers", "none")
         return
     if terms.pins.model != folder_digest(allowed.folder):
-        raise _not("pretrained.folder", f"{source} as terms.model pins it", terms.pins.model)
+        raise _violation("pretrained.folder", f"{source} as terms.model pins it", terms.pins.model)
 
 
 def _dotted(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Each value of nested options by its name with dots; each element of a list by the list's."""
     for name, value in options.items():
         if "." in name:  # else it could pass for a nested one
-            raise _not("pretrained.options", "names without a dot", name)
+            raise _violation("pretrained.options", "names without a dot", name)
         if isinstance(value, dict):
             yield from _dotted(value, f"{above}{name}.")
             if not value:
@@ -544,17 +563,17 @@ def _dotted(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
 def _permit_train(data: DataPolicy, terms: Terms) -> None:
     recipe, function = terms.recipe, terms.pins.train
     if function not in data.train:
-        raise _not("train", f"one of {list(data.train)}", function)
+        raise _violation("train", f"one of {list(data.train)}", function)
     _require_pin("train", function, terms)
     if recipe.privacy.unit is not Unit.CLIENT or recipe.evaluation.kind is not EvaluationKind.OFF:
         got = f"{recipe.privacy.unit}, {recipe.evaluation.kind}"
-        raise _not("train", "unit client and evaluation off: a function is one row", got)
+        raise _violation("train", "unit client and evaluation off: a function is one row", got)
 
 
 def _require_pin(key: str, where: str, terms: Terms) -> None:
     package = _package(where)
     if package not in terms.pins.packages:
-        raise _not(key, f"a pin of package {package!r} in terms.packages", "none")
+        raise _violation(key, f"a pin of package {package!r} in terms.packages", "none")
 
 
 def _package(factory: str) -> str:

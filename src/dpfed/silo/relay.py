@@ -24,7 +24,8 @@ from dpfed.core.environment import GATE, variable
 
 SOCKET = "/run/dpfed/gate.sock"
 LENGTH = struct.Struct(">Q")
-PATIENCE = 3600.0
+REPLY_TIMEOUT_S = 3600.0
+"""How long a relay waits for the gate's reply to one order."""
 
 
 def silo_app(path: str | None = None) -> ClientApp:
@@ -33,6 +34,12 @@ def silo_app(path: str | None = None) -> ClientApp:
     Args:
         path: the gate's socket; None is $DPFED_GATE, or ``gate`` of the run's configuration, or
             /run/dpfed/gate.sock. {partition-id} in it is the node's, for silos on one machine.
+
+    Returns:
+        an app that passes bytes on, and reads no data.
+
+    >>> type(silo_app("/run/dpfed/gate.sock")).__name__
+    'ClientApp'
     """
     app = ClientApp()
 
@@ -51,16 +58,16 @@ app = silo_app()
 """For apps without code: ``clientapp = "dpfed.silo.relay:app"``."""
 
 
-def ask(path: str, order: bytes, patience: float = PATIENCE) -> bytes:
-    """The gate's answer to an order.
+def ask(path: str, order: bytes, timeout_s: float = REPLY_TIMEOUT_S) -> bytes:
+    """The gate's reply to an order.
 
     Args:
         path: the gate's socket.
         order: the bytes of one order.
-        patience: how many seconds to wait.
+        timeout_s: how many seconds to wait for each part of the reply.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gate:
-        gate.settimeout(patience)
+        gate.settimeout(timeout_s)
         gate.connect(path)
         gate.sendall(LENGTH.pack(len(order)) + order)
         (size,) = LENGTH.unpack(receive(gate, LENGTH.size))
@@ -68,12 +75,12 @@ def ask(path: str, order: bytes, patience: float = PATIENCE) -> bytes:
 
 
 def receive(source: socket.socket, size: int, deadline: float = math.inf) -> bytes:
-    """Exactly so many bytes; ConnectionError if the other side closes, or is late.
+    """Exactly ``size`` bytes; ConnectionError if the other side closes or exceeds the deadline.
 
     Args:
-        source: where they come from.
-        size: how many.
-        deadline: by time.monotonic(); whatever comes in drops, it does not move.
+        source: the socket to read from.
+        size: how many bytes.
+        deadline: by time.monotonic(), for all of them: a sender of single bytes gains no time.
     """
     found = bytearray()
     while len(found) < size:

@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""STATION 3: sums turn releases into a total. One per file."""
+"""Sums, step 3 of a round: each turns the clients' releases into a total. One per file.
+
+The file's name is the plug-in's name: ``plain.py`` has the function ``plain``, which returns a
+``Sum`` (core/sum_protocol.py). core/registry.py finds plug-ins, and docs/your-own-optimizer.md
+says how other packages add theirs.
+"""

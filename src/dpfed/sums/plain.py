@@ -15,7 +15,7 @@ that does not fit is refused, and the rest of the round goes on.
 | a weight sent by the client                           | there is no field for one               |
 | no client answers                                     | Aborted                                 |
 | fewer than ``least_clients`` answer                   | the total opens, it is spent; then the  |
-|                                                       | training ends (training/ending.py)      |
+|                                                       | training ends (training/stopping.py)    |
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dpfed.core.types import Reply
 
 
-_BLOCK = 1 << 14
+_BLOCK_COORDINATES = 1 << 14  # a norm is summed in blocks of this many
 _SAME_PLAN = "use the same plan and the same version of dpfed on all machines"
 
 
@@ -100,7 +100,7 @@ class Adder:
 
 @dataclass(frozen=True)
 class Plain:
-    """See the file's docstring."""
+    """Each client sends its release; the server reads and adds them. For local or central trust."""
 
     hides_terms: bool = False
     stages: tuple[str, ...] = ("reply",)
@@ -116,7 +116,7 @@ class Plain:
 
     @property
     def against(self) -> str:
-        """No server: it reads each term."""
+        """The server that its claims are about: plain sums withstand no stronger one."""
         return "curious"
 
     def least(self, clients: int) -> int:
@@ -125,8 +125,8 @@ class Plain:
             return self.least_clients
         return min(clients, max(2, clients // 2 + 1))
 
-    def honest(self, clients: int, colluders: int) -> int:
-        """One: the server reads each term by itself."""
+    def min_honest(self, clients: int, colluders: int) -> int:
+        """1: the server reads each term on its own."""
         del clients, colluders
         return 1
 
@@ -136,7 +136,7 @@ class Plain:
         return "the server"
 
     def failure(self, clients: int, colluders: int) -> float:
-        """It guarantees nothing that could fail."""
+        """0: it hides no terms, so no guarantee of it can fail."""
         del clients, colluders
         return 0.0
 
@@ -144,7 +144,7 @@ class Plain:
         """What int64 holds; larger replies are refused one by one."""
         return 2.0**62
 
-    def answer(
+    def reply(
         self,
         stage: str,
         requests: Messages,
@@ -182,11 +182,13 @@ class Plain:
         del directory
         adding = {
             name: Adding(
-                cohort=cohort, total=np.zeros(sizes[name], np.int64),
-                limit=2.0**62 / max(1, len(cohort)), longest=context.longest.get(name),
+                cohort=cohort,
+                total=np.zeros(sizes[name], np.int64),
+                limit=2.0**62 / max(1, len(cohort)),
+                longest=context.longest.get(name),
             )
             for name, cohort in cohorts.items()
-        }  # fmt: skip
+        }
         asked = {name: dict.fromkeys(cohort, b"") for name, cohort in cohorts.items()}
         return Adder(adding), Requests("reply", asked)
 
@@ -244,14 +246,20 @@ class Plain:
 
 
 def plain(least_clients: int | None = None) -> Plain:
-    """The one-stage sum: the server reads each release.
+    """Add the clients' releases in the clear: the server reads each of them.
 
     Args:
         least_clients: how many clients must take part, at least 1: a training that too few of them
             have enrolled in asks for nothing, and one in which too few have answered a round ends,
             before it spends the budget of a few silos for a model of their own. None is more than
             half of the plan's clients, and at least 2 (1 of 1). It is not used where clients are
-            drawn in secret, or nobody is listed.
+            drawn in secret, or the population is open.
+
+    Returns:
+        a sum that hides no term from the server.
+
+    >>> plain().hides_terms, plain().least(clients=5)
+    (False, 3)
     """
     if least_clients is not None and (isinstance(least_clients, bool) or least_clients < 1):
         raise refuse("sum.least_clients", "a whole number, at least 1", least_clients)
@@ -286,9 +294,12 @@ def _check_range(integers: Integers, limit: float) -> None:
 
 
 def _check_norm(integers: Integers, longest: float) -> None:
-    """In blocks, so that no second vector is made; a step in each coordinate may be rounding."""
+    """Refuse a row beyond the clip; one grid step per coordinate is allowed for rounding."""
     most = longest + math.sqrt(integers.size)
-    parts = (integers[at : at + _BLOCK] / most for at in range(0, integers.size, _BLOCK))
+    parts = (
+        integers[at : at + _BLOCK_COORDINATES] / most
+        for at in range(0, integers.size, _BLOCK_COORDINATES)
+    )
     norm = math.sqrt(math.fsum(float(part @ part) for part in parts))
     if not norm <= 1:
         raise BadReply(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The secure sum: the server learns the total of all releases, and of none by itself.
+"""The secure sum: the server learns the total of all releases, and no single one.
 
 Bonawitz et al. 2017, with Bell et al. 2020's graph for many clients. A client adds to its vector of
 words a mask shared with each neighbour, which cancels in the sum, and a mask of its own, whose seed
@@ -55,7 +55,7 @@ class Against(StrEnum):
 
 @dataclass(frozen=True)
 class Secure:
-    """See the file's docstring."""
+    """Clients mask their releases in pairs, so that the server can open only their sum."""
 
     survivors: float = 0.8
     against: Against = Against.CURIOUS
@@ -69,7 +69,7 @@ class Secure:
         """The least number of terms that a client agrees to be summed with, its own included."""
         return max(2, math.ceil(self.survivors * clients - 1e-9))
 
-    def honest(self, clients: int, colluders: int) -> int:
+    def min_honest(self, clients: int, colluders: int) -> int:
         """The least number of honest terms in whatever the adversary can open."""
         least = self.least(clients)
         self._graph(clients, colluders)
@@ -104,7 +104,7 @@ class Secure:
 
     # ------------------------------------------------------------------------------- the client
 
-    def answer(
+    def reply(
         self,
         stage: str,
         requests: Messages,
@@ -163,7 +163,7 @@ class Secure:
         return Directory()
 
     def pack_directory(self, directory: Directory) -> bytes:
-        """The signed keys, and who has seen which: a round is asked for again in the same bytes."""
+        """The signed keys and who has seen which, so that a repeated request has the same bytes."""
         seen = {client: sorted(others) for client, others in directory.seen.items()}
         return messages.pack_message(messages.Keys(dict(directory.keys), seen))
 
@@ -182,12 +182,15 @@ class Secure:
                 "a secure sum adds all clients alike, on the same channels; use weights = 'sum'"
             )
         session = Session(
-            keys=dict(directory.keys), seen=dict(directory.seen),
-            sizes={name: sizes[name] for name in sorted(sizes)}, cohort=set(asked[0]),
-            context=context, graph=self._graph(context.clients, context.colluders),
+            keys=dict(directory.keys),
+            seen=dict(directory.seen),
+            sizes={name: sizes[name] for name in sorted(sizes)},
+            cohort=set(asked[0]),
+            context=context,
+            graph=self._graph(context.clients, context.colluders),
             least=self.least(context.clients),
             total=np.zeros(sum(sizes.values()), f"<u{self.bits // 8}"),
-        )  # fmt: skip
+        )
         return session, session.begin()
 
     def add(self, session: Session, client: int, messages: Messages) -> Session:
@@ -212,13 +215,20 @@ def secure(
     bits: int = 64,
     degree: int | None = None,
 ) -> Secure:
-    """The server sees only the sum: pairwise masks, dropouts repaired, clients decide what opens.
+    """Add the clients' releases so that the server sees only the sum (secure aggregation).
 
     Args:
-        survivors: the part of the plan's clients that a total needs at least, above 0, at most 1.
+        survivors: the fraction of the plan's clients that a total must have, above 0, at most 1.
         against: what the server may do: follow the protocol (curious), or anything (malicious).
         bits: the size of a word, 32 or 64; half of 2^bits is the largest total.
         degree: neighbours that a client shares masks with, even; None chooses, 0 is all clients.
+
+    Returns:
+        a sum for distributed trust: the noise shares in a total add up.
+
+    >>> made = secure(survivors=0.8)
+    >>> made.least(clients=10), made.min_honest(clients=10, colluders=1)
+    (8, 7)
     """
     if not 0 < survivors <= 1:
         raise refuse("sum.survivors", "above 0 and at most 1", survivors)

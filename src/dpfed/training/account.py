@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a plan to the ledger: what a client is about to release in a round, under its data's name.
 
-    ledger = account("adult", epsilon=8.0, delta=1e-5)      # from a recipe's [ledger]
+    ledger = open_account("adult", epsilon=8.0, delta=1e-5)      # from a recipe's [ledger]
     ClientState(client, problem, ledger=ledger)
 
 Guarantee: ``begin`` enters every release that the plan makes in the round, on all channels, before
-any noise is drawn; a release that an algorithm then leaves out stays entered. Simulated clients
-divide one name, each with a budget of its own ("adult/3"): a record is at one client. That holds
-while records stay where they are, so runs on one name must divide the data the same way. A node's
-owner can give the node's data a name of its own: $DPFED_DATASET.
+any noise is drawn; a release stays charged even if the algorithm then skips it. Simulated clients
+share one dataset name, each with its own sub-account and budget ("adult/3"): a record is at one
+client. That holds while records stay where they are, so runs on one name must partition the data
+the same way. A node's owner can give the node's data a name of its own: $DPFED_DATASET.
 
 | edge case                                      | what happens                                    |
 |------------------------------------------------|-------------------------------------------------|
@@ -16,8 +16,8 @@ owner can give the node's data a name of its own: $DPFED_DATASET.
 | $DPFED_LEDGER without any name                 | DataError: the owner wants a ledger, so name it |
 | a name with a '/', or an empty one             | DataError                                       |
 | $DPFED_DATASET and a recipe's name             | the owner's is used                             |
-| on a node: a recipe names a file or a budget   | a warning, and no more: that is its owner's     |
-| the budget of one of many clients is spent     | it alone is refused, the others are entered     |
+| on a node: a recipe names a file or a budget   | ignored with a warning: the owner decides       |
+| the budget of one of many clients is spent     | only that client is refused                     |
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dpfed.accounting.ledger.balance import Budget, Cost, converted
 from dpfed.accounting.ledger.conversions import LedgerKey, Server, adversary_of, factor
 from dpfed.accounting.ledger.enquiries import Enquiries
 from dpfed.accounting.ledger.ledger import Forecast, Ledger
-from dpfed.accounting.ledger.request import Part, Request
+from dpfed.accounting.ledger.request import ChannelRequest, Request
 from dpfed.core.environment import DATASET, LEDGER, ledger_path, variable
 from dpfed.core.errors import DataError, DpfedError
 from dpfed.core.log import log
@@ -45,8 +45,8 @@ from dpfed.core.types import Broadcast, Trust
 from dpfed.training.plan import Plan
 
 
-class Bookable(Protocol):
-    """What the ledger needs of a client: who it is, and whether its noise goes on from a state."""
+class AccountHolder(Protocol):
+    """What the ledger needs of a client: its index, and whether its noise is stateful."""
 
     @property
     def client(self) -> int:
@@ -54,7 +54,7 @@ class Bookable(Protocol):
 
     @property
     def mechanisms(self) -> object:
-        """States of its noise; none where all of it is new."""
+        """States of its correlated noise; empty if it has made no such noise yet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class Account:
         """The key under which a client's releases are entered."""
         return _key(plan, f"{self.dataset}/{client}" if self.divided else self.dataset)
 
-    def request(self, plan: Plan, broadcast: Broadcast, member: Bookable) -> Request:
+    def request(self, plan: Plan, broadcast: Broadcast, member: AccountHolder) -> Request:
         """What a client is about to release."""
         at = broadcast.round
         releases = {name: plan.releases(name, at) for name in plan.channels}
@@ -89,14 +89,22 @@ class Account:
     ) -> Request:
         """A training as the ledger sees it, with so many releases per channel in the next round."""
         return Request(
-            key=self.key(plan, client), training=training, client=client, round=0, attempt=0,
-            parts=_parts(plan, releases), delta_reserved=plan.delta_reserved,
-            plan=plan.fingerprint(), whole=plan.whole_event, drawn=_drawn_round(plan, 0),
-            covered=_covered(plan), participation=plan.pattern,
-        )  # fmt: skip
+            key=self.key(plan, client),
+            training=training,
+            client=client,
+            round=0,
+            attempt=0,
+            parts=_parts(plan, releases),
+            delta_reserved=plan.delta_reserved,
+            plan=plan.fingerprint(),
+            whole=plan.whole_event,
+            drawn=_drawn_round(plan, 0),
+            covered=_covered(plan),
+            participation=plan.participation,
+        )
 
     def begin_all(
-        self, plan: Plan, broadcast: Broadcast, members: Sequence[Bookable]
+        self, plan: Plan, broadcast: Broadcast, members: Sequence[AccountHolder]
     ) -> dict[int, tuple[int, ...] | DpfedError]:
         """Enter the round of several clients in one commit: rows, or why not, by client."""
         if self.budget and members:
@@ -108,7 +116,7 @@ class Account:
     def refusals(self, plan: Plan, training: str, clients: Iterable[int]) -> dict[int, DpfedError]:
         """Before a training's first order: clients whose budget cannot pay for all of it, and why.
 
-        The answer follows from the owner's budget and ledger, and from no record.
+        The reply follows from the owner's budget and ledger, and from no record.
 
         Args:
             plan: what the training would release.
@@ -121,7 +129,7 @@ class Account:
         return self.ledger.refusals(asked)
 
     def admit(self, plan: Plan, training: str, client: int) -> None:
-        """A node's answer to a training that would begin: refuse it as a whole, or not at all.
+        """Before a training begins on a node: refuse it as a whole, or accept all of it.
 
         Where the data is one owner's, what the plan costs is kept free for it from then on.
 
@@ -131,7 +139,7 @@ class Account:
             client: the client's index in the plan.
         """
         key = self.key(plan, client)
-        if not self.divided and self.ledger.account(key.dataset):
+        if not self.divided and self.ledger.budgets_of(key.dataset):
             self._note_enquiry(self.ledger.balance().resolve(key).dataset, plan.fingerprint())
             self.ledger.claim(self._whole(plan, training, client, {}))
             return
@@ -148,7 +156,7 @@ class Account:
             training: its name; what it has released before counts once.
             client: the client's index in the plan.
             target: what the budget is stated for.
-            budget: it gives the terms.
+            budget: epsilon, delta and whether a replaced record stays with its person.
         """
         return self.ledger.forecast(self._whole(plan, training, client, {}), target, budget)
 
@@ -158,7 +166,7 @@ class Account:
             self.ledger.waive(self.dataset, training)
 
     def attended(self, plan: Plan, training: str, client: int) -> tuple[int, ...]:
-        """The rounds of a training that a client has entered, sent or lost.
+        """The rounds of a training in a client's ledger, whether or not the reply was sent.
 
         Args:
             plan: the training's plan.
@@ -178,11 +186,14 @@ class Account:
         """What a recipe's budget is stated for: the plan's own guarantee, against its server."""
         server = Server.OUTSIDERS if plan.update.trust is Trust.CENTRAL else Server.CURIOUS
         return LedgerKey(
-            dataset=self.dataset, unit=plan.update.unit, adjacency=plan.update.adjacency,
-            adversary=server, colluders=plan.colluders,
-        )  # fmt: skip
+            dataset=self.dataset,
+            unit=plan.update.unit,
+            adjacency=plan.update.adjacency,
+            adversary=server,
+            colluders=plan.colluders,
+        )
 
-    def begin(self, plan: Plan, broadcast: Broadcast, member: Bookable) -> tuple[int, ...]:
+    def begin(self, plan: Plan, broadcast: Broadcast, member: AccountHolder) -> tuple[int, ...]:
         """Enter the round of one client, or refuse it."""
         found = self.begin_all(plan, broadcast, [member])[member.client]
         if isinstance(found, DpfedError):
@@ -198,15 +209,18 @@ def _key(plan: Plan, dataset: str) -> LedgerKey:
     mechanism = plan.update
     server, colluders = adversary_of(mechanism.trust, plan.sum.against, plan.colluders)
     return LedgerKey(
-        dataset=dataset, unit=mechanism.unit, adjacency=mechanism.adjacency, adversary=server,
+        dataset=dataset,
+        unit=mechanism.unit,
+        adjacency=mechanism.adjacency,
+        adversary=server,
         colluders=colluders,
-    )  # fmt: skip
+    )
 
 
-def _parts(plan: Plan, releases: Mapping[str, int]) -> dict[str, Part]:
+def _parts(plan: Plan, releases: Mapping[str, int]) -> dict[str, ChannelRequest]:
     """The plan's channels, with so many releases of each now, and as many as planned in all."""
     return {
-        name: Part(mechanism, releases.get(name, 0), plan.planned(name))
+        name: ChannelRequest(mechanism, releases.get(name, 0), plan.planned(name))
         for name, mechanism in plan.channels.items()
     }
 
@@ -233,7 +247,7 @@ def whole_cost(plan: Plan, target: LedgerKey, budget: Budget) -> float:
 
 def _drawn_round(plan: Plan, round: int) -> Json | None:
     """The event of a round for which clients are drawn: all of its channels together."""
-    if isinstance(plan.amplified, Everyone):
+    if isinstance(plan.amplification, Everyone):
         return None
     made = plan.released({plan.round_kind(round): 1})
     (event,) = made.event(strongest(made))["events"]
@@ -241,12 +255,12 @@ def _drawn_round(plan: Plan, round: int) -> Json | None:
 
 
 def _covered(plan: Plan) -> bool:
-    """Whether a row's norm is at most the distance that replacing a unit is priced for."""
+    """Whether a row's norm is at most the distance that is accounted for a replaced unit."""
     bounds = {name: plan.declared[name].replace_bound for name in plan.channels}
     return all(bound is None or bound >= plan.channels[name].clip for name, bound in bounds.items())
 
 
-def account(
+def open_account(
     dataset: str | None,
     *,
     path: str | Path | None = None,

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many clients of one process in a few passes: the answers that each would give alone, bit for bit.
+"""Many clients of one process in a few passes: the replies that each would give alone, bit for bit.
 
     orders -> by kind of problem -> entered one by one -> rows, clip, noise, grid of all -> bytes
 
 A small client costs calls, not arithmetic. Where an algorithm is one release of rows, a problem can
 be stacked and a mechanism makes several releases (core/stacked.py), the rows of many clients are
-made and clipped together. All else goes through ``answer``, one by one.
+made and clipped together. All else goes through ``client_reply``, one by one.
 
-Guarantee: what leaves, what a client keeps, and what it refuses are those of ``answer``. Each
+Guarantee: what leaves, what a client keeps, and what it refuses are those of ``client_reply``. Each
 client is asked by the sum, enters its own ledger, and has noise under its own key, in that order.
 
 | edge case                                         | what happens                             |
 |---------------------------------------------------|------------------------------------------|
-| metrics are due, a stage without a release, a     | ``answer``                               |
+| metrics are due, a stage without a release, a     | ``client_reply``                         |
 | wrapped algorithm, groups, drawn records, a sum   |                                          |
 | with keys                                         |                                          |
 | a client's ledger or sum refuses                  | it alone is left out                     |
-| one client has a number that is not finite        | it is made alone, as ``answer`` does     |
+| one client has a number that is not finite        | it is made alone, by ``client_reply``    |
 | anything raises in a pass                         | its clients are made alone               |
 | this machine rounds a stack otherwise (tried once | those of that kind are made alone        |
 | for a kind: its first and last client)            |                                          |
@@ -32,7 +32,6 @@ from weakref import WeakKeyDictionary
 import torch
 
 from dpfed.core.log import log
-from dpfed.core.randomness import Stream
 from dpfed.core.stacked import (
     BoundedSums,
     ReleasesMany,
@@ -42,50 +41,50 @@ from dpfed.core.stacked import (
     defines,
     rows_of,
 )
-from dpfed.core.sum_protocol import Answer, Messages, SendsReleases, Sum
-from dpfed.core.types import UPDATE, Broadcast, Unit
-from dpfed.training.answer import (
+from dpfed.core.sum_protocol import Messages, SendsReleases, StageReply, Sum
+from dpfed.core.types import UPDATE, Broadcast, Stream, Unit
+from dpfed.training.plan import Plan
+from dpfed.training.reply import (
     ClientState,
     PricedReleaser,
-    answer,
-    blank,
-    flushing,
+    client_reply,
+    denormals_as_zero,
     refusal,
-    reply_of,
-    try_out,
+    rehearse,
+    reply_or_zero_rows,
+    zero_reply,
 )
-from dpfed.training.plan import Plan
 
 if TYPE_CHECKING:
     from dpfed.core.grid import Integers, Releases
 
-NUMBERS = 1 << 17
-"""Of the releases of one pass: they stay in cache, and memory does not grow with clients."""
+NUMBERS_PER_PASS = 1 << 17
+"""Numbers in the releases of one pass: they fit the cache, whatever the number of clients."""
 
-FEW = 2
-"""Clients of a kind below which a pass is not worth it."""
+MIN_CLIENTS_PER_PASS = 2
+"""With fewer clients of a kind, a pass is not worth it."""
 
-NOBODY = -1
-"""The client in whose name a pass asks a sum that does not look at names."""
+NO_CLIENT = -1
+"""A client index for sums that do not look at it."""
 
 Order = tuple[ClientState, Messages]
 """A client, and what the sum asks of it."""
 
 
-class _Entered(NamedTuple):
-    """A client that may release."""
+class _EnteredClient(NamedTuple):
+    """A client whose round is entered in its ledger, so that it may release."""
 
     place: int
     client: ClientState
     asked: Messages
     rows: tuple[int, ...]
-    """Of its ledger."""
+    """The rows of its ledger that were entered."""
 
 
-def answer_all(
+def client_replies(
     plan: Plan, broadcast: Broadcast, stage: str, orders: Sequence[Order]
-) -> Iterator[tuple[Answer, ClientState]]:
-    """The clients' answers to one stage, in their order.
+) -> Iterator[tuple[StageReply, ClientState]]:
+    """The clients' replies to one stage, in their order.
 
     Args:
         plan: what the clients have agreed to.
@@ -95,15 +94,15 @@ def answer_all(
     """
     if not _fits(plan, broadcast, stage):
         for client, asked in orders:
-            yield answer(plan, broadcast, stage, asked, client)
+            yield client_reply(plan, broadcast, stage, asked, client)
         return
-    many = max(1, NUMBERS // max(1, broadcast.params.numel()))
+    many = max(1, NUMBERS_PER_PASS // max(1, broadcast.params.numel()))
     for start in range(0, len(orders), many):
         yield from _Pass(plan, broadcast).run(orders[start : start + many])
 
 
 def _fits(plan: Plan, broadcast: Broadcast, stage: str) -> bool:
-    """Whether clients of this plan can be made together in this round at all."""
+    """Whether this round of the plan can be computed for many clients together."""
     return (
         stage == plan.sum.release_stage
         and _sends_releases(plan.sum)
@@ -116,45 +115,45 @@ def _fits(plan: Plan, broadcast: Broadcast, stage: str) -> bool:
 
 
 def _sends_releases(kind: Sum) -> TypeGuard[SendsReleases]:
-    return isinstance(kind, SendsReleases) and defines(type(kind), "answer", "packed")
+    return isinstance(kind, SendsReleases) and defines(type(kind), "reply", "packed")
 
 
 class _Pass:
-    """Some clients' answers at the release stage."""
+    """Some clients' replies at the release stage."""
 
     def __init__(self, plan: Plan, broadcast: Broadcast) -> None:
         self.plan, self.broadcast = plan, broadcast
         self.stage = plan.sum.release_stage
         assert _sends_releases(plan.sum)  # noqa: S101
         self.sum: SendsReleases = plan.sum
-        self.nothing = blank(plan, broadcast)
+        self.nothing = zero_reply(plan, broadcast)
         self.fresh = plan.mechanism_states(broadcast.params.numel())
-        self.context = plan.sum_context(broadcast, NOBODY)  # such a sum does not look at it
+        self.context = plan.sum_context(broadcast, NO_CLIENT)  # the sum ignores the index
         self.accepted: Messages | None = None
 
-    def run(self, orders: Sequence[Order]) -> list[tuple[Answer, ClientState]]:
-        """The answers, in the order of the orders."""
-        found: dict[int, tuple[Answer, ClientState]] = {}
+    def run(self, orders: Sequence[Order]) -> list[tuple[StageReply, ClientState]]:
+        """The replies, in the order of the orders."""
+        found: dict[int, tuple[StageReply, ClientState]] = {}
         for places in _by_kind(orders):
             if self._can_be_tried(orders[places[0]][0]):
                 found.update(self._together({place: orders[place] for place in places}))
         for place, (client, asked) in enumerate(orders):
             if place not in found:
-                found[place] = answer(self.plan, self.broadcast, self.stage, asked, client)
+                found[place] = client_reply(self.plan, self.broadcast, self.stage, asked, client)
         return [found[place] for place in range(len(orders))]
 
     def _can_be_tried(self, first: ClientState) -> bool:
         """Whether the rehearsal passes: all of a kind have one model. If not, each refuses."""
         try:
-            try_out(self.plan, self.broadcast, first)
-        except Exception:  # ``answer`` raises it again, and says it
+            rehearse(self.plan, self.broadcast, first)
+        except Exception:  # ``client_reply`` raises it again, and logs it
             return False
         return True
 
     def _together(
         self, orders: Mapping[int, Order]
-    ) -> Iterator[tuple[int, tuple[Answer, ClientState]]]:
-        entered: list[_Entered] = []
+    ) -> Iterator[tuple[int, tuple[StageReply, ClientState]]]:
+        entered: list[_EnteredClient] = []
         for place, (client, asked) in orders.items():
             try:
                 entered.append(self._enter(place, client, asked))
@@ -164,15 +163,17 @@ class _Pass:
         for each, integers in zip(entered, releases, strict=True):
             yield each.place, self._sent(each, integers)
 
-    def _enter(self, place: int, client: ClientState, asked: Messages) -> _Entered:
-        """As ``answer``: the sum may refuse at no cost, then the ledger, before noise is drawn."""
-        if asked != self.accepted:  # it knows nothing else of a client
-            self.plan.sum.answer(self.stage, asked, self.nothing, client.secret, self.context)
+    def _enter(self, place: int, client: ClientState, asked: Messages) -> _EnteredClient:
+        """The sum may refuse at no cost, then the ledger: both before noise is drawn."""
+        if asked != self.accepted:  # such a sum knows nothing else of a client
+            self.plan.sum.reply(self.stage, asked, self.nothing, client.secret, self.context)
             self.accepted = asked
         rows = client.ledger.begin(self.plan, self.broadcast, client) if client.ledger else ()
-        return _Entered(place, client, asked, rows)
+        return _EnteredClient(place, client, asked, rows)
 
-    def _sent(self, each: _Entered, integers: Integers | None) -> tuple[Answer, ClientState]:
+    def _sent(
+        self, each: _EnteredClient, integers: Integers | None
+    ) -> tuple[StageReply, ClientState]:
         """The client's messages, and what it keeps."""
         try:
             if integers is None:
@@ -186,11 +187,13 @@ class _Pass:
             return refusal(self.broadcast, each.client, error), each.client
         return messages, client
 
-    def _made_alone(self, each: _Entered) -> tuple[Messages, ClientState]:
+    def _made_alone(self, each: _EnteredClient) -> tuple[Messages, ClientState]:
         plan, at = self.plan, self.broadcast
-        reply, client = reply_of(plan, at, each.client, PricedReleaser(plan, at, each.client))
+        reply, client = reply_or_zero_rows(
+            plan, at, each.client, PricedReleaser(plan, at, each.client)
+        )
         asked, context = each.asked, self.context
-        messages, secret = plan.sum.answer(self.stage, asked, reply, client.secret, context)
+        messages, secret = plan.sum.reply(self.stage, asked, reply, client.secret, context)
         return messages, client if secret == client.secret else replace(client, secret=secret)
 
     def _after(self, client: ClientState) -> ClientState:
@@ -203,16 +206,16 @@ class _Pass:
         return replace(client, state=state, mechanisms=states)
 
     def _releases(self, clients: Sequence[ClientState]) -> Sequence[Integers | None]:
-        """Of each client; None where it has to be made alone."""
+        """Each client's release; None where it has to be made alone."""
         alone: list[Integers | None] = [None] * len(clients)
-        if len(clients) < FEW:
+        if len(clients) < MIN_CLIENTS_PER_PASS:
             return alone
         try:
-            with flushing():
+            with denormals_as_zero():
                 sums = self._sums(clients)
                 made = sums and self._released(clients, sums)
-        except Exception:  # what is wrong with one client's data is its own
-            log.debug("clients of a pass are made one by one", exc_info=True)
+        except Exception:  # one client's bad data must not affect the others
+            log.debug("a stacked pass failed; its clients are computed one by one", exc_info=True)
             return alone
         if not sums or not made:
             return alone
@@ -220,7 +223,7 @@ class _Pass:
         return [one if right else None for one, right in zip(made.lines, usable, strict=True)]
 
     def _sums(self, clients: Sequence[ClientState]) -> BoundedSums | None:
-        """Each client's clipped sum; None where this machine does not round it as alone."""
+        """Each client's clipped sums; None where stacking rounds differently on this machine."""
         problems = [client.problem for client in clients if client.problem is not None]
         first, rows = problems[0], rows_of(self.plan.client.work)
         assert isinstance(first, Stackable) and rows is not None  # noqa: PT018, S101
@@ -272,7 +275,7 @@ def _by_kind(orders: Sequence[Order]) -> list[list[int]]:
     return list(kinds.values())
 
 
-_stackable: dict[type, bool] = {}  # to ask each problem takes longer than its gradient
+_stackable: dict[type, bool] = {}  # cached: the check takes longer than a small gradient
 
 
 def _stacks(kind: type) -> bool:

@@ -12,7 +12,7 @@
 
 Guarantee: whenever the process dies, ``load`` finds the last committed round, and no round that was
 committed is asked for again. An attempt that was asked for and not committed counts as spent, once.
-Where clients store their answers it is asked for again, in the same bytes; otherwise the round goes
+Where clients store their replies it is asked for again, in the same bytes; otherwise the round goes
 on as a new attempt, with new noise. Files are replaced as a whole and synced, never pickled.
 
 | edge case                                        | what happens                              |
@@ -51,11 +51,11 @@ from dpfed.core.types import State, Trust
 from dpfed.core.vector import Layout
 from dpfed.training.fingerprint import legacy_fingerprint
 from dpfed.training.plan import Plan
-from dpfed.training.round import ServerState, next_attempt, with_next
+from dpfed.training.round import ServerState, next_attempt
 from dpfed.training.state_tree import join_state, split_state
 
 VERSION = 3
-_MOST_ATTEMPTS = 100_000  # at one round: a larger number was never written here
+_MAX_ATTEMPTS = 100_000  # at one round: a larger number was never written here
 _ASKED, _STATE, _TRAINING = "asked.json", "progress.safetensors", "training.txt"
 _LOCK, _LAYOUT = "lock", "layout.json"
 
@@ -82,7 +82,7 @@ def committed_round(plan: Plan, before: ServerState, clients: tuple[int, ...]) -
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What was found on the disk."""
+    """A checkpoint as found on disk."""
 
     state: ServerState
     committed: tuple[CommittedRound, ...]
@@ -141,9 +141,11 @@ class Checkpoint:
             shapes = json.loads(path.read_bytes()) if path.exists() else {"params": [len(params)]}
             layout = Layout({name: tuple(shape) for name, shape in shapes.items()})
             return KeptModel(
-                tensors=layout.unflatten(params), training=str(facts["training"]),
-                round=index(facts["round"]), history=_rows(facts),
-            )  # fmt: skip
+                tensors=layout.unflatten(params),
+                training=str(facts["training"]),
+                round=index(facts["round"]),
+                history=_rows(facts),
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _unreadable(path) from error
 
@@ -153,7 +155,7 @@ class Checkpoint:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """One process at a time: two would ask for the same attempts. A dead one holds no lock."""
+        """Lock the folder: two processes would ask for the same attempts. A crash unlocks it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             try:
@@ -215,14 +217,14 @@ class Checkpoint:
     def load(
         self, plan: Plan, fresh: ServerState, clients: State = (), again: bool = False
     ) -> Saved | None:
-        """The last committed round, ready to go on; None where there is none yet.
+        """The last committed round, to resume from; None if there is none yet.
 
         Args:
             plan: the run's plan: a checkpoint of another one is refused.
             fresh: the server as a new run would begin: it gives the form.
             clients: what a new engine would keep for its clients: the form, too.
             again: whether an attempt that died may be asked for once more: only where clients
-                send the answers that they have stored; otherwise it is made anew.
+                send the replies that they have stored; otherwise it is made anew.
         """
         facts, tensors = self._read()
         if facts is None:
@@ -244,7 +246,7 @@ class Checkpoint:
         return replace(saved, state=state, gated=self._gated())
 
     def _gated(self) -> bool:
-        """By the newest file: it was written before the last attempt was asked for."""
+        """Whether all were behind gates, by the newest file: it is written before an attempt."""
         path = self.folder / _ASKED
         return path.exists() and json.loads(path.read_bytes()).get("gated") is True
 
@@ -309,7 +311,7 @@ class Checkpoint:
         try:
             asked = json.loads(path.read_bytes())
             at, attempt = index(asked["round"]), index(asked["attempt"])
-            if attempt > _MOST_ATTEMPTS:
+            if attempt > _MAX_ATTEMPTS:
                 raise ValueError(attempt)
         except (ValueError, KeyError, TypeError) as error:
             raise _unreadable(path) from error
@@ -352,10 +354,16 @@ def _round_counts(plan: Plan, facts: Mapping[str, Any], completed: int) -> Round
     most = max([1.0, *(use.shares for use in uses)])
     if unknown or not least >= 1 or most > len(plan.nominal) or not all(found):
         raise ValueError(f"channels {sorted(unknown)}, {most:g} shares of noise")
-    _refuse_fewer(plan, completed, {
-        name: sum(u.releases * n for kind, n in found.items() for u in kind if u.channel == name)
-        for name in plan.channels
-    })  # fmt: skip
+    _refuse_fewer(
+        plan,
+        completed,
+        {
+            name: sum(
+                u.releases * n for kind, n in found.items() for u in kind if u.channel == name
+            )
+            for name in plan.channels
+        },
+    )
     return found
 
 
@@ -369,7 +377,7 @@ def _refuse_fewer(plan: Plan, completed: int, made: Mapping[str, int]) -> None:
 def _counts_of_0_2(plan: Plan, books: Mapping[str, Any], completed: int) -> RoundCounts:
     """Version 0.2 counted each channel by itself: channel -> (shares of noise, releases).
 
-    Where no draw of clients joins the channels of a round, that is all that the price needs. Where
+    Where no draw of clients joins the channels of a round, the accounting needs no more. Where
     one does: the rounds that were completed, and as many costliest attempts as any channel has
     releases beyond them.
     """
@@ -377,7 +385,7 @@ def _counts_of_0_2(plan: Plan, books: Mapping[str, Any], completed: int) -> Roun
         raise ValueError(f"channels {sorted(books)}")
     counts = {name: {float(h): index(k) for h, k in count} for name, count in books.items()}
     _refuse_fewer(plan, completed, {name: sum(count.values()) for name, count in counts.items()})
-    if isinstance(plan.amplified, Everyone):
+    if isinstance(plan.amplification, Everyone):
         return {
             (ChannelUse(name, 1, shares),): many
             for name, count in counts.items()
@@ -404,8 +412,8 @@ def _with_lost_rounds(plan: Plan, state: ServerState, at: int, attempt: int) -> 
 
 
 def _spent(plan: Plan, state: ServerState) -> ServerState:
-    """With the attempt to come counted: nobody knows how far it went."""
-    return replace(state, release_counts=with_next(plan, state, {}))
+    """The state with the coming attempt counted: how far it went is unknown."""
+    return replace(state, release_counts=plan.counts_after(state.release_counts, state.round))
 
 
 def _unreadable(path: Path) -> DataError:

@@ -9,18 +9,19 @@ The numbers that ``evaluation.metrics`` names come after them, by the metrics ch
 | accuracy, loss            | by ``evaluation.kind``: test records that the server holds (test),   |
 |                           | or the metrics channel, which has noise (federated)                  |
 | worst_silo                | ``evaluation.kind = "exact"`` only: in clear, and the report says so |
-| epsilon, epsilon_others   | spent so far: to the server, to the others that the sentence names   |
+| epsilon, epsilon_others   | spent so far: against the server, against the guarantee's others     |
 | surplus, snr              | of the private mean, its known noise and the public plan             |
 | clients, missing, absent, | who answered, who did not, and the error's name where there was one: |
-| refused, aborted          | the server sees that. Where a draw of clients is priced, clients is  |
-|                           | the expected number, and the others and seconds are empty            |
+| refused, aborted          | the server sees that. Where the accounting relies on a secret draw   |
+|                           | of clients, clients is the expected number; the others and seconds   |
+|                           | are empty                                                            |
 
-Who is in which rounds' totals is ``answered``, for guarantee.json and the statement page: names, or
-the expected number where a draw of clients is priced.
+Who is in which rounds' totals is ``participants``, for guarantee.json and the statement page:
+names, or the expected number where the accounting relies on a secret draw of clients.
 
 Guarantee: whoever shows or stores a row adds nothing to what the guarantee covers: not to what the
 server knows, nor, where the server alone may know who was drawn, to what everyone does. A client's
-own losses, counts and times are no columns: they would be releases that nobody accounts for.
+own losses, counts and times are no columns: they would be releases outside of the accounting.
 """
 
 from __future__ import annotations
@@ -35,15 +36,27 @@ from dpfed.core.types import Aggregate, Trust
 from dpfed.core.vector import dot
 from dpfed.training.metrics import measured
 from dpfed.training.plan import Plan
-from dpfed.training.round import RoundResult, ServerState, clients_told, draw_is_secret
+from dpfed.training.round import RoundResult, ServerState, clients_told
 
 Row: TypeAlias = dict[str, Any]
 """One round: plain numbers and texts, ready for CSV and JSON; None where there is no figure."""
 
 COLUMNS = (
-    "round", "accuracy", "loss", "worst_silo", "epsilon", "epsilon_others", "surplus", "snr",
-    "clients", "missing", "absent", "refused", "aborted", "seconds",
-)  # fmt: skip
+    "round",
+    "accuracy",
+    "loss",
+    "worst_silo",
+    "epsilon",
+    "epsilon_others",
+    "surplus",
+    "snr",
+    "clients",
+    "missing",
+    "absent",
+    "refused",
+    "aborted",
+    "seconds",
+)
 
 
 def make_row(
@@ -72,7 +85,7 @@ def make_row(
         "surplus": surplus(plan, len(result.clients)),
         "snr": signal_to_noise(result.aggregate),
         "clients": clients_told(plan, len(result.clients)),
-        **({} if draw_is_secret(plan) else _conduct(plan, result, seconds)),
+        **({} if plan.draw_is_secret else _conduct(plan, result, seconds)),
     }
     return only_columns(row, columns_of(plan))
 
@@ -84,7 +97,7 @@ def columns_of(plan: Plan) -> tuple[str, ...]:
 
 
 def _conduct(plan: Plan, result: RoundResult, seconds: float) -> Row:
-    """Who did not answer, and how long it took: it shows who was asked.
+    """Who did not reply, and how long the round took. These show who was asked.
 
     Of an open population, how many: the number of a slot says nothing about a device.
     """
@@ -100,7 +113,7 @@ def _conduct(plan: Plan, result: RoundResult, seconds: float) -> Row:
     }
 
 
-class Answered(Protocol):
+class CompletedRound(Protocol):
     """A completed round."""
 
     @property
@@ -112,17 +125,17 @@ class Answered(Protocol):
         """Those in its total."""
 
 
-MOST_NAMED = 200
+MAX_NAMED_CLIENTS = 200
 """Of more clients, guarantee.json has numbers and no names."""
 
 
-def answered(
-    plan: Plan, rounds: Sequence[Answered], names: Sequence[str] | None = None
+def participants(
+    plan: Plan, rounds: Sequence[CompletedRound], names: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Who took part, round by round: plain facts of which a statement is made.
+    """Who took part, round by round: the facts that guarantee.json and the statement page show.
 
-    Where a draw of clients is priced these are the plan's own numbers, whoever answered. Of an open
-    population there are none: nobody is listed.
+    Where the accounting relies on a secret draw of clients, these are the plan's own numbers,
+    whoever answered. An open population has none: there is no list of devices.
 
     Args:
         plan: what was done.
@@ -132,7 +145,7 @@ def answered(
     planned = len(plan.nominal)
     if plan.open:
         return {}
-    if draw_is_secret(plan):
+    if plan.draw_is_secret:
         return {"planned": planned, "expected": clients_told(plan, 0)}
     counts = Counter(client for each in rounds for client in each.clients)
     facts: dict[str, Any] = {
@@ -142,7 +155,7 @@ def answered(
         "fewest": min((len(each.clients) for each in rounds), default=0),
         "most": max((len(each.clients) for each in rounds), default=0),
     }
-    if planned > MOST_NAMED:
+    if planned > MAX_NAMED_CLIENTS:
         return facts
     called = [f"client {client}" for client in range(planned)] if names is None else list(names)
     facts["roster"] = names is not None
@@ -154,8 +167,8 @@ def answered(
     return facts
 
 
-def _alike(rounds: Sequence[Answered]) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Rounds that follow each other with the same clients in their totals, from 1 on."""
+def _alike(rounds: Sequence[CompletedRound]) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Consecutive rounds with the same clients, as (first, last, clients), counted from 1."""
     found: list[tuple[int, int, tuple[int, ...]]] = []
     for each in rounds:
         clients, at = tuple(sorted(each.clients)), each.round + 1
@@ -172,7 +185,7 @@ def only_columns(row: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> Ro
 
 
 def wasted_attempts(history: Sequence[Mapping[str, Any]]) -> int:
-    """How many attempts brought no total and were paid for: those after which epsilon was more."""
+    """How many attempts gave no total but raised epsilon."""
     before, wasted = 0.0, 0
     for row in history:
         spent = float(from_word(row["epsilon"]))
@@ -187,7 +200,7 @@ def known(value: Any) -> Any:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """What of a row can be drawn against rounds."""
+    """The finite numbers of a row, which can be plotted over rounds."""
     return {
         name: float(value)
         for name, value in row.items()

@@ -14,20 +14,20 @@ import torch
 
 from dpfed.core.errors import ClientRefused, DpfedError, RoundAborted, UnsoundPlan, wire_name
 from dpfed.core.log import log
-from dpfed.core.sum_protocol import Answer, Verifier
+from dpfed.core.sum_protocol import StageReply, Verifier
 from dpfed.core.types import Broadcast, Problem, State, Vector
 from dpfed.core.vector import one_thread
 from dpfed.sums.secagg.identity import simulated
 from dpfed.training.account import Account
-from dpfed.training.answer import ClientState
-from dpfed.training.batched import answer_all
+from dpfed.training.batched import client_replies
 from dpfed.training.checkpoint import Checkpoint, CommittedRound
-from dpfed.training.ending import least_clients, nobody_takes_part, too_few_take_part
 from dpfed.training.loop import Step, train
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState
 from dpfed.training.round import RoundResult, ServerState, run_round, start
+from dpfed.training.stopping import least_clients, nobody_takes_part, too_few_take_part
 
-_Replies = Callable[[Iterable[int]], Iterator[tuple[int, Answer]]]
+_Replies = Callable[[Iterable[int]], Iterator[tuple[int, StageReply]]]
 
 
 class Count:
@@ -49,13 +49,14 @@ class Count:
                 f"attempts must be new, and at most {plan.attempts}, as the plan accounts for, got "
                 f"{at} after {len(self.entered)}; make a new engine for a new training"
             )
-        if plan.pattern is not None:
-            plan.pattern.refuse_beyond(broadcast.round, [entered[0] for entered in self.entered])
+        if plan.participation is not None:
+            taken = [entered[0] for entered in self.entered]
+            plan.participation.refuse_beyond(broadcast.round, taken)
         self.entered.add(at)
         return ()
 
     def confirm(self, rows: Iterable[int]) -> None:
-        """Nothing is left open."""
+        """Nothing to do: an attempt counts as made when it is entered."""
 
 
 class _Counts:
@@ -73,16 +74,16 @@ class _Counts:
                 f"attempts must be later than the last, and at most {plan.attempts}, as the plan "
                 f"accounts for, got {at} after {often}; make a new engine for a new training"
             )
-        if plan.pattern is not None:
-            plan.pattern.refuse_beyond(broadcast.round, last[:1] * often)
+        if plan.participation is not None:
+            plan.participation.refuse_beyond(broadcast.round, last[:1] * often)
         self.made[client.client] = often + 1, *at
         return ()
 
     def confirm(self, rows: Iterable[int]) -> None:
-        """Nothing is left open."""
+        """Nothing to do: an attempt counts as made when it is entered."""
 
 
-class _OnDemand(MutableMapping[int, ClientState]):
+class _ClientsOnDemand(MutableMapping[int, ClientState]):
     """Clients whose problems are made when they are asked, and dropped after: none is kept.
 
     A client that keeps nothing of its own (no state, no noise, no secret) takes 12 bytes.
@@ -141,7 +142,7 @@ class InProcess:
     def __init__(
         self, plan: Plan, problems: Sequence[Problem], ledger: Account | None = None
     ) -> None:
-        self.stores_answers = self.gated = False
+        self.stores_replies = self.gated = False
         count = len(problems)
         signers = simulated(count) if plan.sum.hides_terms else [None] * count
         self.plan, self.ledger = plan, ledger
@@ -151,13 +152,13 @@ class InProcess:
             for i, problem in enumerate(problems):
                 self.clients[i] = ClientState(i, problem, signer=signers[i], ledger=Count())
         else:
-            self.clients = _OnDemand(problems)
+            self.clients = _ClientsOnDemand(problems)
         self.refusals: list[DpfedError] = []
         """Why clients were not entered in the ledger: the sentences, which stay in this process."""
         self._out: dict[int, DpfedError] | None = None  # those who cannot pay for all of it
 
     def ready(self, step: Step) -> str | None:
-        """Everyone is here whose budget can pay for the whole training, as nodes enrol."""
+        """Leave out clients that cannot pay for the whole training; a reason to stop, or None."""
         if self._out is None:
             name, known = step.state.training, self.ledger
             self._out = known.refusals(self.plan, name, self.clients) if known else {}
@@ -171,12 +172,12 @@ class InProcess:
 
     def exchange(
         self, broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
-    ) -> Iterable[tuple[int, Answer]]:
-        """Ask those who are here, one after the other; others are silent."""
+    ) -> Iterable[tuple[int, StageReply]]:
+        """Ask the clients of this process one after the other; any others stay silent."""
 
-        def replies(clients: Iterable[int]) -> Iterator[tuple[int, Answer]]:
+        def replies(clients: Iterable[int]) -> Iterator[tuple[int, StageReply]]:
             orders = [(self.clients[client], _asked(requests, client)) for client in clients]
-            for found, client in answer_all(self.plan, broadcast, stage, orders):
+            for found, client in client_replies(self.plan, broadcast, stage, orders):
                 self.clients[client.client] = client
                 yield client.client, found
 
@@ -185,16 +186,16 @@ class InProcess:
         if self.ledger and stage == self.plan.sum.release_stage:
             states = [self.clients[client] for client in clients]
             entered = self.ledger.begin_all(self.plan, broadcast, states)
-            return self._answers(self.ledger, entered, replies)
+            return self._entered_replies(self.ledger, entered, replies)
         return replies(clients)
 
-    def _answers(
+    def _entered_replies(
         self,
         ledger: Account,
         entered: Mapping[int, tuple[int, ...] | DpfedError],
         replies: _Replies,
-    ) -> Iterator[tuple[int, Answer]]:
-        """The answers of those whose round is entered; confirmed in one commit at the end."""
+    ) -> Iterator[tuple[int, StageReply]]:
+        """The replies of those whose round is entered; confirmed in one commit at the end."""
         made: list[int] = []
         refused = {client: e for client, e in entered.items() if isinstance(e, DpfedError)}
         self._say_refusals(refused, len(entered))
@@ -212,8 +213,11 @@ class InProcess:
         for client, error in list(refused.items())[:1]:
             log.warning(
                 "%d of %d clients are not entered in the ledger; client %d: %s",
-                len(refused), asked, client, error,
-            )  # fmt: skip
+                len(refused),
+                asked,
+                client,
+                error,
+            )
 
     def client_states(self, params: Vector) -> State:
         """All that clients keep between rounds."""

@@ -9,18 +9,18 @@ One policy for every engine (tests/training/test_loop.py has a test per cell):
 | when                                     | in one process | simulation   | deployment   |
 |------------------------------------------|----------------|--------------|--------------|
 | a round aborts before releases are asked | again, free    | again, free  | again, free  |
-| nobody answers, or too few for a total   | again, spent   | same, spent  | same, spent  |
+| no reply, or too few for a total         | again, spent   | same, spent  | same, spent  |
 | fewer than sum.least_clients answer      | ends           | ends         | ends         |
 | fewer than sum.least_clients enrol       | cannot happen  | ends         | ends         |
 | the plan's guarantee affords no more     | ends           | ends         | ends         |
 | every client's own budget is spent       | ends           | ends         | ends         |
 | the code of some clients raises          | left out       | left out     | left out     |
 | the code of every client raises          | again, spent   | again, spent | again, spent |
-| nobody is connected                      | cannot happen  | ends         | ends         |
+| no client is connected                   | cannot happen  | ends         | ends         |
 | the process dies                         | goes on        | begins anew  | goes on      |
 
-again, free   a new attempt; nothing is spent. PATIENCE failed attempts in a row end the training
-again, spent  a new attempt at full cost; PATIENCE failed attempts in a row end the training
+again, free   a new attempt; nothing is spent. MAX_FAILED_ATTEMPTS in a row end the training
+again, spent  a new attempt at full cost; MAX_FAILED_ATTEMPTS in a row end the training
 same, spent   first the same attempt in the same bytes, once those who were lost are back; then anew
 ends          nothing more is asked for
 left out      the error's name is in the row, and the round goes on with the others
@@ -40,20 +40,20 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from dpfed.core.log import log
-from dpfed.core.sum_protocol import Answer, Verifier
+from dpfed.core.sum_protocol import StageReply, Verifier
 from dpfed.core.types import Broadcast, State, Trust, Vector
 from dpfed.core.vector import one_thread
 from dpfed.training.checkpoint import Checkpoint, CommittedRound, committed_round
-from dpfed.training.ending import (
-    exceeds,
-    least_clients,
-    reason_to_end,
-    same_attempt,
-    too_few_answered,
-)
 from dpfed.training.history import Row, make_row
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState, run_round, start
+from dpfed.training.stopping import (
+    exceeds,
+    least_clients,
+    reason_to_stop,
+    same_attempt,
+    too_few_replied,
+)
 
 Judge: TypeAlias = Callable[[int, Vector], Mapping[str, float | None]]
 """What the server itself measures after a round (accuracy, loss), from its number and the model."""
@@ -71,8 +71,8 @@ class Step:
     stopped: str | None = None
     """Why training ends before the rounds that were asked for."""
     gated: bool | None = None
-    """Whether, in each attempt, all who had enrolled were behind gates of their owners', by their
-    own word; None before the first attempt."""
+    """Whether all enrolled clients said, in each attempt, that they were behind their owners'
+    gates; None before the first attempt."""
 
 
 class Transport(Protocol):
@@ -83,20 +83,20 @@ class Transport(Protocol):
         """Who the clients are, where the sum asks for signatures."""
 
     @property
-    def stores_answers(self) -> bool:
+    def stores_replies(self) -> bool:
         """Whether clients keep what they sent, and send it again for the same order."""
 
     @property
     def gated(self) -> bool:
-        """Whether all who have enrolled say that they are behind gates of their owners'."""
+        """Whether all enrolled clients say that they are behind their owners' gates."""
 
     def ready(self, step: Step) -> str | None:
-        """Before a round: look who is there. A reason to ask nobody, or None."""
+        """Before a round: find out who is connected. A reason to stop, or None."""
 
     def exchange(
         self, broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
-    ) -> Iterable[tuple[int, Answer]]:
-        """Take a stage's requests to clients, bring their answers back one by one."""
+    ) -> Iterable[tuple[int, StageReply]]:
+        """Take a stage's requests to clients, bring their replies back one by one."""
 
     def client_states(self, params: Vector) -> State:
         """What a checkpoint keeps for clients that keep nothing themselves."""
@@ -126,7 +126,7 @@ def train(
         training: the name of this training, stable when it is resumed.
         checkpoint: where the training keeps itself.
         judge: what the server measures of the model after each completed round.
-        until: end after so many rounds; None is all of the plan's.
+        until: end after so many rounds; None means all of the plan's.
     """
     last = plan.rounds if until is None else until
     failures = 0
@@ -141,7 +141,7 @@ def train(
                 step = _attempt(plan, step, transport, checkpoint, judge)
                 if step.state.counts_before is None:  # else the same attempt is asked for again
                     failures = failures + 1 if step.result and step.result.aborted else 0
-                reason = reason_to_end(step.result, failures)
+                reason = reason_to_stop(step.result, failures)
                 if step.state.round < last:  # after the last round there is nothing to end
                     reason = reason or _too_few(plan, step, asked)
             if reason:
@@ -151,31 +151,35 @@ def train(
 
 
 def _too_few(plan: Plan, step: Step, asked: dict[int, bool]) -> str | None:
-    """Why training ends after a completed round, if too few clients answer; notes who did."""
+    """Why to stop after a completed round: too few clients reply. Notes who did."""
     result = step.result
     if result is None or result.aborted or least_clients(plan) <= 1:
         return None
     asked.update(dict.fromkeys(result.missing, False))
     asked.update(dict.fromkeys(result.clients, True))
-    return too_few_answered(plan, step.state, asked)
+    return too_few_replied(plan, step.state, asked)
 
 
 def _found(
     plan: Plan, fresh: ServerState, transport: Transport, checkpoint: Checkpoint | None
 ) -> Step:
     """Where the training stands: at its beginning, or where a checkpoint left it."""
-    # not where the server adds the noise, unless its clients refuse a new attempt
-    again = transport.stores_answers and (plan.update.trust is not Trust.CENTRAL or plan.pattern)
+    # an attempt is repeated in the same bytes, except where the server adds the noise and clients
+    # would accept a new attempt
+    repeats = plan.update.trust is not Trust.CENTRAL or plan.participation is not None
+    again = transport.stores_replies and repeats
     form = transport.client_states(fresh.params) if checkpoint else None
-    saved = checkpoint and checkpoint.load(plan, fresh, form, bool(again))
+    saved = checkpoint and checkpoint.load(plan, fresh, form, again)
     if not saved:
         return Step(state=fresh)
     transport.restore(saved.clients)
     log.info("going on after round %d", saved.state.round)
     return Step(
-        state=saved.state, history=tuple(saved.history), committed=saved.committed,
+        state=saved.state,
+        history=tuple(saved.history),
+        committed=saved.committed,
         gated=saved.gated,
-    )  # fmt: skip
+    )
 
 
 def _attempt(
@@ -193,7 +197,7 @@ def _attempt(
     with one_thread():
         state, result = run_round(plan, before, transport.exchange)
     seconds = time.perf_counter() - began
-    state = same_attempt(plan, before, state, result) if transport.stores_answers else state
+    state = same_attempt(plan, before, state, result) if transport.stores_replies else state
     judged = judge(state.round, state.params) if judge and not result.aborted else {}
     row = make_row(plan, state, result, judged, seconds)
     done = () if result.aborted else (committed_round(plan, before, result.clients),)

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An open population in this process: devices that come and go, of whom nobody has a list.
+"""An open population in this process: devices that come and go, without a list of them.
 
     there = lambda round: range(round, round + 500)         # who is there in a round
     train(plan, params, Population(plan, problems, there))
 
-Those who are there take the plan's slots in a random order, unless they must rest: each device
-counts for itself, as its ledger would (core/participation.py). The bits depend on who takes part,
-and on nothing else.
+Connected devices take the plan's slots in a random order, unless participation forbids it: each
+device counts for itself, as its ledger would (core/participation.py). The bits of a result depend
+only on who takes part.
 
 | edge case                               | what happens                                           |
 |-----------------------------------------|--------------------------------------------------------|
 | more are there than slots               | the others are not asked                               |
-| fewer, or many who must rest            | their slots stay empty, and add zero                   |
+| fewer, or many within min_separation    | their slots stay empty, and add zero                   |
 | nobody may take part                    | training ends, and nothing is spent                    |
 | the process dies                        | a checkpoint has the devices' counts, so they go on    |
 """
@@ -24,13 +24,13 @@ import msgspec
 import torch
 
 from dpfed.core.errors import DpfedError
-from dpfed.core.sum_protocol import Answer
+from dpfed.core.sum_protocol import StageReply
 from dpfed.core.types import Broadcast, Problem, State, Vector
 from dpfed.training.account import Account
-from dpfed.training.answer import ClientState
 from dpfed.training.inprocess import Count, InProcess
 from dpfed.training.loop import Step
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState
 from dpfed.training.round import ServerState
 
 There = Callable[[int], Iterable[int]]
@@ -43,7 +43,7 @@ class Population:
     Args:
         plan: what is done, and what it costs; its population is open.
         problems: the devices' data, by number; an item is looked up when its device takes part.
-        there: who is there in a round; None is everyone.
+        there: who is there in a round; None means everyone.
         ledger: where releases are entered; all devices of a round in one commit.
     """
 
@@ -54,7 +54,7 @@ class Population:
         there: There | None = None,
         ledger: Account | None = None,
     ) -> None:
-        self.stores_answers = self.gated = False
+        self.stores_replies = self.gated = False
         self.roster = None
         self.plan, self.problems, self.ledger = plan, problems, ledger
         self.there = there or (lambda _: range(len(problems)))
@@ -68,7 +68,7 @@ class Population:
         return self._inside.refusals
 
     def ready(self, step: Step) -> str | None:
-        """Let those who are there take the slots; a reason to stop if nobody may."""
+        """Give the slots to connected devices; a reason to stop if none may take part."""
         state, most = step.state, len(self.plan.nominal)
         found = (device for device in self._shuffled(state) if self._may_take_part(device, state))
         self._slots = {device: slot for slot, device in zip(range(most), found, strict=False)}
@@ -81,8 +81,8 @@ class Population:
         if self._slots:
             return None
         return (
-            f"nobody who is there in round {state.round} may take part ({self.plan.pattern}), and "
-            f"nothing was spent"
+            f"nobody who is there in round {state.round} may take part "
+            f"({self.plan.participation}), and nothing was spent"
         )
 
     def _shuffled(self, state: ServerState) -> Iterator[int]:
@@ -96,11 +96,11 @@ class Population:
         taken = [at for at, _ in count.entered] if count else []
         if self.ledger:
             taken += self.ledger.attended(self.plan, state.training, device)
-        return self.plan.pattern is None or self.plan.pattern.allows(state.round, taken)
+        return self.plan.participation is None or self.plan.participation.allows(state.round, taken)
 
     def exchange(
         self, broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, StageReply]]:
         """Ask the devices that have the slots; nothing of them is kept but their counts."""
         devices = {
             name: {device: to[slot] for device, slot in self._slots.items() if slot in to}

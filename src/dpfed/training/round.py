@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""THE PATH: one private round, from the broadcast to the step. The client's half is answer.py.
+"""THE PATH: one private round, from the broadcast to the step. The client's half is reply.py.
 
     server                       client                                      server
     ------                       ------                                      ------
-    publish -> Broadcast ------> answer: work -> PricedReleaser -> Release
+    publish -> Broadcast ------> client_reply: work -> PricedReleaser -> Release
                                    (rows -> clip -> noise -> grid)
-                                 sum.answer -> bytes ----------------------> sum.add, as they come
+                                 sum.reply -> bytes -----------------------> sum.add, as they come
                                                                              sum.close -> Total
                                                                              finish -> Aggregate
                                                                              step
@@ -13,43 +13,53 @@
 ``run_round`` walks it; a transport exchanges the bytes. Everything here uses protocols only, never
 a particular algorithm, mechanism or sum. State goes in, state comes out.
 
-Guarantee: where a draw of clients is priced (``draw_is_secret``), nothing that leaves the server
-depends on who was drawn, but for the total that has the noise.
+Guarantee: where the accounting relies on a secret draw of clients (``Plan.draw_is_secret``),
+nothing that leaves the server depends on who was drawn, except for the noisy total.
 
-| edge case                            | the draw is priced            | it is not              |
+| edge case                            | the draw is secret            | it is not              |
 |--------------------------------------|-------------------------------|------------------------|
-| nobody is drawn                      | zeros, and the full noise     | the same               |
-| a client that is asked is not there  | it adds zero, and nobody says | the row and the log    |
-|                                      | so; the log at level debug    | name it                |
-| none of them answers                 | as if nobody had been drawn   | the round is aborted   |
+| no client is drawn                   | zeros, and the full noise     | the same               |
+| a client that is asked is not there  | it adds zero; only the debug  | the row and the log    |
+|                                      | log says so                   | name it                |
+| none of them replies                 | as if none had been drawn     | the round is aborted   |
 | how many an optimizer is told        | the expected number           | those in the total     |
+
+| replies into the sum                           | what happens                                |
+|------------------------------------------------|---------------------------------------------|
+| one of several cannot be added                 | each is added alone, in the order they came |
+| a sum of someone's own inherits the passes     | its own ``add``, one by one                 |
+| the transport breaks off                       | its error is raised: there is no round      |
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 
 from dpfed.accounting.event_tree import RoundCounts
-from dpfed.core.errors import BudgetSpent
+from dpfed.core.errors import WIRE_NAMES, BadReply, BudgetSpent, ClientRefused
 from dpfed.core.grid import to_values
-from dpfed.core.sampling import Everyone
+from dpfed.core.log import log
+from dpfed.core.stacked import defines
 from dpfed.core.sum_protocol import (
     Aborted,
-    Answer,
     Directory,
+    Messages,
     Opened,
     Requests,
+    SendsReleases,
+    Session,
+    StageReply,
+    Sum,
     Verifier,
 )
 from dpfed.core.types import UPDATE, Aggregate, Broadcast, Release, State, Total, Vector
 from dpfed.training.plan import Plan
-from dpfed.training.take import Taking
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -108,21 +118,20 @@ def start(
         roster: who the clients are, where the sum asks for signatures.
     """
     return ServerState(
-        params=params, optimizer=plan.optimizer.init(params),
+        params=params,
+        optimizer=plan.optimizer.init(params),
         mechanisms=plan.mechanism_states(params.numel()),
-        release_counts={}, cohort=plan.draw(0, 0),
-        directory=plan.sum.directory(), roster=roster, training=training,
-    )  # fmt: skip
-
-
-def draw_is_secret(plan: Plan) -> bool:
-    """Whether the price counts on it that nobody but the server knows who was drawn."""
-    return not isinstance(plan.amplified, Everyone)
+        release_counts={},
+        cohort=plan.draw(0, 0),
+        directory=plan.sum.directory(),
+        roster=roster,
+        training=training,
+    )
 
 
 def clients_told(plan: Plan, inside: int) -> float:
     """How many clients a total has, as others are told: a secret draw gives the expected number."""
-    return plan.part_asked * len(plan.nominal) if draw_is_secret(plan) else inside
+    return plan.participation_rate * len(plan.nominal) if plan.draw_is_secret else inside
 
 
 def publish(plan: Plan, state: ServerState) -> Broadcast:
@@ -134,9 +143,9 @@ def publish(plan: Plan, state: ServerState) -> Broadcast:
 
 
 Exchange: TypeAlias = Callable[
-    [Broadcast, str, Mapping[str, Mapping[int, bytes]]], Iterable[tuple[int, Answer]]
+    [Broadcast, str, Mapping[str, Mapping[int, bytes]]], Iterable[tuple[int, StageReply]]
 ]
-"""Takes a stage's requests (by channel and client) out, brings (client, answer) back one by one."""
+"""Takes a stage's requests (by channel and client) out, brings (client, reply) back one by one."""
 
 
 def run_round(
@@ -147,21 +156,27 @@ def run_round(
     Args:
         plan: what is done, and what it costs.
         state: the server before the round.
-        exchange: how a stage's requests reach clients and their answers come back.
+        exchange: how a stage's requests reach clients and their replies come back.
     """
     broadcast = publish(plan, state)
     gathered = _gather(plan, broadcast, state, exchange)
     spent = gathered.asked or state.counts_before is not None
     counts = state.release_counts if state.counts_before is None else state.counts_before
     state = replace(state, directory=gathered.directory, release_counts=counts, counts_before=None)
-    if spent:
-        state = _count(plan, state, gathered.totals)
+    if spent:  # asked for is spent, opened or not
+        # behind a secret draw the server's noise alone hides a release
+        counted = {} if plan.draw_is_secret else gathered.totals
+        weights = {name: total.weights for name, total in counted.items()}
+        state = replace(state, release_counts=plan.counts_after(counts, state.round, weights))
     clients = () if gathered.aborted else next(iter(gathered.totals.values())).clients
     result = RoundResult(
-        round=state.round, clients=clients,
-        missing=tuple(sorted(set(state.cohort) - set(clients))), refused=gathered.refused,
-        aborted=gathered.aborted, spent=spent,
-    )  # fmt: skip
+        round=state.round,
+        clients=clients,
+        missing=tuple(sorted(set(state.cohort) - set(clients))),
+        refused=gathered.refused,
+        aborted=gathered.aborted,
+        spent=spent,
+    )
     if gathered.aborted:
         return next_attempt(plan, state), result
     state, aggregate = _aggregate(plan, state, gathered.totals)
@@ -175,7 +190,7 @@ def next_attempt(plan: Plan, state: ServerState) -> ServerState:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _Gathered:
+class _GatheredTotals:
     totals: dict[str, Total]
     refused: dict[int, str]
     directory: Directory
@@ -184,60 +199,114 @@ class _Gathered:
     """Whether releases were asked for: these count as spent, opened or not."""
 
 
-def _gather(plan: Plan, broadcast: Broadcast, state: ServerState, exchange: Exchange) -> _Gathered:
+def _gather(
+    plan: Plan, broadcast: Broadcast, state: ServerState, exchange: Exchange
+) -> _GatheredTotals:
     """Drive the sum's stages until the totals are opened, or cannot be."""
     refused: dict[int, str] = {}
     due = plan.due(broadcast.round)
     cohorts = {name: plan.cohort(name, state.cohort) for name in due}
     sizes = {name: plan.size(name, broadcast.params.numel()) for name in due}
     if not state.cohort:  # drawing again would invalidate the accounting
-        return _Gathered(totals=_zeros(sizes), refused=refused, directory=state.directory)
+        return _GatheredTotals(totals=_zeros(sizes), refused=refused, directory=state.directory)
     context = replace(plan.sum_context(broadcast, SERVER), roster=state.roster)
     following: Requests | Opened | Aborted
     session, following = plan.sum.begin(state.directory, cohorts, sizes, context)
     asked = False
     while isinstance(following, Requests):
         asked = asked or following.stage == plan.sum.release_stage
-        level = logging.DEBUG if draw_is_secret(plan) else logging.WARNING  # Flower's log is read
-        answers = exchange(broadcast, following.stage, following.messages)
-        session = Taking(plan.sum, session, refused, level).all(answers)
+        level = logging.DEBUG if plan.draw_is_secret else logging.WARNING  # Flower's log is read
+        replies = exchange(broadcast, following.stage, following.messages)
+        session = add_replies(plan.sum, session, replies, refused, level)
         following = plan.sum.close(session)
-    if isinstance(following, Aborted) and draw_is_secret(plan):
+    if isinstance(following, Aborted) and plan.draw_is_secret:
         following = Opened(_zeros(sizes))  # giving up would tell that somebody had been drawn
     opened = {} if isinstance(following, Aborted) else following.totals
-    return _Gathered(
-        totals={name: opened[name] for name in due if name in opened}, refused=refused,
+    return _GatheredTotals(
+        totals={name: opened[name] for name in due if name in opened},
+        refused=refused,
         directory=plan.sum.directory_after(session),
-        aborted=following.reason if isinstance(following, Aborted) else None, asked=asked,
-    )  # fmt: skip
+        aborted=following.reason if isinstance(following, Aborted) else None,
+        asked=asked,
+    )
+
+
+BYTES_PER_PASS = 1 << 18
+"""Bytes of small replies that are added in one pass: they stay in cache."""
+
+
+def add_replies(
+    adder: Sum,
+    session: Session,
+    replies: Iterable[tuple[int, StageReply]],
+    refused: MutableMapping[int, str],
+    level: int,
+) -> Session:
+    """The session after all replies of a stage: each is added to the sum, or noted as refused.
+
+    Small replies are added several at a time where the sum can (``SendsReleases``): a round of many
+    small clients costs calls, not arithmetic. A large one is added at once, so that no second one
+    has to be held.
+
+    Args:
+        adder: the sum.
+        session: its session.
+        replies: (client, reply), as they come.
+        refused: why clients are left out, which is added to.
+        level: of the log, for these.
+    """
+    many = isinstance(adder, SendsReleases) and defines(type(adder), "add", "add_many")
+    waiting: list[tuple[int, Messages]] = []
+    held = 0
+    for client, reply in replies:
+        if isinstance(reply, ClientRefused):
+            _note_refusal(client, reply, refused, level)
+        else:
+            held += sum(map(len, reply.values()))
+            waiting.append((client, reply))
+        del reply  # or two messages are alive while the next one is made
+        if not many or held >= BYTES_PER_PASS:
+            session = _add_waiting(adder, session, waiting, refused, level)
+            waiting, held = [], 0
+    return _add_waiting(adder, session, waiting, refused, level)
+
+
+def _add_waiting(
+    adder: Sum,
+    session: Session,
+    waiting: Sequence[tuple[int, Messages]],
+    refused: MutableMapping[int, str],
+    level: int,
+) -> Session:
+    """In one pass; if that cannot be, one by one, in the order they came."""
+    # several wait only where the sum adds many
+    if len(waiting) > 1 and isinstance(adder, SendsReleases):
+        after = adder.add_many(session, waiting)
+        if after is not None:
+            return after
+    for client, reply in waiting:
+        try:
+            session = adder.add(session, client, reply)
+        except (BadReply, ClientRefused) as error:
+            _note_refusal(client, error, refused, level)
+    return session
+
+
+def _note_refusal(
+    client: int, error: BadReply | ClientRefused, refused: MutableMapping[int, str], level: int
+) -> None:
+    hint = "; its own log says why" if str(error) in WIRE_NAMES else ""
+    log.log(level, "client %d is left out of this round: %s%s", client, error, hint)
+    refused[client] = str(error)
 
 
 def _zeros(sizes: Mapping[str, int]) -> dict[str, Total]:
-    """The totals of nobody."""
+    """All-zero totals: no client was drawn."""
     return {n: Total(torch.zeros(size, dtype=torch.int64), (), ()) for n, size in sizes.items()}
 
 
 SERVER = -1
 """The server's own index in a sum."""
-
-
-def _count(plan: Plan, state: ServerState, totals: Mapping[str, Total]) -> ServerState:
-    """Enter the round's releases: asked for is spent, opened or not."""
-    counted = {} if draw_is_secret(plan) else totals  # there the server's noise alone hides them
-    shares = {name: plan.hidden_by(total.weights) for name, total in counted.items()}
-    return replace(state, release_counts=with_next(plan, state, shares))
-
-
-def with_next(plan: Plan, state: ServerState, shares: Mapping[str, float]) -> RoundCounts:
-    """The attempts after the coming one.
-
-    Args:
-        plan: what is done, and what it costs.
-        state: the server before the round.
-        shares: how many shares of noise hide a release, by channel; 1 where it is left out.
-    """
-    kind = plan.round_kind(state.round, shares)
-    return {**state.release_counts, kind: state.release_counts.get(kind, 0) + 1}
 
 
 def _aggregate(
@@ -246,21 +315,29 @@ def _aggregate(
     """Totals become means with a known noise level. Frees each total before the next is made."""
     states = dict(state.mechanisms)
     means: dict[str, Vector] = {}
-    levels: dict[str, float] = {}
+    noise_stds: dict[str, float] = {}
     lead = next(iter(totals))
     clients = clients_told(plan, len(totals[lead].clients))
-    for name in list(totals):
+    planned_std = plan.noise_std(UPDATE)
+    for name, divisor in {name: plan.denominator(name) for name in totals}.items():
         release = _finish(plan, state, name, totals.pop(name), states)
-        divisor = plan.denominator(name)
         means[name] = to_values(release.vector, release.step / divisor, like=state.params)
-        levels[name] = release.std / divisor
+        noise_stds[name] = release.std / divisor
     aggregate = Aggregate(
-        round=state.round, params=state.params, mean=means.pop(lead),
-        std=levels[lead] * plan.declared[lead].noise, clients=clients, public=means,
-        enrolled=len(plan.nominal), rate=plan.part_asked, lead=lead,
-        rounds=plan.rounds, planned_std=plan.level(UPDATE), levels=levels,
+        round=state.round,
+        params=state.params,
+        mean=means.pop(lead),
+        std=noise_stds[lead] * plan.declared[lead].noise,
+        clients=clients,
+        public=means,
+        enrolled=len(plan.nominal),
+        participation_rate=plan.participation_rate,
+        lead=lead,
+        rounds=plan.rounds,
+        planned_std=planned_std,
+        noise_stds=noise_stds,
         clip=plan.channels[lead].clip if lead in plan.channels else math.nan,
-    )  # fmt: skip
+    )
     return replace(state, mechanisms=states), aggregate
 
 
@@ -281,6 +358,10 @@ def _step(plan: Plan, state: ServerState, aggregate: Aggregate) -> ServerState:
     direction, after = update(aggregate.mean.clone(), state.optimizer, aggregate)
     following = state.round + 1
     return replace(
-        state, round=following, params=state.params - direction, optimizer=after,
-        attempt=0, cohort=plan.draw(following, 0),
-    )  # fmt: skip
+        state,
+        round=following,
+        params=state.params - direction,
+        optimizer=after,
+        attempt=0,
+        cohort=plan.draw(following, 0),
+    )

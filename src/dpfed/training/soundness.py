@@ -7,44 +7,50 @@ Each check returns a sentence with the value, the bound and the way out, or None
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from dpfed.accounting.guarantee import delta_warning
 from dpfed.core.errors import UnsoundPlan
-from dpfed.core.metric import joint_bound, joint_replace_bound
+from dpfed.core.metric import Metric, joint_bound, joint_replace_bound
 from dpfed.core.sampling import Everyone
-from dpfed.core.types import METRICS, UPDATE, Adjacency, Trust, Unit, Weights
-
-if TYPE_CHECKING:
-    from dpfed.core.metric import Metric
-    from dpfed.training.plan import Plan
+from dpfed.core.types import METRICS, UPDATE, Adjacency, Trust, Unit
+from dpfed.training.draft import Draft
 
 
-def small_delta(plan: Plan) -> str | None:
+def small_delta(plan: Draft) -> str | None:
     """A warning where delta is so large that a whole unit may be published: sound, but useless."""
     return delta_warning(plan.delta, math.fsum(plan.nominal))
 
 
-def refuse_unsound(plan: Plan) -> None:
+def refuse_unsound(plan: Draft) -> None:
     """Raise UnsoundPlan with the first reason that is found."""
     for complaint in (
-        _wrong_numbers, _wrong_paced, _wrong_metrics, _wrong_channels, _wrong_trust,
-        _wrong_sampling, _wrong_open, _wrong_participation, _shown_presence,
-    ):  # fmt: skip
+        _wrong_numbers,
+        _wrong_needs,
+        _wrong_metrics,
+        _wrong_channels,
+        _wrong_trust,
+        _wrong_sampling,
+        _wrong_open,
+        _wrong_participation,
+        _shown_presence,
+    ):
         reason = complaint(plan)
         if reason:
             raise UnsoundPlan(reason)
 
 
-def _wrong_numbers(plan: Plan) -> str | None:
+def _wrong_numbers(plan: Draft) -> str | None:
     wrong = [n for n in plan.nominal if not (math.isfinite(n) and n > 0)]
     if wrong or not plan.nominal:
         return (
             f"nominal sizes must be finite numbers above 0, one per client, got {wrong[:5]}; give "
             f"each client records, or declare privacy.nominal"
         )
-    counts = (("rounds", plan.rounds, 1), ("evaluation.every", plan.metrics_every, 1),
-              ("privacy.spare_attempts", plan.spare, 0))  # fmt: skip
+    counts = (
+        ("rounds", plan.rounds, 1),
+        ("evaluation.every", plan.metrics_every, 1),
+        ("privacy.spare_attempts", plan.spare, 0),
+    )
     for name, count, least in counts:
         if count < least:
             return f"{name} must be a whole number, at least {least}, got {count}; raise it"
@@ -56,7 +62,7 @@ def _wrong_numbers(plan: Plan) -> str | None:
     return None
 
 
-def _wrong_channels(plan: Plan) -> str | None:
+def _wrong_channels(plan: Draft) -> str | None:
     if METRICS in plan.client.channels:
         return f"the algorithm has a channel {METRICS!r}, which is the plan's own; rename it"
     wanted = {name for name, channel in plan.declared.items() if not channel.derived}
@@ -81,8 +87,8 @@ def _wrong_channels(plan: Plan) -> str | None:
     return None
 
 
-def _wrong_metrics(plan: Plan) -> str | None:
-    """Bounds that rows cannot have or noise does not cover, or numbers of one name."""
+def _wrong_metrics(plan: Draft) -> str | None:
+    """Metric bounds that are impossible or that the noise does not cover, or duplicate names."""
     if not plan.metrics:
         return None
     names = [name for metric in plan.metrics for name in metric.names]
@@ -112,29 +118,29 @@ def _bounded(metric: Metric) -> bool:
     return 0 < least < math.inf and least <= metric.replace_bound <= most and metric.size > 0
 
 
-def _wrong_paced(plan: Plan) -> str | None:
-    """A method that spends rounds on statistics, and reads its rate off independent noise."""
-    if not plan.client.standardises:
-        return None
-    if plan.rounds < 4:
+def _wrong_needs(plan: Draft) -> str | None:
+    """What the client algorithm says that it needs of its plan."""
+    needs = plan.client.needs
+    method = f"this method, {needs.reason}" if needs.reason else "this method"
+    if plan.rounds < needs.rounds:
         return (
-            f"rounds must be at least 4 for this method, whose first two are statistics, got "
-            f"{plan.rounds}; raise it, or set method = 'dp-fedgd'"
+            f"rounds must be at least {needs.rounds} for {method}, got {plan.rounds}; raise it, or "
+            f"set method = 'dp-fedgd'"
         )
-    if plan.weights is not Weights.SUM:
+    if needs.weights not in (None, plan.weights):
         return (
-            f"privacy.weights must be 'sum' for this method, got {plan.weights.value!r}: its "
-            f"statistics are means over all units; change it, or set method = 'dp-fedgd'"
+            f"privacy.weights must be {needs.weights.value!r} for {method}, got "
+            f"{plan.weights.value!r}; change it, or set method = 'dp-fedgd'"
         )
-    if any(not m.independent for m in plan.channels.values()):
+    if needs.independent_noise and any(not m.independent for m in plan.channels.values()):
         return (
-            f"the noise of each round must be independent for this method, got "
+            f"the noise of each round must be independent for {method}, got "
             f"{type(plan.update).__name__}; set privacy.mechanism = 'gaussian'"
         )
     return None
 
 
-def _wrong_trust(plan: Plan) -> str | None:
+def _wrong_trust(plan: Draft) -> str | None:
     trust = plan.update.trust
     if trust is Trust.DISTRIBUTED and not plan.sum.hides_terms:
         return (
@@ -157,13 +163,13 @@ def _wrong_trust(plan: Plan) -> str | None:
     return _wrong_shares(plan) if trust is Trust.DISTRIBUTED else None
 
 
-def _wrong_shares(plan: Plan) -> str | None:
+def _wrong_shares(plan: Draft) -> str | None:
     """The noise must be sized for what the sum lets through, and the total must not wrap."""
     counted = max(m.shares for m in plan.channels.values())
-    if counted > plan.honest:
+    if counted > plan.min_honest:
         return (
-            f"shares must be at most {plan.honest}, the honest terms that a sum surely has, got "
-            f"{counted:g}; lower it, or raise sum.survivors"
+            f"shares must be at most {plan.min_honest}, the honest terms that a sum surely has, "
+            f"got {counted:g}; lower it, or raise sum.survivors"
         )
     if plan.delta_reserved > plan.delta / 100:
         return (
@@ -181,8 +187,8 @@ def _wrong_shares(plan: Plan) -> str | None:
     return None
 
 
-def _wrong_open(plan: Plan) -> str | None:
-    """Whoever is there takes part: nothing of that is a draw, and nobody else can count on it."""
+def _wrong_open(plan: Draft) -> str | None:
+    """Who takes part in an open population is not a random draw, so nothing is amplified."""
     if not plan.open:
         return None
     update = plan.update
@@ -192,7 +198,7 @@ def _wrong_open(plan: Plan) -> str | None:
             f"{update.trust} trust and unit {update.unit.value!r}: secure sums over cohorts of an "
             f"open population are not built; change these, or list the clients"
         )
-    if plan.pattern is None:
+    if plan.participation is None:
         return (
             "privacy.cohort must have privacy.participation, got none: each device's own ledger "
             "holds it to that; say how often a device takes part at most"
@@ -200,19 +206,19 @@ def _wrong_open(plan: Plan) -> str | None:
     if update.adjacency is Adjacency.ADD_REMOVE:
         return (
             "privacy.adjacency must be 'zero-out' or 'replace-one' with privacy.cohort, got "
-            "'add-remove': a device more takes the slot of another, which moves the sum twice; "
-            "use zero-out"
+            "'add-remove': an added device displaces another one, so the sum changes by two "
+            "clips; use zero-out"
         )
     if set(plan.nominal) != {1.0}:
         return "privacy.cohort must have slots of size 1, got others; leave out privacy.nominal"
     return None
 
 
-def _shown_presence(plan: Plan) -> str | None:
-    """Add-remove for clients, where it shows who was there: no noise on the values hides that."""
+def _shown_presence(plan: Draft) -> str | None:
+    """Add-remove for clients where participation is visible: noise on the values cannot hide it."""
     update = plan.update
     whole = update.unit is Unit.CLIENT and update.adjacency is Adjacency.ADD_REMOVE
-    if not whole or not update.std or not isinstance(plan.amplified, Everyone):
+    if not whole or not update.std or not isinstance(plan.amplification, Everyone):
         return None
     if update.trust is Trust.CENTRAL:
         why = "optimizers and the history are told how many clients took part"
@@ -226,15 +232,15 @@ def _shown_presence(plan: Plan) -> str | None:
     )
 
 
-def _wrong_participation(plan: Plan) -> str | None:
-    """A bound on how often clients take part that steps of the noise would not follow."""
-    found = {getattr(mechanism, "participation", None) for mechanism in plan.channels.values()}
+def _wrong_participation(plan: Draft) -> str | None:
+    """A participation bound that the accounting of correlated noise does not cover."""
+    found = {mechanism.participation for mechanism in plan.channels.values()}
     if len(found) > 1:
         return f"all channels must share privacy.participation, got {found}; make them alike"
-    limits = plan.pattern
+    limits = plan.participation
     if limits is None:
         return None
-    if not isinstance(plan.participation, Everyone) or plan.sum.hides_terms:
+    if not isinstance(plan.client_sampling, Everyone) or plan.sum.hides_terms:
         return (
             "privacy.participation must have privacy.client_rate = 1 and sum.name = 'plain', got "
             "another rate or sum: a bound gives no amplification; leave one of them out"
@@ -256,7 +262,7 @@ def _wrong_participation(plan: Plan) -> str | None:
     return None
 
 
-def _wrong_sampling(plan: Plan) -> str | None:
+def _wrong_sampling(plan: Draft) -> str | None:
     census = {name for name, channel in plan.declared.items() if channel.census}
     draws = {name: m.sampling for name, m in plan.channels.items()}
     if any(not isinstance(draws[name], Everyone) for name in census & draws.keys()):
@@ -274,26 +280,26 @@ def _wrong_sampling(plan: Plan) -> str | None:
             f"privacy.record_rate must be 1 for this method, got {rate:g}: its releases are not "
             f"sums over records; leave it out"
         )
-    if plan.update.trust is Trust.DISTRIBUTED and not isinstance(plan.participation, Everyone):
+    if plan.update.trust is Trust.DISTRIBUTED and not isinstance(plan.client_sampling, Everyone):
         return (
             f"privacy.client_rate must be 1 under distributed trust, got "
-            f"{plan.participation.rate:g}: the shares of noise are sized for all clients; leave it "
-            f"out"
+            f"{plan.client_sampling.rate:g}: the shares of noise are sized for all clients; leave "
+            f"it out"
         )
     return _unbounded_draw(plan) if plan.update.std else None
 
 
-def _unbounded_draw(plan: Plan) -> str | None:
-    """A draw that no accountant here bounds."""
-    if plan.sum.hides_terms and not isinstance(plan.amplified, Everyone):
+def _unbounded_draw(plan: Draft) -> str | None:
+    """A draw for which no amplification bound is known here."""
+    if plan.sum.hides_terms and not isinstance(plan.amplification, Everyone):
         return (
-            f"sum.name must be 'plain' where privacy.client_rate = {plan.amplified.rate:g} is "
+            f"sum.name must be 'plain' where privacy.client_rate = {plan.amplification.rate:g} is "
             f"priced, got a secure sum, which shows by giving up that few were drawn; use 'plain'"
         )
-    draws = (plan.update.sampling, plan.amplified)
+    draws = (plan.update.sampling, plan.amplification)
     drawn = any(not isinstance(draw, Everyone) for draw in draws)
     if drawn and plan.update.adjacency is Adjacency.REPLACE_ONE:
-        rate = min(plan.update.sampling.rate, plan.amplified.rate)
+        rate = min(plan.update.sampling.rate, plan.amplification.rate)
         return (
             f"a Poisson draw with rate {rate:g} has no proven bound under replace-one (a draw of a "
             f"fixed size has one, at over twice the noise that a rate of 1 needs for the same "

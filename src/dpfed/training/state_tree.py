@@ -48,7 +48,7 @@ def join_state(
 
 
 def _alike(leaf: Any, found: Any) -> Any:
-    """What was found, if it has the leaf's type and shape: a wrong shape would be broadcast."""
+    """The value found, if it has the leaf's type and shape: torch would broadcast a wrong shape."""
     if isinstance(found, torch.Tensor) and isinstance(leaf, torch.Tensor):
         if found.shape == leaf.shape or found.dtype == leaf.dtype == torch.uint8:
             return found  # bytes, such as a sum's secret, may have any length

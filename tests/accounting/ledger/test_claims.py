@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from dpfed.accounting.ledger import enquiries
-from dpfed.accounting.ledger.balance import CLAIM_LIFE, Budget
+from dpfed.accounting.ledger.balance import CLAIM_LIFETIME_S, Budget
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.journal import Row
 from dpfed.accounting.ledger.ledger import Ledger
-from dpfed.accounting.ledger.request import Part, Request
+from dpfed.accounting.ledger.request import ChannelRequest, Request
 from dpfed.accounting.ledger.verification import wrong_sums
 from dpfed.core.errors import BudgetSpent, UnsoundPlan
 from dpfed.core.types import UPDATE
 from dpfed.training.account import Account
 from dpfed.training.flower.client import client_app
 from dpfed.training.flower.strategy import DPStrategy
-from tests.accounting.ledger.test_ledger import BUDGET, DRAWN, KEY, TENTH, ZERO, request
+from tests.helpers.ledgers import BUDGET, DRAWN, KEY, TENTH, ZERO, request
+from tests.helpers.rounds import client_states, make_plan
+from tests.helpers.strategies import INITIAL
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
-from tests.training.flower.test_strategy import INITIAL
-from tests.training.test_round import client_states, make_plan
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def training(name: str, rounds: int, at: int = -1, **changes: Any) -> Request:
     """A whole training, or its round ``at``."""
-    parts = {UPDATE: Part(TENTH, int(at >= 0), rounds)}
+    parts = {UPDATE: ChannelRequest(TENTH, int(at >= 0), rounds)}
     named = {"training": name, "plan": f"plan of {name}", "parts": parts}
     return request(max(at, 0), **{**named, **changes})
 
@@ -48,7 +48,7 @@ def kinds(ledger: Ledger) -> list[str]:
 
 def test_of_two_trainings_that_fit_one_by_one_the_second_is_refused_whole(ledger: Ledger) -> None:
     ledger.claim(training("a", 6))
-    with pytest.raises(BudgetSpent, match="with what enrolled trainings may still spend"):
+    with pytest.raises(BudgetSpent, match="enrolled trainings may still"):
         ledger.claim(training("b", 6))
     ledger.claim(training("small", 4))  # it fits beside the first one, and exactly
     for at in range(6):
@@ -131,12 +131,12 @@ def test_a_training_without_a_sign_of_life_lapses(
 ) -> None:
     ledger.claim(training("a", 8))
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 0.9 * CLAIM_LIFE)
+    monkeypatch.setattr(time, "time", lambda: now + 0.9 * CLAIM_LIFETIME_S)
     ledger.begin(training("a", 8, 0))
-    monkeypatch.setattr(time, "time", lambda: now + 1.8 * CLAIM_LIFE)
+    monkeypatch.setattr(time, "time", lambda: now + 1.8 * CLAIM_LIFETIME_S)
     with pytest.raises(BudgetSpent):
         ledger.claim(training("b", 8))  # a release was a sign of life
-    monkeypatch.setattr(time, "time", lambda: now + 2.0 * CLAIM_LIFE)
+    monkeypatch.setattr(time, "time", lambda: now + 2.0 * CLAIM_LIFETIME_S)
     ledger.claim(training("b", 8))
     with pytest.raises(BudgetSpent):
         ledger.claim(training("a", 8))
@@ -147,7 +147,7 @@ def test_a_drawn_training_is_kept_free_until_it_is_reserved(tmp_path: Path) -> N
     ledger.declare(ZERO, Budget(2.0, 1e-5))
 
     def drawn(name: str, at: int = -1) -> Request:
-        parts = {UPDATE: Part(DRAWN, int(at >= 0), 200)}
+        parts = {UPDATE: ChannelRequest(DRAWN, int(at >= 0), 200)}
         return training(name, 0, at, key=ZERO, parts=parts)
 
     ledger.claim(drawn("a"))
@@ -235,7 +235,7 @@ def test_a_claim_whose_cost_is_not_that_of_its_event_is_found(ledger: Ledger) ->
 def test_a_server_that_enrols_and_leaves_without_end_does_not_fill_the_ledger(
     silo: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(enquiries, "MOST_ENROLMENTS", 3)
+    monkeypatch.setattr(enquiries, "MAX_ENROLMENTS_PER_DAY", 3)
     for _ in range(3):
         silo.admit(make_plan(), "hostile", 0)
         silo.leave("hostile")

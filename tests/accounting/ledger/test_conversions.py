@@ -122,9 +122,11 @@ def test_a_part_never_counts_for_the_whole(adjacency: Adjacency, keeps: bool) ->
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        (REPLACE, ADD), (ZERO, ADD), (ADD, ZERO),
+        (REPLACE, ADD),
+        (ZERO, ADD),
+        (ADD, ZERO),
     ],
-)  # fmt: skip
+)
 def test_sizes_that_are_public_do_not_become_private(source: Adjacency, target: Adjacency) -> None:
     for unit in Unit:
         assert factor(LedgerKey("d", unit, source), LedgerKey("d", unit, target)) is None

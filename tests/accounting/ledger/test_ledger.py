@@ -20,14 +20,13 @@ import pytest
 import torch
 
 from dpfed.accounting import events, gdp
-from dpfed.accounting.event_tree import ChannelUse, TrainingReleases
 from dpfed.accounting.events import from_json, to_json
-from dpfed.accounting.guarantee import price, strongest
+from dpfed.accounting.guarantee import epsilon_of_event
 from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.journal import Journal
 from dpfed.accounting.ledger.ledger import Ledger, _plain
-from dpfed.accounting.ledger.request import Part, Request, cost_of
+from dpfed.accounting.ledger.request import ChannelRequest, Request, cost_of
 from dpfed.audit.client_laws import MODEL
 from dpfed.core.environment import ledger_path
 from dpfed.core.errors import (
@@ -40,21 +39,15 @@ from dpfed.core.errors import (
 )
 from dpfed.core.registry import build
 from dpfed.core.sampling import Poisson
-from dpfed.core.types import METRICS, UPDATE, Adjacency, Broadcast, Channel, Trust, Unit
+from dpfed.core.types import METRICS, UPDATE, Adjacency, Broadcast, Channel, Facts, Trust, Unit
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.training.account import Account, account
-from dpfed.training.answer import answer
+from dpfed.training.account import Account, open_account
 from dpfed.training.inprocess import rounds
+from dpfed.training.reply import client_reply
 from dpfed.training.round import publish, start
-from tests.training.test_round import SIZES, client_states, make_plan
-
-BUDGET = Budget(1.0, 1e-5)
-B2 = gdp.mu_for(*BUDGET[:2]) ** 2
-TENTH = gaussian(1.0, 2.0 / math.sqrt(B2 / 10))  # ten releases spend the budget
-KEY = LedgerKey("adult")
-DRAWN = gaussian(1.0, 4.0, adjacency=Adjacency.ZERO_OUT).with_sampling(Poisson(0.1))
-ZERO = LedgerKey("adult", adjacency=Adjacency.ZERO_OUT)
+from tests.helpers.ledgers import B2, BUDGET, DRAWN, KEY, TENTH, ZERO, request
+from tests.helpers.rounds import SIZES, client_states, make_plan
 
 
 @pytest.fixture
@@ -62,31 +55,13 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger.sqlite")
 
 
-def request(round: int = 0, **changes: Any) -> Request:
-    options: dict[str, Any] = {
-        "key": KEY, "training": "t", "client": 0, "round": round, "attempt": 0,
-        "parts": {UPDATE: Part(TENTH, 1, 10)}, "plan": "p",
-    }  # fmt: skip
-    options |= changes
-    if "whole" not in options:
-        options["whole"] = whole_of(options["parts"])
-    return Request(**options)
-
-
-def whole_of(parts: dict[str, Part]) -> events.Json:
-    """The tree of trainings whose channels release in rounds of their own."""
-    rounds = {(ChannelUse(name, 1),): part.planned for name, part in parts.items()}
-    made = TrainingReleases({name: part.mechanism for name, part in parts.items()}, rounds)
-    return made.event(strongest(made))
-
-
 def drawn(round: int = 0, planned: int = 10, **changes: Any) -> Request:
-    changes = {"key": ZERO, "parts": {UPDATE: Part(DRAWN, 1, planned)}, **changes}
+    changes = {"key": ZERO, "parts": {UPDATE: ChannelRequest(DRAWN, 1, planned)}, **changes}
     return request(round, **changes)
 
 
 def epsilon_of(planned: int) -> float:
-    return price(DRAWN.event(planned), BUDGET.delta, Adjacency.ZERO_OUT)[0]
+    return epsilon_of_event(DRAWN.event(planned), BUDGET.delta, Adjacency.ZERO_OUT)[0]
 
 
 # ------------------------------------------------------------------------------- events as JSON
@@ -110,25 +85,25 @@ def test_an_event_is_read_back_as_it_was(event: Any) -> None:
 def test_an_unknown_event_is_refused_both_ways() -> None:
     with pytest.raises(Unpriceable, match="SampledWithoutReplacement"):
         to_json(dp.SampledWithoutReplacementDpEvent(10, 3, dp.GaussianDpEvent(1.0)))
-    with pytest.raises(Unpriceable, match=r"event .*Oracle.* cannot read; update dpfed"):
+    with pytest.raises(Unpriceable, match=r"event.*Oracle.*cannot read"):
         from_json({"kind": "Oracle"})
 
 
 def test_a_gaussian_row_is_the_mechanisms_own_event() -> None:
-    assert from_json(cost_of(Part(TENTH, 3, 10), 3)["event"]) == TENTH.event(3)
+    assert from_json(cost_of(ChannelRequest(TENTH, 3, 10), 3)["event"]) == TENTH.event(3)
 
 
 @pytest.mark.parametrize(("name", "options"), [("tree", {"horizon": 70}), ("banded", {})])
 def test_correlated_noise_adds_up_to_what_the_mechanism_says(name: str, options: Any) -> None:
     mechanism = build("mechanisms", name, {"std": 2.0, **options}, rounds=70, horizon=70)
-    part = Part(mechanism, 1, 70)
+    part = ChannelRequest(mechanism, 1, 70)
     total = math.fsum(cost_of(part, 1, place)["mu_squared"] for place in range(70))
     assert total == pytest.approx(cost_of(part, 70)["mu_squared"], rel=1e-9)
 
 
 def test_the_cost_of_noise_that_begins_anew_begins_anew(ledger: Ledger) -> None:
     tree = build("mechanisms", "tree", {"std": 2.0, "horizon": 8}, rounds=8)
-    parts = {UPDATE: Part(tree, 1, 8)}
+    parts = {UPDATE: ChannelRequest(tree, 1, 8)}
     for at, fresh in enumerate((True, False, True, False)):
         ledger.begin(request(at, parts=parts, fresh=fresh))
     one = cost_of(parts[UPDATE], 2)["mu_squared"]
@@ -143,7 +118,7 @@ def test_the_budget_takes_what_it_was_calibrated_for_and_no_more(ledger: Ledger)
     for at in range(10):
         ledger.begin(request(at))
     assert ledger.spent(KEY).epsilon(BUDGET.delta, KEY.adjacency) == pytest.approx(1.0, rel=1e-6)
-    with pytest.raises(BudgetSpent, match=r"has spent epsilon 1 of its budget \(1, 1e-05\)"):
+    with pytest.raises(BudgetSpent, match=r"epsilon 1 of its budget \(1, 1e-05\)"):
         ledger.begin(request(0, training="u"))
     assert ledger.spent(KEY).mu_squared <= B2 * (1 + gdp.CAUTION)
 
@@ -164,7 +139,7 @@ def test_a_second_run_starts_from_what_the_first_spent(tmp_path: Path) -> None:
 def test_adding_a_record_refills_nothing(tmp_path: Path) -> None:
     """The key is the owner's name: no content is looked at, so none can be a new key."""
     made = Account(Ledger(tmp_path / "ledger.sqlite"), "adult", budget=Budget(0.5, 1e-5))
-    plan = make_plan(rounds=2, channels={UPDATE: gaussian(1.0, 2.0 * math.sqrt(2) / 0.142)})
+    plan = make_plan(rounds=2, channels={UPDATE: gaussian(Facts(1.0), 2.0 * math.sqrt(2) / 0.142)})
     for records in (SIZES, [size + 1 for size in SIZES]):
         problems = [client.problem for client in client_states(records).values()]
         run = list(rounds(plan, problems, MODEL.initial(0), made, f"run-{records[0]}"))
@@ -176,10 +151,10 @@ def test_unconfirmed_counts_as_spent(ledger: Ledger) -> None:
     rows = ledger.begin(request())
     before = ledger.spent(KEY).mu_squared
     assert before > 0
-    assert ledger.balance().usage[KEY, "t", 0, UPDATE].open == 1
+    assert ledger.balance().entries[KEY, "t", 0, UPDATE].open == 1
     ledger.confirm(rows)
     assert ledger.spent(KEY).mu_squared == before
-    assert ledger.balance().usage[KEY, "t", 0, UPDATE].open == 0
+    assert ledger.balance().entries[KEY, "t", 0, UPDATE].open == 0
 
 
 def test_a_repeated_round_is_refused(ledger: Ledger) -> None:
@@ -195,7 +170,7 @@ def test_a_repeated_round_is_refused(ledger: Ledger) -> None:
 def test_attempts_are_bounded_by_the_plan_even_without_a_budget(ledger: Ledger) -> None:
     for attempt in range(10):
         ledger.begin(request(0, attempt=attempt))
-    with pytest.raises(BudgetSpent, match="of its plan; start another training"):
+    with pytest.raises(BudgetSpent, match="of its plan"):
         ledger.begin(request(0, attempt=10))
 
 
@@ -203,7 +178,7 @@ def test_without_a_budget_it_only_records(ledger: Ledger) -> None:
     for training in range(5):
         for at in range(10):
             ledger.begin(request(at, training=f"t{training}"))
-    assert not ledger.account("adult")
+    assert not ledger.budgets_of("adult")
     assert ledger.spent(KEY).mu_squared == pytest.approx(5 * B2)
 
 
@@ -220,7 +195,7 @@ def test_one_of_many_who_cannot_pay_is_refused_alone(ledger: Ledger) -> None:
 
 def test_a_round_with_several_channels_is_entered_whole_or_not(ledger: Ledger) -> None:
     ledger.declare(KEY, BUDGET)
-    half = Part(gaussian(1.0, 2.0 / math.sqrt(B2 / 2)), 1, 1)
+    half = ChannelRequest(gaussian(Facts(1.0), 2.0 / math.sqrt(B2 / 2)), 1, 1)
     both = {UPDATE: half, METRICS: half}
     assert len(ledger.begin(request(parts=both))) == 2
     with pytest.raises(BudgetSpent):
@@ -245,13 +220,13 @@ def test_what_the_server_saw_counts_for_outsiders_but_not_the_other_way(ledger: 
 
 def test_a_budget_for_another_guarantee_is_no_way_round(ledger: Ledger) -> None:
     ledger.declare(KEY, BUDGET)
-    same = gaussian(1.0, TENTH.std, adjacency=Adjacency.ZERO_OUT)
+    same = gaussian(Facts(1.0, adjacency=Adjacency.ZERO_OUT), TENTH.std)
     for at in range(10):  # half the sensitivity, counted twice
-        ledger.begin(request(at, key=ZERO, parts={UPDATE: Part(same, 1, 10)}))
-    with pytest.raises(BudgetSpent, match=r"'adult' \(record, replace-one, against the server\)"):
+        ledger.begin(request(at, key=ZERO, parts={UPDATE: ChannelRequest(same, 1, 10)}))
+    with pytest.raises(BudgetSpent, match=r"'adult' \(record"):
         ledger.begin(request(training="u"))
     groups = LedgerKey("adult", Unit.GROUP)
-    with pytest.raises(UnsoundPlan, match=r"bounds no releases for 'adult' \(group, replace-one"):
+    with pytest.raises(UnsoundPlan, match=r"releases for 'adult' \(group"):
         ledger.begin(request(key=groups, training="g"))
 
 
@@ -261,7 +236,7 @@ def test_a_recipe_declares_once_and_never_raises(ledger: Ledger) -> None:
     with pytest.raises(RecipeError, match=r"is \(1, 1e-05\) for .*states \(9, 1e-05\)"):
         ledger.agree(KEY, Budget(9.0, 1e-5))
     ledger.declare(KEY, Budget(9.0, 1e-5))  # the explicit command
-    assert ledger.account("adult") == {KEY: Budget(9.0, 1e-5)}
+    assert ledger.budgets_of("adult") == {KEY: Budget(9.0, 1e-5)}
     kinds = [(row.body["kind"], row.body["by"]) for row in ledger.rows()]
     assert kinds == [("budget", "recipe"), ("budget", "command")]
 
@@ -280,15 +255,15 @@ def test_another_name_shares_the_budget(ledger: Ledger) -> None:
     ledger.rename("census", "census-2")
     with pytest.raises(BudgetSpent, match="'adult/0'"):
         ledger.begin(request(key=LedgerKey("census-2/0"), training="u"))
-    with pytest.raises(DataError, match=r"a new name must be unused.*, got 'census'; choose"):
+    with pytest.raises(DataError, match=r"name.*got 'census'"):
         ledger.rename("adult", "census")
-    with pytest.raises(DataError, match=r"no data set 'adlt'; use one of \['adult'\]"):
+    with pytest.raises(DataError, match=r"set 'adlt'; use one of \['adult'\]"):
         ledger.rename("adlt", "x")
 
 
 def test_a_secure_sums_chance_is_taken_out_of_delta_once_a_run(ledger: Ledger) -> None:
     ledger.declare(KEY, Budget(1.0, 1e-5))
-    whole = {UPDATE: Part(gaussian(1.0, 2.0 / math.sqrt(B2)), 1, 1)}
+    whole = {UPDATE: ChannelRequest(gaussian(Facts(1.0), 2.0 / math.sqrt(B2)), 1, 1)}
     with pytest.raises(BudgetSpent):
         ledger.begin(request(parts=whole, delta_reserved=4e-8))
     ledger.begin(request(0, delta_reserved=4e-8))
@@ -308,7 +283,7 @@ def test_a_drawn_run_is_reserved_whole_before_its_first_release(ledger: Ledger) 
     assert ledger.spent(ZERO).epsilon(1e-5, Adjacency.ZERO_OUT) == pytest.approx(epsilon_of(10))
     for at in range(1, 10):
         ledger.begin(drawn(at))  # against the reservation: costs nothing more
-    with pytest.raises(BudgetSpent, match="0 releases on 'update' left of what was reserved"):
+    with pytest.raises(BudgetSpent, match="0 releases on 'update' left"):
         ledger.begin(drawn(9, attempt=1))
     with pytest.raises(BudgetSpent, match="has spent epsilon"):
         ledger.begin(drawn(0, training="u", planned=1))
@@ -326,26 +301,28 @@ def test_a_drawn_run_for_persons_counts_for_no_record(ledger: Ledger) -> None:
     """A record counts twice there, and a factor on mu says nothing of what a draw costs."""
     ledger.declare(ZERO, Budget(8.0, 1e-5))
     persons = ZERO._replace(unit=Unit.GROUP)
-    with pytest.raises(UnsoundPlan, match=r"bounds no releases for 'adult' \(group, zero-out"):
+    with pytest.raises(UnsoundPlan, match=r"releases for 'adult' \(group"):
         ledger.begin(drawn(key=persons))
 
 
 def test_a_gaussian_run_beside_a_drawn_one_is_reserved_too(ledger: Ledger) -> None:
     ledger.begin(drawn(0))
-    plain = gaussian(1.0, 20.0, adjacency=Adjacency.ZERO_OUT)
-    ledger.begin(request(key=ZERO, training="u", parts={UPDATE: Part(plain, 1, 4)}))
+    plain = gaussian(Facts(1.0, adjacency=Adjacency.ZERO_OUT), 20.0)
+    ledger.begin(request(key=ZERO, training="u", parts={UPDATE: ChannelRequest(plain, 1, 4)}))
     kinds = [row.body["kind"] for row in ledger.rows()]
     assert kinds == ["reserve", "book", "reserve", "book"]
-    first = price(DRAWN.event(10), 1e-5 / 2, Adjacency.ZERO_OUT)[0]
-    second = price(plain.event(4), 1e-5 / 6, Adjacency.ZERO_OUT)[0]
+    first = epsilon_of_event(DRAWN.event(10), 1e-5 / 2, Adjacency.ZERO_OUT)[0]
+    second = epsilon_of_event(plain.event(4), 1e-5 / 6, Adjacency.ZERO_OUT)[0]
     found = ledger.spent(ZERO).epsilon(1e-5, Adjacency.ZERO_OUT)
     assert found == pytest.approx(first + second, rel=1e-9)  # basic composition
-    together = price(dp.ComposedDpEvent([DRAWN.event(10), plain.event(4)]), 1e-5, ZERO.adjacency)
+    together = epsilon_of_event(
+        dp.ComposedDpEvent([DRAWN.event(10), plain.event(4)]), 1e-5, ZERO.adjacency
+    )
     assert found >= together[0]  # which no theorem covers if one is chosen after the other
 
 
 def test_a_run_in_clear_is_recorded_and_refused_where_there_is_a_budget(ledger: Ledger) -> None:
-    parts = {UPDATE: Part(clear(1.0), 1, 3)}
+    parts = {UPDATE: ChannelRequest(clear(Facts(1.0)), 1, 3)}
     ledger.begin(request(parts=parts))
     assert ledger.spent(KEY).epsilon(1e-5, KEY.adjacency) == math.inf
     ledger.declare(LedgerKey("iris"), BUDGET)
@@ -470,13 +447,23 @@ def test_an_old_backup_with_its_head_is_not_found_and_the_docs_say_so(tmp_path: 
 
 
 def test_a_cost_that_is_not_its_events_is_found(ledger: Ledger) -> None:
-    cost = cost_of(Part(TENTH, 1, 1), 1)
+    cost = cost_of(ChannelRequest(TENTH, 1, 1), 1)
     with ledger._turn():
         ledger._append(
-            kind="book", **_plain(KEY), training="t", client=0,
-            round=0, attempt=0, lost=0.0, channel=UPDATE, releases=1, place=0, reserve=None,
-            mu_squared=cost["mu_squared"] / 2, event=cost["event"],
-        )  # fmt: skip
+            kind="book",
+            **_plain(KEY),
+            training="t",
+            client=0,
+            round=0,
+            attempt=0,
+            lost=0.0,
+            channel=UPDATE,
+            releases=1,
+            place=0,
+            reserve=None,
+            mu_squared=cost["mu_squared"] / 2,
+            event=cost["event"],
+        )
         ledger._append(kind="confirm", rows=[77])
     wrong_cost, never_entered = ledger.verify()
     assert "row 1 states mu^2" in wrong_cost
@@ -487,9 +474,19 @@ def test_rows_of_version_01_do_not_count_for_zero_out(ledger: Ledger) -> None:
     """They do not say whether a row may be longer than the distance that was priced."""
     with ledger._turn():
         ledger._append(
-            kind="book", **_plain(KEY), training="t", client=0, round=0, attempt=0, lost=0.0,
-            channel=UPDATE, releases=1, place=0, reserve=None, **cost_of(Part(TENTH, 1, 1), 1),
-        )  # fmt: skip
+            kind="book",
+            **_plain(KEY),
+            training="t",
+            client=0,
+            round=0,
+            attempt=0,
+            lost=0.0,
+            channel=UPDATE,
+            releases=1,
+            place=0,
+            reserve=None,
+            **cost_of(ChannelRequest(TENTH, 1, 1), 1),
+        )
     assert ledger.spent(KEY).mu_squared == pytest.approx(B2 / 10)
     assert ledger.spent(ZERO).epsilon(1e-5, ZERO.adjacency) == math.inf
 
@@ -503,7 +500,7 @@ def test_only_the_owner_may_read_it(ledger: Ledger) -> None:
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database, but long enough to be read as one" * 50)
-    with pytest.raises(DataError, match=r"cannot be opened .*; check the file"):
+    with pytest.raises(DataError, match="cannot be opened"):
         Ledger(path)
     with pytest.raises(DataError, match="there is no ledger"):
         Ledger(tmp_path / "none.sqlite", create=False)
@@ -547,7 +544,7 @@ def test_what_goes_wrong_inside_a_turn_takes_it_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "_commit", full)
-        with pytest.raises(DataError, match=r"\(disk is full\), and is as it was; make room"):
+        with pytest.raises(DataError, match=r"\(disk is full\), and"):
             ledger.begin(request(1))
     assert ledger.spent(KEY).mu_squared == pytest.approx(B2 / 10)
     ledger.begin(request(1))
@@ -584,12 +581,12 @@ def test_a_client_enters_a_release_before_it_draws_and_confirms_after(tmp_path: 
     made = Account(Ledger(tmp_path / "ledger.sqlite"), "adult")
     plan, client = make_plan(), replace(client_states()[1], ledger=made)
     broadcast = publish(plan, start(plan, MODEL.initial(0)))
-    reply, _ = answer(plan, broadcast, plan.sum.release_stage, {UPDATE: b""}, client)
+    reply, _ = client_reply(plan, broadcast, plan.sum.release_stage, {UPDATE: b""}, client)
     assert not isinstance(reply, ClientRefused)
     entry, confirm = (row.body for row in made.ledger.rows())
     assert (entry["dataset"], entry["client"], entry["channel"]) == ("adult/1", 1, UPDATE)
     assert confirm["rows"] == [1]
-    again, _ = answer(plan, broadcast, plan.sum.release_stage, {UPDATE: b""}, client)
+    again, _ = client_reply(plan, broadcast, plan.sum.release_stage, {UPDATE: b""}, client)
     assert str(again) == "UnsoundPlan"
 
 
@@ -601,7 +598,7 @@ def test_correlated_noise_is_entered_as_it_goes_on(tmp_path: Path) -> None:
     client = replace(client_states()[1], ledger=made)
     for at in range(4):
         order = Broadcast(at, MODEL.initial(0))
-        _, client = answer(plan, order, plan.sum.release_stage, {UPDATE: b""}, client)
+        _, client = client_reply(plan, order, plan.sum.release_stage, {UPDATE: b""}, client)
     costs = [row.body["mu_squared"] for row in made.ledger.rows() if row.body["kind"] == "book"]
     assert costs == pytest.approx([1.0, 4.0, 1.0, 16.0])
 
@@ -611,7 +608,7 @@ def test_rows_longer_than_their_distance_are_entered_as_such(
     tmp_path: Path, bound: float | None, covered: bool
 ) -> None:
     """Two of them lie closer to each other than one to nothing: zero-out would cost more."""
-    noise = gaussian(1.0, 2.0, replace_bound=bound or math.nan)
+    noise = gaussian(Facts(1.0, replace_bound=bound or math.nan), 2.0)
     algorithm = make_plan().client._replace(channels={UPDATE: Channel(replace_bound=bound)})
     plan = make_plan(client=algorithm, channels={UPDATE: noise})
     made = Account(Ledger(tmp_path / "ledger.sqlite"), "adult")
@@ -633,7 +630,9 @@ def test_a_client_whose_code_fails_has_spent_all_the_same(tmp_path: Path) -> Non
     plan, client = make_plan(), replace(client_states()[1], ledger=made)
     broadcast = publish(plan, start(plan, MODEL.initial(0)))
     for problem, kinds in ((None, []), (Broken(), ["book", "confirm"])):
-        reply, _ = answer(plan, broadcast, "reply", {UPDATE: b""}, replace(client, problem=problem))
+        reply, _ = client_reply(
+            plan, broadcast, "reply", {UPDATE: b""}, replace(client, problem=problem)
+        )
         assert isinstance(reply, ClientRefused) == (not kinds)
         assert [row.body["kind"] for row in made.ledger.rows()] == kinds
 
@@ -650,7 +649,7 @@ def test_nothing_is_drawn_where_nothing_could_be_entered(tmp_path: Path) -> None
     client = replace(client_states()[1], problem=Watched(), ledger=made)
     plan = make_plan()
     broadcast = publish(plan, start(plan, MODEL.initial(0)))
-    reply, _ = answer(plan, broadcast, plan.sum.release_stage, {UPDATE: b""}, client)
+    reply, _ = client_reply(plan, broadcast, plan.sum.release_stage, {UPDATE: b""}, client)
     assert str(reply) == "BudgetSpent"
 
 
@@ -693,9 +692,10 @@ def test_without_a_ledger_nothing_is_written(
 
 def test_drawn_and_central_runs_cost_in_the_ledger_what_they_guarantee(tmp_path: Path) -> None:
     made = Account(Ledger(tmp_path / "ledger.sqlite"), "adult")
-    central = gaussian(1.0, 3.0, unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE,
-                       trust=Trust.CENTRAL)  # fmt: skip
-    plan = make_plan(channels={UPDATE: central}, nominal=[1.0] * 3, participation=Poisson(0.7))
+    central = gaussian(
+        Facts(1.0, unit=Unit.CLIENT, adjacency=Adjacency.ADD_REMOVE, trust=Trust.CENTRAL), 3.0
+    )
+    plan = make_plan(channels={UPDATE: central}, nominal=[1.0] * 3, client_sampling=Poisson(0.7))
     list(rounds(plan, problems(), MODEL.initial(0), made, "t"))
     key = made.key(plan, 0)
     assert key.adversary == "outsiders"
@@ -706,7 +706,7 @@ def test_drawn_and_central_runs_cost_in_the_ledger_what_they_guarantee(tmp_path:
 @pytest.mark.parametrize("name", ["", "a/b"])
 def test_a_name_is_one_word(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"must be .*'/', got {name!r}; use one"):
-        account(name, path=tmp_path / "ledger.sqlite")
+        open_account(name, path=tmp_path / "ledger.sqlite")
 
 
 def test_the_owners_name_stands_before_the_recipes(
@@ -714,18 +714,18 @@ def test_the_owners_name_stands_before_the_recipes(
 ) -> None:
     path = tmp_path / "ledger.sqlite"
     monkeypatch.setenv("DPFED_DATASET", "ward-7")
-    made = account("shared", path=path, environment=True)
+    made = open_account("shared", path=path, environment=True)
     assert made is not None
     assert made.key(make_plan(), 2).dataset == "ward-7"
-    elsewhere = account("shared", path=path)
+    elsewhere = open_account("shared", path=path)
     assert elsewhere is not None
     assert elsewhere.key(make_plan(), 2).dataset == "shared/2"
     monkeypatch.delenv("DPFED_DATASET")
     monkeypatch.setenv("DPFED_LEDGER", str(path))
     with pytest.raises(DataError, match="the data has no name"):
-        account(None, environment=True)
+        open_account(None, environment=True)
     monkeypatch.delenv("DPFED_LEDGER")
-    assert account(None, environment=True) is None
+    assert open_account(None, environment=True) is None
 
 
 # ---------------------------------------------------------------------------------------- kills
@@ -733,7 +733,7 @@ def test_the_owners_name_stands_before_the_recipes(
 
 @pytest.mark.slow
 def test_fifty_kills_between_all_steps_overspend_nothing() -> None:
-    script = Path(__file__).parents[3] / "scripts" / "soak-ledger"
+    script = Path(__file__).parents[2] / "soak" / "ledger.py"
     done = subprocess.run(
         [sys.executable, str(script), "--kills", "50"], capture_output=True, text=True, timeout=180
     )
@@ -750,7 +750,7 @@ def test_fifty_kills_between_all_steps_overspend_nothing() -> None:
     ("plant", "seen"), [("send-first", "releases_without_an_entry"), ("no-check", "overspent")]
 )
 def test_the_kills_find_a_planted_bug(plant: str, seen: str) -> None:
-    script = Path(__file__).parents[3] / "scripts" / "soak-ledger"
+    script = Path(__file__).parents[2] / "soak" / "ledger.py"
     command = [sys.executable, str(script), "--kills", "20", "--plant", plant]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stderr
@@ -758,5 +758,7 @@ def test_the_kills_find_a_planted_bug(plant: str, seen: str) -> None:
 
 
 def test_an_event_of_nothing_costs_nothing() -> None:
-    assert events.worth_of(0.0, Adjacency.REPLACE_ONE) == {"kind": "NoOp"}
-    assert events.worth_of(math.inf, Adjacency.REPLACE_ONE) == {"kind": "NonPrivate"}
+    assert events.gaussian_with_mu_squared(0.0, Adjacency.REPLACE_ONE) == {"kind": "NoOp"}
+    assert events.gaussian_with_mu_squared(math.inf, Adjacency.REPLACE_ONE) == {
+        "kind": "NonPrivate"
+    }

@@ -94,8 +94,12 @@ def test_the_certificate_names_the_server_and_loopback(tmp_path):
     server = x509.load_pem_x509_certificate((folder / "server/server.crt").read_bytes())
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert {str(name.value) for name in names} == {
-        "fl.example.org", "10.1.2.3", "127.0.0.1", "::1", "localhost"
-    }  # fmt: skip
+        "fl.example.org",
+        "10.1.2.3",
+        "127.0.0.1",
+        "::1",
+        "localhost",
+    }
 
 
 @pytest.mark.parametrize("days", [1, 90, 365])
@@ -408,7 +412,7 @@ def test_check_judges_rosters_by_this_ca_also_without_tls(folder, tmp_path):
 def test_check_refuses_a_swapped_identity(folder):
     north, south = (folder / "nodes" / name / "identity.key" for name in NODES)
     shutil.copy(south, north)
-    with pytest.raises(RecipeError, match=r"is the key of south in the roster and not of north"):
+    with pytest.raises(RecipeError, match="south in the roster"):
         deploy.check(folder, insecure=True)
 
 
@@ -429,7 +433,7 @@ def test_check_refuses_unlike_rosters(folder):
 
 def test_check_refuses_a_script_that_starts_another_client(folder):
     edit(folder / "nodes/south/start-supernode.sh", "partition-id=1", "partition-id=0")
-    with pytest.raises(RecipeError, match=r"says partition-id=0 of 2, but .* has south as 1 of 2"):
+    with pytest.raises(RecipeError, match=r"says partition-id=0 of 2, but.*south as 1 of 2"):
         deploy.check(folder, insecure=True)
 
 
@@ -617,7 +621,6 @@ def write_app(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("flower")
 def test_a_real_federation_admits_its_silos_and_no_one_else(folder, tmp_path):
     """TLS and node authentication by the folder's own scripts, with Flower's own processes."""
     other = make(tmp_path / "other")

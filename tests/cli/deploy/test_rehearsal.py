@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from dpfed.cli.deploy import deploy, rehearsal
 from dpfed.cli.deploy.command import deploy_app
 from dpfed.core.errors import DpfedError, RecipeError
+from tests.helpers.deployments import write_app, write_recipe
 from tests.training.flower.network import MARK, _marked
 from tests.training.flower.preloaded import commands
-from tests.training.flower.test_deployment import write_app, write_recipe
 
 NODES = ["north", "south"]
 
@@ -80,15 +80,19 @@ def test_a_port_out_of_range_is_refused(folder: Path) -> None:
     assert "--port must be between 1 and 65535, got 70000" in str(done.exception)
 
 
-@pytest.mark.long  # scripts/month, which CI walks, rehearses, too
-@pytest.mark.xdist_group("flower")
+@pytest.mark.long  # CI has a real federation by the same scripts: test_deploy.py
 def test_an_app_is_run_with_the_folders_own_keys_and_nothing_is_left(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two silos on one host, each with a port, a state and a ledger of its own."""
     mark = uuid.uuid4().hex
-    env = {MARK: mark, "DPFED_STATE": str(tmp_path / "real"), "DPFED_DATASET": "real",
-           "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", **commands()}  # fmt: skip
+    env = {
+        MARK: mark,
+        "DPFED_STATE": str(tmp_path / "real"),
+        "DPFED_DATASET": "real",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+        **commands(),
+    }
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     recipe, app, out = write_recipe(tmp_path, 2, 2), write_app(tmp_path / "app"), tmp_path / "out"
@@ -116,15 +120,16 @@ def ports(there: rehearsal.Rehearsal) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("flower")
 def test_without_an_app_it_waits_and_a_signal_ends_all(folder: Path) -> None:
     mark = uuid.uuid4().hex
     command = subprocess.Popen(
         [sys.executable, "-m", "dpfed.cli.main", "deploy", "try", str(folder)],
-        env={**os.environ, MARK: mark, "PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, MARK: mark, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
         # a shell starts what is in its background deaf to Ctrl-C, and the tests may be
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    )
     assert command.stdout is not None
     said = [command.stdout.readline() for _ in range(3)]
     assert "2 silos are online" in said[0]

@@ -76,13 +76,16 @@ def test_certificates_that_have_ended_can_be_renewed(
 ) -> None:
     later = certificates.now() + dt.timedelta(days=11)
     monkeypatch.setattr(certificates, "now", lambda: later)
-    with pytest.raises(RecipeError, match=r"expired on .*; run `dpfed deploy renew`"):
+    with pytest.raises(RecipeError, match="run `dpfed deploy renew`"):
         deploy.check(folder)
     with pytest.raises(RecipeError, match="expired on"):
         renewal.add_silo(folder, "east")
     renewal.renew(folder)
-    lines = [certificates.check_dates(folder / "ca/ca.crt",
-             certificates.load_certificate(folder / "ca/ca.crt"), 30)]  # fmt: skip
+    lines = [
+        certificates.check_dates(
+            folder / "ca/ca.crt", certificates.load_certificate(folder / "ca/ca.crt"), 30
+        )
+    ]
     assert "is valid until" in lines[0]
 
 
@@ -126,8 +129,10 @@ def test_a_silos_own_public_keys_are_enough(folder: Path, tmp_path: Path) -> Non
     theirs = tmp_path / "theirs"
     shutil.copytree(folder / "nodes/south", theirs)
     node, own = certificates.new_tls_key(), certificates.new_identity()
-    for path, content in (("node.key", certificates.openssh(node)),
-                          ("identity.key", certificates.pem(own))):  # fmt: skip
+    for path, content in (
+        ("node.key", certificates.openssh(node)),
+        ("identity.key", certificates.pem(own)),
+    ):
         (theirs / path).write_bytes(content)
     (tmp_path / "node.pub").write_bytes(certificates.openssh_public(node.public_key(), "south"))
     digits = own.public_key().public_bytes_raw().hex()
@@ -159,7 +164,7 @@ def test_one_own_key_leaves_the_other_as_it_is(folder: Path) -> None:
 @pytest.mark.parametrize("wrong", ["", "12", "g" * 64, "0" * 63])
 def test_a_public_key_that_is_none_changes_nothing(folder: Path, wrong: str) -> None:
     before = content(folder)
-    with pytest.raises(RecipeError, match="--identity-pub must be 64 hexadecimal digits"):
+    with pytest.raises(RecipeError, match="--identity-pub must be 64 hexadecimal"):
         renewal.rotate_key(folder, "south", identity_pub=wrong)
     with pytest.raises(RecipeError, match="is not an ECDSA public key"):
         renewal.rotate_key(folder, "south", node_pub=folder / "ca/ca.crt")
@@ -201,7 +206,7 @@ def test_nothing_is_written_where_something_is_wrong(folder: Path) -> None:
             act()
         assert content(folder) == before
     (folder / "ca/ca.key").rename(folder.parent / "offline.key")
-    with pytest.raises(RecipeError, match=r"ca\.key must be here, since every roster"):
+    with pytest.raises(RecipeError, match=r"ca\.key must be here"):
         renewal.add_silo(folder, "east")
 
 

@@ -22,7 +22,7 @@ from dpfed.recipes.sinks import _open as watching
 from dpfed.recipes.sinks._open import About, Add
 from dpfed.training.history import COLUMNS, Row, make_row, numbers, only_columns
 from dpfed.training.round import RoundResult, start
-from tests.training.test_round import make_plan
+from tests.helpers.rounds import make_plan
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -153,13 +153,13 @@ def test_a_resumed_run_has_all_of_its_rounds_in_each_sink(tmp_path: Path) -> Non
 
 
 def test_an_unknown_sink_is_refused_before_the_first_round(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="sinks has no plug-in 'tensorbord'; did you mean 'tens"):
+    with pytest.raises(RecipeError, match=r"plug-in 'tensorbord'; did.*mean 'tens"):
         dpfed.run(TINY, out=tmp_path / "out", sinks=["tensorbord"])
     assert not (tmp_path / "out").exists()
 
 
 def test_sinks_without_a_folder_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"write into a folder; give out='runs/NAME', too"):
+    with pytest.raises(RecipeError, match="give out='runs/NAME', too"):
         dpfed.run(TINY, sinks=["csv"])
 
 
@@ -176,7 +176,7 @@ def test_a_missing_package_is_named_with_the_way_out(
 
 def test_a_sink_that_cannot_be_opened_refuses_the_run(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").mkdir()
-    with pytest.raises(RecipeError, match=r"sink 'csv' cannot be opened \(.*or run without --sink"):
+    with pytest.raises(RecipeError, match=r"sink 'csv' cannot be opened.*without --sink"):
         dpfed.run(TINY, out=tmp_path, sinks=["csv"])
 
 
@@ -256,6 +256,13 @@ def test_an_aborted_round_has_no_accuracy() -> None:
 
 
 def test_numbers_leave_out_texts_and_what_is_not_finite() -> None:
-    row = {"round": 3, "accuracy": 0.5, "loss": None, "snr": math.nan, "epsilon": math.inf,
-           "absent": "", "clients": 4}  # fmt: skip
+    row = {
+        "round": 3,
+        "accuracy": 0.5,
+        "loss": None,
+        "snr": math.nan,
+        "epsilon": math.inf,
+        "absent": "",
+        "clients": 4,
+    }
     assert numbers(row) == {"accuracy": 0.5, "clients": 4.0}

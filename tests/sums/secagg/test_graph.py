@@ -9,7 +9,14 @@ from scipy import stats
 
 from dpfed.core.errors import UnsoundPlan
 from dpfed.sums.secagg import graph
-from dpfed.sums.secagg.graph import CORRECTNESS, SECURITY, SMALL, Design, design, neighbours
+from dpfed.sums.secagg.graph import (
+    COMPLETE_UP_TO,
+    MAX_FAILURE,
+    MAX_UNOPENED,
+    Design,
+    design,
+    neighbours,
+)
 
 
 def connected(kept: set[int], degree: int, clients: int, run: str) -> bool:
@@ -118,8 +125,8 @@ def test_too_many_marked_neighbours_are_less_often_than_the_bound_says(
 
 
 def test_a_design_for_visible_chances_keeps_its_targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "SECURITY", 0.2)
-    monkeypatch.setattr(graph, "CORRECTNESS", 0.2)
+    monkeypatch.setattr(graph, "MAX_FAILURE", 0.2)
+    monkeypatch.setattr(graph, "MAX_UNOPENED", 0.2)
     clients, least, colluders = 40, 32, 3
     options = (graph._sparse(clients, least, colluders, k) for k in range(2, clients - 1, 2))
     found = next(option for option in options if option is not None)
@@ -159,7 +166,7 @@ def test_the_degree_is_the_least_even_one_that_keeps_both_targets(
 
     def good(k: int, threshold: int) -> bool:
         apart, stuck = chances(k, threshold)
-        return apart <= SECURITY and stuck <= CORRECTNESS
+        return apart <= MAX_FAILURE and stuck <= MAX_UNOPENED
 
     found = design(clients, least, colluders)
     assert good(found.degree, found.threshold)
@@ -167,20 +174,20 @@ def test_the_degree_is_the_least_even_one_that_keeps_both_targets(
     assert not any(
         good(k, threshold) for k in range(2, found.degree, 2) for threshold in range(1, k + 1)
     )
-    assert chances(found.degree, found.threshold + 1)[1] > CORRECTNESS  # the highest threshold
+    assert chances(found.degree, found.threshold + 1)[1] > MAX_UNOPENED  # the highest threshold
 
 
 # ------------------------------------------------------------------------------------------ designs
 
 
-@pytest.mark.parametrize("clients", [2, 3, 20, SMALL])
+@pytest.mark.parametrize("clients", [2, 3, 20, COMPLETE_UP_TO])
 def test_few_clients_are_all_tied_to_all_and_nothing_is_left_to_chance(clients: int) -> None:
     least = max(2, round(0.8 * clients))
     assert design(clients, least, 0) == Design(clients - 1, least - 1, 0.0)
 
 
 def test_many_clients_are_tied_to_few_unless_all_are_asked_for() -> None:
-    assert design(SMALL + 1, 52, 0).degree < SMALL
+    assert design(COMPLETE_UP_TO + 1, 52, 0).degree < COMPLETE_UP_TO
     assert design(500, 400, 0).degree < 60
     assert design(500, 400, 0, 0) == Design(499, 399, 0.0)
 

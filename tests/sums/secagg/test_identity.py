@@ -118,9 +118,14 @@ def test_a_silo_makes_its_own_key_as_the_page_says(fed, south, repository, tmp_p
 def shell(folder: Path, commands: str) -> str:
     env = {**os.environ, "PATH": search_path()}
     return subprocess.run(
-        ["sh", "-euc", commands], cwd=folder, env=env,
-        check=True, capture_output=True, text=True, timeout=60,
-    ).stdout  # fmt: skip
+        ["sh", "-euc", commands],
+        cwd=folder,
+        env=env,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
 
 
 def test_the_roster_file_is_as_the_docstring_says(pristine):
@@ -231,7 +236,7 @@ def test_load_refuses_a_roster_with_a_key_of_the_servers(south):
     path, found = south / "roster.json", identity.load_identity(south).roster
     theirs = Ed25519PrivateKey.generate().public_key().public_bytes_raw().hex()
     path.write_text(path.read_text().replace(found.keys[0].hex(), theirs))
-    with pytest.raises(DataError, match="anyone may have written that roster"):
+    with pytest.raises(DataError, match="anyone may have written"):
         identity.load_identity(south)
 
 
@@ -287,7 +292,7 @@ def test_load_refuses_what_is_no_plain_ed25519_key(south, kind):
         ),
     }
     (south / "identity.key").write_bytes(content[kind])
-    with pytest.raises(DataError, match="is not an unencrypted Ed25519 key in PEM form"):
+    with pytest.raises(DataError, match="unencrypted Ed25519 key in PEM form"):
         identity.load_identity(south)
 
 
@@ -366,7 +371,7 @@ def test_without_the_environment_there_is_no_identity(monkeypatch, value):
     monkeypatch.delenv("DPFED_IDENTITY", raising=False)
     if value is not None:
         monkeypatch.setenv("DPFED_IDENTITY", value)
-    with pytest.raises(DataError, match=r"dpfed deploy init.*DPFED_IDENTITY=simulated") as refused:
+    with pytest.raises(DataError, match=r"deploy init.*DPFED_IDENTITY=simulated") as refused:
         identity.from_environment(0, 2)
     assert wire_name(refused.value) == "DataError"
 

@@ -12,7 +12,7 @@ from dpfed.sums.secagg import masks
 
 SEEDS = [bytes([i]) * 32 for i in range(6)]
 DTYPES = [np.uint32, np.uint64]
-BLOCK = masks._BLOCK
+BLOCK = masks._BLOCK_BYTES
 
 
 def sizes(dtype: type) -> list[int]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpfed.core.errors import BadReply, UnsoundPlan
-from dpfed.sums.secagg.shamir import PRIME, SHARE, join, split
+from dpfed.sums.secagg.shamir import PRIME, SHARE_BYTES, join, split
 
 SEEDS = st.binary(min_size=32, max_size=32)
 X = sympy.Symbol("x")
@@ -49,7 +49,7 @@ def value(line: list[int], x: int) -> int:
 
 def test_the_field_is_the_least_prime_above_the_seeds() -> None:
     assert sympy.nextprime(2**256) == PRIME
-    assert (PRIME - 1).bit_length() <= 8 * SHARE
+    assert (PRIME - 1).bit_length() <= 8 * SHARE_BYTES
 
 
 @given(seed=SEEDS, data=st.data())
@@ -58,7 +58,7 @@ def test_any_threshold_of_shares_give_the_seed(seed: bytes, data: st.DataObject)
     threshold = data.draw(st.integers(1, len(holders)))
     shares = split(seed, holders, threshold)
     assert set(shares) == set(holders)
-    assert {len(share) for share in shares.values()} == {SHARE}
+    assert {len(share) for share in shares.values()} == {SHARE_BYTES}
     opened_by = data.draw(st.permutations(holders))
     for enough in range(threshold, len(holders) + 1):
         assert join(some(shares, opened_by[:enough])) == seed
@@ -128,21 +128,23 @@ def test_a_threshold_that_nobody_could_reach_is_refused(threshold: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "share", [b"", bytes(32), bytes(34), PRIME.to_bytes(SHARE, "big"), b"\xff" * SHARE]
+    "share", [b"", bytes(32), bytes(34), PRIME.to_bytes(SHARE_BYTES, "big"), b"\xff" * SHARE_BYTES]
 )
 def test_what_is_no_element_of_the_field_is_refused(share: bytes) -> None:
     shares = split(bytes(32), range(3), 2)
-    with pytest.raises(BadReply, match="a share must be 33 bytes, an element of the field;"):
+    with pytest.raises(BadReply, match="share must be 33 bytes"):
         join({0: shares[0], 1: share})
 
 
 def test_the_largest_element_of_the_field_is_none_too_large() -> None:
-    assert join({0: (PRIME - 1).to_bytes(SHARE, "big")}) == (PRIME - 1 - 2**256).to_bytes(32, "big")
+    assert join({0: (PRIME - 1).to_bytes(SHARE_BYTES, "big")}) == (PRIME - 1 - 2**256).to_bytes(
+        32, "big"
+    )
 
 
 def test_a_forged_share_gives_another_seed() -> None:
     shares = split(bytes(32), range(3), 3)
-    assert join({**shares, 1: bytes(SHARE)}) != bytes(32)
+    assert join({**shares, 1: bytes(SHARE_BYTES)}) != bytes(32)
 
 
 def test_a_hundred_shares_take_milliseconds() -> None:

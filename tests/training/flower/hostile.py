@@ -36,8 +36,8 @@ from dpfed.sums.secagg import messages as secagg
 from dpfed.sums.secagg.identity import simulated
 from dpfed.sums.secure import Secure
 from dpfed.training.plan import Plan
+from tests.helpers.rounds import client_states, make_plan
 from tests.training.flower.local_grid import LocalGrid, nodes
-from tests.training.test_round import client_states, make_plan
 
 CLIENTS, LIARS, RATE = 12, 4, 0.5
 SIZE = MODEL.layout.size
@@ -166,8 +166,14 @@ def _less_control(truth: Truth, rng: Rng) -> Sent:
 def _other_records(truth: Truth, rng: Rng) -> Sent:
     """Names that hold a record of another kind."""
     config, metrics = ConfigRecord({"x": 1}), MetricRecord({"x": 1.0})
-    wrong = rng.choice([{"reply": config}, {"reply": metrics}, {"dpfed": metrics},
-                        {"dpfed": ArrayRecord({"x": array(b"1")})}])  # fmt: skip
+    wrong = rng.choice(
+        [
+            {"reply": config},
+            {"reply": metrics},
+            {"dpfed": metrics},
+            {"dpfed": ArrayRecord({"x": array(b"1")})},
+        ]
+    )
     return RecordDict({**truth.record(), **wrong})
 
 
@@ -388,12 +394,15 @@ def _bad_key(truth: Truth, rng: Rng) -> bytes:
     signed = keys.signed_text(truth.run, truth.client, weak)
     own = simulated(CLIENTS)[truth.client].sign(signed)  # its own to sign: the key is what is bad
     return secagg.pack_message(
-        rng.choice([
-            secagg.Key(weak, own), secagg.Key(rng.randbytes(32), key.signature),
-            secagg.Key(key.key, b""),
-            secagg.Key(key.key, simulated(CLIENTS)[truth.client].sign(key.key)),
-        ])
-    )  # fmt: skip
+        rng.choice(
+            [
+                secagg.Key(weak, own),
+                secagg.Key(rng.randbytes(32), key.signature),
+                secagg.Key(key.key, b""),
+                secagg.Key(key.key, simulated(CLIENTS)[truth.client].sign(key.key)),
+            ]
+        )
+    )
 
 
 def _bad_input(truth: Truth, rng: Rng) -> bytes:
@@ -514,9 +523,9 @@ class _Watched:
         self.watch.ends.append(True)
         return session
 
-    def answer(self, stage: str, requests: Any, reply: Any, secret: bytes, context: Any) -> Any:
+    def reply(self, stage: str, requests: Any, reply: Any, secret: bytes, context: Any) -> Any:
         self.watch.note(reply, context.client, context.round)
-        return super().answer(stage, requests, reply, secret, context)  # type: ignore[misc]
+        return super().reply(stage, requests, reply, secret, context)  # type: ignore[misc]
 
 
 @dataclass(frozen=True)

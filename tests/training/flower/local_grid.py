@@ -99,10 +99,16 @@ def _sent_by_a_server(
     group_id: str | None = None,
 ) -> tuple[RecordDict, Metadata]:
     return content, Metadata(
-        run_id=1, message_id="", src_node_id=1, dst_node_id=dst_node_id, reply_to_message_id="",
-        group_id=group_id or "", created_at=time.time(), ttl=ttl or 3600.0,
+        run_id=1,
+        message_id="",
+        src_node_id=1,
+        dst_node_id=dst_node_id,
+        reply_to_message_id="",
+        group_id=group_id or "",
+        created_at=time.time(),
+        ttl=ttl or 3600.0,
         message_type=message_type,
-    )  # fmt: skip
+    )
 
 
 def nodes(count: int) -> dict[int, int]:

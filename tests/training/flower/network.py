@@ -139,8 +139,11 @@ class Net:
             state = ["--database", str(self.work / "superlink.db")]
             return [str(self.folder / "server/start-superlink.sh"), *place, *state]
         return [
-            "flower-superlink", "--insecure", *place, "--disable-runtime-dependency-installation"
-        ]  # fmt: skip
+            "flower-superlink",
+            "--insecure",
+            *place,
+            "--disable-runtime-dependency-installation",
+        ]
 
     def _healthy(self) -> bool:
         context = ssl.create_default_context(cafile=str(self.ca)) if self.ca else None

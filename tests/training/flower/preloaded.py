@@ -16,6 +16,7 @@ and if it is killed the command is, too.
 | the command dies by a signal          | so does its launcher                                    |
 | a module that reads its variables when| it has those of the preloading process: FLWR_* of tests |
 | it is imported                        | are the same for all                                    |
+| a command that becomes another Python | goes on in its own fork                                 |
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import functools
 import gc
 import json
 import os
+import runpy
 import secrets
 import select
 import signal
@@ -41,14 +43,35 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NoReturn
 
-COMMANDS = ("dpfed", "flwr", "flower-superlink", "flower-supernode", "flower-superexec",
-            "flwr-serverapp", "flwr-clientapp")  # fmt: skip
-MODULES = ("cloudpickle", "httpcore", "h11", "polars", "safetensors.torch", "dpfed.flower",
-           "dpfed.recipes.flower_app", "dpfed.sums.secure", "dpfed.sums.secagg.client",
-           "dpfed.sums.secagg.server", "dpfed.cli.data", "dpfed.cli.deploy.rehearsal",
-           "dpfed.cli.silo", "dpfed.silo.gate", "dpfed.silo.keeper",
-           "flwr.supernode.runtime.run_clientapp", "flwr.superlink.runtime.run_serverapp",
-           "flwr.server.app")  # fmt: skip
+COMMANDS = (
+    "dpfed",
+    "flwr",
+    "flower-superlink",
+    "flower-supernode",
+    "flower-superexec",
+    "flwr-serverapp",
+    "flwr-clientapp",
+)
+MODULES = (
+    "cloudpickle",
+    "httpcore",
+    "h11",
+    "polars",
+    "safetensors.torch",
+    "dpfed.flower",
+    "dpfed.recipes.flower_app",
+    "dpfed.sums.secure",
+    "dpfed.sums.secagg.client",
+    "dpfed.sums.secagg.server",
+    "dpfed.cli.data",
+    "dpfed.cli.deploy.rehearsal",
+    "dpfed.cli.silo",
+    "dpfed.silo.gate",
+    "dpfed.silo.handler",
+    "flwr.supernode.runtime.run_clientapp",
+    "flwr.superlink.runtime.run_serverapp",
+    "flwr.server.app",
+)
 """What the commands import once they run; one that is not there is left to them."""
 
 LAUNCHER = """#!{python} -IS
@@ -89,9 +112,14 @@ def preloaded(
         (home / name).chmod(0o755)
     places = (home, Path(sys.executable).parent, os.environ.get("PATH", ""))
     env = {
-        **os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", **more,
-    }  # fmt: skip
+        **os.environ,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+        "MPLBACKEND": "agg",
+        **more,
+    }
     with subprocess.Popen([*start, address[1:]], env=env, stdout=subprocess.PIPE) as process:
         try:
             if process.stdout is None or process.stdout.readline() != b"ready\n":
@@ -104,10 +132,17 @@ def preloaded(
 @functools.cache
 def commands() -> dict[str, str]:
     """The same for all tests of this process, until it ends."""
-    stack = contextlib.ExitStack()
-    atexit.register(stack.close)
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="preloaded-"))
-    return stack.enter_context(preloaded(Path(folder)))
+    folder = _OPEN.enter_context(tempfile.TemporaryDirectory(prefix="preloaded-"))
+    return _OPEN.enter_context(preloaded(Path(folder)))
+
+
+_OPEN = contextlib.ExitStack()
+
+
+@atexit.register
+def close_commands() -> None:
+    """End the process behind ``commands``: xdist's workers end without what atexit has."""
+    _OPEN.close()
 
 
 # ------------------------------------------------------------------------ the preloading process
@@ -162,6 +197,7 @@ def _supervise(there: socket.socket, entries: Mapping[str, Any]) -> NoReturn:
         os.environ.clear()
         os.environ.update(environment)
         sys.argv = [name, *arguments]
+        os.execv = _execv  # type: ignore[assignment]
         _run(entries[name])
     for own in files:
         os.close(own)
@@ -170,6 +206,18 @@ def _supervise(there: socket.socket, entries: Mapping[str, Any]) -> NoReturn:
     with contextlib.suppress(OSError):
         there.sendall(bytes([0, code]) if code >= 0 else bytes([1, -code]))
     os._exit(0)
+
+
+def _execv(path: str, arguments: Sequence[str]) -> NoReturn:
+    """A command that becomes ``python -P -m MODULE ...`` goes on in this fork, which has it all."""
+    python, _, _, module, *more = arguments
+    assert [path, python, "-P", "-m"] == [sys.executable, path, *arguments[1:3]]
+    sys.argv = [module, *more]
+
+    def go_on() -> None:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+    _run(go_on)
 
 
 def _run(entry: Callable[[], Any]) -> NoReturn:

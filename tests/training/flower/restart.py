@@ -31,15 +31,15 @@ import torch
 
 from dpfed.accounting.guarantee import SHIPPED, certified
 from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.core.randomness import public_seed
 from dpfed.recipes import result as result_files
 from dpfed.recipes import schema as recipes
-from dpfed.recipes.federation import public_seed
 from dpfed.recipes.run import prepare
 from dpfed.training.checkpoint import Checkpoint, CommittedRound
 from dpfed.training.inprocess import replay
 from dpfed.training.round import start
+from tests.helpers.deployments import write_app
 from tests.training.flower.network import CONNECTION, Net, _marked, miss_heartbeats
-from tests.training.flower.test_deployment import write_app
 
 NAME = "soak"
 
@@ -97,9 +97,12 @@ class Training:
         (self.app / "short/__init__.py").touch()
         (self.app / "short/server.py").write_text(SERVER.format(wanted=wanted))
         self.config = {
-            "recipe": str(recipe), "out": str(self.out), "checkpoint": str(self.checkpoint),
-            "training": NAME, "timeout": timeout,
-        }  # fmt: skip
+            "recipe": str(recipe),
+            "out": str(self.out),
+            "checkpoint": str(self.checkpoint),
+            "training": NAME,
+            "timeout": timeout,
+        }
         self.runs = 0
 
     # --------------------------------------------------------------------------------- life

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,79 +12,21 @@ from typing import Any
 
 import msgspec
 import pytest
-import tomli_w
 import torch
 from safetensors.torch import load_file
 
 import dpfed
 from dpfed.accounting.guarantee import SHIPPED, Guarantee, certified
 from dpfed.cli.deploy import deploy
-from dpfed.core.sum_protocol import Answer
-from dpfed.core.types import Broadcast
-from dpfed.core.vector import one_thread
 from dpfed.recipes import result as result_files
 from dpfed.recipes import schema as recipes
-from dpfed.recipes.federation import public_seed
-from dpfed.recipes.run import Prepared, prepare
-from dpfed.training.answer import ClientState, answer
-from dpfed.training.round import RoundResult, ServerState, run_round, start
+from dpfed.recipes.session import prepare
+from tests.helpers.deployments import SILOS, environment, replay, write_app, write_recipe
 from tests.training.flower.network import Net, Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
+pytestmark = [pytest.mark.slow]
 
-SILOS = ["north", "south", "west", "east", "centre"]
-APP = "dpfed.recipes.flower_app"
 TIMEOUT = 40  # seconds for a round: on a busy machine five processes start slowly
-
-
-def write_recipe(folder: Path, clients: int, rounds: int) -> Path:
-    tables = {
-        "rounds": rounds,
-        "seed": 7,
-        "data": {
-            "source": "synthetic",
-            "options": {"records": 600, "features": 8, "classes": 4},
-            "partition": {"name": "dirichlet", "clients": clients, "options": {"alpha": 0.5}},
-        },
-        "privacy": {"epsilon": 4.0, "noise": "keyed"},
-        "server": [{"name": "sofim", "rho": 1.0, "beta": 0.9}, {"name": "scale", "rate": 0.3}],
-    }
-    path = folder / "recipe.toml"
-    path.write_text(recipes.dump_recipe(recipes.load_recipe(tables)), encoding="utf-8")
-    return path
-
-
-def write_app(
-    folder: Path,
-    server: str = f"{APP}:server_app",
-    client: str = f"{APP}:client_app",
-    config: Mapping[str, str] | None = None,
-) -> Path:
-    """A Flower app that is all configuration: both sides are dpfed's own, unless told otherwise."""
-    project = {
-        "name": "deployed",
-        "version": "1.0.0",
-        "description": "A dpfed recipe",
-        "license": "Apache-2.0",
-        "dependencies": [],
-    }
-    flwr = {
-        "publisher": "dpfed",
-        "components": {"serverapp": server, "clientapp": client},
-        "config": {"recipe": "", "root": "", "out": "", **(config or {})},
-    }
-    folder.mkdir()
-    text = tomli_w.dumps({"project": project, "tool": {"flwr": {"app": flwr}}})
-    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
-    return folder
-
-
-def environment(folder: Path) -> dict[str, str]:
-    return {
-        "OMP_NUM_THREADS": "1",
-        "DPFED_STATE": str(folder / "state"),
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-    }
 
 
 # ----------------------------------------------------------------- TLS and node authentication
@@ -128,11 +69,11 @@ SERVER = f"""
 import json
 from pathlib import Path
 
-from dpfed.recipes.flower_app import prepared_for
+from dpfed.recipes.flower_app import session_for
 from dpfed.training.flower.codec import named_arrays
 from dpfed.training.flower.strategy import DPStrategy
 from dpfed.core.vector import one_thread
-from dpfed.recipes.federation import public_seed
+from dpfed.core.randomness import public_seed
 from flwr.serverapp import ServerApp
 from safetensors.torch import save_file
 
@@ -141,7 +82,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    run, out = prepared_for(context), Path(context.run_config["out"])
+    run, out = session_for(context), Path(context.run_config["out"])
     model = run.federation.model
 
     def note(row):
@@ -212,28 +153,3 @@ def rows(out: Path) -> list[dict[str, Any]]:
     path = out / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def replay(prepared: Prepared, missing: list[set[int]]) -> ServerState:
-    """The rounds in this process, without those who were missing in each."""
-    plan, silos = prepared.plan, prepared.federation
-    clients = {
-        client: ClientState(client, problem) for client, problem in enumerate(silos.problems)
-    }
-
-    def transport(
-        broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
-    ) -> Iterable[tuple[int, Answer]]:
-        for client in sorted(set().union(*requests.values()) - missing[broadcast.round]):
-            asked = {name: to[client] for name, to in requests.items()}
-            reply, clients[client] = answer(plan, broadcast, stage, asked, clients[client])
-            yield client, reply
-
-    results: list[RoundResult] = []
-    state = start(plan, silos.model.initial(public_seed(prepared.recipe.seed, "model")))
-    for _ in missing:
-        with one_thread():
-            state, result = run_round(plan, state, transport)
-        results.append(result)
-    assert [set(result.missing) for result in results] == missing
-    return state

@@ -2,7 +2,7 @@
 """Hostile clients through the real strategy: none is accepted, none stops a round, and what one
 valid vote can do is bounded by the sum's range alone.
 
-scripts/soak-replies sends 10^5 such replies; results/hostile/replies.json has the table.
+tests/soak/replies.py sends 10^5 such replies; results/hostile/replies.json has the table.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from dpfed.flower import DPStrategy, client_app
 from dpfed.sums.plain import plain
 from dpfed.sums.secagg import messages as secagg
 from dpfed.sums.secure import secure
-from dpfed.training.answer import answer
 from dpfed.training.plan import Plan
+from dpfed.training.reply import client_reply
 from dpfed.training.round import publish, run_round, start
+from tests.helpers.rounds import SIZES, client_states, make_plan
 from tests.training.flower import hostile
 from tests.training.flower.hostile import (
     LIARS,
@@ -41,7 +42,6 @@ from tests.training.flower.hostile import (
     soak,
 )
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
-from tests.training.test_round import SIZES, client_states, make_plan
 
 INITIAL = ArrayRecord(MODEL.layout.unflatten(torch.zeros(SIZE)))
 
@@ -117,7 +117,7 @@ def round_with(plan: Plan, client: int, data: bytes | None) -> Any:
 
     def transport(broadcast: Any, stage: str, requests: Any) -> Iterator[tuple[int, Any]]:
         for index, kept in people.items():
-            messages, _ = answer(plan, broadcast, stage, dict.fromkeys(requests, b""), kept)
+            messages, _ = client_reply(plan, broadcast, stage, dict.fromkeys(requests, b""), kept)
             if index != client:
                 yield index, messages
             elif data is not None:
@@ -191,7 +191,7 @@ def test_a_vote_touches_neither_counts_nor_divisor_nor_noise_level(vote: int) ->
     plan = make_plan(rounds=2)
     people = client_states(SIZES)
     at = publish(plan, start(plan, torch.zeros(SIZE)))
-    true, _ = answer(plan, at, "reply", {UPDATE: b""}, people[1])
+    true, _ = client_reply(plan, at, "reply", {UPDATE: b""}, people[1])
     kind = "<i4" if abs(vote) < 2**31 else "<i8"
     assert facts(plan, np.full(SIZE, vote, kind).tobytes()) == facts(plan, true[UPDATE])  # type: ignore[index]
     assert plan.denominator(UPDATE) == math.fsum(SIZES)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpfed.core.errors import BudgetSpent
-from dpfed.training.flower.one_sentence import OneSentence, errors_in_one_sentence
+from dpfed.training.flower.strategy import ShortErrors, errors_in_one_sentence
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_an_error_of_ours_is_one_line_and_its_traceback_a_file(
     logger, said = flower
     errors_in_one_sentence()
     errors_in_one_sentence(tmp_path)
-    assert sum(isinstance(each, OneSentence) for each in logger.filters) == 1
+    assert sum(isinstance(each, ShortErrors) for each in logger.filters) == 1
     raised(logger, BudgetSpent("the budget of 'ward' is spent; raise it"))
     place = tmp_path / "error.txt"
     assert said.getvalue() == (

@@ -25,7 +25,7 @@ from dpfed.audit.client_laws import MODEL
 from dpfed.cli.deploy import deploy
 from dpfed.core.errors import DataError
 from dpfed.core.registry import build
-from dpfed.core.types import UPDATE, Trust
+from dpfed.core.types import UPDATE, Facts, Trust
 from dpfed.flower import client_app
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes import result as result_files
@@ -35,12 +35,12 @@ from dpfed.training.flower import state as states
 from dpfed.training.flower.strategy import DPResult, DPStrategy
 from dpfed.training.inprocess import replay
 from dpfed.training.plan import Plan
+from tests.helpers.deployments import environment
 from tests.helpers.round_counts import only_updates, updates
+from tests.helpers.rounds import client_states, make_plan
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes
 from tests.training.flower.network import Net
 from tests.training.flower.restart import Training
-from tests.training.flower.test_deployment import environment
-from tests.training.test_round import client_states, make_plan
 
 # a server that dies by an exception leaves a secure sum's scratch file to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore:Unclosed file <tempfile.Spooled:ResourceWarning")
@@ -270,7 +270,7 @@ def test_random_deaths_with_replies_lost(tmp_path: Path, seed: int) -> None:
 
 def test_the_guarantee_ends_a_training_that_died_too_often(tmp_path: Path) -> None:
     """Where the server adds the noise, an attempt that died has to be made anew."""
-    central = {UPDATE: gaussian(clip=1.0, std=2.0, trust=Trust.CENTRAL)}
+    central = {UPDATE: gaussian(Facts(clip=1.0, trust=Trust.CENTRAL), std=2.0)}
     clients = Clients(replace(plan_with("gradient", "plain", rounds=4), channels=central))
     deaths = [(0, "completed"), (1, "last reply")]
     strategy, result = outlive(clients, tmp_path / "run", deaths, wanted=4)
@@ -380,7 +380,6 @@ def check_found(training: Training, left: result_files.ResultFiles) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("flower")
 @pytest.mark.long  # CI has the same over a LocalGrid, above, and kills of gates in tests/silo
 def test_a_real_training_outlives_its_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -394,7 +393,6 @@ def test_a_real_training_outlives_its_server(
 
 
 @pytest.mark.long  # three minutes
-@pytest.mark.xdist_group("flower")
 def test_a_real_training_outlives_its_server_its_superlink_and_a_silo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

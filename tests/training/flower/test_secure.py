@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, Error, Message
 from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.errors import RoundAborted
-from dpfed.core.types import METRICS, UPDATE
+from dpfed.core.types import METRICS, UPDATE, Facts
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
 from dpfed.sums.secure import secure
@@ -22,9 +22,9 @@ from dpfed.training.account import Account
 from dpfed.training.flower.client import client_app
 from dpfed.training.flower.strategy import DPStrategy
 from dpfed.training.plan import Plan
+from tests.helpers.rounds import client_states, make_plan
+from tests.helpers.strategies import INITIAL, app_for, final, grid_for, params
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes, refused
-from tests.training.flower.test_strategy import INITIAL, app_for, final, grid_for, params
-from tests.training.test_round import client_states, make_plan
 
 SIZES = [3, 4, 5, 6, 7]
 
@@ -50,7 +50,7 @@ def test_the_same_bits_as_plain_in_process_and_over_messages() -> None:
 
 
 def test_metrics_are_summed_in_the_same_exchanges() -> None:
-    channels = {UPDATE: gaussian(1.0, 2.0), METRICS: gaussian(math.sqrt(2), 1e-6)}
+    channels = {UPDATE: gaussian(Facts(1.0), 2.0), METRICS: gaussian(Facts(math.sqrt(2)), 1e-6)}
     plan = plan_with(secure(), channels=channels, metrics_every=3)
     grid = grid_for(plan, sizes=SIZES)
     result = DPStrategy(plan).start(grid, INITIAL)
@@ -155,7 +155,7 @@ def test_a_client_without_an_identity_is_not_in_the_sum(monkeypatch: pytest.Monk
     plan = plan_with(secure())
     monkeypatch.delenv("DPFED_IDENTITY")
     strategy = DPStrategy(plan)
-    with pytest.raises(RoundAborted, match="3 attempts in a row failed before any release"):
+    with pytest.raises(RoundAborted, match="3 attempts"):
         strategy.start(grid_for(plan, sizes=SIZES), INITIAL)
     assert strategy.step is not None
     history = strategy.step.history

@@ -22,12 +22,15 @@ from dpfed.accounting.guarantee import SHIPPED
 from dpfed.cli.deploy import deploy
 from dpfed.recipes import result as result_files
 from dpfed.recipes import schema as recipes
-from dpfed.recipes.run import Prepared, prepare
+from dpfed.recipes.session import Session, prepare
 from dpfed.sums.plain import Plain
+from tests.helpers.deployments import SILOS, environment, replay, write_app
 from tests.training.flower.network import Net, miss_heartbeats
-from tests.training.flower.test_deployment import SILOS, environment, replay, write_app
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("secure-deployment"),
+]
 
 # As dpfed's own client_app, but it writes down what it is asked for, and never answers at ``cut``.
 CLIENT = """
@@ -156,11 +159,11 @@ class InClear(Plain):
     hides_terms: bool = True
     shares: int = 3
 
-    def honest(self, clients: int, colluders: int) -> int:
+    def min_honest(self, clients: int, colluders: int) -> int:
         return self.shares
 
 
-def in_clear(prepared: Prepared) -> Prepared:
+def in_clear(prepared: Session) -> Session:
     """The same run without any masks."""
     return replace(prepared, plan=replace(prepared.plan, sum=InClear()))
 

@@ -19,7 +19,7 @@ from dpfed.training.flower.codec import CONTROL
 from dpfed.training.flower.slots import Slots
 from dpfed.training.plan import Plan
 from dpfed.training.round import ServerState, start
-from tests.training.test_population import START, plan_with
+from tests.helpers.populations import START, plan_with
 
 
 @pytest.fixture(autouse=True)
@@ -66,11 +66,12 @@ class Crowd(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Any]:
         return [
             SimpleNamespace(
-                metadata=SimpleNamespace(reply_to_message_id=order), has_error=lambda: False,
+                metadata=SimpleNamespace(reply_to_message_id=order),
+                has_error=lambda: False,
                 content=self.said[self.sent[order] % 2],
             )
             for order in message_ids
-        ]  # fmt: skip
+        ]
 
 
 def weight(kept: object) -> int:
@@ -148,4 +149,4 @@ def test_no_more_are_asked_than_are_needed() -> None:
     grid = Crowd(plan, 0)
     grid.get_node_ids = lambda: range(2, 20_002, 2)  # type: ignore[method-assign]
     Slots(plan, grid, wait=0.0).fill(state_at(plan, 0))
-    assert grid.asked == slots._AT_ONCE * 10
+    assert grid.asked == slots._ASKED_PER_FREE_SLOT * 10

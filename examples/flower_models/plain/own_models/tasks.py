@@ -102,10 +102,21 @@ def text_records(partition: int) -> Any:
     return texts, collate
 
 
-MODELS = {"visits": visits_model, "doses": doses_model, "findings": findings_model,
-          "text": text_network}  # fmt: skip
-RECORDS = {"visits": visits_records, "doses": doses_records, "findings": findings_records,
-           "text": text_records}  # fmt: skip
-LOSSES = {"visits": functional.cross_entropy, "doses": functional.huber_loss,
-          "findings": functional.binary_cross_entropy_with_logits,
-          "text": functional.cross_entropy}  # fmt: skip
+MODELS = {
+    "visits": visits_model,
+    "doses": doses_model,
+    "findings": findings_model,
+    "text": text_network,
+}
+RECORDS = {
+    "visits": visits_records,
+    "doses": doses_records,
+    "findings": findings_records,
+    "text": text_records,
+}
+LOSSES = {
+    "visits": functional.cross_entropy,
+    "doses": functional.huber_loss,
+    "findings": functional.binary_cross_entropy_with_logits,
+    "text": functional.cross_entropy,
+}

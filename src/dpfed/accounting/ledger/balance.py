@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ledger's rows add up to: costs, budgets, names and reservations, one row at a time.
+"""The ledger's rows added up, one at a time: costs, budgets, names and reservations.
 
 Guarantee: ``Balance`` is a function of the rows and their order alone, so every process that reads
 the file has the same one; ``Cost.epsilon`` is an upper bound. A data set has one account: whatever
-was released on it counts for its budget, converted into the budget's own unit, adjacency and
+was released on it counts towards its budget, converted into the budget's own unit, adjacency and
 adversary (conversions.py).
 
 | edge case                                        | what happens                                  |
 |--------------------------------------------------|-----------------------------------------------|
 | a row of an unknown kind                         | DataError: it was written by a newer version  |
 | a release that no conversion covers              | ``Cost.unbounded`` says so: no bound          |
-| several budgets, as version 0.1 allowed          | all of them hold until one is declared anew   |
+| several budgets, as version 0.1 allowed          | all of them hold until one is declared again  |
 | secure sums have reserved all of delta           | the cost is infinite                          |
 """
 
@@ -34,8 +34,8 @@ from dpfed.core.errors import DataError
 from dpfed.core.files import from_word
 from dpfed.core.types import Adjacency, Unit
 
-CLAIM_LIFE = 86_400.0
-"""Seconds after which an enrolled training that shows no sign of life has lost its claim."""
+CLAIM_LIFETIME_S = 86_400.0
+"""Seconds without an enrolment or a release after which a training's claim lapses."""
 
 
 class Budget(NamedTuple):
@@ -44,28 +44,28 @@ class Budget(NamedTuple):
     epsilon: float
     delta: float
     keeps_person: bool = False
-    """Whether a record that is replaced stays with its person, by the owner's word."""
+    """Whether a record that is replaced stays with its person, as the owner declares."""
 
     def __str__(self) -> str:
         return f"({self.epsilon:g}, {self.delta:g})"
 
 
 RunId = tuple[LedgerKey, str, int]
-"""What a run's releases are priced for, its training, and its client."""
+"""A run: the data and guarantee of its releases, its training, and its client."""
 
-MOST_RESERVED = 0.01
-"""The part of a budget's delta that secure sums' chances of failure may take in all.
+MAX_RESERVED_FRACTION = 0.01
+"""The fraction of a budget's delta that all secure sums together may reserve for their failure.
 
-Whether it is spent for these, or by Gaussian releases, may be chosen after outputs were seen, so
-that all of it together is within (epsilon, 1.01 delta): docs/privacy.md."""
+Whether delta goes to these or to Gaussian releases may be chosen after outputs were seen. So the
+whole is within (epsilon, 1.01 delta): docs/privacy.md."""
 
 UNORDERED = math.inf
-"""The place of a run that has not been reserved yet: after all that have."""
+"""The position of a run that is not reserved yet: after all that are."""
 
 
 @dataclass(frozen=True)
 class RunCost:
-    """A run that counts as a whole, since it is not Gaussian, or shares an account with such."""
+    """A run that counts as a whole: it is not Gaussian, or another one in its account is not."""
 
     number: float
     """The row that reserved it; runs count in this order."""
@@ -93,10 +93,10 @@ class Cost:
     runs: dict[RunId, RunCost] = field(default_factory=dict)
     delta_reserved: dict[RunId, float] = field(default_factory=dict)
     unbounded: str = ""
-    """Releases without a bound in what is asked for, in words; empty if there are none."""
+    """Releases that have no bound in the guarantee asked for, in words; empty if there are none."""
 
     def __add__(self, other: Cost) -> Cost:
-        """Both together; what ``other`` says of a run stands in the place of what this says."""
+        """The sum of both costs; for a run that is in both, that of ``other``."""
         return Cost(
             self.mu_squared + other.mu_squared,
             {**self.runs, **other.runs},
@@ -108,7 +108,7 @@ class Cost:
         """Add a row's releases: by mu^2, or as further events of its run.
 
         Args:
-            key: what they are priced for.
+            key: the data, and the guarantee that their costs are stated in.
             body: the row.
         """
         run = (key, body["training"], body["client"])
@@ -121,10 +121,10 @@ class Cost:
         self._reserve_delta(run, body)
 
     def add_whole(self, key: LedgerKey, body: Mapping[str, Any], number: float = UNORDERED) -> None:
-        """Add a run as a whole, in the place of what was known of it.
+        """Add a run as a whole; it replaces what was known of the run.
 
         Args:
-            key: what it is priced for.
+            key: the data, and the guarantee that its cost is stated in.
             body: the row that reserves it, or what such a row would say.
             number: the row's number.
         """
@@ -146,30 +146,32 @@ class Cost:
         if self.unbounded:
             return math.inf
         gaussian = delta - math.fsum(
-            lost for run, lost in self.delta_reserved.items() if run not in self.runs
+            part for run, part in self.delta_reserved.items() if run not in self.runs
         )
         if not self.runs:
             return (
                 gdp.epsilon_for(gaussian, math.sqrt(self.mu_squared)) if gaussian > 0 else math.inf
             )
-        parts = [(events.worth_of(self.mu_squared, adjacency), delta - gaussian)]
+        parts = [(events.gaussian_with_mu_squared(self.mu_squared, adjacency), delta - gaussian)]
         parts = parts if self.mu_squared else []
         ordered = sorted(self.runs.items(), key=lambda item: (item[1].number, str(item[0])))
         parts += [(cost.event(), self.delta_reserved.get(run, 0.0)) for run, cost in ordered]
         return math.fsum(
-            _epsilon_at(event, _delta_part(delta, place, len(parts)) - lost, adjacency)
-            for place, (event, lost) in enumerate(parts, start=1)
+            _epsilon_at(event, _delta_part(delta, place, len(parts)) - reserved, adjacency)
+            for place, (event, reserved) in enumerate(parts, start=1)
         )
 
     def within(self, budget: Budget, adjacency: Adjacency) -> bool:
-        """Whether the budget suffices; the bounds' own caution covers the tolerance of 10^-9."""
+        """Whether the budget suffices; bounds are rounded up by more than the 10^-9 tolerance."""
         if self.runs or self.unbounded:
             enough = self.epsilon(budget.delta, adjacency) <= budget.epsilon * (1 + gdp.CAUTION)
             return enough and not self.mixed
-        lost = math.fsum(self.delta_reserved.values())
-        if lost > MOST_RESERVED * budget.delta:
+        reserved = math.fsum(self.delta_reserved.values())
+        if reserved > MAX_RESERVED_FRACTION * budget.delta:
             return False
-        return self.mu_squared <= _limit(budget.epsilon, budget.delta - lost) * (1 + gdp.CAUTION)
+        return self.mu_squared <= _limit(budget.epsilon, budget.delta - reserved) * (
+            1 + gdp.CAUTION
+        )
 
     def left(self, budget: Budget) -> float:
         """The epsilon left for a further Gaussian run; NaN where the cost is not Gaussian."""
@@ -188,10 +190,10 @@ def _delta_part(delta: float, place: int, parts: int) -> float:
 
 
 def _epsilon_at(event: Json, delta: float, adjacency: Adjacency) -> float:
-    return epsilon_of(event, delta, adjacency)[0] if delta >= _LEAST_DELTA else math.inf
+    return epsilon_of(event, delta, adjacency)[0] if delta >= _MIN_DELTA else math.inf
 
 
-_LEAST_DELTA = 1e-300  # as gdp.check_delta has it
+_MIN_DELTA = 1e-300  # as gdp.check_delta has it
 
 
 def converted(cost: Cost, times: float | None, source: LedgerKey, target: LedgerKey) -> Cost:
@@ -223,7 +225,7 @@ def _converted_runs(
         square = gaussian_mu_squared(cost.event(), source.adjacency)
         if square is None:
             return None
-        event = events.worth_of(times * times * square, target.adjacency)
+        event = events.gaussian_with_mu_squared(times * times * square, target.adjacency)
         found[run] = replace(cost, events=Counter({canonical(event): 1}))
     return found
 
@@ -238,18 +240,18 @@ def _limit(epsilon: float, delta: float) -> float:
 
 
 @dataclass
-class Usage:
-    """What a run has entered on a channel."""
+class Entries:
+    """The entries of one run on one channel, added up."""
 
     cost: Cost = field(default_factory=Cost)
     releases: int = 0
     rows: int = 0
     open: int = 0
-    """Rows that were not confirmed; they count as spent."""
+    """How many of them were not confirmed; they count as spent."""
 
 
 @dataclass
-class Reserve:
+class Reservation:
     """A run's reservation, and how many releases of it are left by channel."""
 
     number: int
@@ -259,16 +261,16 @@ class Reserve:
     attempts: dict[tuple[int, int], dict[str, int]] | None = None
     """Of version 0.2, where clients were drawn: releases by attempt and channel.
 
-    That version amplified each channel of a round by itself, which is too little. From its first
-    entry on such a run counts as a whole, each round under one draw; before it goes on, it is
-    reserved anew."""
+    That version amplified each channel of a round separately, which understates the cost. From
+    its first entry on, such a run counts as a whole, each round under one draw; before it goes
+    on, it is reserved again."""
     events: dict[str, Json] = field(default_factory=dict)
-    """... and what one release on a channel was said to cost."""
+    """Of version 0.2, too: the event that it wrote for one release on a channel."""
 
 
 @dataclass(frozen=True)
 class BudgetClaim:
-    """What an enrolled training may still release: kept free of others, while it lives."""
+    """What an enrolled training may still release: set aside for it until the claim lapses."""
 
     cost: Cost
     """Of its whole plan."""
@@ -309,30 +311,30 @@ class Balance:
     guarantees: dict[str, set[LedgerKey]] = field(default_factory=dict)
     """By data set: the keys of ``costs``."""
     uncovered: set[LedgerKey] = field(default_factory=set)
-    """Keys with rows that may be longer than the distance which replace-one was priced for."""
+    """Keys with releases whose rows may be longer than the replace bound that was accounted for."""
     plans: dict[tuple[str, str, int], str | None] = field(default_factory=dict)
     """By data set, training and client: the plan's fingerprint; None in rows of version 0.1."""
     trainings: dict[tuple[LedgerKey, str, int], float] = field(default_factory=dict)
-    reserves: dict[tuple[LedgerKey, str, int], Reserve] = field(default_factory=dict)
-    usage: dict[tuple[LedgerKey, str, int, str], Usage] = field(default_factory=dict)
+    reserves: dict[tuple[LedgerKey, str, int], Reservation] = field(default_factory=dict)
+    entries: dict[tuple[LedgerKey, str, int, str], Entries] = field(default_factory=dict)
     places: dict[tuple[str, str, int, str], int] = field(default_factory=dict)
     claims: dict[tuple[LedgerKey, str, int], BudgetClaim] = field(default_factory=dict)
     """By guarantee, training and client: those who have enrolled, and neither ended nor lapsed."""
     seen: set[tuple[str, str, int, int, int, str]] = field(default_factory=set)
     attended: dict[tuple[str, str, int], dict[tuple[int, int], int]] = field(default_factory=dict)
     """By data set, training and client: the attempts that were entered -> their round."""
-    open: dict[int, Usage] = field(default_factory=dict)
+    open: dict[int, Entries] = field(default_factory=dict)
 
-    def take(self, row: Row) -> None:
+    def add_row(self, row: Row) -> None:
         """Add one more row."""
         kind = row.body.get("kind")
-        if not isinstance(kind, str) or kind not in _TAKES:
+        if not isinstance(kind, str) or kind not in _ADD_BY_KIND:
             raise DataError(
                 f"row {row.number} of the ledger is of kind {kind!r}, which this version does not "
                 f"know; update dpfed"
             )
         try:
-            _TAKES[kind](self, row)
+            _ADD_BY_KIND[kind](self, row)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
                 f"row {row.number} of the ledger is of kind {kind!r} and has a wrong part "
@@ -344,7 +346,7 @@ class Balance:
         base, slash, client = key.dataset.partition("/")
         return key._replace(dataset=f"{self.names.get(base, base)}{slash}{client}")
 
-    def account(self, dataset: str) -> dict[LedgerKey, Budget]:
+    def budgets_of(self, dataset: str) -> dict[LedgerKey, Budget]:
         """The budget that stands for a data set: its own, or that of the name which clients divide.
 
         Version 0.1 allowed several, one per guarantee; then each of them stands.
@@ -355,7 +357,7 @@ class Balance:
 
     def stated_for(self, dataset: str) -> dict[LedgerKey, Budget | None]:
         """What the totals of a data set are stated for: its budget, or each guarantee given."""
-        known: dict[LedgerKey, Budget | None] = {**self.account(dataset)}
+        known: dict[LedgerKey, Budget | None] = {**self.budgets_of(dataset)}
         return known or dict.fromkeys(sorted(self.guarantees.get(dataset, ()), key=str))
 
     def spent(self, key: LedgerKey, *, keeps_person: bool = False) -> Cost:
@@ -378,14 +380,15 @@ class Balance:
         Args:
             target: the data, and the guarantee that it is to count for.
             run: the training and client that asks: its own claim is not in its way.
-            now: seconds since the epoch; a claim without a sign of life for CLAIM_LIFE has lapsed.
+            now: seconds since the epoch; a claim lapses after CLAIM_LIFETIME_S without a
+                release or an enrolment.
             keeps_person: whether a record that is replaced stays with its person.
         """
         total = Cost()
         for (key, training, client), claim in sorted(self.claims.items(), key=str):
             here = key.dataset == target.dataset and (training, client) != run
             counted = (key, training, client) in self.reserves
-            if not here or counted or now - claim.time > CLAIM_LIFE:
+            if not here or counted or now - claim.time > CLAIM_LIFETIME_S:
                 continue
             left = claim.cost.mu_squared - self.trainings.get((key, training, client), 0.0)
             rest = replace(claim.cost, mu_squared=max(0.0, left))
@@ -397,11 +400,11 @@ class Balance:
         return total
 
     def _as_run(self, cost: Cost, key: LedgerKey, training: str, client: int) -> Cost:
-        """A claim as it is going to count: as a whole run where the data has runs with draws."""
+        """A claim as it will count: as a whole run if the account has runs with draws."""
         known = self.guarantees.get(key.dataset, ())
         if not cost.mu_squared or not any(self.costs[each].runs for each in known):
             return cost
-        event = events.worth_of(cost.mu_squared, key.adjacency)
+        event = events.gaussian_with_mu_squared(cost.mu_squared, key.adjacency)
         made = RunCost(UNORDERED, Counter({canonical(event): 1}))
         return replace(cost, mu_squared=0.0, runs={(key, training, client): made})
 
@@ -420,31 +423,35 @@ class Balance:
         return [self._total(shared, keys, delta) for shared, keys in groups.items()]
 
     def _total(self, shared: LedgerKey, keys: list[LedgerKey], delta: float) -> AccountTotal:
-        budget = self.account(keys[0].dataset).get(keys[0])
+        budget = self.budgets_of(keys[0].dataset).get(keys[0])
         keeps = bool(budget and budget.keeps_person)
         costs = [self.spent(key, keeps_person=keeps) for key in keys]
         at, names = budget.delta if budget else delta, {key.dataset for key in keys}
-        used = [(key, usage) for key, usage in self.usage.items() if key[0].dataset in names]
+        used = [(key, usage) for key, usage in self.entries.items() if key[0].dataset in names]
         releases = Counter[str]()
         for (key, *_), usage in used:
             releases[key.dataset] += usage.releases
         return AccountTotal(
-            key=shared, budget=budget, delta=at, clients=len(releases) or len(keys),
+            key=shared,
+            budget=budget,
+            delta=at,
+            clients=len(releases) or len(keys),
             epsilon=max(cost.epsilon(at, shared.adjacency) for cost in costs),
             unbounded=next((cost.unbounded for cost in costs if cost.unbounded), ""),
             left=min(cost.left(budget) for cost in costs) if budget else None,
-            runs=len({key[1] for key, _ in used}), open=sum(each.open for _, each in used),
+            runs=len({key[1] for key, _ in used}),
+            open=sum(each.open for _, each in used),
             releases=max(releases.values(), default=0),
-        )  # fmt: skip
+        )
 
     def counts(
         self, cost: Cost, source: LedgerKey, target: LedgerKey, *, keeps_person: bool = False
     ) -> Cost:
-        """A cost that was priced for one guarantee, in the terms of another.
+        """A cost that is stated in one guarantee, in the terms of another.
 
         Args:
             cost: what the releases cost.
-            source: the guarantee that they were priced for.
+            source: the guarantee that it is stated in.
             target: the guarantee that they are to count for.
             keeps_person: whether a record that is replaced stays with its person.
         """
@@ -458,7 +465,7 @@ class Balance:
         self.note_guarantee(key, body)
 
     def note_guarantee(self, key: LedgerKey, body: Mapping[str, Any]) -> None:
-        """Remember that releases were priced for this guarantee."""
+        """Remember that releases were accounted for in this guarantee."""
         self.guarantees.setdefault(key.dataset, set()).add(key)
         if not body.get("covered", False):
             self.uncovered.add(key)
@@ -471,12 +478,15 @@ def key_of(body: Mapping[str, Any]) -> LedgerKey:
     if colluders is not None and not isinstance(colluders, int):
         raise TypeError(colluders)
     return LedgerKey(
-        dataset=body["dataset"], unit=Unit(body["unit"]), adjacency=Adjacency(body["adjacency"]),
-        adversary=adversary, colluders=colluders,
-    )  # fmt: skip
+        dataset=body["dataset"],
+        unit=Unit(body["unit"]),
+        adjacency=Adjacency(body["adjacency"]),
+        adversary=adversary,
+        colluders=colluders,
+    )
 
 
-def _take_budget(balance: Balance, row: Row) -> None:
+def _add_budget(balance: Balance, row: Row) -> None:
     key, body = key_of(row.body), row.body
     keeps = body.get("keeps_person")
     others = balance.budgets.get(key.dataset, {}) if keeps is None else {}
@@ -484,11 +494,11 @@ def _take_budget(balance: Balance, row: Row) -> None:
     balance.budgets[key.dataset] = {**others, key: found}
 
 
-def _take_name(balance: Balance, row: Row) -> None:
+def _add_name(balance: Balance, row: Row) -> None:
     balance.names[row.body["name"]] = row.body["dataset"]
 
 
-def _take_reserve(balance: Balance, row: Row) -> None:
+def _add_reserve(balance: Balance, row: Row) -> None:
     key, body = key_of(row.body), row.body
     run = (key, body["training"], body["client"])
     before = balance.reserves.get(run)
@@ -498,7 +508,7 @@ def _take_reserve(balance: Balance, row: Row) -> None:
     balance.plans[key.dataset, body["training"], body["client"]] = body.get("plan")
     left = dict(body["releases"])
     attempts: dict[tuple[int, int], dict[str, int]] | None = None
-    if before:  # it is reserved anew, and has entered some of it
+    if before:  # it is reserved again, and has entered some of it
         left = {
             name: many - (before.body["releases"].get(name, many) - before.left.get(name, 0))
             for name, many in left.items()
@@ -506,7 +516,7 @@ def _take_reserve(balance: Balance, row: Row) -> None:
     elif key.unit is Unit.CLIENT and "tree" not in body and _has_draw(body["event"]):
         attempts = {}
         cost.runs[run] = RunCost(row.number, Counter())
-    balance.reserves[run] = Reserve(
+    balance.reserves[run] = Reservation(
         row.number,
         left,
         body,
@@ -533,7 +543,7 @@ def _has_draw(event: Json) -> bool:
     return any(map(_has_draw, [*event.get("events", ()), *filter(None, [event.get("event")])]))
 
 
-def _take_return(balance: Balance, row: Row) -> None:
+def _add_return(balance: Balance, row: Row) -> None:
     for run, reserve in list(balance.reserves.items()):
         if reserve.number == row.body["row"]:
             balance.costs[run[0]].runs.pop(run, None)
@@ -541,11 +551,12 @@ def _take_return(balance: Balance, row: Row) -> None:
             del balance.reserves[run]
 
 
-def _whole_of_0_2(reserve: Reserve) -> Counter[str]:
+def _whole_of_0_2(reserve: Reservation) -> Counter[str]:
     """All that version 0.2 reserved for a run with drawn clients, each round under one draw.
 
     If each attempt so far made one release on "update", and at most one on others, so does every
-    round: the others' rounds are among those of the update. Else the draw counts for nothing.
+    round: the others' rounds are among those of the update. Otherwise the draw is not counted as
+    amplification.
     """
     parts = {name: _drawn_release(event) for name, event in reserve.events.items()}
     counts = {name: int(reserve.body["releases"][name]) for name in parts}
@@ -565,7 +576,7 @@ def _whole_of_0_2(reserve: Reserve) -> Counter[str]:
 
 
 def _drawn_release(event: Json) -> tuple[float, float]:
-    """The rate and the multiplier of a release that was amplified by itself."""
+    """The sampling rate and noise multiplier of a release that was amplified on its own."""
     one = events.once(event)
     return float(one["rate"]), float(one["event"]["noise_multiplier"])
 
@@ -574,7 +585,7 @@ def _gaussian(noise_multiplier: float) -> Json:
     return {"kind": "Gaussian", "noise_multiplier": noise_multiplier}
 
 
-def _take_book(balance: Balance, row: Row) -> None:
+def _add_entry(balance: Balance, row: Row) -> None:
     key, body = key_of(row.body), finite(row.body)
     training, client, channel = body["training"], body["client"], body["channel"]
     balance.seen.add((key.dataset, training, client, body["round"], body["attempt"], channel))
@@ -582,7 +593,7 @@ def _take_book(balance: Balance, row: Row) -> None:
     at[body["round"], body["attempt"]] = body["round"]
     balance.places[key.dataset, training, client, channel] = body["place"] + body["releases"]
     balance.plans[key.dataset, training, client] = body.get("plan")
-    usage = balance.usage.setdefault((key, training, client, channel), Usage())
+    usage = balance.entries.setdefault((key, training, client, channel), Entries())
     usage.cost.add(key, body)
     usage.releases += body["releases"]
     usage.rows += 1
@@ -605,7 +616,7 @@ def _take_book(balance: Balance, row: Row) -> None:
         balance.claims[run] = replace(balance.claims[run], time=float(body.get("time", 0.0)))
 
 
-def _take_claim(balance: Balance, row: Row) -> None:
+def _add_claim(balance: Balance, row: Row) -> None:
     key, body, cost = key_of(row.body), finite(row.body), Cost()
     if body["mu_squared"] is None:
         cost.add_whole(key, body)
@@ -617,12 +628,12 @@ def _take_claim(balance: Balance, row: Row) -> None:
     )
 
 
-def _take_waive(balance: Balance, row: Row) -> None:
+def _add_waive(balance: Balance, row: Row) -> None:
     body = row.body
     balance.claims.pop((key_of(body), body["training"], body["client"]), None)
 
 
-def _take_confirm(balance: Balance, row: Row) -> None:
+def _add_confirm(balance: Balance, row: Row) -> None:
     for number in row.body["rows"]:
         usage = balance.open.pop(number, None)
         if usage is not None:
@@ -634,13 +645,13 @@ def finite(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**body, "mu_squared": from_word(body["mu_squared"])}
 
 
-_TAKES = {
-    "budget": _take_budget,
-    "name": _take_name,
-    "reserve": _take_reserve,
-    "return": _take_return,
-    "claim": _take_claim,
-    "waive": _take_waive,
-    "book": _take_book,
-    "confirm": _take_confirm,
+_ADD_BY_KIND = {
+    "budget": _add_budget,
+    "name": _add_name,
+    "reserve": _add_reserve,
+    "return": _add_return,
+    "claim": _add_claim,
+    "waive": _add_waive,
+    "book": _add_entry,
+    "confirm": _add_confirm,
 }

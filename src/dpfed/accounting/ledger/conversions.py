@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a release that was priced for one guarantee costs in another: a factor on mu, or no bound.
+"""What a release costs in another guarantee than its own: a factor on mu, or no bound.
 
 A data set has one account. Its owner states the budget for one unit, adjacency and adversary, and
 every release on the data is converted into that before it is added up. docs/privacy.md has a proof
@@ -81,7 +81,7 @@ class LedgerKey(NamedTuple):
 
 
 def adversary_of(trust: Trust, against: str, colluders: int) -> tuple[Server, int | None]:
-    """The strongest adversary that a release is priced against.
+    """The strongest adversary that the accounting of a release covers.
 
     Args:
         trust: who adds the noise, and what the server sees.
@@ -101,9 +101,9 @@ def factor(
     """What mu is multiplied by when releases for one guarantee count for another; None: no bound.
 
     Args:
-        source: what the releases were priced for.
+        source: the guarantee that the releases were accounted for in.
         target: what they are to count for, on the same data.
-        covered: whether each row's norm is at most the distance that replace-one was priced for.
+        covered: whether each row's norm is at most the replace bound that was accounted for.
         keeps_person: whether a record that is replaced stays with its person.
     """
     if not _withstands(source, target):

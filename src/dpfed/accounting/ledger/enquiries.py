@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Enquiries: which plans have asked, before their first release, whether a budget suffices.
 
-A client says at enrolment whether a whole training fits into what is left of its data's budget. It
-says so of its policy and its ledger alone, never of a record; but who asks for one plan after
-another, and runs none of them, reads off what is left. So each data set answers a few such plans in
-a day, and then none that it has not seen. And each enrolment may write two rows into the ledger (a
-claim, and that it is given up), so who enrols and leaves without end is stopped, too.
+At enrolment a client says whether a whole training fits into what is left of its data's budget.
+That depends on its policy and its ledger alone, never on a record. But whoever asks for one plan
+after another, and runs none of them, learns what is left. So for each data set a few such plans get
+a reply in a day, and then only plans that were seen before. Each enrolment may also write two rows
+into the ledger (a claim, and its end), so the number of enrolments in a day is limited, too.
 
     ledger.sqlite.enquiries      beside the ledger: data set -> plan -> when it asked first,
                                  and data set -> when a day's enrolments began, and their number
 
-Guarantee: after MOST plans that released nothing, another one is refused without a look at the
-balance, until a day has passed since the first of them. A plan that has asked before, or has
-releases in the ledger, is answered up to MOST_ENROLMENTS times in a day.
+Guarantee: after MAX_IDLE_PLANS_PER_DAY plans that released nothing, another one is refused without
+a look at the balance, until a day has passed since the first of them. A plan that has asked before,
+or has releases in the ledger, gets a reply up to MAX_ENROLMENTS_PER_DAY times in a day.
 
 | edge case                         | what happens                                        |
 |-----------------------------------|-----------------------------------------------------|
-| the file is lost or cannot be read| it begins anew: it protects no record               |
+| the file is lost or cannot be read| it starts empty: it protects no record              |
 | the clock goes back               | times that lie ahead count as now                   |
 | two processes at once             | one after the other                                 |
 """
@@ -32,11 +32,11 @@ import msgspec
 from dpfed.core.errors import UnsoundPlan
 from dpfed.core.files import locked_file, replace_file
 
-MOST = 5
-"""Plans that may ask in a day and release nothing."""
-MOST_ENROLMENTS = 200
+MAX_IDLE_PLANS_PER_DAY = 5
+"""How many plans may ask in a day and release nothing."""
+MAX_ENROLMENTS_PER_DAY = 200
 """Enrolments in a day, of whatever plan: each may write two rows."""
-DAY = 86_400.0
+DAY_S = 86_400.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class _Noted(msgspec.Struct):
 
 def _one_more(dataset: str, day: tuple[float, int] | None, at: float) -> tuple[float, int]:
     """When a data set's day of enrolments began, and how many there are with this one."""
-    began, count = (at, 0) if day is None or at - day[0] >= DAY else day
-    if count >= MOST_ENROLMENTS:
+    began, count = (at, 0) if day is None or at - day[0] >= DAY_S else day
+    if count >= MAX_ENROLMENTS_PER_DAY:
         raise UnsoundPlan(
-            f"enrolments for {dataset!r} must be at most {MOST_ENROLMENTS} in a day, got one more; "
-            f"try again tomorrow"
+            f"enrolments for {dataset!r} must be at most {MAX_ENROLMENTS_PER_DAY} in a day, got "
+            f"one more; try again tomorrow"
         )
     return min(began, at), count + 1
 
@@ -96,12 +96,13 @@ def _with_plan(
     dataset: str, asked: dict[str, dict[str, float]], plan: str, used: frozenset[str], at: float
 ) -> dict[str, float]:
     """The plans that have asked in a day and released nothing, with this one."""
-    mine = {p: min(t, at) for p, t in asked.get(dataset, {}).items()
-            if p not in used and at - t < DAY}  # fmt: skip
-    if plan not in mine and len(mine) >= MOST:
+    mine = {
+        p: min(t, at) for p, t in asked.get(dataset, {}).items() if p not in used and at - t < DAY_S
+    }
+    if plan not in mine and len(mine) >= MAX_IDLE_PLANS_PER_DAY:
         raise UnsoundPlan(
-            f"plans that ask for {dataset!r} and release nothing must be at most {MOST} in "
-            f"a day, got one more; try again tomorrow"
+            f"plans that ask for {dataset!r} and release nothing must be at most "
+            f"{MAX_IDLE_PLANS_PER_DAY} in a day, got one more; try again tomorrow"
         )
     mine.setdefault(plan, at)
     return mine

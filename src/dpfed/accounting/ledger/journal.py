@@ -14,8 +14,8 @@ behind. Only that is accepted, and the next write fixes it.
     path         the database (with -wal and -shm beside it while it is open)
     path.head    {"rows": 12, "writes": 5, "hash": "..."}
 
-The file is not sealed: whoever may write to the disk can put an older database and its head there
-together, or make a new chain. docs/ledger.md says what helps.
+The file is not protected from whoever may write to the disk: they can restore an older database
+together with its head, or make a new chain. docs/ledger.md says what helps.
 
 | edge case                                   | what happens                                       |
 |---------------------------------------------|----------------------------------------------------|
@@ -49,7 +49,7 @@ from dpfed.core.files import replace_file
 Body = dict[str, Any]
 
 VERSION = 1
-_PATIENCE = 60.0  # seconds to wait for another process
+_LOCK_TIMEOUT_S = 60.0  # how long to wait for another process
 # SQLite's error may quote a broken file's own bytes, which then are not UTF-8.
 _BROKEN = (sqlite3.DatabaseError, UnicodeDecodeError)
 _SCHEMA = (
@@ -295,7 +295,7 @@ def _open(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        db = sqlite3.connect(path, _PATIENCE, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(path, _LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA fullfsync = ON")

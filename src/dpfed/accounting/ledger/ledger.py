@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger: what the releases of a data set have cost, on its owner's disk, before they are made.
+"""The ledger: it enters what a release costs on the owner's disk before the release is made.
 
 Guarantee: no noise is drawn for a release that is not on the disk (fsync), and no row is written
 that would take the data set over its declared budget, even if a process is killed at any moment:
@@ -7,7 +7,7 @@ that would take the data set over its declared budget, even if a process is kill
     one turn: no entry repeated, budget checked, rows appended, committed  ->  noise drawn
     -> sent -> confirmed by one more row.      A row without confirmation counts as spent.
 
-One data set, one account. The owner names the data and declares one budget for it, for one unit,
+A data set has one account. The owner names the data and declares one budget for it, for one unit,
 adjacency and adversary; data that changes keeps its name and its budget. Whatever is released on it
 is converted into the budget's terms before it is added (conversions.py). A training is bound to its
 plan: every row has the plan's fingerprint. Gaussian releases: sum mu^2 <= B^2, which holds for
@@ -27,12 +27,12 @@ run is added to Gaussian releases. A reservation stays spent. balance.py adds th
 | no budget was declared for the data set           | recorded only                                |
 | a release that cannot be converted into a budget  | UnsoundPlan, nothing is written              |
 | a draw after Gaussian releases, under a budget    | UnsoundPlan, nothing is written              |
-| a drawn run that version 0.2 reserved goes on     | it is reserved anew, at its true price       |
+| a drawn run that version 0.2 reserved goes on     | it is reserved again, at its true cost       |
 | another plan under the name of a training         | UnsoundPlan: give it another name            |
 | a recipe states another budget than was declared  | RecipeError: only the command changes it     |
 | a killed process                                  | what was committed counts, confirmed or not  |
 | a file that was tampered with                     | DataError (journal.py)                       |
-| correlated noise whose state began anew           | its cost begins anew, too; refused in a run  |
+| correlated noise whose state was lost             | its cost starts again, too; refused in a run |
 |                                                   | that is reserved as a whole                  |
 """
 
@@ -49,20 +49,20 @@ from typing import Any, NamedTuple
 from dpfed.accounting import gdp
 from dpfed.accounting.guarantee import round_up
 from dpfed.accounting.ledger.balance import (
-    CLAIM_LIFE,
+    CLAIM_LIFETIME_S,
     Balance,
     Budget,
     Cost,
-    Reserve,
+    Reservation,
     converted,
 )
 from dpfed.accounting.ledger.conversions import LedgerKey, factor
 from dpfed.accounting.ledger.journal import Journal, Row
 from dpfed.accounting.ledger.limits import (
     check_left,
-    refuse_begun_anew,
     refuse_beyond,
     refuse_repeats,
+    refuse_restarted_noise,
 )
 from dpfed.accounting.ledger.request import Request, plan_cost, release_events, round_costs
 from dpfed.accounting.ledger.verification import wrong_sums
@@ -82,7 +82,14 @@ class Forecast(NamedTuple):
 
 
 class Ledger:
-    """See the module's docstring. One object per process and file; threads may share it."""
+    """Records what releases on data sets cost, and refuses what exceeds a declared budget.
+
+    One object per process and file; threads may share it.
+
+    Args:
+        path: the journal's file; None is DPFED_LEDGER, or the default place.
+        create: whether to make the file if there is none.
+    """
 
     def __init__(self, path: Path | None = None, *, create: bool = True) -> None:
         self._journal = Journal(path or ledger_path(), create=create)
@@ -134,20 +141,30 @@ class Ledger:
     def claim(self, request: Request) -> None:
         """A training enrols: refuse it as a whole, or keep free what its plan costs.
 
-        Others find what is left without it, until it has released all, is waived, or has shown no
-        sign of life for CLAIM_LIFE. In one turn: of two, only those that fit together are admitted.
+        For all others that amount counts as spent, until the training has released all of it, is
+        waived, or has neither enrolled nor released for CLAIM_LIFETIME_S. All of this is one
+        transaction: if two trainings enrol at once, both are admitted only if both fit.
         """
         with self._turn():
             key = self._balance.resolve(request.key)
             left, kept = self._refuse_whole(request), self._balance.claims.get((key, *request.run))
-            known = kept and kept.plan == request.plan and time.time() - kept.time < CLAIM_LIFE / 2
-            if left is None or known or not self._balance.account(key.dataset):
+            known = (
+                kept
+                and kept.plan == request.plan
+                and time.time() - kept.time < CLAIM_LIFETIME_S / 2
+            )
+            if left is None or known or not self._balance.budgets_of(key.dataset):
                 return
             self._append(
-                kind="claim", **_plain(key), **plan_cost(request), training=request.training,
-                client=request.client, lost=request.delta_reserved, plan=request.plan,
+                kind="claim",
+                **_plain(key),
+                **plan_cost(request),
+                training=request.training,
+                client=request.client,
+                lost=request.delta_reserved,
+                plan=request.plan,
                 covered=request.covered,
-            )  # fmt: skip
+            )
 
     def waive(self, dataset: str, training: str) -> int:
         """A training has ended: what it claimed and did not release is free; how many claims."""
@@ -190,7 +207,7 @@ class Ledger:
         Without ``limits`` it must fit into the budget that was declared.
         """
         key = self._balance.resolve(request.key)
-        limits = self._balance.account(key.dataset) if limits is None else limits
+        limits = self._balance.budgets_of(key.dataset) if limits is None else limits
         self._refuse_another_plan(key, request)
         run, cost, more = (key, *request.run), plan_cost(request), Cost()
         if not self._must_reserve(key, request):
@@ -198,8 +215,8 @@ class Ledger:
             left = planned - self._balance.trainings.get(run, 0.0)
             if left <= planned * gdp.CAUTION:
                 return None
-            lost = {run: request.delta_reserved} if request.delta_reserved else {}
-            more = Cost(left, delta_reserved=lost)
+            reserved = {run: request.delta_reserved} if request.delta_reserved else {}
+            more = Cost(left, delta_reserved=reserved)
         elif self._is_reserved(run):
             return None
         else:
@@ -219,34 +236,44 @@ class Ledger:
         refuse_repeats(self._balance, key, request, parts)
         refuse_beyond(self._balance, key, request)
         self._refuse_another_plan(key, request)
-        limits = self._balance.account(key.dataset)
+        limits = self._balance.budgets_of(key.dataset)
         where = {
-            "kind": "book", **_plain(key), "training": request.training, "client": request.client,
-            "round": request.round, "attempt": request.attempt, "lost": request.delta_reserved,
-            "plan": request.plan, "covered": request.covered,
-        }  # fmt: skip
+            "kind": "book",
+            **_plain(key),
+            "training": request.training,
+            "client": request.client,
+            "round": request.round,
+            "attempt": request.attempt,
+            "lost": request.delta_reserved,
+            "plan": request.plan,
+            "covered": request.covered,
+        }
         places = {name: self._place(key, request, name) for name in parts}
         costs = round_costs(request, places) if places else {}
         reserve = None
         if self._must_reserve(key, request):
-            refuse_begun_anew(self._balance, key, request)
+            refuse_restarted_noise(self._balance, key, request)
             check_left(self._balance.reserves.get((key, *request.run)), request, parts)
             reserve = self._reserved(key, request, limits)
         else:
             self._afford(key, request, costs, limits)
         return tuple(
             self._append(
-                **where, channel=name, releases=part.releases, place=places[name],
-                reserve=reserve and reserve.number, **costs[name],
+                **where,
+                channel=name,
+                releases=part.releases,
+                place=places[name],
+                reserve=reserve and reserve.number,
+                **costs[name],
             ).number
             for name, part in parts.items()
-        )  # fmt: skip
+        )
 
     def _refuse_another_plan(self, key: LedgerKey, request: Request) -> None:
-        """A training's releases were priced by one plan, which nothing may take the place of."""
+        """Refuse a training whose plan is not the one that its earlier entries were made under."""
         known = self._balance.plans.get((key.dataset, *request.run), request.plan)
         reserve = self._balance.reserves.get((key, *request.run))
-        if known is None and reserve:  # a row of version 0.1 has no plan, but its price
+        if known is None and reserve:  # a row of version 0.1 has no plan, but its cost
             cost = plan_cost(request)
             same = all(reserve.body[name] == cost[name] for name in cost)
             known = request.plan if same else known
@@ -268,13 +295,13 @@ class Ledger:
         return request.gaussian is None or any(self._balance.costs[each].runs for each in known)
 
     def _is_reserved(self, run: tuple[LedgerKey, str, int]) -> bool:
-        """Whether a run is reserved, at a price that still stands."""
+        """Whether a run is reserved, at a cost that need not be corrected."""
         reserve = self._balance.reserves.get(run)
         return reserve is not None and reserve.attempts is None
 
     def _reserved(
         self, key: LedgerKey, request: Request, limits: Mapping[LedgerKey, Budget]
-    ) -> Reserve:
+    ) -> Reservation:
         """The run's reservation, made now if there is none."""
         run = (key, *request.run)
         if self._is_reserved(run):
@@ -315,7 +342,7 @@ class Ledger:
         """Refuse a cost that exceeds a budget, in the budget's own terms.
 
         Args:
-            key: what the releases are priced for.
+            key: the data, and the guarantee that the costs are stated in.
             request: what is about to be released.
             more: its cost.
             limits: the data set's budgets, by what each of them is stated for.
@@ -323,7 +350,7 @@ class Ledger:
         for target, budget in limits.items():
             keeps = budget.keeps_person
             before = self._balance.spent(target, keeps_person=keeps)
-            if more != Cost():  # else it is paid for, whoever has enrolled since
+            if more != Cost():  # else it is entered already, whoever has enrolled since
                 now = time.time()
                 before += self._balance.claimed(target, request.run, now, keeps_person=keeps)
             covered = request.covered and key not in self._balance.uncovered
@@ -377,7 +404,7 @@ class Ledger:
         gdp.check_delta(budget.delta)
         with self._turn():
             key = self._balance.resolve(key)
-            known = self._balance.account(key.dataset)
+            known = self._balance.budgets_of(key.dataset)
             if not known:
                 self._append(kind="budget", **_plain(key), **budget._asdict(), by="recipe")
                 return
@@ -404,10 +431,10 @@ class Ledger:
                 )
             self._append(kind="name", name=new, dataset=old)
 
-    def account(self, dataset: str) -> dict[LedgerKey, Budget]:
+    def budgets_of(self, dataset: str) -> dict[LedgerKey, Budget]:
         """The budget that stands for a data set, with what it is stated for; empty without one."""
         self._look()
-        return self._balance.account(self._balance.resolve(LedgerKey(dataset)).dataset)
+        return self._balance.budgets_of(self._balance.resolve(LedgerKey(dataset)).dataset)
 
     # ------------------------------------------------------------------------------ reading
 
@@ -448,7 +475,7 @@ class Ledger:
         with self._lock:
             try:
                 for row in self._journal.news():
-                    self._balance.take(row)
+                    self._balance.add_row(row)
             except BaseException:
                 self._forget()
                 raise
@@ -459,7 +486,7 @@ class Ledger:
             try:
                 with self._journal.turn() as news:
                     for row in news:
-                        self._balance.take(row)
+                        self._balance.add_row(row)
                     yield
             except BaseException:
                 self._forget()
@@ -471,7 +498,7 @@ class Ledger:
 
     def _append(self, **body: Any) -> Row:
         row = self._journal.append(**body)
-        self._balance.take(row)
+        self._balance.add_row(row)
         return row
 
 

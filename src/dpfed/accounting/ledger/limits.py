@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from dpfed.accounting.ledger.balance import Balance, Reserve
+from dpfed.accounting.ledger.balance import Balance, Reservation
 from dpfed.accounting.ledger.conversions import LedgerKey
-from dpfed.accounting.ledger.request import Part, Request
+from dpfed.accounting.ledger.request import ChannelRequest, Request
 from dpfed.core.errors import BudgetSpent, UnsoundPlan
 
 
@@ -47,7 +47,9 @@ def refuse_beyond(balance: Balance, key: LedgerKey, request: Request) -> None:
         request.participation.refuse_beyond(request.round, taken.values())
 
 
-def check_left(reserve: Reserve | None, request: Request, parts: Mapping[str, Part]) -> None:
+def check_left(
+    reserve: Reservation | None, request: Request, parts: Mapping[str, ChannelRequest]
+) -> None:
     """Refuse more releases than were reserved for the run.
 
     Args:
@@ -64,8 +66,8 @@ def check_left(reserve: Reserve | None, request: Request, parts: Mapping[str, Pa
             )
 
 
-def refuse_begun_anew(balance: Balance, key: LedgerKey, request: Request) -> None:
-    """Refuse correlated noise that begins anew in a run whose whole cost was reserved.
+def refuse_restarted_noise(balance: Balance, key: LedgerKey, request: Request) -> None:
+    """Refuse correlated noise that starts again in a run whose whole cost was reserved.
 
     Args:
         balance: what was entered before.

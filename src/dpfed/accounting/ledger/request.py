@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client is about to release in a round, and what that costs: the ledger's question."""
+"""What a client is about to release in a round, and what that costs: what it asks the ledger."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from dpfed.accounting import events
@@ -19,7 +19,7 @@ from dpfed.core.types import Mechanism
 
 
 @dataclass(frozen=True)
-class Part:
+class ChannelRequest:
     """One channel's releases in the next round, and in the whole run (``planned``)."""
 
     mechanism: Mechanism
@@ -36,7 +36,7 @@ class Request:
     client: int
     round: int
     attempt: int
-    parts: Mapping[str, Part]
+    parts: Mapping[str, ChannelRequest]
     plan: str
     """The fingerprint of the training's plan: a training keeps to one."""
     whole: Json
@@ -44,13 +44,13 @@ class Request:
     drawn: Json | None = None
     """Where clients are drawn: the event of this round, all of its channels together."""
     covered: bool = True
-    """Whether each row's norm is at most the distance that replacing a unit is priced for."""
+    """Whether each row's norm is at most the replace bound that is accounted for."""
     fresh: bool = True
-    """Whether correlated noise begins anew with this round; its cost then does so, too."""
+    """Whether correlated noise starts again with this round; then its cost starts again, too."""
     delta_reserved: float = 0.0
     """The part of delta that the run's secure sum reserves."""
     participation: Participation | None = None
-    """How often the client takes part; None is in every round."""
+    """How often the client takes part; None means in every round."""
 
     @property
     def run(self) -> tuple[str, int]:
@@ -64,7 +64,7 @@ class Request:
         return None if found is None or math.isinf(found) else found
 
 
-def cost_of(part: Part, releases: int, place: int = 0) -> dict[str, Any]:
+def cost_of(part: ChannelRequest, releases: int, place: int = 0) -> dict[str, Any]:
     """The cost of some releases: "mu_squared" (None if not Gaussian) and "event", as in a row.
 
     Args:
@@ -74,9 +74,13 @@ def cost_of(part: Part, releases: int, place: int = 0) -> dict[str, Any]:
             participation, how often the client has taken part.
     """
     mechanism, adjacency = part.mechanism, part.mechanism.adjacency
-    if getattr(mechanism, "participation", None) is not None:
-        cost = _taken_part(part, place + releases) - _taken_part(part, place)
-        return {"mu_squared": max(0.0, cost), "event": events.worth_of(max(0.0, cost), adjacency)}
+    if mechanism.participation is not None:
+        limits = mechanism.participation
+        cost = _taken_part(part, limits, place + releases) - _taken_part(part, limits, place)
+        return {
+            "mu_squared": max(0.0, cost),
+            "event": events.gaussian_with_mu_squared(max(0.0, cost), adjacency),
+        }
     if not is_gaussian(mechanism):
         event = events.to_json(mechanism.event(releases, mechanism.shares))
         return {"mu_squared": None, "event": event}
@@ -88,17 +92,15 @@ def cost_of(part: Part, releases: int, place: int = 0) -> dict[str, Any]:
     cost = (
         math.inf if math.isinf(ahead) else max(0.0, ahead - mechanism_mu_squared(mechanism, place))
     )
-    return {"mu_squared": jsonable(cost), "event": events.worth_of(cost, adjacency)}
+    return {"mu_squared": jsonable(cost), "event": events.gaussian_with_mu_squared(cost, adjacency)}
 
 
-def _taken_part(part: Part, times: int) -> float:
+def _taken_part(part: ChannelRequest, limits: Participation, times: int) -> float:
     """The squared mu of the worst client that takes part so often, or as often as it may."""
-    limits: Participation = part.mechanism.participation  # type: ignore[attr-defined]
     if not times:
         return 0.0
     fewer = Participation(min_separation=limits.min_separation, at_most=min(times, limits.at_most))
-    mechanism = replace(part.mechanism, participation=fewer)  # type: ignore[type-var]
-    return mechanism_mu_squared(mechanism, part.planned)
+    return mechanism_mu_squared(part.mechanism.with_facts(participation=fewer), part.planned)
 
 
 def round_costs(request: Request, places: Mapping[str, int]) -> dict[str, dict[str, Any]]:
@@ -117,10 +119,10 @@ def round_costs(request: Request, places: Mapping[str, int]) -> dict[str, dict[s
         return {name: cost_of(part, part.releases, places[name]) for name, part in parts.items()}
     first = next(iter(places))
     joint = {"mu_squared": None, "event": request.drawn}
-    return {name: joint if name == first else dict(_NOTHING) for name in places}
+    return {name: joint if name == first else dict(_NO_COST) for name in places}
 
 
-_NOTHING = {"mu_squared": 0.0, "event": {"kind": "NoOp"}}
+_NO_COST = {"mu_squared": 0.0, "event": {"kind": "NoOp"}}
 
 
 def plan_cost(request: Request) -> dict[str, Any]:

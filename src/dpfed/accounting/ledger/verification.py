@@ -4,7 +4,7 @@
 | edge case                                        | what happens                                  |
 |--------------------------------------------------|-----------------------------------------------|
 | a row whose cost is not that of its event        | ``wrong_sums`` says so                        |
-| releases entered at another price than reserved  | ``wrong_sums`` says so                        |
+| releases entered at another cost than reserved   | ``wrong_sums`` says so                        |
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def wrong_sums(rows: Iterable[Row]) -> Iterator[str]:
     balance, entered = Balance(), set[int]()
     for row in rows:
         try:
-            balance.take(row)
+            balance.add_row(row)
             wrong = list(_wrong_row(row, entered))
         except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
             yield f"row {row.number} cannot be added up: {error}"
             return
-        yield from (*wrong, *_wrong_price(row, balance))
+        yield from (*wrong, *_wrong_cost(row, balance))
     for (key, training, client), reserve in balance.reserves.items():
         if min(reserve.left.values(), default=0) < 0:
             yield f"training {training!r} of {key}, client {client}, entered more than it reserved"
@@ -50,8 +50,8 @@ def _wrong_row(row: Row, entered: set[int]) -> Iterator[str]:
         entered.add(number)
 
 
-def _wrong_price(row: Row, balance: Balance) -> Iterator[str]:
-    """Whether a row's releases have the price of one release that was reserved for them."""
+def _wrong_cost(row: Row, balance: Balance) -> Iterator[str]:
+    """Whether a row's releases cost what was reserved for them."""
     body = row.body
     if body["kind"] != "book" or body["reserve"] is None:
         return
@@ -61,10 +61,10 @@ def _wrong_price(row: Row, balance: Balance) -> Iterator[str]:
     rounds = kept["event"].get("events", []) if "tree" in kept else []
     drawn = [events.once(part) for part in rounds if events.once(part)["kind"] == "PoissonSampled"]
     if drawn and body["event"] not in [*drawn, {"kind": "NoOp"}]:
-        yield f"row {row.number} has another price than a round that was reserved"
+        yield f"row {row.number} has another cost than a round that was reserved"
     one = kept.get("each", {}).get(body["channel"])
     if one is not None and body["event"] != events.repeated(one, body["releases"]):
-        yield f"row {row.number} has another price than the releases that were reserved"
+        yield f"row {row.number} has another cost than the releases that were reserved"
 
 
 def _mu_squared(body: Mapping[str, Any]) -> float:

@@ -49,12 +49,12 @@ from dpfed.sums.secagg import identity
 
 PLACE = "try"
 """The part of a deployment's folder that a rehearsal writes to."""
-PATIENCE = 180.0
-"""Seconds that a process may take to start."""
+START_TIMEOUT_S = 180.0
+"""How long a SuperLink or SuperNode may take to start."""
 MARK = "REHEARSAL_OF_DPFED"
 """The variable by which the processes of a rehearsal are found."""
-_GRACE = 8.0  # a SuperLink ends its own workers first
-_ONLINE = "SuperNode ID:"  # a SuperNode says it once the SuperLink has taken it
+_STOP_TIMEOUT_S = 8.0  # enough for a SuperLink to end its own workers first
+_ONLINE_WORDS = "SuperNode ID:"  # in a SuperNode's log, once the SuperLink has accepted it
 
 Say = Callable[[str], None]
 
@@ -155,10 +155,10 @@ def _start_server(there: Rehearsal, stack: ExitStack) -> None:
     place = ["--host", "127.0.0.1", "--port", str(there.port)]
     state = ["--database", str(there.work / "superlink.db")]
     env = _environment(there, there.work / "superlink")
-    process = stack.enter_context(started([str(script), *place, *state], env, log, _GRACE))
+    process = stack.enter_context(started([str(script), *place, *state], env, log, _STOP_TIMEOUT_S))
     there.processes["superlink"] = process
     ca = there.folder / "ca/ca.crt"
-    if not comes_up(there.address, process, PATIENCE, ca):
+    if not comes_up(there.address, process, START_TIMEOUT_S, ca):
         raise DpfedError(f"the SuperLink did not start; see its log: {log}")
     there.home.mkdir()
     text = scripts.connection(deploy.CONNECTION, there.address, ca)
@@ -170,8 +170,10 @@ def _register(there: Rehearsal) -> None:
     done = subprocess.run(
         [str(there.folder / "server/register-nodes.sh")],
         env={**_environment(there, there.home), "SUPERLINK": there.address},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise DpfedError(f"register-nodes.sh failed: {done.stderr.strip() or done.stdout.strip()}")
 
@@ -184,12 +186,14 @@ def _start_silo(there: Rehearsal, stack: ExitStack, name: str, data: Path | None
     command = [str(there.folder / "nodes" / name / "start-supernode.sh")]
     options = ["--superlink", there.address]
     log = _log(there.work, name)
-    there.processes[name] = stack.enter_context(started([*command, *options], env, log, _GRACE))
+    there.processes[name] = stack.enter_context(
+        started([*command, *options], env, log, _STOP_TIMEOUT_S)
+    )
 
 
 def _await_silo(there: Rehearsal, name: str) -> None:
-    deadline, log = time.monotonic() + PATIENCE, _log(there.work, name)
-    while _ONLINE not in log.read_text(errors="replace"):
+    deadline, log = time.monotonic() + START_TIMEOUT_S, _log(there.work, name)
+    while _ONLINE_WORDS not in log.read_text(errors="replace"):
         if there.processes[name].poll() is not None or time.monotonic() > deadline:
             raise DpfedError(f"the SuperNode of {name} did not come online; see its log: {log}")
         time.sleep(0.1)
@@ -200,7 +204,7 @@ def _log(work: Path, name: str) -> Path:
 
 
 def _environment(there: Rehearsal, home: Path) -> Mapping[str, str]:
-    """This process's, without what belongs to one silo: it would be every silo's here."""
+    """This process's variables without those of one silo, which all silos would share here."""
     return {
         **flower_environment(home, without={STATE, LEDGER, DATASET, IDENTITY}),
         MARK: there.mark,

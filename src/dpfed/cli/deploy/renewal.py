@@ -97,8 +97,11 @@ def remove_silo(folder: Path, name: str) -> list[str]:
             path.rename(away / path.name)
     left = names[:place] + names[place + 1 :]
     _write_rosters(folder, (left, keys[:place] + keys[place + 1 :]), ca_key)
-    moved = [f"{each} is client {left.index(each)} now, was {names.index(each)}"
-             for each in left if left.index(each) != names.index(each)]  # fmt: skip
+    moved = [
+        f"{each} is client {left.index(each)} now, was {names.index(each)}"
+        for each in left
+        if left.index(each) != names.index(each)
+    ]
     return [
         f"the files of {name} are in {away}",
         f"on the server's host: delete nodes/{name}.pub, and flwr supernode unregister NODE_ID",

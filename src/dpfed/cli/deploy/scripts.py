@@ -52,9 +52,12 @@ def start_node(name: str, server: str, partition: int, count: int) -> bytes:
     """
     config = f"partition-id={partition} num-partitions={count}"
     return _filled(
-        "start-supernode.sh", name=name, address=shlex.quote(server), config=config,
+        "start-supernode.sh",
+        name=name,
+        address=shlex.quote(server),
+        config=config,
         identity=IDENTITY,
-    )  # fmt: skip
+    )
 
 
 def connection(name: str, server: str, ca: Path) -> bytes:

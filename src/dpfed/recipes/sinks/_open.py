@@ -39,7 +39,19 @@ Add = Callable[[Row], None]
 
 @dataclass
 class About:
-    """What a sink is told of a run: before its first round, but for ``finished``."""
+    """What a sink is told of a run: before its first round, but for ``finished``.
+
+    Args:
+        name: the run's name.
+        folder: where a sink writes.
+        guarantee: the text of the plan's guarantee.
+        settings: the recipe's values by their dotted keys.
+        columns: the names of a row's numbers.
+        finished: the text of the guarantee for what was spent, once the run has ended.
+
+    >>> About("first", Path("out"), guarantee="epsilon 1").name
+    'first'
+    """
 
     name: str
     folder: Path
@@ -54,7 +66,22 @@ class About:
 
 @contextmanager
 def open_sinks(names: Sequence[str], about: About) -> Iterator[Add]:
-    """All of these sinks as one."""
+    """All of these sinks as one.
+
+    Args:
+        names: csv, tensorboard, mlflow, or another package's.
+        about: what the sinks are told of the run.
+
+    Returns:
+        a context; inside of it a function takes each round's row.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with open_sinks(["csv"], About("first", Path(folder))) as add:
+    ...         add({"round": 1, "accuracy": 0.5})
+    ...     sorted(path.name for path in Path(folder).iterdir())
+    ['metrics.csv']
+    """
     factories = {name: find("sinks", name) for name in names}
     about.folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dpfed.core.extras import needs
+from dpfed.core.extras import require_extra
 from dpfed.recipes.sinks._open import About, Add
 from dpfed.training.history import Row, numbers
 
@@ -54,7 +54,7 @@ def _begin(about: About) -> tuple[Any, str]:
     for name, value in CALM.items():
         os.environ.setdefault(name, value)
     logging.getLogger("mlflow.store").setLevel(logging.WARNING)  # it logs its own tables
-    with needs("mlflow", "sink 'mlflow'"):
+    with require_extra("mlflow", "sink 'mlflow'"):
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
     own = f"sqlite:///{(about.folder / 'mlflow.db').resolve()}"

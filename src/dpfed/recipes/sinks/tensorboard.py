@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dpfed.core.extras import needs
+from dpfed.core.extras import require_extra
 from dpfed.recipes.sinks._open import About, Add
 from dpfed.training.history import Row, numbers
 
@@ -17,7 +17,7 @@ from dpfed.training.history import Row, numbers
 @contextmanager
 def tensorboard(about: About) -> Iterator[Add]:
     """Curves of all columns that are numbers, and the guarantee as a text: planned, then spent."""
-    with needs("tensorboard", "sink 'tensorboard'"):
+    with require_extra("tensorboard", "sink 'tensorboard'"):
         from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(about.folder / "tensorboard"), purge_step=0)

@@ -6,15 +6,16 @@ curious server, and a client's work no longer grows with n. The ring's order com
 the run, so it does not depend on who colludes or drops out; the neighbours of a client are the k/2
 next ones on either side.
 
-Guarantee: ``design`` returns the least even k for which, with ``least`` of n clients surviving and
-``colluders`` of them with the server, the union bounds
+Guarantee: ``design`` returns the smallest even k that is safe when ``least`` of the n clients
+survive and ``colluders`` of them work with the server. Two events would break the masks:
 
     n P[a client has >= threshold colluding neighbours]            Hypergeometric(n-1, c, k)
     n P[k/2 clients in a row on the ring dropped out or collude]   else the honest stay connected
 
-sum to at most ``failure`` = 2^-40, which a plan adds to delta for each attempt (others drop out in
-each), and an honest run fails to open for lack of shares with a chance of at most 2^-20. Where no k
-below n - 1 does, all clients are neighbours, and neither failure can happen by chance.
+The sum of both union bounds is ``failure``, at most 2^-40. A plan adds it to delta for each
+attempt, since other clients may drop out in each. An honest run lacks the shares to open its total
+with probability at most 2^-20. If no k below n - 1 is safe, all clients are neighbours, and none of
+these failures can happen by chance.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from functools import lru_cache
 
 from dpfed.core.errors import UnsoundPlan
 
-SECURITY = 2.0**-40
-CORRECTNESS = 2.0**-20
-SMALL = 64
-"""Up to so many clients, all are neighbours: it costs some kilobytes each, and cannot fail."""
+MAX_FAILURE = 2.0**-40
+"""The chance that the graph hides too few honest terms, at most."""
+MAX_UNOPENED = 2.0**-20
+"""The chance that an honest run has too few shares to open its total, at most."""
+COMPLETE_UP_TO = 64
+"""Clients up to which all are neighbours: costs a few kB each, and cannot fail by chance."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Design:
 
 @lru_cache(maxsize=64)
 def design(clients: int, least: int, colluders: int, degree: int | None = None) -> Design:
-    """The complete graph up to SMALL clients, then the sparsest that is good enough.
+    """The complete graph up to COMPLETE_UP_TO clients, then the sparsest that is good enough.
 
     Args:
         clients: how many the plan has.
@@ -58,7 +61,7 @@ def design(clients: int, least: int, colluders: int, degree: int | None = None) 
             f"local trust"
         )
     if degree is None:
-        wanted = range(2, clients - 1, 2) if clients > SMALL else range(0)
+        wanted = range(2, clients - 1, 2) if clients > COMPLETE_UP_TO else range(0)
     else:
         wanted = range(degree, min(degree + 1, clients - 1)) if degree else range(0)
     for k in wanted:
@@ -68,7 +71,7 @@ def design(clients: int, least: int, colluders: int, degree: int | None = None) 
     if degree is not None and len(wanted):
         raise UnsoundPlan(
             f"sum.degree must be even and large enough for {clients} clients, {least} survivors "
-            f"and {colluders} colluders, got {degree}; leave it out, and it is chosen"
+            f"and {colluders} colluders, got {degree}; omit it to have it chosen automatically"
         )
     return Design(clients - 1, max(1, least - 1), 0.0)
 
@@ -78,9 +81,9 @@ def _sparse(clients: int, least: int, colluders: int, k: int) -> Design | None:
     gone = clients - least
     apart = clients * _in_a_row(clients, gone + colluders, k // 2)
     for threshold in range(k, 0, -1) if k % 2 == 0 else ():
-        if clients * _tail(clients - 1, gone, k, k - threshold + 1) <= CORRECTNESS:
+        if clients * _tail(clients - 1, gone, k, k - threshold + 1) <= MAX_UNOPENED:
             failure = apart + clients * _tail(clients - 1, colluders, k, threshold)
-            return Design(k, threshold, failure) if failure <= SECURITY else None
+            return Design(k, threshold, failure) if failure <= MAX_FAILURE else None
     return None
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NONCE = bytes(16)
-_BLOCK = 1 << 16  # bytes at a time: the blocks of the vector and of the mask stay in cache
-_ZEROS = bytes(_BLOCK)
+_BLOCK_BYTES = 1 << 16  # bytes at a time: the blocks of the vector and of the mask stay in cache
+_ZEROS = bytes(_BLOCK_BYTES)
 
 
 def apply(words: NDArray[Any], plus: Iterable[bytes], minus: Iterable[bytes]) -> None:
@@ -33,9 +33,9 @@ def apply(words: NDArray[Any], plus: Iterable[bytes], minus: Iterable[bytes]) ->
     """
     streams: list[tuple[Any, Any]] = [(_stream(seed), np.add) for seed in plus]
     streams += [(_stream(seed), np.subtract) for seed in minus]
-    buffer = bytearray(_BLOCK + 64)
+    buffer = bytearray(_BLOCK_BYTES + 64)
     mask = np.frombuffer(buffer, words.dtype)
-    per_block = _BLOCK // words.itemsize
+    per_block = _BLOCK_BYTES // words.itemsize
     for start in range(0, words.size, per_block):
         block = words[start : start + per_block]
         zeros = memoryview(_ZEROS)[: block.nbytes]

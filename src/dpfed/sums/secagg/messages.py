@@ -91,7 +91,7 @@ class Shares(_Message, frozen=True):
 
 M = TypeVar("M", bound=msgspec.Struct)
 
-_HEAD = 4  # bytes that say how long the message before the words is
+_HEAD_BYTES = 4  # bytes that say how long the message before the words is
 
 
 def pack_message(message: msgspec.Struct) -> bytes:
@@ -112,15 +112,15 @@ def unpack(data: bytes | memoryview, kind: type[M]) -> M:
 def pack_masked(message: Masked, words: memoryview) -> bytes:
     """The message, then the words."""
     head = pack_message(message)
-    return b"".join((len(head).to_bytes(_HEAD, "little"), head, words))
+    return b"".join((len(head).to_bytes(_HEAD_BYTES, "little"), head, words))
 
 
 def unpack_masked(data: bytes) -> tuple[Masked, memoryview]:
     """The message, and a view of the words."""
     view = memoryview(data)
-    end = _HEAD + int.from_bytes(view[:_HEAD], "little")
+    end = _HEAD_BYTES + int.from_bytes(view[:_HEAD_BYTES], "little")
     if end > len(view):
         raise BadReply(
             f"a masked vector must have at least {end} bytes, got {len(view)}; {SAME_PLAN}"
         )
-    return unpack(view[_HEAD:end], Masked), view[end:]
+    return unpack(view[_HEAD_BYTES:end], Masked), view[end:]

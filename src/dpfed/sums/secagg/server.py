@@ -46,7 +46,7 @@ KEYS, INPUT, REPAIR, UNMASK = "keys", "input", "repair", "unmask"
 SUM = "sum"
 """The name under which the secure sum's messages are sent."""
 
-_IN_MEMORY = 256 << 20
+_MAX_MEMORY_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class Session:
     places: dict[int, int] = field(default_factory=dict)
     seeds: dict[tuple[int, int], bytes] = field(default_factory=dict)
     shares: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    spool: Any = field(default_factory=lambda: tempfile.SpooledTemporaryFile(_IN_MEMORY))  # noqa: SIM115
+    spool: Any = field(default_factory=lambda: tempfile.SpooledTemporaryFile(_MAX_MEMORY_BYTES))  # noqa: SIM115
 
     def __post_init__(self) -> None:
         # A round that ends by an exception never comes to close(); its file goes with it.
@@ -127,7 +127,7 @@ class Session:
                 f"client {client} must seal a share for each of its neighbours, and no other; "
                 f"{ASK_CLIENT}"
             )
-        if {len(mark) for mark in marks} != {32} or lengths != {shamir.SHARE + 16}:
+        if {len(mark) for mark in marks} != {32} or lengths != {shamir.SHARE_BYTES + 16}:
             raise BadReply(
                 f"client {client} sent shares or commitments of the wrong length; {SAME_PLAN}"
             )

@@ -22,7 +22,7 @@ from functools import lru_cache
 from dpfed.core.errors import BadReply, UnsoundPlan
 
 PRIME = 2**256 + 297
-SHARE = 33
+SHARE_BYTES = 33
 """Bytes of a share."""
 
 
@@ -42,7 +42,7 @@ def split(seed: bytes, holders: Iterable[int], threshold: int) -> dict[int, byte
         )
     tail = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     line = [*reversed(tail), int.from_bytes(seed, "big")]
-    return {holder: _at(line, holder + 1).to_bytes(SHARE, "big") for holder in among}
+    return {holder: _at(line, holder + 1).to_bytes(SHARE_BYTES, "big") for holder in among}
 
 
 def _at(line: list[int], x: int) -> int:
@@ -55,9 +55,10 @@ def _at(line: list[int], x: int) -> int:
 def join(shares: Mapping[int, bytes]) -> bytes:
     """The seed from as many shares as its threshold, by holder."""
     values = [int.from_bytes(share, "big") for share in shares.values()]
-    if any(len(share) != SHARE for share in shares.values()) or max(values) >= PRIME:
+    if any(len(share) != SHARE_BYTES for share in shares.values()) or max(values) >= PRIME:
         raise BadReply(
-            f"a share must be {SHARE} bytes, an element of the field; open the seed with others"
+            f"a share must be {SHARE_BYTES} bytes, an element of the field; reconstruct the "
+            f"seed from other shares"
         )
     at_zero = _coefficients(tuple(shares))
     seed = sum(c * value for c, value in zip(at_zero, values, strict=True)) % PRIME

@@ -26,7 +26,7 @@ from flwr.clientapp import ClientApp
 from dpfed.core.errors import DataError
 from dpfed.core.log import log
 from dpfed.core.types import Problem
-from dpfed.training.account import Account, account
+from dpfed.training.account import Account, open_account
 from dpfed.training.flower.responder import respond
 from dpfed.training.flower.trained import Train, Trained
 from dpfed.training.plan import Plan
@@ -40,7 +40,7 @@ _NOT_ANSWERED = (
     "noise; private(plan, evaluate=FUNCTION) runs it here after each round, for this log, and a "
     "metric that the server may know is evaluation.kind = 'federated'"
 )
-_ROOM = 64  # things that a cache keeps, since simulated clients share a process
+_MAX_CACHED = 64  # entries of a cache: simulated clients share a process
 _CACHES: dict[str, dict[Any, Any]] = {}
 
 
@@ -55,6 +55,11 @@ def client_app(
         ledger: the name of the data, under which releases are entered before they are made, or a
             function that opens the account; $DPFED_DATASET, the owner's name, overrides a name.
             None, if the owner sets none, counts each training by itself, beside its state.
+
+    >>> from dpfed.flower import make_plan
+    >>> plan = make_plan(clients=4, rounds=3, privacy={"epsilon": 2.0, "unit": "client"})
+    >>> type(client_app(lambda context: my_problem(context), plan)).__name__
+    'ClientApp'
     """
     app = ClientApp()
     owner = _Owner(plan, problem, ledger)
@@ -87,6 +92,14 @@ def private(
         ledger: as for ``client_app``.
         evaluate: the app's own evaluate function: it runs here after each round's training, on the
             model that came in, and its metrics are in this node's log alone.
+
+    Returns:
+        a mod, for ``ClientApp(mods=[...])``.
+
+    >>> from dpfed.flower import make_plan
+    >>> plan = make_plan(clients=4, rounds=3, privacy={"epsilon": 2.0, "unit": "client"})
+    >>> type(ClientApp(mods=[private(plan)])).__name__
+    'ClientApp'
     """
     owner = _Owner(plan, None, ledger)
 
@@ -103,7 +116,7 @@ def private(
 
 @dataclass(eq=False)
 class _Owner:
-    """What an app says of its data and plan; problems are built once per process and client."""
+    """The data and plan that an app gave; problems are built once per process and client."""
 
     plan: Plan | MakePlan
     problem: MakeProblem | None
@@ -118,7 +131,7 @@ class _Owner:
         name = f"{getattr(make, '__module__', '')}.{getattr(make, '__qualname__', '<unnamed>')}"
         cache = (self.own if "<" in name else _CACHES).setdefault(name, {})
         if key not in cache:
-            while len(cache) >= _ROOM:
+            while len(cache) >= _MAX_CACHED:
                 cache.pop(next(iter(cache)))
             cache[key] = make(context)
         return cache[key]
@@ -156,7 +169,7 @@ class _AppNode:
     def account(self) -> Account | None:
         """Where this node's releases are entered, if its owner or the app names the data."""
         if self.owner.ledger is None or isinstance(self.owner.ledger, str):
-            return account(self.owner.ledger, environment=True)
+            return open_account(self.owner.ledger, environment=True)
         return self.owner.ledger(self.context)
 
     def problem(self) -> Problem:

@@ -26,7 +26,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from dpfed.core.errors import WIRE_NAMES, BadReply, ClientRefused
-from dpfed.core.sum_protocol import Answer, Messages
+from dpfed.core.sum_protocol import Messages, StageReply
 from dpfed.core.types import Broadcast, Vector
 from dpfed.core.vector import Layout
 
@@ -107,7 +107,7 @@ class Sender:
         return RecordDict({**arrays, CONFIG: self.config, CONTROL: control})
 
     def forget(self) -> None:
-        """Drop the arrays: a record refers to itself, and would keep them until a collection."""
+        """Drop the arrays: records are cyclic, so only the garbage collector would free them."""
         for arrays in self.__dict__.get("_arrays", {}).values():  # made only if they were sent
             arrays.clear()
 
@@ -162,8 +162,8 @@ def read_order(content: RecordDict) -> Order:
         ) from error
 
 
-def write_answer(envelope: Envelope, reply: Answer) -> RecordDict:
-    """A client's answer as records; an error as a name from the fixed list."""
+def write_reply(envelope: Envelope, reply: StageReply) -> RecordDict:
+    """A client's reply as records; an error as a name from the fixed list."""
     control = ConfigRecord(
         {
             "round": envelope.round,
@@ -181,11 +181,11 @@ def write_answer(envelope: Envelope, reply: Answer) -> RecordDict:
 
 
 def _grid(message: bytes) -> Array:
-    """A message of the sum, which tells by its length what is in it."""
+    """A message of the sum; its length tells what is in it."""
     return Array("uint8", (len(message),), _GRID, message)
 
 
-def read_answer(content: RecordDict, due: Envelope) -> Answer:
+def read_reply(content: RecordDict, due: Envelope) -> StageReply:
     """A reply, checked against what is due; its integers are not looked at here."""
     control = content.config_records.get(CONTROL)
     if control is None:
@@ -203,7 +203,7 @@ def read_answer(content: RecordDict, due: Envelope) -> Answer:
         raise BadReply(f"a reply must have the arrays {REPLY!r}, got others; {_SAME}")
     arrays = content.array_records[REPLY]
     taken = {str(name): _bytes(str(name), array) for name, array in arrays.items()}
-    arrays.clear()  # a record refers to itself, and would keep its arrays until a collection
+    arrays.clear()  # records are cyclic: their arrays would stay until the next garbage collection
     return taken
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enrolment, by the server: the question who a node is, and what is made of its answer."""
+"""Enrolment on the server: ask a node who it is, and read its reply."""
 
 from __future__ import annotations
 

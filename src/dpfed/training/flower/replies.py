@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-_AGAIN = 300.0  # seconds until a silent node gets the same order again; then 3 times as long
-_LOOK = 0.5  # seconds between two looks at who is online
-_POLL, _SLOWEST = 0.01, 0.25  # seconds between two looks for replies: rarer, the longer it takes
+_RESEND_AFTER_S = 300.0  # a silent node gets the same order again; then after 3 times as long
+_LOOK_INTERVAL_S = 0.5  # between two looks at who is online
+_MIN_POLL_S, _MAX_POLL_S = 0.01, 0.25  # between two looks for replies: rarer, the longer it takes
 
 
 def replies(
@@ -24,7 +24,7 @@ def replies(
     """What nodes reply to one order each, as it comes, until all are here, gone, or too late.
 
     A SuperNode that is killed and restarted between two looks at who is online has lost its order,
-    and nobody says so; hence ``ask``.
+    and Flower does not report it; hence ``ask``.
 
     Args:
         grid: where the messages were pushed.
@@ -37,7 +37,7 @@ def replies(
     answered: dict[int, str] = {}  # node -> the order that it has answered first
     began = time.monotonic()
     deadline, look = began + timeout, began + 2.0
-    patience, again = _AGAIN, began + _AGAIN
+    patience, again = _RESEND_AFTER_S, began + _RESEND_AFTER_S
     while waiting and time.monotonic() < deadline:
         pulled = _pull(grid, [i for i, node in sent.items() if node in waiting], batch)
         found = bool(pulled)
@@ -53,12 +53,12 @@ def replies(
         now = time.monotonic()
         if now > look:  # those who went offline will not answer
             waiting &= set(grid.get_node_ids())
-            look = now + _LOOK
+            look = now + _LOOK_INTERVAL_S
         if ask and waiting and now > again:
             sent.update(ask(waiting))
             patience *= 3
             again = now + patience
-        time.sleep(min(_SLOWEST, max(_POLL, (now - began) / 20)))
+        time.sleep(min(_MAX_POLL_S, max(_MIN_POLL_S, (now - began) / 20)))
 
 
 def _pull(grid: Grid, pending: list[str], batch: int) -> list[Message]:

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client does with a message: from its bytes to an answer that may leave.
+"""How a client handles a message: from its bytes to a reply that may leave.
 
 A ``Node`` says who answers, and from what; nothing of it comes from the message. A Flower app's own
 process is one (client.py), and so is the process of a data owner's, behind a socket (dpfed.silo).
 
 Guarantee: a client counts its releases, always: in the ledger of its owner's or the app's name for
-the data, or else in one of its own beside the training's state. However a server asks, a training
-releases what its plan has priced, and an answer leaves after it is on the disk (answers.py).
+the data, or else in one of its own beside the training's state. Whatever a server asks, a training
+releases what its plan accounts for, and a reply leaves after it is on the disk (stored_replies.py).
 Whatever goes wrong here leaves as a class name only; the whole sentence is in the local log.
 
 | edge case                                           | what happens                            |
 |-----------------------------------------------------|-----------------------------------------|
 | the byte-identical order once more, crash or not    | the same bytes: nothing new is released |
 | the same attempt with anything changed              | UnsoundPlan; by a secure sum Untrusted  |
-| an attempt that was entered, its answer is missing  | UnsoundPlan: it is spent                |
+| an attempt that was entered, its reply is missing  | UnsoundPlan: it is spent                |
 | more attempts than the plan's rounds and spare ones | BudgetSpent                             |
 | a plan that the budget cannot pay for as a whole,   | BudgetSpent, at enrolment               |
 | with what other enrolled trainings may still spend  |                                         |
@@ -37,16 +37,16 @@ from flwr.app import RecordDict
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.errors import BudgetSpent, ClientRefused, UnsoundPlan, wire_name
 from dpfed.core.log import log
-from dpfed.core.sum_protocol import Answer
+from dpfed.core.sum_protocol import StageReply
 from dpfed.core.types import Problem, Trust
 from dpfed.core.vector import one_thread
 from dpfed.sums.secagg.identity import from_environment
 from dpfed.training.account import Account
-from dpfed.training.answer import ClientState, answer
 from dpfed.training.flower import state as states
-from dpfed.training.flower.answers import StoredAnswer, order_digest
-from dpfed.training.flower.codec import CONTROL, Envelope, Order, read_order, write_answer
+from dpfed.training.flower.codec import CONTROL, Envelope, Order, read_order, write_reply
+from dpfed.training.flower.stored_replies import StoredReply, order_digest
 from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, client_reply
 
 ENROL = "enrol"
 TERMS = "terms"
@@ -57,7 +57,7 @@ LAST = "last"
 """Where a node that enrols says which round it has answered last, if it takes part now and then."""
 ROUND, READY = "round", "ready"
 """Of an open population: for which round it is asked, and whether it may take part in that."""
-_UNNAMED, _COUNT, _ROOM = "unnamed", "releases.sqlite", 64
+_UNNAMED, _COUNT, _MAX_OPEN_LEDGERS = "unnamed", "releases.sqlite", 64
 _COUNTS: dict[tuple[Path, int], Ledger] = {}
 
 
@@ -74,7 +74,7 @@ class Node(Protocol):
 
     @property
     def zero_rows(self) -> bool:
-        """Whether a release has zero rows, since an answer from the data was tried in vain."""
+        """Whether a release has zero rows, since a reply from the data was tried in vain."""
 
     def plan(self, training: str) -> Plan:
         """What its owner has agreed to, for the training of this name; "" if none is named."""
@@ -96,11 +96,11 @@ def respond(content: RecordDict, node: Node) -> RecordDict:
         at = order.broadcast
         envelope = Envelope(at.round, at.attempt, order.stage, node.client)
         with one_thread():
-            reply = _answer(order, order_digest(content), node)
+            reply = _reply(order, order_digest(content), node)
     except Exception as error:
         log.exception("this client could not answer")
         reply = ClientRefused(wire_name(error))
-    return write_answer(envelope, reply)
+    return write_reply(envelope, reply)
 
 
 def _enrol(content: RecordDict, node: Node) -> RecordDict:
@@ -110,9 +110,10 @@ def _enrol(content: RecordDict, node: Node) -> RecordDict:
         client, plan = node.client, node.plan(training)
         taken = _attended(plan, training, node)
         said: dict[str, str | bool | int] = {
-            "fingerprint": plan.fingerprint(), "gate": node.gated,
-        }  # fmt: skip
-        if plan.pattern is not None and training:
+            "fingerprint": plan.fingerprint(),
+            "gate": node.gated,
+        }
+        if plan.participation is not None and training:
             said[LAST] = max(taken, default=-1)
         if plan.open:
             said[READY] = _may_take_part(plan, content.config_records[CONTROL].get(ROUND), taken)
@@ -122,11 +123,11 @@ def _enrol(content: RecordDict, node: Node) -> RecordDict:
         elif named is not None and not (plan.open and (taken or not said[READY])):
             # one that the budget cannot pay for is refused whole, and now; a device, at first
             named.admit(plan, training, client)
-        record = write_answer(Envelope(0, 0, ENROL, client), {})
+        record = write_reply(Envelope(0, 0, ENROL, client), {})
         record.config_records[CONTROL].update(said)
     except Exception as error:
         log.exception("this node cannot enrol")
-        return write_answer(Envelope(0, 0, ENROL, -1), ClientRefused(wire_name(error)))
+        return write_reply(Envelope(0, 0, ENROL, -1), ClientRefused(wire_name(error)))
     return record
 
 
@@ -135,7 +136,7 @@ def _attended(plan: Plan, training: str, node: Node) -> tuple[int, ...]:
 
     A server under central trust knows them anyway, unless it was set back to an older checkpoint.
     """
-    if plan.pattern is None or not training:
+    if plan.participation is None or not training:
         return ()
     folder, named = states.folder_for(training, node.client), node.account()
     if named is None and not (folder / _COUNT).exists():
@@ -146,13 +147,13 @@ def _attended(plan: Plan, training: str, node: Node) -> tuple[int, ...]:
 
 def _may_take_part(plan: Plan, round: object, taken: tuple[int, ...]) -> bool:
     """Whether this device would answer a round: by its own ledger, and by no record."""
-    if not isinstance(round, int) or plan.pattern is None:
+    if not isinstance(round, int) or plan.participation is None:
         return False
-    return plan.pattern.allows(round, taken)
+    return plan.participation.allows(round, taken)
 
 
-def _answer(order: Order, digest: str, node: Node) -> Answer:
-    """What was stored for this very order; or else a new answer, stored before it leaves."""
+def _reply(order: Order, digest: str, node: Node) -> StageReply:
+    """The stored reply to this very order; otherwise a new one, stored before it leaves."""
     plan = node.plan(order.broadcast.training)
     _check_order(plan, order)
     folder = states.folder_for(order.broadcast.training, node.client)
@@ -161,12 +162,12 @@ def _answer(order: Order, digest: str, node: Node) -> Answer:
         states.bind(folder, plan.fingerprint(), named.dataset if named else "")
         book = named or Account(_count_in(folder), _UNNAMED, divided=False)
         at = f"{order.broadcast.round}-{order.broadcast.attempt}"
-        stored = StoredAnswer(folder, at, plan.sum.stages.index(order.stage), digest)
+        stored = StoredReply(folder, at, plan.sum.stages.index(order.stage), digest)
         found = stored.read()
         if found is not None:
             return found
         task = _Task(plan=plan, order=order, node=node, folder=folder, book=book)
-        reply = task.answer()
+        reply = task.reply()
         if not isinstance(reply, ClientRefused):
             stored.write(reply)
         return reply
@@ -176,7 +177,7 @@ def _count_in(folder: Path) -> Ledger:
     """The ledger of one training whose data has no name; open ones are kept, as they are slow."""
     key = folder / _COUNT, os.getpid()
     if key not in _COUNTS:
-        while len(_COUNTS) >= _ROOM:
+        while len(_COUNTS) >= _MAX_OPEN_LEDGERS:
             _COUNTS.pop(next(iter(_COUNTS))).close()
         _COUNTS[key] = Ledger(key[0])
     return _COUNTS[key]
@@ -205,7 +206,7 @@ def _check_order(plan: Plan, order: Order) -> None:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Task:
-    """An order that nothing is stored for, and what this client answers it from."""
+    """An order without a stored reply, and what this client needs to reply to it."""
 
     plan: Plan
     order: Order
@@ -213,8 +214,8 @@ class _Task:
     folder: Path
     book: Account
 
-    def answer(self) -> Answer:
-        """What the client keeps goes in, and is on its disk again before the answer leaves."""
+    def reply(self) -> StageReply:
+        """Load the client's state and reply; the new state is on disk before the reply leaves."""
         plan, order, folder, index = self.plan, self.order, self.folder, self.node.client
         client = ClientState(index, ledger=self.book)
         if plan.sum.hides_terms:
@@ -227,7 +228,7 @@ class _Task:
             problem, zero_rows = self.node.problem(), self.node.zero_rows
             client = replace(client, problem=problem, zero_rows=zero_rows)
             client = self._remember(client, made)
-        reply, after = answer(plan, order.broadcast, order.stage, order.requests, client)
+        reply, after = client_reply(plan, order.broadcast, order.stage, order.requests, client)
         if isinstance(reply, ClientRefused):
             return reply
         if after.secret != client.secret:
@@ -255,7 +256,7 @@ class _Task:
                 f"of, got none; bring back the state of training {run[0]!r}, or begin another one, "
                 f"since correlated noise cannot begin anew"
             )
-        usage = {name: balance.usage.get((key, *run, name)) for name in names}
+        usage = {name: balance.entries.get((key, *run, name)) for name in names}
         return {name: used.rows - used.open if used else 0 for name, used in usage.items()}
 
     def _refuse_more(self, entered: set[tuple[int, int]]) -> None:

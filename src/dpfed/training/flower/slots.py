@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who of an open population takes the slots of a round: asked anew each time, and then forgotten.
+"""Chooses which available devices fill a round's slots, anew for each round (open population).
 
-Before a round some of those who are there are asked whether they may take part, in a random order,
-until all slots are taken. A device says so by its own ledger, and of no record. Nothing is kept of
-anyone from one round to the next, so what the server holds does not grow with the population.
+Before a round, connected devices are asked in random order whether they may take part, until all
+slots are taken. A device decides from its own ledger alone, never from a record. Nothing about a
+device is kept between rounds, so the server's memory does not grow with the population.
 
 | edge case                                   | what happens                                       |
 |---------------------------------------------|----------------------------------------------------|
 | more are there than slots                   | the others are not asked, and spend nothing        |
-| fewer, or many who must rest                | after ``wait`` seconds the round goes on with them |
+| fewer, or many still within min_separation  | after ``wait`` seconds the round goes on with them |
 | nobody                                      | training ends, and nothing is spent                |
-| a device that does not say anything         | after _PATIENCE seconds others are asked instead   |
+| a device that does not say anything         | others are asked after _REPLY_TIMEOUT_S            |
 | one that says it may, and then refuses      | its slot stays empty: it adds zero                 |
 | one device under two node ids               | takes two slots, and answers once: its own ledger  |
 | another plan: slots, clip, participation    | not asked; if it were, it would refuse             |
-| more than ``colluders`` have answered later | training ends: this server was set back, and a     |
-| rounds than this one, by their own word     | round that was broadcast must not get new noise    |
+| more than ``colluders`` devices report      | training ends: the server was restored from an old |
+| later rounds than this one                  | state, and a past round must not get new noise     |
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from flwr.serverapp import Grid
 
 from dpfed.core.errors import BadReply
 from dpfed.core.log import log
-from dpfed.training.ending import nobody_takes_part, set_back
 from dpfed.training.flower.codec import CONTROL
 from dpfed.training.flower.enrolment import Refusal, enrolled, enrolment
 from dpfed.training.flower.replies import replies
 from dpfed.training.flower.responder import LAST, READY, ROUND
 from dpfed.training.plan import Plan
 from dpfed.training.round import ServerState
+from dpfed.training.stopping import nobody_takes_part, set_back
 
-_PATIENCE = 60.0  # seconds in which a device says whether it takes part, before others are asked
-_TTL = 600.0  # seconds after which Flower drops the question
-_LOOK = 0.5  # seconds between two looks at who is there
-_AT_ONCE = 2  # how many are asked for one slot that is free: some rest, some are gone
+_REPLY_TIMEOUT_S = 60.0  # a device that has not said by then whether it takes part is passed over
+_QUESTION_TTL_S = 600.0  # then Flower drops the question
+_LOOK_INTERVAL_S = 0.5  # between two looks at who is there
+_ASKED_PER_FREE_SLOT = 2  # devices: some of them rest, some are gone
 
 
 class Slots:
@@ -49,7 +49,7 @@ class Slots:
 
     Args:
         plan: what is done, and what it costs.
-        grid: Flower's way to its nodes.
+        grid: Flower's Grid, which sends messages to nodes.
         terms: the text of the training's terms, for owners who approve by rule; or "".
         wait: how many seconds to wait for all slots to be taken.
     """
@@ -64,7 +64,7 @@ class Slots:
         self._later: list[int] = []  # later rounds that devices have answered, a few of them
 
     def fill(self, state: ServerState) -> str | None:
-        """Find devices for the coming round; a reason to ask nobody, or None.
+        """Find devices for the coming round; a reason to stop, or None.
 
         Args:
             state: the server before the round.
@@ -73,20 +73,20 @@ class Slots:
         self._refused.clear()
         order = _shuffler(self.plan, state)
         asked: set[int] = set()
-        pending: dict[str, int] = {}  # questions without an answer yet -> node
+        pending: dict[str, int] = {}  # questions without a reply yet -> node
         deadline = time.monotonic() + self.wait
         while True:
             here = order(set(self.grid.get_node_ids()) - asked)
-            here = here[: max(0, _AT_ONCE * self._free - len(pending))]
+            here = here[: max(0, _ASKED_PER_FREE_SLOT * self._free - len(pending))]
             asked.update(here)
             pending.update(self._ask(here, state))
-            self._hear(pending, _PATIENCE if here else _LOOK, state.round)
+            self._hear(pending, _REPLY_TIMEOUT_S if here else _LOOK_INTERVAL_S, state.round)
             if reason := set_back(self.plan, state.round, self._later):
                 return reason
             if self._free == 0 or time.monotonic() >= deadline:
                 return None if self.nodes else self._nobody()
             if not here and not pending:
-                time.sleep(min(_LOOK, self.wait))
+                time.sleep(min(_LOOK_INTERVAL_S, self.wait))
 
     @property
     def _free(self) -> int:
@@ -95,12 +95,12 @@ class Slots:
     def _ask(self, nodes: list[int], state: ServerState) -> dict[str, int]:
         """Ask whether they may take part; the messages, and the node of each."""
         content = enrolment({"training": state.training, ROUND: state.round}, self.terms)
-        messages = [Message(content, node, "train", ttl=_TTL) for node in nodes]
+        messages = [Message(content, node, "train", ttl=_QUESTION_TTL_S) for node in nodes]
         pushed = zip(self.grid.push_messages(messages) if nodes else (), nodes, strict=True)
         return {order: node for order, node in pushed if order}
 
     def _hear(self, pending: dict[str, int], patience: float, round: int) -> None:
-        """What they say, until no slot is free; who is late may still be heard later."""
+        """Read replies until no slot is free; late replies are still accepted in the next call."""
         for reply in replies(self.grid, pending, patience, batch=max(1, len(pending))):
             node = pending.pop(reply.metadata.reply_to_message_id)
             self._admit(node, reply, round)
@@ -126,12 +126,12 @@ class Slots:
         self.shipped = bool(self.shipped) or not gated
 
     def _nobody(self) -> str:
-        """Why there is nobody to ask, by what they said."""
+        """Why no device can be asked, from what devices said."""
         resting = self._refused.pop("resting", 0)
         if resting:
             return (
                 f"all {resting} devices that are there must rest, or have taken part "
-                f"{self.plan.pattern}; wait until others come, and go on from the checkpoint"
+                f"{self.plan.participation}; wait until others come, and go on from the checkpoint"
             )
         if self._refused:
             return nobody_takes_part(self._refused)

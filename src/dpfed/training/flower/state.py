@@ -42,7 +42,7 @@ from dpfed.training.state_tree import join_state, leaves, split_state
 At = tuple[int, int]
 """A round and its attempt."""
 
-_KEPT = 2
+_STATES_KEPT = 2
 _SECRET = "sum.vault"  # noqa: S105 (a file name)
 _PLAN, _LOCK, _NOISE = "plan", "lock", "mechanisms"
 
@@ -64,7 +64,7 @@ def folder_for(training: str, client: int, root: Path | None = None) -> Path:
 
 
 def bind(folder: Path, plan: str, dataset: str) -> None:
-    """Let a training's folder belong to one plan and one count; refuse it to any other.
+    """Bind a training's folder to one plan and one ledger; refuse it to any other.
 
     Args:
         folder: where the client keeps its state (``folder_for``).
@@ -167,14 +167,14 @@ def save_state(
     written = _kept(folder)
     save_file(tensors, draft, metadata={"numbers": json.dumps(numbers)})
     with draft.open("rb") as file:
-        os.fsync(file.fileno())  # noise that went back to an earlier state would cost more
+        os.fsync(file.fileno())  # going back to an earlier state would reuse noise, and cost more
     now = max(time.time_ns(), 1 + max(written.values(), default=0))
-    os.utime(draft, ns=(now, now))  # which two are the last is told by this time, not by the round
+    os.utime(draft, ns=(now, now))  # this time, not the round, tells which two are the last
     draft.replace(path)
     sync_folder(folder)
     newest = sorted(written, key=lambda at: written[at])
     others = [at for at in newest if at != (round, attempt)]
-    for at in others[: len(others) + 1 - _KEPT]:
+    for at in others[: len(others) + 1 - _STATES_KEPT]:
         if at != since:
             (folder / _name(at)).unlink(missing_ok=True)
 
@@ -188,7 +188,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def read_secret(folder: Path) -> bytes:
-    """What the sum keeps on this client, if anything."""
+    """The sum's secret on this client; empty if there is none."""
     path = folder / _SECRET
     return path.read_bytes() if path.exists() else b""
 
@@ -196,7 +196,7 @@ def read_secret(folder: Path) -> bytes:
 def write_secret(folder: Path, secret: bytes) -> None:
     """Replace it, so that a crash leaves the old one or the new one; only the owner may read it.
 
-    It is on the disk before the answer leaves: a mask that was sent is never made again.
+    It is on the disk before the reply leaves: a mask that was sent is never made again.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     replace_file(folder / _SECRET, secret)

@@ -13,7 +13,10 @@ transport.py exchanges its bytes.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import tempfile
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -29,21 +32,21 @@ from dpfed.accounting.guarantee import GATED, SHIPPED, Guarantee, certified
 from dpfed.accounting.second_opinion import checked
 from dpfed.core.checks import refuse
 from dpfed.core.environment import IDENTITY, variable
-from dpfed.core.errors import DataError, RecipeError, UnsoundPlan
+from dpfed.core.errors import DataError, DpfedError, RecipeError, UnsoundPlan
+from dpfed.core.files import replace_file
 from dpfed.core.log import log
 from dpfed.core.types import Unit, Vector
 from dpfed.core.vector import Layout, layout_of
 from dpfed.sums.secagg.identity import SIMULATED, roster_from_environment
 from dpfed.training.checkpoint import Checkpoint
-from dpfed.training.ending import is_unspent, nothing_trained
 from dpfed.training.flower.codec import named_arrays
-from dpfed.training.flower.one_sentence import errors_in_one_sentence
 from dpfed.training.flower.transport import GridTransport
-from dpfed.training.history import answered, wasted_attempts
+from dpfed.training.history import participants, wasted_attempts
 from dpfed.training.loop import Judge, Step, train
 from dpfed.training.metrics import measured
 from dpfed.training.plan import Plan
 from dpfed.training.soundness import small_delta
+from dpfed.training.stopping import is_unspent, nothing_trained
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Tensors = Mapping[str, torch.Tensor]
@@ -53,14 +56,24 @@ _STATISTICS = ("running_mean", "running_var")  # as torch names them in every la
 
 @dataclass
 class DPResult(Result):
-    """Flower's result with what a private run adds."""
+    """Flower's result with what a private run adds.
+
+    Args:
+        guarantee: what was spent.
+        history: one row per attempt at a round.
+        stopped: why training ended before the plan's last round, if it did.
+        answered: who is in the totals of which rounds.
+
+    >>> DPResult(stopped="too few clients").stopped
+    'too few clients'
+    """
 
     guarantee: Guarantee | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     stopped: str | None = None
     """Why training ended before the rounds that were asked for, if it did."""
     answered: dict[str, Any] = field(default_factory=dict)
-    """Who is in the totals of which rounds (``history.answered``), for guarantee.json."""
+    """Who is in the totals of which rounds (``history.participants``), for guarantee.json."""
 
     @property
     def wasted_attempts(self) -> int:
@@ -88,6 +101,11 @@ class DPStrategy(Strategy):
             of them were approved by hand, or there are none.
         wait_lost: how many seconds to wait for clients that were lost in an attempt without a
             total, before it is asked for again; stored answers cost nothing.
+
+    >>> from dpfed.flower import make_plan
+    >>> plan = make_plan(clients=4, rounds=3, privacy={"epsilon": 2.0, "unit": "client"})
+    >>> DPStrategy(plan, training="ward-7").plan.rounds
+    3
     """
 
     def __init__(
@@ -131,7 +149,7 @@ class DPStrategy(Strategy):
         Args:
             grid: Flower's way to its nodes.
             initial_arrays: the model to begin with.
-            num_rounds: end after so many rounds; None is all of the plan's.
+            num_rounds: end after so many rounds; None means all of the plan's.
             timeout: how many seconds a stage waits for replies; asked for is spent.
             train_config: goes out to the clients as it is.
             evaluate_config: not used: a client's metrics have a channel with noise, or stay there.
@@ -148,15 +166,26 @@ class DPStrategy(Strategy):
         checked(self.plan.guarantee())  # before anything is spent
         self.summary()
         transport = GridTransport(
-            self.plan, grid, layout, config=train_config, timeout=timeout, wait=self.wait,
-            around=around, terms=self.terms, wait_lost=self.wait_lost,
-        )  # fmt: skip
+            self.plan,
+            grid,
+            layout,
+            config=train_config,
+            timeout=timeout,
+            wait=self.wait,
+            around=around,
+            terms=self.terms,
+            wait_lost=self.wait_lost,
+        )
         result = DPResult(arrays=initial_arrays)
         steps = train(
-            self.plan, layout.flatten(tensors), transport,
-            training=self._name(), checkpoint=self.checkpoint,
-            judge=_judge(layout, around, evaluate_fn, result), until=num_rounds,
-        )  # fmt: skip
+            self.plan,
+            layout.flatten(tensors),
+            transport,
+            training=self._name(),
+            checkpoint=self.checkpoint,
+            judge=_judge(layout, around, evaluate_fn, result),
+            until=num_rounds,
+        )
         for step in steps:
             self.step = step
             self._note(step, result)
@@ -214,11 +243,14 @@ class DPStrategy(Strategy):
         row = result.history[-1]
         log.info(
             "round %d/%d: %d clients, epsilon spent %.3g%s%s%s",
-            row["round"], self.plan.rounds, row["clients"], row["epsilon"],
+            row["round"],
+            self.plan.rounds,
+            row["clients"],
+            row["epsilon"],
             "" if row["accuracy"] is None else f", accuracy {row['accuracy']:.3f}",
             f", missing {row['absent']}" if row["missing"] else "",
             f", no total: {row['aborted']}" if row["aborted"] else "",
-        )  # fmt: skip
+        )
         spent = {name: row[name] for name in ("epsilon", "epsilon_others", "clients")}
         result.train_metrics_clientapp[row["round"]] = MetricRecord(spent)
         judged = measured(step.result.aggregate, self.plan.loss_bound, self.plan.metrics)
@@ -235,7 +267,7 @@ class DPStrategy(Strategy):
         made = self.plan.guarantee(state.release_counts, state.round)
         spent = checked(certified(self.plan.guarantee(), made))
         enforced = self._enforced
-        result.answered = answered(self.plan, self.step.committed, self._names())
+        result.answered = participants(self.plan, self.step.committed, self._names())
         # a gate has a budget of its owner's, always
         result.guarantee = replace(spent, enforced=enforced, budgeted=enforced == GATED)
         log.info("%s", result.guarantee)
@@ -285,8 +317,9 @@ class DPStrategy(Strategy):
                 "outside the guarantee, and are dropped here; let the app be "
                 "ClientApp(mods=[dpfed.flower.private(plan)]), which answers nothing, and use "
                 "evaluation.kind = 'federated' for metrics with noise",
-                len(told), server_round,
-            )  # fmt: skip
+                len(told),
+                server_round,
+            )
         return None
 
 
@@ -344,3 +377,56 @@ def log_through_flower() -> None:
     if not ours.hasHandlers():
         ours.handlers = list(flower.handlers)
         ours.setLevel(flower.level)
+
+
+class ShortErrors(logging.Filter):
+    """A filter of Flower's logger: dpfed's own errors become one line, their tracebacks a file.
+
+    Flower logs the traceback of whatever a ServerApp raises. An error of dpfed says in one sentence
+    what is wrong and what to do; its traceback is for whoever looks into dpfed itself.
+
+    Args:
+        folder: where the file ``error.txt`` is written; None means the system's temporary folder.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        super().__init__("")
+        self.folder = folder
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let every record pass, changed where it carries one of dpfed's errors."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, DpfedError):
+            place = self._keep(error)
+            where = f" (traceback in {place})" if place else ""
+            record.msg = f"{record.getMessage()}: {type(error).__name__}: {error}{where}"
+            record.args, record.exc_info, record.exc_text = (), None, None
+        return True
+
+    def _keep(self, error: DpfedError) -> Path | None:
+        """The traceback's file; None where it cannot be written."""
+        path = Path(tempfile.gettempdir()) / f"dpfed-error-{os.getpid()}.txt"
+        if self.folder is not None:
+            path = self.folder / "error.txt"
+        try:
+            replace_file(path, "".join(traceback.format_exception(error)).encode())
+        except OSError:
+            return None
+        return path
+
+
+def errors_in_one_sentence(folder: Path | None = None) -> None:
+    """Let Flower's log have dpfed's errors in one sentence; the last folder that is named counts.
+
+    Args:
+        folder: for the tracebacks; None means the system's temporary folder.
+
+    >>> import tempfile
+    >>> errors_in_one_sentence(Path(tempfile.gettempdir()))
+    """
+    flower = logging.getLogger("flwr")
+    earlier = [each for each in flower.filters if isinstance(each, ShortErrors)]
+    if not earlier:
+        flower.addFilter(ShortErrors(folder))
+    elif folder is not None:
+        earlier[0].folder = folder

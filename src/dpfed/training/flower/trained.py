@@ -7,13 +7,13 @@
 
 Guarantee: nothing but the row is read off what the function returns. An evaluate function of the
 user's runs after the row is made, at most once for each that is counted; what it returns or raises
-is a line of the local log, and changes no bit of the answer.
+is a line of the local log, and changes no bit of the reply.
 
 | edge case                                          | what happens                              |
 |----------------------------------------------------|-------------------------------------------|
 | a plan for records or groups                       | UnsoundPlan, before the function is run   |
 | an order that names an array that is not floating  | DataError, before the function is run     |
-| the function raises, exits, or returns other names | the row is zero (answer.py)               |
+| the function raises, exits, or returns other names | the row is zero (reply.py)                |
 | or shapes                                          |                                           |
 | the evaluate function raises, exits or returns     | a line in the local log                   |
 | something else                                     |                                           |
@@ -68,7 +68,7 @@ class Trained:
         return [str(n) for n in self.message.content.config_records[CONTROL]["names"]]  # type: ignore[union-attr]
 
     def made_up(self) -> Trained:
-        """The same with a function that changes nothing: tells whether the order can be met."""
+        """The same problem with a function that changes nothing: to check that the order fits."""
         wrong = [name for name in self._names if not _floats(self._arrays[name])]
         if wrong:
             raise DataError(
@@ -120,34 +120,34 @@ class Trained:
         return records[0]
 
     def gradient(self, params: Vector) -> Vector:
-        """Not offered."""
+        """Refused: a train function has none."""
         del params
         raise UnsoundPlan("a train function has no gradient; use client 'gradient' with it")
 
     def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
-        """Not offered."""
+        """Refused: a train function has none."""
         del params, unit, loss_bound
         raise UnsoundPlan("a train function has no metrics to release; turn evaluation off")
 
 
 def _copied(message: Message, records: Mapping[str, ArrayRecord] | None = None) -> Message:
-    """The message with records of its own: in one process, others may have the same content."""
+    """A copy of the message: in one process, clients may share its content."""
     made = copy.copy(message)
     made.content = RecordDict({**message.content, **(records or {})})
     return made
 
 
 def _look(evaluate: Train, message: Message, context: Context) -> None:
-    """What the user's function says of the model that came in: for whoever reads this log."""
+    """Run the user's evaluate function on the model that came in; the result goes to this log."""
     here = copy.copy(context)
     here.state = RecordDict(dict(context.state))  # the next round's training has it as it was
     try:
         with users_threads():
             found = evaluate(message, here).content.metric_records
         said = {name: value for record in found.values() for name, value in record.items()}
-        log.info("evaluated on this node, and told nobody: %s", said)
+        log.info("evaluated on this node only, nothing was sent: %s", said)
     except (Exception, SystemExit):
-        log.exception("the evaluate function failed on this node, and nobody is told")
+        log.exception("the evaluate function failed on this node; nothing was sent")
 
 
 def _unchanged(message: Message, context: Context) -> Message:

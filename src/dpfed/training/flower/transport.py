@@ -9,15 +9,17 @@ the number of clients.
 | a node drops out                              | it adds zero; the divisor is public        |
 | a late, forged, doubled or malformed reply    | refused, logged; the round goes on         |
 | a node that the plan does not know, or twice  | not enrolled, with a logged reason         |
-| a node takes longer than a minute to enrol    | it is asked again, and any answer counts   |
-| a node went away and came back unseen, or is  | after 5 minutes the same order once more:  |
-| slow                                          | a node that has answered sends that again  |
+| a node takes longer than a minute to enrol    | it is asked again, and any reply counts    |
+| a node reconnected without our noticing, or   | the order is re-sent after 5 minutes; a    |
+| is slow                                       | node that has replied re-sends its reply   |
 | an open population                            | slots.py says who is asked in a round      |
-| nobody is connected within ``wait`` seconds   | training ends, and nothing is spent        |
-| every node refuses at its enrolment, or so    | the same, with the reason's class          |
-| many that no total can open                   |                                            |
+| no node connects within ``wait`` seconds      | training ends, and nothing is spent        |
+| every node refuses at its enrolment, or too   | the same, with the reason's class          |
+| many for the secure sum to be opened          |                                            |
 | fewer have enrolled than sum.least_clients    | training ends before releases are asked    |
-|                                               | for; a draw that is priced never ends it   |
+|                                               | for                                        |
+| few clients drawn, where the accounting       | training goes on: stopping would reveal    |
+| relies on a secret draw (amplification)       | who was drawn                              |
 """
 
 from __future__ import annotations
@@ -32,18 +34,11 @@ from flwr.serverapp import Grid
 
 from dpfed.core.errors import BadReply, ClientRefused
 from dpfed.core.log import log
-from dpfed.core.sum_protocol import Answer, Verifier
+from dpfed.core.sum_protocol import StageReply, Verifier
 from dpfed.core.types import Broadcast, State, Vector
 from dpfed.core.vector import Layout
 from dpfed.sums.secagg.identity import roster_from_environment
-from dpfed.training.ending import (
-    least_clients,
-    nobody_takes_part,
-    set_back,
-    too_few_enrolled,
-    too_few_take_part,
-)
-from dpfed.training.flower.codec import CONTROL, At, Envelope, Sender, read_answer
+from dpfed.training.flower.codec import CONTROL, At, Envelope, Sender, read_reply
 from dpfed.training.flower.enrolment import Refusal, enrolled, enrolment
 from dpfed.training.flower.replies import flower_error, replies
 from dpfed.training.flower.responder import LAST, LEAVE
@@ -51,9 +46,16 @@ from dpfed.training.flower.slots import Slots
 from dpfed.training.loop import Step
 from dpfed.training.plan import Plan
 from dpfed.training.round import ServerState
+from dpfed.training.stopping import (
+    least_clients,
+    nobody_takes_part,
+    set_back,
+    too_few_enrolled,
+    too_few_take_part,
+)
 
-_IN_FLIGHT = 4 << 20  # bytes of replies that are pulled at once: keeps memory flat at large d
-_ENROL = 60.0  # seconds after which a node that did not say who it is may be asked once more
+_MAX_PULLED_BYTES = 4 << 20  # of replies pulled at once: keeps memory flat for large models
+_ENROL_AGAIN_AFTER_S = 60.0  # a node that did not say who it is may be asked once more
 
 Requests = Mapping[str, Mapping[int, bytes]]
 
@@ -90,7 +92,7 @@ class GridTransport:
         self.plan, self.grid, self.layout, self.around = plan, grid, layout, around or {}
         self.config, self.timeout, self.wait = config or ConfigRecord(), timeout, wait
         self.terms = terms
-        self.stores_answers = True
+        self.stores_replies = True
         hides = plan.sum.hides_terms
         self.roster: Verifier | None = roster_from_environment(len(plan.nominal)) if hides else None
         self.nodes: dict[int, int] = {}
@@ -125,7 +127,7 @@ class GridTransport:
         return set_back(self.plan, step.state.round, self._last.values()) or self._too_few(step)
 
     def _too_few(self, step: Step) -> str | None:
-        """Why nobody is asked, if those who have enrolled are too few: by who is there, no draw."""
+        """Why to stop: too few have enrolled. This depends on who is connected, not on a draw."""
         planned, least = len(self.plan.nominal), least_clients(self.plan)
         if step.state.round == step.state.attempt == 0:
             if len(self.nodes) >= least:
@@ -152,19 +154,20 @@ class GridTransport:
         return reason
 
     def _wait_for_lost(self, training: str) -> None:
-        """No total came out: before anything is asked again, let those who were lost come back."""
+        """After an attempt without a total: wait for lost clients before asking again."""
         lost, deadline = self._had - set(self.nodes), time.monotonic() + self.wait_lost
         if lost:
             log.warning(
                 "waiting up to %g s for clients that were lost: %s; start their SuperNodes again",
-                self.wait_lost, ", ".join(map(str, sorted(lost))),
-            )  # fmt: skip
+                self.wait_lost,
+                ", ".join(map(str, sorted(lost))),
+            )
         while self._had - set(self.nodes) and time.monotonic() < deadline:
             time.sleep(min(0.5, self.wait_lost))
             self._enrol(training, wait=0.0)
 
     def _nobody(self) -> str:
-        """Why there is nobody to ask: the class of their refusals, or that nobody is there."""
+        """Why no client can be asked: how they refused, or that none is connected."""
         if self.refused:
             return nobody_takes_part(self.refused.values())
         return (
@@ -173,14 +176,16 @@ class GridTransport:
         )
 
     def _count_clients(self) -> None:
-        """Say before the first round that the plan counts on more clients than there are."""
+        """Warn before the first round if fewer clients are connected than the plan has."""
         here, planned = len(self.nodes), len(self.plan.nominal)
         if here < planned:
             log.warning(
-                "%d of the plan's %d clients are connected, and the budget is spent all the same; "
-                "in a simulation give --federation-config 'num-supernodes=%d'",
-                here, planned, planned,
-            )  # fmt: skip
+                "%d of the plan's %d clients are connected, and the full privacy budget is still "
+                "spent; in a simulation give --federation-config 'num-supernodes=%d'",
+                here,
+                planned,
+                planned,
+            )
 
     def _enrol(self, training: str, wait: float) -> None:
         """Ask nodes not seen before who they are; wait for the plan's clients at the beginning."""
@@ -204,7 +209,7 @@ class GridTransport:
         messages = [Message(content, node, "train", ttl=600) for node in nodes]
         self._enrolling.update(zip(self.grid.push_messages(messages), nodes, strict=True))
         asked = dict(self._enrolling)  # some may answer what was asked before
-        for reply in replies(self.grid, asked, _ENROL, batch=len(asked)):
+        for reply in replies(self.grid, asked, _ENROL_AGAIN_AFTER_S, batch=len(asked)):
             node = asked[reply.metadata.reply_to_message_id]
             self._asked.add(node)
             self._admit(node, reply)
@@ -233,7 +238,7 @@ class GridTransport:
                 )
             self.nodes[client] = node
             last = reply.content.config_records[CONTROL].get(LAST)
-            if self.plan.pattern is not None and isinstance(last, int):
+            if self.plan.participation is not None and isinstance(last, int):
                 self._last[client] = last
             self.shipped[client] = not gated
         except BadReply as error:
@@ -245,12 +250,15 @@ class GridTransport:
 
     def exchange(
         self, broadcast: Broadcast, stage: str, requests: Requests
-    ) -> Iterator[tuple[int, Answer]]:
-        """Orders out, answers back as they come."""
+    ) -> Iterator[tuple[int, StageReply]]:
+        """Send orders, yield replies as they come."""
         sender = Sender(
-            layout=self.layout, fingerprint=self.plan.fingerprint(), config=self.config,
-            broadcast=broadcast, around=self.around,
-        )  # fmt: skip
+            layout=self.layout,
+            fingerprint=self.plan.fingerprint(),
+            config=self.config,
+            broadcast=broadcast,
+            around=self.around,
+        )
         if stage == self.plan.sum.release_stage:
             self._had |= set(self.nodes)
         clients: dict[str, int] = {}
@@ -261,11 +269,11 @@ class GridTransport:
             clients.update({i: client for i, client in zip(ids, orders, strict=True) if i})
             return {i: orders[c].metadata.dst_node_id for i, c in clients.items() if c in orders}
 
-        batch = max(1, _IN_FLIGHT // (4 * broadcast.params.numel()))
+        batch = max(1, _MAX_PULLED_BYTES // (4 * broadcast.params.numel()))
         for reply in replies(self.grid, ask(set(self.nodes.values())), self.timeout, batch, ask):
             client = clients[reply.metadata.reply_to_message_id]
             known = None if self.plan.open else client
-            answer = _answer(reply, Envelope(broadcast.round, broadcast.attempt, stage, known))
+            answer = _read_reply(reply, Envelope(broadcast.round, broadcast.attempt, stage, known))
             del reply  # so that one message is alive at a time
             yield client, answer
             del answer
@@ -302,11 +310,11 @@ class GridTransport:
         del states
 
 
-def _answer(reply: Message, due: Envelope) -> Answer:
-    """A reply's answer; what is wrong with it is a refusal of this one client."""
+def _read_reply(reply: Message, due: Envelope) -> StageReply:
+    """The content of a Flower message; what is wrong with it is a refusal of this one client."""
     if reply.has_error():
         return ClientRefused(flower_error(reply))
     try:
-        return read_answer(reply.content, due)
+        return read_reply(reply.content, due)
     except BadReply as error:
         return ClientRefused(str(error))

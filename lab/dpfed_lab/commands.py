@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D301  click cuts the help at \f
+"""The lab's commands: ``dpfed sweep``, ``reproduce``, ``report`` and ``leaderboard``.
+
+The command line of dpfed finds them by the entry points of this distribution, and loads them when
+one of the four is typed. Heavy imports happen inside of them, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpfed.recipes.display import bar, percent
+
+Workers = Annotated[int | None, typer.Option(help="Processes. Default: one per core.", min=1)]
+
+
+def sweep(
+    study: Annotated[str, typer.Argument(help="A study in TOML, or the name of a built-in one.")],
+    out: Annotated[Path | None, typer.Option(help="Folder. Default: runs/<study>.")] = None,
+    workers: Workers = None,
+) -> None:
+    """Search settings for every method of a study on held-out training records, then run it.
+
+    Grids in two stages, or Optuna where the study says trials = 40. A killed sweep continues where
+    it was. Test records are used for the final figures only. Tuning looks at private data, which
+    the runs' epsilon does not cover; the report says what it would cost.
+
+    Example: DPFED_DATA=data dpfed sweep sofim-cifar10
+
+    \f
+
+    Args:
+        study: a TOML file, or the name of a study of the package.
+        out: the folder for runs and report; None is runs/ and the study's name.
+        workers: how many processes, at least 1; None means one per core.
+    """
+    _study(study, out, tune=True, quick=False, workers=workers)
+
+
+def reproduce(
+    name: Annotated[
+        str, typer.Argument(help="A study by name; without one, they are listed.")
+    ] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder. Default: runs/<name>.")] = None,
+    tune: Annotated[bool, typer.Option(help="Search the settings anew.")] = False,
+    quick: Annotated[bool, typer.Option(help="A miniature: few rounds, one seed.")] = False,
+    workers: Workers = None,
+) -> None:
+    """Reproduce a paper's table with one command, at settings that were found earlier.
+
+    Example: DPFED_DATA=data dpfed reproduce sofim-cifar10
+
+    \f
+
+    Args:
+        name: a study, as ``sweep`` takes it; empty lists those of the package.
+        out: the folder for runs and report; None is runs/ and the study's name.
+        tune: search the settings rather than use those that were searched before.
+        quick: a miniature with few rounds and one seed.
+        workers: how many processes, at least 1; None means one per core.
+    """
+    from dpfed_lab import study as studies
+
+    if not name:
+        titles = {each: studies.load_study(each).title for each in studies.study_names()}
+        for each, title in sorted(titles.items()):
+            typer.echo(f"{each:20} {title}")
+        return
+    _study(name, out, tune=tune, quick=quick, workers=workers)
+
+
+def _study(name: str, out: Path | None, *, tune: bool, quick: bool, workers: int | None) -> None:
+    from dpfed_lab.figures import require_plots
+    from dpfed_lab.jobs import ProgressFile
+    from dpfed_lab.report import write_report
+    from dpfed_lab.reproduce import reproduce as run_study
+    from dpfed_lab.study import name_of
+
+    require_plots()
+    folder = out or Path("runs") / name_of(name)
+    with bar(quiet=False) as shown:
+        task, kept = shown.add_task("runs", total=None, figures=""), ProgressFile(folder)
+
+        def watch(done: int, total: int, row: dict[str, Any]) -> None:
+            what = row.get("entry") or f"{row.get('method')} seed {row.get('seed')}"
+            figures = f"{what}: {_judged(row)}"
+            shown.update(task, total=total, completed=done, figures=figures)
+            kept.write(done, total, figures)
+
+        extraction: list[Any] = []
+
+        def watch_images(done: int, total: int) -> None:
+            if not extraction:
+                extraction.append(shown.add_task("images to features", total=total, figures=""))
+            shown.update(extraction[0], total=total, completed=done)
+
+        run_study(
+            name,
+            folder,
+            tune=tune,
+            quick=quick,
+            workers=workers,
+            watch=watch,
+            watch_images=watch_images,
+        )
+    typer.echo(f"report in {write_report(folder)}")
+
+
+def _judged(row: dict[str, Any]) -> str:
+    """What came of a run, in one word: accuracy, or loss where labels are not classes."""
+    if "refused" in row:
+        return "refused"
+    if row["accuracy"] is None and row["loss"] is not None:
+        return f"loss {row['loss']:.3g}"
+    return percent(row["accuracy"])
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder that sweep or reproduce wrote.")],
+) -> None:
+    """Write tables, figures and an HTML page from a study's runs, without running anything."""
+    from dpfed_lab.report import write_report
+
+    typer.echo(f"report in {write_report(folder)}")
+
+
+def leaderboard(
+    results: Annotated[Path, typer.Argument(help="A folder with one folder per study.")],
+    out: Annotated[Path | None, typer.Option(help="Folder. Default: the same.")] = None,
+) -> None:
+    """Write all studies' final runs on one page: method x data set x epsilon x trust.
+
+    Writes leaderboard.html and leaderboard.md into the folder, without running anything. Tuned and
+    untuned lines stand apart; the best of each column is bold, and what is within noise of it is
+    marked. A file withdrawn.md in a study's folder takes it off the board, with its text as why.
+
+    Example: dpfed leaderboard runs
+
+    \f
+
+    Args:
+        results: a folder with one folder per study, as ``sweep`` writes it.
+        out: the folder for the page; None is ``results``.
+    """
+    from dpfed_lab.leaderboard_page import write_leaderboard
+
+    typer.echo(f"leaderboard in {write_leaderboard(results, out)}")

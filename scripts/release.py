@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""All that a release consists of, in dist/; publishing it is a person's act.
+
+    scripts/release.py --check     only say what stands in the way of a release
+    scripts/release.py             refuse if anything does, then build and check all
+    scripts/release.py --trial     build and check, whatever stands in the way: for CI, or a look
+
+In dist/: the wheels and source archives of dpfed and dpfed-lab, which ``twine check --strict`` has
+passed; silo.lock, the list with hashes of what a data owner installs; and dpfed-VERSION.cdx.json,
+the same list as a CycloneDX bill of materials, made and validated by cyclonedx-bom. build, twine
+and cyclonedx-bom are installed into an environment that is thrown away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(HERE))
+from benchmarks._freshness import stale  # noqa: E402  found by the line above
+
+TOOLS = ("build>=1.2", "twine>=6", "cyclonedx-bom>=7")
+PLACEHOLDER = re.compile(r"PLACEHOLDER|\.invalid\b", re.IGNORECASE)
+
+
+def project(root: Path) -> dict[str, Any]:
+    """The table [project] of pyproject.toml: version, authors and urls are said there alone."""
+    tables = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    return dict(tables["project"])
+
+
+def in_the_way(root: Path) -> list[str]:
+    """What must be done before a release, a sentence each."""
+    about = project(root)
+    version, found = about["version"], []
+    for author in about["authors"]:
+        found += [f"authors: {each!r}" for each in author.values() if PLACEHOLDER.search(each)]
+    found += [
+        f"urls: {name} = {url!r}" for name, url in about["urls"].items() if PLACEHOLDER.search(url)
+    ]
+    found = [f"pyproject.toml has a placeholder, {each}; fill it in" for each in found]
+    if left := sorted(path.name for path in (root / "changelog.d").glob("*.*.md")):
+        found.append(
+            f"changelog.d has {len(left)} fragments; towncrier build --version {version} --yes"
+        )
+    if f"dpfed {version} " not in (root / "CHANGELOG.md").read_text(encoding="utf-8"):
+        found.append(f"CHANGELOG.md says nothing of {version}; towncrier build --version {version}")
+    said = {
+        "lab/pyproject.toml": f'version = "{version}"',
+        "src/dpfed/_version.py": f'VERSION = "{version}"',
+        "CITATION.cff": f"version: {version}",
+        "SECURITY.md": f"| {version.rpartition('.')[0]}.x | yes |",
+    }
+    if about["optional-dependencies"]["lab"] != [f"dpfed-lab=={version}"]:
+        found.append(f"pyproject.toml does not ask for dpfed-lab=={version} in its extra lab")
+    if project(root / "lab")["dependencies"] != [f"dpfed=={version}"]:
+        found.append(f"lab/pyproject.toml does not ask for dpfed=={version}")
+    found += [
+        f"{name} does not say {text!r}"
+        for name, text in said.items()
+        if text not in (root / name).read_text(encoding="utf-8")
+    ]
+    return found + list(stale(root))
+
+
+def run(*command: str | Path) -> None:
+    done = subprocess.run([str(each) for each in command], cwd=HERE, check=False)
+    if done.returncode:
+        sys.exit(f"{Path(command[0]).name} failed")
+
+
+def build(target: Path) -> None:
+    """Wheel, source archive, lock and bill of materials, each checked."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    with tempfile.TemporaryDirectory() as work:
+        run(sys.executable, "-m", "venv", work)
+        python = Path(work) / "bin" / "python"
+        run(python, "-m", "pip", "--disable-pip-version-check", "install", "-q", *TOOLS)
+        for source in (HERE, HERE / "lab"):
+            run(python, "-m", "build", "--outdir", target, source)
+        run(python, "-m", "twine", "check", "--strict", *sorted(target.iterdir()))
+        lock = shutil.copy(HERE / "release" / "silo.lock", target)
+        bill = target / f"dpfed-{project(HERE)['version']}.cdx.json"
+        run(
+            python,
+            "-m",
+            "cyclonedx_py",
+            "requirements",
+            "--pyproject",
+            HERE / "pyproject.toml",
+            "--mc-type",
+            "library",
+            "--output-reproducible",
+            "--of",
+            "JSON",
+            "--validate",
+            "-o",
+            bill,
+            lock,
+        )
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked.add_argument("--check", action="store_true")
+    asked.add_argument("--trial", action="store_true")
+    given = asked.parse_args()
+    found = in_the_way(HERE)
+    if found:
+        print("\n".join(found), file=sys.stderr)
+    if found and not given.trial:
+        sys.exit(f"{len(found)} things stand in the way of a release")
+    if not given.check:
+        build(HERE / "dist")
+        for path in sorted((HERE / "dist").iterdir()):
+            print(f"{path.stat().st_size:>10,}  dist/{path.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``dpfed silo approve``, ``status`` and ``log`` print for the data owner.
+
+Every word that came from a server passes ``shown``; figures are this silo's own computation. The
+verdict shows the true number of units beside the declared one, to the owner only. No code or file
+of a model is loaded for any of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from dpfed.accounting.guarantee import GATED, round_up
+from dpfed.core.errors import BudgetSpent, DpfedError
+from dpfed.core.log import shown
+from dpfed.core.types import Trust, Unit
+from dpfed.data.datasets import Records
+from dpfed.recipes.methods import method_tables
+from dpfed.recipes.model import is_loaded
+from dpfed.recipes.schema import Recipe
+from dpfed.recipes.terms import Terms
+from dpfed.silo.handler import ZERO_ROWS, RequestHandler, load_records
+from dpfed.silo.policy import DataPolicy
+from dpfed.training.account import Account
+
+_SEES = {
+    Trust.LOCAL: "the server sees this silo's releases, each with its noise",
+    Trust.DISTRIBUTED: "the server opens totals of all silos only, with the noise of all",
+    Trust.CENTRAL: "the server sees this silo's sums WITHOUT NOISE, and adds noise itself",
+}
+
+
+def proposal(handler: RequestHandler, terms: Terms) -> str:
+    """What a training would do, and what it would cost; refuses what the policy does not allow."""
+    handler.check_accounts()
+    data = handler.permitted(terms)
+    plan, name = terms.plan, terms.pins.dataset
+    recipe, released = terms.recipe, sum(plan.planned(channel) for channel in plan.channels)
+    stated = replace(plan.guarantee(), enforced=GATED, budgeted=True)
+    lines = {
+        "training": shown(terms.name),
+        "terms": terms.fingerprint,
+        "data": f"{name}: each {data.unit} under {data.adjacency}",
+        "method": f"{_method(recipe)}, {recipe.rounds} rounds and {plan.spare} spare attempts, "
+        f"{released} releases",
+        "model": _model(terms),
+        "silos": f"{len(terms.pins.sizes)}, this one is number {data.client}",
+        "sees": _SEES[plan.update.trust],
+        "keeps": f"\n{'':10}- ".join([stated.summary, *stated.assumptions]),
+        "budget": f"{data.budget} for all trainings; {_spent(handler, name)} so far, and this one "
+        f"costs {data.cost(terms):.4g} by itself",
+    }
+    return "\n".join(f"{word:9} {said}" for word, said in lines.items())
+
+
+def _model(terms: Terms) -> str:
+    table = terms.recipe.model
+    name = shown(str(table.factory or table.options.get("source") or table.name))
+    said = f"{name}, {terms.layout.size if terms.layout else 0:,} numbers"
+    if is_loaded(table):
+        said += " by the terms, and nothing of it is loaded before you approve"
+    return said + (f", trained by {shown(terms.pins.train)}" if terms.pins.train else "")
+
+
+class Verdict(NamedTuple):
+    """Whether a training can run here, and why not."""
+
+    lines: tuple[str, ...]
+    refused: str
+    """The first reason, in one sentence; "" if it can run."""
+
+
+def verdict(handler: RequestHandler, terms: Terms) -> Verdict:
+    """Whether the budget suffices, what is left after it, and whether the data are as agreed.
+
+    Args:
+        handler: the silo's.
+        terms: such that ``proposal`` accepts.
+    """
+    data, lines = handler.policy.data[terms.pins.dataset], []
+    reasons = list(_obstacles(handler, terms))
+    try:
+        records = load_records(terms.pins.dataset, data)
+        lines.append(f"sizes     {_sizes(data, terms, records)}")
+        if terms.plan.update.unit is Unit.GROUP and records.groups is None:
+            reasons.append(
+                "the data names no persons, and the training protects persons; name "
+                "their column: load.options.groups"
+            )
+    except (DpfedError, OSError) as error:
+        reasons.append(f"the data cannot be used: {error}")
+    said, reason = _budget(handler, data, terms)
+    reasons += [reason] if reason else []
+    if differs := _enforced_instead(handler, terms.pins.dataset):
+        lines.append(f"gate      {differs}")
+    lines += [f"after it  {said}", f"verdict   {'it CANNOT run' if reasons else 'it can run'}"]
+    return Verdict(tuple(lines), reasons[0] if reasons else "")
+
+
+def _budget(handler: RequestHandler, data: DataPolicy, terms: Terms) -> tuple[str, str]:
+    """What is spent and left after the training, and why it does not fit (or "")."""
+    name, budget = terms.pins.dataset, data.budget
+    own = Account(handler.ledger(), name, divided=False)
+    found = own.forecast(terms.plan, terms.name, data.client, data.key(name), budget)
+    before, after = found.before, found.after
+    spent = [round_up(cost.epsilon(data.delta, data.adjacency)) for cost in (before, after)]
+    left = after.left(budget)
+    down = "" if math.isnan(left) else f"{math.floor(left * 1e3) / 1e3:g}"
+    rest = f", and {down} is left for one more training" if down else ""
+    said = f"epsilon {spent[1]} of {budget} is spent or kept for enrolled trainings"
+    if found.refused is None:
+        return f"{said}{rest}: it FITS the budget", ""
+    if not isinstance(found.refused, BudgetSpent):
+        return f"{said}: the ledger REFUSES it", str(found.refused)
+    return (
+        f"{said}: it does NOT FIT the budget",
+        f"the budget {budget} of data.{name} does not suffice: epsilon {spent[0]} is spent or kept "
+        f"for enrolled trainings, and {spent[1]} would be with this one; ask for less, or raise "
+        f"data.{name}.epsilon",
+    )
+
+
+def _sizes(data: DataPolicy, terms: Terms, records: Records) -> str:
+    """Declared and true number of units; only the owner reads it."""
+    declared, unit = terms.pins.sizes[data.client], terms.plan.update.unit
+    true = len(records)
+    if unit is Unit.GROUP and records.groups is not None:
+        true = len(torch.unique(records.groups))
+    if unit is Unit.CLIENT:
+        return f"the whole silo is the unit; it has {true:,} records (for you alone)"
+    words = "records" if unit is Unit.RECORD else "persons"
+    differ = "" if declared == true else "; sums are divided by the declared number"
+    return f"the terms declare {declared:,g} {words}, and {true:,} are here (for you alone){differ}"
+
+
+_ORDER_OVERHEAD_BYTES = 1 << 16
+"""Of an order, besides its parameters."""
+
+
+def _obstacles(handler: RequestHandler, terms: Terms) -> Iterator[str]:
+    """Why every order of the training would fail, whatever the data are."""
+    numbers = terms.layout.size if terms.layout else 0
+    needed = 4 * numbers + _ORDER_OVERHEAD_BYTES
+    if needed > handler.policy.gate.most_bytes:
+        yield (
+            f"an order has about {needed:,} bytes, and gate.most_bytes is "
+            f"{handler.policy.gate.most_bytes:,}; raise it"
+        )
+    if terms.plan.client.linear and is_loaded(terms.recipe.model):
+        yield (
+            f"client {terms.recipe.client['name']!r} needs a model of one linear layer; ask for "
+            f"another method or model"
+        )
+    if terms.plan.open:
+        yield "an open population has no silos; ask for terms without privacy.cohort"
+
+
+def _method(recipe: Recipe) -> str:
+    """The method's name, if the terms leave its algorithm and noise as they are."""
+    found = (recipe.client["name"], recipe.privacy.mechanism)
+    tables = method_tables(recipe.method) if recipe.method else {"client": {"name": ""}}
+    if found == (tables["client"]["name"], tables.get("mechanism")):
+        return str(recipe.method)
+    return f"{found[0]} with {found[1]} noise"
+
+
+def _spent(handler: RequestHandler, dataset: str) -> str:
+    data = handler.policy.data[dataset]
+    cost = handler.ledger().spent(data.key(dataset))
+    return f"epsilon {cost.epsilon(data.delta, data.adjacency):.4g} is spent"
+
+
+def _overspent(handler: RequestHandler, dataset: str) -> str:
+    data = handler.policy.data[dataset]
+    cost = handler.ledger().spent(data.key(dataset))
+    return "" if cost.within(data.budget, data.adjacency) else ": OVERSPENT"
+
+
+def _enforced_instead(handler: RequestHandler, dataset: str) -> str:
+    """Which budget the running gate enforces, if the policy has changed since it began."""
+    data, ledger = handler.policy.data[dataset], handler.ledger()
+    declared, key = ledger.budgets_of(dataset), ledger.balance().resolve(data.key(dataset))
+    ledger.close()
+    if not declared or declared == {key: data.budget}:
+        return ""
+    said = " and ".join(
+        f"{budget} for each {of.unit} under {of.adjacency}, against {of.adversary} and "
+        f"{of.colluders} more"
+        for of, budget in declared.items()
+    )
+    return f"the running gate enforces {said}, and not silo.toml's {data.budget}; restart it"
+
+
+def state_of(handler: RequestHandler) -> str:
+    """Approvals, counts, and what is spent."""
+    now, events = handler.approvals.now(), handler.approvals.events()
+    lines = [
+        f"{name}: {_spent(handler, name)} of {data.budget}{_overspent(handler, name)}"
+        for name, data in handler.policy.data.items()
+    ]
+    differ = {name: _enforced_instead(handler, name) for name in handler.policy.data}
+    lines += [f"{name}: {said}" for name, said in differ.items() if said]
+    try:
+        handler.check_accounts()
+    except DpfedError as error:
+        lines.append(f"the gate does not start with this policy: {error}")
+    for each in handler.approvals.all():
+        counts = {
+            kind: sum(e.times for e in events if (e.kind, e.training) == (kind, each.name))
+            for kind in ("answered", "refused", ZERO_ROWS)
+        }
+        lost = f", {counts[ZERO_ROWS]} with zero rows (see the log)" if counts[ZERO_ROWS] else ""
+        lines.append(
+            f"{each.name}: {each.state(now)} until {each.until[:10]} by {shown(each.by)}, "
+            f"{counts['answered']} answered{lost}, {counts['refused']} refused"
+        )
+    others = sum(e.times for e in events if e.kind == "refused" and not e.training)
+    return "\n".join([*lines, f"under names that are not approved: {others} refused"])
+
+
+def days_of(handler: RequestHandler) -> str:
+    """One line per day, kind and training."""
+    return "\n".join(
+        f"{e.last}  {e.kind:9} {e.training or '(not approved)':24} {e.times:6} x  {e.said}"
+        for e in handler.approvals.events()
+    )

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks that capture the factors of per-record gradients: each trained layer's input and gradient.
+
+One forward and one backward pass: hooks keep each trained layer's input, and autograd is asked for
+the gradients by the layers' outputs alone, so that no gradient of a parameter is ever made. What
+rows are made of them is in core/ghost.py.
+
+Layers: Linear, Conv1d, Conv2d, Embedding, LayerNorm, RMSNorm, GroupNorm, the transformers library's
+Conv1D; hence LoRA of any of them that is made of Linear. All else, and any frozen layer, may be
+between them: dropout and train() are as the module has them, and frozen weights may be tied.
+
+| edge case                                          | what happens                              |
+|----------------------------------------------------|-------------------------------------------|
+| a trained parameter of another kind of layer       | ``Unsupported``: other rows are used      |
+| a trained parameter that is used twice, or by other| ``Unsupported``                           |
+| code than its own layer's                          |                                           |
+| a layer whose input has not one entry per record   | ``Unsupported``                           |
+| a layer's input that is overwritten afterwards     | ``Unsupported``                           |
+| a trained layer that a record does not reach       | its gradient is zero                      |
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dpfed.core.ghost import Layer, Lookups, Products, Sums
+from dpfed.core.types import Vector
+from dpfed.data.batches import Batch
+from dpfed.data.samplers import ScoredNetwork
+
+
+class Unsupported(Exception):
+    """A module that ghost clipping does not support; the message says why."""
+
+
+Found = dict[str, list[Layer]]
+"""A layer's parameters, each of one factor, or of several that lie one after the other."""
+
+Split = Callable[[Any, torch.Tensor, torch.Tensor], Found]
+"""(layer, its input [k, ...], the loss's gradient by its output [k, ...]) -> factors."""
+
+
+def _positions(tensor: torch.Tensor) -> torch.Tensor:
+    """[k, ..., width] as [k, T, width]."""
+    return tensor.reshape(len(tensor), -1, tensor.shape[-1])
+
+
+def _linear(_: nn.Linear, a: torch.Tensor, b: torch.Tensor) -> Found:
+    left, right = _positions(b), _positions(a)
+    return {"weight": [Products(left, right)], "bias": [Sums(left)]}
+
+
+def _linear_across(_: nn.Module, a: torch.Tensor, b: torch.Tensor) -> Found:
+    """The transformers library's Conv1D: a linear layer whose weight is [inputs, outputs]."""
+    left, right = _positions(a), _positions(b)
+    return {"weight": [Products(left, right)], "bias": [Sums(right)]}
+
+
+def _convolution(layer: Any, a: torch.Tensor, b: torch.Tensor) -> Found:
+    """A convolution is a linear layer of the patches under its window."""
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    a = functional.pad(a, layer._reversed_padding_repeated_twice, mode=mode)
+    window, dilation, stride = layer.kernel_size, layer.dilation, layer.stride
+    if a.dim() == 3:  # one axis: an image of height 1
+        a, b = a[:, :, None], b[:, :, None]
+        window, dilation, stride = ((1, *each) for each in (window, dilation, stride))
+    patches = functional.unfold(a, window, dilation=dilation, stride=stride).mT
+    left = b.flatten(2).mT
+    pairs = zip(left.chunk(layer.groups, 2), patches.chunk(layer.groups, 2), strict=True)
+    return {"weight": [Products(*pair) for pair in pairs], "bias": [Sums(left)]}
+
+
+def _embedding(layer: nn.Embedding, a: torch.Tensor, b: torch.Tensor) -> Found:
+    ids = a.reshape(len(a), -1)
+    left = b.reshape(*ids.shape, -1)
+    if layer.padding_idx is not None:
+        left = torch.where((ids == layer.padding_idx)[:, :, None], 0.0, left)
+    return {"weight": [Lookups(ids, left, layer.num_embeddings)]}
+
+
+def _layer_norm(layer: nn.LayerNorm, a: torch.Tensor, b: torch.Tensor) -> Found:
+    normal = functional.layer_norm(a, layer.normalized_shape, eps=layer.eps)
+    return _by_number(layer, normal, b)
+
+
+def _rms_norm(layer: nn.RMSNorm, a: torch.Tensor, b: torch.Tensor) -> Found:
+    normal = functional.rms_norm(a, layer.normalized_shape, eps=layer.eps)
+    return _by_number(layer, normal, b)
+
+
+def _by_number(layer: Any, normal: torch.Tensor, b: torch.Tensor) -> Found:
+    shape = (len(b), -1, layer.weight.numel())
+    left = b.reshape(shape)
+    return {"weight": [Sums(left, normal.reshape(shape))], "bias": [Sums(left)]}
+
+
+def _group_norm(layer: nn.GroupNorm, a: torch.Tensor, b: torch.Tensor) -> Found:
+    normal = functional.group_norm(a, layer.num_groups, eps=layer.eps)
+    left, right = (each.reshape(*each.shape[:2], -1).mT for each in (b, normal))
+    return {"weight": [Sums(left, right)], "bias": [Sums(left)]}
+
+
+SPLITS: dict[str, Split] = {
+    "torch.nn.modules.linear.Linear": _linear,
+    "torch.nn.modules.conv.Conv1d": _convolution,
+    "torch.nn.modules.conv.Conv2d": _convolution,
+    "torch.nn.modules.sparse.Embedding": _embedding,
+    "torch.nn.modules.normalization.LayerNorm": _layer_norm,
+    "torch.nn.modules.normalization.RMSNorm": _rms_norm,
+    "torch.nn.modules.normalization.GroupNorm": _group_norm,
+    "transformers.pytorch_utils.Conv1D": _linear_across,
+}
+"""By exact class: a subclass may compute something else."""
+
+
+def _class_of(layer: nn.Module) -> str:
+    return f"{type(layer).__module__}.{type(layer).__qualname__}"
+
+
+def trained_layers(module: nn.Module) -> dict[str, nn.Module]:
+    """The layers that own trained parameters, by name; ``Unsupported`` if one is of another kind.
+
+    A parameter that two layers own is used twice: also unsupported.
+    """
+    found, owned = dict[str, nn.Module](), Counter[int]()
+    for name, layer in module.named_modules():
+        mine = [p for p in layer.parameters(recurse=False) if p.requires_grad]
+        if not mine:
+            continue
+        owned.update(map(id, mine))
+        kind, odd = (
+            _class_of(layer),
+            isinstance(layer, nn.Embedding)
+            and (layer.max_norm is not None or layer.scale_grad_by_freq),
+        )
+        if kind not in SPLITS or odd:
+            raise Unsupported(f"layer {name!r} is a {kind}, whose factors are not known")
+        found[name] = layer
+    if any(count > 1 for count in owned.values()):
+        raise Unsupported("a trained parameter belongs to two layers")
+    if not found:
+        raise Unsupported("no layer is trained")
+    return found
+
+
+@dataclass(eq=False)
+class LayerHook:
+    """A forward hook that keeps what one layer was called with, once."""
+
+    name: str
+    layer: nn.Module
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    edges: list[Any] = field(default_factory=list)
+
+    def __call__(self, _: nn.Module, given: Sequence[Any], output: torch.Tensor) -> None:
+        """Keep the layer's input, and where its output is in autograd's graph."""
+        if len(given) != 1 or not output.requires_grad:
+            raise Unsupported(f"layer {self.name!r} is called in a way that is not known")
+        self.inputs.append(given[0].detach())
+        self.versions.append(given[0]._version)
+        self.edges.append(torch.autograd.graph.get_gradient_edge(output))
+
+    def check(self, records: int) -> None:
+        """Refuse a call from which no record's factors can be read."""
+        if len(self.inputs) > 1:
+            raise Unsupported(f"layer {self.name!r} is used {len(self.inputs)} times")
+        for given, version in zip(self.inputs, self.versions, strict=True):
+            if given._version != version:
+                raise Unsupported(f"the input of layer {self.name!r} is overwritten")
+            if len(given) != records:
+                raise Unsupported(f"layer {self.name!r} is not called with one entry per record")
+
+
+@contextmanager
+def _hooked(layers: dict[str, nn.Module]) -> Iterator[list[LayerHook]]:
+    hooks = [LayerHook(name, layer) for name, layer in layers.items()]
+    handles = [hook.layer.register_forward_hook(hook) for hook in hooks]
+    try:
+        yield hooks
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+LayerFactors = Callable[[Batch], list[Layer]]
+"""A batch of k records -> the layers of the flat vector, in its order."""
+
+
+def factors_of(model: ScoredNetwork, params: Vector) -> LayerFactors:
+    """The factors of records' gradients at these parameters; ``Unsupported`` if there are none."""
+    layers, flat = trained_layers(model.module), model.placed(params).detach()
+
+    def factors(batch: Batch) -> list[Layer]:
+        here = {n: p.requires_grad_() for n, p in _leaves(model, flat).items()}
+        with _hooked(layers) as hooks, torch.enable_grad():
+            losses = model.losses_at(here, batch)
+        for hook in hooks:
+            hook.check(len(batch))
+        _used_once(losses, here)
+        return _ordered(model, hooks, losses.sum())
+
+    return factors
+
+
+def _leaves(model: ScoredNetwork, flat: Vector) -> dict[str, torch.Tensor]:
+    return {name: part.detach() for name, part in model.layout.unflatten(flat).items()}
+
+
+def _used_once(losses: torch.Tensor, params: dict[str, torch.Tensor]) -> None:
+    """Refuse a parameter that the graph reaches twice: by its layer, and by other code."""
+    names = {id(each): name for name, each in params.items()}
+    uses, seen, ahead = Counter[str](), set[Any](), [losses.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        for following, _ in node.next_functions if node is not None else ():
+            variable = getattr(following, "variable", None)
+            if variable is not None:
+                uses[names.get(id(variable), "")] += 1
+            elif following is not None and following not in seen:
+                seen.add(following)
+                ahead.append(following)
+    twice = [name for name, count in uses.items() if name and count > 1]
+    if twice:
+        raise Unsupported(f"parameter {twice[0]!r} is used {uses[twice[0]]} times")
+
+
+def _ordered(model: ScoredNetwork, hooks: list[LayerHook], loss: torch.Tensor) -> list[Layer]:
+    """One backward pass, to the layers' outputs; then each parameter's factors."""
+    reached = [hook for hook in hooks if hook.inputs]
+    edges = [hook.edges[0] for hook in reached]
+    gradients = torch.autograd.grad(loss, edges, allow_unused=True)
+    found = dict[str, list[Layer]]()
+    for hook, b in zip(reached, gradients, strict=True):
+        if b is not None:
+            split = SPLITS[_class_of(hook.layer)](hook.layer, hook.inputs[0], b.detach())
+            prefix = f"{hook.name}." if hook.name else ""
+            found.update({prefix + name: parts for name, parts in split.items()})
+    records, device = reached[0].inputs[0].shape[0], loss.device
+    return [
+        part
+        for name, shape in model.layout.shapes.items()
+        for part in found.get(name) or [_nothing(records, shape, device)]
+    ]
+
+
+def _nothing(records: int, shape: tuple[int, ...], device: torch.device) -> Layer:
+    """The zero gradient of a parameter that the loss does not depend on."""
+    zero = torch.zeros((), device=device)
+    return Sums(zero.expand(records, 1, torch.Size(shape).numel()))

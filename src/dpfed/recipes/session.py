@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe's run before its first round: data loaded, noise calibrated, plan checked, judge ready.
+
+Every engine begins here, on the server and on clients, so that all of them run the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpfed.accounting.guarantee import Guarantee
+from dpfed.core.log import log
+from dpfed.core.randomness import public_seed
+from dpfed.core.types import Vector
+from dpfed.data.models import Evaluation, evaluate
+from dpfed.data.modules import NetworkProblem
+from dpfed.mechanisms.discrete_gaussian import DiscreteGaussian
+from dpfed.recipes.build import plan_for_clients, trained_model
+from dpfed.recipes.federation import Federation, evaluation_words, federation, with_model
+from dpfed.recipes.result import Result
+from dpfed.recipes.schema import EvaluationKind, Recipe, settings
+from dpfed.recipes.sinks._open import About
+from dpfed.recipes.terms import Terms
+from dpfed.training.account import Account, open_account
+from dpfed.training.history import Row, columns_of
+from dpfed.training.plan import Plan
+from dpfed.training.soundness import small_delta
+
+
+@dataclass(frozen=True, eq=False)
+class Session:
+    """A run that is sound, calibrated, and able to state its guarantee."""
+
+    recipe: Recipe
+    federation: Federation
+    plan: Plan
+    warnings: tuple[str, ...] = ()
+    terms: str = ""
+    """The text of the terms that silos were asked to approve, if their gates hold the data."""
+
+    @property
+    def initial(self) -> Vector:
+        """The parameters that training begins with: a public function of the seed."""
+        return self.federation.model.initial(public_seed(self.recipe.seed, "model"))
+
+    @property
+    def evaluation(self) -> str:
+        """How accuracy is measured, in words."""
+        return evaluation_words(self.recipe, self.federation)
+
+    @property
+    def rows(self) -> str:
+        """How rows of a network are clipped, in words; empty where there is one way only."""
+        problem = next(iter(self.federation.problems), None)
+        if not isinstance(problem, NetworkProblem):
+            return ""
+        integers = isinstance(self.plan.update, DiscreteGaussian)
+        return problem.rows_in_words(self.plan.update.unit, exact=integers)
+
+    def show_screen(self) -> None:
+        """Log what looks wrong in the records. The log stays on this machine."""
+        found = self.federation.screen
+        if found is not None and self.recipe.data.source != "synthetic":
+            for sentence in found.findings():
+                log.warning("data: %s", sentence)
+
+    def about(self, out: Path) -> About:
+        """What sinks are told of the run."""
+        sentence = self.plan.guarantee().sentence
+        return About(
+            name=self.recipe.name,
+            folder=out,
+            guarantee=sentence,
+            settings=settings(self.recipe),
+            columns=columns_of(self.plan),
+        )
+
+    def account(self, *, environment: bool = False) -> Account | None:
+        """Where releases are entered; with ``environment``, a node's owner overrides the recipe."""
+        section = self.recipe.ledger
+        if isinstance(section, msgspec.UnsetType):
+            return open_account(None, environment=environment)
+        return open_account(
+            section.dataset,
+            path=section.path,
+            epsilon=section.epsilon,
+            delta=section.delta,
+            environment=environment,
+        )
+
+    def judge(self, round: int, params: Vector) -> Mapping[str, float | None]:
+        """What the server measures of the model after a round, by the recipe's evaluation."""
+        kind, silos = self.recipe.evaluation.kind, self.federation
+        if not self.plan.evaluates(round - 1):
+            return {}
+        if silos.goal is not None:
+            return {"loss": float((params.double() - silos.goal).square().sum())}
+        if kind is EvaluationKind.EXACT:
+            held = [each for each in silos.held if len(each)]
+            return _per_silo([evaluate(silos.model, params, each) for each in held])
+        if kind is not EvaluationKind.TEST or silos.test is None or not len(silos.test):
+            return {}
+        judged = evaluate(silos.model, params, silos.test)
+        return {"accuracy": judged.accuracy, "loss": judged.loss}
+
+    def result(
+        self,
+        params: Vector,
+        guarantee: Guarantee,
+        history: Sequence[Row],
+        stopped: str | None,
+        answered: Mapping[str, Any],
+    ) -> Result:
+        """The result of the finished run.
+
+        Args:
+            params: the trained parameters.
+            guarantee: what was spent.
+            history: one row per attempt at a round.
+            stopped: why training ended early, if it did.
+            answered: who is in the totals of which rounds.
+        """
+        warnings, plan = self.warnings, self.plan
+        if stopped:
+            done = max((row["round"] for row in history), default=0)
+            warnings = (*warnings, f"stopped after {done} of {plan.rounds} rounds: {stopped}")
+        return Result(
+            recipe=self.recipe,
+            model=self.federation.model,
+            params=params,
+            history=list(history),
+            guarantee=guarantee,
+            evaluation=self.evaluation,
+            source=self.federation.source,
+            warnings=warnings,
+            stopped=stopped,
+            divided=self.federation.divided,
+            nominal=() if plan.open else tuple(plan.nominal),  # an open population lists nobody
+            rows=self.rows,
+            answered=answered,
+        )
+
+
+def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None = None) -> Session:
+    """Load the data, calibrate the noise and check the plan.
+
+    Args:
+        recipe: the run's configuration.
+        root: the folder that relative data paths refer to; None means the working folder.
+        silos: data that was loaded before, for many runs on the same records.
+    """
+    silos = federation(recipe, root) if silos is None else silos
+    plan = plan_for_clients(recipe, silos.clients, silos.model)
+    silos = with_model(silos, trained_model(recipe, plan, silos.model, silos.spread))
+    found = _warnings(recipe, plan, silos)
+    return Session(recipe=recipe, federation=silos, plan=plan, warnings=found)
+
+
+def prepare_terms(terms: Terms) -> Session:
+    """The server's side of a training whose data is behind gates: all but the data.
+
+    Args:
+        terms: what the silos were asked to approve.
+    """
+    words = f"{terms.pins.dataset}, behind the gates of {len(terms.pins.sizes)} silos"
+    silos = Federation(model=terms.model, clients=(), problems=(), test=None, held=(), source=words)
+    found = _warnings(terms.recipe, terms.plan, silos)
+    return Session(
+        recipe=terms.recipe, federation=silos, plan=terms.plan, warnings=found, terms=terms.text
+    )
+
+
+def _warnings(recipe: Recipe, plan: Plan, silos: Federation) -> tuple[str, ...]:
+    return tuple(each for each in (small_delta(plan), _no_test(recipe, silos)) if each)
+
+
+def _no_test(recipe: Recipe, silos: Federation) -> str | None:
+    """A warning, before the budget is spent, that accuracy will not be measured."""
+    judged = bool(silos.test is not None and len(silos.test)) or silos.goal is not None
+    if recipe.evaluation.kind is not EvaluationKind.TEST or judged:
+        return None
+    way_out = "set data.holdout = 0.2 to keep a fifth of the records for that"
+    if not silos.clients:
+        way_out = "set evaluation.kind = 'federated' (at the silos, with noise), or 'off'"
+    return f"{silos.source} has no test records, so accuracy will not be measured; {way_out}"
+
+
+def _per_silo(judged: list[Evaluation]) -> Mapping[str, float]:
+    total = sum(each.records for each in judged)
+    return {
+        "accuracy": sum(each.accuracy * each.records for each in judged) / total,
+        "loss": sum(each.loss * each.records for each in judged) / total,
+        "worst_silo": min(each.accuracy for each in judged),
+    }

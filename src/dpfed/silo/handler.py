@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate's request handler: from an order's bytes to the bytes of the reply that may leave.
+
+It replies to trainings that are approved, and decides by what is the owner's: data, policy,
+approvals, ledger, identity. An order only names a training. The reply itself is made by ``respond``
+(training/flower/responder.py), as in a Flower app without a gate.
+
+| edge case                                        | what happens                               |
+|--------------------------------------------------|--------------------------------------------|
+| data that cannot be loaded                       | the gate does not start; the reason is in  |
+|                                                  | the owner's log only                       |
+| records of another shape than the policy says    | the gate does not start, either            |
+| a training that is not approved                  | UnsoundPlan, counted; nothing is spent     |
+| new terms in an enrolment, mode "within-policy"  | checked by the policy, then approved; no   |
+|                                                  | code or file of their model is loaded yet  |
+| two budgets of one account, one file under two   | the gate does not start (sources.py)       |
+| accounts, a new name for a file that was counted |                                            |
+| an order whose child died, or took too long      | zero rows, if nothing of it has left       |
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, Metadata, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as Bytes
+
+from dpfed.accounting.ledger.conversions import LedgerKey
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.core.environment import IDENTITY, LEDGER, STATE
+from dpfed.core.errors import ClientRefused, DataError, DpfedError, UnsoundPlan
+from dpfed.core.log import log
+from dpfed.core.registry import installed_function
+from dpfed.core.types import Broadcast, Problem
+from dpfed.data.datasets import Records
+from dpfed.recipes.model import PRETRAINED
+from dpfed.recipes.records import load_dataset
+from dpfed.recipes.schema import Recipe
+from dpfed.recipes.terms import Terms, read_terms
+from dpfed.silo.approvals import LEDGER_FILE, Approvals, Price
+from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
+from dpfed.silo.sources import check_accounts
+from dpfed.training.account import Account, AccountHolder
+from dpfed.training.flower.codec import CONTROL, Envelope, write_reply
+from dpfed.training.flower.responder import ENROL, TERMS, respond
+from dpfed.training.plan import Plan
+
+BY_RULE = "the policy"
+ZERO_ROWS = "zero rows"
+"""The kind of event that counts replies which were made without the data."""
+_MIN_WEEK_FRACTION = (
+    0.01  # each training uses at least this of week_epsilon: even free ones use disk
+)
+_MAX_TRAININGS_BUILT = 8  # kept in memory; others are built again when an order names them
+_MAX_PEEKED_BYTES = 1 << 16  # an order up to this size may be refused without a child process
+
+
+@dataclass(eq=False)
+class RequestHandler:
+    """What the gate replies from: policy, data and approved trainings, loaded once."""
+
+    policy: Policy
+    records: dict[str, Records] = field(default_factory=dict)
+    _trainings: dict[str, tuple[Terms, Problem]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        gate = self.policy.gate
+        self.state = Path(gate.state)
+        self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.environ[STATE] = str(self.state / "trainings")
+        os.environ[LEDGER] = str(self.state / LEDGER_FILE)
+        os.environ[IDENTITY] = gate.identity
+        self.approvals = Approvals(self.state)
+
+    def open(self) -> None:
+        """Load the data, declare the owner's budgets, and build what is approved."""
+        self.approvals.count_sources(self.check_accounts())
+        ledger = self.ledger()
+        for name, data in self.policy.data.items():
+            first = ledger.balance().resolve(data.key(name))
+            if ledger.budgets_of(name) != {first: data.budget}:
+                ledger.declare(first, data.budget)
+            self.records[name] = load_records(name, data)
+        ledger.close()
+        now = self.approvals.now()
+        standing = [each for each in self.approvals.all() if each.state(now) == "approved"]
+        for approval in reversed(standing[:_MAX_TRAININGS_BUILT]):  # the latest last
+            try:
+                self.training(approval.name)
+            except DpfedError as error:  # the others go on
+                log.warning("training %s cannot run here: %s", approval.name, error)
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether any training can be approved by rule."""
+        return any(each.approve is Mode.WITHIN_POLICY for each in self.policy.data.values())
+
+    def check_accounts(self) -> dict[str, str]:
+        """Refuse a policy that has two budgets for one account, or two accounts for one file.
+
+        Returns:
+            by real path, and by device and inode: the account of its records.
+        """
+        ledger, counted = self.ledger(), self.approvals.sources()
+        names = ledger.balance()
+        ledger.close()
+        return check_accounts(
+            self.policy, lambda name: names.resolve(LedgerKey(name)).dataset, counted
+        )
+
+    def training(self, name: str) -> tuple[Terms, Problem]:
+        """The terms of an approved training, and the problem that they make of the data."""
+        approval = self.approvals.standing(name)  # every time, since it may have been revoked
+        built = self._trainings.pop(name, None)
+        if built is not None and built[0].text != approval.terms:  # approvals.sqlite was lost
+            built = None
+        terms = self._with_model_folder(read_terms(approval.terms)) if built is None else built[0]
+        self.permitted(terms, approved=True)
+        if built is None:
+            self._make_room()
+            built = terms, self._problem(terms)
+        self._trainings[name] = built  # last in the order of use
+        return built
+
+    def _make_room(self) -> None:
+        """Drop trainings that are no longer approved, then those unused for longest."""
+        now = self.approvals.now()
+        standing = {each.name for each in self.approvals.all() if each.state(now) == "approved"}
+        kept = [name for name in self._trainings if name in standing][-(_MAX_TRAININGS_BUILT - 1) :]
+        self._trainings = {name: self._trainings[name] for name in kept}
+
+    def _with_model_folder(self, terms: Terms) -> Terms:
+        """The terms with the folder where the owner keeps their pretrained model."""
+        data, model = self.policy.data.get(terms.pins.dataset), terms.recipe.model
+        source = model.options.get("source") if model.name in PRETRAINED else None
+        if data is None or not isinstance(source, str) or source not in data.pretrained:
+            return terms
+        folder = data.pretrained[source].folder
+        local = f"local-dir:{folder}" if folder and model.name == "timm" else folder
+        return replace(terms, folder=local)
+
+    def permitted(self, terms: Terms, *, approved: bool = False) -> DataPolicy:
+        """The policy of the terms' data set, if it lets them through today."""
+        return permit(self.policy, terms, self.approvals.now().date(), approved=approved)
+
+    def _problem(self, terms: Terms) -> Problem:
+        if terms.pins.train:
+            installed_function("terms.train", terms.pins.train)  # here, so that children inherit it
+        problem: Problem = terms.model.problem(self.records[terms.pins.dataset])
+        return problem
+
+    def ledger(self) -> Ledger:
+        """The owner's ledger, opened anew: a connection does not outlive a fork."""
+        return Ledger(self.state / LEDGER_FILE)
+
+    def reply(self, order: bytes, zero_rows: bool = False) -> bytes:
+        """The bytes that may leave for an order: a release, an enrolment, or an error's name.
+
+        Args:
+            order: as it came in.
+            zero_rows: do not use the data, because the first child for this order died.
+        """
+        content = _read(order)
+        reply = respond(content, _OrderNode(self, content, zero_rows))
+        if zero_rows and not reply.config_records[CONTROL].get("error"):
+            self.approvals.note(
+                ZERO_ROWS, _training_name(content), "a child died, or took too long"
+            )
+        return self._count_reply(content, reply)
+
+    def refuse_early(self, order: bytes) -> bytes | None:
+        """Refuse an order that names no approved training, before a child is made; else None.
+
+        A long order is left to a child: parsing a few bytes may make many objects.
+        """
+        content = _read(order) if len(order) <= _MAX_PEEKED_BYTES else None
+        if content is None:
+            return None
+        control: Any = content.config_records.get(CONTROL, {})
+        if self.approvals.known(_training_name(content)):
+            self._prepare(_training_name(content))
+            return None
+        if control.get(TERMS) and self.has_rules:
+            return None
+        enrolling = control.get("stage") == ENROL
+        at = Envelope(0, 0, ENROL, -1) if enrolling else Envelope(-1, -1, "", -1)
+        return self._count_reply(content, write_reply(at, ClientRefused("UnsoundPlan")))
+
+    def _prepare(self, name: str) -> None:
+        """Build a training that was approved after the gate began, so that children inherit it."""
+        if name not in self._trainings:
+            with suppress(DpfedError):  # the child that comes next refuses, and logs it
+                self.training(name)
+        elif next(reversed(self._trainings)) != name:
+            self._trainings[name] = self._trainings.pop(name)
+
+    def _count_reply(self, content: RecordDict, reply: RecordDict) -> bytes:
+        error = reply.config_records[CONTROL].get("error")
+        kind = "refused" if error else "answered"
+        self.approvals.note(kind, _training_name(content), str(error or ""))
+        sent: bytes = recorddict_to_proto(reply).SerializeToString()
+        return sent
+
+
+@dataclass(eq=False)
+class _OrderNode:
+    """What ``respond`` asks for one order: all of it follows from the training's name."""
+
+    handler: RequestHandler
+    content: RecordDict
+    zero_rows: bool = False
+    gated: bool = True
+    _training: tuple[Terms, Problem] | None = None
+
+    @property
+    def client(self) -> int:
+        """The owner's number for this silo; 0 while no approved training is named."""
+        return self._data(self._find(_training_name(self.content))[0]).client
+
+    def _data(self, terms: Terms) -> DataPolicy:
+        return self.handler.policy.data[terms.pins.dataset]
+
+    def _find(self, training: str) -> tuple[Terms, Problem]:
+        if self._training is None:
+            self._approve_by_rule()
+            self._training = self.handler.training(training)
+        return self._training
+
+    def plan(self, training: str) -> Plan:
+        """The plan of the approved terms, whatever the order says."""
+        return self._find(training)[0].plan
+
+    def account(self) -> Account:
+        """The owner's account for the data that the terms name."""
+        terms = self._find(_training_name(self.content))[0]
+        kind = _RepeatedAccount if self.zero_rows else _OwnerAccount
+        return kind(self.handler.ledger(), terms.pins.dataset, divided=False)
+
+    def problem(self) -> Problem:
+        """The data, with the model of the approved terms."""
+        terms, problem = self._find(_training_name(self.content))
+        return self._trained(terms) if terms.pins.train else problem
+
+    def _trained(self, terms: Terms) -> Problem:
+        """An installed train function as a problem; it is told where the owner's data is."""
+        from dpfed.training.flower.trained import Trained
+
+        data = self._data(terms)
+        about: Any = {"partition-id": data.client, "data": data.load.source}
+        context = Context(0, 0, about, RecordDict(), {})
+        told = Metadata(
+            run_id=0,
+            message_id="",
+            src_node_id=0,
+            dst_node_id=0,
+            reply_to_message_id="",
+            group_id="",
+            created_at=time.time(),
+            ttl=3600.0,
+            message_type="train",
+        )
+        message: Message = Message(self.content, metadata=told)  # type: ignore[call-overload]
+        return Trained(message, context, installed_function("terms.train", terms.pins.train))
+
+    def _approve_by_rule(self) -> None:
+        """Approve terms that came with an enrolment, if the policy allows that without a person."""
+        control: Any = self.content.config_records.get(CONTROL, {})
+        text = control.get(TERMS)
+        if control.get("stage") != ENROL or not isinstance(text, str) or not text:
+            return
+        approvals = self.handler.approvals
+        if not self.handler.has_rules or approvals.known(_training_name(self.content)):
+            return  # before the text is parsed: it could change nothing
+        terms = read_terms(text)
+        if terms.name != _training_name(self.content):
+            return
+        data = self.handler.policy.data.get(terms.pins.dataset)
+        if data is not None and data.approve is Mode.WITHIN_POLICY:
+            price = self._check_week(self.handler.permitted(terms), terms)
+            approvals.approve(terms, text, days=data.approval_days, by=BY_RULE)
+            approvals.remember_price(terms.name, price)
+
+    def _check_week(self, data: DataPolicy, terms: Terms) -> Price:
+        """The training's cost, if it fits into what rules may approve in seven days.
+
+        Costs are stored with the approvals, so that each is computed once.
+        """
+        approvals, dataset = self.handler.approvals, terms.pins.dataset
+        measure = f"{data.key(dataset)} {data.budget}"  # if the policy changes, costs do, too
+        week = (approvals.now() - dt.timedelta(days=7)).isoformat()
+        prices, own = approvals.prices(), [Price(dataset, measure, data.cost(terms))]
+        for each in approvals.all():
+            if each.at < week or each.by != BY_RULE:
+                continue
+            price = prices.get(each.name)
+            if price is None or (price.dataset == dataset and price.measure != measure):
+                made = read_terms(each.terms)
+                cost = data.cost(made) if made.pins.dataset == dataset else 0.0
+                price = Price(made.pins.dataset, measure, cost)
+                approvals.remember_price(each.name, price)
+            own += [price] if price.dataset == dataset else []
+        most = data.week_epsilon or 0.0
+        asked, *before = [max(each.epsilon, most * _MIN_WEEK_FRACTION) for each in own]
+        spent = sum(before)
+        if not spent + asked <= most:
+            raise UnsoundPlan(
+                f"the silo's policy has week_epsilon: at most {data.week_epsilon}, got "
+                f"{spent:.4g} in seven days, and {asked:.4g} more; wait, or ask the owner"
+            )
+        return own[0]
+
+
+class _OwnerAccount(Account):
+    """The owner's account; once its entries are confirmed, the child's alarm is off."""
+
+    def confirm(self, rows: Iterable[int]) -> None:
+        """Confirm releases that were made: an alarm after this would spend them without a reply."""
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        super().confirm(rows)
+
+
+class _RepeatedAccount(_OwnerAccount):
+    """The account for an order whose first child entered its releases, and sent none of them."""
+
+    def begin(self, plan: Plan, broadcast: Broadcast, member: AccountHolder) -> tuple[int, ...]:
+        try:
+            return super().begin(plan, broadcast, member)
+        except UnsoundPlan:
+            at = (broadcast.training, member.client, broadcast.round, broadcast.attempt)
+            left = self.ledger.balance().open  # unconfirmed: a confirmed release may have been sent
+            rows = [each for each in self.ledger.rows() if each.number in left]
+            names = ("training", "client", "round", "attempt")
+            found = [row.number for row in rows if tuple(row.body[n] for n in names) == at]
+            if not found:
+                raise
+            return tuple(found)
+
+
+def load_records(name: str, data: DataPolicy) -> Records:
+    """Load a data set, and refuse one whose records have another shape than the policy says.
+
+    Labels and persons are read cell by cell, by what the policy says: no cell changes how another
+    is read.
+    """
+    found = load_dataset(Recipe(data=data.load), None, data.public).train
+    shape = list(found.x.shape[1:])
+    if shape != data.shape:
+        raise DataError(
+            f"data.{name}.shape must be {shape}, as its records have it, got {data.shape}; correct "
+            f"the policy, or name a table's feature columns in load.options.x or load.schema"
+        )
+    return found
+
+
+def _read(order: bytes) -> RecordDict:
+    """An order's records; no records if the bytes are not Flower's."""
+    try:
+        return recorddict_from_proto(Bytes.FromString(order))
+    except Exception:
+        return RecordDict()
+
+
+def _training_name(content: RecordDict) -> str:
+    """The name of the training in an order; "" if there is none."""
+    control: Any = content.config_records.get(CONTROL, {})
+    name = control.get("training", "")
+    return name if isinstance(name, str) else ""
