@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import left_behind
 from tests.helpers.left_behind import PROCESSES
 
 pytestmark = pytest.mark.slow
@@ -44,12 +45,6 @@ FORGOTTEN = []
 
 def test_that_forgets():
     FORGOTTEN.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
-"""
-USES_A_POOL = """
-from multiprocessing import resource_tracker
-
-def test_that_uses_a_pool():
-    resource_tracker.ensure_running()
 """
 
 
@@ -92,8 +87,10 @@ def until_none_lives(mark: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "more", "workers"),
-    [(signal.SIGTERM, "pass", "1"), (signal.SIGKILL, PRELOADED, "0")],
-    ids=["terminated, with workers", "killed, with preloaded commands"],
+    [
+        pytest.param(signal.SIGTERM, "pass", "1", id="terminated", marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, PRELOADED, "0", id="killed, with preloaded commands"),
+    ],
 )
 def test_tests_that_are_ended_leave_no_process(
     number: signal.Signals, more: str, workers: str, tmp_path: Path
@@ -120,9 +117,16 @@ def test_a_process_that_a_test_forgets_fails_the_run(tmp_path: Path) -> None:
     until_none_lives(tmp_path.name)
 
 
-def test_a_helper_that_ends_with_the_tests_does_not_fail_them(tmp_path: Path) -> None:
+def test_a_helper_that_ends_with_the_tests_is_not_left_behind(tmp_path: Path) -> None:
     """Python starts a resource tracker for a pool, and keeps it until the process ends."""
-    with running(USES_A_POOL, tmp_path, "-n", "1") as process:
-        said = process.communicate()[0]
-    assert process.returncode == pytest.ExitCode.OK, said
-    until_none_lives(tmp_path.name)
+    if not PROCESSES.exists():
+        pytest.skip("needs /proc")
+    variables, waits = os.environ | {left_behind.MARK: tmp_path.name}, "; input()"
+    helper = "from multiprocessing.resource_tracker import main"
+    with (
+        subprocess.Popen([sys.executable, "-c", helper + waits], stdin=-1, env=variables) as kept,
+        subprocess.Popen([sys.executable, "-c", waits[2:]], stdin=-1, env=variables) as forgotten,
+    ):
+        assert [each.pid for each in left_behind.marked(tmp_path.name)] == [forgotten.pid]
+        for each in (kept, forgotten):
+            each.communicate(b"\n")

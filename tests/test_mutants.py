@@ -68,7 +68,7 @@ def test_the_sample_is_from_all_rooms() -> None:
     assert not any(each.equivalent for each in sample)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # before a release all of them are tried: tests/soak/mutants.py
 def test_the_sample_is_caught() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--sample"], capture_output=True, text=True, timeout=600

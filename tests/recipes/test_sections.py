@@ -149,7 +149,7 @@ from dpfed.server.sofim import sofim
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long  # half a minute of mypy
 def test_mypy_sees_every_wrong_field_and_no_right_one(tmp_path: Path) -> None:
     lines = [*HEAD.splitlines(), *RIGHT.strip().splitlines(), *WRONG]
     (tmp_path / "app.py").write_text("\n".join(lines) + "\n")
