@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 
 def canonical(tree: Any) -> str:
-    """One text per value: keys sorted, no spaces, floats to the last bit."""
+    """The same JSON for equal values: keys sorted, no spaces, floats to the last bit."""
     return json.dumps(tree, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -41,7 +41,7 @@ def gaussian_event(noise_multiplier: float, count: int = 1) -> Json:
 
 
 def gaussian_with_mu_squared(mu_squared: float, adjacency: Adjacency) -> Json:
-    """One Gaussian release with this squared mu: it stands for any releases of the same cost."""
+    """One Gaussian release with this squared mu, in place of any releases that cost the same."""
     if mu_squared == 0:
         return {"kind": "NoOp"}
     if math.isinf(mu_squared):
@@ -50,7 +50,7 @@ def gaussian_with_mu_squared(mu_squared: float, adjacency: Adjacency) -> Json:
 
 
 def repeated(one: Json, count: int) -> Json:
-    """So many releases of which each is the event ``one``, in the form of a row."""
+    """``count`` releases that are each the event ``one``, as a row of the ledger has them."""
     if one["kind"] == "SelfComposed":
         return {**one, "count": one["count"] * count}
     return one  # NonPrivate: a second release in the clear costs no more
@@ -62,13 +62,13 @@ def times(event: Json, count: int) -> Json:
 
 
 def once(event: Json) -> Json:
-    """The event without the number of its repetitions."""
+    """The event that is repeated; the event itself if it is not a repetition."""
     inner: Json = event["event"] if event["kind"] == "SelfComposed" else event
     return inner
 
 
 def composed(parts: list[Json]) -> Json:
-    """All parts together, as one event."""
+    """One event for all ``parts`` together."""
     return {"kind": "Composed", "events": parts}
 
 
@@ -119,5 +119,5 @@ def from_json(tree: Json) -> DpEvent:
         case {"kind": "NoOp" | "NonPrivate" as kind}:
             return dp.NoOpDpEvent() if kind == "NoOp" else dp.NonPrivateDpEvent()
     raise Unpriceable(
-        f"there is an event {str(tree)[:80]!r}, which this version cannot read; update dpfed"
+        f"this version of dpfed cannot read the event {str(tree)[:80]!r}; update dpfed"
     )

@@ -288,7 +288,7 @@ def test_correlated_noise_does_not_begin_anew_in_a_reserved_run(ledger: Ledger) 
     parts = {"update": ChannelRequest(kept, 1, 8)}
     ledger.begin(request(0, key=key, training="g", parts=parts))
     ledger.begin(request(1, key=key, training="g", parts=parts, fresh=False))
-    with pytest.raises(UnsoundPlan, match="must go on from its state"):
+    with pytest.raises(UnsoundPlan, match="must continue from its stored state"):
         ledger.begin(request(2, key=key, training="g", parts=parts))
 
 

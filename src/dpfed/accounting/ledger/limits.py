@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a ledger refuses before it looks at any cost: repeats, and more than a run has of anything.
+"""What a ledger refuses before it looks at any cost: repeats, and anything beyond the run's limits.
 
-All of it depends on what was entered before, and on no record; nothing is written by a refusal.
+A refusal depends only on earlier entries, never on a record, and writes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def refuse_repeats(
 
     Args:
         balance: what was entered before.
-        key: under what the releases are entered.
+        key: the key under which the releases are entered.
         request: what is about to be released.
         parts: the channels that are released on.
     """
@@ -35,11 +35,11 @@ def refuse_repeats(
 
 
 def refuse_beyond(balance: Balance, key: LedgerKey, request: Request) -> None:
-    """Refuse a client that takes part too early after the last time, or too often.
+    """Refuse a client that takes part too soon after its last participation, or too often.
 
     Args:
         balance: what was entered before.
-        key: under what the releases are entered.
+        key: the key under which the releases are entered.
         request: what is about to be released.
     """
     if request.participation is not None:
@@ -53,7 +53,7 @@ def check_left(
     """Refuse more releases than were reserved for the run.
 
     Args:
-        reserve: the run's reservation; None if it is made now.
+        reserve: the run's reservation; None if this request creates it.
         request: what is about to be released.
         parts: its channels.
     """
@@ -71,7 +71,7 @@ def refuse_restarted_noise(balance: Balance, key: LedgerKey, request: Request) -
 
     Args:
         balance: what was entered before.
-        key: under what the releases are entered.
+        key: the key under which the releases are entered.
         request: what is about to be released.
     """
     if not request.fresh or request.participation is not None:
@@ -79,6 +79,6 @@ def refuse_restarted_noise(balance: Balance, key: LedgerKey, request: Request) -
     for name, part in request.parts.items():
         if not part.mechanism.independent and balance.places.get((key.dataset, *request.run, name)):
             raise UnsoundPlan(
-                f"the noise on {name!r} of training {request.training!r} must go on from its "
-                f"state, as its cost was reserved for that, got none; start another training"
+                f"the noise on {name!r} of training {request.training!r} must continue from its "
+                f"stored state, which the reserved cost assumes, got none; start another training"
             )

@@ -38,11 +38,11 @@ class Request:
     attempt: int
     parts: Mapping[str, ChannelRequest]
     plan: str
-    """The fingerprint of the training's plan: a training keeps to one."""
+    """The fingerprint of the training's plan: a training uses only one plan."""
     whole: Json
-    """The tree of all that the training releases, against the strongest adversary."""
+    """The event tree of everything the training releases, against the strongest adversary."""
     drawn: Json | None = None
-    """Where clients are drawn: the event of this round, all of its channels together."""
+    """If clients are drawn: the event of this round, all of its channels together."""
     covered: bool = True
     """Whether each row's norm is at most the replace bound that is accounted for."""
     fresh: bool = True
@@ -59,7 +59,7 @@ class Request:
 
     @property
     def gaussian(self) -> float | None:
-        """The squared mu of the whole training; None where it is not Gaussian, or infinite."""
+        """The squared mu of the whole training; None if it is not Gaussian, or infinite."""
         found = gaussian_mu_squared(self.whole, self.key.adjacency)
         return None if found is None or math.isinf(found) else found
 
@@ -70,8 +70,8 @@ def cost_of(part: ChannelRequest, releases: int, place: int = 0) -> dict[str, An
     Args:
         part: the channel.
         releases: how many releases, at least 0.
-        place: how many releases the same correlated noise has made before, at least 0; under
-            participation, how often the client has taken part.
+        place: how many earlier releases used this correlated noise, at least 0; if participation
+            is limited, in how many rounds the client has taken part before.
     """
     mechanism, adjacency = part.mechanism, part.mechanism.adjacency
     if mechanism.participation is not None:
@@ -85,7 +85,7 @@ def cost_of(part: ChannelRequest, releases: int, place: int = 0) -> dict[str, An
         event = events.to_json(mechanism.event(releases, mechanism.shares))
         return {"mu_squared": None, "event": event}
     if mechanism.independent:
-        multiplier = mechanism.noise_multiplier()  # type: ignore[attr-defined]  # is_gaussian saw it
+        multiplier = mechanism.noise_multiplier()  # type: ignore[attr-defined]  # is_gaussian checked it
         cost = mechanism_mu_squared(mechanism, releases)
         return {"mu_squared": cost, "event": events.gaussian_event(multiplier, releases)}
     ahead = mechanism_mu_squared(mechanism, place + releases)
@@ -96,7 +96,7 @@ def cost_of(part: ChannelRequest, releases: int, place: int = 0) -> dict[str, An
 
 
 def _taken_part(part: ChannelRequest, limits: Participation, times: int) -> float:
-    """The squared mu of the worst client that takes part so often, or as often as it may."""
+    """The squared mu of the worst client that takes part this many times, or the allowed number."""
     if not times:
         return 0.0
     fewer = Participation(min_separation=limits.min_separation, at_most=min(times, limits.at_most))
@@ -106,13 +106,12 @@ def _taken_part(part: ChannelRequest, limits: Participation, times: int) -> floa
 def round_costs(request: Request, places: Mapping[str, int]) -> dict[str, dict[str, Any]]:
     """What each row of a round costs, by channel.
 
-    Where clients are drawn, one draw serves the round: the first row has the event of all channels
-    together, and the others none of their own.
+    If clients are drawn, one draw serves the whole round: the first row carries the event of all
+    channels together, and the other rows carry no event.
 
     Args:
         request: what is about to be released.
-        places: how many releases the noise of a channel has made before; its channels are those
-            that are released on.
+        places: for each channel that is released on, how many earlier releases used its noise.
     """
     if request.drawn is None:
         parts = {name: request.parts[name] for name in places}
@@ -131,7 +130,7 @@ def plan_cost(request: Request) -> dict[str, Any]:
 
 
 def release_events(request: Request) -> dict[str, Json | None]:
-    """The event of one release by channel; None where releases cost unalike, or by the round."""
+    """The event of one release by channel; None if their costs differ, or cost is per round."""
     return {
         name: cost_of(part, 1)["event"]
         if part.mechanism.independent and request.drawn is None
