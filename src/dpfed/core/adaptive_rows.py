@@ -58,12 +58,12 @@ class _Wrapped:
 
     @property
     def units(self) -> int:
-        """As many as before."""
+        """The number of units of the rows that are wrapped."""
         return int(self.rows.units)
 
 
 class ScaledByClip(_Wrapped):
-    """Each row over ``by``."""
+    """The rows, each divided by ``by``."""
 
     def select(self, kept: torch.Tensor) -> ScaledByClip:
         """The rows of the units in ``kept``."""

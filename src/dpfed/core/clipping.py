@@ -166,7 +166,10 @@ def _doubled(tile: torch.Tensor) -> torch.Tensor:
 
 
 def clip_factors(norms: torch.Tensor, clip: float, shortfall: float = SHORTFALL) -> torch.Tensor:
-    """min(1, clip / norm), short where it clips; a norm of 0 gives inf, then 1.
+    """The clip rule: min(1, clip / norm), with the clip reduced by ``shortfall``; norm 0 gives 1.
+
+    The other place of the same rule is ``scaled_factors``: for rows that were divided by powers of
+    two. A change of one must be made in both.
 
     Args:
         norms: the norms of the rows, in double precision, at least 0.
@@ -195,12 +198,16 @@ def normalised(matrix: torch.Tensor) -> tuple[torch.Tensor, Exponents]:
 
 
 def scaled_factors(norms: torch.Tensor, exponents: Exponents, short: float) -> torch.Tensor:
-    """The factors that restore normalised rows, clipped to the allowed norm.
+    """The clip rule of ``clip_factors`` for ``normalised`` rows: restore their size, then clip.
+
+    A row whose norm 2^exponent norm is at most ``short`` gets the factor 2^exponent, any other one
+    short / norm; a row of norm 0 gets 0, not 1. A change of one function must be made in both.
 
     Args:
         norms: the norms of the normalised rows.
-        exponents: of the powers of two that rows were divided by.
-        short: the largest norm that a row may keep, above 0.
+        exponents: the exponents of the powers of two that rows were divided by.
+        short: the largest norm that a row may keep, above 0: the clip, already reduced by the
+            shortfall, unlike the ``clip`` of ``clip_factors``.
     """
     found = norms.numpy()
     with np.errstate(over="ignore", divide="ignore"):  # an infinite norm is longer than any clip

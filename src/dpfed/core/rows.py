@@ -4,9 +4,10 @@
 Guarantee: ``clipped_sum(clip)`` is a sum over units of vectors of norm at most ``clip``, made in
 double precision; whatever a record or a server chose, removing one unit moves it by at most
 ``bound`` and replacing one by at most ``replace_bound``, its rounding included (clipping.py).
-``clipped_rows(clip)`` are the same vectors one by one, some at a time, for sums in exact integers
-(grid.truncated_sum). There the factor is short by 2^-40, so that truncated rows keep within the
-clip, and each row depends on its own unit only, to the last bit: not on its place, nor on others.
+``clipped_rows(clip)`` gives the same vectors as rows, in blocks, for sums in exact integers
+(grid.truncated_sum). There the clip factor is reduced by 2^-40, so that truncated rows stay within
+the clip, and each row depends on its own unit only, to the last bit: not on its place, nor on other
+rows.
 
 | edge case                                     | what happens                           |
 |-----------------------------------------------|----------------------------------------|
@@ -14,13 +15,16 @@ clip, and each row depends on its own unit only, to the last bit: not on its pla
 | a finite row whose square overflows (1e300)   | scaled first, then clipped to ``clip`` |
 | a row whose square underflows (1e-300)        | scaled first, kept as it is            |
 | a zero row                                    | adds zero, no division by zero         |
-| rounding pushes a scaled row above ``clip``   | cannot: the factor is a few ulps short |
+| rounding pushes a scaled row above ``clip``   | cannot: the factor is reduced by 2^-20 |
+|                                               | (``clipped_rows``: by 2^-40)           |
 | no rows                                       | a zero vector                          |
 | ``clip`` is zero, negative, NaN or infinite   | refused                                |
 | more than 2^25 units                          | refused                                |
 | groups: one record of a person is not finite  | the whole person is ignored            |
 | Scaled: a scale that is not finite            | all units are ignored                  |
-| Scaled Outer: numbers beyond 2^-160 .. 2^160  | are ignored; if large, with their unit |
+| Scaled Outer: a number below 2^-160           | counts as 0                            |
+| Scaled Outer: a number above 2^160            | its unit is ignored; if the number is  |
+|                                               | in the scale, all units are            |
 | exact: a product of factors overflows (1e308) | the unit is ignored                    |
 | exact: Outer factors beyond 2^-250 .. 2^250   | the unit may be ignored                |
 
@@ -95,7 +99,7 @@ class _ByUnit:
 
     @property
     def _length(self) -> int:
-        """Of a row, and of the sum."""
+        """The number of coordinates of a row, and of the sum."""
         raise NotImplementedError
 
     def unit_rows(self) -> Iterator[torch.Tensor]:
@@ -103,7 +107,7 @@ class _ByUnit:
         raise NotImplementedError
 
     def _blocks(self) -> Iterator[torch.Tensor]:
-        """The same, in any precision."""
+        """The blocks of ``unit_rows``, in any precision."""
         return self.unit_rows()
 
     def clipped_sum(self, clip: float) -> BoundedSum:
@@ -168,7 +172,7 @@ class MetricRows(Dense):
         return replace(self, matrix=self.matrix[kept])
 
     def clipped_sum(self, clip: float) -> BoundedSum:
-        """The sum, with the bound of these rows where the clip leaves them as they are."""
+        """The sum, with ``distance`` as its replace bound if that is smaller."""
         made = super().clipped_sum(clip)
         return replace(made, replace_bound=min(self.distance, made.replace_bound))
 
@@ -186,7 +190,7 @@ def group_sums(matrix: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
 
 
 def count_units(records: int, groups: torch.Tensor | None) -> int:
-    """The number of units among so many records."""
+    """The number of units among ``records`` records."""
     return records if groups is None else len(torch.unique(groups))
 
 
@@ -206,10 +210,10 @@ def _part(values: torch.Tensor | None, index: torch.Tensor) -> torch.Tensor | No
 class Outer(_ByUnit):
     """Gradients of one linear layer: row i is residual_i x feature_i, never materialised.
 
-    ``residual`` [records, c] is the loss's gradient by the scores, ``feature`` [records, f] the
-    layer's input; with a bias, its last column is 1. ``feature_norms`` may be given, since features
-    stay the same from round to round; norms in single precision are not used. The sum lies in a
-    vector as nn.Linear's weight, then bias.
+    ``residual`` [records, c] is the gradient of the loss with respect to the scores, ``feature``
+    [records, f] the layer's input; with a bias, its last column is 1. ``feature_norms`` may be
+    given, since features stay the same from round to round; norms in single precision are not used.
+    The sum is a vector: nn.Linear's weight, then its bias.
     """
 
     residual: torch.Tensor
@@ -247,8 +251,9 @@ class Outer(_ByUnit):
         return bounded(linear_vector(total, self.bias), clip, self.units, self.residual.dtype)
 
     def _clipped(self, clip: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """The two factors of each row, the first one as long as the clip allows."""
-        if self.residual.dtype == torch.float32:  # beyond 2^128 no product can be that matters
+        """The two factors of each row; the first is scaled so that their product is clipped."""
+        # squares of float32 fit a double; a feature whose square underflows is below any clip
+        if self.residual.dtype == torch.float32:
             residual = self.residual.double()
             norms = row_norms(residual).mul_(self._feature_norms())
             if all_finite(norms):
@@ -289,11 +294,11 @@ class Outer(_ByUnit):
         return self.residual.shape[1], self.feature.shape[1]
 
     def rounded_sum(self, clip: float, step: float) -> Vector | None:
-        """The clipped sum in steps of a grid, no row made; None where that is not accurate enough.
+        """The clipped sum in steps of a grid, no row made; None if that is not accurate enough.
 
         In double precision, then rounded: within SLACK clip / 2 of a sum of vectors of norm at most
-        ``clip`` (docs/exact-noise.md). Whether that holds is told by public numbers and by the
-        number of rows, so the caller must know that number to be public.
+        ``clip`` (docs/exact-noise.md). Whether the sum is accurate enough is decided from
+        public numbers and the number of rows, so the caller must know that number to be public.
         """
         bound = checked_clip(clip)
         if self.groups is not None or not covered(len(self.residual), self._widths, bound, step):
@@ -305,9 +310,10 @@ class Outer(_ByUnit):
     def _shortened(self, clip: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Factors of rows that, taken as real numbers, have norm at most ``clip``.
 
-        Computed norms are off by half their length in roundings, and a few more come with the
-        factor: it is short by twice all of them. Rows too large or too small for that to hold are
-        left out; ``feature_norms`` may be in single precision, and are not used.
+        The rounding error of a computed norm grows with the number of coordinates, and the factor
+        adds a few roundings: it is reduced by ``product_error``, at least twice all of them. Rows
+        too large or too small for that bound are left out; ``feature_norms`` may be in single
+        precision, and are not used.
         """
         plain = ordinary(self.residual) & ordinary(self.feature)
         residual, feature = self.residual.double(), self.feature.double()
@@ -318,7 +324,7 @@ class Outer(_ByUnit):
 
 
 def linear_vector(matrix: torch.Tensor, bias: bool) -> Vector:
-    """[outputs, inputs (+ 1)] as nn.Linear's weight, then bias."""
+    """A matrix [outputs, inputs (+ 1)] as a vector: nn.Linear's weight, then its bias."""
     if not bias:
         return matrix.reshape(-1)
     return torch.cat([matrix[:, :-1].reshape(-1), matrix[:, -1]])
@@ -389,7 +395,7 @@ class Chunks(_ByUnit):
 
 
 def made_rows(rows: Rows) -> Rows:
-    """The same rows as vectors, where they were never materialised (ghost clipping)."""
+    """The rows as vectors, also if they were never materialised (ghost clipping)."""
     made: Rows = getattr(rows, "alone", rows)
     return made
 
@@ -407,7 +413,7 @@ class Scaled(_ByUnit):
 
     @property
     def units(self) -> int:
-        """As many as before."""
+        """The number of units of ``rows``."""
         return self.rows.units
 
     def select(self, kept: torch.Tensor) -> Scaled:
@@ -426,12 +432,12 @@ class Scaled(_ByUnit):
         return super().clipped_sum(clip)
 
     def unit_rows(self) -> Iterator[torch.Tensor]:
-        """Each row times the scale, all of it made."""
+        """Each row times the scale, materialised."""
         scale = self.scale.double()
         return (block * scale for block in self.rows.unit_rows())
 
     def _outer(self, rows: Outer, clip: float) -> BoundedSum:
-        """The server's numbers meet the records' in double precision; the clip comes last."""
+        """Factored rows: records' numbers times the server's in double precision, then the clip."""
         residual, feature = moderate(rows.residual), moderate(rows.feature)
         scale = linear_matrix(moderate(self.scale[None])[0], feature.shape[1], rows.bias)
         norms = _scaled_outer_norms(residual, feature, scale)
@@ -443,7 +449,7 @@ class Scaled(_ByUnit):
 def _scaled_outer_norms(
     residual: torch.Tensor, feature: torch.Tensor, scale: torch.Tensor
 ) -> torch.Tensor:
-    """Some columns at a time: no other vector of the model's size is made."""
+    """The norms of scaled rows, some columns at a time: no other vector of the model's size."""
     squares = torch.zeros(len(residual), dtype=torch.float64)
     squared = residual.double().square()
     for part in (slice(at, at + 1024) for at in range(0, feature.shape[1], 1024)):

@@ -142,7 +142,7 @@ class Sum(Protocol):
         """What a checkpoint keeps of it."""
 
     def unpack_directory(self, packed: bytes) -> Directory:
-        """The same again."""
+        """The directory that ``pack_directory`` wrote."""
 
     def begin(
         self, directory: Directory, cohorts: Cohorts, sizes: Mapping[str, int], context: SumContext
