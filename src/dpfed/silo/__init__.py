@@ -4,10 +4,13 @@
 To review what leaves a silo, read these files first, in this order:
 
     silo/handler.py                which orders get a reply: approved trainings, owner's settings
-    training/flower/responder.py   from an order's bytes to a reply's bytes; ledger and replays
+    training/flower/responder.py   from an order to a reply, enrolment included; ledger and replays
+    training/flower/codec.py       the messages: every field that a silo reads or sends
     training/reply.py              one round on the data; its PricedReleaser is the only door out
     core/rows.py                   per-unit rows, clipped and summed (arithmetic: core/clipping.py)
     mechanisms/gaussian.py         the noise, or whichever mechanism the terms name
+    sums/plain.py                  a release as bytes; if the terms name the secure sum, instead
+                                   sums/secure.py and sums/secagg/client.py: masks and opening
 
 ``dpfed silo check --modules`` lists every module that a gate loads, with its number of lines.
 """

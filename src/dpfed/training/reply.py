@@ -2,22 +2,28 @@
 """The client's half of a round, with the only door out: ``PricedReleaser``.
 
 An algorithm works on the data and hands its rows to the releaser, which clips them, adds noise and
-returns a ``Release``. Nothing else leaves a client.
+returns a ``Release``. Nothing else that depends on records leaves a client.
 
     order -> work -> PricedReleaser -> Release -> sum.reply -> bytes
                (rows -> clip -> noise -> grid)
 
-Guarantee: an algorithm can send nothing but what a PricedReleaser gave it, as often as the plan
-accounts for; each release is in the client's ledger, if there is one, before noise is drawn for it.
+Guarantee: a PricedReleaser releases at most as often as the plan accounts for, and each release is
+in the client's ledger, if there is one, before noise is drawn for it. A reply has the channels that
+are due, no others. If the algorithm declares ``sends_unmodified``, each release in the reply must
+be the object that the releaser returned: identity is checked at run time, a change in place is not.
+For other algorithms a run only checks that the releaser was used; that data reaches their replies
+through releases alone rests on the law tests (audit/client_laws.py).
+
 Once data has been touched a client does not refuse: whatever goes wrong then becomes a reply of
-zero rows with full noise. What is refused is found before, on made-up records, and leaves as a
-class name from a fixed list. How long a reply takes is not covered.
+zero rows with full noise. What it refuses is found before, on made-up records, and
+leaves as a class name from a fixed list. How long a reply takes is not covered.
 
 | edge case                                            | what happens                            |
 |------------------------------------------------------|-----------------------------------------|
 | a broadcast that does not fit model or algorithm     | refused before data is touched          |
 | one release more than the plan has, or another channel | UnsoundPlan, likewise                 |
-| a reply that was not released, or was changed        | UnsoundPlan, likewise                   |
+| a channel of the reply without a release             | UnsoundPlan, likewise                   |
+| ``sends_unmodified``, and another object is sent     | UnsoundPlan, likewise                   |
 | the sum refuses: a wrong cohort, a forged key        | likewise: nothing is entered            |
 | the ledger refuses                                   | BudgetSpent; no noise is drawn          |
 | a client without data at the release stage           | DataError                               |
@@ -83,7 +89,7 @@ class ClientState:
 
     client: int
     problem: Problem | None = None
-    """Its data; a stage that releases nothing does without."""
+    """Its data; None is enough for a stage that releases nothing."""
     state: State = None
     mechanisms: Mapping[str, State] = field(default_factory=dict)
     secret: bytes = b""
@@ -175,7 +181,7 @@ def client_reply(
 
 
 def refusal(broadcast: Broadcast, client: ClientState, error: Exception) -> ClientRefused:
-    """What leaves where a client cannot reply: a class name; the rest is in its own log.
+    """What leaves if a client cannot reply: a class name; the rest is in its own log.
 
     Args:
         broadcast: what the server published for the round.
@@ -210,7 +216,7 @@ def _reply(
 
 
 def zero_reply(plan: Plan, broadcast: Broadcast) -> Reply:
-    """One zero per channel, to try what the sum is asked for: a refusal then costs nothing."""
+    """One zero per channel, to try the sum's checks first: a refusal then costs nothing."""
     zero = torch.zeros(1, dtype=torch.int32)
     return {name: Release(zero, 0.0, plan.step(name)) for name in plan.due(broadcast.round)}
 
@@ -218,7 +224,7 @@ def zero_reply(plan: Plan, broadcast: Broadcast) -> Reply:
 def make_reply(
     plan: Plan, broadcast: Broadcast, client: ClientState, release: Releaser
 ) -> tuple[Reply, ClientState]:
-    """The algorithm's work, then the metrics where they are due: all of it through ``release``.
+    """The algorithm's work, then the metrics if they are due: all of it through ``release``.
 
     Args:
         plan: what this client has agreed to.
@@ -235,7 +241,7 @@ def make_reply(
 def reply_or_zero_rows(
     plan: Plan, broadcast: Broadcast, client: ClientState, release: PricedReleaser
 ) -> tuple[Reply, ClientState]:
-    """What the algorithm makes of the data; zero rows if that fails, whatever the reason.
+    """The algorithm's reply from the data; zero rows if that fails, whatever the reason.
 
     Args:
         plan: what this client has agreed to.
@@ -335,17 +341,17 @@ class EmptyRows:
     units: int = 0
 
     def select(self, kept: torch.Tensor) -> EmptyRows:
-        """The same, whoever is drawn."""
+        """These rows, whoever is drawn."""
         del kept
         return self
 
     def clipped_sum(self, clip: float) -> BoundedSum:
-        """Zero."""
+        """A sum of zeros."""
         del clip
         return BoundedSum(torch.zeros(self.size), 0.0, 0.0)
 
     def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
-        """None."""
+        """No rows."""
         del clip
         return iter(())
 
@@ -408,8 +414,8 @@ _tried: WeakKeyDictionary[Plan, set[object]] = WeakKeyDictionary()
 def rehearse(plan: Plan, broadcast: Broadcast, client: ClientState) -> None:
     """Rehearse each kind of round on made-up records: what is wrong with code or order raises here.
 
-    Nothing of it depends on a record, so that the refusal may leave. It is done once for a kind of
-    problem and the shapes of a broadcast: a plan's clients have one model.
+    Nothing of it depends on a record, so that the refusal may leave. Each type of problem with each
+    set of shapes in a broadcast is rehearsed once: a plan's clients have one model.
 
     Args:
         plan: what this client has agreed to.
@@ -437,7 +443,7 @@ def rehearse(plan: Plan, broadcast: Broadcast, client: ClientState) -> None:
 
 
 def _kinds_of_rounds(plan: Plan) -> Iterable[int]:
-    """The first round of each kind: with other releases than those before."""
+    """The first round of each kind; rounds of one kind make the same releases."""
     kinds: dict[object, int] = {}
     for at in range(plan.rounds):
         kinds.setdefault(tuple(plan.releases(name, at) for name in plan.declared), at)
@@ -445,7 +451,7 @@ def _kinds_of_rounds(plan: Plan) -> Iterable[int]:
 
 
 def _check_reply(plan: Plan, reply: Reply, releaser: PricedReleaser) -> None:
-    """Refuse a reply that was not released, or was modified where the algorithm says it is not."""
+    """Refuse a reply without a release; of ``sends_unmodified``, one with another object."""
     due = plan.due(releaser.round)
     if set(reply) != set(due):
         raise UnsoundPlan(

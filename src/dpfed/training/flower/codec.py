@@ -5,11 +5,23 @@
                             what nodes keep among them, as the server's model has them
                    shared   what the optimizer publishes, if anything
                    config   the user's train_config
-                   dpfed    round, attempt, stage, training, fingerprint, channels, since; in
-                            an open population slot; and
-                            names: the arrays that are trained, as they lie in a row
+                   dpfed    round, attempt, stage, training, fingerprint, since; channels and
+                            requests: what the sum asks, by name; names: the arrays that are
+                            trained, in the order of the flat parameters; in an open
+                            population slot
     to the server  reply    channel -> integers on the public grid
-                   dpfed    round, attempt, stage, client; or the name of an error
+                   dpfed    round, attempt, stage, client; in place of a reply the name of an
+                            error
+
+Enrolment, and its opposite, have one record each way, without arrays (responder._enrol):
+
+    to a client    dpfed    stage "enrol", training; terms, for owners who approve by rule; in an
+                            open population round; at the end of a training leave
+    to the server  reply    empty
+                   dpfed    round 0, attempt 0, stage "enrol", client, fingerprint, gate; if
+                            participation is limited last: the last round that it answered, -1 if
+                            none; in an open population ready: whether it may take part
+    if it refuses  dpfed    round 0, attempt 0, stage "enrol", client -1; the name of an error
 
 A reply that does not fit is a BadReply, with a reason that quotes no value of it.
 """

@@ -13,14 +13,14 @@ Whatever goes wrong here leaves as a class name only; the whole sentence is in t
 |-----------------------------------------------------|-----------------------------------------|
 | the byte-identical order once more, crash or not    | the same bytes: nothing new is released |
 | the same attempt with anything changed              | UnsoundPlan; by a secure sum Untrusted  |
-| an attempt that was entered, its reply is missing  | UnsoundPlan: it is spent                |
+| an attempt that was entered, its reply is missing   | UnsoundPlan: it is spent                |
 | more attempts than the plan's rounds and spare ones | BudgetSpent                             |
 | a plan that the budget cannot pay for as a whole,   | BudgetSpent, at enrolment               |
 | with what other enrolled trainings may still spend  |                                         |
 | another plan, or another name of the data, under    | UnsoundPlan                             |
 | the name of a training                              |                                         |
 | correlated noise whose state or count is lost       | UnsoundPlan: it never begins anew       |
-| a second time in one round, under any node id      | UnsoundPlan: the count is the device's  |
+| a second time in one round, under any node id       | UnsoundPlan: the count is the device's  |
 | too early after the last time, an older round       | UnsoundPlan (core/participation.py)     |
 """
 

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's replies of its latest attempt, on its disk before they leave; sent again as they are.
+"""Stores a client's replies of its latest attempt before they leave, to send the same bytes again.
 
 Guarantee: a byte-identical order gets the same bytes, without new noise and without a new entry in
-the ledger, also after a crash of either side. No other order gets them: a release under another
-mask, cohort or attempt could be subtracted from the first, and one share of noise would be left.
-What makes an order another one is everything in it: plan, training, round, attempt, stage, what the
-sum asks, parameters, shared vectors, configuration.
+the ledger, also after a crash of either side. No other order gets them. If clients sent the same
+releases again under another mask, cohort or attempt, the server could subtract one total from the
+other. Clients that are in only one of the two totals would then be hidden by no noise but their
+own: a single client by one share of noise, instead of the shares of all honest clients.
+Two orders are the same only if everything in them is: plan, training, round, attempt, stage, the
+sum's requests, parameters, shared vectors, configuration.
 
 | edge case                                     | what happens                                    |
 |-----------------------------------------------|-------------------------------------------------|
 | the same attempt and stage, anything changed  | not found: the ledger refuses a second release, |
-|                                               | and the sum what it does not open twice         |
+|                                               | and the secure sum opens nothing twice          |
 | entered in the ledger, but nothing is stored  | spent: the ledger refuses it                    |
-| a reply to another attempt is stored        | those of the one before are forgotten           |
+| a reply to another attempt is stored          | replies to the attempt before are deleted       |
 | a file that is cut off or is not ours         | as if nothing were stored                       |
 | a refusal                                     | is not stored: it depends on no record          |
 """
@@ -52,7 +54,7 @@ class StoredReply:
 
     @property
     def path(self) -> Path:
-        """Its file."""
+        """The file of this reply."""
         return self.folder / _FOLDER / f"{self.attempt}.{self.stage}"
 
     def read(self) -> Messages | None:
@@ -76,11 +78,11 @@ class StoredReply:
 
 
 def order_digest(content: RecordDict) -> str:
-    """A digest of all that a message to a client says."""
+    """A digest of everything in a message to a client."""
     found = hashlib.sha256()
 
     def add(*parts: str | bytes) -> None:
-        for part in parts:  # with its length, so that no two orders run together
+        for part in parts:  # with its length, so that parts cannot be shifted
             raw = part.encode() if isinstance(part, str) else part
             found.update(len(raw).to_bytes(8, "big"))
             found.update(raw)
