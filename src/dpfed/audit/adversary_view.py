@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the strongest adversary named sees of one release, through the plan's own PricedReleaser.
+"""What the strongest adversary of a plan's trust model sees of one release.
 
     LOCAL        a client's release
     DISTRIBUTED  the sum of the honest clients' releases
     CENTRAL      a client's sum, after the server has added its noise
 
-Guarantee: rows pass the plan's PricedReleaser and mechanism as in a run; nothing is imitated. Each
-call starts from the mechanism's first state, and no two calls have the same (round, client,
-attempt).
+Guarantee: rows pass the plan's own PricedReleaser and mechanism, exactly as in a run. Each call
+starts from the mechanism's first state, and no two calls have the same (round, client, attempt).
 
 | edge case                                     | what happens                               |
 |-----------------------------------------------|--------------------------------------------|
 | a plan of one client, or of one round         | the other fields of the key change instead |
-| a channel that is used in some rounds only    | those are the rounds                       |
+| a channel that is used in some rounds only    | only those rounds are used                 |
 | sums of clients, or the server's own noise    | the client is always the first one         |
-| no rows                                       | ``Nothing``: bounded by 0, fits any channel|
+| no rows                                       | ``EmptyRows``: bounded by 0, of any length |
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def see(plan: Plan, rows: Rows, size: int, call: Call, channel: str = UPDATE) ->
 
 
 def stated(plan: Plan, size: int, channel: str = UPDATE) -> float:
-    """The noise's standard deviation, as a first release states it.
+    """The standard deviation of the noise, as the ``std`` of a first release states it.
 
     Args:
         plan: the plan of the run.

@@ -8,10 +8,15 @@ AssertionError with one sentence if the algorithm breaks it. In a test of your o
     def test_law(law):
         law("yours")
 
-What they check, for every unit that the algorithm says it protects: data leaves by the mechanism
-alone, so that replies and kept state are the same on any two data sets if the releases are; and
-there are as many releases on each channel, in each round, as it declares, which is what is paid
-for. That no record moves a release by more than its bound is the rows' law: ``dpfed.core.testing``.
+What they check, for every unit that the algorithm says it protects:
+
+    data leaves only through the mechanism    two made-up data sets of different size get the same
+                                              releases; then the replies must be equal, and at
+                                              record level the kept states, too
+    releases are as many as declared          on each channel, in each round; declared releases are
+                                              those that the plan accounts for
+
+That no record moves a release by more than its bound is a law of rows: ``dpfed.core.testing``.
 """
 
 from __future__ import annotations
@@ -54,7 +59,7 @@ NOMINAL = 30.0
 
 
 class ConstantReleaser:
-    """Gives constants that do not depend on the rows: only the number of the call.
+    """Returns constants that depend only on the number of the call, never on the rows.
 
     Args:
         plan: what is due.
@@ -66,11 +71,11 @@ class ConstantReleaser:
         self._plan, self._round, self._calls = plan, round, 0
 
     def __call__(self, rows: Rows, channel: str = UPDATE) -> Release:
-        """A release that shows nothing of the rows."""
+        """A release that does not depend on the rows."""
         self._calls += 1
         if not hasattr(rows, "clipped_sum"):
             raise AssertionError(
-                "release() takes rows that bound their sum, such as problem.rows()"
+                "release() must get rows with a clipped_sum, such as problem.rows()"
             )
         if not self._plan.releases(channel, self._round):
             raise AssertionError(f"channel {channel!r} has no release in round {self._round}")
@@ -80,7 +85,7 @@ class ConstantReleaser:
 
 
 def records(count: int, seed: int) -> Records:
-    """Made-up records of persons with two each.
+    """Made-up records; each person has two of them.
 
     Args:
         count: how many.
@@ -145,7 +150,7 @@ def algorithm_for(name: Factory, unit: Unit) -> ClientAlgorithm | None:
 
 
 def shared_at(plan: Plan, round: int) -> dict[str, torch.Tensor]:
-    """What the server half publishes after some rounds of constants.
+    """What the server's half publishes after rounds whose aggregates are constants.
 
     Args:
         plan: the plan.
@@ -174,7 +179,7 @@ def shared_at(plan: Plan, round: int) -> dict[str, torch.Tensor]:
 
 
 def watch(algorithm: ClientAlgorithm, unit: Unit, data: Records) -> list[tuple[Reply, Any]]:
-    """Replies and kept states of all rounds from a releaser that shows nothing of the data.
+    """Replies and kept states of all rounds, with releases that do not depend on the data.
 
     Args:
         algorithm: the client's half.
@@ -236,7 +241,7 @@ def protects_some_unit(name: Factory) -> None:
 
 
 def data_leaves_by_the_mechanism_alone(name: Factory) -> None:
-    """Replies and state are the same on other data, where the releases are."""
+    """If the releases are equal, replies and (at record level) kept state are equal, too."""
     for unit in Unit:
         algorithm = algorithm_for(name, unit)
         found = breaches(algorithm, unit) if algorithm else []
@@ -248,7 +253,7 @@ def data_leaves_by_the_mechanism_alone(name: Factory) -> None:
 
 
 def releases_are_as_many_as_declared(name: Factory) -> None:
-    """On each channel and in each round: what is declared is what is paid for."""
+    """It makes exactly the releases that it declares, on each channel and in each round."""
     for unit in Unit:
         algorithm = algorithm_for(name, unit)
         if algorithm is not None:
@@ -281,4 +286,4 @@ CLIENT_LAWS: tuple[Callable[[Factory], None], ...] = (
     data_leaves_by_the_mechanism_alone,
     releases_are_as_many_as_declared,
 )
-"""What every client algorithm keeps."""
+"""The laws that every client algorithm must satisfy."""
