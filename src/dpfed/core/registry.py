@@ -2,13 +2,15 @@
 """The file name is the plug-in's name: to add an algorithm, add one file that has its function.
 
 ``find("server", "sofim")`` imports ``dpfed/server/sofim.py`` and returns its function ``sofim``;
-that file is enough to use it. To be a part of this repository a plug-in also needs a test,
-``tests/PACKAGE/test_NAME.py`` (tests/mirror.py asks for it, as for ``tests/server/test_sofim.py``),
-and a client or server needs a method in METHODS that uses it (recipes/methods.py;
-tests/recipes/test_methods.py asks). Other packages add theirs by an entry point that names such a
-function, of the group ``dpfed.client``, ``dpfed.mechanisms``, ``dpfed.sums``, ``dpfed.server``,
-``dpfed.metrics`` or ``dpfed.sinks`` (files in ``dpfed/recipes/sinks``). docs/your-own-optimizer.md
-shows how to write one.
+that file is enough to use it. To be a part of this repository a plug-in also needs tests: a file
+``tests/PACKAGE/test_NAME.py`` such as ``tests/server/test_sofim.py``, or other files that ELSEWHERE
+in tests/mirror.py names for it. A client or server needs a method in METHODS that uses it
+(recipes/methods.py), and a method its LIMITS (tests/recipes/test_methods.py asks for both).
+
+Other packages add theirs by an entry point that names such a function, of the group
+``dpfed.client``, ``dpfed.mechanisms``, ``dpfed.sums``, ``dpfed.server``, ``dpfed.metrics`` or
+``dpfed.sinks`` (files in ``dpfed/recipes/sinks``). docs/your-own-optimizer.md shows how to write
+one.
 
 Code that is not installed as a plug-in is given as ``module:function`` or, in Python, as an object:
 clients, servers, mechanisms and metrics. An object has a name in recipes, made of where its code is
