@@ -16,14 +16,14 @@ from dpfed_lab.table import Number
 
 
 def overall_finding(found: Scores) -> str:
-    """All cells in two sentences: who is first in how many, who is ahead of the baseline."""
+    """Which methods lead in how many cells, and which are significantly off the baseline."""
     there = _there(found)
     tops = [_top(found, cell) for cell in there]
     first = Counter(top[0] if len(top) == 1 else "a tie" for top in tops if top)
     leaders = listed([f"{name} in {count}" for name, count in first.most_common()] or ["no method"])
     better, worse = (listed(_counts(found, there, sign) or ["none"]) for sign in (1, -1))
     return (
-        f"The {_best(found)} in {len(there)} cells: {leaders}. Beside the baseline "
+        f"The {_best(found)} in {len(there)} cells: {leaders}. Compared with the baseline "
         f"{found.study.baseline}, by intervals that exclude 0, each by itself: better {better}; "
         f"worse {worse}."
     )
@@ -34,7 +34,7 @@ def _best(found: Scores) -> str:
 
 
 def _top(found: Scores, cell: Cell) -> list[str]:
-    """The method with the best mean; several where the digits shown are the same."""
+    """The method with the best mean; several if their means are the same in the digits shown."""
     ranked = _ranked(found, cell)
     return [name for name in ranked if _shown(found, cell, name) == _shown(found, cell, ranked[0])]
 
@@ -80,7 +80,7 @@ def _finding(found: Scores, cell: Cell) -> str:
 
 
 def _ranked(found: Scores, cell: Cell) -> list[str]:
-    """Best first. A method without all seeds is left out: those that it has may be its best."""
+    """Methods, best first; one without all seeds is left out, as the missing runs may be worse."""
     wanted = len(found.study.final.seeds)
     means = {
         m.label: found.mean(cell, m.label)
@@ -116,7 +116,7 @@ def _interval(pair: Gap) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as a sentence has them; those with a comma of their own are parted by semicolons."""
+    """Names as a list in a sentence; separated by semicolons if one of them has a comma."""
     if any("," in name for name in names):
         return "; ".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many runs over a pool of processes; each is stored as it ends, so that a killed batch goes on.
+"""Many runs over a pool of processes; each is stored when it ends, so that a killed batch resumes.
 
-A job is a resolved recipe with labels. Its key is a digest of both, so that no run is made twice
-under one name. ``runs.jsonl`` has one line per finished run; a line that a kill cut short is
-skipped, and its run is made again. ``runs.jsonl.gz`` is what results are kept with: it is read
-first, and never written here.
+A job is a resolved recipe with labels. Its key is a digest of both and of what is stored, so that
+no run is made twice under one name. ``runs.jsonl`` has one line per finished run; a line that a
+kill cut short is skipped, and its run is made again. Published results keep their runs in
+``runs.jsonl.gz``: it is read first, and never written here.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Job:
     keep: tuple[str, ...] = ()
     """What else to store: "correct", one bit per test record, for paired tests."""
     brief: bool = False
-    """Store no more than what a setting is judged by."""
+    """Store only the figures by which a setting is judged."""
 
     @property
     def key(self) -> str:
-        """The same for the same run under the same labels."""
+        """A digest of the recipe, the labels and what is stored."""
         named = (self.recipe, self.labels, self.keep, self.brief)
         facts = msgspec.json.encode(named, order="sorted")
         return hashlib.sha256(facts).hexdigest()[:24]
@@ -117,7 +117,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path) -> Store:
-        """Read what is there, and what was kept compressed beside it."""
+        """Read the file's rows, and those of its compressed copy (``runs.jsonl.gz``)."""
         path.parent.mkdir(parents=True, exist_ok=True)
         store, kept = cls(path), path.with_name(f"{path.name}.gz")
         text = gzip.decompress(kept.read_bytes()).decode() if kept.exists() else ""
@@ -147,7 +147,7 @@ class Store:
 
 
 class ProgressFile:
-    """How far a study is, in progress.json: for whoever looks in from elsewhere.
+    """Writes how far a study is to progress.json, for readers outside of this process.
 
     Args:
         folder: the study's folder.
@@ -157,7 +157,7 @@ class ProgressFile:
         self._path, self._since, self._before = folder / "progress.json", 0.0, -1
 
     def write(self, done: int, total: int, last: str) -> None:
-        """Once per run; those that an earlier process made do not count for the pace.
+        """Write the progress after a run; runs of an earlier process do not count for the pace.
 
         Args:
             done: finished runs of this stage.
@@ -312,7 +312,7 @@ def run_one(job: Job) -> Row:
 
 
 def _refused(job: Job, error: RecipeError) -> Row:
-    """A setting that the method does not take is judged as the worst, and says why."""
+    """The row of a setting that the method refuses: judged as the worst, with the reason."""
     judged = {"key": job.key, **job.labels, "accuracy": None, "loss": None}
     return {**judged, "refused": str(error), "seconds": 0.0}
 
@@ -332,7 +332,7 @@ def _data_facts(recipe: Recipe) -> str:
     return msgspec.json.encode(facts).decode()
 
 
-@lru_cache(maxsize=8)  # more than a study has seeds: they take turns
+@lru_cache(maxsize=8)  # more data sets than a study has seeds, since jobs alternate between seeds
 def _silos(facts: str, root: str | None) -> Any:
     from dpfed.recipes.federation import federation
 
@@ -342,10 +342,10 @@ def _silos(facts: str, root: str | None) -> Any:
 
 
 def diverged(row: Mapping[str, Any]) -> bool:
-    """Whether a run ended without a figure, or as a classifier with a loss above DIVERGED.
+    """Whether a run ended without accuracy and loss, or as a classifier with loss above DIVERGED.
 
     Args:
-        row: a stored run, or its line of final.csv, where what is missing is an empty text.
+        row: a stored run, or its line of final.csv, in which a missing figure is an empty text.
     """
     accuracy, loss = (_number(row.get(name)) for name in ("accuracy", "loss"))
     if accuracy is None:

@@ -6,7 +6,7 @@
 
     study.toml, settings.json     what was run
     paper.csv                     what the paper prints, where the study has it
-    runs.jsonl                    every finished run: a killed command goes on from here
+    runs.jsonl                    every finished run: a killed command resumes from here
     final.csv                     one row per final run
     report.html, tables/, figures/
 """

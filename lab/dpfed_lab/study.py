@@ -29,7 +29,7 @@ Changes = dict[str, Any]
 
 
 def _beside(name: str) -> Path:
-    """A folder that the wheel has inside of the package, and a checkout beside it."""
+    """The path of a folder: inside the package if installed from a wheel, next to it in a clone."""
     installed = Path(__file__).parent / name
     return installed if installed.exists() else installed.parent.parent / name
 
@@ -119,7 +119,7 @@ class Tuning(_Section, frozen=True):
     rounds: int = 50
     """Rounds of a tuning run, unless the method sets its own."""
     seed: int = 1000
-    """What the seeds of tuning runs are made from, one for each cell."""
+    """The number from which the seeds of tuning runs are derived, one for each cell."""
     validation: float = 0.1
     """The part of the training records used to judge."""
     trials: int = 0
@@ -161,11 +161,11 @@ class Study(_Section, frozen=True):
     final: Final = Final()
     """The runs that the tables are made of."""
     baseline: str = BASELINE
-    """The method that the others are compared with; without one of this name, the first."""
+    """The method that the others are compared with; the first one if there is no DP-FedGD."""
     loss: str = "loss"
-    """The name of the loss, where there are no classes."""
+    """The name of the loss in tables, if there are no classes."""
     settings: dict[str, Changes] = {}
-    """Fixed settings by method, where nothing is searched."""
+    """Fixed settings by method, if nothing is searched."""
 
 
 def _number(value: Any) -> bool:
@@ -178,12 +178,12 @@ def study_names() -> list[str]:
 
 
 def path_of(source: str | Path) -> Path:
-    """Where a study is: by its name, or its own file."""
+    """The path of a study's file, given the study's name or that path."""
     return STUDIES / source / STUDY if str(source) in study_names() else Path(source)
 
 
 def name_of(source: str | Path) -> str:
-    """A study's name: its folder's where the file is study.toml, otherwise the file's own."""
+    """A study's name: its folder's name if the file is study.toml, otherwise the file's."""
     path = path_of(source)
     return path.resolve().parent.name if path.name == STUDY else path.stem
 
@@ -203,7 +203,7 @@ def load_study(source: str | Path) -> Study:
 
 
 def _checked(study: Study) -> Study:
-    """Refuse what overwrites a run's own column, is left unsearched, or is compared with nobody."""
+    """Refuse an axis named like a run's column, an unused grid or space, an unknown baseline."""
     taken = sorted({axis.label for axis in study.axes} & TAKEN)
     if taken:
         raise RecipeError(
@@ -219,7 +219,7 @@ def _checked(study: Study) -> Study:
 
 
 def _refuse_unsearched(study: Study) -> None:
-    """Grids mean nothing to Optuna, nor a space without trials: one point would be all there is."""
+    """Refuse a grid if Optuna searches, or a space without trials: neither would be searched."""
     trials = study.tune.trials
     for method in study.methods:
         if trials and not method.space and (method.coarse or method.fine):
@@ -232,13 +232,13 @@ def _refuse_unsearched(study: Study) -> None:
 
 
 def _tree(source: str | Path) -> dict[str, Any]:
-    """A study's tables, over those of the study that it is like."""
+    """A study's tables, merged over the tables of the study named by ``like``."""
     tree = tomllib.loads(path_of(source).read_text(encoding="utf-8"))
     return _over(_tree(tree["like"]), tree) if tree.get("like") else tree
 
 
 def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged; anything else, lists and empty tables too, replaces what was there."""
+    """Merge tables; anything else, also a list or an empty table, replaces what was there."""
     merged = dict(below)
     for key, value in above.items():
         both = isinstance(value, Mapping) and value and isinstance(merged.get(key), dict)
@@ -250,7 +250,7 @@ Cell = dict[str, str]
 
 
 def cells(study: Study, tuned_only: bool = False) -> Iterator[tuple[Cell, Changes]]:
-    """Every combination of the axes' values, with the changes that it means."""
+    """Every combination of the axes' values, with its changes to the recipe."""
     options = [axis.options() for axis in study.axes]
     if tuned_only:
         options = [_searched(axis) for axis in study.axes]

@@ -3,7 +3,7 @@
 
 Two-stage grids as in Nair et al. 2026, Table 2: a coarse one, then a fine one; the better of both
 stages is kept. Or Optuna (TPE), with ``tune.trials`` trials for each cell and method. Every trial
-is a job in the store: a killed sweep goes on where it was, and the same study gives the same table.
+is a job in the store: a killed sweep resumes where it was, and the same study gives the same table.
 """
 
 from __future__ import annotations

@@ -247,9 +247,9 @@ def test_a_lead_is_stated_with_its_interval() -> None:
 
 def test_all_cells_have_one_answer() -> None:
     assert overall_finding(scores(STUDY, ROWS)) == (
-        "The highest mean accuracy in 2 cells: DP-FedSOFIM in 1 and a tie in 1. Beside the "
-        "baseline DP-FedGD, by intervals that exclude 0, each by itself: better DP-FedSOFIM in 1; "
-        f"worse {ODD} in 1."
+        "The highest mean accuracy in 2 cells: DP-FedSOFIM in 1 and a tie in 1. Compared "
+        "with the baseline DP-FedGD, by intervals that exclude 0, each by itself: better "
+        f"DP-FedSOFIM in 1; worse {ODD} in 1."
     )
 
 

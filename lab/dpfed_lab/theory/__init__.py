@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The papers' bounds beside what is measured; ``python -m dpfed_lab.theory`` runs it."""
+"""The papers' bounds compared with measurements; ``python -m dpfed_lab.theory`` runs it."""

@@ -12,10 +12,12 @@ from dpfed_lab.theory.finding import read_findings, write_findings
 
 
 def main() -> None:
-    """Everything that is measured goes through the CSV: the page is made from that alone."""
+    """Measure, write theory.csv, then make page and figure from that file only."""
     parser = argparse.ArgumentParser(prog="python -m dpfed_lab.theory", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/theory"))
-    parser.add_argument("--page", action="store_true", help="measure nothing: from theory.csv")
+    parser.add_argument(
+        "--page", action="store_true", help="measure nothing: make page and figure from theory.csv"
+    )
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     table, about = asked.out / "theory.csv", asked.out / "README.md"

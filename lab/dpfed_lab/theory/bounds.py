@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the papers predict: each function is one numbered statement, of known constants.
+"""What the papers predict: each function is one numbered statement as a formula.
 
 Nair et al. 2026 (DP-FedSOFIM), Krouka et al. 2025 (DP-FedNew), DP-FedAdamW 2026. Young's parameters
-tau_1 and tau_2 are free in the theorems: here they are those that make the bound smallest.
+tau_1 and tau_2 are free in the theorems: ``best_young`` chooses those with the smallest bound.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ def ema_factor(beta: float, t: int) -> float:
 
 
 def looped_factor(beta: float, a: float) -> float:
-    """Ours, not the paper's: the same for M in a loop, along an eigenvalue: a = 1 - rate lambda.
+    """Ours, not the paper's: ``ema_factor`` if the steps by M also move theta; a = 1 - rate lambda.
 
-    There G_t = lambda theta_t + xi_t is white noise through (1 - z) / (1 - a z), as theta has moved
-    by the noise before, and M through (1 - beta) / (1 - beta z) on top. At a = 1 it is Lemma C.1's.
+    Along an eigenvector with eigenvalue lambda, theta has moved by earlier noise, so
+    G_t = lambda theta_t + xi_t is white noise filtered by (1 - z) / (1 - a z). M filters G by
+    (1 - beta) / (1 - beta z). At a = 1 the result is the limit of Lemma C.1 for many rounds.
     """
     return 2 * (1 - beta) ** 2 / ((1 - a * beta) * (1 + a) * (1 + beta))
 
@@ -68,7 +69,7 @@ def momentum_bound(clip: float, beta: float, noise: float) -> float:
 
 
 def momentum_step(before: float, clip: float, beta: float, noise: float) -> float:
-    """Lemma 4.12, (9): the same a round after |M|^2 was ``before``."""
+    """Lemma 4.12, (9): E |M_t|^2 is at most this if |M|^2 was ``before`` one round earlier."""
     return beta * before + (1 - beta) * clip**2 + (1 - beta) ** 2 * noise
 
 
@@ -83,7 +84,7 @@ def least_curvature(MM: float, rho: float) -> float:
 
 
 def momentum_event(bound: float, rounds: int, risk: float) -> float:
-    """Corollary 4.15: no |M_t|^2 of a run is above this, but for a chance of ``risk``."""
+    """Corollary 4.15: with probability 1 - ``risk`` no |M_t|^2 of a run is above this."""
     return rounds * bound / risk
 
 
@@ -105,7 +106,7 @@ def descent(c: Constants, young: Young) -> float:
 
 
 def best_young(c: Constants, more: float = 0.0) -> Young:
-    """What makes (more + Gamma) / c_nabla smallest.
+    """Young's parameters that make (more + Gamma) / c_nabla smallest.
 
     With tau_i = 2 s_i / rho and s = s_1 + s_2 that is (K + b / s) / (1 - s), b = (zeta + sqrt(d)
     nu)^2 / 4 once s_1 : s_2 = zeta : sqrt(d) nu; K is what depends on neither.
@@ -122,7 +123,7 @@ def best_young(c: Constants, more: float = 0.0) -> Young:
 
 
 def strong_floor(c: Constants) -> float:
-    """Theorem 4.21, (22): where E F - F* ends up at most, without the start's part."""
+    """Theorem 4.21, (22): the bound on E F - F* after many rounds, without the start's term."""
     young = best_young(c)
     return gamma(c, young) / (2 * c.mu * c.eta * descent(c, young))
 
@@ -136,7 +137,7 @@ def stationary_bound(c: Constants, above: float, rounds: int) -> float:
 def gd_floor(c: Constants) -> float:
     """Theorem 4.26, of DP-FedGD at the rate eta; without bias tau goes to 0."""
     if c.zeta:
-        raise ValueError("the floor is written out for runs in which nothing is clipped")
+        raise ValueError("this floor is only for runs in which nothing is clipped (zeta = 0)")
     return c.L * c.eta / 2 * (c.clip**2 + c.noise) / (2 * c.mu)
 
 
@@ -166,12 +167,12 @@ def lyapunov_noise(alpha: float, rho: float, variance: float, size: int) -> floa
 
 
 def lyapunov(duals: torch.Tensor, y: Vector, moved: Vector, rho: float) -> float:
-    """(F.3) with beta_1 = 0, its smallest value.
+    """The Lyapunov function V of (F.3) at beta_1 = 0, the smallest value of beta_1.
 
     Args:
-        duals: one row per client, less their optima.
-        y: the direction, less its optimum.
-        moved: the direction, less that of the round before.
+        duals: one row per client: its dual variable minus its optimum.
+        y: the direction minus its optimum.
+        moved: the direction minus that of the round before.
         rho: the weight of the agreement.
     """
     n = len(duals)
@@ -189,6 +190,6 @@ def sampled_square(v: torch.Tensor, drawn: int) -> float:
 
 
 def poisson_square(v: torch.Tensor, rate: float) -> float:
-    """Ours: the same where each row is drawn on its own, and the sum is over rate times all."""
+    """Ours: Lemma 2 for Poisson draws, each row by itself; the sum is over rate times all rows."""
     centre = v.mean(0)
     return float(centre @ centre + (1 - rate) / (rate * len(v)) * v.square().sum(1).mean())

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 AT_MOST, AT_LEAST, EQUAL, BESIDE, SEEN = "at most", "at least", "equal", "beside", "seen"
-"""How a prediction binds what is measured.
+"""How a measurement must relate to its prediction.
 
-BESIDE: not at all, but their ratio says something; SEEN: nothing is predicted.
+BESIDE: the prediction does not bind the measurement, but their ratio is of interest; SEEN: nothing
+is predicted.
 """
 
 COLUMNS = (
@@ -30,23 +31,23 @@ COLUMNS = (
 
 
 class Finding(NamedTuple):
-    """A prediction beside a measurement."""
+    """A prediction and the measurement that it is compared with."""
 
     statement: str
     case: str
     quantity: str
     relation: str
     predicted: float
-    """NaN where the paper predicts nothing, or no number."""
+    """NaN if the paper predicts nothing, or no number."""
     measured: float
     over: str
     """What the measurement is a mean, a maximum or a minimum over."""
     tolerance: float = 0.0
-    """Of an equality, or of an expectation that is a mean over few runs: relative."""
+    """Relative tolerance: of an equality, or of an expectation that is estimated from few runs."""
 
     @property
     def loose(self) -> float:
-        """How many times the bound is away from what is seen; 1 is exact, below 1 it is broken."""
+        """By what factor the measurement is within the bound; 1 is exact, below 1 breaks it."""
         if self.relation == SEEN or not self.measured or not self.predicted:
             return math.nan
         ratio = self.predicted / self.measured
@@ -54,7 +55,7 @@ class Finding(NamedTuple):
 
     @property
     def holds(self) -> bool | None:
-        """Whether the statement holds, where it is one."""
+        """Whether the statement holds; None if nothing binds the measurement."""
         if self.relation in (BESIDE, SEEN) or math.isnan(self.predicted):
             return None
         above = self.measured - self.predicted
@@ -64,7 +65,7 @@ class Finding(NamedTuple):
         return above <= slack if self.relation == AT_MOST else -above <= slack
 
     def row(self) -> dict[str, str]:
-        """As the CSV has it."""
+        """The finding as a row of the CSV file."""
         verdict = {True: "yes", False: "no", None: ""}[self.holds]
         numbers = {"predicted": self.predicted, "measured": self.measured, "loose": self.loose}
         texts = {key: "" if math.isnan(value) else f"{value:.6g}" for key, value in numbers.items()}
@@ -81,7 +82,7 @@ class Finding(NamedTuple):
 
 
 def write_findings(path: Path, findings: Iterable[Finding]) -> None:
-    """Every number, one line each."""
+    """Write the findings to a CSV file, one per line."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -89,7 +90,7 @@ def write_findings(path: Path, findings: Iterable[Finding]) -> None:
 
 
 def read_findings(path: Path) -> list[Finding]:
-    """The same again."""
+    """Read the findings that ``write_findings`` wrote."""
     with path.open(newline="", encoding="utf-8") as file:
         return [_read(row) for row in csv.DictReader(file)]
 

@@ -112,7 +112,7 @@ def floors(
 def constants(
     curve: Vector, nu: float, rho: float, eta: float, made: list[Path]
 ) -> bounds.Constants:
-    """All of them known, but for the largest gradient, which is measured.
+    """The constants: all are known except the largest gradient, which is measured.
 
     Args:
         curve: the eigenvalues.

@@ -3,8 +3,8 @@
 
 The runs are those of the study sofim-cifar10 at the settings that its search chose, made by the
 library. What a server never sees (the gradient in clear, the clipped one without noise) is computed
-beside each round, from the same records. F is the mean over clients of their mean losses, as the
-study weighs them.
+for each round as well, from the same records. F is the mean over clients of their mean losses, as
+the study weighs them.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def traces(seeds: Iterable[int] = SEEDS, rounds: int | None = None) -> list[Trac
 
 
 def _scaled(chosen: Mapping[str, Any], part: float) -> dict[str, Any]:
-    """The same eta / rho, with both of them so many times smaller."""
+    """The setting with eta and rho both ``part`` times smaller: eta / rho stays the same."""
     return {key: value if key.endswith("beta") else value / part for key, value in chosen.items()}
 
 

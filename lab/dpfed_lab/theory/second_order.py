@@ -198,7 +198,7 @@ def _in_clear(problems: list[LinearProblem], rho: float, rounds: int) -> Iterato
 
 
 def _with_noise(problems: list[LinearProblem], rho: float, rounds: int) -> Iterator[Finding]:
-    """Lemma 23, and where E |y - y*|^2 ends: Theorem 8's floor but for the unknown beta_2."""
+    """Lemma 23, and where E |y - y*|^2 ends: Theorem 8's floor, whose beta_2 is not known."""
     n, case = len(problems), f"n {len(problems)}, rho {rho:g}"
     last = admm(problems, rho, rounds, STD)[rounds // 2 :]
     traces = hessians(problems).diagonal(dim1=1, dim2=2).sum(1)
