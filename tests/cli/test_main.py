@@ -214,6 +214,7 @@ def test_without_the_lab_its_commands_say_how_to_install_it() -> None:
         done = cold(*arguments)
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 1
+        assert "'pip install ./lab' in a clone" in done.stderr
         assert 'pip install "dpfed[lab]"' in done.stderr
 
 

@@ -247,7 +247,8 @@ def _report(result: Result, folder: Path) -> None:
 def _not_installed(context: typer.Context) -> None:
     raise MissingExtra(
         f"'dpfed {context.info_name}' is in the package dpfed-lab, which is not installed; "
-        "run 'pip install \"dpfed[lab]\"', or 'pip install ./lab' in a checkout"
+        "run 'pip install ./lab' in a clone, or, once dpfed is on PyPI, "
+        "'pip install \"dpfed[lab]\"'"
     )
 
 
