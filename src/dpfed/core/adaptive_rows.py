@@ -51,7 +51,7 @@ def usable(by: float) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Wrapped:
-    """Rows of any kind, and the number that they are divided by."""
+    """Base of rows that are divided by a number: rows of any kind, and that number."""
 
     rows: Any
     by: float
@@ -90,7 +90,7 @@ class ScaledByClip(_Wrapped):
         return (_over(block, by) for block in self.rows.clipped_rows(bound * (by or 1.0)))
 
     def _by(self, clip: float) -> float:
-        """What rows are divided by; 0 where all of them are ignored."""
+        """The number that rows are divided by; 0 if all of them are ignored."""
         return self.by if usable(self.by) and 2.0**-300 <= clip * self.by <= 2.0**300 else 0.0
 
 
@@ -106,11 +106,11 @@ class ClipIndicator(_Wrapped):
         return ClipIndicator(self.rows.select(kept), self.by)
 
     def clipped_sum(self, clip: float) -> BoundedSum:
-        """Their sum."""
+        """The sum of the units' numbers."""
         return self._numbers().clipped_sum(clip)
 
     def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
-        """One by one, for exact integers."""
+        """The units' numbers as blocks of rows, for sums in exact integers."""
         return self._numbers().clipped_rows(clip)
 
     def _numbers(self) -> Dense:
@@ -122,7 +122,7 @@ class ClipIndicator(_Wrapped):
 
 
 def unit_norms(rows: Rows) -> torch.Tensor:
-    """The norm of each unit's row before the clip; 0 where it is not finite. Sensitive."""
+    """The norm of each unit's row before the clip; 0 if it is not finite. Sensitive."""
     if isinstance(rows, Outer) and rows.groups is None:
         return _in_blocks(rows.residual) * _in_blocks(rows.feature)
     if not hasattr(rows, "unit_rows"):
@@ -140,7 +140,7 @@ def _in_blocks(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def _norms_around(rows: Rows, by: float) -> torch.Tensor:
-    """Norms of which those near ``by`` are exact: faster, and each is on the same side of it.
+    """Norms that are exact only near ``by``: faster, and each is still on its side of ``by``.
 
     A library's norms of a linear layer's rows are right to 2^-25, so that rows farther from ``by``
     than 2^-16 of it are on the same side by any of them.

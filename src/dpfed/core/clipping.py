@@ -82,14 +82,15 @@ def checked_clip(clip: float) -> float:
 def bounded(
     vector: Vector, clip: float, rows: int = MAX_ROWS, dtype: torch.dtype = torch.float64
 ) -> BoundedSum:
-    """A sum of rows of norm at most ``clip``, of no particular direction.
+    """The sum of rows of norm at most ``clip``, with its bounds for rows in any direction.
 
     Args:
         vector: the sum, in double precision.
         clip: the bound of a row's norm, above 0.
         rows: how many rows it is the sum of.
-        dtype: of the rows. One or two in single precision have a sum in it, too: that rounding is
-            2^-23 clip at most, and a client that is one row needs half the memory.
+        dtype: the type of the rows. The sum of one or two rows in single precision is returned in
+            single precision: rounding moves it by at most 2^-23 clip, and a client that is one row
+            needs half the memory.
     """
     if rows <= 2 and 2.0**-100 <= clip <= 2.0**100:
         vector = vector.to(dtype)
@@ -131,12 +132,12 @@ def _long_norm(row: Vector) -> torch.Tensor:
 
 
 def few(rows: int, width: int) -> bool:
-    """Whether the order in which a library adds up norms is safe for so many rows."""
+    """Whether norms of this many rows may be added up in the library's own order."""
     return rows * (width + 16) <= _MAX_LIBRARY_NORMS
 
 
 def _slices(rows: int, width: int) -> Iterator[slice]:
-    """Slices of rows that are converted to double precision at a time."""
+    """The rows in slices, each converted to double precision at once."""
     step = _TILE_NUMBERS // max(1, min(width, _TILE_WIDTH))
     return (slice(at, at + step) for at in range(0, rows, step))
 
@@ -156,7 +157,7 @@ _scratch = _Scratch()
 
 
 def _doubled(tile: torch.Tensor) -> torch.Tensor:
-    """A tile in double precision, in the thread's own buffer: until the next call."""
+    """A tile in double precision, in the thread's buffer, which the next call overwrites."""
     if _scratch.buffer is None:
         _scratch.buffer = torch.empty(_TILE_NUMBERS, dtype=torch.float64)
     held = _scratch.buffer[: tile.numel()]
@@ -182,7 +183,9 @@ def clip_factors(norms: torch.Tensor, clip: float, shortfall: float = SHORTFALL)
 
 
 def normalised(matrix: torch.Tensor) -> tuple[torch.Tensor, Exponents]:
-    """Each row over a power of two, in double precision, and its exponent; zero if not finite.
+    """Each row divided by a power of two, in double precision, and the exponents.
+
+    A row that is not finite becomes zero.
 
     The largest entry of a row comes to lie between 1/2 and 1, so that squares lose nothing.
     """
@@ -238,7 +241,7 @@ def all_finite(norms: torch.Tensor) -> bool:
 def weighted(
     matrix: torch.Tensor, clip: float, plain: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors [rows, 1] that clip rows, and the rows; zero where they are not finite.
+    """The factors [rows, 1] that clip rows, and the rows; a row that is not finite is zero.
 
     Args:
         matrix: one row per unit.
@@ -305,13 +308,13 @@ class ProductSum:
                 self._add(some, tile if tile.dtype == torch.float64 else _doubled(tile), part)
 
     def _add_one(self, factor: torch.Tensor, row: torch.Tensor) -> None:
-        """The only row of a sum: each coordinate is one product."""
+        """Add the only row of a sum: each coordinate is one product."""
         wide = (torch.split(each, _LONG_ROW_NUMBERS, dim=1) for each in (row, self._part))
         for tile, part in zip(*wide, strict=True):
             part.add_(_doubled(tile).mul_(factor))
 
     def _add(self, left: torch.Tensor, right: torch.Tensor, part: torch.Tensor) -> None:
-        """Add as many rows at a time as the error bound allows; these partial sums by halves."""
+        """Add as many rows at a time as the error bound allows; add partial sums by halves."""
         whole = len(left) // self._span * self._span
         if whole:
             first, second = (
@@ -357,7 +360,7 @@ def clip_alone(matrix: torch.Tensor, clip: float) -> torch.Tensor:
 
 
 def directions_and_norms(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows scaled to norm 1, and their norms; both zero where a norm is 0 or not finite.
+    """Rows scaled to norm 1, and their norms; both are zero if the norm is 0 or not finite.
 
     As in ``clip_alone`` no row depends on another one, nor on its place, to the last bit.
     """
@@ -368,7 +371,7 @@ def directions_and_norms(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 
 def row_norms_alone(matrix: torch.Tensor) -> torch.Tensor:
-    """Norms of rows, 0 where they are not finite; no row depends on another one or on its place."""
+    """Norms of rows, 0 if not finite; none depends on other rows or on the row's place."""
     scaled, exponents = normalised(matrix)
     return _unscaled(_alone_norms(scaled), exponents)
 
@@ -394,12 +397,12 @@ def _tree_sums(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def rows_in_block(size: int) -> int:
-    """How many rows of a size are made at a time."""
+    """How many rows of ``size`` numbers are made at a time."""
     return max(1, _BLOCK_NUMBERS // max(1, size))
 
 
 def stacked(rows: Iterator[Vector], size: int) -> Iterator[torch.Tensor]:
-    """Vectors as the rows of blocks, as many in each as memory allows."""
+    """Vectors stacked into blocks, ``rows_in_block`` of them in each."""
     while held := list(itertools.islice(rows, rows_in_block(size))):
         yield torch.stack(held)
 

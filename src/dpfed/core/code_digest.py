@@ -69,11 +69,11 @@ _INSIDE: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
     (set | frozenset, lambda several: sorted(map(code_digest, several))),
     (ModuleType | BuiltinFunctionType, lambda _: ()),
 )
-"""Kinds of values, and what is inside of one that tells it from others."""
+"""For each type of value, the parts by which one value differs from another."""
 
 
 def _parts(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
-    """Everything that tells a value from others, in a fixed order.
+    """Everything by which a value differs from others, in a fixed order.
 
     ``seen`` holds the values too, not their ids alone: once a value is freed, the next one may get
     its id, and would not be counted.
@@ -137,7 +137,7 @@ def _filled(cell: Any) -> bool:
 
 
 def _source(code: Any) -> bytes:
-    """The file of its module; without one its own source, or its byte code."""
+    """The source of the object's module; without a file its own source, or its byte code."""
     module = sys.modules.get(code.__module__)
     path = Path(getattr(module, "__file__", None) or "")
     if path.is_file():

@@ -23,7 +23,7 @@ DATASET, IDENTITY, GATE = "DPFED_DATASET", "DPFED_IDENTITY", "DPFED_GATE"
 
 
 def variable(name: str) -> str | None:
-    """The value of a variable; None where it is unset or empty."""
+    """The value of a variable; None if it is unset or empty."""
     return os.environ.get(name) or None
 
 

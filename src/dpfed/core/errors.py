@@ -110,7 +110,7 @@ _contained: list[type[BaseException]] = [Exception, SystemExit]
 
 
 def failures() -> tuple[type[BaseException], ...]:
-    """What code may raise on a record, and what then stays that record's own matter.
+    """The exceptions that code may raise on a record: all are caught, and none is shown outside.
 
     In a user's own process a KeyboardInterrupt is the user's, and stops the run; in a gate's child
     it can only be a record's (``contain_all``).
@@ -119,7 +119,7 @@ def failures() -> tuple[type[BaseException], ...]:
 
 
 def contain_all() -> None:
-    """In a process that no user and no event loop interrupts: all that is raised is a record's."""
+    """Contain every exception: for a process that neither a user nor an event loop interrupts."""
     _contained.append(BaseException)
 
 

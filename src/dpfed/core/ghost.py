@@ -54,21 +54,21 @@ from dpfed.core.rows import Chunks, members_of, records_of, sum_of
 from dpfed.core.types import BoundedSum, Vector
 
 CANCELLING = 32.0
-"""K: a row whose magnitude, once clipped, exceeds so many clips is materialised, then clipped."""
+"""K: a row whose magnitude, once clipped, exceeds K clips is materialised, then clipped."""
 
 _MAX_PRODUCTS = 2.0**31  # N m K at most
 _U = 2.0**-52  # twice the unit roundoff
 
 
 class Norms(NamedTuple):
-    """Of each record's gradient at one layer: no less than the norm, and the magnitude."""
+    """For each record's gradient at one layer: an upper bound of its norm, and its magnitude."""
 
     norms: torch.Tensor
     term_norms: torch.Tensor
 
 
 class Layer(Protocol):
-    """What the gradients of some records at one parameter are made of. Sensitive."""
+    """The factors of some records' gradients at one parameter. Sensitive."""
 
     @property
     def size(self) -> int:
@@ -79,16 +79,16 @@ class Layer(Protocol):
         """How many products are added up for one record."""
 
     def norms(self) -> Norms:
-        """In double precision, on the layer's device."""
+        """The records' norms, in double precision, on the layer's device."""
 
     def add_to(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        """Add the records' gradients to ``total`` [size], each times its weight, where it lies."""
+        """Add the records' gradients, each times its weight, to ``total`` [size] in place."""
 
     def row(self, record: int) -> Vector:
         """One record's gradient in double precision."""
 
     def part(self, kept: slice | torch.Tensor) -> Layer:
-        """The same of some records."""
+        """The factors of the records in ``kept``."""
 
     def joined(self) -> Layer:
         """All records as one, whose gradient is the sum of theirs: a person's."""
@@ -103,7 +103,7 @@ class Products:
 
     @property
     def size(self) -> int:
-        """Of the matrix [p, q]."""
+        """The size p q of the matrix [p, q]."""
         return self.left.shape[2] * self.right.shape[2]
 
     @property
@@ -112,7 +112,7 @@ class Products:
         return self.left.shape[1]
 
     def norms(self) -> Norms:
-        """Of the matrices where they are small, else by the Gram matrices of the positions."""
+        """The norms of the matrices, if large by the Gram matrices of the positions."""
         found = [self._norms(part) for part in self._parts()]
         return Norms(*(torch.cat(each) for each in zip(*found, strict=True)))
 
@@ -145,12 +145,12 @@ class Products:
         total.view(self._widths).addmm_(left.flatten(0, 1).T, right.flatten(0, 1))
 
     def row(self, record: int) -> Vector:
-        """Of one record: a product of its own, whatever the others are."""
+        """One record's gradient: a product of its own, whatever the other records are."""
         made: Vector = (self.left[record].double().T @ self.right[record].double()).reshape(-1)
         return made
 
     def part(self, kept: slice | torch.Tensor) -> Products:
-        """The same of some records."""
+        """The factors of the records in ``kept``."""
         return Products(_zero_or(self.left, kept), _zero_or(self.right, kept))
 
     def joined(self) -> Products:
@@ -168,7 +168,7 @@ class Lookups:
 
     @property
     def size(self) -> int:
-        """Of the table [entries, q]."""
+        """The size of the table [entries, q]."""
         return self.entries * self.left.shape[2]
 
     @property
@@ -177,7 +177,7 @@ class Lookups:
         return self.ids.shape[1]
 
     def norms(self) -> Norms:
-        """What one record adds to each entry, added up in the order of its positions."""
+        """The norms of what a record adds to entries, summed in the order of its positions."""
         left, records = self.left.double(), len(self.ids)
         term_norms = left.square().sum(dim=2).sqrt_().sum(dim=1)
         which = torch.arange(records, device=left.device)[:, None] * self.entries + self.ids
@@ -189,18 +189,18 @@ class Lookups:
         return _upwards(squares.sqrt_(), term_norms, self.positions * _U, width)
 
     def add_to(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        """Each vector times its record's weight to its entry."""
+        """Add each vector, times its record's weight, to its entry of the table."""
         left = self.left.double() * weights[:, None, None]
         total.view(self.entries, -1).index_add_(0, self.ids.flatten(), left.flatten(0, 1))
 
     def row(self, record: int) -> Vector:
-        """The whole table's gradient at one record."""
+        """One record's gradient of the whole table."""
         left = self.left[record].double()
         table = left.new_zeros(self.entries, left.shape[1])
         return table.index_add_(0, self.ids[record], left).reshape(-1)
 
     def part(self, kept: slice | torch.Tensor) -> Lookups:
-        """The same of some records; indices stay, what is added to them does not."""
+        """The factors of the records in ``kept``."""
         ids = self.ids[kept] if isinstance(kept, slice) else self.ids
         return replace(self, ids=ids, left=_zero_or(self.left, kept))
 
@@ -230,7 +230,7 @@ class Sums:
         return left.double() if right is None else left.double() * right.double()
 
     def norms(self) -> Norms:
-        """Of the sums, which are as long as the parameter."""
+        """The norms of the sums, which are as long as the parameter."""
         terms = self._terms(self.left, self.right)
         term_norms = terms.square().sum(dim=2).sqrt_().sum(dim=1)
         norms = terms.sum(dim=1).square_().sum(dim=1).sqrt_()
@@ -242,12 +242,12 @@ class Sums:
         total += terms.sum(dim=(0, 1))
 
     def row(self, record: int) -> Vector:
-        """Of one record."""
+        """One record's gradient."""
         right = None if self.right is None else self.right[record]
         return self._terms(self.left[record], right).sum(dim=0)
 
     def part(self, kept: slice | torch.Tensor) -> Sums:
-        """The same of some records."""
+        """The factors of the records in ``kept``."""
         right = None if self.right is None else _zero_or(self.right, kept)
         return Sums(_zero_or(self.left, kept), right)
 
@@ -286,7 +286,7 @@ def _as_one(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _zero_or(tensor: torch.Tensor, kept: slice | torch.Tensor) -> torch.Tensor:
-    """A slice of records; or all, zero where ``kept`` is False: 0 times a NaN is a NaN."""
+    """A slice of records; or all, with zeros for those not kept (0 times a NaN is a NaN)."""
     if isinstance(kept, slice):
         return tensor[kept]
     return torch.where(kept.to(tensor.device)[:, None, None], tensor, 0.0)
@@ -321,7 +321,7 @@ class Ghost:
         return Ghost(lambda part: self.factors(index[part]), self.alone.select(kept))
 
     def unit_rows(self) -> Iterator[torch.Tensor]:
-        """Rows before the clip, made. Sensitive."""
+        """Rows before the clip, materialised. Sensitive."""
         return self.alone.unit_rows()
 
     def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
@@ -329,7 +329,7 @@ class Ghost:
         return self.alone.clipped_rows(clip)
 
     def clipped_sum(self, clip: float) -> BoundedSum:
-        """Norms first, then the weighted sums; what cancels is made and clipped as it is."""
+        """Norms, then weighted sums; rows that cancel are materialised, and clipped as rows."""
         bound, size = checked_clip(clip), self.alone.size
         total = _Total(self.units, size)
         if self.alone.groups is not None:
@@ -351,7 +351,7 @@ class Ghost:
 
 
 def _add(layers: Sequence[Layer], usable: torch.Tensor, clip: float, total: _Total) -> None:
-    """The clipped rows of some records, to one sum or to the other."""
+    """Add the clipped rows of some records: to the sum of factors or to that of made rows."""
     norms, term_norms = _whole([layer.norms() for layer in layers])
     weights = clip_factors(norms, clip)
     usable = usable.to(norms.device) & torch.isfinite(norms) & torch.isfinite(term_norms)
@@ -368,7 +368,7 @@ def _add(layers: Sequence[Layer], usable: torch.Tensor, clip: float, total: _Tot
 
 
 def _whole(found: Sequence[Norms]) -> Norms:
-    """Of all layers together."""
+    """The norms and magnitudes of all layers together."""
     norms = torch.stack([each.norms for each in found]).square_().sum(dim=0).sqrt_()
     term_norms = torch.stack([each.term_norms for each in found]).square_().sum(dim=0).sqrt_()
     return Norms(norms * (1 + (len(found) + 16) * _U), term_norms * (1 + 2.0**-30))
@@ -384,7 +384,7 @@ class _Total:
         self._made: ProductSum | None = None
 
     def cancelling(self, positions: int) -> float:
-        """K: 32, or less where records are so many that less is covered."""
+        """K: 32, or less if the error bound does not cover 32 with this many records."""
         return min(CANCELLING, _MAX_PRODUCTS / (self._rows * positions))
 
     def add(self, layers: Sequence[Layer], weights: torch.Tensor, positions: int) -> None:
@@ -399,13 +399,13 @@ class _Total:
                 layer.part(some).add_to(part, weights[some])
 
     def add_made(self, row: Vector, clip: float) -> None:
-        """Add a row that was made, clipped as it is."""
+        """Add a materialised row, clipped as a row."""
         if self._made is None:
             self._made = ProductSum(self._rows, (1, self._size))
         self._made.add(*weighted(row[None].cpu(), clip))
 
     def _with_room(self, weights: torch.Tensor, span: float) -> torch.Tensor:
-        """What so many more rows may be added to."""
+        """The partial sum to which the next rows may be added; a full one is put away first."""
         part = self._part
         if part is not None and self._held + len(weights) > span:
             self._sum, part = folded(self._sum, part), None

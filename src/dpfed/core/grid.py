@@ -88,7 +88,7 @@ def to_grid(values: Floats, step: float) -> Vector:
 
 
 def _round(values: Floats, whole: Floats, step: float) -> float:
-    """Values in steps, in their place, and rounded into ``whole``; the largest size of those."""
+    """Divide values by the step in place, round them into ``whole``; the largest size there."""
     import numpy as np
 
     values *= 1.0 / step  # a power of two: exact
@@ -110,7 +110,7 @@ def _check_size(largest: float, step: float) -> None:
 def pack_lines(
     values: Floats, step: float, noise: Callable[[range], Drawn] | None = None
 ) -> list[Integers]:
-    """Each line of a matrix as ``pack`` makes it alone, some lines at a time.
+    """``pack`` for each line of a matrix, some lines at a time.
 
     Args:
         values: floats, [lines, size]; with noise, size is below a block. They are not changed.
@@ -131,7 +131,7 @@ def pack_lines(
 
 
 def _whole_lines(whole: Floats, largest: float) -> list[Integers]:
-    """Whole numbers as integers; each line as int32 where it fits."""
+    """Whole numbers as integers; a line is int32 if it fits."""
     import numpy as np
 
     if largest < 2.0**31:
@@ -153,7 +153,8 @@ def pack(
     Args:
         values: a flat vector of floats; it is not changed.
         step: the step of the grid, a power of two.
-        noise: gives so many draws of noise, in the values' unit; None adds none.
+        noise: from a number of draws to that many draws of noise, in the values' unit; None adds
+            none.
         factor: what the values are multiplied by before noise is added.
     """
     import numpy as np
@@ -173,7 +174,7 @@ def pack(
 
 
 def _parts(size: int) -> Iterator[slice]:
-    """Two blocks at a time, then one, then what is left: so many normals are made fast."""
+    """Slices: two blocks at a time, then one, then the rest; normals are fast in these numbers."""
     start = 0
     while start < size:
         left = size - start
@@ -273,7 +274,7 @@ def truncated(rows: torch.Tensor, limit: int, step: float) -> torch.Tensor:
 
 
 def narrow(integers: torch.Tensor) -> Vector:
-    """int32 where it fits: a release then weighs no more than float32."""
+    """The integers as int32 if they fit: a release is then no larger than float32."""
     import torch
 
     if integers.numel():
@@ -284,7 +285,7 @@ def narrow(integers: torch.Tensor) -> Vector:
 
 
 def repack(values: torch.Tensor, step: float) -> Release:
-    """A function of releases, on the grid of one of them: post-processing, so it may leave."""
+    """A function of releases, put on the grid of one of them: post-processing, so it may leave."""
     from dpfed.core.types import Release
 
     return Release(pack(values, step), math.nan, step)
@@ -305,7 +306,7 @@ def add_values(total: torch.Tensor, release: Release, divisor: float) -> None:
 
 
 def values_of(release: Release, divisor: float, like: torch.Tensor) -> Vector:
-    """What was released, over a public number.
+    """The released value, divided by a public number.
 
     Args:
         release: integers on a grid.

@@ -32,7 +32,7 @@ def _plain(character: str) -> str:
 
 
 class OneLine(logging.Formatter):
-    """What is logged, with the words of each message and each error on one line, and not endless.
+    """A log formatter: the words of each message and each error on one line of limited length.
 
     Only the places in our own code have lines of their own.
     """

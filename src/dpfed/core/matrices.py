@@ -107,7 +107,7 @@ def triangle(size: int) -> int:
 
 
 def triangle_side(numbers: int) -> int:
-    """The size of the matrix whose upper triangle has so many numbers."""
+    """The size of the matrix whose upper triangle has ``numbers`` numbers."""
     size = (math.isqrt(8 * numbers + 1) - 1) // 2
     if triangle(size) != numbers:
         raise BadRelease(
@@ -203,9 +203,10 @@ class Gram:
 class Hessians:
     """Row i is S_i (x) x_i x_i^T, the Hessian of a linear layer's loss at one record.
 
-    ``curvature`` [records, c, c] is the loss's second derivative by the scores (positive
-    semidefinite), ``feature`` [records, f] the layer's input. The norm is |S_i| |x_i|^2; only the
-    sum [c f, c f] is ever built, c^2 / 2 blocks of [f, f]. ``mean`` makes all records one row.
+    ``curvature`` [records, c, c] is the loss's second derivative with respect to the scores
+    (positive semidefinite), ``feature`` [records, f] the layer's input. The norm is |S_i| |x_i|^2;
+    only the sum [c f, c f] is ever built, c^2 / 2 blocks of [f, f]. ``mean`` makes all records one
+    row.
     """
 
     curvature: torch.Tensor
@@ -300,7 +301,7 @@ def _bounded(matrix: torch.Tensor, clip: float) -> BoundedSum:
 
 
 def _spread(kept: torch.Tensor, records: int, mean: bool) -> torch.Tensor:
-    """Where all records are one unit, they are kept together."""
+    """If all records are one unit: keep them all if the unit is drawn, else none."""
     return kept.expand(records) if mean else kept
 
 

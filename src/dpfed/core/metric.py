@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 KEPT = 1 - SHORTFALL
-"""How long the longest part is."""
+"""The largest norm of a part of the joint row."""
 
 
 class ScoredRecords(NamedTuple):
@@ -54,11 +54,11 @@ class ScoredRecords(NamedTuple):
     scores: torch.Tensor
     """The model's outputs, [k, ...]: scores of classes or tokens, or predicted numbers."""
     labels: torch.Tensor
-    """Classes or numbers, [k, ...]; -100, or a NaN, where there is none."""
+    """Classes or numbers, [k, ...]; -100, or a NaN, if there is none."""
     right: torch.Tensor
-    """1.0 or 0.0, or the part of the record that is right; NaN where that is no question."""
+    """1.0 or 0.0, or the fraction of the record that is right; NaN if the question has no sense."""
     losses: torch.Tensor
-    """By the model's own loss."""
+    """The losses of the model's own loss function."""
 
 
 MetricRow: TypeAlias = Callable[[ScoredRecords], "torch.Tensor"]
@@ -78,7 +78,7 @@ class Metric(NamedTuple):
     finish: Callable[[Vector, float], Mapping[str, float]]
     """(noisy means over the public number of units, known std of each) -> the named numbers."""
     names: tuple[str, ...]
-    """Of these numbers: public, before the first round."""
+    """The names of the numbers of ``finish``: public, known before the first round."""
     bound: float = 1.0
     """The largest norm of a row: what removing a unit, or making it zero, moves a sum by."""
     replace_bound: float = math.sqrt(2)
@@ -141,7 +141,7 @@ def _part(metric: Metric, scored: ScoredRecords) -> torch.Tensor:
 
 
 def contained_row(row: MetricRow) -> MetricRow:
-    """The same, and a record that makes ``row`` raise has a zero row: the others' stay as they are.
+    """``row``, with a zero row for a record that makes it raise; other rows keep their bits.
 
     They are computed again beside empty entries in the place of those, in a batch of the same size.
 

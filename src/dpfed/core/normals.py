@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Places: TypeAlias = NDArray[np.intp]
 
 ERROR = 2.0**-42
-"""What a fast normal is off by, at most."""
+"""The largest error of a fast normal."""
 
 BLOCK = 1 << 14
 """Draws of one block: cosines of 2^13 pairs, then their sines."""
@@ -60,11 +60,11 @@ class Draws(NamedTuple):
     """Noise for a block of values; good until the stream's next draw."""
 
     values: Floats
-    """They may be overwritten."""
+    """The draws; the caller may overwrite them."""
     error: float = 0.0
-    """What each is off by, at most."""
+    """The largest error of each."""
     exactly: Callable[[Places], Floats] | None = None
-    """Those at some places, right to the last bit; None takes the values as they are."""
+    """Gives the draws at some places, right to the last bit; None if values are exact enough."""
 
 
 def uniform(words: Words) -> Floats:
@@ -78,12 +78,12 @@ def uniform(words: Words) -> Floats:
 
 
 def fits(size: int, level: float, step: float) -> bool:
-    """Whether so many draws at a time are made fast.
+    """Whether ``size`` draws at a time can be made in the fast way.
 
     Args:
         size: how many: whole blocks up to AT_ONCE, or less than one.
         level: their standard deviation.
-        step: of the grid that they will be rounded to.
+        step: the step of the grid that they will be rounded to.
     """
     whole = size % BLOCK == 0 or size < BLOCK
     ordinary = 1 / _MAX_LEVEL <= level <= _MAX_LEVEL
@@ -157,7 +157,7 @@ def normal(first: int, second: int, sine: bool) -> float:
 
 
 def _cosine(quarters: int, rest: Decimal) -> Decimal:
-    """The cosine of so many quarters of a turn, and a rest of at most half a quarter."""
+    """The cosine of ``quarters`` quarter turns plus a rest of at most half a quarter."""
     odd = quarters % 2
     term = total = rest if odd else Decimal(1)
     for k in range(2 + odd, _EXACT_DIGITS, 2):

@@ -41,22 +41,23 @@ class Participation(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_
         return f"at most {times}, at least {self.min_separation} rounds apart"
 
     def times(self, rounds: int) -> int:
-        """How often a unit can take part in so many rounds."""
+        """The most times that a unit can take part in ``rounds`` rounds."""
         return min(self.at_most, -(-rounds // self.min_separation))
 
     def within(self, rounds: int) -> Participation:
-        """The same bound, with ``at_most`` lowered to what so many rounds allow."""
+        """The same bound, with ``at_most`` lowered to what ``rounds`` rounds allow."""
         return Participation(min_separation=self.min_separation, at_most=max(1, self.times(rounds)))
 
     def period(self, rounds: int) -> int:
-        """After how many rounds the server asks a unit again: at most ``at_most`` times in all."""
+        """Rounds until the server asks a unit again: at most ``at_most`` times in all."""
         return max(self.min_separation, -(-rounds // self.at_most))
 
     def refuse_beyond(self, round: int, taken: Collection[int]) -> None:
-        """A client's own rule: refuse a round that comes too early after the others, or too often.
+        """A client's own rule: refuse a round too soon after its last one, or beyond ``at_most``.
 
-        It depends on when the client took part, and on no record; nothing is spent by it. Rounds go
-        forward only: a server reset to an older checkpoint is refused by all who took part.
+        It depends only on when the client took part, never on a record; a refusal spends nothing.
+        Rounds only go forward: a server reset to an older checkpoint is refused by all who took
+        part.
 
         Args:
             round: the round that is asked for, from 0.
@@ -86,7 +87,7 @@ class Participation(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_
         return True
 
     def asks(self, client: int, round: int, rounds: int) -> bool:
-        """Whether the server asks a client in a round: they take turns, by their index alone.
+        """Whether the server asks a client in a round: clients take turns, in order of their index.
 
         Args:
             client: the client's index in the plan.

@@ -161,7 +161,7 @@ def comes_up(
 
 
 def search_path() -> str:
-    """PATH as it is if it finds this Python (an activated environment); else its folder first."""
+    """PATH, with this Python's folder first unless PATH finds it (an activated environment)."""
     path, own = os.environ.get("PATH", ""), Path(sys.executable)
     found = shutil.which(own.name, path=path)
     activated = found is not None and Path(found).parent.samefile(own.parent)

@@ -57,7 +57,7 @@ class KeyStream:
         return out
 
     def write(self, out: NDArray[np.uint64]) -> None:
-        """The next words, into memory that is there already."""
+        """Write the next words into ``out``."""
         raw = out.reshape(-1).view(np.uint8).data
         for start in range(0, len(raw), len(_ZEROS)):
             part = raw[start : start + len(_ZEROS)]
@@ -142,7 +142,7 @@ def derive(seed: int, purpose: str, *fields: int | str) -> bytes:
 
 @lru_cache(maxsize=4096, typed=True)
 def _text(part: int | str) -> bytes:
-    """A field with its type and length; most are those of the stream before."""
+    """A field with its type and length; cached, as most are those of the stream before."""
     text = f"{type(part).__name__}:{part}".encode()
     return b"%d:%b" % (len(text), text)
 

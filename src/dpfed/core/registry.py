@@ -91,12 +91,12 @@ def _package(kind: str) -> str:
 
 @cache
 def names(kind: str) -> tuple[str, ...]:
-    """All plug-ins of a kind: our own files, and other packages' entry points."""
+    """The names of all plug-ins of ``kind``: our own files, and other packages' entry points."""
     return tuple(sorted({*own_names(kind), *_foreign(kind)}))
 
 
 def own_names(kind: str) -> tuple[str, ...]:
-    """The plug-ins of a kind that are files here, and that no other package has replaced."""
+    """The names of the plug-ins of ``kind`` that are files here, and that no package replaced."""
     package = import_module(_package(kind))
     return tuple(
         module.name
@@ -175,7 +175,7 @@ def name_of(kind: str, given: Any) -> str:
 
     Args:
         kind: client, server, mechanisms or metrics.
-        given: a plug-in's function; or what such a function returns, but for mechanisms.
+        given: a plug-in's function; or what such a function returns (not for mechanisms).
 
     Returns:
         where its code is, and a digest of it: another object has another name.
@@ -224,7 +224,7 @@ def _given_code(kind: str, name: str) -> Callable[..., Any]:
 
 
 def _loaded(point: EntryPoint) -> Callable[..., Any]:
-    """Another package's plug-in; only that package can fix what is wrong with it."""
+    """Load another package's plug-in; an error says that only that package can fix it."""
     try:
         return typing.cast("Callable[..., Any]", point.load())
     except (ImportError, AttributeError) as error:
@@ -331,7 +331,7 @@ def _described(hint: Any) -> str:
 
 
 def suggest(word: str, known: list[str]) -> str:
-    """The nearest known word, or all of them."""
+    """The nearest known word as a suggestion, or all known words."""
     near = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
 
@@ -356,7 +356,7 @@ def _describe(kind: str, name: str) -> dict[str, Any]:
 
 
 def _arguments(factory: Callable[..., Any]) -> dict[str, str]:
-    """What the docstring's section Args says of each parameter."""
+    """The text of the docstring's section Args, by parameter."""
     _, _, section = (inspect.getdoc(factory) or "").partition("\nArgs:\n")
     section = re.split(r"\n(?=\S)", section)[0]
     found = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
@@ -364,7 +364,7 @@ def _arguments(factory: Callable[..., Any]) -> dict[str, str]:
 
 
 def paper(kind: str, name: str) -> str:
-    """Where a plug-in comes from."""
+    """The paper that a plug-in comes from."""
     return str(getattr(inspect.getmodule(find(kind, name)), "PAPER", ""))
 
 

@@ -83,7 +83,7 @@ class Selectable(Protocol):
 
     @property
     def units(self) -> int:
-        """How many there are."""
+        """The number of units."""
 
     def select(self, kept: torch.Tensor) -> Rows:
         """The rows of the units that are True in ``kept``."""

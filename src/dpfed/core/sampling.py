@@ -40,12 +40,12 @@ class Everyone:
             raise refuse("Everyone.rate", "1", self.rate, f"use Poisson({self.rate})")
 
     def draw(self, units: int, rng: Stream) -> torch.Tensor | None:
-        """All, without a draw."""
+        """None: everyone takes part, without a draw."""
         del units, rng
         return None
 
     def amplify(self, event: DpEvent) -> DpEvent:
-        """The event as it is."""
+        """The event, unchanged: nobody is left out."""
         return event
 
 

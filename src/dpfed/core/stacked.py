@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from dpfed.core.grid import Releases
 
 RowsOf: TypeAlias = Callable[[Broadcast, Problem, Unit], Rows]
-"""What an algorithm releases, where that is all it does."""
+"""The rows that an algorithm releases, if that is all it does."""
 
 _rows: WeakKeyDictionary[Work, RowsOf] = WeakKeyDictionary()  # a wrapper of work is another work
 
 
 def releases(work: Work, rows: RowsOf) -> Work:
-    """The same work, known to be one release of ``rows`` on the update channel, without a state."""
+    """Mark ``work`` as one release of ``rows`` on the update channel, without a state."""
     _rows[work] = rows
     return work
 
 
 def rows_of(work: Work) -> RowsOf | None:
-    """What the work releases, where it is known to be one release."""
+    """The rows that ``work`` releases, if it is known to be one release."""
     return _rows.get(work)
 
 
@@ -61,7 +61,7 @@ class Stackable(Protocol):
         """What problems must share to be stacked: model, types, and how many records."""
 
     def stack(self, problems: Sequence[Problem]) -> Problem:
-        """Problems of this one's key as one, whose rows are ``StackedRows``."""
+        """Several problems of the same key as one, whose rows are ``StackedRows``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class BoundedSums:
     bound: float
     replace_bound: float
     usable: torch.Tensor
-    """Which lines are right; the others' clients are made alone."""
+    """Which lines are right; for the other clients rows are computed one by one."""
 
 
 @runtime_checkable
@@ -84,7 +84,7 @@ class StackedRows(Protocol):
 
 
 def defines(kind: type, *names: str) -> bool:
-    """Whether a class has its own of all these: what is inherited knows of no change in a child."""
+    """Whether a class itself defines all these names; an inherited one may not fit its child."""
     return all(name in vars(kind) for name in names)
 
 
@@ -102,7 +102,7 @@ _MAX_PLAIN_CLIP = 2.0**100  # up to it, the sum of one or two rows fits single p
 
 
 class _Stack:
-    """What both kinds share: rows are Rows, and make no sum of several clients."""
+    """Base of both kinds: they are Rows, but refuse a sum over several clients."""
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """Refused: a sum over clients would be clipped as if it were one client's."""
@@ -112,7 +112,7 @@ class _Stack:
 
 @dataclass(frozen=True, eq=False)
 class StackedDense(_Stack):
-    """One row for each client, [clients, d]: as ``Dense`` of one row each."""
+    """One row for each client, [clients, d], as if each had a ``Dense`` of one row."""
 
     matrix: torch.Tensor
 
@@ -129,7 +129,7 @@ class StackedDense(_Stack):
 
 @dataclass(frozen=True, eq=False)
 class StackedOuter(_Stack):
-    """As many records for each client, as ``Outer`` of each: gradients of one linear layer.
+    """Rows of clients with the same number of records, as ``Outer`` of each: one linear layer.
 
     ``residual`` is [clients, outputs, records], ``feature`` [clients, records, inputs].
     """
@@ -164,7 +164,7 @@ class StackedOuter(_Stack):
 
 
 def products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The product of each pair of matrices, as it is alone: a batched one may round otherwise."""
+    """The product of each pair of matrices, with the bits that it has when computed alone."""
     rows, inner, columns = *left.shape[1:], right.shape[2]
     if _batched_alike(rows, inner, columns, left.dtype):
         return torch.bmm(left, right)

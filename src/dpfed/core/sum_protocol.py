@@ -82,7 +82,7 @@ class SumContext:
 
 
 Session: TypeAlias = Any
-"""What a Sum keeps on the server between messages."""
+"""The state of a Sum on the server between messages."""
 
 Directory: TypeAlias = Any
 """What a Sum keeps on the server between rounds: public, such as clients' keys. Never changed."""
@@ -100,11 +100,11 @@ class Sum(Protocol):
 
     @property
     def against(self) -> str:
-        """The server that it withstands where terms are hidden: "curious" or "malicious"."""
+        """The server that it withstands if it hides terms: "curious" or "malicious"."""
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The names of its exchanges, in their order."""
+        """The names of the exchanges, in their order."""
 
     @property
     def release_stage(self) -> str:
@@ -114,13 +114,13 @@ class Sum(Protocol):
         """The least number of terms that a total needs."""
 
     def min_honest(self, clients: int, colluders: int) -> int:
-        """The least number of honest terms in whatever the adversary can open."""
+        """The least number of honest terms in any total that the adversary can open."""
 
     def adversary(self, colluders: int) -> str:
         """The server that it stands against, in the words of the guarantee."""
 
     def failure(self, clients: int, colluders: int) -> float:
-        """The chance, in one attempt, that it shows more than that: added to delta for each."""
+        """The chance that one attempt shows more than that; delta reserves it for each attempt."""
 
     def capacity(self) -> float:
         """The largest value of a total that does not wrap."""
@@ -133,13 +133,13 @@ class Sum(Protocol):
         secret: bytes,
         context: SumContext,
     ) -> tuple[Messages, bytes]:
-        """On the client; may refuse."""
+        """On the client: the messages of a stage, and the new secret; may refuse."""
 
     def directory(self) -> Directory:
-        """On the server, before the first round."""
+        """On the server: the directory before the first round."""
 
     def pack_directory(self, directory: Directory) -> bytes:
-        """What a checkpoint keeps of it."""
+        """The directory as bytes, for a checkpoint."""
 
     def unpack_directory(self, packed: bytes) -> Directory:
         """The directory that ``pack_directory`` wrote."""
@@ -150,10 +150,10 @@ class Sum(Protocol):
         """On the server: who may answer on each channel, how long vectors are, what to ask."""
 
     def add(self, session: Session, client: int, messages: Messages) -> Session:
-        """One client at a time; O(size) memory in all. Refuses what does not fit the schema."""
+        """Add one client's message; O(size) memory in all. Refuses what does not fit the schema."""
 
     def close(self, session: Session) -> Requests | Opened | Aborted:
-        """At the stage's deadline."""
+        """End the stage at its deadline: what comes next."""
 
     def directory_after(self, session: Session) -> Directory:
         """The directory with what the round has added, whether it was opened or not."""
@@ -163,14 +163,14 @@ class Sum(Protocol):
 class SendsReleases(Protocol):
     """A sum whose messages are the releases, whoever sends them and whatever the round.
 
-    Several can be packed, and added up, in one pass: with the bits of ``answer`` and ``add``.
+    Several can be packed, and added up, in one pass: with the bits of ``reply`` and ``add``.
     """
 
     def packed(self, integers: Integers) -> bytes:
         """A release as its message."""
 
     def add_many(self, session: Session, answers: Sequence[tuple[int, Messages]]) -> Session | None:
-        """Clients' messages; None, and nothing is added, where each has to be looked at alone."""
+        """Add clients' messages; None, and nothing is added, if each must be checked alone."""
 
 
 Cohorts: TypeAlias = Mapping[str, Mapping[int, float]]

@@ -44,7 +44,7 @@ def builds_with_no_arguments(name: str) -> None:
 
 
 def keeps_shape_and_dtype(name: str) -> None:
-    """What comes out has the shape and dtype of what went in, and is finite."""
+    """The direction has the shape and dtype of the aggregate, and is finite."""
     for dtype in DTYPES:
         for given, got in _walk(_build(name), 7, 3, dtype):
             _hold(got.shape == given.shape, name, f"made {tuple(got.shape)} of 7 numbers")
@@ -82,7 +82,7 @@ def is_post_processing(name: str) -> None:
 
 
 def fits_into_a_chain(name: str) -> None:
-    """A chain is its links one after the other."""
+    """In a chain, the optimizer gives the same direction, and the next link takes it."""
     half = registry.build("server", "scale", {"rate": 0.5})
     alone, chained = _walk(_build(name), 6, 3), _walk(chain(_build(name), half), 6, 3)
     for (_, one), (_, both) in zip(alone, chained, strict=True):
@@ -90,7 +90,7 @@ def fits_into_a_chain(name: str) -> None:
 
 
 def reuses_buffers_to_the_bit(name: str) -> None:
-    """``update_``, where there is one, gives the bits of ``update``, at sizes around a block."""
+    """``update_``, if there is one, gives the bits of ``update``, at sizes around a block."""
     optimizer = _build(name)
     if optimizer.update_ is None:
         return
@@ -154,7 +154,7 @@ HOSTILE_CLIPS = (2.0**-300, 1e-30, 0.7, 1e30, 2.0**300)
 
 
 def hostile_vectors(size: int, dtype: torch.dtype) -> Iterator[Vector]:
-    """Each hostile number throughout, at one place, and falling off; then they are mixed."""
+    """Vectors of each hostile number: everywhere, at one place, falling off; then mixtures."""
     falling = torch.linspace(1.0, -0.5, size, dtype=torch.float64)
     for value in HOSTILE:
         throughout = torch.full((size,), value, dtype=torch.float64)
@@ -168,7 +168,7 @@ def hostile_vectors(size: int, dtype: torch.dtype) -> Iterator[Vector]:
 
 
 def unit_keeps_its_bound(rows: Rows, clip: float) -> float:
-    """What rows of one unit add, over the bound; refuses more than 1."""
+    """The norm of one unit's clipped sum, over ``bound``; AssertionError above 1."""
     made = rows.clipped_sum(clip)
     reached = _ratio(made.vector, made.bound, f"a unit's {type(rows).__name__} row")
     if isinstance(rows, UnitRows):
@@ -178,7 +178,7 @@ def unit_keeps_its_bound(rows: Rows, clip: float) -> float:
 
 
 def exchange_keeps_its_bound(one: Rows, other: Rows, clip: float) -> float:
-    """How far apart rows are that differ in one unit, over ``replace_bound``; refuses more than 1.
+    """The distance of two sums whose rows differ in one unit, over ``replace_bound``, at most 1.
 
     Args:
         one: the rows of a client.
@@ -191,7 +191,7 @@ def exchange_keeps_its_bound(one: Rows, other: Rows, clip: float) -> float:
 
 
 def absence_keeps_its_bound(whole: Rows, rest: Rows, clip: float) -> float:
-    """How far apart rows are, one unit of which is absent, over ``bound``; refuses more than 1.
+    """The distance of two sums, one of them without a unit, over ``bound``, at most 1.
 
     Args:
         whole: the rows of a client.

@@ -245,7 +245,7 @@ class Aggregate:
     params: Vector
     mean: Vector
     std: float
-    """The known noise level of each coordinate of ``mean``; NaN where it is not known."""
+    """The known noise level of each coordinate of ``mean``; NaN if it is not known."""
     clients: float
     """How many are in the mean; where the guarantee counts on a secret draw of clients, how many
     are expected in it: the drawn number is in nothing that server code sees."""
@@ -264,14 +264,14 @@ class Aggregate:
     noise_stds: Mapping[str, float] = field(default_factory=dict)
     """The known standard deviation of the noise in each channel's mean."""
     clip: float = math.nan
-    """The norm bound of a row in ``mean``, in the mean's own unit; NaN where there is none."""
+    """The norm bound of a row in ``mean``, in the mean's own unit; NaN if there is none."""
 
 
 # ------------------------------------------------------------------------------------- plug-ins
 
 
 class Problem(Protocol):
-    """One client's data with the model to be fitted. Sensitive, but for ``dimension``.
+    """One client's data with the model to be fitted. Sensitive, except ``dimension``.
 
     >>> import torch
     >>> from dpfed.flower import Linear, Records
@@ -341,7 +341,7 @@ class ServerOptimizer(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """So many rounds, with so many releases in each; ``rounds`` None means all that follow.
+    """``rounds`` rounds with ``releases`` releases in each; None means all rounds that follow.
 
     >>> Phase(rounds=None, releases=1)
     Phase(rounds=None, releases=1)
@@ -362,17 +362,17 @@ class Channel(NamedTuple):
     size: int | None = None
     """The length of its vectors; None means the model's."""
     clip: float | None = None
-    """The bound of a row, where it follows from the algorithm; None means the recipe's clip."""
+    """The bound of a row, if it follows from the algorithm; None means the recipe's clip."""
     replace_bound: float | None = None
     """How far replacing one unit moves the sum; None is twice the clip."""
     budget_fraction: float | None = None
     """The fraction of the squared mu that it may use; None is what the others leave."""
     sent: bool = True
-    """Whether a reply goes out on it; if not, the releases are used by the client alone."""
+    """Whether a reply goes out on it; if not, only the client itself uses the releases."""
     noise: float = 1.0
     """The reply's noise level over that of one release; NaN where it is not known."""
     census: bool = False
-    """Every unit counts once: none is left out by a draw, and no client is weighted."""
+    """Whether every unit counts once: none is left out by a draw, no client is weighted."""
 
     @property
     def derived(self) -> bool:
@@ -380,12 +380,12 @@ class Channel(NamedTuple):
         return not any(phase.releases for phase in self.phases)
 
     def planned(self, rounds: int, spare: int = 0) -> int:
-        """How many releases so many rounds make, and spare attempts, each at the costliest one."""
+        """Releases in ``rounds`` rounds and ``spare`` further attempts, each the costliest."""
         each = [self.releases(at) for at in range(rounds)]
         return sum(each) + spare * max(each, default=0)
 
     def releases(self, round: int) -> int:
-        """How many are made in a round."""
+        """How many releases are made in a round."""
         begun = 0
         for rounds, releases in self.phases:
             if rounds is None or round < begun + rounds:
@@ -408,7 +408,7 @@ def channels_due(channels: Channels, round: int) -> list[str]:
 
 
 Work: TypeAlias = Callable[[Broadcast, Problem, State, Releaser], tuple[Reply, State]]
-"""What an algorithm does with the broadcast, its data and its state; it sends what was released."""
+"""An algorithm's work: from broadcast, data, state and releaser to its reply and new state."""
 
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -467,7 +467,7 @@ class PlanNeeds(NamedTuple):
     """
 
     rounds: int = 1
-    """At least so many."""
+    """The fewest rounds."""
     weights: Weights | None = None
     """How clients are weighted; None is any way."""
     independent_noise: bool = False
@@ -495,12 +495,12 @@ class ClientAlgorithm(NamedTuple):
     init: Callable[[Vector], State]
     work: Work
     units: frozenset[Unit]
-    """What it can protect: declared here, proved by a law test."""
+    """The units that it can protect: declared here, tested by laws."""
     channels: Channels = {UPDATE: Channel()}  # noqa: RUF012 (nobody writes to it)
     sends_unmodified: bool = False
     """Each release is sent as it is, once: only then does other clients' noise hide it too."""
     reuses_own_releases: bool = False
-    """Later replies depend on its own earlier releases: sound only where each is private alone."""
+    """Later replies depend on its own earlier releases: sound only if each is private alone."""
     linear: bool = False
     """It needs a model of one linear layer."""
     samples: bool = True
@@ -536,16 +536,16 @@ class Stream(Protocol):
     """A source of random bits, and of normals made from them: one per release."""
 
     def normal(self, size: int) -> NDArray[np.float64]:
-        """So many independent standard normals."""
+        """``size`` independent standard normals."""
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """So many 64-bit words."""
+        """``count`` 64-bit words."""
 
     def write(self, out: NDArray[np.uint64]) -> None:
-        """As many words, into memory that is there already."""
+        """Fill ``out`` with words."""
 
     def draws(self, size: int, level: float, step: float) -> Draws:
-        """The same normals times a level, good enough for a grid."""
+        """The same normals times ``level``, as exact as a grid of ``step`` needs."""
 
 
 class Sampling(Protocol):
@@ -553,13 +553,13 @@ class Sampling(Protocol):
 
     @property
     def rate(self) -> float:
-        """The part of all units that is expected."""
+        """The fraction of all units that is expected to take part."""
 
     def draw(self, units: int, rng: Stream) -> torch.Tensor | None:
         """Who takes part: a boolean per unit; None means everyone."""
 
     def amplify(self, event: DpEvent) -> DpEvent:
-        """What the event costs under this draw."""
+        """The event under this draw, amplified."""
 
 
 class Mechanism(Protocol):
@@ -602,10 +602,10 @@ class Mechanism(Protocol):
     def init(self, size: int) -> State: ...
 
     def release(self, rows: Rows, state: State, rng: Stream) -> tuple[Release, State]:
-        """On the client."""
+        """On the client: one release of the rows, and the new state."""
 
     def finish(self, total: Total, state: State, rng: Stream) -> tuple[Release, State]:
-        """On the server, after the sum; may add to the total where it lies."""
+        """On the server, after the sum; may change the total in place."""
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:
         """The cost of the first ``releases`` releases if ``shares`` shares are unknown."""

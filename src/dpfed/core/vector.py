@@ -100,7 +100,7 @@ def dot(left: Vector, right: Vector) -> float:
 
 class _Threads(threading.local):
     before: int | None = None
-    """The number of threads outside of the outermost ``one_thread``."""
+    """The number of threads before the outermost ``one_thread``."""
 
 
 _threads = _Threads()
@@ -132,7 +132,7 @@ Made = TypeVar("Made")
 def side_by_side(
     work: Callable[[Piece], Made], pieces: Iterable[Piece], watch: Callable[[Made], None]
 ) -> None:
-    """What ``work`` makes of each piece, in their order: each in one thread, several at a time.
+    """The results of ``work`` on each piece, in order: each in one thread, several at a time.
 
     As many at a time as the caller has torch threads, so that all cores are used, and the bits of a
     piece depend on no other. Gradients are not taken.

@@ -96,7 +96,7 @@ def cost_of(part: ChannelRequest, releases: int, place: int = 0) -> dict[str, An
 
 
 def _taken_part(part: ChannelRequest, limits: Participation, times: int) -> float:
-    """The squared mu of the worst client that takes part this many times, or the allowed number."""
+    """The squared mu of the worst client that takes part ``times`` times, at most as allowed."""
     if not times:
         return 0.0
     fewer = Participation(min_separation=limits.min_separation, at_most=min(times, limits.at_most))
