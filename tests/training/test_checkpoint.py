@@ -202,7 +202,7 @@ def test_two_processes_do_not_go_on_with_one_run(tmp_path: Path) -> None:
     problems = [m.problem for m in client_states(SIZES).values()]
     first = rounds(plan, problems, MODEL.initial(0), checkpoint=checkpoint)
     next(first)
-    with pytest.raises(DataError, match="another process goes on"):
+    with pytest.raises(DataError, match="another process continues"):
         next(rounds(plan, problems, MODEL.initial(0), checkpoint=checkpoint))
     first.close()
     next(rounds(plan, problems, MODEL.initial(0), checkpoint=checkpoint))

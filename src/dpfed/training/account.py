@@ -87,7 +87,7 @@ class Account:
     def _whole(
         self, plan: Plan, training: str, client: int, releases: Mapping[str, int]
     ) -> Request:
-        """A training as the ledger sees it, with so many releases per channel in the next round."""
+        """A training as the ledger sees it, with ``releases`` per channel in the next round."""
         return Request(
             key=self.key(plan, client),
             training=training,
@@ -149,7 +149,7 @@ class Account:
     def forecast(
         self, plan: Plan, training: str, client: int, target: LedgerKey, budget: Budget
     ) -> Forecast:
-        """What a training would make of a budget, by the rules of an enrolment.
+        """The data's cost in a budget's terms, now and after a training; as an enrolment decides.
 
         Args:
             plan: what the training would release.
@@ -201,7 +201,7 @@ class Account:
         return found
 
     def confirm(self, rows: Iterable[int]) -> None:
-        """The releases of these rows were made."""
+        """Confirm that the releases of these rows were made."""
         self.ledger.confirm(rows)
 
 
@@ -218,7 +218,7 @@ def _key(plan: Plan, dataset: str) -> LedgerKey:
 
 
 def _parts(plan: Plan, releases: Mapping[str, int]) -> dict[str, ChannelRequest]:
-    """The plan's channels, with so many releases of each now, and as many as planned in all."""
+    """The plan's channels, each with its releases in this round and in the whole plan."""
     return {
         name: ChannelRequest(mechanism, releases.get(name, 0), plan.planned(name))
         for name, mechanism in plan.channels.items()
@@ -268,7 +268,7 @@ def open_account(
     delta: float = 1e-5,
     environment: bool = False,
 ) -> Account | None:
-    """The account of a data set in the ledger; None where neither a name nor a ledger is given.
+    """The account of a data set in the ledger; None if neither a name nor a ledger is given.
 
     Args:
         dataset: the recipe's name for the data, without a '/'; None keeps no account.

@@ -62,7 +62,7 @@ NUMBERS_PER_PASS = 1 << 17
 """Numbers in the releases of one pass: they fit the cache, whatever the number of clients."""
 
 MIN_CLIENTS_PER_PASS = 2
-"""With fewer clients of a kind, a pass is not worth it."""
+"""With fewer clients whose problems can be stacked, a pass is not worth it."""
 
 NO_CLIENT = -1
 """A client index for sums that do not look at it."""
@@ -143,7 +143,7 @@ class _Pass:
         return [found[place] for place in range(len(orders))]
 
     def _can_be_tried(self, first: ClientState) -> bool:
-        """Whether the rehearsal passes: all of a kind have one model. If not, each refuses."""
+        """Whether the rehearsal passes; clients of one kind share a model. If not, each refuses."""
         try:
             rehearse(self.plan, self.broadcast, first)
         except Exception:  # ``client_reply`` raises it again, and logs it
@@ -164,7 +164,7 @@ class _Pass:
             yield each.place, self._sent(each, integers)
 
     def _enter(self, place: int, client: ClientState, asked: Messages) -> _EnteredClient:
-        """The sum may refuse at no cost, then the ledger: both before noise is drawn."""
+        """Let the sum refuse (at no cost), then the ledger: both before noise is drawn."""
         if asked != self.accepted:  # such a sum knows nothing else of a client
             self.plan.sum.reply(self.stage, asked, self.nothing, client.secret, self.context)
             self.accepted = asked
@@ -206,7 +206,7 @@ class _Pass:
         return replace(client, state=state, mechanisms=states)
 
     def _releases(self, clients: Sequence[ClientState]) -> Sequence[Integers | None]:
-        """Each client's release; None where it has to be made alone."""
+        """Each client's release; None if it has to be made alone."""
         alone: list[Integers | None] = [None] * len(clients)
         if len(clients) < MIN_CLIENTS_PER_PASS:
             return alone
@@ -223,7 +223,7 @@ class _Pass:
         return [one if right else None for one, right in zip(made.lines, usable, strict=True)]
 
     def _sums(self, clients: Sequence[ClientState]) -> BoundedSums | None:
-        """Each client's clipped sums; None where stacking rounds differently on this machine."""
+        """Each client's clipped sums; None if stacking rounds differently on this machine."""
         problems = [client.problem for client in clients if client.problem is not None]
         first, rows = problems[0], rows_of(self.plan.client.work)
         assert isinstance(first, Stackable) and rows is not None  # noqa: PT018, S101
@@ -266,7 +266,7 @@ _agreed: WeakKeyDictionary[Plan, dict[Hashable, bool]] = WeakKeyDictionary()
 
 
 def _by_kind(orders: Sequence[Order]) -> list[list[int]]:
-    """The places of clients whose problems can be stacked, by kind."""
+    """The positions of clients whose problems can be stacked, by kind of problem."""
     kinds: dict[Hashable, list[int]] = {}
     for place, (client, _) in enumerate(orders):
         problem: Any = client.problem

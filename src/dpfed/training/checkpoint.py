@@ -12,8 +12,8 @@
 
 Guarantee: whenever the process dies, ``load`` finds the last committed round, and no round that was
 committed is asked for again. An attempt that was asked for and not committed counts as spent, once.
-Where clients store their replies it is asked for again, in the same bytes; otherwise the round goes
-on as a new attempt, with new noise. Files are replaced as a whole and synced, never pickled.
+Where clients store their replies it is asked for again, in the same bytes; otherwise the round
+continues as a new attempt, with new noise. Files are replaced as a whole and synced, never pickled.
 
 | edge case                                        | what happens                              |
 |--------------------------------------------------|-------------------------------------------|
@@ -21,7 +21,7 @@ on as a new attempt, with new noise. Files are replaced as a whole and synced, n
 | it dies while a file is written                  | the earlier file is still there           |
 | another plan, model or training under the folder | refused: DataError                        |
 | a file that is cut off or is not ours            | refused: DataError                        |
-| another process goes on in the folder            | refused: DataError                        |
+| another process continues the run in the folder  | refused: DataError                        |
 | a file of version 0.2, or none of asked.json     | not known to be behind gates: not said    |
 | an older file than clients were asked after,     | refused: DataError, as rounds that were   |
 | where the server adds the noise                  | broadcast would get new noise             |
@@ -162,7 +162,7 @@ class Checkpoint:
                 stack.enter_context(locked_file(self.folder / _LOCK, wait=False))
             except BlockingIOError as error:
                 raise DataError(
-                    f"another process goes on with the run in {self.folder}; end that one first"
+                    f"another process continues the run in {self.folder}; end that one first"
                 ) from error
             yield
 
@@ -318,7 +318,7 @@ class Checkpoint:
         return at, attempt
 
     def _spend_asked(self, plan: Plan, state: ServerState, again: bool) -> ServerState:
-        """Attempts that were asked for and never committed are spent; the last goes on, or not."""
+        """Attempts that were asked for and never committed are spent; the last may be repeated."""
         if not (self.folder / _ASKED).exists():
             return state
         at, attempt = self._asked_for()

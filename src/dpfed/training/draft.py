@@ -62,9 +62,9 @@ class Draft:
     """In which rounds the model is judged: every k-th, and the last."""
     loss_bound: float = 5.0
     metrics: Metrics = ()
-    """What is measured where metrics have noise; if empty: correct and clipped loss."""
+    """What is measured if metrics have noise; if empty: correct and clipped loss."""
     client_sampling: Sampling = EVERYONE
-    """Which clients the server asks in a round: hidden from all but the server."""
+    """Which clients the server asks in a round: only the server knows."""
     spare: int = 0
     """Attempts beyond the rounds that noise and delta are sized for; with 0 each costs a round."""
     open: bool = False
@@ -74,7 +74,7 @@ class Draft:
 
     @cached_property
     def declared(self) -> Channels:
-        """What leaves a client: the algorithm's channels, and metrics where they have noise."""
+        """What leaves a client: the algorithm's channels, and metrics if they have noise."""
         if METRICS not in self.channels:
             return self.client.channels
         metrics = metrics_channel(
@@ -99,7 +99,7 @@ class Draft:
         return (round + 1) % self.metrics_every == 0 or round + 1 == self.rounds
 
     def size(self, channel: str, dimension: int) -> int:
-        """How long a channel's vectors are, for a model of so many parameters."""
+        """How long a channel's vectors are, for a model of ``dimension`` parameters."""
         return self.declared[channel].size or dimension
 
     def mechanism_states(self, dimension: int) -> dict[str, State]:
@@ -225,7 +225,7 @@ class Draft:
 
     @property
     def amplification(self) -> Sampling:
-        """The draw of clients, where it hides a unit; everyone, where it does not.
+        """The draw of clients if it hides a unit; everyone if it does not.
 
         It does where a client is the unit and the server adds the same noise, whoever takes part.
         A record's absence does not hide that the rest of its client is there, and under local
@@ -241,7 +241,7 @@ class Draft:
 
     @property
     def min_honest(self) -> int:
-        """The least number of honest terms in whatever the sum shows."""
+        """The least number of honest terms in any total that the sum shows."""
         return self.sum.min_honest(len(self.nominal), self.colluders)
 
     @property

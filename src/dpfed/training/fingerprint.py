@@ -10,7 +10,7 @@ cost nothing.
 |--------------------------------------|---------------------------------------------------------|
 | an algorithm that was made by hand   | it is known by its code's name: its options are not seen |
 | a mechanism that is not installed    | its code counts, too: its representation may not tell it |
-| a checkpoint of version 0.1          | it has the ``legacy_fingerprint``, and goes on          |
+| a checkpoint of version 0.1          | resumes, by its ``legacy_fingerprint``                  |
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpfed.core.types import ClientAlgorithm, place_of
 from dpfed.training.draft import Draft
 
 WIRE_FORMAT = 2
-"""Raise it where a message between server and clients changes: both sides must have the same."""
+"""Raise it if a message between server and clients changes: both sides must have the same."""
 
 
 def fingerprint(plan: Draft) -> str:

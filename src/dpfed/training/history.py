@@ -39,7 +39,7 @@ from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState, clients_told
 
 Row: TypeAlias = dict[str, Any]
-"""One round: plain numbers and texts, ready for CSV and JSON; None where there is no figure."""
+"""One round: plain numbers and texts, ready for CSV and JSON; None if there is no figure."""
 
 COLUMNS = (
     "round",
@@ -118,11 +118,11 @@ class CompletedRound(Protocol):
 
     @property
     def round(self) -> int:
-        """Its number, from 0."""
+        """The round's number, from 0."""
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """Those in its total."""
+        """The clients in its total."""
 
 
 MAX_NAMED_CLIENTS = 200
@@ -180,7 +180,7 @@ def _alike(rounds: Sequence[CompletedRound]) -> list[tuple[int, int, tuple[int, 
 
 
 def only_columns(row: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> Row:
-    """These columns of a row, in their order, and nothing else."""
+    """A row with only these columns, in their order."""
     return {name: known(row.get(name)) for name in columns}
 
 
@@ -195,7 +195,7 @@ def wasted_attempts(history: Sequence[Mapping[str, Any]]) -> int:
 
 
 def known(value: Any) -> Any:
-    """A figure as rows have it: None where it is not a number."""
+    """A figure as rows have it: None if it is not a number."""
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -218,7 +218,7 @@ def signal_to_noise(seen: Aggregate | None) -> float | None:
 
 
 def surplus(plan: Plan, clients: int) -> float:
-    """How much more noise a total of so many has than the guarantee needs: 0.1 is 10 %."""
+    """How much more noise a total of ``clients`` clients has than needed: 0.1 is 10 %."""
     mechanism = plan.update
     if mechanism.trust is not Trust.DISTRIBUTED or not clients or not mechanism.std:
         return 0.0

@@ -154,7 +154,7 @@ class InProcess:
         else:
             self.clients = _ClientsOnDemand(problems)
         self.refusals: list[DpfedError] = []
-        """Why clients were not entered in the ledger: the sentences, which stay in this process."""
+        """The errors by which the ledger refused clients; they stay in this process."""
         self._out: dict[int, DpfedError] | None = None  # those who cannot pay for all of it
 
     def ready(self, step: Step) -> str | None:
@@ -195,7 +195,7 @@ class InProcess:
         entered: Mapping[int, tuple[int, ...] | DpfedError],
         replies: _Replies,
     ) -> Iterator[tuple[int, StageReply]]:
-        """The replies of those whose round is entered; confirmed in one commit at the end."""
+        """The replies of clients whose round is entered; confirmed in one commit at the end."""
         made: list[int] = []
         refused = {client: e for client, e in entered.items() if isinstance(e, DpfedError)}
         self._say_refusals(refused, len(entered))
@@ -232,7 +232,7 @@ class InProcess:
         }
 
     def restore(self, states: State) -> None:
-        """The clients as a checkpoint had them."""
+        """Restore the clients' states from a checkpoint."""
         for client, kept in self.clients.items():
             state, mechanisms, secret = states[f"{client:09d}"]
             self.clients[client] = replace(

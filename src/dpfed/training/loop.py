@@ -17,18 +17,18 @@ One policy for every engine (tests/training/test_loop.py has a test per cell):
 | the code of some clients raises          | left out       | left out     | left out     |
 | the code of every client raises          | again, spent   | again, spent | again, spent |
 | no client is connected                   | cannot happen  | ends         | ends         |
-| the process dies                         | goes on        | begins anew  | goes on      |
+| the process dies                         | resumes        | begins anew  | resumes      |
 
 again, free   a new attempt; nothing is spent. MAX_FAILED_ATTEMPTS in a row end the training
 again, spent  a new attempt at full cost; MAX_FAILED_ATTEMPTS in a row end the training
 same, spent   first the same attempt in the same bytes, once those who were lost are back; then anew
 ends          nothing more is asked for
-left out      the error's name is in the row, and the round goes on with the others
-goes on       from its checkpoint, if it has one; an attempt that died counts as spent, once
+left out      the error's name is in the row, and the round continues with the others
+resumes       from its checkpoint, if it has one; an attempt that died counts as spent, once
 
 At the end the model, the history and the guarantee of what was spent are kept. A recipe's run that
-completed no round raises BudgetSpent or RoundAborted. ``DPStrategy.start`` does where nothing was
-spent, and says why (``stopped``) where something was.
+completed no round raises BudgetSpent or RoundAborted. ``DPStrategy.start`` does so if nothing was
+spent; if something was, it returns and says why training ended (``stopped``).
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ Judge: TypeAlias = Callable[[int, Vector], Mapping[str, float | None]]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Step:
-    """Where a training stands: as it was found, after an attempt at a round, or at its end."""
+    """The state of a training: as it was found, after an attempt at a round, or at its end."""
 
     state: ServerState
     result: RoundResult | None = None
-    """How the attempt ended; None where none was made."""
+    """How the attempt ended; None if none was made."""
     history: tuple[Row, ...] = ()
     committed: tuple[CommittedRound, ...] = ()
     stopped: str | None = None
@@ -80,7 +80,7 @@ class Transport(Protocol):
 
     @property
     def roster(self) -> Verifier | None:
-        """Who the clients are, where the sum asks for signatures."""
+        """The clients' signing keys, for a sum that asks for signatures."""
 
     @property
     def stores_replies(self) -> bool:
@@ -102,7 +102,7 @@ class Transport(Protocol):
         """What a checkpoint keeps for clients that keep nothing themselves."""
 
     def restore(self, states: State) -> None:
-        """The clients as a checkpoint had them."""
+        """Restore the clients' states from a checkpoint."""
 
 
 def train(
@@ -117,7 +117,7 @@ def train(
 ) -> Iterator[Step]:
     """Run the plan's rounds: where the training stands first, then one step per attempt.
 
-    With a checkpoint, a step is on the disk before it is yielded, and a training goes on after it.
+    With a checkpoint, a step is on the disk before it is yielded, and a training resumes after it.
 
     Args:
         plan: what is done, and what it costs.
@@ -126,7 +126,7 @@ def train(
         training: the name of this training, stable when it is resumed.
         checkpoint: where the training keeps itself.
         judge: what the server measures of the model after each completed round.
-        until: end after so many rounds; None means all of the plan's.
+        until: end after this many rounds; None means all of the plan's.
     """
     last = plan.rounds if until is None else until
     failures = 0
@@ -173,7 +173,7 @@ def _found(
     if not saved:
         return Step(state=fresh)
     transport.restore(saved.clients)
-    log.info("going on after round %d", saved.state.round)
+    log.info("resuming after round %d", saved.state.round)
     return Step(
         state=saved.state,
         history=tuple(saved.history),

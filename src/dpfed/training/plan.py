@@ -110,7 +110,7 @@ class Plan(Draft):
         return made.event(strongest(made))
 
     def guarantee(self, counts: RoundCounts | None = None, rounds: int | None = None) -> Guarantee:
-        """What the whole run is going to cost if everyone takes part, or what was released.
+        """What the whole run guarantees if everyone takes part, or what was released so far.
 
         Args:
             counts: the attempts that were made, by kind; None means all that the plan makes.

@@ -13,7 +13,7 @@ only on who takes part.
 | more are there than slots               | the others are not asked                               |
 | fewer, or many within min_separation    | their slots stay empty, and add zero                   |
 | nobody may take part                    | training ends, and nothing is spent                    |
-| the process dies                        | a checkpoint has the devices' counts, so they go on    |
+| the process dies                        | the devices' counts resume from the checkpoint         |
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Population:
 
     @property
     def refusals(self) -> list[DpfedError]:
-        """Why devices were not entered in the ledger: the sentences, which stay here."""
+        """The errors by which the ledger refused devices; they stay in this process."""
         return self._inside.refusals
 
     def ready(self, step: Step) -> str | None:
@@ -91,7 +91,7 @@ class Population:
         return (here[at] for at in drawn.argsort(kind="stable").tolist())
 
     def _may_take_part(self, device: int, state: ServerState) -> bool:
-        """By the device's own count, and by no record."""
+        """Decided from the device's own count only, never from a record."""
         count = self._counts.get(device)
         taken = [at for at, _ in count.entered] if count else []
         if self.ledger:
@@ -118,7 +118,7 @@ class Population:
         return torch.frombuffer(bytearray(kept), dtype=torch.uint8)
 
     def restore(self, states: State) -> None:
-        """The devices' counts as a checkpoint had them."""
+        """Restore the devices' counts from a checkpoint."""
         kept = bytes(states.tolist())
         found = msgspec.json.decode(kept, type=dict[int, set[tuple[int, int]]])
         self._counts = {device: Count(entered) for device, entered in found.items()}

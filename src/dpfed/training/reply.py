@@ -80,7 +80,7 @@ class ClientLedger(Protocol):
         """Enter the round of one client, or refuse it."""
 
     def confirm(self, rows: Iterable[int]) -> None:
-        """The releases of these rows were made."""
+        """Confirm that the releases of these rows were made."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +143,7 @@ class PricedReleaser:
 
 
 class _Rehearsal(PricedReleaser):
-    """The same door where nothing goes out: rows are drawn, clipped and added, and not released."""
+    """A PricedReleaser for rehearsals: rows are drawn, clipped and added, but not released."""
 
     def _release(
         self, mechanism: Mechanism, rows: Rows, channel: str, rng: Stream
@@ -319,7 +319,7 @@ def _data(client: ClientState) -> Problem:
 def _zero_rows_reply(
     plan: Plan, broadcast: Broadcast, client: ClientState
 ) -> tuple[Reply, ClientState]:
-    """What a client without any records would send: as many releases, with the same noise.
+    """What a client without records would send: the same number of releases, with the same noise.
 
     What was released before the failure has not left and is dropped; the algorithm's state stays.
     """

@@ -80,7 +80,7 @@ class ServerState:
     roster: Verifier | None = None
     training: str = "run"
     counts_before: RoundCounts | None = None
-    """Where the attempt to come was asked for by a process that died: the counts without it."""
+    """If a process that died asked for the coming attempt: the counts without that attempt."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -90,11 +90,11 @@ class RoundResult:
     round: int
     aggregate: Aggregate | None = None
     clients: tuple[int, ...]
-    """Those in the total."""
+    """The clients in the total."""
     missing: tuple[int, ...]
-    """Those who were asked and are not."""
+    """The clients that were asked and are not in the total."""
     refused: Mapping[int, str]
-    """Why, where something came."""
+    """Of the missing ones that sent something: why it was refused."""
     aborted: str | None = None
     spent: bool = True
     """Whether releases were asked for; if not, an aborted round has cost nothing."""
@@ -130,12 +130,12 @@ def start(
 
 
 def clients_told(plan: Plan, inside: int) -> float:
-    """How many clients a total has, as others are told: a secret draw gives the expected number."""
+    """How many clients others are told a total has: under a secret draw, the expected number."""
     return plan.participation_rate * len(plan.nominal) if plan.draw_is_secret else inside
 
 
 def publish(plan: Plan, state: ServerState) -> Broadcast:
-    """What goes out at the start of a round."""
+    """The broadcast at the start of a round."""
     shared = plan.optimizer.share(state.optimizer)
     return Broadcast(
         state.round, state.params, shared, attempt=state.attempt, training=state.training
@@ -278,7 +278,7 @@ def _add_waiting(
     refused: MutableMapping[int, str],
     level: int,
 ) -> Session:
-    """In one pass; if that cannot be, one by one, in the order they came."""
+    """Add the replies in one pass; if that is not possible, one by one, in the order they came."""
     # several wait only where the sum adds many
     if len(waiting) > 1 and isinstance(adder, SendsReleases):
         after = adder.add_many(session, waiting)

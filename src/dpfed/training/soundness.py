@@ -17,7 +17,7 @@ from dpfed.training.draft import Draft
 
 
 def small_delta(plan: Draft) -> str | None:
-    """A warning where delta is so large that a whole unit may be published: sound, but useless."""
+    """A warning if delta is so large that a whole unit may be published: sound, but useless."""
     return delta_warning(plan.delta, math.fsum(plan.nominal))
 
 

@@ -11,7 +11,7 @@ import torch
 from dpfed.core.errors import DataError
 from dpfed.core.types import State
 
-_WAY_OUT = "go on with the recipe that the training was begun with, or begin a new training"
+_WAY_OUT = "resume with the recipe that the training was begun with, or begin a new training"
 
 
 def leaves(tree: State) -> list[Any]:
@@ -58,7 +58,7 @@ def _alike(leaf: Any, found: Any) -> Any:
 
 
 def mapped(tree: State, change: Callable[[Any], Any]) -> State:
-    """The same tree with each leaf changed."""
+    """A tree of the same form, with each leaf changed."""
     if isinstance(tree, dict):
         return {name: mapped(tree[name], change) for name in sorted(tree)}
     if isinstance(tree, tuple):

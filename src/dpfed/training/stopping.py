@@ -14,7 +14,7 @@ from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState
 
 MAX_FAILED_ATTEMPTS = 3
-"""Failed attempts in a row that end a training: free ones would go on forever, others waste the
+"""Failed attempts in a row that end a training: free ones would repeat forever, others waste the
 budget."""
 
 EXHAUSTED = "no client's budget suffices for a further round"
@@ -71,7 +71,7 @@ def too_few_replied(plan: Plan, state: ServerState, asked: Mapping[int, bool]) -
     return (
         f"{here} of {planned} clients answered when they were last asked, by round {state.round}, "
         f"and at least {least} must (sum.least_clients), or {_few(here)} would pay for a model "
-        f"of {_own(here)} own; {spent}; with a checkpoint the training goes on when the others are "
+        f"of {_own(here)} own; {spent}; with a checkpoint the training resumes when the others are "
         f"back"
     )
 
@@ -116,7 +116,7 @@ def spent_in_words(plan: Plan, state: ServerState) -> str:
 
 
 def too_few_take_part(reasons: Iterable[str], planned: int) -> str:
-    """Why training ends before it begins where those who did not refuse cannot open a total.
+    """Why training ends before it begins: those who did not refuse are too few to open a total.
 
     Args:
         reasons: the classes of the clients' refusals.
@@ -156,7 +156,7 @@ def set_back(plan: Plan, round: int, answered: Iterable[int]) -> str | None:
         return None
     if plan.open:  # they are not counted further than that
         who = f"more than {plan.colluders} devices"
-        way = "or raise privacy.colluders if so many devices lie"
+        way = "or raise privacy.colluders if this many devices lie"
     else:
         who, way = f"{len(later)} clients", "since a round never gets new noise"
     return (
@@ -178,7 +178,7 @@ def affords(plan: Plan, state: ServerState) -> bool:
 def same_attempt(
     plan: Plan, before: ServerState, after: ServerState, result: RoundResult
 ) -> ServerState:
-    """The state after an attempt: where somebody was silent, the same attempt once more.
+    """The state after an attempt: if somebody was silent, the same attempt once more.
 
     Clients that have answered send the bytes that they stored, at no cost, and one that was lost
     may be back; so the total may still open. The attempt counts as spent meanwhile, and once. If it

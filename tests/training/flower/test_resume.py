@@ -304,7 +304,7 @@ def test_one_server_at_a_time(tmp_path: Path) -> None:
     clients = Clients(plan_with("gradient", "plain"))
     with (
         Checkpoint(tmp_path / "run").held(),
-        pytest.raises(DataError, match="another process goes on"),
+        pytest.raises(DataError, match="another process continues"),
     ):
         serve(clients, tmp_path / "run")
 
