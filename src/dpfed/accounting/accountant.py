@@ -103,7 +103,7 @@ class DrawnPLDAccountant(PLDAccountant):  # type: ignore[misc]  # dp_accounting 
 
 
 def _is_drawn_gaussian(event: Any) -> bool:
-    """Whether this is a sampled Gaussian release with noise: only those are worth caching."""
+    """Whether this is a sampled Gaussian release with noise: only such releases are cached."""
     match event:
         case dp_accounting.PoissonSampledDpEvent(event=dp_accounting.GaussianDpEvent() as inner):
             return bool(event.sampling_probability != 0 and inner.noise_multiplier != 0)

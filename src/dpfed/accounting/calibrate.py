@@ -65,7 +65,7 @@ def calibrate(
 
 
 def closed_form(mechanism: M, mu: float, releases: int) -> M:
-    """The mechanism at the noise level of a mu, where every unit takes part in each release.
+    """The mechanism at the noise level of a mu, if every unit takes part in each release.
 
     Args:
         mechanism: a Gaussian mechanism with noise; only its level is changed.

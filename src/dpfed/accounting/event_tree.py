@@ -67,7 +67,7 @@ class ChannelUse(NamedTuple):
 
 
 RoundKind: TypeAlias = tuple[ChannelUse, ...]
-"""All that one attempt at a round releases. Attempts that release alike are of one kind."""
+"""Everything that one attempt at a round releases; equal for attempts that release the same."""
 
 RoundCounts: TypeAlias = Mapping[RoundKind, int]
 """Kind of round -> number of attempts of that kind."""
@@ -90,12 +90,12 @@ class TrainingReleases:
     channels: Mapping[str, Mechanism]
     rounds: RoundCounts
     draw: Sampling = EVERYONE
-    """The draw of clients that hides a unit from the adversary; everyone where none does."""
+    """The draw of clients that hides a unit from the adversary; everyone if none does."""
     pooled: bool = True
     """Whether the noise of other clients hides a unit, too: releases are sent unmodified."""
 
     def event(self, facing: Facing) -> Json:
-        """The tree, against an adversary who cannot subtract some shares of the noise.
+        """The event tree against an adversary who cannot subtract the shares that ``facing`` gives.
 
         Args:
             facing: the number of shares for each use of a channel.
@@ -189,7 +189,7 @@ def _is_accounted_by_round(mechanism: Mechanism) -> bool:
 
 
 def _amplified(draw: Sampling, one: Json) -> Json:
-    """The event on a draw of units."""
+    """The event, amplified by a draw of units."""
     if isinstance(draw, Everyone):
         return one
     made = events.to_json(draw.amplify(events.from_json(one)))
@@ -213,7 +213,7 @@ def _gaussian(noise_multiplier: float, **notes: object) -> Json:
 
 
 def gaussian_mu_squared(event: Json, adjacency: Adjacency) -> float | None:
-    """The squared mu of a tree of Gaussian releases; None where it has anything else.
+    """The squared mu of a tree of Gaussian releases; None if it has anything else.
 
     Args:
         event: the tree.

@@ -76,9 +76,9 @@ class SecondOpinion:
     """What another accountant says about a claim's epsilon: it lies between these two."""
 
     at_least: float | None
-    """An optimistic PLD; None where that says nothing (0 at small rates, or infinite)."""
+    """An optimistic PLD; None if that says nothing (0 at small rates, or infinite)."""
     at_most: float | None
-    """RDP; None where it is infinite, or knows no bound."""
+    """RDP; None if it is infinite, or knows no bound."""
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,15 @@ class Guarantee:
     shares: float = 1
     draws: str = ""
     """What is drawn at random, how likely, and who knows the draw; or how often a unit takes part.
-    Empty where each is always there."""
+    Empty if each is always there."""
     colluders: int = 1
-    """How many clients may pool what they know, where the noise of others hides a unit."""
+    """How many clients may pool what they know, if the noise of others hides a unit."""
     budgeted: bool = False
     """Whether an owner's budget limits what further trainings on the data may cost."""
     correlated: bool = False
     """Whether noise is stored for later releases: whoever reads the store can subtract it."""
     enforced: str = ""
-    """Who enforces it, in words: ``GATED`` or ``SHIPPED``; empty where all is one process."""
+    """Who enforces it, in words: ``GATED`` or ``SHIPPED``; empty if all is one process."""
     realised: tuple[float, ...] = field(default=(), compare=False)
     """The epsilon of what was released, by claim: it holds if the end was fixed beforehand."""
     opinions: tuple[SecondOpinion, ...] = field(default=(), compare=False)
@@ -322,7 +322,7 @@ def guarantee(
 
 
 def certified(planned: Guarantee, spent: Guarantee) -> Guarantee:
-    """What is stated of a run that has ended: no figure is below its plan's.
+    """The guarantee that is stated of a run that has ended: no figure is below its plan's.
 
     When a run ends, whether an attempt is made again and who drops out may be chosen by what was
     released: by a server, by clients that pool what they know, or by a user who watches. The figure
@@ -454,7 +454,7 @@ def epsilon_of(event: Json, delta: float, adjacency: Adjacency) -> tuple[float, 
 
 
 def rough_epsilon_of(event: Json, delta: float, adjacency: Adjacency) -> float:
-    """About the epsilon of a tree with draws, ten times faster: for a search, never to be stated.
+    """A rough epsilon of a tree with draws, ten times faster: for a search, never to be stated.
 
     Args:
         event: the tree, which has a draw.
@@ -577,7 +577,7 @@ def _accounted(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[floa
 
 
 def _composed(event: DpEvent, adjacency: Adjacency) -> tuple[Any, str]:
-    """The first accountant that accepts the event, and its name; None where there is none."""
+    """The first accountant that accepts the event, and its name; None if there is none."""
     from dp_accounting import UnsupportedEventError
 
     for accountant, name in _accountants(adjacency):
@@ -638,7 +638,7 @@ def _accountants(adjacency: Adjacency) -> list[tuple[Any, str]]:
 
 
 def delta_warning(delta: float, units: float) -> str | None:
-    """A warning where delta is 1 / units or more, which allows publishing a random unit."""
+    """A warning if delta is 1 / units or more, which allows publishing a random unit."""
     if delta * units < 1:
         return None
     return (

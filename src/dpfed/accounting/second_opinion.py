@@ -96,7 +96,7 @@ def _opinion(event: str, epsilon: float, delta: float, adjacency: Adjacency) -> 
 
 
 def _leaves(event: Json) -> Counter[tuple[float, float]] | None:
-    """(noise multiplier, sampling rate) -> how often; None where a release is of another kind."""
+    """(noise multiplier, sampling rate) -> how often; None if any release is neither of these."""
     found: Counter[tuple[float, float]] = Counter()
 
     def walk(node: Json, count: int) -> bool:

@@ -67,7 +67,7 @@ def _refuse_long(releases: int, separation: int) -> None:
 
 @lru_cache(maxsize=256)
 def _inside(level: int, separation: int, times: int) -> Table:
-    """Of a block of 2^level steps."""
+    """The table of a block of 2^level steps."""
     if level == 0:
         return _leaf(separation, times)
     half = _inside(level - 1, separation, times)
@@ -76,7 +76,7 @@ def _inside(level: int, separation: int, times: int) -> Table:
 
 @lru_cache(maxsize=256)
 def _prefix(level: int, separation: int, times: int) -> Table:
-    """The same for the first block, before which there is nothing: f is 0 only."""
+    """The table of the first block: nothing is before it, so f is only 0."""
     if level == 0:
         return _leaf(separation, times)[:, :1]
     left = _with_own(_prefix(level - 1, separation, times))
@@ -95,7 +95,7 @@ def _leaf(separation: int, times: int) -> Table:
 
 
 def _with_own(table: Table) -> Table:
-    """With the block's own node."""
+    """The table with the block's own node counted, too."""
     import numpy as np
 
     return table + np.square(np.arange(len(table), dtype=np.float64))[:, None, None]

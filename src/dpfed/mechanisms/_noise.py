@@ -77,7 +77,7 @@ class HoldsFacts:
         return replace(self, facts=replace(self.facts, **changes))
 
     def _shown(self) -> tuple[str, ...]:
-        """The order in which version 0.2 wrote its fields."""
+        """The fields in the order in which version 0.2 wrote them."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -122,7 +122,7 @@ class GaussianNoise(HoldsFacts):
 
     @property
     def exact(self) -> bool:
-        """Float normals and float sums: accounted for as if they were real numbers."""
+        """False: float normals and float sums are accounted for as if they were real numbers."""
         return False
 
     def refuse_pooling(self, why: str) -> None:
@@ -182,7 +182,7 @@ class GaussianNoise(HoldsFacts):
         return 1 - lost
 
     def rounded_many(self, sums: BoundedSums, step: float) -> Releases | None:
-        """Several clients' releases where the server adds the noise; None where clients do."""
+        """Several clients' releases if the server adds the noise; None if clients do."""
         if self.trust is not Trust.CENTRAL or self.sampling != EVERYONE:
             return None
         self.check_bounds(sums)

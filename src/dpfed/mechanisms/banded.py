@@ -104,7 +104,7 @@ class Banded(GaussianNoise):
         return False
 
     def init(self, size: int) -> Past:
-        """No noise yet."""
+        """The state before any noise."""
         import torch
 
         below = (self.coefficients or (1.0,))[1:]
@@ -124,7 +124,7 @@ class Banded(GaussianNoise):
         return Release(vector, self._std_at(state.t), self.step), state
 
     def release_many(self, sums: BoundedSums, streams: Callable[[int], Stream]) -> Releases | None:
-        """Several clients' releases where the server adds the noise."""
+        """Several clients' releases if the server adds the noise."""
         del streams
         return self.rounded_many(sums, self.step)
 
@@ -160,7 +160,7 @@ class Banded(GaussianNoise):
         return (math.sqrt(self._diagonal()[t - 1]),)
 
     def _diagonal(self) -> list[float]:
-        """Of the best C^T C."""
+        """A diagonal of the best C^T C."""
         roots = [math.sqrt(self.rounds - t) for t in range(self.rounds)]
         scale = self.rounds / math.fsum(roots)
         return [scale * root for root in roots]

@@ -103,7 +103,7 @@ class Blt(GaussianNoise):
         return False
 
     def init(self, size: int) -> Buffers:
-        """No noise yet."""
+        """The state before any noise."""
         import torch
 
         return Buffers(tuple(torch.zeros(size, dtype=torch.float64) for _ in self.decays), 0)
@@ -118,7 +118,7 @@ class Blt(GaussianNoise):
         return Release(vector, self._std_at(state.t), self.step), state
 
     def release_many(self, sums: BoundedSums, streams: Callable[[int], Stream]) -> Releases | None:
-        """Several clients' releases where the server adds the noise."""
+        """Several clients' releases if the server adds the noise."""
         del streams
         return self.rounded_many(sums, self.step)
 

@@ -49,16 +49,16 @@ class Clear(HoldsFacts):
 
     @property
     def independent(self) -> bool:
-        """There is no noise that two releases could share."""
+        """True: there is no noise that two releases could share."""
         return True
 
     @property
     def exact(self) -> bool:
-        """There is no noise that could be exact."""
+        """False: there is no noise that could be exact."""
         return False
 
     def init(self, size: int) -> State:
-        """Nothing to keep."""
+        """No state."""
         del size
         return ()
 

@@ -135,7 +135,7 @@ class DiscreteGaussian(FreshNoise):
         return torch.from_numpy(rounded_normal(self.std / self.step, size, rng.words))
 
     def _sum(self, rows: Rows, size: int) -> torch.Tensor:
-        """The clipped sum in steps: rounded as a whole where that is covered, else row by row."""
+        """The clipped sum in steps: rounded as a whole if that is covered, else row by row."""
         from dpfed.core.rows import Outer, UnitRows
 
         if not isinstance(rows, UnitRows):

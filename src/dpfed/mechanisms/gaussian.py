@@ -75,7 +75,7 @@ class Gaussian(FreshNoise):
         return Release(noisy, self.std, self.step)
 
     def release_many(self, sums: BoundedSums, streams: Callable[[int], Stream]) -> Releases | None:
-        """Each line's release; where clients add noise, with a share of its own."""
+        """The release of each line; if clients add noise, each with its own share."""
         from dpfed.core.randomness import draws_of_many
 
         size = sums.matrix.shape[1]

@@ -8,7 +8,7 @@ k = trailing zeros of t, and closes the k nodes that it takes over:
     release_t = S_t + Z_t - Z_(t-1) = S_t + opened - closed
 
 Nodes are integers on the grid, so sums of releases telescope exactly. ``restart`` > 0 begins a new
-tree after so many releases; the last Z of the old one stays in all later prefixes.
+tree after this many releases; the last Z of the old one stays in all later prefixes.
 
 Guarantee: ``event(n)`` accounts for n calls of ``release`` (or ``finish``), each from the state
 that the last one returned (two from one state would share closed nodes), in idealized arithmetic,
@@ -101,7 +101,7 @@ class Tree(GaussianNoise):
         return False
 
     def init(self, size: int) -> Nodes:
-        """No node is open."""
+        """The state in which no node is open."""
         import numpy as np
         import torch
 
@@ -119,7 +119,7 @@ class Tree(GaussianNoise):
         return Release(noise.add_(sums), std, self.step), state
 
     def release_many(self, sums: BoundedSums, streams: Callable[[int], Stream]) -> Releases | None:
-        """Several clients' releases where the server adds the noise."""
+        """Several clients' releases if the server adds the noise."""
         del streams
         return self.rounded_many(sums, self.step)
 

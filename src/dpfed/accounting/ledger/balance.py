@@ -44,7 +44,7 @@ class Budget(NamedTuple):
     epsilon: float
     delta: float
     keeps_person: bool = False
-    """Whether a record that is replaced stays with its person, as the owner declares."""
+    """Whether a replaced record still belongs to the same person, as the owner declares."""
 
     def __str__(self) -> str:
         return f"({self.epsilon:g}, {self.delta:g})"
@@ -73,7 +73,7 @@ class RunCost:
     """Its events as canonical JSON, and how often each: composed by PLD, as planned beforehand."""
 
     def event(self) -> Json:
-        """All of it as one event."""
+        """The whole cost as one event."""
         parts = [events.times(json.loads(text), n) for text, n in sorted(self.events.items()) if n]
         return events.composed(parts)
 
@@ -138,7 +138,7 @@ class Cost:
 
     @property
     def mixed(self) -> bool:
-        """Whether Gaussian releases that add up by mu^2 stand beside runs that do not."""
+        """Whether there are both Gaussian releases, which add up by mu^2, and runs that are not."""
         return bool(self.runs) and self.mu_squared > 0
 
     def epsilon(self, delta: float, adjacency: Adjacency) -> float:
@@ -174,7 +174,7 @@ class Cost:
         )
 
     def left(self, budget: Budget) -> float:
-        """The epsilon left for a further Gaussian run; NaN where the cost is not Gaussian."""
+        """The epsilon left for a further Gaussian run; NaN if the cost is not Gaussian."""
         delta = budget.delta - math.fsum(self.delta_reserved.values())
         if delta <= 0 or self.unbounded:
             return 0.0
@@ -185,7 +185,7 @@ class Cost:
 
 
 def _delta_part(delta: float, place: int, parts: int) -> float:
-    """The delta of the run in this place: all of it for one that is alone."""
+    """The part of delta for the run at this position: all of it if there is only one run."""
     return delta if parts == 1 else delta / (place * (place + 1))
 
 
@@ -217,7 +217,7 @@ def converted(cost: Cost, times: float | None, source: LedgerKey, target: Ledger
 def _converted_runs(
     runs: Mapping[RunId, RunCost], times: float, source: LedgerKey, target: LedgerKey
 ) -> dict[RunId, RunCost] | None:
-    """The runs in another guarantee; None where one of them has no bound there."""
+    """The runs in another guarantee; None if one of them has no bound there."""
     if times == 1 and source[1:3] == target[1:3]:
         return dict(runs)
     found: dict[RunId, RunCost] = {}
@@ -259,13 +259,13 @@ class Reservation:
     body: Mapping[str, Any]
     used: bool = False
     attempts: dict[tuple[int, int], dict[str, int]] | None = None
-    """Of version 0.2, where clients were drawn: releases by attempt and channel.
+    """Of version 0.2, if clients were drawn: releases by attempt and channel.
 
     That version amplified each channel of a round separately, which understates the cost. From
-    its first entry on, such a run counts as a whole, each round under one draw; before it goes
-    on, it is reserved again."""
+    its first entry on, such a run counts as a whole, each round under one draw; before it
+    resumes, it is reserved again."""
     events: dict[str, Json] = field(default_factory=dict)
-    """Of version 0.2, too: the event that it wrote for one release on a channel."""
+    """By channel, the event that version 0.2 wrote for one release."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ class BudgetClaim:
     """What an enrolled training may still release: set aside for it until the claim lapses."""
 
     cost: Cost
-    """Of its whole plan."""
+    """The cost of its whole plan."""
     covered: bool
     plan: str
     """The plan's fingerprint."""
@@ -290,7 +290,7 @@ class AccountTotal:
     budget: Budget | None
     delta: float
     epsilon: float
-    """Infinite where there is no bound."""
+    """Infinite if there is no bound."""
     unbounded: str
     """The releases without a bound, in words."""
     left: float | None
@@ -342,12 +342,12 @@ class Balance:
             ) from error
 
     def resolve(self, key: LedgerKey) -> LedgerKey:
-        """The key under the first name of its data, which the rows have."""
+        """The key with the first name of its data, which is the name in the rows."""
         base, slash, client = key.dataset.partition("/")
         return key._replace(dataset=f"{self.names.get(base, base)}{slash}{client}")
 
     def budgets_of(self, dataset: str) -> dict[LedgerKey, Budget]:
-        """The budget that stands for a data set: its own, or that of the name which clients divide.
+        """The budget in force for a data set: its own, or that of the name which clients divide.
 
         Version 0.1 allowed several, one per guarantee; then each of them stands.
         """

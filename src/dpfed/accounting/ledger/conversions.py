@@ -32,11 +32,11 @@ class Server(StrEnum):
     """What the server of a guarantee may do, from the weakest to the strongest."""
 
     OUTSIDERS = "outsiders"
-    """It is trusted: the adversary is everybody else."""
+    """The server is trusted: the adversary is everybody else."""
     CURIOUS = "server"
-    """It keeps to the protocol, and looks at everything."""
+    """The server follows the protocol, and looks at everything."""
     MALICIOUS = "malicious"
-    """It may do anything."""
+    """The server may do anything."""
 
 
 _RANK = {server: rank for rank, server in enumerate(Server)}

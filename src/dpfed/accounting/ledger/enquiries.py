@@ -47,11 +47,11 @@ class Enquiries:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """The path of the file."""
         return self.ledger.with_name(f"{self.ledger.name}.enquiries")
 
     def note(self, dataset: str, plan: str, used: frozenset[str], now: float | None = None) -> None:
-        """Count a plan that asks; refuse it where too many have.
+        """Count a plan that asks; refuse it if too many have.
 
         Args:
             dataset: the data that is asked about.
@@ -75,7 +75,7 @@ class Enquiries:
 
 
 class _Noted(msgspec.Struct):
-    """What the file says."""
+    """The content of the file."""
 
     asked: dict[str, dict[str, float]] = {}
     enrolled: dict[str, tuple[float, int]] = {}

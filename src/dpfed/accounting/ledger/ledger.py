@@ -27,7 +27,7 @@ run is added to Gaussian releases. A reservation stays spent. balance.py adds th
 | no budget was declared for the data set           | recorded only                                |
 | a release that cannot be converted into a budget  | UnsoundPlan, nothing is written              |
 | a draw after Gaussian releases, under a budget    | UnsoundPlan, nothing is written              |
-| a drawn run that version 0.2 reserved goes on     | it is reserved again, at its true cost       |
+| a drawn run that version 0.2 reserved resumes     | it is reserved again, at its true cost       |
 | another plan under the name of a training         | UnsoundPlan: give it another name            |
 | a recipe states another budget than was declared  | RecipeError: only the command changes it     |
 | a killed process                                  | what was committed counts, confirmed or not  |
@@ -73,7 +73,7 @@ from dpfed.core.errors import BudgetSpent, DataError, DpfedError, RecipeError, U
 
 
 class Forecast(NamedTuple):
-    """What the data costs in a budget's terms before and after a training, claims included."""
+    """The data's cost in a budget's terms before and after a training, claims included."""
 
     before: Cost
     after: Cost
@@ -97,7 +97,7 @@ class Ledger:
 
     @property
     def path(self) -> Path:
-        """Where the file is."""
+        """The path of the file."""
         return self._journal.path
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Ledger:
         return found
 
     def claim(self, request: Request) -> None:
-        """A training enrols: refuse it as a whole, or keep free what its plan costs.
+        """A training enrols: refuse it as a whole, or set aside what its plan costs.
 
         For all others that amount counts as spent, until the training has released all of it, is
         waived, or has neither enrolled nor released for CLAIM_LIFETIME_S. All of this is one
@@ -178,7 +178,7 @@ class Ledger:
         return len(runs)
 
     def forecast(self, request: Request, target: LedgerKey, budget: Budget) -> Forecast:
-        """What a training would make of a budget, by the rules of an enrolment. Enters nothing.
+        """The data's cost before and after a training, as an enrolment decides. Enters nothing.
 
         Args:
             request: the training; what it has released before counts once.
@@ -202,7 +202,7 @@ class Ledger:
     def _refuse_whole(
         self, request: Request, limits: Mapping[LedgerKey, Budget] | None = None
     ) -> Cost | None:
-        """What a training would still cost, if that fits; None where it has nothing to spend.
+        """What a training would still cost, if that fits; None if it has nothing to spend.
 
         Without ``limits`` it must fit into the budget that was declared.
         """
@@ -225,7 +225,7 @@ class Ledger:
         return more
 
     def confirm(self, numbers: Iterable[int]) -> None:
-        """The releases of these rows were made."""
+        """Confirm that the releases of these rows were made."""
         with self._turn():
             if rows := sorted(numbers):
                 self._append(kind="confirm", rows=rows)
@@ -284,7 +284,7 @@ class Ledger:
             )
 
     def _place(self, key: LedgerKey, request: Request, channel: str) -> int:
-        """How many releases the noise of a channel has made before."""
+        """How many earlier releases used the channel's noise."""
         if request.fresh and request.participation is None:
             return 0
         return self._balance.places.get((key.dataset, *request.run, channel), 0)
@@ -503,7 +503,7 @@ class Ledger:
 
 
 def _undivided(key: LedgerKey) -> LedgerKey:
-    """The key of the name that clients divide, which is what the owner's command takes."""
+    """The key with the name that clients divide: the name that the owner's command takes."""
     return key._replace(dataset=key.base)
 
 

@@ -124,7 +124,7 @@ class _Owner:
     own: dict[str, dict[Any, Any]] = field(default_factory=dict)
 
     def once(self, make: Any, key: tuple[Any, ...], context: Context) -> Any:
-        """What ``make`` gives for a key, made once per process.
+        """The value that ``make`` gives for a key; it is made once per process.
 
         Simulation pickles the app for each message: a named function's cache outlives it.
         """
@@ -139,12 +139,12 @@ class _Owner:
 
 @dataclass(frozen=True, eq=False)
 class _AppNode:
-    """The node that a Flower app runs on: what it says may depend on its Context alone."""
+    """The node that a Flower app runs on: what it says may depend only on its Context."""
 
     owner: _Owner
     context: Context
     trained: Trained | None = None
-    """A user's own train function in the place of a problem."""
+    """A user's own train function, instead of a problem."""
     gated: bool = False
     zero_rows: bool = False
 

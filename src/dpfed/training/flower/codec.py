@@ -68,7 +68,7 @@ class Envelope:
     attempt: int
     stage: str
     client: int | None
-    """None, where a server of an open population reads it: its clients have no index there."""
+    """None if a server of an open population reads it, as its clients have no index there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class Sender:
         Args:
             stage: the stage of the plan's sum.
             requests: what the sum asks of the client, by name.
-            bare: without arrays, where no release is asked for.
+            bare: without arrays, if no release is asked for.
             since: the last total that the client is in; None if there is none.
             slot: of an open population, the slot that the device takes: no two orders of a round
                 are alike then, and one device answers one of them.
@@ -193,7 +193,7 @@ def write_reply(envelope: Envelope, reply: StageReply) -> RecordDict:
 
 
 def _grid(message: bytes) -> Array:
-    """A message of the sum; its length tells what is in it."""
+    """A message of the sum as a Flower array; its content follows from its length."""
     return Array("uint8", (len(message),), _GRID, message)
 
 

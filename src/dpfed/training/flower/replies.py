@@ -62,7 +62,7 @@ def replies(
 
 
 def _pull(grid: Grid, pending: list[str], batch: int) -> list[Message]:
-    """The first few replies that are there, the last one first."""
+    """Pull a few of the replies that are there, the last one first."""
     for at in range(0, len(pending), batch):
         pulled = list(grid.pull_messages(pending[at : at + batch]))
         if pulled:
@@ -71,7 +71,7 @@ def _pull(grid: Grid, pending: list[str], batch: int) -> list[Message]:
 
 
 def flower_error(reply: Message) -> str:
-    """Flower's error by its code only: its text may quote what a client raised."""
+    """Flower's error as its code only, as its text may quote what a client raised."""
     words = {
         1: "that the ClientApp did not load",
         2: "that the ClientApp raised",

@@ -50,44 +50,44 @@ from dpfed.training.reply import ClientState, client_reply
 
 ENROL = "enrol"
 TERMS = "terms"
-"""Where an enrolment has the text of the terms, for silos that approve by rule."""
+"""The field of an enrolment with the text of the terms, for silos that approve by rule."""
 LEAVE = "leave"
-"""Where an enrolment says the opposite: the training has ended, and claims no budget any more."""
+"""The field of an enrolment by which a training has ended, and claims no budget any more."""
 LAST = "last"
-"""Where a node that enrols says which round it has answered last, if it takes part now and then."""
+"""The field in which a node that enrols names the last round that it answered (participation)."""
 ROUND, READY = "round", "ready"
-"""Of an open population: for which round it is asked, and whether it may take part in that."""
+"""In an open population: the round for which a device is asked, and whether it may take part."""
 _UNNAMED, _COUNT, _MAX_OPEN_LEDGERS = "unnamed", "releases.sqlite", 64
 _COUNTS: dict[tuple[Path, int], Ledger] = {}
 
 
 class Node(Protocol):
-    """Who answers, and from what: all of it the node's own. Each may refuse with an exception."""
+    """The client that answers, with its own plan, account and data. Each may raise to refuse."""
 
     @property
     def client(self) -> int:
-        """Its index in the plan."""
+        """The client's index in the plan."""
 
     @property
     def gated(self) -> bool:
-        """Whether it is a process of the data owner's, not of the app that a server ships."""
+        """Whether this is a process of the data owner, not of the app that a server ships."""
 
     @property
     def zero_rows(self) -> bool:
-        """Whether a release has zero rows, since a reply from the data was tried in vain."""
+        """Whether to release zero rows, since an earlier attempt to reply from the data failed."""
 
     def plan(self, training: str) -> Plan:
-        """What its owner has agreed to, for the training of this name; "" if none is named."""
+        """The plan that its owner has agreed to for the training ``training``; "" names none."""
 
     def account(self) -> Account | None:
-        """Where its releases are entered; None counts each training by itself."""
+        """The account in which its releases are entered; None counts each training by itself."""
 
     def problem(self) -> Problem:
         """Its data and model."""
 
 
 def respond(content: RecordDict, node: Node) -> RecordDict:
-    """One stage of one round, or the enrolment before the first."""
+    """The reply to one stage of one round, or to an enrolment."""
     envelope = Envelope(-1, -1, "", -1)
     try:
         if content.config_records[CONTROL].get("stage") == ENROL:
@@ -132,7 +132,7 @@ def _enrol(content: RecordDict, node: Node) -> RecordDict:
 
 
 def _attended(plan: Plan, training: str, node: Node) -> tuple[int, ...]:
-    """The rounds of a training that this client has entered, if it takes part now and then.
+    """The rounds of a training that this client has entered, if participation is limited.
 
     A server under central trust knows them anyway, unless it was set back to an older checkpoint.
     """
@@ -146,7 +146,7 @@ def _attended(plan: Plan, training: str, node: Node) -> tuple[int, ...]:
 
 
 def _may_take_part(plan: Plan, round: object, taken: tuple[int, ...]) -> bool:
-    """Whether this device would answer a round: by its own ledger, and by no record."""
+    """Whether this device would answer a round: decided only from its ledger, no record."""
     if not isinstance(round, int) or plan.participation is None:
         return False
     return plan.participation.allows(round, taken)
@@ -184,7 +184,7 @@ def _count_in(folder: Path) -> Ledger:
 
 
 def _check_order(plan: Plan, order: Order) -> None:
-    """Refuse what the plan does not have, whatever was released before."""
+    """Refuse an order that the plan does not have, whatever was released before."""
     if order.fingerprint != plan.fingerprint():
         raise UnsoundPlan(
             "the server runs another plan than this client has agreed to; give both sides the "
@@ -238,7 +238,7 @@ class _Task:
         return reply
 
     def _made(self) -> dict[str, int]:
-        """In how many attempts each channel of correlated noise was used, by the own ledger.
+        """By channel of correlated noise, the number of attempts in the client's own ledger.
 
         Entries that were not confirmed are not among them: nothing leaves before that.
         """

@@ -2,13 +2,13 @@
 """Chooses which available devices fill a round's slots, anew for each round (open population).
 
 Before a round, connected devices are asked in random order whether they may take part, until all
-slots are taken. A device decides from its own ledger alone, never from a record. Nothing about a
+slots are taken. A device decides only from its own ledger, never from a record. Nothing about a
 device is kept between rounds, so the server's memory does not grow with the population.
 
 | edge case                                   | what happens                                       |
 |---------------------------------------------|----------------------------------------------------|
 | more are there than slots                   | the others are not asked, and spend nothing        |
-| fewer, or many still within min_separation  | after ``wait`` seconds the round goes on with them |
+| fewer, or many still within min_separation  | after ``wait`` seconds the round starts with them  |
 | nobody                                      | training ends, and nothing is spent                |
 | a device that does not say anything         | others are asked after _REPLY_TIMEOUT_S            |
 | one that says it may, and then refuses      | its slot stays empty: it adds zero                 |
@@ -57,9 +57,9 @@ class Slots:
     def __init__(self, plan: Plan, grid: Grid, *, terms: str = "", wait: float = 60.0) -> None:
         self.plan, self.grid, self.terms, self.wait = plan, grid, terms, wait
         self.nodes: dict[int, int] = {}
-        """Slot -> node, of the coming round."""
+        """Slot -> node, for the coming round."""
         self.shipped: bool | None = None
-        """Whether an app of the server's answers for any of them; None before the first."""
+        """Whether any of them answers by an app that the server ships; None before the first."""
         self._refused: Counter[str] = Counter()  # of the coming round, by class
         self._later: list[int] = []  # later rounds that devices have answered, a few of them
 
@@ -131,7 +131,7 @@ class Slots:
         if resting:
             return (
                 f"all {resting} devices that are there must rest, or have taken part "
-                f"{self.plan.participation}; wait until others come, and go on from the checkpoint"
+                f"{self.plan.participation}; wait until others come, and resume from the checkpoint"
             )
         if self._refused:
             return nobody_takes_part(self._refused)

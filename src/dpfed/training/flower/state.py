@@ -2,12 +2,12 @@
 """A client's own state between rounds, on the client's disk: safetensors, never pickle.
 
 Keyed by (training, client, round, attempt). The server says which total had this client's last
-reply, and its state goes on from there: an attempt that was not committed, or whose reply came too
-late, has no effect. That state is kept, and the last two that were written.
+reply, and its state continues from there: an attempt that was not committed, or whose reply came
+too late, has no effect. That state is kept, and the last two that were written.
 Flower's ``context.state`` is empty in a new run; a state under the training's name is not.
 
 Guarantee: a training's folder belongs to one plan, and to one name under which its releases are
-counted (``bind``). Correlated noise goes on from the state after all releases that the client's own
+counted (``bind``). Correlated noise resumes from the state after all releases that the client's own
 ledger counts, or not at all (``load_noise``): the server's round number has no say in it.
 
 | edge case                                          | what happens                             |
@@ -16,7 +16,7 @@ ledger counts, or not at all (``load_noise``): the server's round number has no 
 | a folder of states that says no plan               | UnsoundPlan                              |
 | the noise's state is lost, older or newer than the | UnsoundPlan: begin a new training        |
 | ledger (a backup, a crash while it was written)    |                                          |
-| an algorithm's state is lost                       | it goes on as a new client: a warning    |
+| an algorithm's state is lost                       | it continues as a new client, a warning  |
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def load_at(folder: Path, at: At, template: State) -> State:
     if not leaves(template):
         return template
     if not path.exists():
-        log.warning("%s is missing: this client goes on as a new one", path)
+        log.warning("%s is missing: this client continues as a new one", path)
         return template
     try:
         with safe_open(path, framework="pt") as file:
@@ -181,7 +181,7 @@ def save_state(
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One message of a client at a time: two at once would both go on from the same state."""
+    """Lock the folder: two messages of a client at once would both start from the same state."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with locked_file(folder / _LOCK):
         yield
@@ -194,7 +194,7 @@ def read_secret(folder: Path) -> bytes:
 
 
 def write_secret(folder: Path, secret: bytes) -> None:
-    """Replace it, so that a crash leaves the old one or the new one; only the owner may read it.
+    """Replace the secret; a crash leaves the old or the new one. Only the owner may read it.
 
     It is on the disk before the reply leaves: a mask that was sent is never made again.
     """
@@ -207,7 +207,7 @@ def _name(at: At) -> str:
 
 
 def _kept(folder: Path) -> dict[At, int]:
-    """The states that are there, and when each was written."""
+    """The states in the folder, and when each was written."""
     found = {}
     for path in folder.glob("*.safetensors"):
         if match := re.fullmatch(r"(\d+)(?:-(\d+))?", path.stem):

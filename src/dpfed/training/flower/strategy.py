@@ -92,7 +92,7 @@ class DPStrategy(Strategy):
         watch: called after each round with its row of the history, and of a resumed training with
             the earlier rows first; ``dpfed.flower.open_sinks`` makes one for TensorBoard, MLflow
             or CSV.
-        checkpoint: a folder on the server's disk; a training that died there goes on from the
+        checkpoint: a folder on the server's disk; a training that died there resumes from the
             last committed round, under the same name.
         keep: patterns of names, such as ("*running_mean", "*running_var"): arrays that each node
             keeps for itself, and no row has; at client level only. Integers are in no row anyway:
@@ -149,7 +149,7 @@ class DPStrategy(Strategy):
         Args:
             grid: Flower's way to its nodes.
             initial_arrays: the model to begin with.
-            num_rounds: end after so many rounds; None means all of the plan's.
+            num_rounds: end after this many rounds; None means all of the plan's.
             timeout: how many seconds a stage waits for replies; asked for is spent.
             train_config: goes out to the clients as it is.
             evaluate_config: not used: a client's metrics have a channel with noise, or stay there.
@@ -196,7 +196,7 @@ class DPStrategy(Strategy):
         return result
 
     def _leave(self, transport: GridTransport) -> None:
-        """Free what clients keep for this training, if it ends with something left of its plan."""
+        """Free the budget that clients keep for this training, if it ends before its plan does."""
         if self.step is None or not transport.nodes:
             return
         state = self.step.state
@@ -299,7 +299,7 @@ class DPStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nothing: a metric that leaves a client is a release, and has a channel of its own."""
+        """Asks nothing: a metric that leaves a client is a release, on a channel of its own."""
         del server_round, arrays, config, grid
         return []
 
@@ -404,7 +404,7 @@ class ShortErrors(logging.Filter):
         return True
 
     def _keep(self, error: DpfedError) -> Path | None:
-        """The traceback's file; None where it cannot be written."""
+        """The traceback's file; None if it cannot be written."""
         path = Path(tempfile.gettempdir()) / f"dpfed-error-{os.getpid()}.txt"
         if self.folder is not None:
             path = self.folder / "error.txt"

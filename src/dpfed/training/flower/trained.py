@@ -78,7 +78,7 @@ class Trained:
         return replace(self, train=_unchanged, evaluate=None)
 
     def rows(self, params: Vector, unit: Unit) -> Rows:
-        """One row: the parameters before the user's function, less those after it."""
+        """One row: the parameters before the user's function minus those after it."""
         if unit is not Unit.CLIENT:
             raise UnsoundPlan(
                 f"privacy.unit must be client for a train function, which is one row, got {unit}; "

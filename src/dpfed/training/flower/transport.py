@@ -7,7 +7,7 @@ the number of clients.
 | edge case                                     | what happens                               |
 |-----------------------------------------------|--------------------------------------------|
 | a node drops out                              | it adds zero; the divisor is public        |
-| a late, forged, doubled or malformed reply    | refused, logged; the round goes on         |
+| a late, forged, doubled or malformed reply    | refused, logged; the round continues       |
 | a node that the plan does not know, or twice  | not enrolled, with a logged reason         |
 | a node takes longer than a minute to enrol    | it is asked again, and any reply counts    |
 | a node reconnected without our noticing, or   | the order is re-sent after 5 minutes; a    |
@@ -18,7 +18,7 @@ the number of clients.
 | many for the secure sum to be opened          |                                            |
 | fewer have enrolled than sum.least_clients    | training ends before releases are asked    |
 |                                               | for                                        |
-| few clients drawn, where the accounting       | training goes on: stopping would reveal    |
+| few clients drawn, where the accounting       | training continues: stopping would reveal  |
 | relies on a secret draw (amplification)       | who was drawn                              |
 """
 
@@ -98,7 +98,7 @@ class GridTransport:
         self.nodes: dict[int, int] = {}
         """Client -> node."""
         self.shipped: dict[int, bool] = {}
-        """Client -> whether an app of the server's answers for it, not a process of its owner's:
+        """Client -> whether it answers by an app that the server ships, not by its owner's process:
         by the word of the node that has enrolled for it last."""
         self._asked: set[int] = set()  # nodes that have answered to their enrolment
         self._enrolling: dict[str, int] = {}  # messages that ask for one -> node
@@ -113,7 +113,7 @@ class GridTransport:
     # ------------------------------------------------------------------------------ the nodes
 
     def ready(self, step: Step) -> str | None:
-        """Enrol those who are new; a reason to stop where nobody is connected."""
+        """Enrol nodes that are new; a reason to stop if nobody is connected."""
         if self._slots is not None:
             return self._fill(self._slots, step.state)
         for each in step.committed[self._seen :]:
@@ -146,7 +146,7 @@ class GridTransport:
         return bool(self.nodes) and not any(self.shipped.get(client, True) for client in here)
 
     def _fill(self, slots: Slots, state: ServerState) -> str | None:
-        """Of an open population: who takes part is found anew, and is not remembered."""
+        """Fill the slots of an open population: who takes part is found anew each time."""
         reason = slots.fill(state)
         self.nodes = slots.nodes
         if slots.shipped is not None:
@@ -306,7 +306,7 @@ class GridTransport:
         return ()
 
     def restore(self, states: State) -> None:
-        """Nothing."""
+        """Nothing to restore."""
         del states
 
 
