@@ -470,7 +470,7 @@ SHOWN = {
         _untrusted,
         "got (0, 0)",
         "the round must be after (0, 0)",
-        "go on from the newest",
+        "resume from the newest",
     ),
     errors.RoundAborted: Shown(
         lambda: played(Broken(), **SECURELY),

@@ -73,7 +73,7 @@ class Approval(NamedTuple):
     by: str
 
     def state(self, now: dt.datetime) -> str:
-        """In one word."""
+        """The state in one word."""
         if self.revoked:
             return "revoked"
         return "expired" if now.isoformat() >= self.until else "approved"
@@ -89,7 +89,7 @@ class Price(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What happened on a day, how often, and the last time."""
+    """A kind of event on one day: how often it happened, and when last."""
 
     day: str
     kind: str
@@ -125,7 +125,7 @@ class Approvals:
     # -------------------------------------------------------------------------- files, and time
 
     def sources(self) -> dict[str, str]:
-        """By path, and by device and inode: the data set as which its records were counted."""
+        """Path, or device and inode, of a file -> the data set as which it was counted."""
         found: dict[str, str] = {}
         for name in (FILE, SOURCES):
             with self._open(name) as file:
@@ -157,7 +157,7 @@ class Approvals:
         return self._latest() if row is None else dt.datetime.fromisoformat(row[0])
 
     def _latest(self) -> dt.datetime | None:
-        """What the other files say of the time, where the clock's own was lost."""
+        """The largest time in the other files, if the clock's own file was lost."""
         with self._open(FILE) as file:
             times = [file.execute("SELECT max(at) FROM approvals").fetchone()[0]]
         times += self.revoked().values()
@@ -170,7 +170,7 @@ class Approvals:
         return max(found, default=None)
 
     def reset_clock(self, by: str) -> list[str]:
-        """Let the system's clock count again, after it was ahead once: the owner's own command.
+        """Trust the system's clock again after it was ahead once: the owner's own command.
 
         Args:
             by: who says so; it is logged.
@@ -308,7 +308,7 @@ class Approvals:
             )
 
     def events(self) -> list[Event]:
-        """Day by day, the latest last."""
+        """The events day by day, the latest last."""
         with self._open(FILE) as file:
             rows = file.execute("SELECT * FROM events ORDER BY day, last").fetchall()
         return [Event(*row) for row in rows]

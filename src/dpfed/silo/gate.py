@@ -5,7 +5,7 @@
 
 One request at a time: a frame comes in, a forked child makes the reply, a frame goes out. The data,
 torch and the models are loaded once, in this process, and each child inherits them. Whatever a
-child does, or dies of, this process goes on.
+child does, or dies of, this process continues.
 
 | edge case                                        | what happens                               |
 |--------------------------------------------------|--------------------------------------------|
@@ -90,7 +90,7 @@ def harden() -> None:
 
 
 def listen(gate: GatePolicy) -> socket.socket:
-    """The socket, in a folder that is the owner's alone, open to the relay's group."""
+    """The socket, in a folder that only the owner can write, open to the relay's group."""
     path = Path(gate.socket)
     refuse_open_folder(path.parent)
     if path.is_socket():
@@ -142,7 +142,7 @@ def _serve(gate: socket.socket, handler: RequestHandler, users: set[int]) -> Non
             try:
                 _serve_request(relay, handler, users)
             except Exception:
-                log.exception("a request failed; the gate goes on")
+                log.exception("a request failed; the gate continues")
 
 
 def _serve_request(relay: socket.socket, handler: RequestHandler, users: set[int]) -> None:
@@ -187,7 +187,7 @@ def _reply_in_time(handler: RequestHandler, order: bytes, began: float) -> bytes
 
 
 def _receive_frame(relay: socket.socket, most: int, deadline: float) -> bytes:
-    """One frame, if it comes in time and is not longer than allowed."""
+    """Read one frame, if it comes in time and is not longer than allowed."""
     (size,) = LENGTH.unpack(receive(relay, LENGTH.size, deadline))
     if size > most:
         raise DataError(f"a request must be at most {most} bytes, got {size}; see gate.most_bytes")

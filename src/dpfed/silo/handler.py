@@ -66,7 +66,7 @@ _MAX_PEEKED_BYTES = 1 << 16  # an order up to this size may be refused without a
 
 @dataclass(eq=False)
 class RequestHandler:
-    """What the gate replies from: policy, data and approved trainings, loaded once."""
+    """Makes the gate's replies from policy, data and approved trainings, which are loaded once."""
 
     policy: Policy
     records: dict[str, Records] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class RequestHandler:
         for approval in reversed(standing[:_MAX_TRAININGS_BUILT]):  # the latest last
             try:
                 self.training(approval.name)
-            except DpfedError as error:  # the others go on
+            except DpfedError as error:  # the others continue
                 log.warning("training %s cannot run here: %s", approval.name, error)
 
     @property
@@ -149,7 +149,7 @@ class RequestHandler:
         return replace(terms, folder=local)
 
     def permitted(self, terms: Terms, *, approved: bool = False) -> DataPolicy:
-        """The policy of the terms' data set, if it lets them through today."""
+        """The policy of the terms' data set, if it allows them today."""
         return permit(self.policy, terms, self.approvals.now().date(), approved=approved)
 
     def _problem(self, terms: Terms) -> Problem:
@@ -213,7 +213,7 @@ class RequestHandler:
 
 @dataclass(eq=False)
 class _OrderNode:
-    """What ``respond`` asks for one order: all of it follows from the training's name."""
+    """The node that ``respond`` asks for one order: all follows from the training's name."""
 
     handler: RequestHandler
     content: RecordDict

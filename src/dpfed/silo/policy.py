@@ -205,7 +205,7 @@ class Policy(_Table, frozen=True):
 
 
 def load_policy(path: Path) -> Policy:
-    """The owner's file; refuses by name what it cannot have."""
+    """Read the owner's file; refuses, by name, what it cannot have."""
     try:
         found = msgspec.toml.decode(path.read_bytes(), type=Policy)
     except OSError as error:
@@ -303,7 +303,7 @@ def _check_bounds(name: str, data: DataPolicy) -> None:
 
 
 def permit(policy: Policy, terms: Terms, today: dt.date, *, approved: bool = False) -> DataPolicy:
-    """The data set's policy, if the terms keep within all of it; each refusal names its key.
+    """The data set's policy, if the terms are within all of it; each refusal names its key.
 
     Args:
         policy: the owner's.
@@ -358,12 +358,12 @@ def _permit_numbers(data: DataPolicy, size: int) -> None:
 
 
 class _CalibrationTimeout(BaseException):
-    """No ``except Exception`` on its way takes it for another error."""
+    """A BaseException, so that no ``except Exception`` on its way catches it."""
 
 
 @contextmanager
 def limited_time(seconds: float) -> Iterator[None]:
-    """Refuse to look for noise beyond so many seconds of this process's processor time."""
+    """Refuse a search for noise that takes more than ``seconds`` of this process's CPU time."""
     if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
         yield
         return

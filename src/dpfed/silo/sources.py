@@ -49,7 +49,7 @@ class Files:
 
     paths: set[Path] = field(default_factory=set)
     nodes: dict[tuple[int, int], Path] = field(default_factory=dict)
-    """By device and inode: a path of it."""
+    """Device and inode of a file -> one of its paths."""
     hub: set[str] = field(default_factory=set)
 
     def add(self, path: Path) -> None:
@@ -61,7 +61,7 @@ class Files:
             self.nodes.setdefault((facts.st_dev, facts.st_ino), each)
 
     def marks(self) -> Iterator[str]:
-        """What is remembered of them: each real path, and its device and inode if it is there."""
+        """What the gate stores about the files: real paths, and device and inode if it exists."""
         for path in self.paths:
             yield str(path)
             with suppress(OSError):
@@ -69,14 +69,14 @@ class Files:
                 yield f"{facts.st_dev}:{facts.st_ino}"
 
     def holds(self, mark: str) -> str:
-        """A path here that a mark is of, or lies in; "" if there is none."""
+        """A path of these files that one of the marks names or contains; "" if there is none."""
         if not mark.startswith("/"):
             device, _, inode = mark.partition(":")
             return str(self.nodes.get((int(device), int(inode)), ""))
         return next((str(path) for path in self.paths if nested(path, Path(mark))), "")
 
     def common(self, other: Files) -> str:
-        """Something that both hold; "" if there is nothing."""
+        """A file or name that both sources have; "" if there is none."""
         for node in self.nodes.keys() & other.nodes.keys():
             return str(self.nodes[node])
         for mine in self.paths:

@@ -3,7 +3,7 @@
 
 One stage. The server sees every term, so ``plain`` never serves DISTRIBUTED trust. A message is
 the release's integers, little-endian, int32 or int64: which one follows from its length. A message
-that does not fit is refused, and the rest of the round goes on.
+that does not fit is refused, and the round continues without it.
 
 | edge case                                             | what happens                            |
 |-------------------------------------------------------|-----------------------------------------|
@@ -54,7 +54,7 @@ class Adding:
     total: NDArray[np.int64]
     limit: float
     longest: float | None = None
-    """The norm of a reply at most, where it is one row in clear; None is any."""
+    """The largest norm of a reply, if it is one row in clear; None allows any."""
 
     def decode(self, client: int, message: bytes) -> Integers:
         """A client's integers, checked against the schema: a view of the message."""
@@ -64,7 +64,7 @@ class Adding:
         return integers
 
     def add_many(self, sent: Sequence[tuple[int, bytes]]) -> bool:
-        """Add these, if all are as they should be."""
+        """Add these messages, if all of them fit."""
         by_length: dict[int, list[tuple[int, bytes]]] = {}
         for client, message in sent:
             if client not in self.cohort:
@@ -207,7 +207,7 @@ class Plain:
         return session
 
     def add_many(self, session: Adder, answers: Sequence[tuple[int, Messages]]) -> Adder | None:
-        """Add messages of one channel in one pass; None where one of them may have to be refused.
+        """Add messages of one channel in one pass; None if one of them may have to be refused.
 
         Args:
             session: the sums under way.

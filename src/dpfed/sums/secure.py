@@ -70,7 +70,7 @@ class Secure:
         return max(2, math.ceil(self.survivors * clients - 1e-9))
 
     def min_honest(self, clients: int, colluders: int) -> int:
-        """The least number of honest terms in whatever the adversary can open."""
+        """The least number of honest terms in any total that the adversary can open."""
         least = self.least(clients)
         self._graph(clients, colluders)
         found = least - colluders
@@ -159,7 +159,7 @@ class Secure:
     # ------------------------------------------------------------------------------- the server
 
     def directory(self) -> Directory:
-        """No keys yet."""
+        """A directory without keys."""
         return Directory()
 
     def pack_directory(self, directory: Directory) -> bytes:
@@ -194,7 +194,7 @@ class Secure:
         return session, session.begin()
 
     def add(self, session: Session, client: int, messages: Messages) -> Session:
-        """One client's message of the stage."""
+        """Add one client's message of the stage."""
         if set(messages) != {SUM}:
             raise BadReply(f"a reply must be on {[SUM]}, got {sorted(messages)}; {SAME_PLAN}")
         session.add(client, messages[SUM])

@@ -14,7 +14,7 @@ its private key, the keys it has verified, and how far the current round has gon
 | leaves fewer than ``least`` in the total               | Untrusted, whatever its message says   |
 | asks to open a second time                             | Untrusted                              |
 | asks for a key that outlives the round                 | there is no message for it             |
-| changes a sealed share, or brings another one          | it is left out; the round goes on      |
+| changes a sealed share, or brings another one          | it is left out; the round continues    |
 | gives some clients another layout of the channels      | they share no mask: nothing is opened  |
 """
 
@@ -53,7 +53,7 @@ class Vault(msgspec.Struct, array_like=True):
     keys: dict[int, bytes] = {}
     """The public keys of others that were verified."""
     pairs: dict[int, bytes] = {}
-    """The keys that are shared with them."""
+    """The pair keys that this client shares with them."""
     at: tuple[int, int] = (-1, 0)
     """The last round and attempt that was answered."""
     layout: bytes = b""
@@ -68,7 +68,7 @@ class Vault(msgspec.Struct, array_like=True):
 
 
 def open_vault(secret: bytes, context: SumContext) -> Vault:
-    """This run's vault; a new one where there is none."""
+    """This run's vault; a new one if there is none."""
     if secret:
         vault = _unlocked(secret)
         if vault.run == context.run:
@@ -165,7 +165,7 @@ def _enter(vault: Vault, context: SumContext, cohort: list[int], least: int) -> 
     if at <= vault.at:
         raise Untrusted(
             f"the round must be after {vault.at}, since a mask is used once, got {at}; if the "
-            f"server went back to an old checkpoint, let it go on from the newest"
+            f"server went back to an old checkpoint, let it resume from the newest"
         )
     known = len(set(cohort)) == len(cohort) and set(cohort) <= set(range(context.clients))
     if not known or context.client not in cohort:

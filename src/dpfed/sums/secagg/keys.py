@@ -125,7 +125,8 @@ def unseal(pair: bytes, at: tuple[int, int], sender: int, receiver: int, sealed:
         return AESGCM(key).decrypt(_NONCE, sealed, None)
     except InvalidTag as error:
         raise Untrusted(
-            f"the sealed share of client {sender} was changed on its way; the round goes on without"
+            f"the sealed share of client {sender} was changed on its way; the round continues "
+            f"without it"
         ) from error
 
 
