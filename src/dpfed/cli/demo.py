@@ -189,7 +189,7 @@ def next_commands(out: Path) -> list[tuple[str, str]]:
 
 
 def draw(played: Sequence[FinishedRun], epsilon: float) -> Figure:
-    """Accuracy by round, and beside it the noise that one silo adds."""
+    """Draw accuracy by round, and next to it the noise that one silo adds."""
     with require_extra("plots", "a picture", "matplotlib"):
         from matplotlib.figure import Figure
 

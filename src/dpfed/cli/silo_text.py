@@ -139,7 +139,7 @@ def _sizes(data: DataPolicy, terms: Terms, records: Records) -> str:
 
 
 _ORDER_OVERHEAD_BYTES = 1 << 16
-"""Of an order, besides its parameters."""
+"""Bytes of an order, besides its parameters."""
 
 
 def _obstacles(handler: RequestHandler, terms: Terms) -> Iterator[str]:

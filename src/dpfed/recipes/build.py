@@ -54,7 +54,7 @@ from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
 
 MIN_DRAWN_NOISE = 0.05
-"""The least noise, in clips, where units are drawn: below it the accountant's grid has no end."""
+"""The least noise, in clips, if units are drawn: with less, the accountant's grid has no end."""
 MAX_COHORT = 1_000_000
 """The most devices in a round: more than one server serves, and a list of them fits in memory."""
 
@@ -156,7 +156,7 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
 
 
 def _check_least(plan: Plan) -> None:
-    """An option that could not be met, or would not be used, is refused."""
+    """Refuse a least number of clients that cannot be met, or would not be used."""
     given = getattr(plan.sum, "least_clients", None)
     if given is None:
         return
@@ -169,7 +169,7 @@ def _check_least(plan: Plan) -> None:
 
 
 def _check_own(recipe: Recipe, client: ClientAlgorithm, layout: Layout | None) -> None:
-    """What an algorithm brings itself is not given twice; its model has no other algorithm."""
+    """Refuse a recipe that also names what its algorithm brings, or that model without it."""
     if client.needs.own_steps and recipe.server != [{"name": "scale"}]:
         raise refuse(
             "server",
@@ -316,7 +316,7 @@ def _channels(
 def _declared(
     recipe: Recipe, client: ClientAlgorithm, metrics: tuple[Metric, ...], *, exact: bool
 ) -> Channels:
-    """The algorithm's channels, and metrics where the recipe asks for them."""
+    """The algorithm's channels, and metrics if the recipe asks for them."""
     judged = recipe.evaluation
     if judged.kind is not EvaluationKind.FEDERATED:
         return client.channels
@@ -355,7 +355,7 @@ def _mechanism(
     shares: dict[str, int],
     limits: Participation | None,
 ) -> Mechanism:
-    """The mechanism of a channel; correlated noise is laid out for so many releases."""
+    """The mechanism of a channel; correlated noise is laid out for ``releases`` releases."""
     _refuse_repeated(privacy)
     clip = channel.clip or privacy.clip
     given = privacy.epsilon is not None, privacy.std_over_clip is not None
@@ -396,7 +396,7 @@ def _mechanism(
 
 
 def _refuse_repeated(privacy: PrivacyRecipe) -> None:
-    """An option that stands for a field would come too late for what is decided by the field."""
+    """Refuse an option that repeats a field: it would come too late for what the field decides."""
     for name in privacy.options:
         if name in PrivacyRecipe.__struct_fields__:
             raise refuse(
@@ -421,7 +421,7 @@ def _shares(channels: Channels) -> dict[str, float]:
 
 
 def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[str, Mechanism]:
-    """Noise by the closed form; where units are sampled, a search then scales all of it."""
+    """Noise by the closed form; if units are sampled, a search then scales all of it."""
     mu = gdp.mu_for(epsilon, draft.delta - draft.delta_reserved)
 
     made = {

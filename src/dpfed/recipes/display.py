@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a terminal shows while a run or a study goes on: rounds, time left, accuracy, epsilon.
+"""What a terminal shows during a run or a study: rounds, time left, accuracy, epsilon.
 
 A terminal gets a panel that is redrawn after each round; a log file gets a line every few seconds.
 All of it comes from the rows of ``training/history.py``.
@@ -72,7 +72,7 @@ def spent(epsilon: float) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A fraction in percent; two dashes where it is not known."""
+    """A fraction in percent; two dashes if it is not known."""
     return "--" if value is None else f"{100 * value:.1f} %"
 
 
@@ -80,7 +80,7 @@ class View:
     """Give it to ``dpfed.run(watch=...)``, inside of ``with``."""
 
     def __init__(self, name: str, epsilon: float | None = None, quiet: bool = False) -> None:
-        """``epsilon`` is what the run may spend; None where it guarantees nothing."""
+        """``epsilon`` is what the run may spend; None if it guarantees nothing."""
         from rich.console import Console
 
         self.name, self.epsilon, self.quiet = name, epsilon, quiet
@@ -141,7 +141,7 @@ class View:
 
     @property
     def width(self) -> int:
-        """Room for a curve beside its name and its figure."""
+        """The width of a curve that leaves room for its name and its figure."""
         return max(8, min(CURVE_WIDTH, self.console.width - 34))
 
     def figures(self) -> Table:

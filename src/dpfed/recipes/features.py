@@ -46,7 +46,7 @@ def extract_features(
 def cache_features(
     recipe: DataRecipe, root: Path | None, watch: Callable[[int, int], None] | None = None
 ) -> None:
-    """Extract features into the recipe's cache, where it has one: loading then only reads them.
+    """Extract features into the recipe's cache, if it has one: loading then only reads them.
 
     Args:
         recipe: the table ``data``.

@@ -52,13 +52,13 @@ class Federation:
     held: Sequence[Records]
     source: str
     goal: Vector | None = None
-    """What an estimate is compared with: the non-private one, or the truth of generated records."""
+    """The parameters that an estimate is compared with: the non-private ones, or the true ones."""
     divided: str = ""
     """The column or files that define the clients, for the partition 'natural'; else empty."""
     screen: Screen | None = None
     """What the records' owner should look at; it never leaves the machine."""
     spread: float | None = None
-    """How far public records lie from the mean that centers the clients', where there is one."""
+    """How far public records lie from the mean that centers the clients' records, if any."""
 
 
 def evaluation_words(recipe: Recipe, silos: Federation) -> str:
@@ -129,7 +129,7 @@ def _goal(kind: EvaluationKind, model: Model, dataset: Dataset) -> Vector | None
 
 
 def _held(whole: Recipe, records: Records, parts: Parts) -> tuple[Parts, Parts]:
-    """Each client without its own test records, and these: the same ones for every seed.
+    """Each client without its held-out records, and those records: the same for every seed.
 
     With ``data.validation``, a part of the rest is held out instead: no search sees the others.
     """
@@ -163,7 +163,7 @@ def divide(recipe: Recipe, dataset: Dataset) -> Parts:
 
 
 def _partition(recipe: DataRecipe, records: Records) -> PartitionRecipe:
-    """The recipe's; records that name their silos keep to them if it says nothing."""
+    """The recipe's partition; if it names none, records with silos are divided by silo."""
     if records.silos is not None and recipe.partition == PartitionRecipe():
         return PartitionRecipe(name="natural")
     return recipe.partition

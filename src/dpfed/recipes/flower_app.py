@@ -12,7 +12,7 @@
     timeout = 3600.0       # seconds that a stage of a round waits for replies
     training = ""          # the name under which clients keep state; a resumed run has the same
     sinks = ""             # where rows go at once: csv, tensorboard, mlflow (of the server)
-    checkpoint = ""        # a folder on the server's disk: a run that died goes on from there
+    checkpoint = ""        # a folder on the server's disk: a run that died resumes from there
 
 Both sides build the federation and the plan from the recipe, as the in-process engine does, and
 each client takes its own part. Flower pickles the ClientApp object anew for each message to a
@@ -77,7 +77,7 @@ def recipe_for_flower(path: str | Path) -> Recipe:
 
 
 def session_for(context: Context) -> Session:
-    """What the run's configuration names."""
+    """The session of the recipe that the run's configuration names."""
     config = context.run_config
     asked = config.get("recipe") or config.get("terms")
     if not asked or not config.get("out"):
@@ -175,7 +175,7 @@ def _sinks(context: Context) -> list[str]:
 
 
 def _kept(context: Context) -> list[Row]:
-    """The rows of an earlier process that died: its checkpoint has them."""
+    """The rows of an earlier process that died, from its checkpoint."""
     folder = context.run_config.get("checkpoint")
     return Checkpoint(Path(str(folder))).history() if folder else []
 
@@ -230,7 +230,7 @@ def _evaluate_fn(session: Session) -> EvaluateFn:
 
 
 def _training(session: Session, context: Context) -> str:
-    """The training's name: the terms', as configured, a checkpoint's, or one for this run alone."""
+    """The training's name: the terms', as configured, a checkpoint's, or a new one for this run."""
     if session.terms:
         return session.recipe.name
     name, folder = context.run_config.get("training"), context.run_config.get("checkpoint")

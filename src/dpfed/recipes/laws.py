@@ -61,7 +61,7 @@ _kept: set[tuple[str, str, str, str]] = set()
 
 
 def require_laws(kind: str, name: str, options: Mapping[str, Any], unit: Unit) -> None:
-    """Refuse code that breaks the bound that it states.
+    """Refuse code that breaks a bound that it states.
 
     Args:
         kind: client, server, mechanisms or metrics.

@@ -27,11 +27,11 @@ class Method(NamedTuple):
     server: tuple[PlugIn, ...] = ({"name": "scale"},)
     mechanism: str = "gaussian"
     rounds: int | None = None
-    """What a recipe that says nothing has; None means the schema's own."""
+    """The rounds of a recipe that gives none; None means the schema's own."""
     default: str = ""
-    """How it sets itself where nothing is given; empty if a rate has to be searched for."""
+    """How it chooses settings that are not given; empty if a rate has to be searched for."""
     able: Mapping[str, tuple[Any, ...]] = {}
-    """By field of a recipe the values that it can do, the default first; any of a field not named.
+    """Field of a recipe -> the values that it supports, the default first; others take any value.
 
     A recipe that names no method and asks for another value is not given this one.
     """

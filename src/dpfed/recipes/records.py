@@ -38,7 +38,7 @@ def load_dataset(whole: Recipe, root: Path | None, public: Public | None = None)
 
 
 def load_features(recipe: DataRecipe, root: Path | None, public: Public | None = None) -> Dataset:
-    """The first half of ``load_dataset``: what the source has, with its features mapped.
+    """The first half of ``load_dataset``: the source's records, with their features mapped.
 
     What a recipe does not ask for (a backbone, convolutions) is not imported, so that a gate
     without it need not be reviewed for it.
@@ -85,7 +85,7 @@ def _split(dataset: Dataset, fraction: float, seed: int, by_group: bool) -> Data
 
 
 def decided_missing(recipe: DataRecipe) -> Missing | None:
-    """What the owner has decided about missing values, if anything."""
+    """The owner's decision about missing values, if there is one."""
     if recipe.missing is Missing.DROP and recipe.fill_missing is not None:
         raise RecipeError(
             f"data.missing = 'drop' and data.fill_missing = {recipe.fill_missing:g} contradict "

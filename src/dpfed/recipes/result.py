@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A finished run as a value, and as files that people use: the same ones from every engine.
 
-metrics.csv, metrics.jsonl   one row per round; over Flower the latter grows as the run goes on
+metrics.csv, metrics.jsonl   one row per round; over Flower the latter grows during the run
 model.safetensors            the trained parameters, by name
 adapter/                     of a model with an adapter: what PeftModel.from_pretrained reads
 recipe.toml                  the resolved recipe: ``dpfed run recipe.toml`` repeats the run
@@ -85,11 +85,11 @@ class Result:
     stopped: str | None = None
     """Why training ended before the plan's last round, if it did."""
     divided: str = ""
-    """By which column or files the clients came about, where they are natural ones."""
+    """The column or files that define the clients, if these are natural ones."""
     nominal: tuple[float, ...] = ()
     """Each client's public number of units."""
     rows: str = ""
-    """How the rows of a network were clipped, in words; empty for what has only one way."""
+    """How the rows of a network were clipped, in words; empty for models with only one way."""
     answered: Mapping[str, Any] = field(default_factory=dict)
     """Who is in the totals of which rounds (``dpfed.training.history.participants``)."""
 
@@ -117,7 +117,7 @@ class Result:
 def require_a_round(step: Step, detail: str = "") -> None:
     """Refuse to report a training that completed no round: its model is the one it began with.
 
-    ``detail`` is the ledger's own error, where this process has seen it.
+    ``detail`` is the ledger's own error, if this process has seen it.
     """
     if step.state.round or not step.stopped:
         return
@@ -195,7 +195,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def is_taken(out: Path) -> bool:
-    """Whether a run has left something in a folder that another one would write over."""
+    """Whether a run has left files in a folder that another run would overwrite."""
     files = (GUARANTEE_FILE, MODEL_FILE, METRICS_FILE)
     table = out / "metrics.csv"  # a run that failed before its first round leaves its head
     rows = table.is_file() and len(table.read_bytes().splitlines()) > 1
@@ -220,7 +220,7 @@ def _numbered(out: Path) -> tuple[Path, ...]:
 def claim_folder(out: Path, training: str) -> Path:
     """The folder for a training's files: as named, or NAME-2, ... if another training used that.
 
-    A training that goes on finds the folder that it had, also if that was not the first one.
+    A training that resumes finds the folder that it had, also if that was not the first one.
 
     Args:
         out: the folder that is wished for.
@@ -271,7 +271,7 @@ def _claimed(out: Path, training: str) -> bool:
 def clear_result(out: Path, kept: Sequence[Row] = ()) -> None:
     """Remove what an earlier process of the run left; if it has rows, these and its model stay.
 
-    Without rows there is nothing to go on from: the files would be taken for this run's.
+    Without rows there is nothing to resume from: the files would be taken for this run's.
     """
     for name in (ERROR_FILE, TRACEBACK_FILE, *(() if kept else (GUARANTEE_FILE, MODEL_FILE))):
         (out / name).unlink(missing_ok=True)
@@ -284,13 +284,13 @@ def clear_result(out: Path, kept: Sequence[Row] = ()) -> None:
 
 
 def add_row(out: Path, row: Row) -> None:
-    """One more round, in the file that is watched while the run goes on."""
+    """Append a round's row to the file that is watched during the run."""
     with (out / METRICS_FILE).open("a", encoding="utf-8") as file:
         file.write(json_line(row))
 
 
 def write_error(out: Path, error: Exception) -> None:
-    """Why there is no result."""
+    """Write why there is no result."""
     _write(out / ERROR_FILE, json.dumps({"error": type(error).__name__, "sentence": str(error)}))
 
 

@@ -59,9 +59,9 @@ def run(
         watch: called with each round's row and the number of rounds; of a resumed run with the
             earlier rows, too. ``dpfed.recipes.display.View`` is one.
         engine: ``in-process``, or ``flower-simulation``: the same bits, through ``flwr run``.
-        resume: a folder in which the run keeps itself; one that died there goes on from its last
+        resume: a folder in which the run keeps itself; one that died there resumes from its last
             committed round.
-        sinks: where rows go while the run goes on: csv, tensorboard, mlflow; they write into
+        sinks: where rows go during the run: csv, tensorboard, mlflow; they write into
             ``out``.
         overwrite: let ``out`` hold another run's result, and write over it.
         **sections: the recipe's own sections as keywords: data, privacy, server, rounds, ...
@@ -217,7 +217,7 @@ def _finished(session: Session, step: Step, account: Account | None) -> Result:
 
 
 def _training(session: Session, checkpoint: Checkpoint | None) -> str:
-    """The training's name: a checkpoint's own, or a new one where a ledger will know it."""
+    """The training's name: a checkpoint's own, or a new one if a ledger will know it."""
     name = session.recipe.name
     if checkpoint:
         return checkpoint.training(name)

@@ -96,7 +96,7 @@ class DataRecipe(_Section, frozen=True):
     backbone_fit: str = "pad"
     """How they get it: pad or resize."""
     backbone_project: int | msgspec.UnsetType = msgspec.UNSET
-    """Keep so many columns, along the leading directions of its own classifier. Unset: all."""
+    """Keep this many columns, along the leading directions of its own classifier. Unset: all."""
     backbone_weights: str | None = None
     """The file with its weights."""
     backbone_cache: str | None = None
@@ -186,7 +186,7 @@ class PrivacyRecipe(_Section, frozen=True):
     participation: Participation | msgspec.UnsetType = msgspec.UNSET
     """A client takes part at_most times, min_separation rounds apart: docs/scale.md."""
     cohort: int | msgspec.UnsetType = msgspec.UNSET
-    """An open population: so many devices are asked in a round, whoever is there."""
+    """An open population: this many devices are asked in a round, whoever is there."""
     spare_attempts: int | msgspec.UnsetType = msgspec.UNSET
     """Extra attempts that the noise is sized for. Without any, a failed attempt costs a round."""
     options: dict[str, Any] = {}
@@ -503,7 +503,7 @@ _TABLES = {
     "privacy.adaptive": AdaptiveRecipe,
     "privacy.participation": Participation,
 }
-"""Where two tables have the same field, the later one is suggested: it is likelier to be meant."""
+"""If two tables have the same field, the later one is suggested: it is likelier to be meant."""
 
 _INSTEAD = {"batch_size": "set record_rate: no accountant here bounds a batch of a fixed size"}
 

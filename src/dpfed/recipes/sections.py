@@ -69,8 +69,8 @@ class Data(TypedDict, total=False):
         backbone: A public, frozen network that turns images into features.
         backbone_size: Height and width that images get first.
         backbone_fit: How they get it: pad or resize.
-        backbone_project: Keep so many columns, along the leading directions of its own classifier.
-            Unset: all.
+        backbone_project: Keep this many columns, along the leading directions of its own
+            classifier. Unset: all.
         backbone_weights: The file with its weights.
         backbone_cache: A folder that keeps features between runs; as private as the images.
         holdout: The part of the records that becomes the test set, the same for every seed.
@@ -190,7 +190,7 @@ class Privacy(TypedDict, total=False):
         client_rate: The probability with which each client is drawn in each round (Poisson).
         participation: A client takes part at_most times, min_separation rounds apart:
             docs/scale.md.
-        cohort: An open population: so many devices are asked in a round, whoever is there.
+        cohort: An open population: this many devices are asked in a round, whoever is there.
         spare_attempts: Extra attempts that the noise is sized for. Without any, a failed attempt
             costs a round.
         options: Options of the mechanism.

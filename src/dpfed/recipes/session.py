@@ -55,7 +55,7 @@ class Session:
 
     @property
     def rows(self) -> str:
-        """How rows of a network are clipped, in words; empty where there is one way only."""
+        """How rows of a network are clipped, in words; empty if there is only one way."""
         problem = next(iter(self.federation.problems), None)
         if not isinstance(problem, NetworkProblem):
             return ""

@@ -47,7 +47,7 @@ Edge cases:
     a script starts another client     check refuses: the roster counts by partition-id
     DPFED_IDENTITY=simulated           the start script overrides it; in a script, check refuses
     no TLS, node keys or rosters       check refuses, or with insecure=True warns
-    the folder has a silo.toml         check goes on with what ``dpfed silo check`` verifies
+    the folder has a silo.toml         check continues with what ``dpfed silo check`` verifies
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sinks: where a run's rows go while it goes on, beside the files that it leaves at its end.
+"""Sinks: where a run's rows go during the run, in addition to the files that it leaves.
 
     about = About("ward", Path("out"), plan.guarantee().sentence)
     with open_sinks(("csv", "tensorboard"), about) as add:
@@ -12,7 +12,7 @@ that is given ``About`` and yields ``add``. At its close ``About.finished`` is w
 | edge case                         | what happens                                              |
 |-----------------------------------|-----------------------------------------------------------|
 | an unknown sink, a missing extra  | an error before the first round: nothing is spent         |
-| a sink fails while the run goes on| it is left out from there on, with one warning: a         |
+| a sink fails during the run       | it is left out from there on, with one warning: a         |
 |                                   | dashboard that is down must not waste a round             |
 | a sink fails at its close         | a warning                                                 |
 | a row with columns of its own     | only ``training/history.py``'s columns get through        |
@@ -39,7 +39,7 @@ Add = Callable[[Row], None]
 
 @dataclass
 class About:
-    """What a sink is told of a run: before its first round, but for ``finished``.
+    """What a sink is told of a run: before its first round, except ``finished``.
 
     Args:
         name: the run's name.
@@ -59,7 +59,7 @@ class About:
     """The sentence of the whole run, as planned."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     columns: Sequence[str] = COLUMNS
-    """What rows have: ``columns_of(plan)`` where a plan names metrics of its own."""
+    """The columns of the rows: ``columns_of(plan)`` if a plan names metrics of its own."""
     finished: str = ""
     """The sentence of what was spent: whoever runs sets it before the sinks are closed."""
 
@@ -98,7 +98,7 @@ def open_sinks(names: Sequence[str], about: About) -> Iterator[Add]:
 
 @contextmanager
 def _forgiving(name: str, sink: AbstractContextManager[Add]) -> Iterator[Add]:
-    """The sink, unless it fails: then nothing more goes there, and training goes on."""
+    """The sink; once it fails nothing more goes there, and training continues."""
     add, broken = _open(name, sink), False
 
     def careful(row: Row) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorBoard: ``tensorboard --logdir runs`` shows the curves while the run goes on.
+"""TensorBoard: ``tensorboard --logdir runs`` shows the curves during the run.
 
 A resumed run writes its earlier rounds anew, and hides what the process that died had written.
 """
