@@ -66,7 +66,7 @@ NAMES = {
     "sst2": "SST-2",
     "synthetic": "Synthetic",
 }
-"""Of data sets, by the name of their file; others are called by that name."""
+"""Name of a data set's file -> its name on boards; others are called by the file's name."""
 
 MADE_ON = {
     "dp-fedauto": {"Adult", "Chest X-rays", "CIFAR-10", "Fashion-MNIST", "Malaria cells"},
@@ -97,7 +97,7 @@ class Task:
     trust: str
     measure: Measure
     identity: str
-    """All that a figure depends on but the method: two boards may read alike and differ here."""
+    """All that a figure depends on except the method: two boards may read alike and differ here."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class BoardLine:
 
     task: Task
     name: str
-    """Of the method, as a recipe has it."""
+    """The method's name in recipes."""
     method: str
-    """The same as its study calls it."""
+    """The method's name in its study."""
     how: str
     """Rounds, centring, weights."""
     tuned: bool
@@ -127,7 +127,7 @@ class BoardLine:
         return self.task.records in MADE_ON.get(self.name, ())
 
     def mean(self, epsilon: str) -> float | None:
-        """Over seeds; None where there is none, or where one of them diverged."""
+        """The mean over seeds; None if there is none, or if one of them diverged."""
         values = self.figures.get(epsilon, {})
         return None if self.lost.get(epsilon) or not values else statistics.fmean(values.values())
 
@@ -142,7 +142,7 @@ class Board:
     lines: tuple[BoardLine, ...]
 
     def best(self, epsilon: str) -> BoardLine | None:
-        """The line with the best mean; None where fewer than two have a mean."""
+        """The line with the best mean; None if fewer than two have a mean."""
         known = [line for line in self.lines if line.mean(epsilon) is not None]
         sign = self.task.measure.sign
         if len(known) < 2:
@@ -319,7 +319,7 @@ def _merged(lines: Iterable[BoardLine]) -> list[BoardLine]:
 
 
 def _boards(lines: list[BoardLine]) -> Iterator[Board]:
-    """By data set, details and trust; tuned before untuned."""
+    """The boards by data set, details and trust; tuned before untuned."""
     groups: dict[tuple[str, str, str, str, bool], list[BoardLine]] = {}
     for line in lines:
         p = line.task

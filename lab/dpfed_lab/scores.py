@@ -21,7 +21,7 @@ from dpfed_lab.sweep import label_of, settings_for
 from dpfed_lab.table import NOTHING, Number, Value
 
 Settings = Mapping[str, Mapping[str, Any]]
-"""Of settings.json: cell and method -> set, validation, tried."""
+"""The content of settings.json: cell and method -> set, validation, tried."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class Measure:
     """What the runs of a study are judged by."""
 
     key: str
-    """Of a stored run."""
+    """The key in a stored run."""
     name: str
     label: str
     scale: float
     sign: int
-    """+1 where more is better, -1 where less is."""
+    """+1 if more is better, -1 if less is."""
     decimals: int | None
     """None: four significant figures, since losses have no scale of their own."""
     unit: str = ""
-    """Of a difference."""
+    """The unit of a difference."""
 
     def value(self, raw: Any) -> float | None:
         """A stored figure as the tables show it; None if there is none."""

@@ -29,7 +29,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Gap:
-    """A method less another one, seed by seed; with a 95 % t interval from two seeds on."""
+    """A method minus another one, seed by seed; with a 95 % t interval from two seeds on."""
 
     seeds: int
     mean: float
@@ -40,7 +40,7 @@ class Gap:
 
     @property
     def p(self) -> float:
-        """Of the paired t test of no difference; 1 where one seed cannot tell."""
+        """The p-value of the paired t test of no difference; 1 if there is only one seed."""
         if self.std is None:
             return 1.0
         if self.std == 0:
@@ -57,7 +57,7 @@ class Gap:
 
 
 def gap(found: Scores, cell: Cell, method: str, other: str, round: int | None = None) -> Gap | None:
-    """Over the seeds that both have, at a round or at the end; None if there is none.
+    """The gap over the seeds that both have, at a round or at the end; None if there is none.
 
     Args:
         found: what the runs reached.
@@ -120,7 +120,7 @@ def mark_note(found: Scores) -> str:
 
 
 def paired_table(study: Study, rows: Iterable[Row], baseline: str | None = None) -> Table:
-    """Each method less the baseline, seed by seed, with an interval for the mean.
+    """Each method minus the baseline, seed by seed, with an interval for the mean.
 
     Args:
         study: the study.
@@ -197,7 +197,7 @@ class McNemar:
 
     @property
     def p(self) -> float:
-        """Of no difference; 1 where the two never differ."""
+        """The p-value of no difference; 1 if the two never differ."""
         from scipy.stats import chi2
 
         return float(chi2.sf(self.chi2, 1))

@@ -149,7 +149,7 @@ def _by_first_axis(
 
 
 def silos_table(study: Study, rows: Iterable[Row]) -> Table:
-    """Where each silo judged by itself: the mean over silos, and the one that is served worst."""
+    """If each silo judged by itself: the mean over silos, and the one that is served worst."""
     worst: dict[str, list[float]] = {}
     for row in final_rows(study, rows):
         figure = ACCURACY.value(row.get("worst_silo"))
@@ -192,7 +192,7 @@ def _axes(study: Study) -> list[str]:
 
 
 def settings_table(study: Study, rows: Iterable[Row], settings: Settings) -> Table:
-    """What was chosen, how it did on held-out records, and what so many runs would cost.
+    """What was chosen, how it did on held-out records, and what the search would cost.
 
     Args:
         study: the study.
@@ -275,7 +275,7 @@ def search_cost(
 
 
 def _cost(tried: int, one: tuple[float, float] | None) -> Value:
-    """Of all tried runs together; ``one`` is the epsilon and the delta of each."""
+    """The epsilon of all tried runs together; ``one`` is the epsilon and the delta of each."""
     if one is None:
         return NOTHING
     return Number(tuning_cost(tried, *one)) if math.isfinite(one[0]) else "no privacy"

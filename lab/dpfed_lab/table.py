@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 NOTHING = "-"
-"""What stands where there is no figure."""
+"""What stands in a cell without a figure."""
 
 BETTER, WORSE = "▲", "▼"
 """Beside a figure whose difference to the baseline's is statistically significant (mark_note)."""

@@ -15,7 +15,7 @@ ITERATIONS = 30
 
 
 def largest_eigenvalue(gradient: Callable[[Vector], Vector], params: Vector) -> float:
-    """Of a loss's Hessian, by power iteration.
+    """The largest eigenvalue of a loss's Hessian, by power iteration.
 
     A product with the Hessian is a difference of gradients, so that any model will do.
 

@@ -48,13 +48,13 @@ NARROW, WIDE = "(F.14), sigma^2 = s^2", "(F.14), sigma^2 = n s^2"
 
 
 class Round(NamedTuple):
-    """One round of ADMM: one row per client, all less the optimum."""
+    """One round of ADMM: one row per client, all minus the optimum."""
 
     duals: torch.Tensor
     primals: torch.Tensor
     y: Vector
     moved: Vector
-    """y less that of the round before."""
+    """y minus that of the round before."""
     residual: torch.Tensor
     """lambda_i + s - lambda_i*, of Lemma 19."""
 
