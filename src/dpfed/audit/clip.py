@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does one unit move a release further than was accounted for? Hostile rows under the same noise.
 
-A row goes through the plan's PricedReleaser beside other rows, and then another row in its place.
+A row goes through the plan's PricedReleaser among other rows, and then another row in its place.
 Both releases have the same noise, so their difference is what the unit moved, up to a grid step.
 The epsilon of that movement under the stated noise is computed independently (recount.py). It is
 too large if the clip is missing, if a step comes before the noise, or if a factor of replace-one
@@ -93,7 +93,7 @@ def _movement_by_value(plan: Plan, size: int, value: float) -> float:
 
 
 def _apart(plan: Plan, size: int, row: torch.Tensor, other: torch.Tensor, base: int) -> float:
-    """The distance of two releases under the same noise, less what the grid may add to it."""
+    """The distance of two releases under the same noise, minus what the grid may add to it."""
     beside, call = _directions(plan, size, base) * plan.update.clip, next(calls(plan, UPDATE, 1))
     try:
         first, second = (
@@ -110,6 +110,6 @@ def _slack(plan: Plan, size: int) -> float:
 
 
 def _directions(plan: Plan, size: int, count: int) -> torch.Tensor:
-    """Rows of norm 1 in random directions that depend on the noise's seed alone."""
+    """Rows of norm 1 in random directions that depend only on the noise's seed."""
     made = torch.from_numpy(plan.noise.stream("hostile", count).normal(count * size))
     return torch.nn.functional.normalize(made.view(count, size), dim=1)

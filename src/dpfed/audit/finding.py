@@ -44,9 +44,9 @@ class Finding:
 
     audit: str
     claimed: float
-    """The epsilon that is claimed for what this audit looks at."""
+    """The epsilon claimed for the releases that this audit looks at."""
     found: float
-    """A lower bound of the true epsilon; NaN where the audit measures something else."""
+    """A lower bound of the true epsilon; NaN if the audit measures something else."""
     power: str
     """What the audit would have found, in words."""
     verdict: Verdict
@@ -58,7 +58,7 @@ class Finding:
 def judged(
     audit: str, claimed: float, found: float, power: str, detail: str, sees: float = math.nan
 ) -> Finding:
-    """A finding that is flagged where the lower bound exceeds the claim by more than rounding.
+    """A finding that is flagged if the lower bound exceeds the claim by more than rounding.
 
     Args:
         audit: the audit's name.
@@ -133,12 +133,12 @@ class Subject:
 
     @property
     def others(self) -> float:
-        """The epsilon against whoever gets the model."""
+        """The epsilon against those who get the model."""
         return min(self.claimed, self.plan.guarantee().claims[-1].epsilon)
 
     @property
     def delta(self) -> float:
-        """Delta less the part that a secure sum reserves for its own failure."""
+        """Delta minus the part that a secure sum reserves for its own failure."""
         return self.plan.delta - self.plan.delta_reserved
 
     @property

@@ -57,7 +57,7 @@ class ChannelNoise:
 
 
 def noise_scale(target: Subject) -> Finding:
-    """Measure every channel's noise, and compute the epsilon of what is there."""
+    """Measure every channel's noise, and compute the epsilon that the measured noise gives."""
     plan, dimension = target.plan, target.dimension
     error = ERROR_PROBABILITY / 3 / len(plan.channels)
     found = {name: _measured(target, name, error) for name in plan.channels}

@@ -107,7 +107,7 @@ class RowsWithCanaries:
         return RowsWithCanaries(self.inner.select(kept[:own]), self.canaries[kept[own:]])
 
     def clipped_sum(self, clip: float) -> BoundedSum:
-        """The sum of both."""
+        """The sum of the client's rows and its canaries'."""
         first, second = self.inner.clipped_sum(clip), Dense(self.canaries).clipped_sum(clip)
         bound, replace_bound = (
             max(first.bound, second.bound),
@@ -245,7 +245,7 @@ def plant(target: Subject) -> Canaries:
 
 
 def guess_scores(target: Subject, canaries: Canaries, *, made: bool = False) -> Floats:
-    """What was seen along each canary's direction over the whole run, less what is known.
+    """The score of each canary: what was seen along its direction in the run, minus what is known.
 
     Args:
         target: the run under audit.

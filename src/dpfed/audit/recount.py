@@ -98,7 +98,7 @@ class _RecordingMechanism:
         return self._inner.release(rows, state, rng)
 
     def finish(self, total: Total, state: State, rng: Stream) -> tuple[Release, State]:
-        """A total, with the server's noise where it adds it."""
+        """A total, with the server's noise if it adds noise."""
         self._notes[self._name].totals.append(total.clients)
         return self._inner.finish(total, state, rng)
 
@@ -156,7 +156,7 @@ def movement(plan: Plan, channel: str) -> float:
 
 
 def level(plan: Plan, channel: str) -> float:
-    """The noise's standard deviation in what the strongest adversary named sees of a release."""
+    """The noise's standard deviation in what the strongest adversary sees of a release."""
     mechanism = plan.channels[channel]
     return mechanism.std * math.sqrt(mechanism.shares)
 
@@ -168,7 +168,7 @@ def is_drawn(plan: Plan) -> bool:
 
 
 def squared_sensitivity(plan: Plan, channel: str, releases: int) -> float:
-    """How many independent releases cost as much.
+    """The number of independent releases that cost as much as these.
 
     Args:
         plan: the plan of the run.
@@ -251,7 +251,7 @@ def _all_rounds(plan: Plan, seen: tuple[RecordedRound, ...]) -> Iterable[Mapping
 
 
 def _same_draw(plan: Plan, seen: tuple[RecordedRound, ...]) -> list[set[str]]:
-    """Channels in groups that share a draw of clients: unless they were seen to differ."""
+    """Channels in groups that share a draw of clients, unless their draws were seen to differ."""
     groups: list[set[str]] = []
     for name in plan.channels:
         for group in groups:
@@ -270,7 +270,7 @@ def _same_cohort(each: RecordedRound, one: str, other: str) -> bool:
 
 
 def _client_rate(plan: Plan, seen: tuple[RecordedRound, ...]) -> float:
-    """The rate at which clients are drawn where that is claimed to hide them."""
+    """The rate at which clients are drawn, if the draw is claimed to hide them."""
     stated = plan.amplification.rate
     if stated == 1:
         return 1.0

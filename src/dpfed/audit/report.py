@@ -37,7 +37,7 @@ _COLOURS = {Verdict.PASSED: BLUE, Verdict.FLAGGED: VERMILION, Verdict.SKIPPED: G
 
 
 def shown_number(value: float) -> str:
-    """A number as text; a dash where there is none."""
+    """A number as text; a dash if there is none."""
     if math.isnan(value) or math.isinf(value):
         return "--" if math.isnan(value) else "infinite"
     return f"{value:.3f}" if value < 1000 else f"{value:.1e}"

@@ -153,7 +153,7 @@ def worlds_mu(inside: Floats, outside: Floats, middle: float, error: float) -> f
 
 
 def chance_of(right: int, guesses: int, coins: int, epsilon: float, delta: float) -> float:
-    """An upper bound of the probability of so many right guesses under (epsilon, delta)-DP.
+    """An upper bound of the probability of ``right`` right guesses under (epsilon, delta)-DP.
 
     Args:
         right: how many guesses are right, or more.
@@ -172,7 +172,7 @@ def chance_of(right: int, guesses: int, coins: int, epsilon: float, delta: float
 
 
 def one_run_epsilon(right: int, guesses: int, coins: int, delta: float, error: float) -> float:
-    """The largest epsilon, up to 60, that so many right guesses refute; 0 if they refute none.
+    """The largest epsilon, up to 60, that ``right`` right guesses refute; 0 if they refute none.
 
     Args:
         right: how many guesses are right.

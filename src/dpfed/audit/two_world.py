@@ -83,7 +83,7 @@ def two_world(target: Subject) -> Finding:
 
 
 def _claim(target: Subject, releases: int) -> tuple[float, float]:
-    """(epsilon, mu) that is claimed for so many releases of the update alone."""
+    """(epsilon, mu) that is claimed for ``releases`` releases on the update channel only."""
     plan = target.plan
     if is_drawn(plan):
         return target.claimed, math.nan
@@ -145,7 +145,7 @@ def sees_by_curve(mu: float, runs: int) -> float:
 
 
 def sees_by_counts(mu: float, runs: int, claimed: float, delta: float) -> float:
-    """The same for the bound of epsilon by counts alone, at the best threshold.
+    """As ``sees_by_curve``, for the bound of epsilon from counts at the best threshold.
 
     Args:
         mu: the mu that is claimed, above 0.
@@ -171,6 +171,6 @@ def _bound(mu: float, z: float, runs: float, sure: float, delta: float) -> float
 
 
 def _largest(flags: Callable[[float], bool]) -> float:
-    """The largest part of the noise that is flagged, to a part in 100; 0 where none is."""
+    """The largest part of the noise that is flagged, to a part in 100; 0 if none is."""
     parts = [number / 100 for number in range(99, 0, -1)]
     return next((part for part in parts if flags(part)), 0.0)

@@ -9,7 +9,7 @@ clipping"). In round t the server broadcasts a clip C_t, and a client releases, 
 
 each with noise of its own (R replace-one, Z zero-out, A add-remove: how far one unit moves it; the
 paper adds noise for 1/2 in all cases). The server multiplies the mean update by the C_t that it
-sent, and with bbar = 1/2 + the mean count, cut to [0, 1], goes on with
+sent, and with bbar = 1/2 + the mean count, cut to [0, 1], continues with
 
     C_{t+1} = C_t exp(-rate (bbar - quantile))
 
@@ -143,7 +143,7 @@ class _ScalingReleaser:
 
 
 def tracking(first: float, quantile: float, rate: float) -> ServerOptimizer:
-    """The server half: the mean in its own units again, and the next round's clip.
+    """The server's half: it gives the mean its own units again, and sets the next round's clip.
 
     Args:
         first: the clip of the first round, above 0.

@@ -139,7 +139,7 @@ def _by_head(layout: Layout, head_size: int) -> Iterator[tuple[int, Hashable]]:
 
 
 def _heads(name: str, shape: tuple[int, ...], head_size: int) -> Iterator[tuple[int, Hashable]]:
-    """Slices of so many rows; a weight and a bias of one layer share their blocks."""
+    """Slices of ``head_size`` rows; a weight and a bias of one layer share their blocks."""
     rows = shape[0] if shape else 0
     if rows % head_size:
         raise refuse("fedadamw.head_size", f"a divisor of the {rows} rows of {name}", head_size)

@@ -47,7 +47,7 @@ def local_steps(
     release: Releaser,
     channel: str = UPDATE,
 ) -> Release:
-    """So many local steps; at record level the sum of their gradients, to be scaled by the rate.
+    """``steps`` local steps; at record level the sum of their gradients, to be scaled by the rate.
 
     Args:
         params: where the steps begin.

@@ -61,7 +61,7 @@ BIAS_INPUT = 0.3
 """What a bias is multiplied by at the start; the server half may lower it."""
 
 _MAX_MATRIX_FEATURES = 723
-"""By default a transform is a matrix up to so many features: 2^18 numbers in the largest reply."""
+"""By default a transform is a matrix up to 723 features: 2^18 numbers in the largest reply."""
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ class StandardisedProblem:
         return rows if self.known is None else torch.where(self.known[:, None], rows, 0.0)
 
     def _inner(self, params: Vector) -> LinearProblem:
-        """The head's problem on standardised inputs, the bias's one beside them."""
+        """The head's problem on standardised inputs, with a further input for the bias."""
         before = params[: -self.model.shape.head]
         if not self._kept or not torch.equal(self._kept[0][0], before):
             self._kept[:] = [(before.clone(), self._standardised(params))]
@@ -376,7 +376,7 @@ class StandardisedProblem:
 
     @one_thread()
     def judge(self, params: Vector) -> tuple[torch.Tensor, torch.Tensor]:
-        """Per record: right or not, and the loss; both 0 where the label is not known."""
+        """Per record: right or not, and the loss; both 0 if the label is not known."""
         return self._inner(params).judge(self._head(params))
 
     @one_thread()

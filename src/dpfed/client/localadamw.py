@@ -72,7 +72,7 @@ def localadamw(
     reset: bool | None = None,
     unit: Unit = Unit.RECORD,
 ) -> ClientAlgorithm:
-    """Local steps of AdamW; the moments go on from round to round, but at client level.
+    """Local steps of AdamW; the moments carry over from round to round, except at client level.
 
     Args:
         steps: local steps per round, at least 1; at record level each is a release.

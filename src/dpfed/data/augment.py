@@ -114,7 +114,7 @@ class _Augmenter:
         return replace(record, inputs={n: _like(each, made[n]) for n, each in inputs.items()})
 
     def _stream(self, record: Batch, turn: bytes) -> torch.Generator:
-        """By the record's content: names, types, shapes and bytes."""
+        """The record's random stream, from its content: names, types, shapes and bytes."""
         found = hashlib.blake2b(turn, key=self.secret, digest_size=8)
         for name, each in record.tensors().items():
             raw = each.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -199,7 +199,7 @@ def _check_images(images: torch.Tensor, shape: _Preparation) -> None:
 
 
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
-"""Of the pixels of CIFAR-100's training images, by channel."""
+"""Mean and standard deviation of CIFAR-100's training pixels, by channel."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +210,7 @@ class _LoadedBackbone:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     classifier: nn.Linear | None = None
-    """What it was trained with on top of its features, if that is known."""
+    """The layer that it was trained with on top of its features, if that is known."""
 
 
 def _ready_cifar(model: ResNet | Vgg16, path: Path) -> _LoadedBackbone:
@@ -267,7 +267,7 @@ def _find_weights(backbone: str, weights: Path | None) -> Path | None:
 
 
 def _lite0_weights() -> Path:
-    """As for the others, or inside the package, found without running the package's code."""
+    """The weights' file in a data folder, or inside the package (whose code is not run)."""
     with suppress(DataError):
         return find_file("weights/efficientnet-lite0.pth")
     spec = find_spec(_LITE0_PACKAGE)

@@ -66,7 +66,7 @@ class Batch:
         return Batch(_each(lambda t: t[index], self.inputs), self.targets[index], usable, seeds)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All of them by name: ``x`` if there is one input, and ``targets``; seeds, if any."""
+        """All tensors by name: ``x`` if there is one input, and ``targets``; seeds, if any."""
         inputs = self.inputs if isinstance(self.inputs, dict) else {"x": self.inputs}
         seeds = {} if self.seeds is None else {SEEDS: self.seeds}
         return {**inputs, "targets": self.targets, **seeds}
@@ -78,7 +78,7 @@ class Batch:
         return Batch(one, tensors["targets"], self.usable, tensors.get(SEEDS))
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same on a device."""
+        """The batch on a device."""
         return self.like({name: each.to(device) for name, each in self.tensors().items()})
 
     def filled(self, size: int, empty: Batch) -> Batch:
@@ -94,13 +94,13 @@ class Batch:
         return replace(self, usable=None).like(made)
 
     def seeded(self) -> Batch:
-        """The same with seeds: made-up records have 0."""
+        """The batch with seeds; made-up records have 0."""
         if self.seeds is not None:
             return self
         return replace(self, seeds=torch.zeros(len(self), dtype=torch.int64))
 
     def without(self, failed: torch.Tensor, empty: Batch) -> Batch:
-        """Copies of ``empty`` in the place of the records in ``failed``."""
+        """The batch with copies of ``empty`` in the place of the records in ``failed``."""
         ends, made = empty.seeded().tensors(), {}
         for name, each in self.tensors().items():
             made[name] = each.clone()
@@ -349,7 +349,7 @@ class _Reader:
         return replace(self.empty.like(whole), usable=usable)
 
     def _record(self, at: int) -> Batch | None:
-        """None for what is not a record like the example."""
+        """The record at an index; None if it is not like the example."""
         try:
             made = _batch(self.collate([self.dataset[at]]), self.target).tensors()
             whole = {n: self._fitted(n, made[n], e) for n, e in self.empty.tensors().items()}
@@ -391,7 +391,7 @@ def _plain(records: list[Any]) -> Any:
 
 
 def _tensor(value: Any) -> torch.Tensor | None:
-    """With an axis for records; None for texts and the like."""
+    """The value as a tensor with an axis for records; None for texts and the like."""
     try:
         return torch.as_tensor(value)[None]
     except (TypeError, ValueError, RuntimeError):

@@ -67,7 +67,7 @@ class PublicSet:
     checked: str
     """Who publishes the checksum, or what is checked instead."""
     digest: str | None = None
-    """Of the arrays (``arrays_digest``), where the files have no published checksum."""
+    """The digest of the arrays (``arrays_digest``), if the files have no published checksum."""
 
     @property
     def size(self) -> int:
@@ -194,7 +194,7 @@ def _check_room(entry: PublicSet, folder: Path) -> None:
 
 
 def _write(target: Path, arrays: Arrays) -> None:
-    """Whole or not at all; without compression, since it is read for every run."""
+    """Write the file whole or not at all; without compression, since every run reads it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f"{target.name}.draft")
     try:

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Features, labels and, where there are natural groups, group ids. Sensitive.
+    """Features, labels and, if there are natural groups, group ids. Sensitive.
 
     Args:
         x: features, one row per record.
@@ -123,7 +123,7 @@ class Dataset:
     truth: torch.Tensor | None = None
     """The parameters that generated records were made from: weight, then bias."""
     table: tables.TableFacts | None = None
-    """What a table's columns became; None where there are no columns."""
+    """What a table's columns became; None if there are no columns."""
     spread: float | None = None
     """How far public records lie from their mean (root mean square), where they center these."""
 
@@ -201,7 +201,7 @@ def load(
 def _public(
     classes: int | None, labels: Sequence[Any] | None, public: readers.Public | None
 ) -> readers.Public | None:
-    """What is public of the labels; None if that is to be seen from the records."""
+    """What is public of the labels; None if classes are read from the records."""
     if labels is None:
         return public
     words = [] if isinstance(labels, str) else [readers.word(label) for label in labels]
@@ -307,7 +307,7 @@ def _places(source: str | Path, root: Path | None) -> list[Path]:
 
 
 def synthetic(kind: str = "clusters", **options: Any) -> Dataset:
-    """Generated records of a kind: clusters, mixed or glm, with their options (synthetic.py)."""
+    """Generated records: clusters, mixed or glm, with their options (synthetic.py)."""
     from dpfed.data import synthetic as generators  # for simulations: no gate loads it
 
     made = generators.make(kind, options)

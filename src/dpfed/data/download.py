@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 30.0
 """Seconds without a byte that end a connection."""
 PACE_WINDOW_S, MIN_BYTES_PER_S = 30.0, 1024
-"""A connection that is slower than this for so many seconds is closed."""
+"""A connection slower than MIN_BYTES_PER_S over PACE_WINDOW_S seconds is closed."""
 ATTEMPTS, RETRY_PAUSE_S = 5, 1.0
 """Attempts to continue a broken download, and the first pause in seconds; it doubles."""
 MAX_REDIRECTS = 5
@@ -55,7 +55,7 @@ READ_BYTES = 1 << 16
 MAX_HEADER_BYTES = 1 << 16
 """Bytes of an extended header of a tar archive, which are skipped and never kept."""
 TAR_SLACK_BYTES = 1 << 24
-"""Bytes that a tar archive may have beside the members that are asked for."""
+"""Bytes that a tar archive may have in addition to the members that are asked for."""
 MAX_MEMBERS = 10_000
 """Members of a zip archive: its list of them is read as a whole."""
 
@@ -69,7 +69,7 @@ class RemoteFile:
 
     url: str
     size: int
-    """Bytes; if not ``exact``, about so many: at most twice as many are read."""
+    """Bytes; if not ``exact``, an estimate: at most twice as many are read."""
     digest: str | None = None
     """``sha256:...`` or ``md5:...``, as somebody publishes it; None if nobody does."""
     exact: bool = True
@@ -97,7 +97,7 @@ class _RangeRefused(_TransferBroken):
 
 
 def download(file: RemoteFile, folder: Path, progress: Progress | None = None) -> Path:
-    """The verified file in ``folder``; an interrupted download goes on where it stopped.
+    """The verified file in ``folder``; an interrupted download resumes where it stopped.
 
     Args:
         file: what to fetch. Its name in the folder is the last part of its address.
@@ -496,7 +496,7 @@ def tar_members(path: Path, wanted: Mapping[str, int]) -> dict[str, bytes]:
 
 
 class _BoundedReader:
-    """A stream of at most so many bytes, which must not end inside of a member."""
+    """A stream of at most ``limit`` bytes, which must not end inside of a member."""
 
     def __init__(self, stream: Any, limit: int, name: str) -> None:
         self._stream, self._left, self._name = stream, limit, name

@@ -34,7 +34,7 @@ IGNORED = -100
 
 
 def cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy per record: the default loss of a network; 0 where the label is ``IGNORED``."""
+    """Cross-entropy per record: the default loss of a network; 0 if the label is ``IGNORED``."""
     return functional.cross_entropy(scores, y, reduction="none", ignore_index=IGNORED)
 
 
@@ -109,7 +109,7 @@ class Tokens:
         CrossEntropy(smoothing=self.smoothing)
 
     def pairs(self, scores: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores with the tokens that they are for; ``IGNORED`` where that is none."""
+        """Scores, and for each the token that it predicts; ``IGNORED`` if there is none."""
         if self.shift:
             scores, y = scores[:, :-1], y[:, 1:]
         return scores, known_labels(y, scores.shape[-1])
@@ -123,7 +123,7 @@ class Tokens:
         return losses.sum(dim=1)
 
     def right(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The fraction of a record's tokens that is right; 0 where all are ignored."""
+        """The fraction of a record's tokens that is right; 0 if all are ignored."""
         scores, y = self.pairs(scores, y)
         counts = (y != IGNORED).sum(dim=1).clamp(min=1)
         return (scores.argmax(dim=-1) == y).sum(dim=1).to(scores) / counts

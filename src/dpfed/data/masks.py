@@ -240,7 +240,7 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _random(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether it draws: attention has the tag, and draws only where a probability is above 0."""
+    """Whether it draws: attention has the tag, and draws only if a probability is above 0."""
     names = [each.name for each in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     chances = [given[n] for n in ("dropout_p", "p", "dropout") if given.get(n) is not None]

@@ -48,7 +48,7 @@ from dpfed.data.datasets import Records
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good a model is on some records. Accuracy is NaN where labels are not classes."""
+    """How good a model is on some records. Accuracy is NaN if labels are not classes."""
 
     accuracy: float
     loss: float
@@ -62,7 +62,7 @@ class Model(Protocol):
     def layout(self) -> Layout: ...
 
     def initial(self, seed: int) -> Vector:
-        """Where training starts: public, from the seed alone."""
+        """The parameters that training starts from: public, as they follow from the seed only."""
 
     def problem(self, records: Records) -> Problem:
         """The model with one client's records. Sensitive."""
@@ -192,7 +192,7 @@ def say_unknown(known: torch.Tensor | None) -> None:
 
 
 BLOCK_RECORDS = 192
-"""Records are computed so many at a time, or a multiple of it, the last ones beside empty ones.
+"""Records are computed this many at a time, or a multiple of it; empty ones fill the last block.
 
 A library adds up in an order that may depend on how many records there are, and on a record's place
 among the last ones. Where a server sends large weights that cancel, a score is nothing but
@@ -217,16 +217,16 @@ class Link(Protocol):
     """What a linear model does with its scores."""
 
     def known(self, y: torch.Tensor, outputs: int) -> torch.Tensor:
-        """Which labels it can be fitted to."""
+        """Which labels the model can be fitted to."""
 
     def residual(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The loss's gradient by the scores; may overwrite them."""
+        """The loss's gradient with respect to the scores; may overwrite the scores."""
 
     def judge(self, scores: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Per record: right or not, and the loss."""
 
     def curvature(self, scores: torch.Tensor) -> torch.Tensor:
-        """The loss's second derivative by the scores, [records, outputs, outputs].
+        """The loss's second derivative with respect to the scores, [records, outputs, outputs].
 
         Positive semidefinite as it stands in memory, not only over the reals: bounds rest on it.
         """
@@ -255,7 +255,7 @@ class _Softmax:
         p = torch.softmax(scores.double(), dim=1)
         weights = p[:, :, None] * p[:, None, :]
         weights.diagonal(dim1=1, dim2=2).zero_()
-        upwards = 1 + len(p[0]) * 2.0**-51  # above the rounding error of a sum of so many numbers
+        upwards = 1 + len(p[0]) * 2.0**-51  # above the rounding error of a sum of len(p[0]) numbers
         return torch.diag_embed(weights.sum(dim=2) * upwards).sub_(weights)
 
 
@@ -459,7 +459,7 @@ class LinearProblem:
 
     @one_thread()
     def judge(self, params: Vector) -> tuple[torch.Tensor, torch.Tensor]:
-        """Per record: right or not, and the loss; both 0 where the label is not known."""
+        """Per record: right or not, and the loss; both 0 if the label is not known."""
         judged = _LINKS[self.model.link].judge(self._scores(params).T, self._labels)
         right, loss = (each[: len(self.y)] for each in judged)
         if self.known is None:

@@ -28,7 +28,7 @@ _MAX_LABELS_TRIED = 64  # each is tried as a label that could change other recor
 
 
 def reduces(loss: Loss) -> bool:
-    """Whether a loss gives one number for two records; False where made-up scores do not fit.
+    """Whether a loss gives one number for two records; False if made-up scores do not fit.
 
     Scores and targets of several forms are tried. One value per record for any of them is enough:
     a sum over tokens may give one number where the scores have no tokens.
@@ -166,7 +166,7 @@ def sampler_for(model: Any, made: Batches) -> str:
 
 
 def made_sampler_for(model: Any, made: Batches) -> str:
-    """The sampler that materialises gradients: torch.func, or one by one where that fails."""
+    """The sampler that materialises gradients: torch.func, or one by one if that fails."""
     try:
         SAMPLER_CHECKS["func"](model, made)
     except RecipeError as error:

@@ -188,12 +188,12 @@ class Network:
         return self.losses_at(self.layout.unflatten(params), batch)
 
     def losses_at(self, named: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """The same, of parameters by name."""
+        """One loss per record, at these parameters by name."""
         with drawn_by_content(batch.seeds):
             return self._losses(self._scores_at(named, batch.inputs), batch.targets)
 
     def losses_of(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        """The same, of another module: a copy with Opacus' hooks."""
+        """One loss per record, of another module: a copy with Opacus' hooks."""
         x = batch.inputs
         with drawn_by_content(batch.seeds):
             scores = _scores(module(**x) if isinstance(x, dict) else module(x))
@@ -287,7 +287,7 @@ class Network:
         return torch.full_like(like, math.nan)
 
     def rows_by(self, batches: Batches) -> str:
-        """The sampler of such records' gradients: ``sampler``, or what auto has chosen."""
+        """The sampler of such records' gradients: ``sampler``, or the one that auto has chosen."""
         if self.sampler != "auto":
             return self.sampler
         chosen: str = self._once(module_checks.sampler_for, batches)

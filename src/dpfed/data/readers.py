@@ -56,7 +56,7 @@ class Public(NamedTuple):
     """What is public of the labels, so that each one is read on its own (``public_labels``)."""
 
     classes: int | None = None
-    """How many classes there are; None where labels are numbers."""
+    """How many classes there are; None if labels are numbers."""
     labels: tuple[str, ...] | None = None
     """The words that stand for the classes, in order; None if labels are the classes' numbers."""
 

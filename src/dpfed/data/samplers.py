@@ -42,25 +42,25 @@ class ScoredNetwork(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Of the flat parameters."""
+        """The layout of the flat parameters."""
 
     def placed(self, params: Vector) -> Vector:
         """Parameters where the module computes."""
 
     def losses(self, params: Vector, batch: Batch) -> torch.Tensor:
-        """One per record."""
+        """One loss per record."""
 
     def losses_at(self, named: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """The same, of parameters by name."""
+        """One loss per record, at these parameters by name."""
 
     def losses_of(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        """The same, of a copy of the module."""
+        """One loss per record, of a copy of the module."""
 
 
 def in_blocks(compute: PerRecord, block: int, empty: Batch) -> PerRecord:
-    """The same of whole blocks, empty records at the end: other records' bits stay as they are.
+    """``compute`` on whole blocks, filled up with empty records, so that other records' bits stay.
 
-    A person's records are computed beside nobody else's, and need it not.
+    A person's records are computed apart from all others, and need no filling.
 
     Args:
         compute: what makes one row per record.
@@ -79,7 +79,7 @@ def in_blocks(compute: PerRecord, block: int, empty: Batch) -> PerRecord:
 def forgiving(compute: PerRecord, batch: Batch, empty: Batch) -> torch.Tensor:
     """One row per record; zero for a record that makes ``compute`` raise, or is not usable.
 
-    The others are computed again beside made-up records in the place of those: in a batch of the
+    The others are computed again with made-up records in the place of those: in a batch of the
     same size their bits are the same.
 
     Args:

@@ -27,9 +27,9 @@ import torch
 from dpfed.data.datasets import Dataset, Records, unknown_labels
 
 UNSCALED_RATIO = 20.0
-"""Warn if the largest column scale is at least so many times the smallest."""
+"""Warn if the largest column scale is at least this many times the smallest."""
 MAX_COLUMNS_NAMED = 6
-"""Columns that a sentence names at most."""
+"""The most columns that a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Screen:
     incomplete: int
     """Records with one or more missing values."""
     persons: int = 0
-    """Persons with such a record: where the unit is a person, all of their records are ignored."""
+    """Persons with such a record: if the unit is a person, all of their records are ignored."""
     columns: tuple[ColumnScreen, ...] = ()
     left_out: tuple[str, ...] = ()
     missing: str | None = None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class GeneratedRecords(NamedTuple):
-    """Arrays as a reader gives them, and what is known of generated ones besides."""
+    """Arrays as a reader gives them, with the parameters that generated them, if known."""
 
     parts: dict[str, TablePart]
     classes: int | None
@@ -47,7 +47,7 @@ class GeneratedRecords(NamedTuple):
 
 
 def make(kind: str, options: dict[str, Any]) -> GeneratedRecords:
-    """The records of a kind; an option that it does not have is refused by name."""
+    """Generated records by name: clusters, mixed or glm; an unknown option is refused by name."""
     if kind not in KINDS:
         raise DataError(f"there is no kind {kind!r} of synthetic data; use {', '.join(KINDS)}")
     known = set(inspect.signature(KINDS[kind]).parameters)

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".csv", ".parquet")
 FILE = "file"
-"""What names the silos where each file is one."""
+"""The name of the silo column if each file is a silo."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class TableFacts:
     outside: tuple[int, ...] = ()
     """For each feature, how many values lie outside of the schema."""
     left_out: tuple[str, ...] = ()
-    """Columns that are not used, with the reason, where nobody said which ones to use."""
+    """Columns that are not used, with the reason, if nobody said which ones to use."""
     silo: str | None = None
     """What names the silos: a column, or ``file``."""
     words: tuple[str, ...] = ()
@@ -293,7 +293,7 @@ def _numbers(table: Any, name: str) -> NDArray[np.float32]:
 
 
 def _cell_numbers(table: Any, name: str) -> NDArray[np.float32]:
-    """A column as float32, NaN where a cell is no number."""
+    """A column as float32, NaN if a cell is no number."""
     with np.errstate(over="ignore"):
         return np.array(
             [readers.number(each) for each in table.column(name).to_pylist()], dtype=np.float32

@@ -102,6 +102,6 @@ def _area(mine: Vector, rest: Vector, std: float) -> tuple[float, float]:
 
 
 def _middle(counts: Vector) -> Vector:
-    """What lies below scores of each bin: half of those in it, and what neighbours say of them."""
+    """How much lies below each bin's scores: lower bins, half its own, a term of its neighbours."""
     around = torch.cat([counts.new_zeros(1), counts, counts.new_zeros(1)])
     return counts.cumsum(0) - counts / 2 + (around[:-2] - around[2:]) / 12

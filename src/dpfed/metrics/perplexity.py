@@ -72,7 +72,7 @@ def perplexity(tokens: int = 128, bound: float = 10.0) -> Metric:
 
 
 def _token_losses(scored: ScoredRecords) -> torch.Tensor:
-    """Cross-entropy of each token, [k, T]; NaN where it has no label."""
+    """Cross-entropy of each token, [k, T]; NaN if it has no label."""
     scores, labels = scored.scores, scored.labels
     if scores.shape[:-1] == labels.shape and labels.dim() == 1:
         scores, labels = scores[:, None], labels[:, None]

@@ -65,7 +65,7 @@ class Moments:
             return update_(G.clone(), MomentState(m.clone(), v.clone(), t), seen)
 
         def update_(G: Vector, state: MomentState, seen: Aggregate) -> tuple[Vector, MomentState]:
-            """In one pass over memory: G's block turns into the direction's."""
+            """``update`` in one pass over memory: the direction takes the place of G."""
             m, v, t = state
             scale1, scale2 = self.scale(self.beta1, t), self.scale(self.beta2, t)
             for part in blocks(G.numel()):

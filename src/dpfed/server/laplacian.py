@@ -66,7 +66,7 @@ def _gains(G: Vector, sigma: float) -> Vector:
     """1 / (1 + 4 sigma sin^2(pi k / d)) for k = 0, ..., d // 2: the rest is its mirror image.
 
     In double precision, as a float32 k is inexact from 2^24 on. The 4 comes before sigma, so that
-    no sigma overflows where the sine is 0.
+    no sigma overflows if the sine is 0.
     """
     size = G.numel()
     k = torch.arange(size // 2 + 1, dtype=torch.float64, device=G.device)

@@ -175,7 +175,7 @@ def sofim(
         return (G * a).add_(M, alpha=b), SofimState(M, state.t + 1)
 
     def update_(G: Vector, state: SofimState, seen: Aggregate) -> tuple[Vector, SofimState]:
-        """The same in two passes over memory: each block is read and written once a pass."""
+        """``update`` in two passes over memory: each block is read and written once a pass."""
         step = _settled(options, seen)
         parts = list(blocks(G.numel()))
         products = [_accumulate(state.M[part], G[part], 1 - step.beta) for part in parts]
@@ -239,7 +239,7 @@ def _classes(layout: Layout | None) -> int:
 
 
 def _settled(o: _Options, seen: Aggregate) -> _Step:
-    """The numbers of this step: as given, or by the untuned rule."""
+    """The options of this step: as given, or by the untuned rule."""
     T, K = max(1, seen.rounds), o.classes
     beta = 1 - 1 / math.sqrt(T) if o.beta is None else o.beta
     rate = math.log(K) if o.rate is None else o.rate
