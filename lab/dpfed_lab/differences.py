@@ -20,7 +20,7 @@ GREY = "#8a8f96"
 
 
 def difference_dots(study: Study, rows: Iterable[Row], cell: Cell) -> Picture | None:
-    """A dot and an interval per method, best first; None where no pair has two seeds.
+    """A dot and an interval per method, best first; None if no pair has two seeds.
 
     Args:
         study: the study, whose baseline is subtracted.

@@ -109,7 +109,7 @@ def mark(found: Scores, cell: Cell, method: str) -> str:
 
 
 def mark_note(found: Scores) -> str:
-    """What the marks mean; nothing where there can be none."""
+    """What the marks mean; nothing if there can be none."""
     study = found.study
     if len(study.final.seeds) < 2 or study.baseline not in (m.label for m in study.methods):
         return ""

@@ -252,7 +252,7 @@ def search_cost(
 ) -> tuple[int, float | None]:
     """How many runs the search made, in a cell or in all, and their epsilon together.
 
-    All of them looked at the same records. None where the epsilon of one of them is not known.
+    All of them looked at the same records. None if the epsilon of one of them is not known.
 
     Args:
         study: the study.

@@ -121,7 +121,7 @@ def make_plan(
     that a method brings is trained by it (Standardised by dp-fedauto), any other by DP-FedGD.
 
     Args:
-        clients: how many clients there are, where a client is the unit; else each client's public
+        clients: how many clients there are, if a client is the unit; else each client's public
             number of units (records, persons), by partition-id. Left out where privacy.cohort makes
             the population an open one.
         layout: the model's ``layout`` or state dict, for methods that need its shape; None for all

@@ -229,7 +229,7 @@ class Guarantee:
         return ", and ".join([text, *more])
 
     def _counting_on(self) -> list[str]:
-        """What the claims assume of an untrusted server, where no budget enforces it."""
+        """What the claims assume of an untrusted server, if no budget enforces it."""
         enforced = [self.enforced] if self.enforced else []
         trusted = self.trust is Trust.CENTRAL or self.budgeted
         more = [] if trusted else ["if the server starts no other training on the data"]
@@ -366,7 +366,7 @@ def _draws(made: TrainingReleases) -> str:
 
 
 def _limits(made: TrainingReleases) -> list[str]:
-    """How often a client takes part, where the accounting relies on it, and who enforces it."""
+    """How often a client takes part, if the accounting relies on it, and who enforces it."""
     found = {m.participation for m in made.channels.values()} - {None}
     return [
         f"each client takes part {limits} (its own ledger refuses more; what is protected is an "

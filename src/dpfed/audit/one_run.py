@@ -145,7 +145,7 @@ class CanaryProblem:
         return self.inner.dimension
 
     def rows(self, params: Vector, unit: Unit) -> Rows:
-        """The client's rows with the canaries'; where the client is the unit, the canary alone."""
+        """The client's rows with the canaries'; if the client is the unit, the canary alone."""
         if unit is Unit.CLIENT:
             return Dense(self.canaries)
         self.own.add_(self.inner.rows(params, unit).clipped_sum(self.clip).vector)

@@ -67,7 +67,7 @@ Tapes = Mapping[str, Tape]
 
 
 class RecordingMechanism:
-    """A mechanism that records a tape; where there is one to replay, it returns that instead."""
+    """A mechanism that records a tape; if there is one to replay, it returns that instead."""
 
     def __init__(self, inner: Mechanism, tape: Tape, replay: Tape | None) -> None:
         self._inner, self._tape, self._replay = inner, tape, replay

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dpfed demo``: the same training three times, at one epsilon where there is one.
+"""``dpfed demo``: the same training three times, at one epsilon if there is one.
 
     no privacy      what could be had if everyone trusted everyone
     local           the server reads each silo's message; each has all of the noise

@@ -337,7 +337,7 @@ MAX_TABLE_ROWS = 40
 
 
 def _who_took_part(material: StatementMaterial) -> list[Section]:
-    """Who is in the rounds' totals; only the plan's numbers where the client draw is secret."""
+    """Who is in the rounds' totals; only the plan's numbers if the client draw is secret."""
     found = material.contents.get("answered")
     if not isinstance(found, dict) or not found:  # a file of 0.2, or an open population
         return []
@@ -471,7 +471,7 @@ def totals(path: Path, dataset: str | None, delta: float) -> list[tuple[str, ...
     Args:
         path: the ledger's file; one that was tampered with is refused.
         dataset: the data set that is asked for, by any of its names; None means all.
-        delta: at which epsilon is stated where no budget states a delta.
+        delta: at which epsilon is stated if no budget states a delta.
     """
     from dpfed.accounting.ledger.conversions import LedgerKey
     from dpfed.accounting.ledger.ledger import Ledger
@@ -610,7 +610,7 @@ _TOLERANCE = 1e-6
 
 
 def _computed_again(claim: Claim, adjacency: Adjacency) -> float:
-    """The epsilon of a claim's own events; 0 where it has none, as in files of version 0.2."""
+    """The epsilon of a claim's own events; 0 if it has none, as in files of version 0.2."""
     if not claim.event:
         return 0.0
     try:

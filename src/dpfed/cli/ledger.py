@@ -72,7 +72,7 @@ def show(
 
     Args:
         ledger: the ledger's file; None is $DPFED_LEDGER, or the one beside the clients' state.
-        delta: at which epsilon is stated where no budget states a delta, above 0 and below 1.
+        delta: at which epsilon is stated if no budget states a delta, above 0 and below 1.
         every: a line for each client's data, not only for the most exposed.
         as_json: print one JSON array instead of a table.
     """

@@ -148,8 +148,8 @@ def terms(
         shape: of a record's features, numbers with commas.
         sizes: each silo's public number of units, numbers with commas.
         classes: how many classes; 1 if labels are numbers.
-        roster: the roster's file, where the sum is a secure one.
-        package: installed packages to pin, where a model comes from one.
+        roster: the roster's file, if the sum is a secure one.
+        package: installed packages to pin, if a model comes from one.
         train: a train function that silos have installed, at client level; "" if there is none.
     """
     from dpfed.recipes.terms import check_numbers, read_terms, with_pinned_model, write_terms

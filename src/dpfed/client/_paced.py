@@ -18,9 +18,9 @@ A mean of rows in the unit ball has a norm of at most 1. So the second bound of 
 that is only noise from moving the center; with the first one alone (James and Stein's) it would
 move it half the time.
 After T' steps at that rate the noise in a score of a row of norm 1 is ``pace``. cap = 2 is a
-third of where such steps stop being stable at W = 0 (measured: 4 is worse where there is little
+third of where such steps stop being stable at W = 0 (measured: 4 is worse if there is little
 noise). Without a second moment ell is not known, and there is no cap (measured: an assumed one is
-worse than none), but where there is no noise either, and then ell counts as 1.
+worse than none). The exception: if there is no noise either, ell counts as 1.
 
 All of it is a function of releases and of public numbers: post-processing.
 """
@@ -41,7 +41,7 @@ _SMALL_BIAS_INPUT = 0.15
 
 
 class PacedState(NamedTuple):
-    """E, how many gradients are in it, and ell: 0 where it is not known."""
+    """E, how many gradients are in it, and ell: 0 if it is not known."""
 
     E: Vector
     t: int

@@ -305,7 +305,7 @@ class StandardisedProblem:
             yield directions_and_norms(z[: len(part)])
 
     def _directions(self, params: Vector) -> torch.Tensor:
-        """V of each record, in the features' own precision; zero where the label is not known."""
+        """V of each record, in the features' own precision; zero if the label is not known."""
         made = [v.to(self.x.dtype) for v, _ in self._blocks(params)]
         return self._of_known(torch.cat(made) if made else self.x)
 

@@ -35,7 +35,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk, where the system offers it."""
+    """Flush a folder's entries to disk, if the system offers it."""
     if os.name == "nt":  # folders cannot be opened there
         return
     handle = os.open(folder, os.O_RDONLY)

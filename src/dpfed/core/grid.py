@@ -250,7 +250,7 @@ def squared_limit(clip: float, step: float) -> int:
 
 
 def truncated(rows: torch.Tensor, limit: int, step: float) -> torch.Tensor:
-    """Rows in steps, as whole numbers in floats; zero where a squared norm exceeds ``limit``.
+    """Rows in steps, as whole numbers in floats; zero if a squared norm exceeds ``limit``.
 
     Below 2^53 sums of squares are exact in floats, and a larger one is never rounded to less than
     2^53. Above, floats only tell which rows int64 can hold.

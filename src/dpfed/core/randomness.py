@@ -79,7 +79,7 @@ class KeyStream:
         np.multiply(radius, np.sin(angle), out=out[half:])
 
     def draws(self, size: int, level: float, step: float) -> Draws:
-        """The next ``size`` normals times a level, several times as fast where the grid allows it.
+        """The next ``size`` normals times a level, several times as fast if the grid allows it.
 
         Args:
             size: how many; fast up to AT_ONCE, in whole blocks or less than one.

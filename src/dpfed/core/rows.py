@@ -94,7 +94,7 @@ class _ByUnit:
 
     @property
     def units(self) -> int:
-        """Records, or groups where there are any."""
+        """Records, or groups if there are any."""
         raise NotImplementedError
 
     @property
@@ -134,7 +134,7 @@ class Dense(_ByUnit):
 
     @property
     def units(self) -> int:
-        """Records, or groups where there are any."""
+        """Records, or groups if there are any."""
         return count_units(len(self.matrix), self.groups)
 
     def select(self, kept: torch.Tensor) -> Dense:
@@ -224,7 +224,7 @@ class Outer(_ByUnit):
 
     @property
     def units(self) -> int:
-        """Records, or groups where there are any."""
+        """Records, or groups if there are any."""
         return count_units(len(self.residual), self.groups)
 
     def select(self, kept: torch.Tensor) -> Outer:
@@ -355,7 +355,7 @@ class Chunks(_ByUnit):
 
     @property
     def units(self) -> int:
-        """Records, or groups where there are any."""
+        """Records, or groups if there are any."""
         return count_units(self.records, self.groups)
 
     def select(self, kept: torch.Tensor) -> Chunks:

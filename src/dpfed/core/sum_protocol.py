@@ -78,7 +78,7 @@ class SumContext:
     roster: Verifier | None = None
     """The server's own knowledge of who the clients are, if it has any."""
     longest: Mapping[str, float] = field(default_factory=dict)
-    """The norm of a reply at most, in steps, by channel, where the server can tell."""
+    """The norm of a reply at most, in steps, by channel, if the server can tell."""
 
 
 Session: TypeAlias = Any

@@ -247,7 +247,7 @@ class Aggregate:
     std: float
     """The known noise level of each coordinate of ``mean``; NaN if it is not known."""
     clients: float
-    """How many are in the mean; where the guarantee counts on a secret draw of clients, how many
+    """How many are in the mean; if the guarantee counts on a secret draw of clients, how many
     are expected in it: the drawn number is in nothing that server code sees."""
     public: Mapping[str, Vector] = field(default_factory=dict)
     """The means of the other channels."""
@@ -370,7 +370,7 @@ class Channel(NamedTuple):
     sent: bool = True
     """Whether a reply goes out on it; if not, only the client itself uses the releases."""
     noise: float = 1.0
-    """The reply's noise level over that of one release; NaN where it is not known."""
+    """The reply's noise level over that of one release; NaN if it is not known."""
     census: bool = False
     """Whether every unit counts once: none is left out by a draw, no client is weighted."""
 
@@ -420,7 +420,7 @@ class FeatureRange(NamedTuple):
 
     Args:
         center: one number for all features, or one for each.
-        radius: the distance; None where it is not known.
+        radius: the distance; None if it is not known.
 
     >>> FeatureRange(center=0.5, radius=2.0).radius
     2.0
@@ -429,7 +429,7 @@ class FeatureRange(NamedTuple):
     center: float | tuple[float, ...] = 0.0
     """One number for all features, or one for each."""
     radius: float | None = None
-    """None where nothing is known."""
+    """None if nothing is known."""
 
 
 class OwnModel(NamedTuple):

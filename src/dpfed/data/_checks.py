@@ -52,7 +52,7 @@ def require_groups(groups: torch.Tensor | None, who: str, otherwise: str) -> tor
     """The group ids, or an error where records have none.
 
     Args:
-        groups: the records' group ids; None where they have none.
+        groups: the records' group ids; None if they have none.
         who: what needs them, as the user has asked for it.
         otherwise: what to do if there are no groups.
     """

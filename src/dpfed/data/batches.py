@@ -173,7 +173,7 @@ def tensor_batches(
     Args:
         inputs: what the module is called with: a tensor, or a dict of them, its keywords.
         targets: labels or numbers, as the loss takes them.
-        groups: whose record each one is, int64; None where nobody has several.
+        groups: whose record each one is, int64; None if nobody has several.
 
     Returns:
         the records by index, as ``Network.problem`` takes them.
@@ -238,7 +238,7 @@ def dataset_batches(
             filled up with, as a tokenizer's padding does: longer ones are cut. It names every
             tensor of the example that has axes of its own; the number is None for one whose shape
             never differs. Without ``fill`` no shape may differ.
-        groups: whose record each one is; None where nobody has several.
+        groups: whose record each one is; None if nobody has several.
         most: how many records are in memory at a time, at least 1.
 
     Returns:

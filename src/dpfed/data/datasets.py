@@ -65,8 +65,8 @@ class Records:
     Args:
         x: features, one row per record.
         y: a label for each record.
-        groups: whose record each one is; None where nobody has several.
-        silos: which silo each one is from; None where that is not known.
+        groups: whose record each one is; None if nobody has several.
+        silos: which silo each one is from; None if that is not known.
 
     >>> len(Records(torch.zeros(5, 2), torch.zeros(5)))
     5
@@ -345,7 +345,7 @@ def _dataset(
 
 
 def _of_somebody(labels: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:
-    """Labels; unknown where a record names no person, since no person's row may contain it."""
+    """Labels; unknown if a record names no person, since no person's row may contain it."""
     if groups is None:
         return labels
     unknown = math.nan if labels.is_floating_point() else -1

@@ -124,9 +124,9 @@ def metric_rows(
     """Per unit (right or not, loss in [0, bound] over bound): a point of the unit square.
 
     Args:
-        correct: per record, 1.0 where the prediction is right and 0.0 where it is not.
+        correct: per record, 1.0 if the prediction is right and 0.0 if it is not.
         losses: per record.
-        groups: the records' group ids; needed where a unit is a group.
+        groups: the records' group ids; needed if a unit is a group.
         unit: what one row stands for; of several records it has the mean.
         bound: losses are clipped to [0, bound], above 0.
     """
@@ -139,7 +139,7 @@ def unit_means(table: torch.Tensor, groups: torch.Tensor | None, unit: Unit) -> 
 
     Args:
         table: one row per record.
-        groups: the records' group ids; needed where a unit is a group.
+        groups: the records' group ids; needed if a unit is a group.
         unit: what one row stands for.
     """
     if unit is Unit.RECORD:
@@ -154,7 +154,7 @@ def unit_ids(groups: torch.Tensor | None, unit: Unit, records: int) -> torch.Ten
     """Which unit each record belongs to, by its number.
 
     Args:
-        groups: the records' group ids; needed where a unit is a group.
+        groups: the records' group ids; needed if a unit is a group.
         unit: group or client; a client is one unit, with the number 0.
         records: how many records there are.
     """
@@ -500,7 +500,7 @@ class LinearProblem:
 
     @one_thread()
     def judged(self, params: Vector, unit: Unit, row: MetricRow) -> torch.Tensor:
-        """Per unit, the mean of the row over its own records; 0 where a label is not known."""
+        """Per unit, the mean of the row over its own records; 0 if a label is not known."""
         link, scores = _LINKS[self.model.link], self._scores(params).T
         right, losses = link.judge(scores, self._labels)
         scores = scores.exp() if self.model.link == "poisson" else scores

@@ -448,7 +448,7 @@ def _text(cell: Any) -> str:
 def public_labels(cells: Array, public: Public) -> torch.Tensor:
     """Labels from public facts and each record's own cell: no cell changes how others are read.
 
-    int64 where there are classes, and -1 where a cell is none of them; else float32, and NaN where
+    int64 if there are classes, and -1 if a cell is none of them; else float32, and NaN if
     a cell is no number. Models know neither, so that such a record's row is zero.
     """
     each = _flat(cells).tolist()
@@ -469,7 +469,7 @@ NOBODY = -1
 
 
 def public_ids(parts: list[Array | None]) -> list[torch.Tensor | None]:
-    """The group ids of each part by each record's own cell; NOBODY where there is none."""
+    """The group ids of each part by each record's own cell; NOBODY if there is none."""
     given = [part for part in parts if part is not None]
     if len(given) < len(parts):
         return [None] * len(parts)

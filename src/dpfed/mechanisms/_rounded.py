@@ -238,7 +238,7 @@ def _exact(scale: float, leading: int, bits: int, words: Words) -> int:
 
 
 def _compare(scale: float, boundary: float, leading: int, bits: int) -> bool | None:
-    """Whether U lies above P(scale |Z| > boundary); None where it cannot be told yet."""
+    """Whether U lies above P(scale |Z| > boundary); None if it cannot be told yet."""
     import mpmath
 
     with mpmath.workprec(bits + 2 * _GUARD_BITS):

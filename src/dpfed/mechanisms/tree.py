@@ -64,7 +64,7 @@ PAPER = "Kairouz et al. 2021 (DP-FTRL)"
 
 
 class Nodes(NamedTuple):
-    """The noise of the open node of each level, in grid steps (0 where none is), and the step."""
+    """The noise of the open node of each level, in grid steps (0 if none is), and the step."""
 
     noise: tuple[Vector, ...]
     t: int
@@ -92,7 +92,7 @@ class Tree(GaussianNoise):
 
     @property
     def step(self) -> float:
-        """The grid; coarser where the noise of many clients might not fit int64."""
+        """The grid; coarser if the noise of many clients might not fit int64."""
         return step_below(max(self.clip, self.std / 64), EXACT_BITS)
 
     @property

@@ -40,7 +40,7 @@ def class_scores(name: str, scored: ScoredRecords, classes: int) -> torch.Tensor
 
 
 def class_cells(labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """One-hot rows of labels, [k, classes]; zero where a label is none of the classes."""
+    """One-hot rows of labels, [k, classes]; zero if a label is none of the classes."""
     return (labels[:, None] == torch.arange(classes, device=labels.device)).double()
 
 

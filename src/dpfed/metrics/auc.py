@@ -8,7 +8,7 @@
 Two classes have one histogram, of class 1; C > 2 classes have one each against the rest, their rows
 are divided by sqrt(C), and the area is the mean over classes.
 
-Bounds. A row has one 1, or C entries of 1 / sqrt(C): its norm is 1, or 0 where the label is no
+Bounds. A row has one 1, or C entries of 1 / sqrt(C): its norm is 1, or 0 if the label is no
 class or a score is not a number. No entry is negative, so that two rows are at most sqrt(2) apart,
 and two that share no cell are. Removing or zeroing a unit moves a sum by at most 1. A mean over a
 unit's records keeps both. The bins come from no record, and the class counts in the denominator are
@@ -19,7 +19,7 @@ f_i = sum_{j<i} n_j + n_i / 2 + (n_{i-1} - n_{i+1}) / 12: the trapezoids of the 
 they leave out where densities are linear from bin to bin. It is bilinear, and noises of different
 cells are independent, so that noise gives the numerator no bias. With F_i = f_i / sum n, dU/dp_i =
 (F_i - U) / sum p, and likewise for n: so the std is std sqrt(sum_i ((F_i - U) / sum p)^2 + ...) to
-first order. More bins have less of an error of their own, and more noise. It is NaN where a class's
+first order. More bins have less of an error of their own, and more noise. It is NaN if a class's
 noisy count is below 3 standard deviations of its noise.
 """
 

@@ -9,7 +9,7 @@ entry is negative, so that two rows are at most sqrt(2) apart; two records of di
 A mean over a unit's records keeps both. Hits and misses are noised, so that the class counts in the
 denominators, which are their sums, are noised too: nothing is divided by a true count.
 
-It is NaN where a class's noisy count is below 3 standard deviations of its noise. ``recall`` has
+It is NaN if a class's noisy count is below 3 standard deviations of its noise. ``recall`` has
 the same rows and gives this number as well: name one of the two.
 """
 

@@ -12,7 +12,7 @@ most sqrt(2), and so is the distance of two rows, which lie in the unit square. 
 is noised like the losses: nothing is divided by a true count. A token with a NaN loss is left
 out; one with an infinite loss counts as the bound.
 
-It is NaN where the noisy number of tokens is below 3 standard deviations of its noise.
+It is NaN if the noisy number of tokens is below 3 standard deviations of its noise.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = N
     Args:
         recipe: the run's configuration.
         nominal: each client's public size in units; 1 for each client where clients are the unit;
-            empty where privacy.cohort makes the population an open one.
+            empty if privacy.cohort makes the population an open one.
         layout: the names and shapes of the model's parameters; None for methods that do not ask.
     """
     plan = _plan_for(recipe, nominal, layout)
@@ -214,7 +214,7 @@ def trained_model(recipe: Recipe, plan: Plan, model: Model, spread: float | None
         recipe: the run's configuration; its table ``data`` may say what ranges features have.
         plan: the recipe's plan.
         model: the model that the recipe names.
-        spread: how far public records lie from the center, where the recipe names some.
+        spread: how far public records lie from the center, if the recipe names some.
     """
     own = plan.client.model
     if own is None or own.owns(model.layout.shapes):

@@ -249,7 +249,7 @@ def began_at(out: Path) -> str | None:
         out: the folder that ``claim_folder`` gave.
 
     Returns:
-        the time, or None where no training has claimed the folder.
+        the time, or None if no training has claimed the folder.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as top:

@@ -42,7 +42,7 @@ def read_records(**data: Any) -> Records:
         **data: source, options, schema, missing, shift, scale, and so on.
 
     Returns:
-        features and labels, with whose they are where the table says so.
+        features and labels, with whose they are if the table says so.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@
     sizes = [1200, 800, 950]        # each silo's public number of units
     dpfed = "0.2.0"
     roster = "..."                  # the digest of the roster, under distributed trust
-    packages = {}                   # package -> digest, where a model comes from one
+    packages = {}                   # package -> digest, if a model comes from one
     train = ""                      # package.module:function, a train function that silos installed
     low = 0.0                       # the least value of each feature, or one for all; may be left
     high = 1.0                      # out: what dp-fedauto's center begins from

@@ -227,7 +227,7 @@ class Draft:
     def amplification(self) -> Sampling:
         """The draw of clients if it hides a unit; everyone if it does not.
 
-        It does where a client is the unit and the server adds the same noise, whoever takes part.
+        It does if a client is the unit and the server adds the same noise, whoever takes part.
         A record's absence does not hide that the rest of its client is there, and under local
         trust the noise itself would show how many take part.
         """

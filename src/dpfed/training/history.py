@@ -17,7 +17,7 @@ The numbers that ``evaluation.metrics`` names come after them, by the metrics ch
 |                           | are empty                                                            |
 
 Who is in which rounds' totals is ``participants``, for guarantee.json and the statement page:
-names, or the expected number where the accounting relies on a secret draw of clients.
+names, or the expected number if the accounting relies on a secret draw of clients.
 
 Guarantee: whoever shows or stores a row adds nothing to what the guarantee covers: not to what the
 server knows, nor, where the server alone may know who was drawn, to what everyone does. A client's

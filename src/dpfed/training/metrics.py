@@ -52,7 +52,7 @@ def measured(seen: Aggregate | None, loss_bound: float, metrics: Metrics = ()) -
 
     Args:
         seen: the aggregate of the round; None has nothing.
-        loss_bound: what losses were clipped to, where no metrics are named.
+        loss_bound: what losses were clipped to, if no metrics are named.
         metrics: what is measured.
     """
     if seen is None or METRICS not in seen.public:

@@ -151,7 +151,7 @@ class Plan(Draft):
         Args:
             broadcast: what the server published for the round.
             client: the client's index.
-            signer: who the client is towards the others, where the sum asks for signatures.
+            signer: who the client is towards the others, if the sum asks for signatures.
         """
         return SumContext(
             client=client,

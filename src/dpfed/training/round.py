@@ -13,7 +13,7 @@
 ``run_round`` walks it; a transport exchanges the bytes. Everything here uses protocols only, never
 a particular algorithm, mechanism or sum. State goes in, state comes out.
 
-Guarantee: where the accounting relies on a secret draw of clients (``Plan.draw_is_secret``),
+Guarantee: if the accounting relies on a secret draw of clients (``Plan.draw_is_secret``),
 nothing that leaves the server depends on who was drawn, except for the noisy total.
 
 | edge case                            | the draw is secret            | it is not              |
@@ -115,7 +115,7 @@ def start(
         plan: what is done, and what it costs.
         params: the model's flat parameters to begin with.
         training: the name of the training, under which clients keep state.
-        roster: who the clients are, where the sum asks for signatures.
+        roster: who the clients are, if the sum asks for signatures.
     """
     return ServerState(
         params=params,

@@ -204,7 +204,7 @@ def converted(cost: Cost, times: float | None, source: LedgerKey, target: Ledger
 
     Args:
         cost: what the releases cost in their own guarantee.
-        times: what mu is multiplied by; None where there is no bound.
+        times: what mu is multiplied by; None if there is no bound.
         source: their own guarantee.
         target: the guarantee that they are to count for.
     """
@@ -412,7 +412,7 @@ class Balance:
         """What each data set has cost, in the terms of its budget, or of each guarantee given.
 
         Args:
-            delta: at which epsilon is stated where no budget states a delta.
+            delta: at which epsilon is stated if no budget states a delta.
             every: each client's data on its own; else the most exposed client of a divided name.
         """
         groups: dict[LedgerKey, list[LedgerKey]] = {}
