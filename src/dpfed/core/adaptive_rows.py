@@ -8,7 +8,7 @@ and noise are constants in these units, so no value of ``by`` changes what a rel
 Guarantee: for any ``by``, a unit moves the sum of ``ScaledByClip`` by at most ``clip`` (twice that
 if it is replaced), as rows.py says: rows are clipped to clip * by, and their sum is divided after.
 For m <= 2^25 rows the division rounds by 2^-28 clip, less than the margin that clipping.py leaves.
-A unit's number in ``ClipIndicator`` is -1/2, 0 or 1/2 and depends on its own row alone, to the last
+A unit's number in ``ClipIndicator`` is -1/2, 0 or 1/2 and depends on its own row only, to the last
 bit: norms are added up by halves, whatever lies beside a row. Otherwise a server could choose
 ``by`` as the norm of many equal records, and one record more would move all of their counts.
 

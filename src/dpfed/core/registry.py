@@ -14,7 +14,7 @@ one.
 
 Code that is not installed as a plug-in is given as ``module:function`` or, in Python, as an object:
 clients, servers, mechanisms and metrics. An object has a name in recipes, made of where its code is
-and a digest of it, which this process alone can resolve.
+and a digest of it, which only this process can resolve.
 
 | edge case                                         | what happens                                 |
 |---------------------------------------------------|----------------------------------------------|

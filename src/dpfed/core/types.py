@@ -435,7 +435,7 @@ class FeatureRange(NamedTuple):
 class OwnModel(NamedTuple):
     """The model that an algorithm brings, in the place of the one that a recipe names.
 
-    It is reached through the algorithm alone, so that whoever approves the algorithm has approved
+    It is reached only through the algorithm, so that whoever approves the algorithm has approved
     its model: neither a recipe nor a server names it.
 
     Args:

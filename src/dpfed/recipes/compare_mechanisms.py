@@ -8,7 +8,7 @@ prefixes, and that of the last one.
 
     independent   a device takes part at_most times: fresh noise for each round
     amplified     fresh noise, and each device is asked with probability cohort / population, by a
-                  Poisson draw over a known population that the server alone knows
+                  Poisson draw over a known population that only the server knows
     tree, banded, blt   correlated noise, at_most times, min_separation rounds apart
 
 Only Poisson sampling gives privacy amplification. Cohorts of a fixed size, refusals, and whoever

@@ -311,7 +311,7 @@ def with_default(tree: Mapping[str, Any], method: str = DEFAULT) -> dict[str, An
 def with_named_code(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The tables with a name in the place of each plug-in that was given as an object.
 
-    A plug-in that is a name alone becomes a table with that name.
+    A plug-in that is only a name becomes a table with that name.
 
     Args:
         tree: a recipe's tables, as a caller wrote them.

@@ -121,7 +121,7 @@ class DataPolicy(_Table, frozen=True):
     methods: list[str]
     """Allowed methods."""
     mechanisms: list[str] | None = None
-    """Allowed noise; discrete_gaussian alone is exact. Unset: the methods' own, or exact noise."""
+    """Allowed noise; only discrete_gaussian is exact. Unset: the methods' own, or exact noise."""
     classes: int | None = None
     """The number of classes; unset if labels are numbers."""
     delta: float = 1e-5

@@ -15,7 +15,7 @@ client is asked by the sum, enters its own ledger, and has noise under its own k
 | metrics are due, a stage without a release, a     | ``client_reply``                         |
 | wrapped algorithm, groups, drawn records, a sum   |                                          |
 | with keys                                         |                                          |
-| a client's ledger or sum refuses                  | it alone is left out                     |
+| a client's ledger or sum refuses                  | only that client is left out             |
 | one client has a number that is not finite        | it is made alone, by ``client_reply``    |
 | anything raises in a pass                         | its clients are made alone               |
 | this machine rounds a stack otherwise (tried once | those of that kind are made alone        |

@@ -20,7 +20,7 @@ Who is in which rounds' totals is ``participants``, for guarantee.json and the s
 names, or the expected number if the accounting relies on a secret draw of clients.
 
 Guarantee: whoever shows or stores a row adds nothing to what the guarantee covers: not to what the
-server knows, nor, where the server alone may know who was drawn, to what everyone does. A client's
+server knows, nor, if only the server may know who was drawn, to what everyone does. A client's
 own losses, counts and times are no columns: they would be releases outside of the accounting.
 """
 

@@ -12,7 +12,7 @@ in the client's ledger, if there is one, before noise is drawn for it. A reply h
 are due, no others. If the algorithm declares ``sends_unmodified``, each release in the reply must
 be the object that the releaser returned: identity is checked at run time, a change in place is not.
 For other algorithms a run only checks that the releaser was used; that data reaches their replies
-through releases alone rests on the law tests (audit/client_laws.py).
+only through releases rests on the law tests (audit/client_laws.py).
 
 Once data has been touched a client does not refuse: whatever goes wrong then becomes a reply of
 zero rows with full noise. What it refuses is found before, on made-up records, and

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ledger's rows added up, one at a time: costs, budgets, names and reservations.
 
-Guarantee: ``Balance`` is a function of the rows and their order alone, so every process that reads
+Guarantee: ``Balance`` is a function of only the rows and their order, so every process that reads
 the file has the same one; ``Cost.epsilon`` is an upper bound. A data set has one account: whatever
 was released on it counts towards its budget, converted into the budget's own unit, adjacency and
 adversary (conversions.py).

@@ -2,7 +2,7 @@
 """Enquiries: which plans have asked, before their first release, whether a budget suffices.
 
 At enrolment a client says whether a whole training fits into what is left of its data's budget.
-That depends on its policy and its ledger alone, never on a record. But whoever asks for one plan
+That depends only on its policy and its ledger, never on a record. But whoever asks for one plan
 after another, and runs none of them, learns what is left. So for each data set a few such plans get
 a reply in a day, and then only plans that were seen before. Each enrolment may also write two rows
 into the ledger (a claim, and its end), so the number of enrolments in a day is limited, too.

@@ -168,7 +168,7 @@ def read_order(content: RecordDict) -> Order:
             fingerprint=str(control["fingerprint"]),
             since=_since(control["since"]),
         )
-    except Exception as error:  # numpy's reader of arrays alone raises many kinds
+    except Exception as error:  # numpy's reader of arrays raises many kinds
         raise BadReply(
             f"the server's message has no valid {error}; run a DPStrategy on the server"
         ) from error
