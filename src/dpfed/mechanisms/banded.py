@@ -160,7 +160,7 @@ class Banded(GaussianNoise):
         return (math.sqrt(self._diagonal()[t - 1]),)
 
     def _diagonal(self) -> list[float]:
-        """A diagonal of the best C^T C."""
+        """The diagonal of the best C^T C."""
         roots = [math.sqrt(self.rounds - t) for t in range(self.rounds)]
         scale = self.rounds / math.fsum(roots)
         return [scale * root for root in roots]

@@ -64,7 +64,7 @@ class Draft:
     metrics: Metrics = ()
     """What is measured if metrics have noise; if empty: correct and clipped loss."""
     client_sampling: Sampling = EVERYONE
-    """Which clients the server asks in a round: only the server knows."""
+    """Which clients the server asks in a round: only the server may know."""
     spare: int = 0
     """Attempts beyond the rounds that noise and delta are sized for; with 0 each costs a round."""
     open: bool = False

@@ -80,7 +80,7 @@ class Transport(Protocol):
 
     @property
     def roster(self) -> Verifier | None:
-        """The clients' signing keys, for a sum that asks for signatures."""
+        """The clients' public keys, for a sum that asks for signatures; None if there are none."""
 
     @property
     def stores_replies(self) -> bool:

@@ -10,7 +10,8 @@ returns a ``Release``. Nothing else that depends on records leaves a client.
 Guarantee: a PricedReleaser releases at most as often as the plan accounts for, and each release is
 in the client's ledger, if there is one, before noise is drawn for it. A reply has the channels that
 are due, no others. If the algorithm declares ``sends_unmodified``, each release in the reply must
-be the object that the releaser returned: identity is checked at run time, a change in place is not.
+be the one object that the releaser returned for its channel: a run checks identity, but does not
+notice a change of that object in place.
 For other algorithms a run only checks that the releaser was used; that data reaches their replies
 only through releases rests on the law tests (audit/client_laws.py).
 

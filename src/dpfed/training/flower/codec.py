@@ -19,8 +19,8 @@ Enrolment, and its opposite, have one record each way, without arrays (responder
                             open population round; at the end of a training leave
     to the server  reply    empty
                    dpfed    round 0, attempt 0, stage "enrol", client, fingerprint, gate; if
-                            participation is limited last: the last round that it answered, -1 if
-                            none; in an open population ready: whether it may take part
+                            participation is limited last: the last round that it has entered, -1
+                            if none; in an open population ready: whether it may take part
     if it refuses  dpfed    round 0, attempt 0, stage "enrol", client -1; the name of an error
 
 A reply that does not fit is a BadReply, with a reason that quotes no value of it.

@@ -54,7 +54,7 @@ TERMS = "terms"
 LEAVE = "leave"
 """The field of an enrolment by which a training has ended, and claims no budget any more."""
 LAST = "last"
-"""The field in which a node that enrols names the last round that it answered (participation)."""
+"""The field in which a node that enrols names the last round that it entered (participation)."""
 ROUND, READY = "round", "ready"
 """In an open population: the round for which a device is asked, and whether it may take part."""
 _UNNAMED, _COUNT, _MAX_OPEN_LEDGERS = "unnamed", "releases.sqlite", 64
