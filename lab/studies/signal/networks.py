@@ -104,7 +104,7 @@ def accuracy(
 def main() -> None:
     torch.set_num_threads(1)
     writer = csv.writer(sys.stdout)
-    lines = [("model", "parameters", "ratio", "rate", "accuracy")]
+    lines: list[tuple[object, ...]] = [("model", "parameters", "ratio", "rate", "accuracy")]
     for label, (load, make) in CASES.items():
         data, size = load(), sum(value.numel() for value in make().parameters())
         for ratio in RATIOS:
