@@ -124,8 +124,8 @@ def make_plan(
         clients: how many clients there are, if a client is the unit; else each client's public
             number of units (records, persons), by partition-id. Left out where privacy.cohort makes
             the population an open one.
-        layout: the model's ``layout`` or state dict, for methods that need its shape; None for all
-            others.
+        layout: the model's ``layout`` or state dict, for methods that need its shape, and to log a
+            warning where the noise leaves little hope; None for all others.
         nominal: the name of ``clients`` in version 0.2.
         **sections: rounds, method, privacy, client, server, sum, evaluation, seed, name: a recipe's
             own fields, as ``dpfed.run`` takes them.
@@ -147,6 +147,7 @@ def make_plan(
     from dpfed.recipes.build import plan_for, recognised
     from dpfed.recipes.methods import method_of
     from dpfed.recipes.schema import parse, with_default
+    from dpfed.training.signal import warn_of_noise
 
     if layout is not None and not isinstance(layout, Layout):
         layout = recognised(layout_of(layout))
@@ -158,7 +159,10 @@ def make_plan(
     sizes = clients if nominal is None else nominal
     if isinstance(sizes, int):
         sizes = [_size(recipe, sizes)] * sizes
-    return plan_for(recipe, sizes, layout)
+    plan = plan_for(recipe, sizes, layout)
+    if layout is not None:
+        warn_of_noise(plan, layout)
+    return plan
 
 
 def _size(recipe: Recipe, clients: int) -> float:

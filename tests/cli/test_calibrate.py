@@ -111,6 +111,12 @@ def test_a_large_delta_warns_on_stderr_and_keeps_stdout_json():
     assert calibrate("--json", "--units", 1000).stderr == ""
 
 
+def test_parameters_say_whether_it_can_learn():
+    done = calibrate("--unit", "client", "--parameters", 62_006, epsilon=8)
+    assert "a ratio of 0.015" in done.stdout
+    assert done.stderr.startswith("warning: this plan will learn next to nothing")
+
+
 def test_neither_torch_nor_dp_accounting_is_imported():
     script = (
         "import sys\n"

@@ -45,6 +45,29 @@ def test_a_trusted_server_adds_sigma_g_itself():
     assert len(found["claims"]) == 1
 
 
+@pytest.mark.parametrize(("trust", "terms"), [("local", 20), ("distributed", 1), ("central", 1)])
+def test_the_signal_beside_the_noise_of_all_terms(trust, terms):
+    found = answer(trust=trust, units=50_000, parameters=650)
+    ratio = 50_000 * found["mu"] / (2 * math.sqrt(terms * 650))
+    assert found["signal_to_noise"] == pytest.approx(ratio)
+    assert "the noise in 650 parameters" in found["signal"]
+    assert found["warnings"] == []
+
+
+def test_without_hope_there_is_a_warning():
+    found = answer(8.0, unit="client", parameters=62_006)
+    assert [each[:37] for each in found["warnings"]] == ["this plan will learn next to nothing "]
+
+
+def test_nothing_is_said_of_the_signal_without_parameters():
+    assert not {"signal", "signal_to_noise"} & answer(unit="client").keys()
+
+
+def test_records_must_be_counted_for_a_signal():
+    with pytest.raises(RecipeError, match="units must be given with --parameters"):
+        answer(parameters=650)
+
+
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE])
 @pytest.mark.parametrize("trust", Trust)
 def test_no_replacement_halves_the_noise(adjacency, trust):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Adjacency, Trust, Unit
 
@@ -28,7 +29,12 @@ Colluders = Annotated[
     typer.Option(help="Clients who pool what they know. Default: 1 local, 0 distributed."),
 ]
 Units = Annotated[
-    int | None, typer.Option(help="How many units there are, to judge delta by.", min=1)
+    int | None,
+    typer.Option(help="How many units there are in all, to judge delta and signal by.", min=1),
+]
+Parameters = Annotated[
+    int | None,
+    typer.Option(help="How many the model has: says whether it can learn through the noise."),
 ]
 Population = Annotated[
     int | None,
@@ -56,6 +62,7 @@ def calibrate_command(
     survivors: Survivors = None,
     colluders: Colluders = None,
     units: Units = None,
+    parameters: Parameters = None,
     population: Population = None,
     cohort: Cohort = None,
     min_separation: Separation = None,
@@ -86,6 +93,8 @@ def calibrate_command(
         colluders: how many clients pool what they know; None means 1 under local trust, else 0.
         units: how many units there are, to warn of a large delta; None means the clients if they
             are the units, and no warning otherwise.
+        parameters: how many the model has, to print the ratio of signal to noise and to warn where
+            it leaves little hope; None says nothing of it, nor is it for a population.
         population: how many devices there are; None with clients.
         cohort: how many of them are asked in a round.
         min_separation: minimum gap in rounds between two participations of a device; None means
@@ -98,6 +107,8 @@ def calibrate_command(
             f"--clients must be given, or --population with --cohort, got {clients}, {population} "
             f"and {cohort}; give one of them"
         )
+    if population is not None and parameters is not None:
+        raise refuse("--parameters", "left out with --population", parameters)
     if population is not None and cohort is not None:
         from dpfed.recipes.compare_mechanisms import compare_mechanisms
 
@@ -126,6 +137,7 @@ def calibrate_command(
             survivors=survivors,
             colluders=colluders,
             units=units,
+            parameters=parameters,
         )
         words = _in_words
     for warning in found["warnings"]:
@@ -137,7 +149,8 @@ def _in_words(found: dict[str, Any]) -> str:
     figures = "\n".join(
         f"{name:14} {found[name]:.6g}" for name in ("sigma_g", "std_over_clip", "mu")
     )
-    return f"{figures}\n{found['guarantee']}"
+    signal = f"\n{found['signal']}" if "signal" in found else ""
+    return f"{figures}{signal}\n{found['guarantee']}"
 
 
 def _compared(found: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ Neither torch nor dp_accounting is imported: it answers at once.
 | more survivors than clients, colluders < 0    | RecipeError                              |
 | no honest noise in an opened sum              | RecipeError                              |
 | clients under add-remove                      | RecipeError: it shows who was there      |
+| parameters of which the units are not known   | RecipeError: there is no signal to state |
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from dpfed.accounting import gdp
 from dpfed.accounting.calibrate import calibrate
 from dpfed.accounting.event_tree import ChannelUse, TrainingReleases
 from dpfed.accounting.guarantee import SERVER, delta_warning, guarantee
+from dpfed.accounting.signal import Signal
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Adjacency, Facts, NoiseSource, Trust, Unit
@@ -49,6 +51,7 @@ def noise_for(
     survivors: int | None = None,
     colluders: int | None = None,
     units: int | None = None,
+    parameters: int | None = None,
 ) -> dict[str, Any]:
     """The least noise that keeps the guarantee, and the sentence that states it.
 
@@ -64,10 +67,11 @@ def noise_for(
         colluders: clients that pool what they know; None means 1 under local trust, 0 otherwise.
         units: how many units there are, for a warning about delta; None is ``clients`` where they
             are the unit, and no warning otherwise.
+        parameters: how many the model has, for the ratio of signal to noise; None leaves it out.
     """
     unit, adjacency = _choice(Unit, unit), _choice(Adjacency, adjacency)
     trust = _choice(Trust, trust)
-    _check_whole(rounds=rounds, clients=clients, survivors=survivors)
+    _check_whole(rounds=rounds, clients=clients, survivors=survivors, parameters=parameters)
     if unit is Unit.CLIENT:
         refuse_presence(adjacency)
     apart = (1 if trust is Trust.LOCAL else 0) if colluders is None else colluders
@@ -83,14 +87,38 @@ def noise_for(
     )
     count = clients if unit is Unit.CLIENT and units is None else units
     warning = None if count is None else delta_warning(delta, count)
+    signal = _signal(mechanism, rounds, clients, count, parameters)
+    warnings = [warning, None if signal is None else signal.warning]
     return {
         "sigma_g": mechanism.std * (1 if trust is Trust.CENTRAL else math.sqrt(clients)),
         "mu": _mu(mechanism, rounds),
         "std_over_clip": mechanism.std,
         "guarantee": stated.sentence,
         "claims": [{"adversary": c.adversary, "epsilon": c.epsilon} for c in stated.claims],
-        "warnings": [] if warning is None else [warning],
+        "warnings": [each for each in warnings if each is not None],
+        **({} if signal is None else {"signal_to_noise": signal.ratio, "signal": str(signal)}),
     }
+
+
+def _signal(
+    mechanism: Gaussian, rounds: int, clients: int, units: int | None, parameters: int | None
+) -> Signal | None:
+    """The longest possible signal beside the noise of all terms in a round's sum."""
+    if parameters is None:
+        return None
+    if units is None:
+        bound = f"given with --parameters where the unit is a {mechanism.unit}"
+        raise refuse("units", bound, units, "say how many there are in all")
+    terms = 1 if mechanism.trust is Trust.CENTRAL else clients
+    return Signal(
+        parameters=parameters,
+        rows=units,
+        noise_std=mechanism.std / mechanism.clip * math.sqrt(terms),
+        averaged=rounds,
+        clients=clients,
+        unit=mechanism.unit,
+        trust=mechanism.trust,
+    )
 
 
 def refuse_presence(adjacency: Adjacency) -> None:

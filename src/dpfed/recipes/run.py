@@ -88,6 +88,7 @@ def run(
     resolved = resolve(recipe, seed, overrides, sections)
     session = prepare(resolved, root)
     session.show_screen()
+    session.warn_of_noise()
     checkpoint = None if resume is None else Checkpoint(Path(resume))
     if checkpoint:
         _same_recipe(checkpoint, resolved)

@@ -29,6 +29,7 @@ from dpfed.recipes.terms import Terms
 from dpfed.training.account import Account, open_account
 from dpfed.training.history import Row, columns_of
 from dpfed.training.plan import Plan
+from dpfed.training.signal import warn_of_noise
 from dpfed.training.soundness import small_delta
 
 
@@ -68,6 +69,10 @@ class Session:
         if found is not None and self.recipe.data.source != "synthetic":
             for sentence in found.findings():
                 log.warning("data: %s", sentence)
+
+    def warn_of_noise(self) -> None:
+        """Log, before anything is spent, that the noise leaves little hope; once for a plan."""
+        warn_of_noise(self.plan, self.federation.model.layout)
 
     def about(self, out: Path) -> About:
         """What sinks are told of the run."""
@@ -176,7 +181,8 @@ def prepare_terms(terms: Terms) -> Session:
 
 
 def _warnings(recipe: Recipe, plan: Plan, silos: Federation) -> tuple[str, ...]:
-    return tuple(each for each in (small_delta(plan), _no_test(recipe, silos)) if each)
+    noise = plan.signal_to_noise(silos.model.layout).warning
+    return tuple(each for each in (small_delta(plan), noise, _no_test(recipe, silos)) if each)
 
 
 def _no_test(recipe: Recipe, silos: Federation) -> str | None:

@@ -16,11 +16,14 @@ from functools import cached_property
 from dpfed.accounting.event_tree import ChannelUse, RoundCounts, RoundKind, TrainingReleases
 from dpfed.accounting.events import Json
 from dpfed.accounting.guarantee import Guarantee, guarantee, strongest
+from dpfed.accounting.signal import Signal
 from dpfed.core.sampling import Everyone
 from dpfed.core.sum_protocol import Signer, SumContext
 from dpfed.core.types import Broadcast
+from dpfed.core.vector import Layout
 from dpfed.training.draft import Draft
 from dpfed.training.fingerprint import fingerprint
+from dpfed.training.signal import signal_of
 from dpfed.training.soundness import refuse_unsound
 
 
@@ -140,6 +143,29 @@ class Plan(Draft):
     def _planned_guarantee(self) -> Guarantee:
         """Computed once: every round is held to it, and PLD takes its time."""
         return self.guarantee(self.planned_rounds, self.rounds)
+
+    # ------------------------------------------------------------------- what can be learned
+
+    def signal_to_noise(self, model: Layout | int) -> Signal:
+        """How long the longest possible update is beside the noise in it, over all rounds.
+
+        It is an upper bound on what training sees, from public numbers alone: below a ratio of 0.15
+        no model that was measured has learned anything worth having.
+
+        Args:
+            model: the layout of its parameters, or only how many there are.
+
+        Returns:
+            a value whose ``str`` is a sentence; its ``warning`` has ways out, or is None.
+
+        >>> from dpfed.flower import make_plan
+        >>> privacy = {"epsilon": 8.0, "unit": "client"}
+        >>> plan = make_plan(clients=10, rounds=10, method="dp-fedavg", privacy=privacy)
+        >>> found = plan.signal_to_noise(62_006)  # ten silos, a small convolutional network
+        >>> round(found.ratio, 3), found.hopeless
+        (0.011, True)
+        """
+        return signal_of(self, model)
 
     # ------------------------------------------------------------------- what both agree on
 

@@ -71,7 +71,9 @@ from dpfed.core.types import (
     Unit,
     Vector,
 )
+from dpfed.core.vector import Layout
 from dpfed.training.plan import Plan
+from dpfed.training.signal import warn_of_noise
 
 
 class ClientLedger(Protocol):
@@ -415,6 +417,7 @@ _tried: WeakKeyDictionary[Plan, set[object]] = WeakKeyDictionary()
 def rehearse(plan: Plan, broadcast: Broadcast, client: ClientState) -> None:
     """Rehearse each kind of round on made-up records: what is wrong with code or order raises here.
 
+    A warning of noise that leaves little hope is logged, too.
     Nothing of it depends on a record, so that the refusal may leave. Each type of problem with each
     set of shapes in a broadcast is rehearsed once: a plan's clients have one model.
 
@@ -429,6 +432,7 @@ def rehearse(plan: Plan, broadcast: Broadcast, client: ClientState) -> None:
             f"the model must have {problem.dimension} parameters, as this client's has, got "
             f"{broadcast.params.numel()}; give both sides the same model"
         )
+    warn_of_noise(plan, _shape_of(problem))
     if plan.metrics:
         _judging(problem)
     sent = {**broadcast.shared, "": broadcast.params}
@@ -441,6 +445,12 @@ def rehearse(plan: Plan, broadcast: Broadcast, client: ClientState) -> None:
         at = replace(broadcast, round=first)
         _work(plan, at, stand_in, _Rehearsal(plan, at, stand_in))
     done.add(kind)
+
+
+def _shape_of(problem: Problem) -> Layout | int:
+    """The layout of a problem's model; a problem that has none says how many parameters it has."""
+    layout = getattr(getattr(problem, "model", None), "layout", None)
+    return layout if isinstance(layout, Layout) else problem.dimension
 
 
 def _kinds_of_rounds(plan: Plan) -> Iterable[int]:

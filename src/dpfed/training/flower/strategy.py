@@ -45,6 +45,7 @@ from dpfed.training.history import participants, wasted_attempts
 from dpfed.training.loop import Judge, Step, train
 from dpfed.training.metrics import measured
 from dpfed.training.plan import Plan
+from dpfed.training.signal import warn_of_noise
 from dpfed.training.soundness import small_delta
 from dpfed.training.stopping import is_unspent, nothing_trained
 
@@ -165,6 +166,7 @@ class DPStrategy(Strategy):
             self.checkpoint.describe(layout)
         checked(self.plan.guarantee())  # before anything is spent
         self.summary()
+        warn_of_noise(self.plan, layout)
         transport = GridTransport(
             self.plan,
             grid,
