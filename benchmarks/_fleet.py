@@ -24,19 +24,17 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Message, RecordDict
-from flwr.supercore.inflatable.inflatable_object import (
+
+from benchmarks._load_app import case
+from dpfed.core.flower_private import (
+    ObjectUnavailableError,
     get_all_nested_objects,
     get_object_tree,
+    http_request_response,
+    inflate_object_from_contents,
     iterate_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectUnavailableError,
-    inflate_object_from_contents,
-)
-from flwr.supernode.fleet_http_connection import http_request_response
-
-from benchmarks._load_app import case
 from dpfed.core.types import UPDATE
 from dpfed.training.flower.codec import CONTROL, Envelope, write_reply
 from dpfed.training.flower.responder import ENROL, LAST, READY

@@ -110,13 +110,12 @@ class AnsweringGrid(LazyGrid):
 
 def measure(unit: str, clients: int, size: int) -> dict[str, float]:
     """The second round: by then all that is lazy is loaded."""
-    from flwr.supercore.task_identity import TaskIdentity
-
+    from dpfed.core.flower_private import become_node
     from dpfed.flower import Network, client_app, make_plan, tensor_batches
     from dpfed.training.flower.transport import GridTransport
     from dpfed.training.loop import train
 
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    become_node()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     width = math.isqrt(size)
     model = Network(nn.Linear(width, width, bias=False), chunk=RECORDS)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from dpfed.recipes.terms import Terms as Terms
     from dpfed.recipes.terms import read_terms as read_terms
     from dpfed.silo.relay import silo_app as silo_app
+    from dpfed.training.flower.accountants import ExactAccountant as ExactAccountant
+    from dpfed.training.flower.accountants import PLDAccountant as PLDAccountant
     from dpfed.training.flower.client import client_app as client_app
     from dpfed.training.flower.client import private as private
     from dpfed.training.flower.strategy import DPResult as DPResult
@@ -46,8 +48,10 @@ _HOMES = {
     "About": "dpfed.recipes.sinks._open",
     "DPResult": "dpfed.training.flower.strategy",
     "DPStrategy": "dpfed.training.flower.strategy",
+    "ExactAccountant": "dpfed.training.flower.accountants",
     "Linear": "dpfed.data.models",
     "Network": "dpfed.data.modules",
+    "PLDAccountant": "dpfed.training.flower.accountants",
     "Records": "dpfed.data.datasets",
     "Standardised": "dpfed.client._standardised",
     "Terms": "dpfed.recipes.terms",
@@ -73,8 +77,10 @@ __all__ = [
     "About",
     "DPResult",
     "DPStrategy",
+    "ExactAccountant",
     "Linear",
     "Network",
+    "PLDAccountant",
     "Records",
     "Standardised",
     "Terms",

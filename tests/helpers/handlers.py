@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 
+from dpfed.core.flower_private import from_bytes, to_bytes
 from dpfed.core.types import Broadcast
 from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.handler import RequestHandler
@@ -41,12 +40,11 @@ def approved(folder: Path, **changes: Any) -> tuple[RequestHandler, Terms]:
 
 
 def sent(content: RecordDict) -> bytes:
-    raw: bytes = recorddict_to_proto(content).SerializeToString()
-    return raw
+    return to_bytes(content)
 
 
 def said(reply: bytes) -> dict[str, Any]:
-    return dict(recorddict_from_proto(Bytes.FromString(reply)).config_records[CONTROL])
+    return dict(from_bytes(reply).config_records[CONTROL])
 
 
 def enrolment(name: str, terms: str = "") -> bytes:

@@ -36,11 +36,10 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
-from flwr.common.serde import recorddict_from_proto
-from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 from torch import nn
 
 from dpfed.accounting.guarantee import GATED
+from dpfed.core.flower_private import from_bytes
 from dpfed.core.log import log
 from dpfed.core.registry import own_names
 from dpfed.core.types import Broadcast, Problem, Unit
@@ -176,7 +175,7 @@ def order_of(terms: Terms, round: int) -> bytes:
 
 def form(reply: bytes) -> Any:
     """All that can be told of an answer but for the numbers in it."""
-    content: RecordDict = recorddict_from_proto(Bytes.FromString(reply))
+    content: RecordDict = from_bytes(reply)
     arrays = {
         record: {name: (a.dtype, a.shape, a.stype, len(a.data)) for name, a in found.items()}
         for record, found in content.array_records.items()

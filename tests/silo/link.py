@@ -19,12 +19,11 @@ import msgspec
 import numpy as np
 import torch
 from flwr.app import ConfigRecord
-from flwr.common.serde import recorddict_from_proto
-from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.deploy import deploy
 from dpfed.core.errors import WIRE_NAMES, ClientRefused
+from dpfed.core.flower_private import from_bytes
 from dpfed.core.sum_protocol import StageReply
 from dpfed.core.types import Broadcast
 from dpfed.data.datasets import Records
@@ -167,7 +166,7 @@ class Link:
             assert word in WIRE_NAMES
             assert reply == sent(write_reply(envelope, ClientRefused(word)))
             return word
-        answer = read_reply(recorddict_from_proto(Bytes.FromString(reply)), envelope)
+        answer = read_reply(from_bytes(reply), envelope)
         assert isinstance(answer, dict)
         assert dict(answer) in self.stored(client, at)
         message: bytes = answer["sum"]

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
-from flwr.common.serde import recorddict_from_proto
-from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 from typer.testing import CliRunner
 
 from dpfed.accounting import gdp
@@ -19,6 +17,7 @@ from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.main import app
 from dpfed.cli.silo_text import days_of, proposal, state_of, verdict
 from dpfed.core.errors import ClientRefused, DataError, DpfedError
+from dpfed.core.flower_private import from_bytes
 from dpfed.recipes.terms import read_terms, write_terms
 from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import load_policy
@@ -192,7 +191,7 @@ def test_terms_outside_of_the_policy_are_not_approved_by_rule(tmp_path: Path) ->
 def test_terms_that_come_with_an_order_are_not_read(tmp_path: Path) -> None:
     rule: dict[str, Any] = {"approve": "within-policy", "most_epsilon": 2.0, "week_epsilon": 30.0}
     held, text = handler(tmp_path, **rule), terms_for(tmp_path, 3).read_text()
-    content = recorddict_from_proto(Bytes.FromString(order(read_terms(text))))
+    content = from_bytes(order(read_terms(text)))
     content.config_records[CONTROL]["terms"] = text
     assert said(held.reply(sent(content)))["error"] == "UnsoundPlan"
     assert held.approvals.all() == []
@@ -387,7 +386,7 @@ def test_an_installed_train_function_makes_the_row_behind_the_gate(tmp_path: Pat
     terms = read_terms(text)
     held.approvals.approve(terms, text, days=1, by="root")
     SEEN.clear()
-    reply = recorddict_from_proto(Bytes.FromString(held.reply(order(terms))))
+    reply = from_bytes(held.reply(order(terms)))
     assert [f"0 {tmp_path / 'silo' / 'data.npz'}"] == SEEN  # the owner's, not the server's
     read = read_reply(reply, Envelope(0, 0, terms.plan.sum.release_stage, 0))
     assert not isinstance(read, ClientRefused)

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Array
-from flwr.common.serde import recorddict_from_proto
-from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 
 from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.core.flower_private import from_bytes
 from dpfed.silo.relay import LENGTH, ask, receive
 from tests.helpers.handlers import enrolment, order, said, sent
 from tests.silo.gates import Silo, gates, read, terms_for
@@ -118,7 +117,7 @@ def test_an_orders_text_forges_no_line_of_the_gates_log_and_fills_no_disk(silo: 
     """Flower's own errors quote an array's kind, Python's the names that are missing."""
     terms = read(silo.folder.parent / "terms.toml")
     forged = "\nINFO all is well\x1b[2J\u202e"
-    content = recorddict_from_proto(Bytes.FromString(order(terms)))
+    content = from_bytes(order(terms))
     for name, array in content.array_records["arrays"].items():
         content.array_records["arrays"][name] = Array(array.dtype, array.shape, forged, array.data)
     assert said(ask(str(silo.socket), sent(content)))["error"] == "ClientError"

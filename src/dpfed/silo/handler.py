@@ -31,13 +31,12 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message, Metadata, RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.environment import IDENTITY, LEDGER, STATE
 from dpfed.core.errors import ClientRefused, DataError, DpfedError, UnsoundPlan
+from dpfed.core.flower_private import from_bytes, to_bytes
 from dpfed.core.log import log
 from dpfed.core.registry import installed_function
 from dpfed.core.types import Broadcast, Problem
@@ -207,8 +206,7 @@ class RequestHandler:
         error = reply.config_records[CONTROL].get("error")
         kind = "refused" if error else "answered"
         self.approvals.note(kind, _training_name(content), str(error or ""))
-        sent: bytes = recorddict_to_proto(reply).SerializeToString()
-        return sent
+        return to_bytes(reply)
 
 
 @dataclass(eq=False)
@@ -364,7 +362,7 @@ def load_records(name: str, data: DataPolicy) -> Records:
 def _read(order: bytes) -> RecordDict:
     """An order's records; no records if the bytes are not Flower's."""
     try:
-        return recorddict_from_proto(Bytes.FromString(order))
+        return from_bytes(order)
     except Exception:
         return RecordDict()
 

@@ -17,10 +17,9 @@ import time
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as Bytes
 
 from dpfed.core.environment import GATE, variable
+from dpfed.core.flower_private import from_bytes, to_bytes
 
 SOCKET = "/run/dpfed/gate.sock"
 LENGTH = struct.Struct(">Q")
@@ -47,8 +46,7 @@ def silo_app(path: str | None = None) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         where = path or variable(GATE) or str(context.run_config.get("gate") or SOCKET)
         where = where.replace("{partition-id}", str(context.node_config.get("partition-id", "")))
-        asked = recorddict_to_proto(message.content).SerializeToString()
-        reply = recorddict_from_proto(Bytes.FromString(ask(where, asked)))
+        reply = from_bytes(ask(where, to_bytes(message.content)))
         return Message(reply, reply_to=message)
 
     return app
