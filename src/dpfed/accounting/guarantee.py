@@ -116,6 +116,8 @@ class Guarantee:
     """Who enforces it, in words: ``GATED`` or ``SHIPPED``; empty if all is one process."""
     realised: tuple[float, ...] = field(default=(), compare=False)
     """The epsilon of what was released, by claim: it holds if the end was fixed beforehand."""
+    condition: str = ""
+    """What the claims assume of a user's own code, in words; empty where they assume nothing."""
     opinions: tuple[SecondOpinion, ...] = field(default=(), compare=False)
     """A second accountant's bounds for each claim; empty if it was not used."""
 
@@ -215,6 +217,8 @@ class Guarantee:
         for claim in facts["claims"]:
             square = gaussian_mu_squared(claim["event"], self.adjacency) if claim["event"] else None
             claim["mu"] = None if square is None else math.sqrt(square)
+        if not self.condition:
+            del facts["condition"]
         plain: dict[str, Any] = jsonable(facts)
         return plain
 
@@ -234,7 +238,8 @@ class Guarantee:
         trusted = self.trust is Trust.CENTRAL or self.budgeted
         more = [] if trusted else ["if the server starts no other training on the data"]
         alone = self.enforced and self.unit is not Unit.CLIENT  # else it is the unit's own row
-        return [*enforced, *([UNDISTURBED] if alone else []), *more]
+        given = [self.condition] if self.condition else []
+        return [*enforced, *given, *([UNDISTURBED] if alone else []), *more]
 
     def _footing(self) -> list[str]:
         arithmetic = "idealized arithmetic" if self.idealized else "exact integer arithmetic"
@@ -246,6 +251,10 @@ class Guarantee:
         return "noise from the operating system"
 
 
+CONDITION = (
+    "if the train function reads no data but its shard and leaves nothing outside its process"
+)
+"""What the guarantee of a train function in shards rests on (data/shards.py)."""
 GATED = "enforced by each silo's own process"
 SHIPPED = "if the app that the server ships is the reviewed one"
 UNDISTURBED = "if no record stops or delays its silo's work"

@@ -42,5 +42,9 @@ def gradient() -> ClientAlgorithm:
         return {UPDATE: release(found)}, state
 
     return ClientAlgorithm(
-        init=stateless, work=releases(work, rows), units=frozenset(Unit), sends_unmodified=True
+        init=stateless,
+        work=releases(work, rows),
+        units=frozenset(Unit),
+        sends_unmodified=True,
+        takes_shards=True,
     )

@@ -517,6 +517,8 @@ class ClientAlgorithm(NamedTuple):
     """Options that the plan's noise levels decide, by channel: public, before the first round."""
     made_by: str = ""
     """The plug-in's name and options: the registry writes it, and both sides compare it."""
+    takes_shards: bool = False
+    """It uses data for one release of ``problem.rows`` only: rows may be those of shards."""
 
 
 def place_of(code: Any) -> str:

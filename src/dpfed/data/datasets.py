@@ -67,6 +67,9 @@ class Records:
         y: a label for each record.
         groups: whose record each one is; None if nobody has several.
         silos: which silo each one is from; None if that is not known.
+        places: which row of its source each one is; None means in the order in which they are.
+        persons: a number for each record's person, that of the id alone; None if ``groups`` are
+            such numbers.
 
     >>> len(Records(torch.zeros(5, 2), torch.zeros(5)))
     5
@@ -80,9 +83,15 @@ class Records:
     """int64 [m]: the person that each record is of."""
     silos: torch.Tensor | None = None
     """int64 [m]: where the record lies, in a data set of several silos."""
+    places: torch.Tensor | None = None
+    """int64 [m]: which row of its source the record is, counted before any is left out."""
+    persons: torch.Tensor | None = None
+    """int64 [m]: a hash of the id of its person, which depends on no other record's."""
 
     def __post_init__(self) -> None:
-        given = (("x", self.x), ("y", self.y), ("groups", self.groups), ("silos", self.silos))
+        ids = (("groups", self.groups), ("silos", self.silos))
+        more = (("places", self.places), ("persons", self.persons))
+        given = (("x", self.x), ("y", self.y), *ids, *more)
         for name, each in given:
             if each is not None and not isinstance(each, torch.Tensor):
                 raise DataError(
@@ -106,8 +115,10 @@ class Records:
 
     def take(self, index: torch.Tensor) -> Records:
         """The records at ``index``, in its order."""
-        groups, silos = (None if ids is None else ids[index] for ids in (self.groups, self.silos))
-        return Records(self.x[index], self.y[index], groups, silos)
+        ids = (self.groups, self.silos, self.places, self.persons)
+        return Records(
+            self.x[index], self.y[index], *(None if each is None else each[index] for each in ids)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,7 +351,10 @@ def _dataset(
             [_of_somebody(*each) for each in zip(read, groups, strict=True)],
             public.classes,
         )
-    made = (Records(*each) for each in zip(x, labels, groups, silos, strict=True))
+    places = readers.place_tensors(ordered)
+    persons = readers.person_tensors([p.groups for p in ordered])
+    columns = (x, labels, groups, silos, places, persons)
+    made = (Records(*each) for each in zip(*columns, strict=True))
     return _assemble(dict(zip(parts, made, strict=True)), found, source)
 
 
@@ -372,12 +386,11 @@ def _assemble(records: dict[str, Records], classes: int | None, source: str) -> 
 
 
 def _join(first: Records, second: Records) -> Records:
-    groups, silos = (
-        None if a is None or b is None else torch.cat([a, b])
-        for a, b in ((first.groups, second.groups), (first.silos, second.silos))
-    )
+    names = ("groups", "silos", "places", "persons")
+    pairs = ((getattr(first, name), getattr(second, name)) for name in names)
+    ids = (None if a is None or b is None else torch.cat([a, b]) for a, b in pairs)
     x, y = torch.cat([first.x, second.x]), torch.cat([first.y, second.y])
-    return Records(x, y, groups, silos)
+    return Records(x, y, *ids)
 
 
 # ------------------------------------------------------------------------------------ preparation

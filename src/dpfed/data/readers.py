@@ -9,6 +9,7 @@ what each kind of array becomes, is in the tables of ``dpfed.data.datasets``; ca
 from __future__ import annotations
 
 import gzip
+import hashlib
 import math
 import re
 import zipfile
@@ -40,6 +41,8 @@ class TablePart(NamedTuple):
     y: Array
     groups: Array | None = None
     silos: Array | None = None
+    places: Array | None = None
+    """Which row of its source each record is; None means that no row was left out."""
 
 
 class Columns(NamedTuple):
@@ -174,7 +177,10 @@ def by_split(whole: TablePart, split: Array | None) -> dict[str, TablePart]:
 
 def _rows_of(part: TablePart, mask: Array) -> TablePart:
     groups, silos = (None if ids is None else ids[mask] for ids in (part.groups, part.silos))
-    return TablePart(part.x[mask], part.y[mask], groups, silos)
+    places = np.arange(len(part.y)) if part.places is None else part.places
+    return part._replace(
+        x=part.x[mask], y=part.y[mask], groups=groups, silos=silos, places=places[mask]
+    )
 
 
 def choose(asked: str | None, usual: Sequence[str], present: Iterable[str], where: str) -> str:
@@ -394,6 +400,35 @@ def group_tensors(parts: list[Array | None]) -> list[torch.Tensor | None]:
     numbers = ids.astype(np.int64) if ids.dtype.kind in "iub" else _ids(ids)
     cuts = np.cumsum([len(part) for part in flat])[:-1]
     return [torch.from_numpy(part.copy()) for part in np.split(numbers, cuts)]
+
+
+def place_tensors(parts: Sequence[TablePart]) -> list[torch.Tensor]:
+    """Which row of its source each record is; parts that are sources of their own follow on."""
+    found, begun = [], 0
+    for part in parts:
+        if part.places is None:
+            found.append(torch.arange(begun, begun + len(part.y)))
+            begun += len(part.y)
+        else:
+            found.append(torch.from_numpy(np.asarray(part.places, np.int64)))
+    return found
+
+
+def person_tensors(parts: list[Array | None]) -> list[torch.Tensor | None]:
+    """A number for each record's person, by the words of the id's own cell alone.
+
+    Positions in a sorted list of ids would not do: one more id moves those after it.
+    """
+    if any(part is None for part in parts):
+        return [None] * len(parts)
+    cells = [_flat(part).tolist() for part in parts]
+    made = {cell: _person(cell) for part in cells for cell in part}
+    return [torch.tensor([made[cell] for cell in part], dtype=torch.int64) for part in cells]
+
+
+def _person(cell: object) -> int:
+    made = hashlib.blake2b(word(cell).encode(), digest_size=8, person=b"dpfed")
+    return int.from_bytes(made.digest(), "big") >> 1
 
 
 def _ids(values: Array) -> NDArray[np.int64]:

@@ -103,7 +103,8 @@ def read_tables(
     column = _cells if by_cell else _complete
     silos = _silos(table, silo, paths, sizes, column)
     persons = None if group is None else column(table, group)
-    whole = TablePart(features, column(table, label), persons, silos)
+    places = np.concatenate([np.arange(size) for size in sizes])  # in the record's own file
+    whole = TablePart(features, column(table, label), persons, silos)._replace(places=places)
     named = replace(
         facts,
         silo=silo or (FILE if len(paths) > 1 else None),

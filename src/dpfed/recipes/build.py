@@ -50,6 +50,7 @@ from dpfed.recipes.schema import (
     PrivacyRecipe,
     Recipe,
 )
+from dpfed.recipes.shard_rule import default_shards
 from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
 
@@ -147,12 +148,23 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
         client_sampling=EVERYONE if privacy.client_rate == 1 else Poisson(privacy.client_rate),
         spare=privacy.spare_attempts or 0,
         open=_is_open(privacy),
+        shards=_shards_of(recipe, nominal),
     )
     _check_least(draft)
     if privacy.epsilon is None:
         draft.guarantee()  # what cannot be accounted for is refused before the first round
         return draft
     return replace(draft, channels=_calibrated(draft, privacy.epsilon, _shares(declared)))
+
+
+def _shards_of(recipe: Recipe, nominal: Sequence[float]) -> tuple[int, ...]:
+    """Into how many shards each client's records are divided; empty without a train function."""
+    if isinstance(recipe.train, msgspec.UnsetType):
+        return ()
+    given, privacy = recipe.train.shards, recipe.privacy
+    if isinstance(given, msgspec.UnsetType):
+        return tuple(default_shards(size, privacy.epsilon, privacy.trust) for size in nominal)
+    return tuple(given) if isinstance(given, list) else (given,) * len(nominal)
 
 
 def _check_least(plan: Plan) -> None:

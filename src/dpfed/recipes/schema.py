@@ -32,6 +32,7 @@ from dpfed.core.types import (
     Weights,
 )
 from dpfed.recipes.methods import DEFAULT, METHODS, method_tables
+from dpfed.recipes.shard_rule import DEFAULT_CLIP, default_tables
 
 PlugIn = dict[str, Any]
 
@@ -134,6 +135,19 @@ class ModelRecipe(_Section, frozen=True):
     """Options of the factory or library."""
     loss: PlugIn | msgspec.UnsetType = msgspec.UNSET
     """Unset means cross-entropy for classes, half the squared error for numbers."""
+
+
+class TrainRecipe(_Section, frozen=True):
+    """A train function of one's own, once for each shard of a client's records: docs/shards.md."""
+
+    function: str | None = None
+    """package.module:function, which gets parameters and one shard's records."""
+    shards: int | list[int] | msgspec.UnsetType = msgspec.UNSET
+    """How many shards each client has. Unset: by its public size, epsilon and trust."""
+    seconds: float = 0.5
+    """The maximum processor time of a shard; by the clock four times as much."""
+    memory: int = 1024
+    """The maximum memory in MiB that a shard's process may add."""
 
 
 class AdaptiveRecipe(_Section, frozen=True):
@@ -260,6 +274,8 @@ class Recipe(_Section, frozen=True):
     """Where records come from."""
     model: ModelRecipe = ModelRecipe()
     """What is trained."""
+    train: TrainRecipe | msgspec.UnsetType = msgspec.UNSET
+    """A train function that makes the rows, one for each shard of the records."""
     privacy: PrivacyRecipe = PrivacyRecipe()
     """What is guaranteed."""
     client: PlugIn = msgspec.field(default_factory=lambda: {"name": "gradient"})
@@ -297,7 +313,7 @@ def with_default(tree: Mapping[str, Any], method: str = DEFAULT) -> dict[str, An
         tree: the tables of a recipe.
         method: the name of the method.
     """
-    if tree.keys() & {"method", "client", "server"}:
+    if tree.keys() & {"method", "client", "server", "train"}:
         return dict(tree)
     for key, able in METHODS[method].able.items():
         table, _, field = key.partition(".")
@@ -364,13 +380,23 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
 def _with_method(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The method's tables, under those that the recipe gives itself."""
     if not isinstance(tree.get("method"), str):
-        return dict(tree)
+        return _with_shards(tree)
     filled = {**method_tables(tree["method"]), **tree}
     mechanism = filled.pop("mechanism")
     privacy = filled.get("privacy", {})
     if isinstance(privacy, Mapping):
         filled["privacy"] = {"mechanism": mechanism, **privacy}
     return filled
+
+
+def _with_shards(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A train function's own defaults, under the tables that the recipe gives itself."""
+    if not isinstance(tree.get("train"), Mapping):
+        return dict(tree)
+    privacy = tree.get("privacy", {})
+    if isinstance(privacy, Mapping):
+        privacy = {"clip": DEFAULT_CLIP, **privacy}
+    return {**default_tables(), **tree, "privacy": privacy}
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -496,6 +522,7 @@ _TABLES = {
     "": Recipe,
     "ledger": LedgerRecipe,
     "evaluation": EvaluationRecipe,
+    "train": TrainRecipe,
     "model": ModelRecipe,
     "data": DataRecipe,
     "data.partition": PartitionRecipe,

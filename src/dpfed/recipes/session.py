@@ -7,7 +7,7 @@ Every engine begins here, on the server and on clients, so that all of them run 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from dpfed.recipes.build import plan_for_clients, trained_model
 from dpfed.recipes.federation import Federation, evaluation_words, federation, with_model
 from dpfed.recipes.result import Result
 from dpfed.recipes.schema import EvaluationKind, Recipe, settings
+from dpfed.recipes.sharded import sharded_problem
 from dpfed.recipes.sinks._open import About
 from dpfed.recipes.terms import Terms
 from dpfed.training.account import Account, open_account
@@ -162,6 +163,12 @@ def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None =
     silos = federation(recipe, root) if silos is None else silos
     plan = plan_for_clients(recipe, silos.clients, silos.model)
     silos = with_model(silos, trained_model(recipe, plan, silos.model, silos.spread))
+    if plan.shards:
+        made = [
+            sharded_problem(recipe, plan, silos.model, records, client)
+            for client, records in enumerate(silos.clients)
+        ]
+        silos = replace(silos, problems=made)
     found = _warnings(recipe, plan, silos)
     return Session(recipe=recipe, federation=silos, plan=plan, warnings=found)
 

@@ -2,9 +2,9 @@
 """The fingerprint of a plan: what server and clients compare before they work together.
 
 It covers clip, noise and its source, unit, adjacency, trust, channels, the client algorithm with
-its options, metrics, sum, weights, sizes, rounds, spare attempts, delta, who is asked, whether the
-population is open, and the wire format; not the model, the optimizer or the noise's seed, which
-cost nothing.
+its options, metrics, sum, weights, sizes, shards, rounds, spare attempts, delta, who is asked,
+whether the population is open, and the wire format; not the model, the optimizer or the noise's
+seed, which cost nothing.
 
 | edge case                            | what happens                                            |
 |--------------------------------------|---------------------------------------------------------|
@@ -37,6 +37,7 @@ def fingerprint(plan: Draft) -> str:
         plan.spare,
         *map(_metric, plan.metrics),
         *(("open",) if plan.open else ()),
+        *(("shards", plan.shards) if plan.shards else ()),
         *sorted({own_code_of("mechanisms", m) for m in plan.channels.values()} - {""}),
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()
