@@ -32,6 +32,7 @@ from dpfed.core.types import (
     Weights,
 )
 from dpfed.recipes.methods import DEFAULT, METHODS, method_tables
+from dpfed.recipes.query import with_questions
 
 PlugIn = dict[str, Any]
 
@@ -276,7 +277,8 @@ class Recipe(_Section, frozen=True):
 
 def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
     """A recipe from a TOML file or a mapping, with ``key=value`` overrides on top."""
-    tree = with_named_code(source) if isinstance(source, Mapping) else read_toml(Path(source))
+    given = source if isinstance(source, Mapping) else read_toml(Path(source))
+    tree = with_named_code(with_questions(given))
     # the method first: other overrides may set options of the tables that it stands for
     for override in sorted(overrides, key=lambda text: not _names_method(text)):
         # before another method's tables are filled in, which would stay

@@ -6,6 +6,7 @@ Every engine begins here, on the server and on clients, so that all of them run 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 import msgspec
 
 from dpfed.accounting.guarantee import Guarantee
+from dpfed.client.questions.answers import Answer, answers
+from dpfed.client.questions.model import Statistics
 from dpfed.core.log import log
 from dpfed.core.randomness import public_seed
-from dpfed.core.types import Vector
+from dpfed.core.types import UPDATE, Vector
 from dpfed.data.models import Evaluation, evaluate
 from dpfed.data.modules import NetworkProblem
 from dpfed.mechanisms.discrete_gaussian import DiscreteGaussian
@@ -143,7 +146,18 @@ class Session:
             nominal=() if plan.open else tuple(plan.nominal),  # an open population lists nobody
             rows=self.rows,
             answered=answered,
+            answers=self._answers(params, history),
         )
+
+    def _answers(self, params: Vector, history: Sequence[Row]) -> tuple[Answer, ...]:
+        """What came back for each question; nothing where a model was trained."""
+        model, plan = self.federation.model, self.plan
+        if not isinstance(model, Statistics):
+            return ()
+        rounds = max(1, max((row["round"] for row in history), default=1))
+        units = plan.denominator(UPDATE)
+        std = plan.noise_std(UPDATE) * units / math.sqrt(rounds)
+        return answers(model.questions, model.columns, params * units, std)
 
 
 def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None = None) -> Session:
