@@ -76,6 +76,7 @@ def statistics(
         units=frozenset({Unit.RECORD, Unit.GROUP}),
         channels={UPDATE: channel},
         sends_unmodified=True,
+        linear=True,
         samples=False,
         memory="f",
         model=own_model(asked, known),
