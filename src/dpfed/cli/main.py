@@ -28,6 +28,7 @@ from dpfed.cli.ledger import ledger_app
 from dpfed.cli.methods import methods
 from dpfed.cli.silo import silo_app
 from dpfed.cli.start import demo, doctor, explain, new
+from dpfed.cli.stats import stats_command
 from dpfed.core.errors import DpfedError, MissingExtra, RecipeError, as_sentence
 from dpfed.core.extras import require_extra
 from dpfed.core.log import shown
@@ -315,6 +316,7 @@ def features_command(
 
 
 app.command("calibrate", rich_help_panel=TRAIN)(calibrate_command)
+app.command("stats", rich_help_panel=TRAIN)(stats_command)
 app.command("methods", rich_help_panel=COMPARE)(methods)
 app.command("explain", rich_help_panel=TRAIN)(explain)
 app.command("audit", rich_help_panel=TRAIN)(audit_command)

@@ -16,12 +16,14 @@ from typing import NamedTuple
 import torch
 
 from dpfed.accounting.guarantee import GATED, round_up
+from dpfed.client.questions.forecast import forecast
 from dpfed.core.errors import BudgetSpent, DpfedError
 from dpfed.core.log import shown
-from dpfed.core.types import Trust, Unit
+from dpfed.core.types import UPDATE, Trust, Unit
 from dpfed.data.datasets import Records
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.model import is_loaded
+from dpfed.recipes.query import ALGORITHM
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.terms import Terms
 from dpfed.silo.handler import ZERO_ROWS, RequestHandler, load_records
@@ -48,6 +50,7 @@ def proposal(handler: RequestHandler, terms: Terms) -> str:
         "data": f"{name}: each {data.unit} under {data.adjacency}",
         "method": f"{_method(recipe)}, {recipe.rounds} rounds and {plan.spare} spare attempts, "
         f"{released} releases",
+        **_asks(terms),
         "model": _model(terms),
         "silos": f"{len(terms.pins.sizes)}, this one is number {data.client}",
         "sees": _SEES[plan.update.trust],
@@ -58,7 +61,29 @@ def proposal(handler: RequestHandler, terms: Terms) -> str:
     return "\n".join(f"{word:9} {said}" for word, said in lines.items())
 
 
+def _asks(terms: Terms) -> dict[str, str]:
+    """Each question of a query, with the columns that it reads and how wide its intervals are."""
+    if terms.recipe.client["name"] != ALGORITHM:
+        return {}
+    plan, model = terms.plan, terms.model
+    units = plan.denominator(UPDATE)
+    widths = forecast(model.questions, model.columns, plan.noise_std(UPDATE) * units, units)
+    lines = [
+        f"{shown(question.name)}: {shown(question.said, 400)}; {width}"
+        for question, width in zip(model.questions, widths, strict=True)
+    ]
+    if "columns" in terms.recipe.client:  # by the terms alone: there is no contract
+        lines += [
+            f"by the terms, {shown(name)} is feature {column.at} of this silo's records, from "
+            f"{column.low:g} to {column.high:g}"
+            for name, column in model.columns.items()
+        ]
+    return {"asks": f"\n{'':10}- ".join([f"{len(model.questions)} questions in one row", *lines])}
+
+
 def _model(terms: Terms) -> str:
+    if terms.recipe.client["name"] == ALGORITHM:
+        return f"none: {terms.model.layout.size:,} noisy sums, by which the questions are answered"
     table = terms.recipe.model
     name = shown(str(table.factory or table.options.get("source") or table.name))
     said = f"{name}, {terms.layout.size if terms.layout else 0:,} numbers"

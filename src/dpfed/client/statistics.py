@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpfed.client.questions.columns import Column
-from dpfed.client.questions.model import own_model
+from dpfed.client.questions.model import columns_of, own_model
 from dpfed.client.questions.query import read_questions
 from dpfed.core import (
     UPDATE,
@@ -36,6 +36,7 @@ from dpfed.core import (
     Weights,
     stateless,
 )
+from dpfed.core.checks import refuse
 from dpfed.core.metric import joint_bound, joint_replace_bound, joint_size
 from dpfed.core.types import Vector
 
@@ -48,16 +49,22 @@ def statistics(
     questions: list[dict[str, Any]] | None = None,
     columns: dict[str, Column] | None = None,
     truncates: bool = False,
+    contract: Any = None,
 ) -> ClientAlgorithm:
     """Counts, means, histograms, quantiles, tables and survival curves in one release.
 
     Args:
         questions: one table each, as in docs/statistics.md; None asks for the mean of x0.
         columns: by name what is public of each column: its place among the features, its range or
-            words; None is the first feature as x0, with the range [-1, 1].
+            words; left out where there is a data contract, and without both it is the first feature
+            as x0, with the range [-1, 1].
         truncates: whether the mechanism truncates rows to a grid; the plan fills it in.
+        contract: the data contract, or None; the plan fills it in.
     """
+    if contract is not None and columns is not None:
+        raise refuse("statistics.columns", "left out beside data.contract", list(columns)[:5])
     known = {"x0": Column(at=0)} if columns is None else columns
+    known = known if contract is None else columns_of(contract)
     asked = read_questions(_DEFAULT if questions is None else questions, known)
 
     def work(

@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpfed.client.questions.answers import CONFIDENCE, Answer, Value
+from dpfed.client.questions.forecast import forecast
+from dpfed.client.questions.model import Statistics
+from dpfed.core.errors import RecipeError
 from dpfed.core.log import shown
+from dpfed.core.types import UPDATE
+from dpfed.training.plan import Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,6 +72,24 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def cost_text(plan: Plan, model: Any) -> str:
+    """What a query would cost, what it asks, and how wide its intervals will be.
+
+    Args:
+        plan: the query's; nothing is asked yet.
+        model: what the plan trains: the questions.
+    """
+    if not isinstance(model, Statistics):
+        raise RecipeError("a query must have questions, got none; add a table [[ask]]")
+    units = plan.denominator(UPDATE)
+    widths = forecast(model.questions, model.columns, plan.noise_std(UPDATE) * units, units)
+    lines = [
+        f"- {shown(question.name)}: {shown(question.said)}; {width}"
+        for question, width in zip(model.questions, widths, strict=True)
+    ]
+    return "\n".join([f"would cost: {plan.guarantee().sentence}", *lines])
+
+
 # ------------------------------------------------------------------------------------ the picture
 
 
@@ -97,7 +120,7 @@ def _draw(axes: Axes, answer: Answer) -> None:
     axes.set_title(textwrap.fill(f"{answer.name}: {answer.said}", 62), fontsize=9, loc="left")
     if answer.kind == "survival":
         _draw_curve(axes, answer.values)
-    elif answer.kind == "mean":
+    elif answer.kind in ("mean", "count"):
         _write_values(axes, answer.values)
     elif answer.kind in ("histogram", "table"):
         _draw_bars(axes, answer.values)

@@ -114,6 +114,7 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
     seed = recipe.seed if privacy.noise is NoiseSource.KEYED else None
     noise = _noise_kind(privacy)
     facts = {"unit": privacy.unit, "layout": layout, "truncates": noise.exact}
+    facts["contract"] = getattr(recipe.data, "contract", None)
     client = _plug_in("client", recipe.client, **facts)
     _check_own(recipe, client, layout)
     if privacy.adaptive:

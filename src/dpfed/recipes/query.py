@@ -25,7 +25,8 @@ from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 
 ALGORITHM = "statistics"
-ASK = "ask"
+ASK, COLUMNS = "ask", "columns"
+"""Tables of a query; ``columns`` says what a contract says, where there is none."""
 MODEL = "logistic"
 """Its place is taken by the questions."""
 _OWN = ("method", "model", "client", "server", "rounds", "evaluation")
@@ -57,10 +58,13 @@ def with_questions(tree: Mapping[str, Any]) -> dict[str, Any]:
     asked = tree[ASK]
     if not isinstance(asked, list) or not all(isinstance(each, Mapping) for each in asked):
         raise refuse(ASK, "tables, one [[ask]] for each question", asked, "see docs/statistics.md")
-    rest = {key: value for key, value in tree.items() if key != ASK}
+    rest = {key: value for key, value in tree.items() if key not in (ASK, COLUMNS)}
+    client = {"name": ALGORITHM, "questions": [_as_floats(each) for each in asked]}
+    if COLUMNS in tree:
+        client[COLUMNS] = tree[COLUMNS]
     return {
         **rest,
-        "client": {"name": ALGORITHM, "questions": [_as_floats(each) for each in asked]},
+        "client": client,
         "model": {"name": MODEL},
         "rounds": 1,
         "evaluation": {"kind": "off"},

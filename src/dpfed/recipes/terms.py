@@ -62,6 +62,7 @@ from dpfed.core.vector import Layout
 from dpfed.data.models import Model
 from dpfed.recipes.build import plan_for, trained_model
 from dpfed.recipes.model import PRETRAINED, is_loaded, sized_model
+from dpfed.recipes.query import with_questions
 from dpfed.recipes.schema import Recipe, parse, read_toml, to_toml, with_default
 from dpfed.training.plan import Plan
 
@@ -434,7 +435,7 @@ def write_terms(
         packages: installed packages that the model or the train function comes from.
         train: an installed train function as package.module:function; "" if there is none.
     """
-    whole = read_toml(recipe)
+    whole = with_questions(read_toml(recipe))
     tree = {k: v for k, v in whole.items() if k not in ("data", "ledger")}
     ranges = {k: v for k, v in whole.get("data", {}).items() if k in ("low", "high")}
     pins = Pins(

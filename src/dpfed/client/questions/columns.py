@@ -34,6 +34,8 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         words: of a category, one feature each; of a flag, for -1 and 1; of a label, by class.
         log: whether features are even in a number's logarithm.
         flag: whether it is a flag, with one feature.
+        raw: whether its feature is the number as it is, whose range nobody knows: it is then
+            compared by its magnitude, from 1e-6 to 1e12 on both sides of 0.
 
     >>> age = Column(at=0, low=20, high=100)
     >>> age.middle, age.feature(100), age.feature(120)
@@ -46,6 +48,7 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     words: tuple[str, ...] = ()
     log: bool = False
     flag: bool = False
+    raw: bool = False
 
     @property
     def middle(self) -> float:
@@ -68,6 +71,8 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Args:
             value: the number, in the column's unit.
         """
+        if self.raw:
+            return float(_magnitude(torch.tensor(value, dtype=torch.float32).double()))
         low, high = self.stretched
         cut = min(max(value, self.low), self.high)
         at = math.log(cut) if self.log else cut
@@ -78,8 +83,11 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """So many cells over the range: their ends, of equal distance, or of equal ratio.
 
         Args:
-            cells: how many.
+            cells: how many; of a raw column there are those of 10^(1/4) and their negatives.
         """
+        if self.raw:
+            powers = [10 ** (k / 4) for k in range(-24, 49)]
+            return [*(-each for each in reversed(powers)), 0.0, *powers]
         low, high = self.stretched
         inner = (low + (high - low) * step / cells for step in range(1, cells))
         return [self.low, *(math.exp(each) if self.log else each for each in inner), self.high]
@@ -103,9 +111,17 @@ def read_column(x: torch.Tensor, y: torch.Tensor, column: Column) -> torch.Tenso
         code = hot.double() @ torch.arange(len(column.words), dtype=torch.float64)
         return torch.where(hot.sum(dim=1) == 1, code, math.nan)
     given = x[:, column.at].double()
+    if column.raw:
+        return torch.where(torch.isfinite(given), _magnitude(given), math.nan)
     if column.flag:  # 0 is neither
         return torch.where(given.abs() == 1, (given + 1) / 2, math.nan)
     return torch.where(torch.isfinite(given), given.clamp(min=-1, max=1), math.nan)
+
+
+def _magnitude(values: torch.Tensor) -> torch.Tensor:
+    """From -1 to 1: the logarithm of a size from 1e-6 to 1e12, on both sides of 0."""
+    size = torch.log1p(values.abs().clamp(max=1e12) * 1e6) / math.log1p(1e18)
+    return torch.sign(values) * size.clamp(max=1.0)
 
 
 def _read_label(y: torch.Tensor, column: Column) -> torch.Tensor:

@@ -20,6 +20,7 @@ from dpfed.core.metric import joint_replace_bound, joint_size
 from dpfed.core.rows import Dense, MeanRows
 from dpfed.core.types import FeatureRange, OwnModel, Rows, Shapes, Unit, Vector
 from dpfed.core.vector import Layout, one_thread
+from dpfed.data.contract import Contract, Kind, Scale
 from dpfed.data.datasets import Records
 from dpfed.data.models import made_up, unit_ids
 
@@ -117,3 +118,29 @@ def own_model(questions: Sequence[Question], columns: Mapping[str, Column]) -> O
         return dict(shapes) == dict(made.layout.shapes)
 
     return OwnModel(owns=owns, around=around)
+
+
+def columns_of(contract: Contract) -> dict[str, Column]:
+    """What is public of each column by a data contract, and where its features are.
+
+    Args:
+        contract: what everybody reads their table by.
+
+    >>> from dpfed.data.contract import contract_of
+    >>> age = {"name": "age", "kind": "number", "range": [18, 100]}
+    >>> columns_of(contract_of({"columns": [age]}))["age"].high
+    100.0
+    """
+    found: dict[str, Column] = {}
+    at = 0
+    for each in contract.columns:
+        low, high = each.range or (-1.0, 1.0)
+        flag = each.kind is Kind.FLAG
+        words = each.words or (("0", "1") if flag else ())
+        log = each.scale is Scale.LOG
+        found[each.name] = Column(at=at, low=low, high=high, words=words, log=log, flag=flag)
+        at += len(each.features)
+    if label := contract.label:
+        low, high = label.range or (-1.0, 1.0)
+        found[label.column] = Column(at=-1, low=low, high=high, words=label.words)
+    return found

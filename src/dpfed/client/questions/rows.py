@@ -120,7 +120,7 @@ class _Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 def _condition(name: str, value: str | float | list[float]) -> str:
     if isinstance(value, list):
-        return f"{name} is from {value[0]:g} to below {value[1]:g}"
+        return f"{name} is from {value[0]:g} to {value[1]:g}"
     return f"{name} is {value if isinstance(value, str) else format(value, 'g')}"
 
 
@@ -156,6 +156,11 @@ class Mean(_Question, frozen=True, tag="mean", tag_field="kind"):
     def numbers(self) -> tuple[str, ...]:
         """Its column."""
         return (self.column,)
+
+    def check(self, columns: Columns) -> None:
+        """A mean needs a range."""
+        if columns[self.column].raw:
+            raise refuse(f"column {self.column!r}", "of a known range", "none", "ask for quantiles")
 
     @property
     def size(self) -> int:
