@@ -117,7 +117,7 @@ def draw_answers(figure: Figure, found: Sequence[Answer], title: str, caption: s
 
 
 def _draw(axes: Axes, answer: Answer) -> None:
-    axes.set_title(textwrap.fill(f"{answer.name}: {answer.said}", 62), fontsize=9, loc="left")
+    axes.set_title(textwrap.fill(f"{answer.name}: {answer.said}", 80), fontsize=9, loc="left")
     if answer.kind == "survival":
         _draw_curve(axes, answer.values)
     elif answer.kind in ("mean", "count"):
