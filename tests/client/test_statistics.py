@@ -19,6 +19,7 @@ from dpfed.core.log import log
 from dpfed.core.rows import MeanRows, group_sums
 from dpfed.core.types import UPDATE, Adjacency, Unit
 from dpfed.data.datasets import Records
+from dpfed.data.readers import NOBODY
 from tests.laws.neighbours import Effort
 from tests.laws.sensitivity import MODELS, Case, model_for, plan_for
 from tests.laws.survey import Survey, survey
@@ -148,6 +149,17 @@ def moved(one: list[list[float]], other: list[list[float]]) -> float:
         for x in (one, other)
     ]
     return float((sums[0] - sums[1]).norm())
+
+
+def test_a_record_without_a_person_counts_for_nobody() -> None:
+    """It may be of somebody who has other records."""
+    made = statistics(HALVES, msgspec.convert(COLUMNS, dict[str, Column])).model
+    assert made is not None
+    problem = made.around(None, lambda _: None, ()).problem(  # type: ignore[arg-type, return-value]
+        Records(torch.full((3, 3), 0.5), torch.zeros(3).long(), torch.tensor([NOBODY, 4, NOBODY]))
+    )
+    low, high = problem.rows(torch.zeros(2), Unit.GROUP).clipped_sum(2.0).vector.tolist()
+    assert (low, round(high, 5)) == (0.0, 1.0)
 
 
 def test_a_client_is_no_unit() -> None:

@@ -40,9 +40,11 @@ from dpfed.core.types import (
     Unit,
 )
 from dpfed.core.vector import Layout
+from dpfed.data.contract import Contract
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, Model
 from dpfed.recipes.methods import DEFAULT, METHODS
+from dpfed.recipes.records import with_contract
 from dpfed.recipes.schema import (
     DataRecipe,
     EvaluationKind,
@@ -114,7 +116,8 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
     seed = recipe.seed if privacy.noise is NoiseSource.KEYED else None
     noise = _noise_kind(privacy)
     facts = {"unit": privacy.unit, "layout": layout, "truncates": noise.exact}
-    facts["contract"] = getattr(recipe.data, "contract", None)
+    contract = _contract(recipe.data)
+    facts["contract"] = contract
     client = _plug_in("client", recipe.client, **facts)
     _check_own(recipe, client, layout)
     if privacy.adaptive:
@@ -148,12 +151,18 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
         client_sampling=EVERYONE if privacy.client_rate == 1 else Poisson(privacy.client_rate),
         spare=privacy.spare_attempts or 0,
         open=_is_open(privacy),
+        contract=contract.digest if contract else "",
     )
     _check_least(draft)
     if privacy.epsilon is None:
         draft.guarantee()  # what cannot be accounted for is refused before the first round
         return draft
     return replace(draft, channels=_calibrated(draft, privacy.epsilon, _shares(declared)))
+
+
+def _contract(data: DataRecipe) -> Contract | None:
+    contract = with_contract(data, None).contract
+    return contract if isinstance(contract, Contract) else None
 
 
 def _check_least(plan: Plan) -> None:

@@ -23,6 +23,7 @@ from dpfed.core.vector import Layout, one_thread
 from dpfed.data.contract import Contract, Kind, Scale
 from dpfed.data.datasets import Records
 from dpfed.data.models import made_up, unit_ids
+from dpfed.data.readers import NOBODY
 
 ANSWERS = "answers"
 """The name of its only tensor."""
@@ -79,9 +80,16 @@ class StatisticsProblem:
     def rows(self, params: Vector, unit: Unit) -> Rows:
         """Per unit, the mean of the joint row over its own records: whatever is broadcast."""
         del params
-        asked, columns = self.model.questions, self.model.columns
+        asked, columns, groups = self.model.questions, self.model.columns, self.groups
+
+        def make(index: torch.Tensor) -> torch.Tensor:
+            made = joint_rows(asked, columns, self.x[index], self.y[index])
+            if unit is Unit.GROUP and groups is not None:  # it may be of anybody with others
+                made = torch.where((groups[index] == NOBODY)[:, None], 0.0, made)
+            return made
+
         return MeanRows(
-            make=lambda index: joint_rows(asked, columns, self.x[index], self.y[index]),
+            make=make,
             records=len(self.x),
             size=self.dimension,
             groups=None if unit is Unit.RECORD else unit_ids(self.groups, unit, len(self.x)),
