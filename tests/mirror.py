@@ -51,6 +51,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "cli/new.py": ("cli/test_start.py",),
     "client/questions/cells.py": ("client/questions/test_rows.py",),
     "client/questions/columns.py": ("client/questions/test_rows.py",),
+    "client/questions/forecast.py": ("recipes/test_answers.py",),
     "client/questions/model.py": ("client/test_statistics.py",),
     "client/_blocks.py": ("client/test_fedadamw.py",),
     "client/_paced.py": ("client/test_fedauto.py", "oracles/test_fedauto.py"),

@@ -158,6 +158,7 @@ def _draw_points(axes: Axes, values: Sequence[Value]) -> None:
     places, heights = range(len(values)), [each.value for each in values]
     axes.errorbar(places, heights, _errors(values), fmt="o", color=_BLUE, ecolor="black", capsize=4)
     axes.set_xlim(-0.5, len(values) - 0.5)
+    axes.set_xlabel("quantile", fontsize=8)
     axes.grid(alpha=0.25)
     _label_places(axes, values)
 
@@ -178,7 +179,7 @@ def _draw_curve(axes: Axes, values: Sequence[Value]) -> None:
     axes.fill_between(times, lows, highs, step="post", color=_BLUE, alpha=0.2, linewidth=0)
     axes.step(times, [1.0, *(each.value for each in values)], where="post", color=_BLUE, lw=2)
     axes.set_ylim(0, 1.02)
-    axes.set_xlim(0, times[-1])
+    axes.set_xlim(0, 1.04 * times[-1])  # so that the last step shows
     axes.set_ylabel("survival")
     axes.set_xlabel(f"time; band: {_PERCENT} interval, of the noise alone", fontsize=8)
     axes.grid(alpha=0.25)

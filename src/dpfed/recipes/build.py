@@ -115,7 +115,7 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
     nominal = _slots(privacy, nominal) if _is_open(privacy) else nominal
     seed = recipe.seed if privacy.noise is NoiseSource.KEYED else None
     noise = _noise_kind(privacy)
-    facts = {"unit": privacy.unit, "layout": layout, "truncates": noise.exact}
+    facts: dict[str, Any] = {"unit": privacy.unit, "layout": layout, "truncates": noise.exact}
     contract = _contract(recipe.data)
     facts["contract"] = contract
     client = _plug_in("client", recipe.client, **facts)

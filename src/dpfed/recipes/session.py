@@ -70,6 +70,8 @@ class Session:
     def show_screen(self) -> None:
         """Log what looks wrong in the records. The log stays on this machine."""
         found = self.federation.screen
+        if isinstance(self.federation.model, Statistics):  # it is about what a model is fitted to
+            return
         if found is not None and self.recipe.data.source != "synthetic":
             for sentence in found.findings():
                 log.warning("data: %s", sentence)
