@@ -301,7 +301,7 @@ def test_a_linear_method_is_refused_on_a_network() -> None:
 
 def test_every_client_and_server_file_is_in_a_method() -> None:
     used = {method.client["name"] for method in METHODS.values()}
-    assert used == set(registry.names("client"))
+    assert set(registry.names("client")) - used == {"statistics"}  # questions: nothing is trained
     servers = {link["name"] for method in METHODS.values() for link in method.server}
     assert set(registry.names("server")) - servers == {"schedule"}  # a rate, not a method
 

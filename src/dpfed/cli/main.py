@@ -28,6 +28,7 @@ from dpfed.cli.ledger import ledger_app
 from dpfed.cli.methods import methods
 from dpfed.cli.silo import silo_app
 from dpfed.cli.start import demo, doctor, explain, new
+from dpfed.cli.stats import stats_app
 from dpfed.core.errors import DpfedError, MissingExtra, RecipeError, as_sentence
 from dpfed.core.extras import require_extra
 from dpfed.core.log import shown
@@ -80,6 +81,7 @@ app.add_typer(checkpoint_app, name="checkpoint", rich_help_panel=OPERATE)
 app.add_typer(deploy_app, name="deploy", rich_help_panel=OPERATE)
 app.add_typer(ledger_app, name="ledger", rich_help_panel=OPERATE)
 app.add_typer(silo_app, name="silo", rich_help_panel=OPERATE)
+app.add_typer(stats_app, name="stats", rich_help_panel=TRAIN)
 
 
 @app.callback(invoke_without_command=True)

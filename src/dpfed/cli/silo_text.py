@@ -13,15 +13,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
 import torch
 
 from dpfed.accounting.guarantee import GATED, round_up
+from dpfed.cli.data import contract_findings
+from dpfed.client.questions.forecast import forecast
 from dpfed.core.errors import BudgetSpent, DpfedError
 from dpfed.core.log import shown
-from dpfed.core.types import Trust, Unit
+from dpfed.core.types import UPDATE, Trust, Unit
+from dpfed.data.contract import Contract
 from dpfed.data.datasets import Records
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.model import is_loaded
+from dpfed.recipes.query import ALGORITHM
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.terms import Terms
 from dpfed.silo.handler import ZERO_ROWS, RequestHandler, load_records
@@ -46,8 +51,10 @@ def proposal(handler: RequestHandler, terms: Terms) -> str:
         "training": shown(terms.name),
         "terms": terms.fingerprint,
         "data": f"{name}: each {data.unit} under {data.adjacency}",
+        **_reads(data),
         "method": f"{_method(recipe)}, {recipe.rounds} rounds and {plan.spare} spare attempts, "
         f"{released} releases",
+        **_asks(terms),
         "model": _model(terms),
         "silos": f"{len(terms.pins.sizes)}, this one is number {data.client}",
         "sees": _SEES[plan.update.trust],
@@ -58,7 +65,46 @@ def proposal(handler: RequestHandler, terms: Terms) -> str:
     return "\n".join(f"{word:9} {said}" for word, said in lines.items())
 
 
+def _asks(terms: Terms) -> dict[str, str]:
+    """Each question of a query, with the columns that it reads and how wide its intervals are."""
+    if terms.recipe.client["name"] != ALGORITHM:
+        return {}
+    plan, model = terms.plan, terms.model
+    units = plan.denominator(UPDATE)
+    widths = forecast(model.questions, model.columns, plan.noise_std(UPDATE) * units, units)
+    lines = [
+        f"{shown(question.name)}: {shown(question.said, 400)}; {width}"
+        for question, width in zip(model.questions, widths, strict=True)
+    ]
+    if "columns" in terms.recipe.client:  # by the terms alone: there is no contract
+        lines += [
+            f"by the terms, {shown(name)} is feature {column.at} of this silo's records, from "
+            f"{column.low:g} to {column.high:g}"
+            for name, column in model.columns.items()
+        ]
+    return {"asks": f"\n{'':10}- ".join([f"{len(model.questions)} questions in one row", *lines])}
+
+
+def _reads(data: DataPolicy) -> dict[str, str]:
+    """By which contract the owner's file is read, and what is mapped; nothing without one."""
+    contract, mapping = data.load.contract, data.load.mapping
+    if not isinstance(contract, Contract):
+        return {}
+    columns = ", ".join(column.name for column in contract.columns)
+    label = contract.label
+    lines = [f"contract {contract.digest[:16]}, the same as in the terms: a row is {contract.row}"]
+    lines.append(f"columns: {shown(columns, 400)}")
+    if label is not None:
+        words = ", ".join(f"{word} is {place}" for place, word in enumerate(label.words))
+        lines.append(f"label {label.column}: {shown(words or f'a number of {label.range}', 400)}")
+    if not isinstance(mapping, msgspec.UnsetType):
+        lines += [f"by your mapping, {said}" for said in mapping.said(contract)]
+    return {"reads": f"\n{'':10}- ".join(lines)}
+
+
 def _model(terms: Terms) -> str:
+    if terms.recipe.client["name"] == ALGORITHM:
+        return f"none: {terms.model.layout.size:,} noisy sums, by which the questions are answered"
     table = terms.recipe.model
     name = shown(str(table.factory or table.options.get("source") or table.name))
     said = f"{name}, {terms.layout.size if terms.layout else 0:,} numbers"
@@ -75,12 +121,13 @@ class Verdict(NamedTuple):
     """The first reason, in one sentence; "" if it can run."""
 
 
-def verdict(handler: RequestHandler, terms: Terms) -> Verdict:
+def verdict(handler: RequestHandler, terms: Terms, *, anyway: bool = False) -> Verdict:
     """Whether the budget suffices, what is left after it, and whether the data are as agreed.
 
     Args:
         handler: the silo's.
         terms: such that ``proposal`` accepts.
+        anyway: the officer has seen that most of a column does not fit the contract.
     """
     data, lines = handler.policy.data[terms.pins.dataset], []
     reasons = list(_obstacles(handler, terms))
@@ -94,6 +141,12 @@ def verdict(handler: RequestHandler, terms: Terms) -> Verdict:
             )
     except (DpfedError, OSError) as error:
         reasons.append(f"the data cannot be used: {error}")
+    if not anyway:
+        reasons += [
+            f"{each.said} (--anyway approves all the same)"
+            for each in contract_findings(data.load)
+            if each.blocks
+        ]
     said, reason = _budget(handler, data, terms)
     reasons += [reason] if reason else []
     if differs := _enforced_instead(handler, terms.pins.dataset):

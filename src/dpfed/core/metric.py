@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from dpfed.core.errors import DataError, failures
 from dpfed.core.grid import SHORTFALL
@@ -90,6 +90,25 @@ class Metric(NamedTuple):
 Metrics: TypeAlias = Sequence[Metric]
 
 
+class RowPart(Protocol):
+    """A part of a joint row: a metric's, or that of a question about a table."""
+
+    @property
+    def size(self) -> int:
+        """Its length."""
+
+    @property
+    def bound(self) -> float:
+        """Its largest norm."""
+
+    @property
+    def replace_bound(self) -> float:
+        """The largest distance of two, one of which may be zero."""
+
+
+Part = TypeVar("Part", bound=RowPart)
+
+
 @runtime_checkable
 class Judged(Protocol):
     """A problem that can judge its records by any row. Sensitive."""
@@ -98,17 +117,17 @@ class Judged(Protocol):
         """Per unit, the mean of the row over the unit's own records, [units, size]."""
 
 
-def joint_size(metrics: Metrics) -> int:
+def joint_size(metrics: Sequence[RowPart]) -> int:
     """The length of the joint row."""
     return sum(metric.size for metric in metrics)
 
 
-def joint_bound(metrics: Metrics) -> float:
+def joint_bound(metrics: Sequence[RowPart]) -> float:
     """The largest norm of the joint row: each part has norm at most 1."""
     return math.sqrt(len(metrics))
 
 
-def joint_replace_bound(metrics: Metrics) -> float:
+def joint_replace_bound(metrics: Sequence[RowPart]) -> float:
     """The largest distance of two joint rows."""
     return math.hypot(*(metric.replace_bound / metric.bound for metric in metrics))
 
@@ -192,7 +211,7 @@ def _emptied(tensor: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def metric_parts(metrics: Metrics, mean: Vector) -> Iterator[tuple[Metric, Vector]]:
+def metric_parts(metrics: Sequence[Part], mean: Vector) -> Iterator[tuple[Part, Vector]]:
     """Each metric with its own part of a joint mean, in its own scale."""
     import torch
 

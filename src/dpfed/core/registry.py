@@ -52,7 +52,7 @@ from dpfed.core.types import ClientAlgorithm, Facts, ServerOptimizer, place_of
 KINDS = ("client", "mechanisms", "sums", "server", "metrics")
 _PLAN_FACTS = ("unit", "layout", "truncates", "epsilon")
 FACTS: Mapping[str, tuple[str, ...]] = {
-    "client": _PLAN_FACTS,
+    "client": (*_PLAN_FACTS, "contract"),
     "server": _PLAN_FACTS,
     "mechanisms": ("facts", *Facts.__dataclass_fields__),
 }

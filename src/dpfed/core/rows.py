@@ -177,6 +177,57 @@ class MetricRows(Dense):
         return replace(made, replace_bound=min(self.distance, made.replace_bound))
 
 
+@dataclass(frozen=True, eq=False)
+class MeanRows(_ByUnit):
+    """Rows of records, made some at a time; a person's row is the mean over their own records.
+
+    ``make(index)`` gives the rows [len(index), size] of the records at ``index``, in double
+    precision, each of its own record alone. Replacing a unit moves the sum by at most ``distance``.
+    """
+
+    make: Callable[[torch.Tensor], torch.Tensor]
+    records: int
+    size: int
+    groups: torch.Tensor | None = None
+    distance: float = math.inf  # infinity: only the bound that all clipped rows have
+
+    @property
+    def units(self) -> int:
+        """Records, or groups where there are any."""
+        return count_units(self.records, self.groups)
+
+    @property
+    def _length(self) -> int:
+        return self.size
+
+    def clipped_sum(self, clip: float) -> BoundedSum:
+        """The sum, with the bound of these rows where the clip leaves them as they are."""
+        made = super().clipped_sum(clip)
+        return replace(made, replace_bound=min(self.distance, made.replace_bound))
+
+    def unit_rows(self) -> Iterator[torch.Tensor]:
+        """Records' rows, or persons' means."""
+        if self.groups is not None:
+            return self._people(rows_in_block(self.size))
+        parts = torch.split(torch.arange(self.records), rows_in_block(self.size))
+        return (self.make(part) for part in parts if part.numel())
+
+    def _people(self, most: int) -> Iterator[torch.Tensor]:
+        """Blocks of persons, with about ``most`` records; one person alone may have more."""
+        _, person, counts = torch.unique(self.groups, return_inverse=True, return_counts=True)
+        order, ends = torch.argsort(person, stable=True), counts.cumsum(0)
+        _, sizes = torch.unique_consecutive((ends - 1) // most, return_counts=True)
+        first = 0
+        for size in sizes.tolist():
+            those = slice(first, first + size)
+            begin = int(ends[first - 1]) if first else 0
+            sums = torch.zeros(size, self.size, dtype=torch.float64)
+            for part in torch.split(order[begin : int(ends[those][-1])], most):
+                sums.index_add_(0, person[part] - first, self.make(part))
+            yield sums / counts[those, None]
+            first += size
+
+
 def sum_of(terms: Iterable[torch.Tensor]) -> torch.Tensor:
     """The sum of one or more tensors, one after the other."""
     return functools.reduce(torch.Tensor.add, terms)

@@ -519,6 +519,8 @@ class ClientAlgorithm(NamedTuple):
     """The plug-in's name and options: the registry writes it, and both sides compare it."""
     takes_shards: bool = False
     """It uses data for one release of ``problem.rows`` only: rows may be those of shards."""
+    trains: bool = True
+    """Whether its update is a step of a model; not, if it answers questions."""
 
 
 def place_of(code: Any) -> str:

@@ -40,9 +40,11 @@ from dpfed.core.types import (
     Unit,
 )
 from dpfed.core.vector import Layout
+from dpfed.data.contract import Contract
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, Model
 from dpfed.recipes.methods import DEFAULT, METHODS
+from dpfed.recipes.records import with_contract
 from dpfed.recipes.schema import (
     DataRecipe,
     EvaluationKind,
@@ -114,7 +116,9 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
     nominal = _slots(privacy, nominal) if _is_open(privacy) else nominal
     seed = recipe.seed if privacy.noise is NoiseSource.KEYED else None
     noise = _noise_kind(privacy)
-    facts = {"unit": privacy.unit, "layout": layout, "truncates": noise.exact}
+    facts: dict[str, Any] = {"unit": privacy.unit, "layout": layout, "truncates": noise.exact}
+    contract = _contract(recipe.data)
+    facts["contract"] = contract
     client = _plug_in("client", recipe.client, **facts)
     _check_own(recipe, client, layout)
     if privacy.adaptive:
@@ -149,6 +153,7 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
         spare=privacy.spare_attempts or 0,
         open=_is_open(privacy),
         shards=_shards_of(recipe, nominal),
+        contract=contract.digest if contract else "",
     )
     _check_least(draft)
     if privacy.epsilon is None:
@@ -165,6 +170,11 @@ def _shards_of(recipe: Recipe, nominal: Sequence[float]) -> tuple[int, ...]:
     if isinstance(given, msgspec.UnsetType):
         return tuple(default_shards(size, privacy.epsilon, privacy.trust) for size in nominal)
     return tuple(given) if isinstance(given, list) else (given,) * len(nominal)
+
+
+def _contract(data: DataRecipe) -> Contract | None:
+    contract = with_contract(data, None).contract
+    return contract if isinstance(contract, Contract) else None
 
 
 def _check_least(plan: Plan) -> None:

@@ -20,6 +20,7 @@ from dpfed.data.partitions import Parts
 from dpfed.data.screen import Screen
 from dpfed.data.tables import FILE
 from dpfed.recipes.model import build_model
+from dpfed.recipes.query import ALGORITHM
 from dpfed.recipes.schema import (
     DataRecipe,
     EvaluationKind,
@@ -77,7 +78,8 @@ def federation(recipe: Recipe, root: Path | None = None) -> Federation:
     clients = [dataset.train.take(index) for index in parts]
     held = [dataset.train.take(index) for index in apart]
     model = build_model(recipe.model, dataset, recipe.seed)
-    problems = [model.problem(records) for records in clients]
+    asks = recipe.client.get("name") == ALGORITHM  # its own model takes this one's place
+    problems = [] if asks else [model.problem(records) for records in clients]
     goal = _goal(recipe.evaluation.kind, model, dataset)
     return Federation(
         model=model,

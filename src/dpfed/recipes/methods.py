@@ -84,6 +84,9 @@ METHODS: dict[str, Method] = {
 }
 
 
+QUERY = Method(_plain("statistics"), rounds=1)
+"""Questions (query.py): it has a name for policies to allow, and trains nothing."""
+
 DEFAULT = "dp-fedauto"
 """The method of a recipe that names neither a method nor a plug-in of its own."""
 
@@ -96,14 +99,14 @@ def method_of(client: str) -> str | None:
 
 def method_tables(name: str) -> dict[str, Any]:
     """The recipe's tables that a method's name stands for."""
-    if name not in METHODS:
+    if name not in METHODS and name != QUERY.client["name"]:
         raise refuse(
             "method",
             "a name that 'dpfed methods' lists",
             name,
             registry.suggest(name, list(METHODS)),
         )
-    method = METHODS[name]
+    method = METHODS.get(name, QUERY)
     server = [dict(link) for link in method.server]
     tables = {"client": dict(method.client), "server": server, "mechanism": method.mechanism}
     return tables if method.rounds is None else {**tables, "rounds": method.rounds}

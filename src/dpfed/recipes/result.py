@@ -6,6 +6,7 @@ model.safetensors            the trained parameters, by name
 adapter/                     of a model with an adapter: what PeftModel.from_pretrained reads
 recipe.toml                  the resolved recipe: ``dpfed run recipe.toml`` repeats the run
 convergence.png              accuracy and epsilon against rounds
+answers.csv, answers.png     of a query, instead: values with their intervals
 guarantee.json               the guarantee, as numbers and as a sentence; written last, so where it
                              is, the others are complete
 error.json                   over Flower, instead: the class and sentence of what stopped the run
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 import msgspec
 
 from dpfed.accounting.guarantee import Guarantee
+from dpfed.client.questions.answers import Answer
 from dpfed.core import errors
 from dpfed.core.extras import require_extra, skip_if_missing
 from dpfed.core.files import json_line, jsonable, read_json_lines, replace_file
@@ -39,6 +41,13 @@ from dpfed.data.models import Model
 from dpfed.data.modules import Network
 from dpfed.data.pretrained import has_adapter, save_adapter
 from dpfed.recipes import schema as recipes
+from dpfed.recipes.answers import (
+    ANSWERS_PICTURE,
+    ANSWERS_TABLE,
+    answers_rows,
+    answers_text,
+    draw_answers,
+)
 from dpfed.recipes.display import percent
 from dpfed.recipes.schema import EvaluationKind, Recipe
 from dpfed.training.history import COLUMNS, Row, known, wasted_attempts
@@ -92,6 +101,8 @@ class Result:
     """How the rows of a network were clipped, in words; empty for models with only one way."""
     answered: Mapping[str, Any] = field(default_factory=dict)
     """Who is in the totals of which rounds (``dpfed.training.history.participants``)."""
+    answers: tuple[Answer, ...] = ()
+    """Of a query: what came back for each question."""
 
     @property
     def accuracy(self) -> float:
@@ -100,11 +111,20 @@ class Result:
         return float(measured[-1]) if measured else math.nan
 
     def __repr__(self) -> str:
+        if self.answers:
+            return f"{answers_text(self.answers)}\n{self.guarantee}"
         return f"{self.recipe.name}: accuracy {percent(known(self.accuracy))}; {self.guarantee}"
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Accuracy and epsilon against rounds, with the guarantee underneath; notebooks show it."""
-        figure = _convergence_figure(self)
+        """Accuracy and epsilon against rounds, or answers; with the guarantee underneath.
+
+        Notebooks show it.
+        """
+        said = self.guarantee.sentence
+        if self.answers:
+            figure = draw_answers(new_figure(), self.answers, self.recipe.name, said)
+        else:
+            figure = _convergence_figure(self)
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
@@ -145,7 +165,9 @@ def _save(result: Result, folder: Path) -> Path:
     if has_adapter(result.model):
         save_adapter(cast(Network, result.model), result.params, folder / ADAPTER_FOLDER)
     with skip_if_missing("pictures"):
-        result.plot(folder / "convergence.png")
+        result.plot(folder / (ANSWERS_PICTURE if result.answers else "convergence.png"))
+    if result.answers:
+        write_csv(answers_rows(result.answers), folder / ANSWERS_TABLE)
     facts = {
         **result.guarantee.to_json(),
         "evaluation": result.evaluation,

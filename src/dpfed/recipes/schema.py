@@ -31,7 +31,10 @@ from dpfed.core.types import (
     Unit,
     Weights,
 )
+from dpfed.data.contract import Contract
+from dpfed.data.mapping import FileMapping
 from dpfed.recipes.methods import DEFAULT, METHODS, method_tables
+from dpfed.recipes.query import with_questions
 from dpfed.recipes.shard_rule import DEFAULT_CLIP, default_tables
 
 PlugIn = dict[str, Any]
@@ -70,6 +73,10 @@ class DataRecipe(_Section, frozen=True):
     """drop, or fill. Unset means drop, with a warning."""
     schema: dict[str, list[int | float | str]] | msgspec.UnsetType = msgspec.UNSET
     """For tables: the public range [low, high] or the categories of each feature column."""
+    contract: str | Contract | msgspec.UnsetType = msgspec.UNSET
+    """For tables: what all silos read theirs by, in the place of schema and of columns' names."""
+    mapping: FileMapping | msgspec.UnsetType = msgspec.UNSET
+    """How this owner's file says what the contract means: rename, factor, offset, words."""
     center: str | None = None
     """Public data whose mean is subtracted from all features."""
     fill_missing: float | None = None
@@ -292,7 +299,8 @@ class Recipe(_Section, frozen=True):
 
 def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
     """A recipe from a TOML file or a mapping, with ``key=value`` overrides on top."""
-    tree = with_named_code(source) if isinstance(source, Mapping) else read_toml(Path(source))
+    given = source if isinstance(source, Mapping) else read_toml(Path(source))
+    tree = with_named_code(with_questions(given))
     # the method first: other overrides may set options of the tables that it stands for
     for override in sorted(overrides, key=lambda text: not _names_method(text)):
         # before another method's tables are filled in, which would stay
@@ -526,6 +534,7 @@ _TABLES = {
     "model": ModelRecipe,
     "data": DataRecipe,
     "data.partition": PartitionRecipe,
+    "data.mapping": FileMapping,
     "privacy": PrivacyRecipe,
     "privacy.adaptive": AdaptiveRecipe,
     "privacy.participation": Participation,

@@ -6,6 +6,7 @@ Every engine begins here, on the server and on clients, so that all of them run 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +15,18 @@ from typing import Any
 import msgspec
 
 from dpfed.accounting.guarantee import Guarantee
+from dpfed.client.questions.answers import Answer, answers
+from dpfed.client.questions.model import Statistics
 from dpfed.core.log import log
 from dpfed.core.randomness import public_seed
-from dpfed.core.types import Vector
+from dpfed.core.types import UPDATE, Vector
+from dpfed.data.contract import Contract
 from dpfed.data.models import Evaluation, evaluate
 from dpfed.data.modules import NetworkProblem
 from dpfed.mechanisms.discrete_gaussian import DiscreteGaussian
 from dpfed.recipes.build import plan_for_clients, trained_model
 from dpfed.recipes.federation import Federation, evaluation_words, federation, with_model
+from dpfed.recipes.records import with_contract
 from dpfed.recipes.result import Result
 from dpfed.recipes.schema import EvaluationKind, Recipe, settings
 from dpfed.recipes.sharded import sharded_problem
@@ -30,7 +35,7 @@ from dpfed.recipes.terms import Terms
 from dpfed.training.account import Account, open_account
 from dpfed.training.history import Row, columns_of
 from dpfed.training.plan import Plan
-from dpfed.training.signal import warn_of_noise
+from dpfed.training.signal import noise_warning, warn_of_noise
 from dpfed.training.soundness import small_delta
 
 
@@ -67,6 +72,8 @@ class Session:
     def show_screen(self) -> None:
         """Log what looks wrong in the records. The log stays on this machine."""
         found = self.federation.screen
+        if isinstance(self.federation.model, Statistics):  # it is about what a model is fitted to
+            return
         if found is not None and self.recipe.data.source != "synthetic":
             for sentence in found.findings():
                 log.warning("data: %s", sentence)
@@ -149,7 +156,18 @@ class Session:
             nominal=() if plan.open else tuple(plan.nominal),  # an open population lists nobody
             rows=self.rows,
             answered=answered,
+            answers=self._answers(params, history),
         )
+
+    def _answers(self, params: Vector, history: Sequence[Row]) -> tuple[Answer, ...]:
+        """What came back for each question; nothing where a model was trained."""
+        model, plan = self.federation.model, self.plan
+        if not isinstance(model, Statistics):
+            return ()
+        rounds = max(1, max((row["round"] for row in history), default=1))
+        units = plan.denominator(UPDATE)
+        std = plan.noise_std(UPDATE) * units / math.sqrt(rounds)
+        return answers(model.questions, model.columns, params * units, std)
 
 
 def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None = None) -> Session:
@@ -160,6 +178,7 @@ def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None =
         root: the folder that relative data paths refer to; None means the working folder.
         silos: data that was loaded before, for many runs on the same records.
     """
+    recipe = msgspec.structs.replace(recipe, data=with_contract(recipe.data, root))
     silos = federation(recipe, root) if silos is None else silos
     plan = plan_for_clients(recipe, silos.clients, silos.model)
     silos = with_model(silos, trained_model(recipe, plan, silos.model, silos.spread))
@@ -188,8 +207,20 @@ def prepare_terms(terms: Terms) -> Session:
 
 
 def _warnings(recipe: Recipe, plan: Plan, silos: Federation) -> tuple[str, ...]:
-    noise = plan.signal_to_noise(silos.model.layout).warning
-    return tuple(each for each in (small_delta(plan), noise, _no_test(recipe, silos)) if each)
+    noise = noise_warning(plan, silos.model.layout)
+    found = (small_delta(plan), noise, _no_test(recipe, silos), _drafted(recipe))
+    return tuple(each for each in found if each)
+
+
+def _drafted(recipe: Recipe) -> str | None:
+    """A warning that the guarantee does not cover what was read off records."""
+    contract = recipe.data.contract
+    if not isinstance(contract, Contract) or not contract.drafted:
+        return None
+    return (
+        f"the contract's {', '.join(contract.drafted)} were read off private records, which the "
+        f"guarantee does not cover; replace them by public knowledge"
+    )
 
 
 def _no_test(recipe: Recipe, silos: Federation) -> str | None:

@@ -59,6 +59,16 @@ def _is_one_layer(model: Layout | int) -> bool | None:
     return sum(len(shape) > 1 for shape in model.shapes.values()) <= 1
 
 
+def noise_warning(plan: Draft, model: Layout | int) -> str | None:
+    """The warning of a plan that has little hope; None if there is none, or no model is trained.
+
+    Args:
+        plan: what is done.
+        model: the names and shapes of its parameters, or only how many there are.
+    """
+    return signal_of(plan, model).warning if plan.client.trains else None
+
+
 _warned: WeakSet[Draft] = WeakSet()
 
 
@@ -69,7 +79,7 @@ def warn_of_noise(plan: Draft, model: Layout | int) -> None:
         plan: what is done.
         model: the names and shapes of its parameters, or only how many there are.
     """
-    warning = signal_of(plan, model).warning
+    warning = noise_warning(plan, model)
     if warning and plan not in _warned:
         _warned.add(plan)
         log.warning("%s", warning)
