@@ -10,7 +10,6 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Iterable
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,8 @@ def settings(**changes: Any) -> PrivacyConfig:
 
 def within(epsilon: float, accountant: Any, least: int = 1) -> int:
     """How many releases stay within an epsilon."""
-    return next(n for n in count(least) if accountant.would_exceed(EVENT, epsilon, n + 1))
+    found = (n for n in range(least, 100) if accountant.would_exceed(EVENT, epsilon, n + 1))
+    return next(found)
 
 
 @BOTH
