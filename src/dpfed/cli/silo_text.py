@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
 import torch
 
 from dpfed.accounting.guarantee import GATED, round_up
@@ -64,6 +65,9 @@ def _model(terms: Terms) -> str:
     said = f"{name}, {terms.layout.size if terms.layout else 0:,} numbers"
     if is_loaded(table):
         said += " by the terms, and nothing of it is loaded before you approve"
+    train = terms.recipe.train
+    if not isinstance(train, msgspec.UnsetType):
+        return said + f", trained by {shown(str(train.function))} in shards"
     return said + (f", trained by {shown(terms.pins.train)}" if terms.pins.train else "")
 
 
