@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import dpfed
 from dpfed.core.errors import DpfedError, RecipeError, UnsoundPlan
@@ -16,6 +17,7 @@ from dpfed.recipes.schema import TrainRecipe, parse
 from dpfed.recipes.sharded import function_of, limits_of
 
 PRIVACY = {"epsilon": 2.0}
+SIMULATION = "flower-simulation"
 LAYOUT = Layout({"weight": (3, 4), "bias": (3,)})
 TRAIN = {"function": "tests.helpers.train_functions:plain", "shards": 6}
 DATA = {"options": {"records": 240, "features": 4, "classes": 3}, "partition": {"clients": 2}}
@@ -131,3 +133,16 @@ def test_a_recipe_names_one_function() -> None:
     assert parse({"train": TRAIN}).train.function == TRAIN["function"]  # type: ignore[union-attr]
     with pytest.raises(RecipeError, match="train"):
         parse({"train": {"shard": 3}})
+
+
+@pytest.mark.long
+def test_flowers_simulation_has_the_bits_of_one_process() -> None:
+    """In CI behind gates (tests/silo/test_sharded_gate.py) and over a grid."""
+    given: dict[str, Any] = {
+        "data": DATA,
+        "train": {**TRAIN, "seconds": 10.0},
+        "privacy": {"epsilon": 8.0, "noise": "keyed"},
+        "rounds": 2,
+    }
+    one, other = (dpfed.run(engine=engine, **given) for engine in ("in-process", SIMULATION))
+    assert torch.equal(one.params, other.params)
