@@ -16,33 +16,61 @@ from dpfed.cli.deploy import deploy
 from dpfed.client.questions.answers import answers
 from dpfed.core.types import UPDATE
 from dpfed.recipes.flower_app import run_server
-from dpfed.recipes.schema import to_toml
-from dpfed.recipes.terms import write_terms
-from tests.helpers.gate_training import in_one_process
-from tests.silo.gates import CLASSES, FEATURES, RECORDS, gates, grid_of, read
+from dpfed.recipes.records import load_dataset
+from dpfed.recipes.schema import load_recipe, to_toml
+from dpfed.recipes.terms import Terms, write_terms
+from dpfed.training.inprocess import rounds
+from tests.silo.gates import RECORDS, gates, grid_of, read, records
 from tests.training.flower.local_grid import become_a_server
 
 pytestmark = pytest.mark.slow
 
 SILOS = 3
+CONTRACT: dict[str, Any] = {
+    "columns": [
+        {"name": "age", "kind": "number", "range": [-1, 1]},
+        {"name": "days", "kind": "number", "range": [0, 1]},
+        {"name": "died", "kind": "flag"},
+    ],
+    "label": {"column": "ward", "words": ["0", "1", "2"]},
+}
 QUERY: dict[str, Any] = {
     "name": "ward-numbers",
     "sum": {"name": "secure"},
+    "data": {"contract": CONTRACT},
     "privacy": {"epsilon": 2.0, "noise": "keyed", "trust": "distributed"},
-    "columns": {
-        "age": {"at": 0},
-        "time": {"at": 1, "low": 0.0, "high": 10.0},
-        "class": {"at": -1, "words": ["a", "b", "c"]},
-        "event": {"at": -1, "words": ["no", "yes"]},
-    },
     "ask": [
-        {"name": "positive", "kind": "count", "where": {"age": [0, 1], "class": "b"}},
+        {"name": "positive", "kind": "count", "where": {"age": [0, 1], "ward": "1"}},
         {"name": "age", "kind": "mean", "column": "age"},
-        {"name": "classes", "kind": "histogram", "column": "class"},
+        {"name": "wards", "kind": "histogram", "column": "ward"},
         {"name": "quartiles", "kind": "quantiles", "column": "age", "cells": 16},
-        {"name": "curve", "kind": "survival", "time": "time", "event": "event", "times": [2, 5]},
+        {"name": "curve", "kind": "survival", "time": "days", "event": "died", "times": [0.2, 0.5]},
     ],
 }
+
+
+def write_table(path: Path, silo: int) -> None:
+    """A table of an owner's, whose columns come in an order of their own."""
+    x, y = records(silo)
+    columns = [
+        ("days", x[:, 1].abs()),
+        ("ward", y),
+        ("age", x[:, 0]),
+        ("died", (x[:, 2] > 0).int()),
+    ]
+    columns = columns[silo:] + columns[:silo]
+    rows = zip(*(values.tolist() for _, values in columns), strict=True)
+    lines = [",".join(name for name, _ in columns), *(",".join(map(str, row)) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def in_one_process(terms: Terms, tables: list[Path]) -> torch.Tensor:
+    problems = []
+    for path in tables:
+        recipe = load_recipe({"data": {"source": str(path), "contract": CONTRACT}})
+        problems.append(terms.model.problem(load_dataset(recipe, None).train))
+    *_, (step, _) = rounds(terms.plan, problems, terms.initial)
+    return step.params
 
 
 @pytest.fixture(autouse=True)
@@ -54,11 +82,7 @@ def terms_of(folder: Path, roster: Path) -> Path:
     query, path = folder / "query.toml", folder / "terms.toml"
     query.write_text(to_toml(QUERY))
     sizes = [float(RECORDS)] * SILOS
-    path.write_text(
-        write_terms(
-            query, dataset="sepsis", shape=[FEATURES], sizes=sizes, classes=CLASSES, roster=roster
-        )
-    )
+    path.write_text(write_terms(query, dataset="sepsis", sizes=sizes, roster=roster))
     return path
 
 
@@ -67,14 +91,17 @@ def test_three_gates_and_a_secure_sum_give_the_bits_of_one_process(tmp_path: Pat
     names = [f"silo-{i}" for i in range(SILOS)]
     deploy.init(tmp_path / "fed", server_names=["127.0.0.1"], nodes=names)
     path = terms_of(tmp_path, tmp_path / "fed" / "nodes" / names[0] / "roster.json")
-    terms = read(path)
+    terms, tables = read(path), [tmp_path / f"table-{silo}.csv" for silo in range(SILOS)]
     config: UserConfig = {"terms": str(path), "out": str(tmp_path / "out")}
     with gates(tmp_path, SILOS) as owners:
         for name, each in zip(names, owners, strict=True):
+            write_table(tables[each.number], each.number)
             each.write(
                 {"identity": str(tmp_path / "fed" / "nodes" / name)},
                 trust=["distributed"],
                 methods=["dp-fedgd", "statistics"],
+                load={"source": str(tables[each.number]), "contract": CONTRACT},
+                shape=[3],
             )
         said = owners[0].command("approve", str(path), "--yes")
         for question in terms.model.questions:  # the officer reads each of them
@@ -89,7 +116,7 @@ def test_three_gates_and_a_secure_sum_give_the_bits_of_one_process(tmp_path: Pat
         run_server(grid_of(owners), Context(1, 0, {}, RecordDict(), config))
         assert "epsilon 2 is spent of" in owners[0].command("status")
     got = terms.model.layout.flatten(load_file(tmp_path / "out" / "model.safetensors"))
-    alone = in_one_process(path, SILOS)
+    alone = in_one_process(terms, tables)
     assert torch.equal(got, alone)
     units, std = terms.plan.denominator(UPDATE), terms.plan.noise_std(UPDATE)
     expected = answers(terms.model.questions, terms.model.columns, alone * units, std * units)
@@ -102,10 +129,13 @@ def test_three_gates_and_a_secure_sum_give_the_bits_of_one_process(tmp_path: Pat
 def test_a_gate_whose_owner_allows_no_statistics_refuses_them(tmp_path: Path) -> None:
     deploy.init(tmp_path / "fed", server_names=["127.0.0.1"], nodes=["a", "b", "c"])
     path = terms_of(tmp_path, tmp_path / "fed" / "nodes" / "a" / "roster.json")
+    write_table(tmp_path / "table.csv", 0)
     with gates(tmp_path, 1) as (owner,):
         owner.write(
             {"identity": str(tmp_path / "fed" / "nodes" / "a")},
             trust=["distributed"],
             methods=["dp-fedgd"],
+            load={"source": str(tmp_path / "table.csv"), "contract": CONTRACT},
+            shape=[3],
         )
         assert "methods" in owner.command("approve", str(path), "--yes")

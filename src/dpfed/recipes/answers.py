@@ -175,11 +175,13 @@ def _write_values(axes: Axes, values: Sequence[Value]) -> None:
 
 def _draw_curve(axes: Axes, values: Sequence[Value]) -> None:
     times = [0.0, *(float(each.label) for each in values)]
+    times.append(1.04 * times[-1])  # so that the last step shows
+    values = [*values, values[-1]]
     lows, highs = [1.0, *(each.low for each in values)], [1.0, *(each.high for each in values)]
     axes.fill_between(times, lows, highs, step="post", color=_BLUE, alpha=0.2, linewidth=0)
     axes.step(times, [1.0, *(each.value for each in values)], where="post", color=_BLUE, lw=2)
     axes.set_ylim(0, 1.02)
-    axes.set_xlim(0, 1.04 * times[-1])  # so that the last step shows
+    axes.set_xlim(0, times[-1])
     axes.set_ylabel("survival")
     axes.set_xlabel(f"time; band: {_PERCENT} interval, of the noise alone", fontsize=8)
     axes.grid(alpha=0.25)

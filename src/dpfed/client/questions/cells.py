@@ -73,7 +73,7 @@ def cell_labels(edges: Sequence[float], words: Sequence[str]) -> list[str]:
     return [f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges)]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)  # of up to 8 MiB
 def halved_sum(size: int) -> torch.Tensor:
     """C: lower triangular and Toeplitz, C C x is the cumulative sum of x.
 
@@ -92,7 +92,18 @@ def halved_sum(size: int) -> torch.Tensor:
     return torch.where(index >= 0, column[index.clamp(min=0)], 0.0)
 
 
-@lru_cache(maxsize=64)
+def summed_rows(cells: torch.Tensor, size: int) -> torch.Tensor:
+    """C's column for each record's cell, [records, size]; a cell of -1 is none.
+
+    Args:
+        cells: from 0, or -1.
+        size: how many there are.
+    """
+    made = halved_sum(size).T[cells.clamp(min=0)]
+    return torch.where((cells < 0)[:, None], 0.0, made)
+
+
+@lru_cache(maxsize=256)
 def summed_bounds(size: int) -> tuple[float, float]:
     """The longest column of C, and the largest distance of two, zero being one of them.
 

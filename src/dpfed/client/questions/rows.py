@@ -52,9 +52,9 @@ from dpfed.client.questions.cells import (
     cell_of,
     check_ascending,
     check_cells,
-    halved_sum,
     one_hot,
     summed_bounds,
+    summed_rows,
     upper_cell,
 )
 from dpfed.client.questions.columns import Column, Columns, read_column
@@ -269,7 +269,7 @@ class Quantiles(_Cells, frozen=True, tag="quantiles", tag_field="kind"):
     def values(self, read: Mapping[str, torch.Tensor], columns: Columns) -> torch.Tensor:
         """A column of C."""
         cell = upper_cell(read[self.column], columns[self.column], self.edges)
-        return one_hot(cell, self.size) @ halved_sum(self.size).T
+        return summed_rows(cell, self.size)
 
     @property
     def _said(self) -> str:
@@ -383,7 +383,7 @@ class Survival(_Question, frozen=True, tag="survival", tag_field="kind"):
         place = upper_cell(time, columns[self.time], [0.0, *self.times, math.inf])
         known = (place >= 0) & torch.isfinite(event)
         place = torch.where(known, self.cells - 1 - place, -1)
-        made = one_hot(place, self.cells) @ halved_sum(self.cells).T
+        made = summed_rows(place, self.cells)
         seen = (event == 1)[:, None]
         return torch.cat([torch.where(seen, made, 0.0), torch.where(seen, 0.0, made)], dim=1)
 
