@@ -70,6 +70,8 @@ class TableFacts:
     """What names the silos: a column, or ``file``."""
     words: tuple[str, ...] = ()
     """Labels that are texts, in the order in which they are numbered."""
+    label: str = ""
+    """The column of labels."""
 
 
 def tables_in(folder: Path) -> list[Path]:
@@ -108,6 +110,7 @@ def read_tables(
         facts,
         silo=silo or (FILE if len(paths) > 1 else None),
         words=() if by_cell else _words(whole.y),
+        label=label,
     )
     if columns.split is None or columns.split not in present:
         return {"train": whole}, named
@@ -349,6 +352,27 @@ def _by_schema(
             outside += [out] + [0] * (len(words) - 1)
     whole = np.concatenate(made, axis=1).astype(np.float32)
     return whole, TableFacts(tuple(names), tuple(outside))
+
+
+def encode_cells(
+    table: Mapping[str, Sequence[Any]], schema: Mapping[str, Sequence[Any]]
+) -> NDArray[np.float32]:
+    """Features of cells under a schema, as they are made of a file's.
+
+    Args:
+        table: by column, one cell for each record.
+        schema: the public range or categories of each feature column.
+    """
+    with require_extra("tables", "a table", "pyarrow"):
+        import pyarrow as pa
+
+    columns = {name: pa.array(map(_cell_text, table[name]), pa.string()) for name in schema}
+    made: NDArray[np.float32] = _by_schema(pa.table(columns), schema, "the table")[0]
+    return made
+
+
+def _cell_text(cell: Any) -> str | None:
+    return None if cell is None else str(int(cell) if isinstance(cell, bool | np.bool_) else cell)
 
 
 def check_schema(schema: Mapping[str, Sequence[Any]]) -> None:

@@ -59,6 +59,16 @@ class Federation:
     """What the records' owner should look at; it never leaves the machine."""
     spread: float | None = None
     """How far public records lie from the mean that centers the clients', where there is one."""
+    mean: torch.Tensor | None = None
+    """That mean."""
+    classes: int | None = None
+    """How many there are; None if labels are numbers."""
+    columns: tuple[str, ...] = ()
+    """The columns of a table, one for each feature that was read."""
+    target: str = ""
+    """The column of labels."""
+    shape: tuple[int, ...] = ()
+    """Of a record's features as they are read; empty where gates read them."""
 
 
 def evaluation_words(recipe: Recipe, silos: Federation) -> str:
@@ -90,6 +100,11 @@ def federation(recipe: Recipe, root: Path | None = None) -> Federation:
         divided=_divided(recipe, dataset, len(parts)),
         screen=found,
         spread=dataset.spread,
+        mean=dataset.mean,
+        classes=dataset.classes,
+        columns=dataset.table.features if dataset.table else (),
+        target=dataset.table.label if dataset.table else "",
+        shape=dataset.shape,
     )
 
 

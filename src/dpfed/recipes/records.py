@@ -51,6 +51,7 @@ def load_features(recipe: DataRecipe, root: Path | None, public: Public | None =
     schema = None if isinstance(recipe.schema, msgspec.UnsetType) else recipe.schema
     given = {"schema": schema, **recipe.options}
     dataset = datasets.load(recipe.source, root=root, public=public, **given)
+    dataset = replace(dataset, shape=tuple(dataset.train.x.shape[1:]))
     if recipe.backbone:
         from dpfed.recipes.features import extract_features
 

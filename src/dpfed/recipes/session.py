@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,6 +30,9 @@ from dpfed.training.account import Account, open_account
 from dpfed.training.history import Row, columns_of
 from dpfed.training.plan import Plan
 from dpfed.training.soundness import small_delta
+
+if TYPE_CHECKING:
+    from dpfed.bundle.description import Description
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +146,28 @@ class Session:
             nominal=() if plan.open else tuple(plan.nominal),  # an open population lists nobody
             rows=self.rows,
             answered=answered,
+            description=self.described(guarantee, history, stopped),
         )
+
+    def described(
+        self, guarantee: Guarantee, history: Sequence[Row], stopped: str | None
+    ) -> Description | None:
+        """What model.json says of the finished run; None if that fails: no model is lost for it.
+
+        Args:
+            guarantee: what was spent.
+            history: one row per attempt at a round.
+            stopped: why training ended early, if it did.
+        """
+        from dpfed.recipes.describe import describe, finished
+
+        tested = 0 if self.federation.test is None else len(self.federation.test)
+        try:
+            made = describe(self.recipe, self.federation, self.plan)
+            return finished(made, self.recipe, self.plan, guarantee, history, stopped, tested)
+        except Exception:
+            log.exception("the result has no bundle (model/): it cannot be described")
+            return None
 
 
 def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None = None) -> Session:
@@ -168,7 +192,16 @@ def prepare_terms(terms: Terms) -> Session:
         terms: what the silos were asked to approve.
     """
     words = f"{terms.pins.dataset}, behind the gates of {len(terms.pins.sizes)} silos"
-    silos = Federation(model=terms.model, clients=(), problems=(), test=None, held=(), source=words)
+    silos = Federation(
+        model=terms.model,
+        clients=(),
+        problems=(),
+        test=None,
+        held=(),
+        source=words,
+        classes=terms.pins.classes if terms.pins.classes > 1 else None,
+        shape=tuple(terms.pins.shape),
+    )
     found = _warnings(terms.recipe, terms.plan, silos)
     return Session(
         recipe=terms.recipe, federation=silos, plan=terms.plan, warnings=found, terms=terms.text
