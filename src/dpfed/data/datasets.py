@@ -51,6 +51,7 @@ from dpfed.core.environment import DATA, data_folders, user_data_folder
 from dpfed.core.errors import DataError
 from dpfed.data import readers, tables
 from dpfed.data._checks import bad_option, require_groups, require_positive
+from dpfed.data.cells import word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -208,7 +209,7 @@ def _public(
     """What is public of the labels; None if that is to be seen from the records."""
     if labels is None:
         return public
-    words = [] if isinstance(labels, str) else [readers.word(label) for label in labels]
+    words = [] if isinstance(labels, str) else [word(label) for label in labels]
     if len(set(words) - {""}) != len(words) or len(words) < 2:
         bound = "a list of two or more different words"
         raise bad_option("options.labels", bound, labels, "name each class once, in order")

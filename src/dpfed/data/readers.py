@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import re
 import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +20,7 @@ import torch
 from dpfed.core.errors import DataError, first_sentence
 from dpfed.core.extras import require_extra
 from dpfed.data._checks import bad_option, unreadable
+from dpfed.data.cells import number, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -407,42 +407,6 @@ def _ids(values: Array) -> NDArray[np.int64]:
 
 
 # ------------------------------------------------------------- one cell at a time, for a gate
-
-_MISSING = frozenset(
-    {"", "nan", "-nan", "na", "n/a", "#n/a", "#n/a n/a", "#na", "null", "none", "<na>"}
-)
-_FLAGS = {"true": 1.0, "false": 0.0}
-_WHOLE = re.compile(r"([+-]?)0*([0-9]+)(?:\.0*)?")
-
-
-def number(cell: Any) -> float:
-    """A cell as a number; NaN if it is none."""
-    try:
-        text = _text(cell)
-        return _FLAGS[text.lower()] if text.lower() in _FLAGS else float(text)
-    except (ValueError, OverflowError):
-        return math.nan
-
-
-def word(cell: Any) -> str:
-    """A cell as a word: 3, 3.0, "03" and "3.0" are the same one; "" if there is nothing in it."""
-    text = _text(cell)
-    if text.lower() in _MISSING:
-        return ""
-    read = number(text) if text.lower() not in _FLAGS else math.nan
-    if read.is_integer() and abs(read) < 2**53:
-        return str(int(read))
-    if whole := _WHOLE.fullmatch(text):  # as text: two long numbers may be one float
-        return f"{whole[1].replace('+', '')}{whole[2]}"
-    return repr(read) if math.isfinite(read) else text
-
-
-def _text(cell: Any) -> str:
-    if isinstance(cell, bytes):
-        return cell.decode("utf-8", "replace").strip()
-    if isinstance(cell, bool | np.bool_):
-        return str(int(cell))
-    return "" if cell is None else str(cell).strip()
 
 
 def public_labels(cells: Array, public: Public) -> torch.Tensor:

@@ -34,7 +34,7 @@ import numpy as np
 
 from dpfed.core.errors import DataError
 from dpfed.core.extras import require_extra
-from dpfed.data import readers
+from dpfed.data import cells
 from dpfed.data._checks import bad_option, unreadable
 from dpfed.data.readers import (
     Array,
@@ -116,7 +116,7 @@ def read_tables(
         return {"train": whole}, named
     split = _complete(table, columns.split)
     return by_split(
-        whole, np.array([readers.word(each) for each in split]) if by_cell else split
+        whole, np.array([cells.word(each) for each in split]) if by_cell else split
     ), named
 
 
@@ -299,7 +299,7 @@ def _cell_numbers(table: Any, name: str) -> NDArray[np.float32]:
     """A column as float32, NaN where a cell is no number."""
     with np.errstate(over="ignore"):
         return np.array(
-            [readers.number(each) for each in table.column(name).to_pylist()], dtype=np.float32
+            [cells.number(each) for each in table.column(name).to_pylist()], dtype=np.float32
         )
 
 

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cell as a number or a word."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpfed.data.cells import number, spelling, text, word
+
+
+@pytest.mark.parametrize(
+    ("cell", "read"),
+    [
+        ("3.5", 3.5),
+        (" 3 ", 3.0),
+        (True, 1.0),
+        ("false", 0.0),
+        (b"7", 7.0),
+        (np.bool_(True), 1.0),
+        ("1e999", math.inf),
+    ],
+)
+def test_numbers(cell, read) -> None:
+    assert number(cell) == read
+
+
+@pytest.mark.parametrize("cell", ["", None, "3,5", "abc", "nan"])
+def test_no_numbers(cell) -> None:
+    assert math.isnan(number(cell))
+
+
+def test_one_word_has_one_spelling() -> None:
+    assert {word(each) for each in (3, 3.0, "03", "3.0", " 3 ", "+3")} == {"3"}
+    assert word("NA") == word(None) == ""
+    assert spelling("NA") == "NA", "whether it means missing is not the spelling's business"
+    assert spelling("12345678901234567890") == "12345678901234567890"
+    assert text(b"\xff") == "�"
