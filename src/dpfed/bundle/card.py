@@ -17,9 +17,11 @@ from dpfed.accounting.guarantee import round_up
 from dpfed.bundle.description import (
     ArrayInput,
     Backbone,
+    ContractInput,
     Description,
     Divide,
     Fill,
+    Input,
     LimitNorm,
     LinearModel,
     Metric,
@@ -29,7 +31,9 @@ from dpfed.bundle.description import (
     StandardisedModel,
     Subtract,
 )
+from dpfed.bundle.inputs import columns_of
 from dpfed.core.log import shown
+from dpfed.data.contract import Column, Kind
 
 _ALIKE = str.maketrans({"`": "'", "|": "\u00a6", "<": "\u2039", ">": "\u203a", "\\": "\u2216"})
 _MOST_COLUMNS = 40
@@ -134,23 +138,42 @@ def _use(found: Description) -> Iterator[str]:
 
 def _takes(found: Description) -> Iterator[str]:
     given = found.input
+    if isinstance(given, ContractInput):
+        yield f"A row is {quoted(given.contract.row)}; what means missing is in `model.json`."
+        yield ""
     if isinstance(given, ArrayInput):
         shape = " x ".join(map(str, given.shape))
         note = f": {prose(given.note)}" if given.note else ""
         yield f"It takes arrays of {shape} numbers per record{note}."
         yield ""
         return
-    names = list(given.columns)
+    names = columns_of(given)
     yield f"It takes a table with these {len(names)} columns, in any order:"
     yield ""
     yield "| column | holds |"
     yield "|---|---|"
     for name in names[:_MOST_COLUMNS]:
-        holds = schema_words(given.columns[name]) if isinstance(given, SchemaInput) else "a number"
-        yield f"| {quoted(name)} | {holds} |"
+        yield f"| {quoted(name)} | {_holds(given, name)} |"
     if len(names) > _MOST_COLUMNS:
         yield f"| and {len(names) - _MOST_COLUMNS} more | see model.json |"
     yield ""
+
+
+def _holds(given: Input, name: str) -> str:
+    if isinstance(given, SchemaInput):
+        return schema_words(given.columns[name])
+    if isinstance(given, ContractInput):
+        return column_words(given.contract.column(name))
+    return "a number"
+
+
+def column_words(column: Column) -> str:
+    """What a column of a contract holds, in words."""
+    if column.kind is Kind.NUMBER:
+        low, high = column.range or (-1.0, 1.0)
+        unit = f" {quoted(column.unit)}" if column.unit else ""
+        return f"a number from {low:g} to {high:g}{unit}"
+    return f"one of {_listed(column.words or (0, 1), 12)}"
 
 
 def schema_words(public: Sequence[Any]) -> str:

@@ -26,6 +26,7 @@ from dpfed.accounting.guarantee import Guarantee
 from dpfed.core.errors import DataError
 from dpfed.core.files import jsonable
 from dpfed.core.log import shown
+from dpfed.data.contract import Contract
 
 FORMAT, VERSION = "dpfed-model", 1
 MAX_BYTES = 1 << 23
@@ -68,7 +69,13 @@ class SchemaInput(_Part, frozen=True, kw_only=True, tag_field="kind", tag="schem
     columns: dict[str, list[int | float | str]]
 
 
-Input = ArrayInput | ColumnsInput | SchemaInput
+class ContractInput(_Part, frozen=True, kw_only=True, tag_field="kind", tag="contract"):
+    """A table by the contract that all who trained agreed on."""
+
+    contract: Contract
+
+
+Input = ArrayInput | ColumnsInput | SchemaInput | ContractInput
 
 
 class Subtract(_Part, frozen=True, kw_only=True, tag_field="step", tag="subtract"):
@@ -336,6 +343,8 @@ def _check_input(given: Input) -> None:
         if not sides or not 1 <= math.prod(given.shape) <= MAX_FEATURES:
             raise _unfit("input.shape", f"up to {MAX_FEATURES} numbers", given.shape[:9])
         return
+    if isinstance(given, ContractInput):
+        return  # it checks itself
     columns = list(given.columns)
     _check_names("input.columns", columns)
     if not columns:

@@ -25,6 +25,7 @@ from dpfed.bundle.description import (
     ArrayInput,
     Backbone,
     ColumnsInput,
+    ContractInput,
     Convolutions,
     Description,
     Divide,
@@ -47,6 +48,8 @@ Cells = Mapping[str, Sequence[Any]]
 
 def columns_of(given: Input) -> tuple[str, ...]:
     """The columns that a model takes, in the order of its features; none if it takes arrays."""
+    if isinstance(given, ContractInput):
+        return tuple(column.name for column in given.contract.columns)
     return () if isinstance(given, ArrayInput) else tuple(given.columns)
 
 
@@ -169,21 +172,25 @@ def _tensor(given: Any) -> torch.Tensor:
     return feature_tensor(array)
 
 
-def _width(given: ColumnsInput | SchemaInput) -> int:
+def _width(given: ColumnsInput | SchemaInput | ContractInput) -> int:
     from dpfed.data.tables import is_range
 
+    if isinstance(given, ContractInput):
+        return given.contract.width
     if isinstance(given, ColumnsInput):
         return len(given.columns)
     return sum(1 if is_range(each) else len(each) for each in given.columns.values())
 
 
-def _encoded(given: ColumnsInput | SchemaInput, table: Cells) -> Any:
-    from dpfed.data import readers, tables
+def _encoded(given: ColumnsInput | SchemaInput | ContractInput, table: Cells) -> Any:
+    from dpfed.data import cells, tables
 
+    if isinstance(given, ContractInput):
+        return given.contract.encode(table)
     if isinstance(given, SchemaInput):
         return tables.encode_cells(table, given.columns)
     with np.errstate(over="ignore"):
-        columns = [[readers.number(each) for each in table[name]] for name in given.columns]
+        columns = [[cells.number(each) for each in table[name]] for name in given.columns]
         return np.array(columns, dtype=np.float32).T.copy()
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfed.bundle.description import ArrayInput
+from dpfed.bundle.description import ArrayInput, ContractInput
 from dpfed.bundle.inputs import Cells, check_columns, columns_of
 from dpfed.bundle.trained import TrainedModel
 from dpfed.core.errors import DataError
@@ -33,6 +33,7 @@ from dpfed.core.extras import require_extra
 from dpfed.core.log import shown
 from dpfed.data import readers
 from dpfed.data._checks import unreadable
+from dpfed.data.cells import number, word
 
 PREDICTION = "prediction"
 _BLOCK_BYTES = 1 << 20
@@ -113,7 +114,7 @@ def score_file(
 
 def _head(model: TrainedModel) -> list[str]:
     classes = model.description.classes or []
-    return [PREDICTION, *(f"p_{_one_line(word)}" for word in classes)]
+    return [PREDICTION, *(f"p_{_one_line(each)}" for each in classes)]
 
 
 def _write_part(
@@ -168,32 +169,34 @@ def label_places(model: TrainedModel, cells: Sequence[Any]) -> Any:
         cells: the labels as they are in a file.
     """
     found = model.description
+    if isinstance(found.input, ContractInput):
+        return found.input.contract.labels({found.target: cells})
     if found.positive_above is not None:
-        numbers = [readers.number(cell) for cell in cells]
+        numbers = [number(cell) for cell in cells]
         return np.array([-1 if math.isnan(n) else int(n > found.positive_above) for n in numbers])
-    place = {readers.word(each): at for at, each in enumerate(found.classes or ())}
-    return np.array([place.get(readers.word(cell), -1) for cell in cells], dtype=np.int64)
+    place = {word(each): at for at, each in enumerate(found.classes or ())}
+    return np.array([place.get(word(cell), -1) for cell in cells], dtype=np.int64)
 
 
 # --------------------------------------------------------------------------------- harmless words
 
 
-def harmless(word: str) -> str:
+def harmless(text: str) -> str:
     """A word that no spreadsheet takes for a formula, and that is one line.
 
     Args:
-        word: as it came.
+        text: as it came.
 
     >>> harmless("=1+1"), harmless("-3.5"), harmless("+"), harmless("alive")
     ("'=1+1", '-3.5', '+', 'alive')
     """
-    plain = _one_line(word)
-    risky = plain.startswith(_FORMULA) and len(plain) > 1 and math.isnan(readers.number(plain))
+    plain = _one_line(text)
+    risky = plain.startswith(_FORMULA) and len(plain) > 1 and math.isnan(number(plain))
     return f"'{plain}" if risky else plain
 
 
-def _one_line(word: object) -> str:
-    text = str(word)
+def _one_line(given: object) -> str:
+    text = str(given)
     return text if text.isprintable() else shown(text, len(text))
 
 
@@ -273,11 +276,19 @@ def _csv(source: Path) -> tuple[int, list[str], Iterator[Any]]:
     import pyarrow as pa
     from pyarrow import csv as arrow
 
-    with arrow.open_csv(source) as first:
+    divided = arrow.ParseOptions(delimiter=_separator(source))
+    with arrow.open_csv(source, parse_options=divided) as first:
         names = first.schema.names
     kinds = arrow.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
     options = arrow.ReadOptions(block_size=_BLOCK_BYTES)
-    return _lines(source) - 1, names, iter(arrow.open_csv(source, options, None, kinds))
+    return _lines(source) - 1, names, iter(arrow.open_csv(source, options, divided, kinds))
+
+
+def _separator(source: Path) -> str:
+    """What divides the header most often: commas, semicolons, tabs or bars."""
+    with source.open("rb") as file:
+        header = file.readline(_BLOCK_BYTES).decode("utf-8", "replace")
+    return max(",;\t|", key=header.count)
 
 
 def _lines(source: Path) -> int:

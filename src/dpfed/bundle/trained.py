@@ -102,7 +102,7 @@ class TrainedModel:
     def n_features_in_(self) -> int:
         """How many columns it takes, or numbers of an array."""
         given = self.description.input
-        return math.prod(given.shape) if isinstance(given, ArrayInput) else len(given.columns)
+        return math.prod(given.shape) if isinstance(given, ArrayInput) else len(columns_of(given))
 
     @property
     def feature_names_in_(self) -> NDArray[Any]:

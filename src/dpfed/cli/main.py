@@ -24,6 +24,7 @@ from dpfed.cli.calibrate import calibrate_command
 from dpfed.cli.checkpoint import checkpoint_app
 from dpfed.cli.data import data_app
 from dpfed.cli.deploy.command import deploy_app
+from dpfed.cli.export import export
 from dpfed.cli.ledger import ledger_app
 from dpfed.cli.methods import methods
 from dpfed.cli.predict import predict
@@ -326,6 +327,7 @@ app.command("methods", rich_help_panel=COMPARE)(methods)
 app.command("explain", rich_help_panel=TRAIN)(explain)
 app.command("audit", rich_help_panel=TRAIN)(audit_command)
 app.command("predict", rich_help_panel=USE)(predict)
+app.command("export", rich_help_panel=USE)(export)
 
 
 def main() -> None:

@@ -345,7 +345,7 @@ def _by_schema(
             names.append(name)
             outside.append(out)
         else:
-            words = [_word(each) for each in public]
+            words = [plain_word(each) for each in public]
             values, out = _one_hot(column, words)
             made.append(values)
             names += [f"{name}={word}" for word in words]
@@ -420,8 +420,8 @@ def _number(value: Any) -> float:
 
 
 def _one_hot(column: Any, words: list[str]) -> tuple[NDArray[np.float64], int]:
-    found = [None if each is None else _word(each) for each in column.to_pylist()]
-    absent = _absent()
+    found = [None if each is None else plain_word(each) for each in column.to_pylist()]
+    absent = absent_words()
     place = {word: i for i, word in enumerate(words)}
     made, outside = np.zeros((len(found), len(words))), 0
     for row, word in enumerate(found):
@@ -434,14 +434,14 @@ def _one_hot(column: Any, words: list[str]) -> tuple[NDArray[np.float64], int]:
     return made, outside
 
 
-def _word(value: Any) -> str:
+def plain_word(value: Any) -> str:
     """A category as text: 1, 1.0 and "01" are the same one."""
     text = str(int(value) if isinstance(value, bool) else value).strip()
     number = _number(text)
     return str(int(number)) if number.is_integer() else text
 
 
-def _absent() -> frozenset[str]:
+def absent_words() -> frozenset[str]:
     """The words that stand for a missing value in a .csv."""
     from pyarrow import csv
 

@@ -25,6 +25,7 @@ from dpfed.bundle.description import (
     ArrayInput,
     Backbone,
     ColumnsInput,
+    ContractInput,
     Convolutions,
     Description,
     Divide,
@@ -44,6 +45,7 @@ from dpfed.bundle.description import (
 from dpfed.bundle.modules import architecture_of, output_of
 from dpfed.core.errors import DpfedError
 from dpfed.core.types import METRICS
+from dpfed.data.contract import Contract
 from dpfed.data.folder_digest import folder_digest
 from dpfed.data.modules import Network
 from dpfed.recipes.federation import Federation
@@ -64,15 +66,16 @@ def describe(recipe: Recipe, silos: Federation, plan: Plan) -> Description:
         silos: its model, and the facts of its data.
         plan: the recipe's; its guarantee is that of all rounds.
     """
-    classes = silos.classes
+    classes, contract = silos.classes, contract_of_run(recipe.data)
     output = output_of(silos.model, classes)
     return Description(
         name=recipe.name,
         output=output,
-        classes=_classes(recipe.data, {SIGMOID: 2, SOFTMAX: classes}.get(output)),
-        target=silos.target,
+        classes=_agreed_words(contract)
+        or _classes(recipe.data, {SIGMOID: 2, SOFTMAX: classes}.get(output)),
+        target=contract.label.column if contract and contract.label else silos.target,
         positive_above=recipe.data.positive_above,
-        input=_input(recipe.data, silos),
+        input=ContractInput(contract=contract) if contract else _input(recipe.data, silos),
         steps=list(_steps(recipe.data, silos)),
         architecture=_architecture(recipe.model, silos.model),
         parameters=[(name, list(shape)) for name, shape in silos.model.layout.shapes.items()],
@@ -115,6 +118,16 @@ def finished(
 
 
 # ------------------------------------------------------------------------------------ what goes in
+
+
+def contract_of_run(data: DataRecipe) -> Contract | None:
+    """What a run's tables are read by, if anything was agreed on."""
+    found = getattr(data, "contract", None)
+    return found if isinstance(found, Contract) else None
+
+
+def _agreed_words(contract: Contract | None) -> list[str | int] | None:
+    return list(contract.label.words) or None if contract and contract.label else None
 
 
 def _classes(data: DataRecipe, classes: int | None) -> list[str | int] | None:
