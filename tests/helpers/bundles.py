@@ -41,3 +41,56 @@ def train(folder: Path, **sections: Any) -> dpfed.Result:
     }
     given = {"data": data, "privacy": {"epsilon": 20.0}, "rounds": 5, "method": "dp-fedauto"}
     return dpfed.run(**{**given, **sections}, out=folder / "out")
+
+
+CONTRACT: dict[str, Any] = {
+    "missing_words": ["?"],
+    "columns": [
+        {"name": "age", "kind": "number", "range": [18, 100], "unit": "years"},
+        {"name": "dose", "kind": "number", "range": [0.1, 10], "scale": "log"},
+        {"name": "sex", "kind": "category", "words": ["f", "m"]},
+    ],
+    "label": {"column": "outcome", "words": WORDS},
+}
+
+
+def write_messy(folder: Path) -> list[Path]:
+    """Five files of one consortium, each in its own way; the last has no death."""
+    order = ["sex", "note", "age", "dose", "outcome", "split"]
+    made = []
+    for at, (sign, columns) in enumerate(
+        [
+            (",", order),
+            (";", order[::-1]),
+            (",", order[1:] + order[:1]),
+            ("\t", order),
+            (";", order),
+        ]
+    ):
+        whole = write_table(folder / "whole.csv", 120, seed=at, test=0.3)
+        with whole.open(encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        rows = [row for row in rows if at < 4 or row["outcome"] == "alive"]
+        for place, row in enumerate(rows):
+            row["age"] = "?" if place % 11 == 3 else row["age"]
+            row["dose"] = "" if place % 13 == 5 else row["dose"]
+        made.append(folder / f"ward-{at}.csv")
+        write_rows(made[-1], [*rows, *rows[:3]], columns, sign)
+    whole.unlink()
+    return made
+
+
+def write_rows(path: Path, rows: list[dict[str, str]], columns: list[str], sign: str) -> None:
+    """Rows as a .csv with these columns and this separator."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, columns, delimiter=sign, extrasaction="ignore")
+        table.writeheader()
+        table.writerows(rows)
+
+
+def read_rows(path: Path) -> tuple[list[dict[str, str]], list[str], str]:
+    """A .csv's rows, its columns and its separator."""
+    text = path.read_text(encoding="utf-8").splitlines()
+    sign = max(",;\t", key=text[0].count)
+    rows = list(csv.DictReader(text, delimiter=sign))
+    return rows, list(rows[0]), sign

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from dpfed.core.errors import RecipeError
-from dpfed.recipes.terms import package_digest, read_terms
+from dpfed.data.contract import Contract, contract_of
+from dpfed.recipes.schema import to_toml
+from dpfed.recipes.terms import package_digest, read_terms, write_terms
+from tests.helpers.wards import CONTRACT, ward_terms
 from tests.silo.gates import terms_for
 
 TEXT = """
@@ -139,3 +142,83 @@ def test_a_package_whose_code_is_elsewhere_has_no_digest(
         package_digest("elsewhere")
     with pytest.raises(RecipeError, match="'' is not installed"):
         package_digest("")
+
+
+# ------------------------------------------------------------------------------------- a contract
+
+BEFORE_CONTRACTS = """
+name = "sepsis-2026"
+rounds = 3
+method = "{method}"
+privacy = {{epsilon = 1.0}}
+terms = {{dataset = "sepsis", shape = [4], classes = 2, {more}sizes = [90, 80], dpfed = "0.2.0"}}
+"""
+FINGERPRINTS = {
+    ("dp-fedgd", ""): (
+        "d25070454f30afd90ffad5df3229948533bd704282770d7a68234ef1e2a0e917",
+        "c01d2a9b21c7d47f511f99982117a14304544c2f249145e26130e726fe50a2a1",
+    ),
+    ("dp-fedadam", "low = 0.0, high = 1.0, "): (
+        "aba007e0c7a0f2d602eb099c90b28d453873e6f2aec18535f2885f32aef0b50b",
+        "c01d2a9b21c7d47f511f99982117a14304544c2f249145e26130e726fe50a2a1",
+    ),
+}
+"""Of terms and their plan, as they were before terms could have a contract."""
+
+
+@pytest.mark.parametrize("case", FINGERPRINTS)
+def test_terms_without_a_contract_keep_their_fingerprints(case: tuple[str, str]) -> None:
+    method, more = case
+    found = read_terms(BEFORE_CONTRACTS.format(method=method, more=more))
+    assert (found.fingerprint, found.plan.fingerprint()) == FINGERPRINTS[case]
+
+
+def test_a_contract_is_in_both_fingerprints(tmp_path: Path) -> None:
+    found = ward_terms(tmp_path)
+    contract = found.pins.contract
+    assert isinstance(contract, Contract)
+    assert found.plan.contract == contract.digest
+    assert found.pins.shape == [5]
+    assert found.pins.classes == 2
+    plain = read_terms(found.text[: found.text.index("[terms.contract]")])
+    assert plain.fingerprint != found.fingerprint
+    assert plain.plan.fingerprint() != found.plan.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "why"),
+    [
+        ("shape = [\n    5,\n]", "shape = [4]", "shape"),
+        ("classes = 2", "classes = 3", "classes"),
+        ('"dead"', '"dead\\u001b[2J"', "words"),
+        ('"dead"', '"=cmd()"', "words"),
+        ('name = "age"', 'name = "outcome"', "different names"),
+        ('name = "age"\n', 'name = "age"\nfrom_records = ["range"]\n', "from_records"),
+        ('name = "age"\n', 'name = "age"\nunheard = 1\n', "unheard"),
+    ],
+)
+def test_a_contract_of_others_is_checked(
+    tmp_path: Path, written: str, instead: str, why: str
+) -> None:
+    text = ward_terms(tmp_path).text
+    assert written in text
+    with pytest.raises(RecipeError, match=why) as found:
+        read_terms(text.replace(written, instead, 1))
+    assert str(found.value).isprintable()
+
+
+def test_a_contract_without_a_label_trains_nothing(tmp_path: Path) -> None:
+    agreed = {key: value for key, value in CONTRACT.items() if key != "label"}
+    with pytest.raises(RecipeError, match="label"):
+        ward_terms(tmp_path, agreed=agreed)
+
+
+def test_a_recipe_names_a_file_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "contract.toml").write_text(to_toml(CONTRACT))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('rounds = 3\nmethod = "dp-fedgd"\n[privacy]\nepsilon = 1.0\n[data]\n')
+    with pytest.raises(RecipeError, match="shape"):
+        write_terms(recipe, dataset="d", sizes=[5.0, 5.0])
+    recipe.write_text(f'{recipe.read_text()}contract = "contract.toml"\n')
+    made = read_terms(write_terms(recipe, dataset="d", sizes=[5.0, 5.0]))
+    assert made.pins.contract == contract_of(CONTRACT)

@@ -11,6 +11,8 @@
 | a record with a missing value that nothing fills   | its line, with no prediction             |
 | a word that a spreadsheet would take for a formula | an apostrophe before it                  |
 | the label's column is in the file, and known       | how many predictions are right           |
+| a line that does not fit the header (contract)     | its line, with no prediction             |
+| most of a column is in other words or units        | DataError, which names it                |
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from dpfed.core.extras import require_extra
 from dpfed.core.log import shown
 from dpfed.data import readers
 from dpfed.data._checks import unreadable
-from dpfed.data.cells import number, word
+from dpfed.data.cells import number, spelling, text, word
+from dpfed.data.compare import MOST
+from dpfed.data.contract import Column, Contract, Kind, is_missing
 
 PREDICTION = "prediction"
 _BLOCK_BYTES = 1 << 20
@@ -67,6 +71,8 @@ class Part:
     cells: Cells
     array: Any = None
     labels: Any = None
+    readable: Any = None
+    """Which lines fit the header; None is all of them."""
 
     def __len__(self) -> int:
         if self.array is not None:
@@ -80,6 +86,8 @@ def score_file(
     out: Path,
     keep: Sequence[str] = (),
     watch: Callable[[int, int], None] | None = None,
+    *,
+    anyway: bool = False,
 ) -> Tally:
     """Write a prediction for each record of a file.
 
@@ -89,11 +97,12 @@ def score_file(
         out: the .csv to write; one of that name is replaced.
         keep: columns of the source that are copied.
         watch: called with (records so far, about how many there are).
+        anyway: also where most of a column does not fit the contract.
 
     Returns:
         what became of the records.
     """
-    total, parts = open_source(source, model, keep)
+    total, parts = open_source(source, model, keep, anyway=anyway)
     tally = Tally()
     draft = out.with_name(f"{out.name}.draft")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -129,6 +138,10 @@ def _write_part(
         whole, made, chances = model.score_table(part.cells, where)
     else:
         whole, made, chances = model.score_array(part.array)
+    if part.readable is not None:
+        made = made[part.readable[whole]]
+        chances = None if chances is None else chances[part.readable[whole]]
+        whole = whole & part.readable
     tally.records += len(part)
     tally.empty += int((~whole).sum())
     _count(model, part, whole, made, tally)
@@ -181,23 +194,23 @@ def label_places(model: TrainedModel, cells: Sequence[Any]) -> Any:
 # --------------------------------------------------------------------------------- harmless words
 
 
-def harmless(text: str) -> str:
+def harmless(given: str) -> str:
     """A word that no spreadsheet takes for a formula, and that is one line.
 
     Args:
-        text: as it came.
+        given: as it came.
 
     >>> harmless("=1+1"), harmless("-3.5"), harmless("+"), harmless("alive")
     ("'=1+1", '-3.5', '+', 'alive')
     """
-    plain = _one_line(text)
+    plain = _one_line(given)
     risky = plain.startswith(_FORMULA) and len(plain) > 1 and math.isnan(number(plain))
     return f"'{plain}" if risky else plain
 
 
 def _one_line(given: object) -> str:
-    text = str(given)
-    return text if text.isprintable() else shown(text, len(text))
+    plain = str(given)
+    return plain if plain.isprintable() else shown(plain, len(plain))
 
 
 def _plain(cell: Any) -> str:
@@ -208,7 +221,7 @@ def _plain(cell: Any) -> str:
 
 
 def open_source(
-    source: Path, model: TrainedModel, keep: Sequence[str] = ()
+    source: Path, model: TrainedModel, keep: Sequence[str] = (), *, anyway: bool = False
 ) -> tuple[int, Iterator[Part]]:
     """(about how many records, parts of them): the columns are checked before any is read.
 
@@ -216,6 +229,7 @@ def open_source(
         source: the file.
         model: what it is for.
         keep: columns that the caller needs, too.
+        anyway: also where most of a column does not fit the contract.
     """
     if not source.exists():
         raise DataError(f"there is no file {str(source)!r}; give a .csv, .parquet or .npz")
@@ -233,6 +247,10 @@ def open_source(
             f"{source.name!r} is a table, and this model takes arrays of shape {shape}; give an "
             f".npz with them as x"
         )
+    if PREDICTION in keep:
+        raise DataError(f"keep must not name {PREDICTION!r}, which is written; rename the column")
+    if isinstance(given, ContractInput):
+        return _agreed(source, given.contract, keep, anyway=anyway)
     with require_extra("tables", f"{source.name!r}, a table,", "pyarrow"):
         import pyarrow as pa
     try:
@@ -241,9 +259,61 @@ def open_source(
         raise _broken(source, error) from error
     total, names, batches = opened
     check_columns([*columns_of(given), *keep], names, repr(source.name))
-    if PREDICTION in keep:
-        raise DataError(f"keep must not name {PREDICTION!r}, which is written; rename the column")
     return total, _table_parts(source, batches, _wanted(model, names, keep), model)
+
+
+def _agreed(
+    source: Path, contract: Contract, keep: Sequence[str], *, anyway: bool
+) -> tuple[int, Iterator[Part]]:
+    """A table by its contract, as training read its own; the label need not be there."""
+    from dpfed.data.contracted import read_batches
+    from dpfed.data.sheets import read_header
+
+    needed = [column.name for column in contract.columns]
+    header = read_header(source, needed)
+    check_columns([*needed, *keep], header.names, repr(source.name))
+    total = _lines(source) - 1 if source.suffix == ".csv" else 0
+
+    def parts() -> Iterator[Part]:
+        first = True
+        for batch in read_batches(source, contract, None, keep, needed):
+            if first and not anyway:
+                _refuse_strange(source.name, contract, batch.cells)
+            first = False
+            lines = zip(*(batch.cells[name] for name in needed), strict=True)
+            readable = np.array([any(cell is not None for cell in line) for line in lines])
+            label = contract.label.column if contract.label else ""
+            yield Part(batch.cells, labels=batch.cells.get(label), readable=readable)
+
+    return total, parts()
+
+
+def _refuse_strange(where: str, contract: Contract, cells: Cells) -> None:
+    """Refuse a table of which most of a column is in another unit, or in other words."""
+    for column in contract.columns:
+        absent = contract.absent_of(column.name)
+        known = [each for each in map(text, cells[column.name]) if not is_missing(each, absent)]
+        strange = [each for each in known if not _fits(column, each)]
+        if len(strange) > MOST * len(known):
+            raise DataError(
+                f"column {shown(column.name)!r} of {where!r} must be as the model's contract has "
+                f"it ({_bound(column)}), got {len(strange):,} of {len(known):,} cells that are "
+                f"not, such as {shown(strange[0])!r}; convert them, or say --anyway"
+            )
+
+
+def _fits(column: Column, cell: str) -> bool:
+    if column.kind is not Kind.NUMBER:
+        return spelling(cell) in column.vocabulary
+    low, high = column.range or (-math.inf, math.inf)
+    return low <= number(cell) <= high
+
+
+def _bound(column: Column) -> str:
+    if column.kind is not Kind.NUMBER:
+        return ", ".join(shown(each) for each in list(column.vocabulary)[:8])
+    low, high = column.range or (-math.inf, math.inf)
+    return f"{low:g} to {high:g} {shown(column.unit)}".rstrip()
 
 
 def _broken(source: Path, error: Exception) -> DataError:

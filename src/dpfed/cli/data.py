@@ -18,6 +18,7 @@ import typer
 
 if TYPE_CHECKING:
     from dpfed.data.catalogue import PublicSet
+    from dpfed.data.compare import Finding
     from dpfed.data.datasets import Dataset, Records
     from dpfed.data.readers import Public
     from dpfed.data.screen import ColumnScreen, Screen
@@ -41,8 +42,14 @@ def check_data(
     skeleton: Annotated[
         bool, typer.Option("--skeleton", help="Print a data.schema table to fill in.")
     ] = False,
+    contract: Annotated[
+        Path | None, typer.Option(help="A contract to compare the files with.")
+    ] = None,
 ) -> None:
     """Report for each column what is missing, out of range, constant, unscaled or left out.
+
+    With a contract (--contract, or a recipe's or policy's own) it says what differs from it: whose
+    file, which line and column.
 
     The output reveals records: show it only to people who may read them. Nothing is sent or
     written. Exits with 1 while there is something to decide, otherwise with 0.
@@ -57,13 +64,21 @@ def check_data(
         groups: the column that names the person.
         silo: the column that names the silo.
         skeleton: print a schema with the columns' names, and no figure of the data.
+        contract: a contract's file, for data that is named by its path.
     """
     given = {name: v for name, v in (("y", y), ("groups", groups), ("silo", silo)) if v is not None}
     found = 0
-    for label, table, root, public in _tables(source, given):
+    for label, table, root, public in _tables(source, given, contract):
         from dpfed.recipes.schema import Recipe
         from dpfed.recipes.screened import screened_dataset
 
+        differing = contract_findings(table, root)
+        found += len(differing)
+        for each in differing:
+            colour = typer.colors.RED if each.blocks else typer.colors.YELLOW
+            typer.secho(f"{'WRONG' if each.blocks else 'look at'}: {each.said}", fg=colour)
+        if any(each.blocks for each in differing):
+            continue
         dataset, screen = screened_dataset(Recipe(data=table), root, public)
         if skeleton:
             typer.echo("\n".join(_skeleton(dataset)))
@@ -76,16 +91,66 @@ def check_data(
     raise typer.Exit(1 if found else 0)
 
 
+def contract_findings(load: DataRecipe, root: Path | None = None) -> list[Finding]:
+    """What differs between each of an owner's files and the contract; nothing without one.
+
+    Args:
+        load: a recipe's table ``data``.
+        root: where a relative path is looked up, after the working directory.
+    """
+    from dpfed.data.contract import Contract
+    from dpfed.data.datasets import find_files
+    from dpfed.data.mapping import FileMapping
+    from dpfed.recipes.records import with_contract
+
+    load = with_contract(load, root)
+    if not isinstance(load.contract, Contract):
+        return []
+    own = load.mapping if isinstance(load.mapping, FileMapping) else None
+    from dpfed.data.compare import compare
+
+    files = find_files(load.source, root)
+    return [each for path in files for each in compare(path, load.contract, own)]
+
+
+@data_app.command("describe")
+def describe_data(
+    file: Annotated[Path, typer.Argument(help="A table: .csv or .parquet.")],
+    y: Annotated[str | None, typer.Option("--y", help="The label's column.")] = None,
+    person: Annotated[str | None, typer.Option(help="The column that names the person.")] = None,
+) -> None:
+    """Draft a contract from a table; what was read off its records is marked.
+
+    The draft is as private as the table. Terms refuse it until every marked value is replaced by
+    what is known in public.
+
+    Example: dpfed data describe visits.csv --y ill > contract.toml
+
+    \f
+
+    Args:
+        file: the table.
+        y: the label's column; "y", "label" or the last one if left out.
+        person: the column that names the person.
+    """
+    from dpfed.data.draft_contract import describe
+
+    typer.echo(describe(file, y, person), nl=False)
+
+
 def _tables(
-    source: str, given: dict[str, Any]
+    source: str, given: dict[str, Any], contract: Path | None = None
 ) -> Iterator[tuple[str, DataRecipe, Path | None, Public | None]]:
     """Each table of data: its name in a policy, what it says, where its paths begin, its labels."""
+    import msgspec
+
     from dpfed.recipes.schema import DataRecipe, load_recipe
     from dpfed.silo.policy import load_policy
 
     path = Path(source)
     if path.suffix != ".toml":
-        yield "", DataRecipe(source=source, options=given), None, None
+        read_by = msgspec.UNSET if contract is None else str(contract.resolve())
+        yield "", DataRecipe(source=source, options=given, contract=read_by), None, None
     elif path.is_file() and "gate" in tomllib.loads(path.read_text(encoding="utf-8")):
         for name, data in load_policy(path).data.items():
             yield name, data.load, None, data.public
@@ -218,8 +283,9 @@ def screen_lines(load: DataRecipe, public: Public | None = None) -> list[str]:
         _, found = screened_dataset(Recipe(data=load), None, public)
     except (DataError, MissingExtra, OSError) as error:
         return [f"the records cannot be read here: {error}"]
+    differing = [each.said for each in contract_findings(load)]
     lost = [f"{found.lost}, as data.missing says"] if found.missing and found.lost else []
-    return [*found.findings(), *lost] or ["every record is used; nothing to decide"]
+    return [*differing, *found.findings(), *lost] or ["every record is used; nothing to decide"]
 
 
 def _report(dataset: Dataset, found: Screen) -> Iterator[str]:

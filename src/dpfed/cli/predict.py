@@ -28,13 +28,16 @@ def predict(
     base: Annotated[
         str | None, typer.Option(help="The pretrained model that an adapter was trained on.")
     ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also where most of a column breaks the contract.")
+    ] = False,
     quiet: Annotated[bool, typer.Option(help="Show no progress.")] = False,
 ) -> None:
     """Predict new records with a trained model: the class and all probabilities, or a number.
 
     The file is read as the training's files were: columns by name, in any order, through the same
-    ranges, categories and constants. A column that the model takes and the file lacks is an error
-    that names it. Lines stay in their order.
+    ranges, categories and constants. A column that the file lacks, or that is mostly in other words
+    or units than the model's contract has it, is an error that names it. Lines stay in their order.
 
     If the file has the label's column, the accuracy is printed. Records that are predicted are not
     covered by the model's guarantee; nothing of them is sent or stored but the file that you name.
@@ -50,6 +53,7 @@ def predict(
         keep: columns of the records that are copied in front of the predictions.
         weights: the file of a frozen backbone's weights; None looks where training looked.
         base: the folder, or the name on the hub, of a pretrained model.
+        anyway: also predict where most of a column does not fit the model's contract.
         quiet: show no progress bar.
     """
     from dpfed.bundle.scoring import score_file
@@ -64,6 +68,7 @@ def predict(
             out,
             keep or (),
             watch=lambda done, total: shown.update(task, completed=done, total=max(done, total)),
+            anyway=anyway,
         )
         shown.update(task, completed=tally.records, total=tally.records)
     typer.echo("\n".join(_said(tally, loaded.description.target)))

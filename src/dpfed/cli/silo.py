@@ -123,9 +123,15 @@ def serve(policy: PolicyFile = DEFAULT) -> None:
 def terms(
     recipe: Annotated[Path, typer.Argument(help="A recipe; its tables data and ledger are left.")],
     dataset: Annotated[str, typer.Option(help="The owners' name for the data.")],
-    shape: Annotated[str, typer.Option(help="Of a record's features, such as 64 or 1,28,28.")],
     sizes: Annotated[str, typer.Option(help="Each silo's public number of units: 1200,800,950.")],
-    classes: Annotated[int, typer.Option(help="How many classes; 1 if labels are numbers.")] = 1,
+    shape: Annotated[
+        str | None,
+        typer.Option(help="Of a record's features: 64 or 1,28,28. Default: the contract's."),
+    ] = None,
+    classes: Annotated[
+        int | None,
+        typer.Option(help="How many classes; 1 for numbers. Default: the contract's, or 1."),
+    ] = None,
     roster: Annotated[
         Path | None, typer.Option(help="roster.json, for a secure sum: it is pinned.")
     ] = None,
@@ -145,9 +151,9 @@ def terms(
     Args:
         recipe: the training; its tables data and ledger are left out.
         dataset: the owners' name for the data.
-        shape: of a record's features, numbers with commas.
         sizes: each silo's public number of units, numbers with commas.
-        classes: how many classes; 1 if labels are numbers.
+        shape: of a record's features, numbers with commas; the contract's if left out.
+        classes: how many classes; 1 if labels are numbers; the contract's if left out.
         roster: the roster's file, where the sum is a secure one.
         package: installed packages to pin, where a model comes from one.
         train: a train function that silos have installed, at client level; "" if there is none.
@@ -158,8 +164,8 @@ def terms(
     text = write_terms(
         recipe,
         dataset=dataset,
-        shape=[int(n) for n in shape.split(",")],
         sizes=[float(n) for n in sizes.split(",")],
+        shape=None if shape is None else [int(n) for n in shape.split(",")],
         classes=classes,
         roster=roster,
         packages=package or [],
@@ -186,6 +192,9 @@ def approve(
         float | None, typer.Option(help="End the approval after this many days.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also where most of a column breaks the contract.")
+    ] = False,
 ) -> None:
     """Show what a training would cost, who would see what and if it can run; ask for approval.
 
@@ -201,6 +210,7 @@ def approve(
         policy: the owner's policy.
         days: after which the approval ends; None means the policy's approval_days.
         yes: do not ask.
+        anyway: approve although most of a column does not fit the contract.
     """
     import getpass
 
@@ -217,7 +227,7 @@ def approve(
     data = handler.policy.data[asked.pins.dataset]
     for line in screen_lines(data.load, data.public):
         typer.echo(f"look at   {line}")
-    found = verdict(handler, asked)
+    found = verdict(handler, asked, anyway=anyway)
     for line in found.lines:
         typer.echo(line)
     if found.refused:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``dpfed silo check``: can only the gate's user read the data on this machine?
 
-Guarantee: nothing is written or changed, and no record is read (but by ``--modules``, which is
-silo/modules.py). It checks owners, modes and groups for the gate's user: as root that is the owner
-of the state folder, otherwise whoever runs it.
+Guarantee: nothing is written or changed, and no record is read, but by ``--modules``, which is
+silo/modules.py, and where a policy has a contract: its files are compared with it. It checks
+owners, modes and groups for the gate's user: as root that is the owner of the state folder,
+otherwise whoever runs it.
 
 | what is checked                             | refused                                        |
 |---------------------------------------------|------------------------------------------------|
@@ -20,6 +21,7 @@ of the state folder, otherwise whoever runs it.
 | pretrained models                           | missing; writable by others than their owner   |
 | clock                                       | before the installation, an approval, or what  |
 |                                             | the gate has seen                              |
+| files beside the contract, if there is one  | nothing: warnings, for this screen alone       |
 | network of a gate that runs                 | nothing: a warning                             |
 """
 
@@ -39,8 +41,10 @@ from typing import NamedTuple
 import dpfed
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.cli.data import contract_findings
 from dpfed.core.errors import DataError
 from dpfed.core.types import Trust
+from dpfed.data.contract import Contract
 from dpfed.data.datasets import find_files
 from dpfed.silo import gate_command
 from dpfed.silo.approvals import CLOCK, FILE, LEDGER_FILE, SOURCES
@@ -272,6 +276,17 @@ def _refuse_relays(
             )
 
 
+def _check_contracts(site: _Site) -> Iterator[str]:
+    """What differs between a file and its contract; shown here, and sent to nobody."""
+    for name, data in site.policy.data.items():
+        if not isinstance(data.load.contract, Contract):
+            continue
+        found = contract_findings(data.load)
+        yield from (f"warning: data {name}: {each.said}" for each in found)
+        held = f"contract {data.load.contract.digest[:16]}"
+        yield f"data {name}: compared with {held}, {len(found) or 'no'} findings"
+
+
 def _check_accounts(site: _Site) -> Iterator[str]:
     """Each file has one account with one budget; nothing is written."""
     ledger = site.state / LEDGER_FILE
@@ -500,6 +515,7 @@ _PARTS: tuple[Callable[[_Site], Iterator[str]], ...] = (
     _check_users,
     _check_files,
     _check_models,
+    _check_contracts,
     _check_accounts,
     _check_socket,
     _check_installation,

@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
 import torch
 
 from dpfed.accounting.guarantee import GATED, round_up
+from dpfed.cli.data import contract_findings
 from dpfed.core.errors import BudgetSpent, DpfedError
 from dpfed.core.log import shown
 from dpfed.core.types import Trust, Unit
+from dpfed.data.contract import Contract
 from dpfed.data.datasets import Records
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.model import is_loaded
@@ -46,6 +49,7 @@ def proposal(handler: RequestHandler, terms: Terms) -> str:
         "training": shown(terms.name),
         "terms": terms.fingerprint,
         "data": f"{name}: each {data.unit} under {data.adjacency}",
+        **_reads(data),
         "method": f"{_method(recipe)}, {recipe.rounds} rounds and {plan.spare} spare attempts, "
         f"{released} releases",
         "model": _model(terms),
@@ -56,6 +60,23 @@ def proposal(handler: RequestHandler, terms: Terms) -> str:
         f"costs {data.cost(terms):.4g} by itself",
     }
     return "\n".join(f"{word:9} {said}" for word, said in lines.items())
+
+
+def _reads(data: DataPolicy) -> dict[str, str]:
+    """By which contract the owner's file is read, and what is mapped; nothing without one."""
+    contract, mapping = data.load.contract, data.load.mapping
+    if not isinstance(contract, Contract):
+        return {}
+    columns = ", ".join(column.name for column in contract.columns)
+    label = contract.label
+    lines = [f"contract {contract.digest[:16]}, the same as in the terms: a row is {contract.row}"]
+    lines.append(f"columns: {shown(columns, 400)}")
+    if label is not None:
+        words = ", ".join(f"{word} is {place}" for place, word in enumerate(label.words))
+        lines.append(f"label {label.column}: {shown(words or f'a number of {label.range}', 400)}")
+    if not isinstance(mapping, msgspec.UnsetType):
+        lines += [f"by your mapping, {said}" for said in mapping.said(contract)]
+    return {"reads": f"\n{'':10}- ".join(lines)}
 
 
 def _model(terms: Terms) -> str:
@@ -75,12 +96,13 @@ class Verdict(NamedTuple):
     """The first reason, in one sentence; "" if it can run."""
 
 
-def verdict(handler: RequestHandler, terms: Terms) -> Verdict:
+def verdict(handler: RequestHandler, terms: Terms, *, anyway: bool = False) -> Verdict:
     """Whether the budget suffices, what is left after it, and whether the data are as agreed.
 
     Args:
         handler: the silo's.
         terms: such that ``proposal`` accepts.
+        anyway: the officer has seen that most of a column does not fit the contract.
     """
     data, lines = handler.policy.data[terms.pins.dataset], []
     reasons = list(_obstacles(handler, terms))
@@ -94,6 +116,12 @@ def verdict(handler: RequestHandler, terms: Terms) -> Verdict:
             )
     except (DpfedError, OSError) as error:
         reasons.append(f"the data cannot be used: {error}")
+    if not anyway:
+        reasons += [
+            f"{each.said} (--anyway approves all the same)"
+            for each in contract_findings(data.load)
+            if each.blocks
+        ]
     said, reason = _budget(handler, data, terms)
     reasons += [reason] if reason else []
     if differs := _enforced_instead(handler, terms.pins.dataset):

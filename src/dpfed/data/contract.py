@@ -98,7 +98,13 @@ Value = float | int | None
 """A number within its range, the place of a word, or None if it is missing."""
 
 
-class Column(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class _Form(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True
+):
+    pass
+
+
+class Column(_Form, frozen=True):
     """One column of features, as everybody reads it.
 
     >>> age = Column(name="age", kind="number", range=(20, 100))
@@ -205,7 +211,7 @@ class _Reader:
         self.absent = absent | frozenset(map(_folded, column.missing_words))
 
     def value(self, written: str) -> Value:
-        if not written or _is_missing(written, self.absent):
+        if is_missing(written, self.absent):
             return None
         if self.kind is not Kind.NUMBER:
             return self.vocabulary.get(spelling(written))
@@ -232,7 +238,7 @@ class _Reader:
         return rows.reshape(len(cells), size)
 
 
-class Label(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class Label(_Form, frozen=True):
     """What is predicted: a class by its word, or a number.
 
     >>> Label(column="outcome", words=("alive", "dead")).encode("dead")
@@ -265,14 +271,14 @@ class Label(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
             missing_words: what means missing, as ``Contract.absent`` has it.
         """
         written = text(cell)
-        empty = not written or _is_missing(written, missing_words)
+        empty = is_missing(written, missing_words)
         if self.range is None:
             return UNKNOWN if empty else self.vocabulary.get(spelling(written), UNKNOWN)
         read = math.nan if empty else number(written)
         return read if math.isnan(read) else min(max(read, self.range[0]), self.range[1])
 
 
-class Contract(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class Contract(_Form, frozen=True):
     """The public description of a table that all who train on it, or use the model, read it by.
 
     ``read_contract`` reads one from a file, ``contract_of`` from tables.
@@ -342,6 +348,15 @@ class Contract(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
         """The words that mean missing, in lower case."""
         return frozenset(map(_folded, self.missing_words))
 
+    def absent_of(self, name: str) -> frozenset[str]:
+        """The words that mean missing in one column, in lower case.
+
+        Args:
+            name: the column's.
+        """
+        own = (column.missing_words for column in self.columns if column.name == name)
+        return self.absent | frozenset(_folded(word) for words in own for word in words)
+
     def column(self, name: str) -> Column:
         """A column of features by its name.
 
@@ -404,13 +419,14 @@ class Contract(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
                 )
         return [words[each] for each in classes]
 
-    def places(self, header: Sequence[str]) -> dict[str, int]:
-        """Where a file has each column that is needed; refuses a file by its header alone.
+    def places(self, header: Sequence[str], needed: Sequence[str] | None = None) -> dict[str, int]:
+        """Where a file has each column of the contract; refuses a file by its header alone.
 
         Args:
             header: the names of the file's columns, as the contract has them.
+            needed: the columns that must be there; None is all of them.
         """
-        for name in self.names:
+        for name in self.names if needed is None else needed:
             if (times := list(header).count(name)) != 1:
                 what = f"the column {name!r} {times} times" if times else f"no column {name!r}"
                 held = ", ".join(map(shown, list(header)[:20]))
@@ -418,7 +434,7 @@ class Contract(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
                     f"a file must have each column of the contract once, got {what} among {held}; "
                     f"map its name by mapping.rename, or correct the header"
                 )
-        return {name: list(header).index(name) for name in self.names}
+        return {name: list(header).index(name) for name in self.names if name in header}
 
 
 def contract_of(tables: Mapping[str, Any]) -> Contract:
@@ -525,12 +541,20 @@ def _plainly(value: Any) -> str:
 
 @lru_cache(maxsize=64)
 def _digest(contract: Contract) -> str:
-    plain = msgspec.to_builtins(contract)
-    plain["missing_words"] = sorted(contract.absent)
-    for column in plain["columns"]:
-        column["missing_words"] = sorted(set(map(_folded, column["missing_words"])))
+    plain = _meant(contract) | {"missing_words": sorted(contract.absent)}
+    plain["columns"] = [_meant(column) for column in contract.columns]
+    plain["label"] = contract.label and _meant(contract.label)
     made = msgspec.json.encode(plain, order="deterministic")
     return hashlib.sha256(b"dpfed contract 1\n" + made).hexdigest()
+
+
+def _meant(given: Column | Label | Contract) -> dict[str, Any]:
+    """Fields that are not at their default: a later version's new ones change no digest."""
+    values = ((field, getattr(given, field.name)) for field in msgspec.structs.fields(given))
+    found = {field.name: value for field, value in values if value != field.default}
+    if "missing_words" in found:
+        found["missing_words"] = sorted(set(map(_folded, found["missing_words"])))
+    return found
 
 
 def _cells(table: Mapping[str, Sequence[Any]], name: str) -> Sequence[Any]:
@@ -569,8 +593,14 @@ def _folded(word: str) -> str:
     return spelling(word.strip()).casefold()
 
 
-def _is_missing(written: str, words: frozenset[str]) -> bool:
-    return spelling(written).casefold() in words
+def is_missing(written: str, words: frozenset[str]) -> bool:
+    """Whether a text is one of the words that mean missing, or nothing.
+
+    Args:
+        written: a cell's text.
+        words: as ``Contract.absent_of`` has them.
+    """
+    return not written or spelling(written).casefold() in words
 
 
 def _spelled(value: float | str) -> str:
@@ -700,6 +730,6 @@ def _refuse_both(contract: Contract) -> None:
     for label, words, own in known:
         absent = contract.absent | frozenset(map(_folded, own))
         for word in words:
-            if _is_missing(word, absent):
+            if is_missing(word, absent):
                 way_out = "name in missing_words only what is no value"
                 raise refuse(label, "without words that mean missing", shown(word), way_out)

@@ -49,7 +49,7 @@ import torch
 
 from dpfed.core.environment import DATA, data_folders, user_data_folder
 from dpfed.core.errors import DataError
-from dpfed.data import readers, tables
+from dpfed.data import contracted, readers, tables
 from dpfed.data._checks import bad_option, require_groups, require_positive
 from dpfed.data.cells import word
 
@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from dpfed.data.contract import Contract
+    from dpfed.data.mapping import FileMapping
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +134,8 @@ class Dataset:
     """Their mean, which was subtracted."""
     shape: tuple[int, ...] = ()
     """Of a record's features as they were read, before any step."""
+    contract: Contract | None = None
+    """What the table was read by; None where nobody agreed on one."""
 
     def map(self, change: Callable[[Records], Records]) -> Dataset:
         """The same change to the training and to the test records; all else stays."""
@@ -153,6 +158,8 @@ def load(
     name: str | None = None,
     labels: Sequence[Any] | None = None,
     public: readers.Public | None = None,
+    contract: Contract | None = None,
+    mapping: FileMapping | None = None,
     **synthetic_options: Any,
 ) -> Dataset:
     """The data set called ``source``: a file, a folder, a name on the hub, or generated records.
@@ -175,6 +182,8 @@ def load(
             own, as with ``public``.
         public: what a gate's policy says of the labels, so that no cell changes how others are
             read: what is no class is -1 (or NaN, for targets), and so is a record without a person.
+        contract: what a table is read by; it names features, label and person.
+        mapping: how the owner's file says what the contract means.
         **synthetic_options: of ``synthetic``: kind, and that kind's own (synthetic.py).
     """
     if source == "synthetic":
@@ -189,6 +198,13 @@ def load(
             f"{str(source)!r} takes no option {unknown}; it takes x, y, groups, silo, split, "
             "classes, size and name (only 'synthetic' has others)"
         )
+    if contract is not None:
+        given_twice = {"x": x, "y": y, "groups": groups, "schema": schema, "labels": labels}
+        _refuse_beside(contract, {**given_twice, "classes": classes}, paths)
+        parts, facts = contracted.read_contracted(paths, contract, mapping, silo, split)
+        said = name or _label(paths)
+        made = _dataset(parts, None, said, readers.Public(contract.classes))
+        return replace(made, table=facts, contract=contract)
     public = _public(classes, labels, public)
     label = name or (_label(paths) if paths else str(source))
     if paths and all(path.suffix in tables.SUFFIXES for path in paths):
@@ -201,6 +217,21 @@ def load(
             "data.scale"
         )
     return _dataset(_read_arrays(str(source), paths, columns, size), classes, label, public)
+
+
+def _refuse_beside(contract: Contract, given: Mapping[str, Any], paths: list[Path]) -> None:
+    """A contract says all of it, and of tables only."""
+    for option, value in given.items():
+        if value is not None:
+            raise bad_option(
+                f"data.options.{option}", "left out beside a contract, which says it", value
+            )
+    if contract.label is None:
+        raise DataError("the contract has no label, so that nothing can be trained; add one")
+    if not paths or any(path.suffix not in tables.SUFFIXES for path in paths):
+        raise DataError(
+            "a contract is for tables, got something else as data.source; give .csv or .parquet"
+        )
 
 
 def _public(

@@ -40,9 +40,11 @@ from dpfed.core.types import (
     Unit,
 )
 from dpfed.core.vector import Layout
+from dpfed.data.contract import Contract
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, Model
 from dpfed.recipes.methods import DEFAULT, METHODS
+from dpfed.recipes.records import with_contract
 from dpfed.recipes.schema import (
     DataRecipe,
     EvaluationKind,
@@ -147,12 +149,18 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
         client_sampling=EVERYONE if privacy.client_rate == 1 else Poisson(privacy.client_rate),
         spare=privacy.spare_attempts or 0,
         open=_is_open(privacy),
+        contract=_contract_digest(recipe.data),
     )
     _check_least(draft)
     if privacy.epsilon is None:
         draft.guarantee()  # what cannot be accounted for is refused before the first round
         return draft
     return replace(draft, channels=_calibrated(draft, privacy.epsilon, _shares(declared)))
+
+
+def _contract_digest(data: DataRecipe) -> str:
+    contract = with_contract(data, None).contract
+    return contract.digest if isinstance(contract, Contract) else ""
 
 
 def _check_least(plan: Plan) -> None:

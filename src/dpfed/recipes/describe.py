@@ -66,7 +66,7 @@ def describe(recipe: Recipe, silos: Federation, plan: Plan) -> Description:
         silos: its model, and the facts of its data.
         plan: the recipe's; its guarantee is that of all rounds.
     """
-    classes, contract = silos.classes, contract_of_run(recipe.data)
+    classes, contract = silos.classes, silos.contract
     output = output_of(silos.model, classes)
     return Description(
         name=recipe.name,
@@ -118,12 +118,6 @@ def finished(
 
 
 # ------------------------------------------------------------------------------------ what goes in
-
-
-def contract_of_run(data: DataRecipe) -> Contract | None:
-    """What a run's tables are read by, if anything was agreed on."""
-    found = getattr(data, "contract", None)
-    return found if isinstance(found, Contract) else None
 
 
 def _agreed_words(contract: Contract | None) -> list[str | int] | None:

@@ -13,6 +13,7 @@ from dpfed.core.errors import RecipeError
 from dpfed.core.randomness import public_seed
 from dpfed.core.types import Problem, Vector
 from dpfed.data import datasets, partitions
+from dpfed.data.contract import Contract
 from dpfed.data.datasets import Dataset, Records
 from dpfed.data.estimate import estimate
 from dpfed.data.models import Model
@@ -67,6 +68,8 @@ class Federation:
     """The columns of a table, one for each feature that was read."""
     target: str = ""
     """The column of labels."""
+    contract: Contract | None = None
+    """What tables are read by, if anything was agreed on."""
     shape: tuple[int, ...] = ()
     """Of a record's features as they are read; empty where gates read them."""
 
@@ -104,6 +107,7 @@ def federation(recipe: Recipe, root: Path | None = None) -> Federation:
         classes=dataset.classes,
         columns=dataset.table.features if dataset.table else (),
         target=dataset.table.label if dataset.table else "",
+        contract=dataset.contract,
         shape=dataset.shape,
     )
 

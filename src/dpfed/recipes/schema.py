@@ -31,6 +31,8 @@ from dpfed.core.types import (
     Unit,
     Weights,
 )
+from dpfed.data.contract import Contract
+from dpfed.data.mapping import FileMapping
 from dpfed.recipes.methods import DEFAULT, METHODS, method_tables
 
 PlugIn = dict[str, Any]
@@ -69,6 +71,10 @@ class DataRecipe(_Section, frozen=True):
     """drop, or fill. Unset means drop, with a warning."""
     schema: dict[str, list[int | float | str]] | msgspec.UnsetType = msgspec.UNSET
     """For tables: the public range [low, high] or the categories of each feature column."""
+    contract: str | Contract | msgspec.UnsetType = msgspec.UNSET
+    """For tables: what all silos read theirs by, in the place of schema and of columns' names."""
+    mapping: FileMapping | msgspec.UnsetType = msgspec.UNSET
+    """How this owner's file says what the contract means: rename, factor, offset, words."""
     center: str | None = None
     """Public data whose mean is subtracted from all features."""
     fill_missing: float | None = None
@@ -499,6 +505,7 @@ _TABLES = {
     "model": ModelRecipe,
     "data": DataRecipe,
     "data.partition": PartitionRecipe,
+    "data.mapping": FileMapping,
     "privacy": PrivacyRecipe,
     "privacy.adaptive": AdaptiveRecipe,
     "privacy.participation": Participation,

@@ -17,11 +17,13 @@ from dpfed.accounting.guarantee import Guarantee
 from dpfed.core.log import log
 from dpfed.core.randomness import public_seed
 from dpfed.core.types import Vector
+from dpfed.data.contract import Contract
 from dpfed.data.models import Evaluation, evaluate
 from dpfed.data.modules import NetworkProblem
 from dpfed.mechanisms.discrete_gaussian import DiscreteGaussian
 from dpfed.recipes.build import plan_for_clients, trained_model
 from dpfed.recipes.federation import Federation, evaluation_words, federation, with_model
+from dpfed.recipes.records import with_contract
 from dpfed.recipes.result import Result
 from dpfed.recipes.schema import EvaluationKind, Recipe, settings
 from dpfed.recipes.sinks._open import About
@@ -178,6 +180,7 @@ def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None =
         root: the folder that relative data paths refer to; None means the working folder.
         silos: data that was loaded before, for many runs on the same records.
     """
+    recipe = msgspec.structs.replace(recipe, data=with_contract(recipe.data, root))
     silos = federation(recipe, root) if silos is None else silos
     plan = plan_for_clients(recipe, silos.clients, silos.model)
     silos = with_model(silos, trained_model(recipe, plan, silos.model, silos.spread))
@@ -200,6 +203,7 @@ def prepare_terms(terms: Terms) -> Session:
         held=(),
         source=words,
         classes=terms.pins.classes if terms.pins.classes > 1 else None,
+        contract=terms.pins.contract or None,
         shape=tuple(terms.pins.shape),
     )
     found = _warnings(terms.recipe, terms.plan, silos)
@@ -209,7 +213,19 @@ def prepare_terms(terms: Terms) -> Session:
 
 
 def _warnings(recipe: Recipe, plan: Plan, silos: Federation) -> tuple[str, ...]:
-    return tuple(each for each in (small_delta(plan), _no_test(recipe, silos)) if each)
+    found = (small_delta(plan), _no_test(recipe, silos), _drafted(recipe))
+    return tuple(each for each in found if each)
+
+
+def _drafted(recipe: Recipe) -> str | None:
+    """A warning that the guarantee does not cover what was read off records."""
+    contract = recipe.data.contract
+    if not isinstance(contract, Contract) or not contract.drafted:
+        return None
+    return (
+        f"the contract's {', '.join(contract.drafted)} were read off private records, which the "
+        f"guarantee does not cover; replace them by public knowledge"
+    )
 
 
 def _no_test(recipe: Recipe, silos: Federation) -> str | None:

@@ -17,6 +17,7 @@
     train = ""                      # package.module:function, a train function that silos installed
     low = 0.0                       # the least value of each feature, or one for all; may be left
     high = 1.0                      # out: what dp-fedauto's center begins from
+    contract = {columns = [...]}    # what silos read their tables by (data/contract.py), if any
     layout = [["head.weight", [2, 64]]]  # of a model that is loaded: its parameters, in their order
     model = "..."                   # the digest of a pretrained model's folder
 
@@ -33,6 +34,8 @@ fingerprint is that of its meaning, not of its spelling.
 | ``module:function`` as a plug-in                | RecipeError, and nothing is imported      |
 | numbers beyond ``RANGES``                       | read, and refused by ``check_numbers``    |
 | a model that is loaded, and is not as pinned    | RecipeError, when it is built             |
+| a contract that is not as shape and classes, or | RecipeError                               |
+| with values that were read off private records  |                                           |
 """
 
 from __future__ import annotations
@@ -53,10 +56,12 @@ import msgspec
 from dpfed._version import VERSION
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
+from dpfed.core.log import shown
 from dpfed.core.randomness import public_seed
 from dpfed.core.registry import installed_only, is_code
 from dpfed.core.types import Vector
 from dpfed.core.vector import Layout
+from dpfed.data.contract import Contract, contract_of, read_contract
 from dpfed.data.folder_digest import folder_digest
 from dpfed.data.models import Model
 from dpfed.recipes.build import plan_for, trained_model
@@ -98,6 +103,8 @@ class Pins(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     """Of a model that is loaded: the names and shapes of its parameters, in their order."""
     model: str | msgspec.UnsetType = msgspec.UNSET
     """The digest of a pretrained model's folder."""
+    contract: Contract | msgspec.UnsetType = msgspec.UNSET
+    """What every silo reads its table by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,8 +199,10 @@ class Terms:
     def plan(self) -> Plan:
         """What the training costs, by every silo's own computation."""
         layout = self._pinned or self._named.layout
+        agreed = msgspec.structs.replace(self.recipe.data, contract=self.pins.contract)
+        recipe = msgspec.structs.replace(self.recipe, data=agreed)
         with installed_only():  # a second lock behind ``read_terms``: no code of a server's choice
-            return plan_for(self.recipe, self.pins.sizes, layout)
+            return plan_for(recipe, self.pins.sizes, layout)
 
 
 def read_terms(text: str | bytes) -> Terms:
@@ -276,6 +285,7 @@ def _check(terms: Terms) -> None:
     if not 1 <= len(pins.sizes) <= 10_000 or any(not 1 <= size < 1e12 for size in pins.sizes):
         raise refuse("terms.sizes", "1 to 10,000 numbers from 1 to 1e12", len(pins.sizes))
     _check_ranges(pins)
+    _check_contract(pins)
     _check_layout(pins, recipe.model.name, is_loaded(recipe.model))
     if pins.train and not _FUNCTION.fullmatch(pins.train):
         raise refuse("terms.train", "package.module:function, or none", pins.train)
@@ -314,6 +324,27 @@ def _check_ranges(pins: Pins) -> None:
         sizes = (1, math.prod(pins.shape))[isinstance(value, list)]
         if len(values) != sizes or not all(map(math.isfinite, values)):
             raise refuse(f"terms.{name}", "a finite number, or one for each feature", value)
+
+
+def _check_contract(pins: Pins) -> None:
+    """It says the shape and the classes, and nothing of anybody's records."""
+    contract = pins.contract
+    if isinstance(contract, msgspec.UnsetType):
+        return
+    if contract.drafted:
+        raise refuse(
+            "terms.contract",
+            "without values that were read off private records (from_records)",
+            shown(", ".join(contract.drafted)),
+            "replace them by public knowledge, or by private statistics, and take the mark out",
+        )
+    if contract.label is None:
+        raise refuse("terms.contract", "with a label", "none", "say what is predicted")
+    if pins.shape != [contract.width]:
+        raise refuse("terms.shape", f"[{contract.width}], as the contract has it", pins.shape)
+    if pins.classes != (contract.classes or 1):
+        bound = f"{contract.classes or 1}, as the contract has it"
+        raise refuse("terms.classes", bound, pins.classes)
 
 
 def _check_layout(pins: Pins, model: str, loaded: bool) -> None:
@@ -414,9 +445,9 @@ def write_terms(
     recipe: Path,
     *,
     dataset: str,
-    shape: list[int],
     sizes: list[float],
-    classes: int = 1,
+    shape: list[int] | None = None,
+    classes: int | None = None,
     roster: Path | None = None,
     packages: Sequence[str] = (),
     train: str = "",
@@ -424,11 +455,11 @@ def write_terms(
     """The text of terms for a recipe's training.
 
     Args:
-        recipe: its file; the tables data (but the features' ranges) and ledger are left out.
+        recipe: its file; the tables data (but contract and ranges) and ledger are left out.
         dataset: the owners' name for the data.
-        shape: of a record's features.
         sizes: each silo's public number of units.
-        classes: how many classes; 1 if labels are numbers.
+        shape: of a record's features; None is as the recipe's contract has it.
+        classes: how many classes; None is as the contract has it, or 1: labels are numbers.
         roster: the roster's file, under distributed trust.
         packages: installed packages that the model or the train function comes from.
         train: an installed train function as package.module:function; "" if there is none.
@@ -436,12 +467,19 @@ def write_terms(
     whole = read_toml(recipe)
     tree = {k: v for k, v in whole.items() if k not in ("data", "ledger")}
     ranges = {k: v for k, v in whole.get("data", {}).items() if k in ("low", "high")}
+    contract = _contract_in(whole, recipe.resolve().parent)
+    if contract is not None:
+        ranges["contract"] = contract
+        shape = [contract.width] if shape is None else shape
+        classes = contract.classes if classes is None else classes
+    if shape is None:
+        raise refuse("the shape", "given where a recipe has no data.contract", None, "give --shape")
     pins = Pins(
         dataset=dataset,
         shape=shape,
         sizes=sizes,
         dpfed=VERSION,
-        classes=classes,
+        classes=1 if classes is None else classes,
         roster=hashlib.sha256(roster.read_bytes()).hexdigest() if roster else "",
         packages={name: package_digest(name) for name in packages},
         train=train,
@@ -450,6 +488,14 @@ def write_terms(
     text = to_toml({**tree, "terms": msgspec.to_builtins(pins)})
     read_terms(text)
     return text
+
+
+def _contract_in(whole: dict[str, Any], folder: Path) -> Contract | None:
+    """The contract of a recipe's table ``data``, which may name a file beside the recipe."""
+    given = whole.get("data", {}).get("contract")
+    if given is None or not isinstance(given, str):
+        return None if given is None else contract_of(given)
+    return read_contract(folder / given)
 
 
 def with_pinned_model(text: str) -> str:

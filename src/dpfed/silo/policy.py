@@ -26,6 +26,8 @@ and loads nothing of a model: what terms do not say of one is looked at after th
 | a model's folder that is not as the terms pin it     | UnsoundPlan, with each order            |
 | a factory beside another ``model.name`` than network | UnsoundPlan                             |
 | noise that takes over 10 s of the processor's time   | UnsoundPlan                             |
+| terms with another contract than the owner's, or     | UnsoundPlan, with the first difference  |
+| with one where the owner has none, or without        |                                         |
 """
 
 from __future__ import annotations
@@ -50,10 +52,12 @@ from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import names, own_names
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
+from dpfed.data.contract import Contract, differences
 from dpfed.data.folder_digest import folder_digest
 from dpfed.data.readers import Public
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.model import PRETRAINED
+from dpfed.recipes.records import with_contract
 from dpfed.recipes.schema import DataRecipe, EvaluationKind, Recipe
 from dpfed.recipes.terms import NAME, Terms, check_numbers, package_digest
 from dpfed.sums.secagg.identity import ROSTER
@@ -188,6 +192,8 @@ class DataPolicy(_Table, frozen=True):
         """How labels are to be read: by what is written here, and not by what the records hold."""
         if self.load.positive_above is not None:  # then classes are made of numbers
             return Public()
+        if isinstance(self.load.contract, Contract):
+            return Public(self.load.contract.classes)
         given = self.classes or self.load.options.get("classes")
         return Public(given if isinstance(given, int) and given > 1 else None)
 
@@ -216,8 +222,19 @@ def load_policy(path: Path) -> Policy:
         ) from error
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise RecipeError(f"the policy {path.name!r} is not valid ({error}); correct it") from error
+    found = msgspec.structs.replace(
+        found, data={name: _with_contract(name, data) for name, data in found.data.items()}
+    )
     _check(found)
     return found
+
+
+def _with_contract(name: str, data: DataPolicy) -> DataPolicy:
+    """The data set with its contract, if that is a file of its own."""
+    given = data.load.contract
+    if isinstance(given, str) and not Path(given).is_absolute():
+        raise refuse(f"data.{name}.load.contract", "a table, or an absolute path", given)
+    return msgspec.structs.replace(data, load=with_contract(data.load, None))
 
 
 def _check(policy: Policy) -> None:
@@ -257,6 +274,20 @@ def _check_data(name: str, data: DataPolicy) -> None:
     for method in data.methods:
         method_tables(method)  # refuses what it does not know
     _check_noise_and_models(name, data)
+    _check_contract(name, data)
+
+
+def _check_contract(name: str, data: DataPolicy) -> None:
+    """Shape and classes are the contract's, and the mapping is about its columns."""
+    contract = data.load.contract
+    if not isinstance(contract, Contract):
+        return
+    if data.shape != [contract.width] or data.classes != contract.classes:
+        bound = f"[{contract.width}] and {contract.classes}, as data.{name}.load.contract has them"
+        got = (data.shape, data.classes)
+        raise refuse(f"data.{name}.shape and classes", bound, got, "correct them")
+    if not isinstance(data.load.mapping, msgspec.UnsetType):
+        data.load.mapping.check(contract)
 
 
 def _check_noise_and_models(name: str, data: DataPolicy) -> None:
@@ -401,6 +432,7 @@ def _permit_pins(policy: Policy, data: DataPolicy, terms: Terms) -> None:
         raise _violation(
             "shape and classes", f"{data.shape}, {data.classes}", (pins.shape, pins.classes)
         )
+    _permit_contract(data, terms)
     if data.client >= len(pins.sizes):
         raise _violation("client", f"{data.client}, a place in terms.sizes", len(pins.sizes))
     if data.size is not None and pins.sizes[data.client] != data.size:
@@ -409,6 +441,20 @@ def _permit_pins(policy: Policy, data: DataPolicy, terms: Terms) -> None:
         _permit_roster(policy, data, terms)
     for name, digest in pins.packages.items():
         _permit_package(data, name, digest)
+
+
+def _permit_contract(data: DataPolicy, terms: Terms) -> None:
+    """The owner's file is read by the owner's contract: the terms must mean the same."""
+    mine, asked = data.load.contract, terms.pins.contract
+    if not isinstance(mine, Contract) or not isinstance(asked, Contract):
+        if isinstance(mine, Contract) or isinstance(asked, Contract):
+            held = "this contract" if isinstance(mine, Contract) else "no contract"
+            got = "one" if isinstance(asked, Contract) else "none"
+            raise _violation("load.contract", f"{held} for this data", got)
+        return
+    if mine.digest != asked.digest:
+        said = next(differences(mine, asked), "their digests differ")
+        raise _violation("load.contract", f"the same contract, and {said}", asked.digest[:16])
 
 
 def _permit_package(data: DataPolicy, name: str, digest: str) -> None:

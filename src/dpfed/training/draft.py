@@ -69,6 +69,8 @@ class Draft:
     """Attempts beyond the rounds that noise and delta are sized for; with 0 each costs a round."""
     open: bool = False
     """Whether there is no list of devices: ``nominal`` has one entry per slot of a round."""
+    contract: str = ""
+    """The digest of the contract by which every client reads its table; "" if there is none."""
 
     # -------------------------------------------------------------------------- the channels
 

@@ -3,8 +3,8 @@
 
 It covers clip, noise and its source, unit, adjacency, trust, channels, the client algorithm with
 its options, metrics, sum, weights, sizes, rounds, spare attempts, delta, who is asked, whether the
-population is open, and the wire format; not the model, the optimizer or the noise's seed, which
-cost nothing.
+population is open, the data's contract, and the wire format; not the model, the optimizer or the
+noise's seed, which cost nothing.
 
 | edge case                            | what happens                                            |
 |--------------------------------------|---------------------------------------------------------|
@@ -37,6 +37,7 @@ def fingerprint(plan: Draft) -> str:
         plan.spare,
         *map(_metric, plan.metrics),
         *(("open",) if plan.open else ()),
+        *((("contract", plan.contract),) if plan.contract else ()),
         *sorted({own_code_of("mechanisms", m) for m in plan.channels.values()} - {""}),
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A draft has a mark wherever a value was read off records, and terms refuse it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dpfed.core.errors import DataError, RecipeError
+from dpfed.data.contract import Contract, contract_of
+from dpfed.data.draft_contract import describe
+from tests.helpers.wards import records, ward_terms, write_ward
+
+
+def drafted(path: Path, label: str | None = "outcome", person: str | None = "patient") -> Contract:
+    return contract_of(tomllib.loads(describe(path, label, person)))
+
+
+def test_every_value_that_was_read_is_marked(tmp_path: Path) -> None:
+    found = drafted(write_ward(tmp_path / "a.csv", records(0), separator=";"))
+    assert [column.name for column in found.columns] == ["age", "weight", "sex", "smoker"]
+    assert found.person == "patient"
+    assert found.drafted == (
+        "columns.age.range",
+        "columns.weight.range",
+        "columns.sex.words",
+        "columns.smoker.words",
+        "label.words",
+    )
+
+
+def test_terms_refuse_a_draft(tmp_path: Path) -> None:
+    text = describe(write_ward(tmp_path / "a.csv", records(0)), "outcome", "patient")
+    with pytest.raises(RecipeError, match=r"from_records.*columns\.age\.range"):
+        ward_terms(tmp_path, agreed=tomllib.loads(text))
+    unmarked = text.replace("from_records", "missing_words").replace('["range"]', "[]")
+    unmarked = unmarked.replace(', missing_words = ["words"]', "")
+    assert ward_terms(tmp_path, agreed=tomllib.loads(unmarked)).pins.shape == [6]
+
+
+def test_flags_codes_and_targets(tmp_path: Path) -> None:
+    lines = [f"{at % 2},{at % 5},{at},,{at / 7}" for at in range(120)]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["flag,code,amount,empty,y", *lines]))
+    found = drafted(path, None, None)
+    assert [column.kind for column in found.columns] == ["flag", "category", "number", "category"]
+    assert found.label is not None
+    assert found.label.range is not None
+    assert len(found.drafted) == 5
+
+
+def test_a_column_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="weight2"):
+        describe(write_ward(tmp_path / "a.csv", records(0)), "weight2")
+
+
+def test_hostile_words_do_not_break_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('note,y\n"x"" ] \x1b[2J",0\n' + "z" * 200 + ",1\n")
+    assert len(drafted(path, None, None).columns[0].words) == 2

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One owner's names, words and units, as the contract's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from dpfed.core.errors import RecipeError
+from dpfed.data.contract import contract_of
+from dpfed.data.mapping import FileMapping
+
+WARD = contract_of(
+    {
+        "columns": [
+            {"name": "weight", "kind": "number", "range": [0, 200], "unit": "kg"},
+            {"name": "sex", "kind": "category", "words": ["f", "m"]},
+        ],
+        "label": {"column": "outcome", "words": ["alive", "dead"]},
+        "missing_words": ["-999", "na"],
+    }
+)
+
+
+def mapping(**fields: Any) -> FileMapping:
+    made = msgspec.convert(fields, FileMapping)
+    made.check(WARD)
+    return made
+
+
+def test_names() -> None:
+    own = mapping(rename={"gewicht": "weight"})
+    assert own.names(["gewicht", "sex"]) == ("weight", "sex")
+    assert own.wanted(WARD) == {"gewicht", "sex", "outcome"}
+
+
+@pytest.mark.parametrize(
+    ("cell", "read"),
+    [("100", 50.0), (" 3 ", 1.5), ("-999", ""), ("NA", ""), ("", ""), ("heavy", "heavy")],
+)
+def test_units_leave_alone_what_means_missing(cell: str, read: object) -> None:
+    assert mapping(factor={"weight": 0.5}).reader("weight", WARD)(cell) == read
+
+
+def test_an_offset_comes_after_the_factor() -> None:
+    own = mapping(factor={"weight": 0.5}, offset={"weight": 1.0})
+    assert own.reader("weight", WARD)("10") == 6.0
+
+
+@pytest.mark.parametrize(
+    ("cell", "read"),
+    [("3,5", 3.5), ("1.234,5", 1234.5), ("1.234", 1234.0), ("7", 7.0), ("3.5", "3.5")],
+)
+def test_decimal_commas(cell: str, read: object) -> None:
+    assert mapping(decimal=",").reader("weight", WARD)(cell) == read
+
+
+def test_words() -> None:
+    read = mapping(words={"outcome": {"1": "dead", "0": "alive"}}).reader("outcome", WARD)
+    assert [read(cell) for cell in ("1", 1.0, "00", "dead", None)] == [
+        "dead",
+        "dead",
+        "alive",
+        "dead",
+        None,
+    ]
+
+
+WRONG: list[dict[str, Any]] = [
+    {"rename": {"gewicht": "mass"}},
+    {"rename": {"a": "weight", "b": "weight"}},
+    {"factor": {"sex": 2}},
+    {"factor": {"weight": 0}},
+    {"factor": {"weight": float("nan")}},
+    {"offset": {"weight": float("inf")}},
+    {"words": {"weight": {"a": "b"}}},
+    {"words": {"sex": {"w": "x"}}},
+    {"words": {"sex": {"w\x1b": "f"}}},
+    {"decimal": ";"},
+    {"rename": {f"c{i}": "weight" for i in range(1001)}},
+]
+
+
+@pytest.mark.parametrize("fields", WRONG, ids=str)
+def test_what_the_contract_does_not_have_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError):
+        mapping(**fields)
+
+
+def test_all_of_it_is_said() -> None:
+    own = mapping(
+        rename={"gewicht": "weight"},
+        factor={"weight": 0.4536},
+        offset={"weight": 1},
+        words={"sex": {"w": "f"}},
+        decimal=",",
+    )
+    assert list(own.said(WARD)) == [
+        "'gewicht' is read as 'weight'",
+        "weight = 0.4536 * the file's number + 1 (kg)",
+        "in sex, 'w' is 'f'",
+        "numbers have a decimal comma",
+    ]
