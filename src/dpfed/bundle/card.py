@@ -221,7 +221,7 @@ def _quality(found: Description) -> Iterator[str]:
     yield "## How good it is"
     yield ""
     if not found.metrics:
-        yield "It was not measured. Measure it on records of your own before it decides anything."
+        yield "No figure is stated here: measure it on your own records before it decides anything."
         yield ""
         return
     yield "| figure | value | 95 % interval | measured |"

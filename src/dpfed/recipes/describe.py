@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,14 @@ _Z = 1.959963984540054
 """Standard normal: 95 % of it lies within so many deviations."""
 
 
-def describe(recipe: Recipe, silos: Federation, plan: Plan) -> Description:
+def describe(recipe: Recipe, silos: Federation, plan: Plan, enforced: str = "") -> Description:
     """What model.json says before the first round: with it, any later parameters are a model.
 
     Args:
         recipe: the run's.
         silos: its model, and the facts of its data.
         plan: the recipe's; its guarantee is that of all rounds.
+        enforced: who enforces it, in words; "" where all is one process.
     """
     classes, contract = silos.classes, silos.contract
     output = output_of(silos.model, classes)
@@ -79,7 +81,7 @@ def describe(recipe: Recipe, silos: Federation, plan: Plan) -> Description:
         steps=list(_steps(recipe.data, silos)),
         architecture=_architecture(recipe.model, silos.model),
         parameters=[(name, list(shape)) for name, shape in silos.model.layout.shapes.items()],
-        guarantee=plan.guarantee().to_json(),
+        guarantee=replace(plan.guarantee(), enforced=enforced).to_json(),
         training=Training(method=recipe.method or "", planned=plan.rounds),
         data=silos.source,
         versions={"dpfed": VERSION, "torch": version("torch")},

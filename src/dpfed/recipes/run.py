@@ -178,6 +178,7 @@ def run_session(
     checked(plan.guarantee())  # before anything is spent
     if checkpoint:
         checkpoint.describe(session.federation.model.layout)
+        session.keep_description(checkpoint)
     problems = session.federation.problems
     transport = (
         Population(plan, problems, ledger=account)

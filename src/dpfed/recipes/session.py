@@ -29,6 +29,7 @@ from dpfed.recipes.schema import EvaluationKind, Recipe, settings
 from dpfed.recipes.sinks._open import About
 from dpfed.recipes.terms import Terms
 from dpfed.training.account import Account, open_account
+from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.history import Row, columns_of
 from dpfed.training.plan import Plan
 from dpfed.training.soundness import small_delta
@@ -150,6 +151,22 @@ class Session:
             answered=answered,
             description=self.described(guarantee, history, stopped),
         )
+
+    def keep_description(self, checkpoint: Checkpoint, enforced: str = "") -> None:
+        """Leave in a checkpoint what a bundle of its model says; a run is not lost for it.
+
+        Args:
+            checkpoint: where the run keeps itself.
+            enforced: who enforces the guarantee, in words; "" where all is one process.
+        """
+        from dpfed.bundle.description import encode
+        from dpfed.recipes.describe import describe
+
+        try:
+            made = describe(self.recipe, self.federation, self.plan, enforced)
+            checkpoint.describe_model(encode(made))
+        except Exception:
+            log.exception("%s can be exported without a bundle only", checkpoint.folder)
 
     def described(
         self, guarantee: Guarantee, history: Sequence[Row], stopped: str | None
