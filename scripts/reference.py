@@ -28,12 +28,17 @@ PLACES = {
             "Recipe": "",
             "DataRecipe": "data",
             "PartitionRecipe": "data.partition",
+            "FileMapping": "data.mapping",
             "ModelRecipe": "model",
             "PrivacyRecipe": "privacy",
             "EvaluationRecipe": "evaluation",
             "AdaptiveRecipe": "privacy.adaptive",
             "LedgerRecipe": "ledger",
         },
+    ),
+    "A contract (data.contract, terms.contract, or a file)": (
+        "dpfed.data.contract",
+        {"Contract": "", "Column": "columns", "Label": "label"},
     ),
     "A study": (
         "dpfed_lab.study",
@@ -83,9 +88,18 @@ def fields(struct: type[msgspec.Struct]) -> Iterator[Field]:
 def _kind(annotation: ast.expr) -> str:
     """A type in a reader's words."""
     text = re.sub(r" \| (msgspec\.UnsetType|None)", "", ast.unparse(annotation))
-    text = re.sub(r"\b(PlugIn|\w+Recipe|Tuning|Final|dict)\b", "table", text)
+    names = r"\b(PlugIn|\w+Recipe|Tuning|Final|Contract|Label|FileMapping|dict)\b"
+    text = re.sub(names, "table", text).replace("tuple[Column, ...]", "list")
+    text = text.replace("tuple[float, float]", "[low, high]")
     text = re.sub(r"\b(list|table)\[.*\]", r"\1", text.replace("dt.date", "date"))
-    words = {"str": "text", "int": "integer", "float": "number", "Missing": "text", " | ": " or "}
+    words = {
+        "str": "text",
+        "int": "integer",
+        "float": "number",
+        "Missing": "text",
+        "Kind": "text",
+        " | ": " or ",
+    }
     for code, word in words.items():
         text = text.replace(code, word)
     return text

@@ -22,11 +22,16 @@ from dpfed.cli.main import app
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.data import catalogue
 from dpfed.data.catalogue import PublicSet, read_idx
+from dpfed.data.contract import Contract, contract_of, read_contract
 from dpfed.data.datasets import find_file
 from dpfed.data.download import RemoteFile
 from dpfed.recipes.federation import federation
-from dpfed.recipes.schema import DataRecipe, load_recipe
+from dpfed.recipes.records import CONTRACT_SAYS, with_contract
+from dpfed.recipes.schema import DataRecipe, load_recipe, parse, to_toml
+from dpfed.silo.policy import load_policy
 from tests.helpers.file_server import serving
+from tests.helpers.wards import CONTRACT, NAMES, data_of, write_ward
+from tests.helpers.wards import records as wards
 from tests.silo.gates import Silo, terms_for
 
 WARD = [
@@ -310,3 +315,83 @@ def test_what_is_not_there_is_refused(tiny: Path) -> None:
         get("tiny", "--from", "absent")
     with pytest.raises(DataError, match="must begin with https"):
         get("tiny", "--from", "http://data.example/labels.gz")
+
+
+# ------------------------------------------------------------------------------------ a contract
+
+
+def contract_file(folder: Path) -> Path:
+    path = folder / "contract.toml"
+    path.write_text(to_toml(CONTRACT))
+    return path
+
+
+def test_check_compares_a_file_with_a_contract(tmp_path: Path) -> None:
+    north = write_ward(tmp_path / "north.csv", wards(0), NAMES[::-1], ";")
+    code, said = check(str(north), "--contract", str(contract_file(tmp_path)))
+    assert code == 1
+    assert "look at: north.csv: columns are divided by ';'" in said
+    assert "60 records of 5 features, labels: 2 classes" in said
+    south = write_ward(tmp_path / "south.csv", [{**each, "sex": "w"} for each in wards(1)])
+    code, said = check(str(tmp_path / "*th.csv"), "--contract", str(contract_file(tmp_path)))
+    assert "WRONG: south.csv, column 'sex'" in said
+    assert "line 2: 'w'" in said
+    assert south.read_text().startswith("age")
+
+
+def test_check_takes_the_contract_of_a_recipe_or_policy(tmp_path: Path) -> None:
+    path = write_ward(tmp_path / "north.csv", wards(0))
+    made = tmp_path / "recipe.toml"
+    contract_file(tmp_path)
+    made.write_text(to_toml({"data": {"source": str(path), "contract": "contract.toml"}}))
+    assert "north.csv: 30 of 30 persons" in check(str(made))[1]
+    silo = Silo(tmp_path / "silo", 0)
+    silo.write(**data_of(path))
+    assert "north.csv: 30 of 30 persons" in check(str(silo.policy))[1]
+    assert "north.csv: 30 of 30 persons" in str(
+        screen_lines(load_policy(silo.policy).data["sepsis"].load)
+    )
+
+
+def test_describe_drafts_a_contract(tmp_path: Path) -> None:
+    path = write_ward(tmp_path / "north.csv", wards(0))
+    arguments = ["data", "describe", str(path), "--y", "outcome", "--person", "patient"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0
+    (tmp_path / "draft.toml").write_text(done.output)
+    assert len(read_contract(tmp_path / "draft.toml").drafted) == 5
+
+
+def test_a_run_with_a_contract_keeps_it_whole(tmp_path: Path) -> None:
+    """What a run leaves says by which contract its data was read, though it named a file."""
+    paths = [write_ward(tmp_path / f"{i}.csv", wards(i)) for i in range(2)]
+    contract_file(tmp_path)
+    made = tmp_path / "recipe.toml"
+    data = {"source": [str(path) for path in paths], "contract": str(tmp_path / "contract.toml")}
+    tree = recipe(paths[0]) | {"data": data}
+    made.write_text(to_toml(tree))
+    result = dpfed.run(made, out=tmp_path / "out")
+    kept = load_recipe(tmp_path / "out" / "recipe.toml").data.contract
+    assert kept == result.recipe.data.contract
+    assert isinstance(kept, Contract)
+    assert kept == contract_of(CONTRACT)
+    assert not result.warnings or "read off" not in str(result.warnings)
+    drafted = {**CONTRACT, "label": {**CONTRACT["label"], "from_records": ["words"]}}
+    warned = dpfed.run(tree | {"data": {**data, "contract": drafted}})
+    assert "label.words were read off private records" in str(warned.warnings)
+
+
+@pytest.mark.parametrize("key", CONTRACT_SAYS)
+def test_what_a_contract_says_is_said_once(tmp_path: Path, key: str) -> None:
+    value: dict[str, Any] = {
+        "schema": {"age": [0, 1]},
+        "missing": "drop",
+        "center": "x",
+        "backbone": "x",
+        "shift": [1.0],
+        "scale": [1.0],
+        "convolutions": 3,
+    }
+    data = {"source": "x.csv", "contract": CONTRACT, key: value.get(key, 1.0)}
+    with pytest.raises(RecipeError, match=key):
+        with_contract(parse({"data": data}).data, None)

@@ -10,11 +10,14 @@ from __future__ import annotations
 import datetime as dt
 import math
 from pathlib import Path
+from pwd import getpwuid
 from typing import Any
 
 import pytest
 import torch
 
+from dpfed.cli.silo_check import _check_contracts as check_contracts
+from dpfed.cli.silo_check import _Site
 from dpfed.cli.silo_text import proposal, verdict
 from dpfed.core.errors import DataError, RecipeError, UnsoundPlan
 from dpfed.data.datasets import Records
@@ -215,6 +218,19 @@ def test_the_officer_sees_what_is_read_and_mapped(
     assert f"contract {contract().digest[:16]}" in shown
     assert "alive is 0, dead is 1" in shown
     assert "by your mapping, weight = 0.000976562 * the file's number (kg)" in shown
+
+
+def test_the_check_of_a_silo_compares_each_file(tmp_path: Path) -> None:
+    path, load = odd_file(tmp_path, "another unit")
+    for given, word in ((load, "warning: data sepsis: north.csv"), ({}, "another unit")):
+        found = load_policy(policy_of(tmp_path / "odd", path, **given))
+        lines = list(check_contracts(_Site(path, found, getpwuid(0), [])))
+        assert any(word in line for line in lines)
+        assert lines[-1].startswith(f"data sepsis: compared with contract {contract().digest[:16]}")
+    plain = Silo(tmp_path / "plain", ODD)
+    plain.write()
+    site = _Site(path, load_policy(plain.policy), getpwuid(0), [])
+    assert not list(check_contracts(site))
 
 
 WRONG: dict[str, dict[str, Any]] = {

@@ -295,7 +295,8 @@ def _report(dataset: Dataset, found: Screen) -> Iterator[str]:
     labels = "numbers" if dataset.classes is None else f"{dataset.classes} classes"
     yield f"{dataset.source}: {total:,} records of {shape} features, labels: {labels}"
     if dataset.table and dataset.table.words:
-        yield _numbered(dataset.table.words)
+        agreed = dataset.contract is not None
+        yield _agreed(dataset.table.words) if agreed else _numbered(dataset.table.words)
     yield from _who(records)
     yield from _columns(found)
     if found.missing == "fill" and found.incomplete:
@@ -304,12 +305,20 @@ def _report(dataset: Dataset, found: Screen) -> Iterator[str]:
         yield f"{found.lost}, as data.missing = 'drop' says"
 
 
+def _agreed(words: Sequence[str]) -> str:
+    return f"labels are numbered by the contract: {_places(words)}"
+
+
+def _places(words: Sequence[str]) -> str:
+    listed = ", ".join(f"{word} is {place}" for place, word in enumerate(words[:6]))
+    return listed + (f" and {len(words) - 6} more" if len(words) > 6 else "")
+
+
 def _numbered(words: Sequence[str]) -> str:
-    shown = ", ".join(f"{word} is {place}" for place, word in enumerate(words[:6]))
-    more = f" and {len(words) - 6} more" if len(words) > 6 else ""
     return (
-        f"labels are numbered by what is in here: {shown}{more}. Where each silo reads a file of "
-        "its own, write the numbers instead: a file without one of the words would shift the others"
+        f"labels are numbered by what is in here: {_places(words)}. Where each silo reads a file "
+        "of its own, write the numbers instead: a file without one of the words would shift the "
+        "others"
     )
 
 

@@ -55,6 +55,9 @@ class Data(TypedDict, total=False):
         source: A path, pattern, list of tables, or folder: see docs/data.md.
         missing: drop, or fill. Unset means drop, with a warning.
         schema: For tables: the public range [low, high] or the categories of each feature column.
+        contract: For tables: what all silos read theirs by, in the place of schema and of columns'
+            names.
+        mapping: How this owner's file says what the contract means: rename, factor, offset, words.
         center: Public data whose mean is subtracted from all features.
         fill_missing: A public constant that replaces missing values; implies fill.
         shift: Public constants to subtract from the features: one for all, or one for each.
@@ -86,6 +89,8 @@ class Data(TypedDict, total=False):
     source: str | Sequence[str]
     missing: Missing | Literal["drop", "fill"]
     schema: Mapping[str, Sequence[int | float | str]]
+    contract: str | Mapping[str, Any]
+    mapping: Mapping[str, Any]
     center: str | None
     fill_missing: float | None
     shift: float | Sequence[float]
