@@ -14,6 +14,8 @@ from dpfed._version import VERSION
 if TYPE_CHECKING:
     from dpfed.accounting.calibrate import calibrate as calibrate
     from dpfed.accounting.guarantee import Guarantee as Guarantee
+    from dpfed.bundle.trained import TrainedModel as TrainedModel
+    from dpfed.bundle.trained import load as load
     from dpfed.recipes.result import Result as Result
     from dpfed.recipes.run import run as run
     from dpfed.recipes.sections import AdaptiveClip as AdaptiveClip
@@ -40,6 +42,8 @@ _HOMES = {
     "Guarantee": "dpfed.accounting.guarantee",
     "Plan": "dpfed.training.plan",
     "Result": "dpfed.recipes.result",
+    "TrainedModel": "dpfed.bundle.trained",
+    "load": "dpfed.bundle.trained",
     "calibrate": "dpfed.accounting.calibrate",
     "run": "dpfed.recipes.run",
 }
@@ -56,8 +60,10 @@ __all__ = [
     "Plan",
     "Privacy",
     "Result",
+    "TrainedModel",
     "__version__",
     "calibrate",
+    "load",
     "run",
 ]
 

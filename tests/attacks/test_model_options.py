@@ -21,8 +21,9 @@ import torch
 
 from dpfed.cli.silo_text import proposal, verdict
 from dpfed.core.errors import DpfedError, RecipeError, UnsoundPlan
+from dpfed.data.folder_digest import folder_digest
 from dpfed.recipes import terms as written
-from dpfed.recipes.terms import Terms, folder_digest, read_terms, with_pinned_model
+from dpfed.recipes.terms import Terms, read_terms, with_pinned_model
 from dpfed.silo import policy as policies
 from dpfed.silo.handler import RequestHandler
 from tests.helpers.handlers import _own_environment, enrolment, handler, order, said  # noqa: F401

@@ -64,3 +64,34 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     (tmp_path / "kept/layout.json").write_text("[1]")
     with pytest.raises(DataError, match=r"layout\.json cannot be read"):
         export(tmp_path / "kept", tmp_path / "other.safetensors")
+
+
+def test_a_run_that_died_leaves_a_bundle_with_its_plans_guarantee(tmp_path: Path) -> None:
+    def die(row: Row, rounds: int) -> None:
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dpfed.run(TINY, resume=tmp_path / "kept", watch=die)
+    export(tmp_path / "kept", tmp_path / "ward")
+    model = dpfed.load(tmp_path / "ward")
+    export(tmp_path / "kept", tmp_path / "m.safetensors")
+    named = load_file(tmp_path / "m.safetensors")
+    assert torch.equal(model.module.state_dict()["weight"], named["weight"])
+    assert model.predict(torch.zeros(2, 5)).shape == (2,)
+    assert model.guarantee.epsilon == pytest.approx(5.0)
+    assert (model.description.training.rounds, model.description.training.planned) == (2, 6)
+    (tmp_path / "kept/model.json").unlink()  # as earlier versions left it
+    with pytest.raises(DataError, match=r"ends in \.safetensors"):
+        export(tmp_path / "kept", tmp_path / "other")
+
+
+def test_a_finished_run_and_its_checkpoint_are_one_model(tmp_path: Path) -> None:
+    dpfed.run(TINY, resume=tmp_path / "kept", out=tmp_path / "out")
+    export(tmp_path / "kept", tmp_path / "ward")
+    one, other = dpfed.load(tmp_path / "out/model"), dpfed.load(tmp_path / "ward")
+    x = torch.randn(9, 5)
+    assert (one.predict_proba(x) == other.predict_proba(x)).all()
+    assert one.guarantee.epsilon == other.guarantee.epsilon
+    for field in ("input", "steps", "architecture", "classes", "output", "parameters"):
+        assert getattr(one.description, field) == getattr(other.description, field)

@@ -69,6 +69,7 @@ def test_run_trains_reports_and_writes(recipe: Path, tmp_path: Path) -> None:
         "guarantee.json",
         "metrics.csv",
         "metrics.jsonl",
+        "model",
         "model.safetensors",
         "recipe.toml",
     ]

@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from dpfed.training.checkpoint import KeptModel
 
 checkpoint_app = typer.Typer(
     help="Read a training's checkpoint, from which it continues after a crash.",
@@ -23,20 +26,25 @@ def checkpoint_root() -> None:
 @checkpoint_app.command("export")
 def export_model(
     folder: Annotated[Path, typer.Argument(help="The checkpoint's folder.")],
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("model.safetensors"),
+    out: Annotated[Path, typer.Option(help="The .safetensors or folder to write.")] = Path(
+        "model.safetensors"
+    ),
 ) -> None:
-    """Write the model of the last committed round as safetensors, with what it has cost so far.
+    """Write the model of the last committed round, with what it has cost.
 
-    It reads the checkpoint without changing it, and asks no client. An existing file is not
-    overwritten.
+    A name that ends in .safetensors is a file with the parameters. Any other name is a folder that
+    'dpfed predict' and dpfed.load take, like the model/ of a finished run; it states the plan's
+    whole guarantee, which holds for fewer rounds, too.
 
-    Example: dpfed checkpoint export /var/lib/dpfed/ward --out ward.safetensors
+    It reads the checkpoint without changing it, and asks no client. What exists is not overwritten.
+
+    Example: dpfed checkpoint export /var/lib/dpfed/ward --out ward-model
 
     \f
 
     Args:
         folder: the checkpoint's folder, on the server's disk.
-        out: the file to write; one that exists is refused.
+        out: the .safetensors or the folder to write; one that exists is refused.
     """
     from safetensors.torch import save
 
@@ -50,9 +58,43 @@ def export_model(
     kept = Checkpoint(folder).model()
     spent = from_word(kept.history[-1]["epsilon"]) if kept.history else 0.0
     about = {"training": kept.training, "rounds": str(kept.round), "epsilon": round_up(spent)}
-    tensors = {name: tensor.contiguous() for name, tensor in kept.tensors.items()}
-    replace_file(out, save(tensors, about), 0o644)
+    if out.suffix == ".safetensors":
+        tensors = {name: tensor.contiguous() for name, tensor in kept.tensors.items()}
+        replace_file(out, save(tensors, about), 0o644)
+    else:
+        _export_bundle(folder, kept, spent, out)
     typer.echo(
         f"{out}: {kept.training} after {kept.round} rounds; epsilon {about['epsilon']} spent, "
         f"against the server"
     )
+
+
+def _export_bundle(folder: Path, kept: KeptModel, spent: float, out: Path) -> None:
+    """The kept model as a bundle, by what the run has said of it at its start."""
+    import datetime as dt
+
+    import msgspec
+
+    from dpfed.bundle.description import MAX_BYTES, decode
+    from dpfed.bundle.folder import read_bounded, write_bundle
+    from dpfed.core.errors import DataError
+    from dpfed.training.checkpoint import MODEL_DESCRIPTION
+
+    path = folder / MODEL_DESCRIPTION
+    if not path.exists():
+        raise DataError(
+            f"{folder} has no {MODEL_DESCRIPTION}, as no recipe said what its model takes; give a "
+            f"name that ends in .safetensors"
+        )
+    found = decode(read_bounded(path, MAX_BYTES), str(path))
+    planned = found.stated.claims[0].epsilon
+    if not spent <= planned * (1 + 1e-9):
+        raise DataError(
+            f"the checkpoint must have spent at most epsilon {planned:g}, as its plan states, got "
+            f"{spent:g}; export it as .safetensors"
+        )
+    training = msgspec.structs.replace(
+        found.training, rounds=kept.round, stopped="exported from a checkpoint"
+    )
+    today = dt.datetime.now(dt.UTC).date().isoformat()
+    write_bundle(out, msgspec.structs.replace(found, training=training, date=today), kept.tensors)

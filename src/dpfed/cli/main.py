@@ -24,8 +24,10 @@ from dpfed.cli.calibrate import calibrate_command
 from dpfed.cli.checkpoint import checkpoint_app
 from dpfed.cli.data import data_app
 from dpfed.cli.deploy.command import deploy_app
+from dpfed.cli.export import export
 from dpfed.cli.ledger import ledger_app
 from dpfed.cli.methods import methods
+from dpfed.cli.predict import predict
 from dpfed.cli.silo import silo_app
 from dpfed.cli.start import demo, doctor, explain, new
 from dpfed.cli.stats import stats_app
@@ -72,7 +74,13 @@ def _of_the_lab(name: str) -> click.Command | None:
 app = typer.Typer(
     cls=_Commands, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False
 )
-START, TRAIN, COMPARE, OPERATE = "Start", "Train and account", "Compare", "Operate"
+START, TRAIN, USE, COMPARE, OPERATE = (
+    "Start",
+    "Train and account",
+    "Use a model",
+    "Compare",
+    "Operate",
+)
 
 for first in (demo, new, doctor):  # panels and commands are shown in the order of this file
     app.command(rich_help_panel=START)(first)
@@ -321,6 +329,8 @@ app.command("calibrate", rich_help_panel=TRAIN)(calibrate_command)
 app.command("methods", rich_help_panel=COMPARE)(methods)
 app.command("explain", rich_help_panel=TRAIN)(explain)
 app.command("audit", rich_help_panel=TRAIN)(audit_command)
+app.command("predict", rich_help_panel=USE)(predict)
+app.command("export", rich_help_panel=USE)(export)
 
 
 def main() -> None:

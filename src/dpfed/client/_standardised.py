@@ -374,6 +374,10 @@ class StandardisedProblem:
 
     # ------------------------------------------------------------------------------------- judging
 
+    def scores(self, params: Vector) -> torch.Tensor:
+        """[records, outputs]: a record's depend on no other's, to the last bit."""
+        return self._inner(params).scores(self._head(params))
+
     @one_thread()
     def judge(self, params: Vector) -> tuple[torch.Tensor, torch.Tensor]:
         """Per record: right or not, and the loss; both 0 if the label is not known."""

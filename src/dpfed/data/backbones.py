@@ -255,6 +255,17 @@ def _ready_timm(name: str, weights: Path | None) -> _LoadedBackbone:
     return _LoadedBackbone(model, tuple(settings["mean"]), tuple(settings["std"]))
 
 
+def weights_digest(backbone: str, weights: Path | None = None) -> str:
+    """The SHA-256 of a backbone's file of weights; "" where a library keeps them itself.
+
+    Args:
+        backbone: a name of the table above.
+        weights: the file, if the caller names one.
+    """
+    found = _find_weights(backbone, weights)
+    return "" if found is None else hashlib.sha256(found.read_bytes()).hexdigest()
+
+
 def _find_weights(backbone: str, weights: Path | None) -> Path | None:
     if backbone not in _BUILDERS and not backbone.startswith("timm:"):
         known = ", ".join(BACKBONES)

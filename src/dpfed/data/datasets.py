@@ -141,6 +141,10 @@ class Dataset:
     """What a table's columns became; None if there are no columns."""
     spread: float | None = None
     """How far public records lie from their mean (root mean square), where they center these."""
+    mean: torch.Tensor | None = None
+    """Their mean, which was subtracted."""
+    shape: tuple[int, ...] = ()
+    """Of a record's features as they were read, before any step."""
     contract: Contract | None = None
     """What the table was read by; None where nobody agreed on one."""
 
@@ -530,7 +534,7 @@ def center(dataset: Dataset, public: Records | str | Path, *, root: Path | None 
     away = (public.x.double() - mean).square().nanmean(dim=0)
     made = dataset.map(lambda records: replace(records, x=records.x - mean))
     source = f"{dataset.source}, centred by the mean of {named}"
-    return replace(made, source=source, spread=float(away.sum().sqrt()))
+    return replace(made, source=source, spread=float(away.sum().sqrt()), mean=mean)
 
 
 def scale_rows(records: Records, radius: float) -> Records:

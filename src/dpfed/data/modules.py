@@ -51,7 +51,7 @@ from dpfed.data.datasets import Records
 from dpfed.data.layer_hooks import LayerFactors, factors_of
 from dpfed.data.losses import JudgingLoss, Loss, Tokens, cross_entropy, known_labels, loss_by_name
 from dpfed.data.masks import content_seeds, drawn_by_content
-from dpfed.data.models import metric_rows, say_unknown, unit_ids, unit_means
+from dpfed.data.models import metric_rows, say_unknown, unit_ids, unit_means, whole_blocks
 from dpfed.data.samplers import SAMPLERS, PerRecord, failing, forgiving, in_blocks
 
 
@@ -173,6 +173,13 @@ class Network:
     def score(self, params: Vector, x: Inputs) -> torch.Tensor:
         """The module's output at these parameters."""
         return self._scores_at(self.layout.unflatten(self.placed(params)), x)
+
+    @torch.no_grad()
+    def scores_of(self, params: Vector, x: torch.Tensor) -> torch.Tensor:
+        """Scores of records whose labels nobody knows, in whole blocks, on the processor."""
+        blocks = (whole_blocks(part, 64) for part in torch.split(x, 64))
+        made = [self.score(params, block).float().cpu() for block in blocks]
+        return torch.cat(made or [self.score(params, whole_blocks(x[:0], 64))[:0]])[: len(x)]
 
     def _scores_at(self, named: Mapping[str, torch.Tensor], x: Inputs) -> torch.Tensor:
         args = () if isinstance(x, dict) else (self._cast(x),)

@@ -70,6 +70,8 @@ class TableFacts:
     """What names the silos: a column, or ``file``."""
     words: tuple[str, ...] = ()
     """Labels that are texts, in the order in which they are numbered."""
+    label: str = ""
+    """The column of labels."""
 
 
 def tables_in(folder: Path) -> list[Path]:
@@ -109,6 +111,7 @@ def read_tables(
         facts,
         silo=silo or (FILE if len(paths) > 1 else None),
         words=() if by_cell else _words(whole.y),
+        label=label,
     )
     if columns.split is None or columns.split not in present:
         return {"train": whole}, named
@@ -343,13 +346,34 @@ def _by_schema(
             names.append(name)
             outside.append(out)
         else:
-            words = [_word(each) for each in public]
+            words = [plain_word(each) for each in public]
             values, out = _one_hot(column, words)
             made.append(values)
             names += [f"{name}={word}" for word in words]
             outside += [out] + [0] * (len(words) - 1)
     whole = np.concatenate(made, axis=1).astype(np.float32)
     return whole, TableFacts(tuple(names), tuple(outside))
+
+
+def encode_cells(
+    table: Mapping[str, Sequence[Any]], schema: Mapping[str, Sequence[Any]]
+) -> NDArray[np.float32]:
+    """Features of cells under a schema, as they are made of a file's.
+
+    Args:
+        table: by column, one cell for each record.
+        schema: the public range or categories of each feature column.
+    """
+    with require_extra("tables", "a table", "pyarrow"):
+        import pyarrow as pa
+
+    columns = {name: pa.array(map(_cell_text, table[name]), pa.string()) for name in schema}
+    made: NDArray[np.float32] = _by_schema(pa.table(columns), schema, "the table")[0]
+    return made
+
+
+def _cell_text(cell: Any) -> str | None:
+    return None if cell is None else str(int(cell) if isinstance(cell, bool | np.bool_) else cell)
 
 
 def check_schema(schema: Mapping[str, Sequence[Any]]) -> None:
@@ -397,8 +421,8 @@ def _number(value: Any) -> float:
 
 
 def _one_hot(column: Any, words: list[str]) -> tuple[NDArray[np.float64], int]:
-    found = [None if each is None else _word(each) for each in column.to_pylist()]
-    absent = _absent()
+    found = [None if each is None else plain_word(each) for each in column.to_pylist()]
+    absent = absent_words()
     place = {word: i for i, word in enumerate(words)}
     made, outside = np.zeros((len(found), len(words))), 0
     for row, word in enumerate(found):
@@ -411,14 +435,14 @@ def _one_hot(column: Any, words: list[str]) -> tuple[NDArray[np.float64], int]:
     return made, outside
 
 
-def _word(value: Any) -> str:
+def plain_word(value: Any) -> str:
     """A category as text: 1, 1.0 and "01" are the same one."""
     text = str(int(value) if isinstance(value, bool) else value).strip()
     number = _number(text)
     return str(int(number)) if number.is_integer() else text
 
 
-def _absent() -> frozenset[str]:
+def absent_words() -> frozenset[str]:
     """The words that stand for a missing value in a .csv."""
     from pyarrow import csv
 

@@ -13,6 +13,7 @@ from dpfed.core.errors import RecipeError
 from dpfed.core.randomness import public_seed
 from dpfed.core.types import Problem, Vector
 from dpfed.data import datasets, partitions
+from dpfed.data.contract import Contract
 from dpfed.data.datasets import Dataset, Records
 from dpfed.data.estimate import estimate
 from dpfed.data.models import Model
@@ -60,6 +61,18 @@ class Federation:
     """What the records' owner should look at; it never leaves the machine."""
     spread: float | None = None
     """How far public records lie from the mean that centers the clients' records, if any."""
+    mean: torch.Tensor | None = None
+    """That mean."""
+    classes: int | None = None
+    """How many there are; None if labels are numbers."""
+    columns: tuple[str, ...] = ()
+    """The columns of a table, one for each feature that was read."""
+    target: str = ""
+    """The column of labels."""
+    contract: Contract | None = None
+    """What tables are read by, if anything was agreed on."""
+    shape: tuple[int, ...] = ()
+    """Of a record's features as they are read; empty where gates read them."""
 
 
 def evaluation_words(recipe: Recipe, silos: Federation) -> str:
@@ -92,6 +105,12 @@ def federation(recipe: Recipe, root: Path | None = None) -> Federation:
         divided=_divided(recipe, dataset, len(parts)),
         screen=found,
         spread=dataset.spread,
+        mean=dataset.mean,
+        classes=dataset.classes,
+        columns=dataset.table.features if dataset.table else (),
+        target=dataset.table.label if dataset.table else "",
+        contract=dataset.contract,
+        shape=dataset.shape,
     )
 
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
+from dpfed.accounting.guarantee import SHIPPED
 from dpfed.core.environment import IDENTITY, variable
 from dpfed.core.errors import RecipeError
 from dpfed.core.log import log
@@ -205,6 +206,9 @@ def _train(grid: Grid, session: Session, context: Context, watch: Add) -> Result
         checkpoint=None if folder is None else str(folder),
         terms=session.terms,
     )
+    if folder is not None:
+        enforced = "" if variable(IDENTITY) == SIMULATED else SHIPPED  # gates are known at the end
+        session.keep_description(Checkpoint(Path(str(folder))), enforced)
     found = strategy.start(
         grid,
         named_arrays(layout, session.initial),

@@ -53,6 +53,7 @@ def load_features(recipe: DataRecipe, root: Path | None, public: Public | None =
     recipe = with_contract(recipe, root)
     given = {**_read_by(recipe), **recipe.options}
     dataset = datasets.load(recipe.source, root=root, public=public, **given)
+    dataset = replace(dataset, shape=tuple(dataset.train.x.shape[1:]))
     if recipe.backbone:
         from dpfed.recipes.features import extract_features
 

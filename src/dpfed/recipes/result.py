@@ -2,6 +2,8 @@
 """A finished run as a value, and as files that people use: the same ones from every engine.
 
 metrics.csv, metrics.jsonl   one row per round; over Flower the latter grows during the run
+model/                       the model as a bundle (dpfed/bundle): what dpfed.load and dpfed predict
+                             take
 model.safetensors            the trained parameters, by name
 adapter/                     of a model with an adapter: what PeftModel.from_pretrained reads
 recipe.toml                  the resolved recipe: ``dpfed run recipe.toml`` repeats the run
@@ -36,6 +38,7 @@ from dpfed.client.questions.answers import Answer
 from dpfed.core import errors
 from dpfed.core.extras import require_extra, skip_if_missing
 from dpfed.core.files import json_line, jsonable, read_json_lines, replace_file
+from dpfed.core.log import log
 from dpfed.core.types import Vector
 from dpfed.data.models import Model
 from dpfed.data.modules import Network
@@ -59,11 +62,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from dpfed.bundle.description import Description
+
 # Okabe and Ito's colours: told apart by colour-blind readers
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 
 METRICS_FILE, MODEL_FILE = "metrics.jsonl", "model.safetensors"
-ADAPTER_FOLDER = "adapter"
+ADAPTER_FOLDER, BUNDLE_FOLDER = "adapter", "model"
 GUARANTEE_FILE, ERROR_FILE = "guarantee.json", "error.json"
 TRAINING_FILE, TRACEBACK_FILE = "training.txt", "error.txt"
 
@@ -103,6 +108,8 @@ class Result:
     """Who is in the totals of which rounds (``dpfed.training.history.participants``)."""
     answers: tuple[Answer, ...] = ()
     """Of a query: what came back for each question."""
+    description: Description | None = None
+    """What model.json says of the model."""
 
     @property
     def accuracy(self) -> float:
@@ -162,6 +169,7 @@ def _save(result: Result, folder: Path) -> Path:
     if needs := getattr(result.model, "needs", ""):
         about["needs"] = needs
     replace_file(folder / MODEL_FILE, save(tensors, about), 0o644)
+    _save_bundle(result, tensors, folder / BUNDLE_FOLDER)
     if has_adapter(result.model):
         save_adapter(cast(Network, result.model), result.params, folder / ADAPTER_FOLDER)
     with skip_if_missing("pictures"):
@@ -180,6 +188,18 @@ def _save(result: Result, folder: Path) -> Path:
     }
     _write(folder / GUARANTEE_FILE, json.dumps(jsonable(facts), indent=2) + "\n")
     return folder
+
+
+def _save_bundle(result: Result, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """The model as a bundle; without one a result is a result, and no model is lost for it."""
+    if result.description is None:
+        return
+    from dpfed.bundle.folder import write_bundle
+
+    try:
+        write_bundle(folder, result.description, tensors)
+    except errors.DpfedError:
+        log.exception("the result has no bundle (%s): it cannot be written", folder)
 
 
 def _run_facts(result: Result) -> dict[str, Any]:
@@ -298,7 +318,8 @@ def clear_result(out: Path, kept: Sequence[Row] = ()) -> None:
     for name in (ERROR_FILE, TRACEBACK_FILE, *(() if kept else (GUARANTEE_FILE, MODEL_FILE))):
         (out / name).unlink(missing_ok=True)
     if not kept:
-        shutil.rmtree(out / ADAPTER_FOLDER, ignore_errors=True)
+        for name in (ADAPTER_FOLDER, BUNDLE_FOLDER):
+            shutil.rmtree(out / name, ignore_errors=True)
     if kept:  # in one step: a process that dies here loses no row
         _write(out / METRICS_FILE, "".join(map(json_line, kept)))
     else:

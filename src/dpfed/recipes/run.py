@@ -181,6 +181,7 @@ def run_session(
     checked(plan.guarantee())  # before anything is spent
     if checkpoint:
         checkpoint.describe(session.federation.model.layout)
+        session.keep_description(checkpoint)
     problems = session.federation.problems
     if plan.shards:  # a function that cannot work is refused before anything is entered
         optimizer = plan.optimizer

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -33,10 +33,14 @@ from dpfed.recipes.sharded import sharded_problem
 from dpfed.recipes.sinks._open import About
 from dpfed.recipes.terms import Terms
 from dpfed.training.account import Account, open_account
+from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.history import Row, columns_of
 from dpfed.training.plan import Plan
 from dpfed.training.signal import noise_warning, warn_of_noise
 from dpfed.training.soundness import small_delta
+
+if TYPE_CHECKING:
+    from dpfed.bundle.description import Description
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +161,7 @@ class Session:
             rows=self.rows,
             answered=answered,
             answers=self._answers(params, history),
+            description=self.described(guarantee, history, stopped),
         )
 
     def _answers(self, params: Vector, history: Sequence[Row]) -> tuple[Answer, ...]:
@@ -168,6 +173,46 @@ class Session:
         units = plan.denominator(UPDATE)
         std = plan.noise_std(UPDATE) * units / math.sqrt(rounds)
         return answers(model.questions, model.columns, params * units, std)
+
+    def keep_description(self, checkpoint: Checkpoint, enforced: str = "") -> None:
+        """Leave in a checkpoint what a bundle of its model says; a run is not lost for it.
+
+        Args:
+            checkpoint: where the run keeps itself.
+            enforced: who enforces the guarantee, in words; "" where all is one process.
+        """
+        from dpfed.bundle.description import encode
+        from dpfed.recipes.describe import describe
+
+        if not self.plan.client.trains:  # answers to questions are no model
+            return
+        try:
+            made = describe(self.recipe, self.federation, self.plan, enforced)
+            checkpoint.describe_model(encode(made))
+        except Exception:
+            log.exception("%s can be exported without a bundle only", checkpoint.folder)
+
+    def described(
+        self, guarantee: Guarantee, history: Sequence[Row], stopped: str | None
+    ) -> Description | None:
+        """What model.json says of the finished run; None if that fails: no model is lost for it.
+
+        Args:
+            guarantee: what was spent.
+            history: one row per attempt at a round.
+            stopped: why training ended early, if it did.
+        """
+        from dpfed.recipes.describe import describe, finished
+
+        if not self.plan.client.trains:
+            return None
+        tested = 0 if self.federation.test is None else len(self.federation.test)
+        try:
+            made = describe(self.recipe, self.federation, self.plan)
+            return finished(made, self.recipe, self.plan, guarantee, history, stopped, tested)
+        except Exception:
+            log.exception("the result has no bundle (model/): it cannot be described")
+            return None
 
 
 def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None = None) -> Session:
@@ -199,7 +244,17 @@ def prepare_terms(terms: Terms) -> Session:
         terms: what the silos were asked to approve.
     """
     words = f"{terms.pins.dataset}, behind the gates of {len(terms.pins.sizes)} silos"
-    silos = Federation(model=terms.model, clients=(), problems=(), test=None, held=(), source=words)
+    silos = Federation(
+        model=terms.model,
+        clients=(),
+        problems=(),
+        test=None,
+        held=(),
+        source=words,
+        classes=terms.pins.classes if terms.pins.classes > 1 else None,
+        contract=terms.pins.contract or None,
+        shape=tuple(terms.pins.shape),
+    )
     found = _warnings(terms.recipe, terms.plan, silos)
     return Session(
         recipe=terms.recipe, federation=silos, plan=terms.plan, warnings=found, terms=terms.text

@@ -54,13 +54,14 @@ from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import names, own_names
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.data.contract import Contract, differences
+from dpfed.data.folder_digest import folder_digest
 from dpfed.data.readers import Public
 from dpfed.data.shard_process import PATIENCE
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.model import PRETRAINED
 from dpfed.recipes.records import with_contract
 from dpfed.recipes.schema import DataRecipe, EvaluationKind, Recipe
-from dpfed.recipes.terms import NAME, Terms, check_numbers, folder_digest, package_digest
+from dpfed.recipes.terms import NAME, Terms, check_numbers, package_digest
 from dpfed.sums.secagg.identity import ROSTER
 from dpfed.training.account import whole_cost
 

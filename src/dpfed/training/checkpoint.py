@@ -3,6 +3,7 @@
 
     training.txt           the name of the training, by which clients and ledgers know it
     layout.json            the names and shapes of the model's parameters
+    model.json             what the model takes and is (dpfed/bundle), where a recipe says so
     asked.json             the round and attempt that clients are asked for, and whether in all of
                            them so far all who had enrolled were behind gates: written before they
                            are asked
@@ -58,6 +59,7 @@ VERSION = 3
 _MAX_ATTEMPTS = 100_000  # at one round: a larger number was never written here
 _ASKED, _STATE, _TRAINING = "asked.json", "progress.safetensors", "training.txt"
 _LOCK, _LAYOUT = "lock", "layout.json"
+MODEL_DESCRIPTION = "model.json"
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,10 @@ class Checkpoint:
         """Keep the parameters' names and shapes: with them ``model`` gives the model."""
         shapes = {name: list(shape) for name, shape in layout.shapes.items()}
         self._write(_LAYOUT, json.dumps(shapes).encode())
+
+    def describe_model(self, description: bytes) -> None:
+        """Keep what the model takes and is: with it ``model`` can be left as a bundle."""
+        self._write(MODEL_DESCRIPTION, description)
 
     def model(self) -> KeptModel:
         """The model of the last committed round, without the plan that it came from."""

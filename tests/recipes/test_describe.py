@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run's bundle says, and what it must not say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpfed
+from dpfed.bundle.folder import read_description
+from dpfed.recipes import describe
+from dpfed.recipes.describe import wilson
+from tests.helpers.bundles import SCHEMA, write_table
+
+MADE_UP: dict[str, Any] = {
+    "options": {"records": 90, "features": 3, "classes": 2},
+    "partition": {"clients": 3},
+}
+
+
+def told(folder: Path, **sections: Any) -> dict[str, Any]:
+    given = {"data": MADE_UP, "privacy": {"epsilon": 5.0}, "rounds": 3, "method": "dp-fedgd"}
+    dpfed.run(**{**given, **sections}, out=folder)
+    found: dict[str, Any] = json.loads((folder / "model/model.json").read_bytes())
+    return found
+
+
+def test_words_that_were_read_off_the_records_are_left_out(tmp_path: Path) -> None:
+    """That a word occurs at all is a fact of the records; a declared one is public."""
+    path = write_table(tmp_path / "ward.csv", 200)
+    data = {"source": str(path), "options": {"y": "outcome"}, "schema": SCHEMA, "missing": "fill"}
+    data |= {"partition": {"clients": 2}, "holdout": 0.2}
+    found = told(tmp_path / "one", data=data)
+    assert found["classes"] == [0, 1]
+    assert "dead" not in json.dumps(found)
+    data["options"]["labels"] = ["alive", "dead"]  # type: ignore[index]
+    assert told(tmp_path / "two", data=data)["classes"] == ["alive", "dead"]
+
+
+def test_accuracy_in_clear_is_not_shown(tmp_path: Path) -> None:
+    found = told(tmp_path, evaluation={"kind": "exact"})
+    assert found["metrics"] == []
+
+
+def test_a_released_accuracy_has_an_interval_of_its_noise(tmp_path: Path) -> None:
+    found = told(tmp_path, evaluation={"kind": "federated"})
+    accuracy = next(each for each in found["metrics"] if each["name"] == "accuracy")
+    assert accuracy["low"] < accuracy["high"]
+    assert "released with noise" in accuracy["on"]
+
+
+def test_labels_above_a_number_are_called_so(tmp_path: Path) -> None:
+    data = {**MADE_UP, "positive_above": 0}
+    assert told(tmp_path, data=data)["classes"] == ["at most 0", "above 0"]
+
+
+def test_it_says_how_far_the_training_went(tmp_path: Path) -> None:
+    found = told(tmp_path)
+    assert found["training"] == {
+        "method": "dp-fedgd",
+        "rounds": 3,
+        "planned": 3,
+        "stopped": "",
+    }
+    assert found["date"][:2] == "20"
+
+
+def test_a_result_is_saved_without_a_bundle_if_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(describe, "describe", fail)
+    given = {"data": MADE_UP, "privacy": {"epsilon": 5.0}, "rounds": 1, "method": "dp-fedgd"}
+    dpfed.run(**given, out=tmp_path)  # type: ignore[arg-type]
+    assert (tmp_path / "guarantee.json").exists()
+    assert not (tmp_path / "model").exists()
+
+
+def test_wilsons_interval_is_the_textbooks() -> None:
+    low, high = wilson(0.5, 10)
+    assert (round(low, 4), round(high, 4)) == (0.2366, 0.7634)
+    assert wilson(1.0, 20)[1] == 1.0
+    assert wilson(0.0, 20)[0] == 0.0
+
+
+def test_both_engines_describe_the_same(tmp_path: Path) -> None:
+    told(tmp_path)
+    found = read_description(tmp_path / "model")
+    assert found.guarantee["sentence"] == found.stated.sentence
