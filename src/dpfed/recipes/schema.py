@@ -555,7 +555,7 @@ def _nearest(table: str, word: str) -> str:
         if place
         for name in kind.__struct_fields__
     }
-    near = [word] if word in others else get_close_matches(word, [*own, *others], n=1)
+    near = [word] if word in others else get_close_matches(word, [*own, *others], 1, 0.7)
     if near and near[0] not in own:
         return f"did you mean {others[near[0]]!r}?"
     return suggest(word, own)
