@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from dpfed.data.modules import Network as Network
     from dpfed.data.pretrained import save_adapter as save_adapter
     from dpfed.data.pretrained import text_model as text_model
+    from dpfed.data.train_functions import Delta as Delta
+    from dpfed.data.train_functions import sklearn_train as sklearn_train
+    from dpfed.data.train_functions import torch_train as torch_train
     from dpfed.recipes.result import began_at as began_at
     from dpfed.recipes.result import claim_folder as claim_folder
     from dpfed.recipes.schema import Recipe
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from dpfed.silo.relay import silo_app as silo_app
     from dpfed.training.flower.client import client_app as client_app
     from dpfed.training.flower.client import private as private
+    from dpfed.training.flower.sharded import Shards as Shards
+    from dpfed.training.flower.sharded import shard as shard
     from dpfed.training.flower.strategy import DPResult as DPResult
     from dpfed.training.flower.strategy import DPStrategy as DPStrategy
     from dpfed.training.flower.strategy import errors_in_one_sentence as errors_in_one_sentence
@@ -46,9 +51,11 @@ _HOMES = {
     "About": "dpfed.recipes.sinks._open",
     "DPResult": "dpfed.training.flower.strategy",
     "DPStrategy": "dpfed.training.flower.strategy",
+    "Delta": "dpfed.data.train_functions",
     "Linear": "dpfed.data.models",
     "Network": "dpfed.data.modules",
     "Records": "dpfed.data.datasets",
+    "Shards": "dpfed.training.flower.sharded",
     "Standardised": "dpfed.client._standardised",
     "Terms": "dpfed.recipes.terms",
     "augmented": "dpfed.data.augment",
@@ -64,18 +71,23 @@ _HOMES = {
     "read_records": "dpfed.recipes.screened",
     "read_terms": "dpfed.recipes.terms",
     "save_adapter": "dpfed.data.pretrained",
+    "shard": "dpfed.training.flower.sharded",
     "silo_app": "dpfed.silo.relay",
+    "sklearn_train": "dpfed.data.train_functions",
     "tensor_batches": "dpfed.data.batches",
     "text_model": "dpfed.data.pretrained",
+    "torch_train": "dpfed.data.train_functions",
 }
 
 __all__ = [
     "About",
     "DPResult",
     "DPStrategy",
+    "Delta",
     "Linear",
     "Network",
     "Records",
+    "Shards",
     "Standardised",
     "Terms",
     "augmented",
@@ -92,9 +104,12 @@ __all__ = [
     "read_records",
     "read_terms",
     "save_adapter",
+    "shard",
     "silo_app",
+    "sklearn_train",
     "tensor_batches",
     "text_model",
+    "torch_train",
 ]
 
 

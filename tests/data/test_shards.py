@@ -132,7 +132,7 @@ class InThisProcess:
     """A planted bug: all shards run in one process, and share its globals."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+        self.function, self.call = function, CALL
 
     def run(self, job: Mapping[str, Any], size: int, limits: Limits) -> Answer:
         del size, limits

@@ -129,7 +129,7 @@ def test_a_run_learns_and_states_its_guarantee(privacy: Any, total: Any) -> None
 def test_a_function_that_never_works_costs_nothing(tmp_path: Any) -> None:
     ledger = {"dataset": "ward", "path": str(tmp_path / "ledger.sqlite")}
     train = {**TRAIN, "function": "tests.helpers.train_functions:too_many"}
-    with pytest.raises(DpfedError):
+    with pytest.raises(DpfedError, match="must return arrays of the shapes"):
         dpfed.run(data=DATA, train=train, privacy=PRIVACY, ledger=ledger, rounds=1)
     from dpfed.accounting.ledger.ledger import Ledger
 

@@ -397,6 +397,74 @@ def test_an_installed_train_function_makes_the_row_behind_the_gate(tmp_path: Pat
     assert f", trained by {SHIFT}" in proposal(held, terms)
 
 
+PLAIN = "tests.helpers.train_functions:plain"
+
+
+def with_shards(folder: Path, **train: Any) -> str:
+    terms_for(folder, 3, privacy={"epsilon": 1e5, "noise": "keyed"}, train={**SHARDED, **train})
+    return write_terms(
+        folder / "recipe.toml",
+        dataset="sepsis",
+        shape=[FEATURES],
+        sizes=[90.0] * 3,
+        classes=3,
+        packages=["tests"],
+    )
+
+
+SHARDED = {"function": PLAIN, "shards": 3, "seconds": 5.0}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pinned")
+def test_a_listed_train_function_in_shards_has_the_bits_of_one_process(tmp_path: Path) -> None:
+    """Its clean process belongs to the gate: children of requests use it, and leave it there."""
+    from dpfed.data.shards import ShardedProblem
+    from dpfed.recipes.sharded import sharded_problem
+
+    text = with_shards(tmp_path)
+    held = handler(tmp_path, sharded=[PLAIN], epsilon=1e6)
+    terms = read_terms(text)
+    held.approvals.approve(terms, text, days=1, by="root")
+    problem = held.training(terms.name)[1]
+    assert isinstance(problem, ShardedProblem)
+    assert problem.process.running
+    try:
+        reply = recorddict_from_proto(Bytes.FromString(held.reply(order(terms))))
+        read = read_reply(reply, Envelope(0, 0, terms.plan.sum.release_stage, 0))
+        assert not isinstance(read, ClientRefused)
+        whole = np.frombuffer(read["update"], f"<i{len(read['update']) // terms.initial.numel()}")
+        same = sharded_problem(terms.recipe, terms.plan, terms.model, held.records["sepsis"], 0)
+        rows = same.rows(terms.initial, terms.plan.update.unit)
+        total = rows.clipped_sum(terms.plan.update.clip).vector.numpy()
+        assert np.abs(whole * terms.plan.update.step - total).max() < 0.1  # noise of epsilon 1e5
+        problem.process.close()
+        assert held.refuse_early(order(terms)) is None
+        assert problem.process.running  # started anew, before the next child
+    finally:
+        problem.process.close()
+
+
+@pytest.mark.usefixtures("pinned")
+@pytest.mark.parametrize(
+    ("listed", "train", "key"),
+    [
+        ([], {}, "sharded"),
+        (["tests.helpers.train_functions:sgd"], {}, "sharded"),
+        ([PLAIN], {"seconds": 100.0}, "longest and answer_after"),
+        ([PLAIN], {"shards": 90, "seconds": 2.0}, "longest and answer_after"),
+        ([PLAIN], {"memory": 100_000}, "train.memory"),
+    ],
+)
+def test_a_function_in_shards_that_a_policy_does_not_allow(
+    tmp_path: Path, listed: list[str], train: dict[str, Any], key: str
+) -> None:
+    text = with_shards(tmp_path, **train)
+    held = handler(tmp_path, sharded=listed, train=["tests:none"], epsilon=1e6)
+    with pytest.raises(DpfedError, match=key):
+        held.permitted(read_terms(text))
+
+
 @pytest.mark.usefixtures("pinned")
 def test_zero_rows_are_answered_in_the_place_of_a_train_function(tmp_path: Path) -> None:
     """One that died or took too long: the answer is like any other, and it is not run again."""

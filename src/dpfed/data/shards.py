@@ -171,6 +171,11 @@ class ShardedProblem:
     rehearsing: bool = field(default=False, kw_only=True)
     """Whether the records are made up: what goes wrong is then raised."""
 
+    @property
+    def code(self) -> tuple[str, str]:
+        """What makes its rows: another function is rehearsed anew."""
+        return self.process.call, self.process.function
+
     def rows(self, params: Vector, unit: Unit) -> Rows:
         """One row for each shard: the parameters before the function's work, less those after."""
         members = self.members(unit)

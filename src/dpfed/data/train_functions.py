@@ -58,11 +58,15 @@ def call(function: TrainFunction, job: Mapping[str, Any]) -> bytes:
     """
     before: Parameters = job["parameters"]
     found = function({name: array.copy() for name, array in before.items()}, job["data"])
-    return row_of(before, found).tobytes() + _modules(job)
+    return row_of(before, found).tobytes() + imported_modules(job)
 
 
-def _modules(job: Mapping[str, Any]) -> bytes:
-    """On made-up records: the modules that are imported by now, behind the row."""
+def imported_modules(job: Mapping[str, Any]) -> bytes:
+    """On made-up records: the modules that are imported by now, behind the row.
+
+    Args:
+        job: it says whether it is a trial.
+    """
     if not job.get("modules"):
         return b""
     return "\n".join(sys.modules).encode()[:MOST_TEXT].rpartition(b"\n")[0]

@@ -64,6 +64,7 @@ from dpfed.recipes.build import plan_for, trained_model
 from dpfed.recipes.model import PRETRAINED, is_loaded, sized_model
 from dpfed.recipes.schema import Recipe, parse, read_toml, to_toml, with_default
 from dpfed.training.plan import Plan
+from dpfed.training.soundness import MOST_SHARDS
 
 MOST_BYTES = 1 << 16
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -278,6 +279,7 @@ def _check(terms: Terms) -> None:
         raise refuse("terms.sizes", "1 to 10,000 numbers from 1 to 1e12", len(pins.sizes))
     _check_ranges(pins)
     _check_layout(pins, recipe.model.name, is_loaded(recipe.model))
+    _check_shards(recipe, pins)
     if pins.train and not _FUNCTION.fullmatch(pins.train):
         raise refuse("terms.train", "package.module:function, or none", pins.train)
     _refuse_code(recipe)
@@ -287,6 +289,17 @@ def _check(terms: Terms) -> None:
         plain = isinstance(value, bool | int | float)
         if not plain and not (isinstance(value, str) and _WORD.fullmatch(value)):
             raise refuse("an option in terms", "a number, true, false or one word", value)
+
+
+def _check_shards(recipe: Recipe, pins: Pins) -> None:
+    """A train function in shards is named, and not loaded."""
+    if isinstance(recipe.train, msgspec.UnsetType):
+        return
+    function = recipe.train.function
+    if not _FUNCTION.fullmatch(function or ""):
+        raise refuse("train.function in terms", "package.module:function", function)
+    if pins.train:
+        raise refuse("terms.train", "left out beside a function in shards", pins.train)
 
 
 def _refuse_code(recipe: Recipe) -> None:
@@ -337,6 +350,9 @@ RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**63 - 1),
     "rounds": (1, 10_000),
     "model.chunk": (1, 65_536),
+    "train.shards": (1, MOST_SHARDS),
+    "train.seconds": (0.001, 3600.0),
+    "train.memory": (16, 65_536),
     "privacy.epsilon": (1e-6, 1e6),
     "privacy.delta": (1e-30, 0.5),
     "privacy.clip": (1e-9, 1e9),
@@ -382,8 +398,9 @@ def check_numbers(terms: Terms) -> None:
         value: Any = recipe
         for name in key.split("."):
             value = getattr(value, name, None)
-        if value is not None and value is not msgspec.UNSET and not least <= value <= most:
-            raise refuse(f"{key} in terms", f"from {least:g} to {most:g}", value, "change it")
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None and each is not msgspec.UNSET and not least <= each <= most:
+                raise refuse(f"{key} in terms", f"from {least:g} to {most:g}", each, "change it")
     for value in _leaves([terms.pins.low, terms.pins.high]):
         _check_option("terms.low and terms.high", value, MOST_OPTION)
     metrics, loss = recipe.evaluation.metrics, recipe.model.loss

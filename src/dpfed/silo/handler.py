@@ -16,6 +16,8 @@ approvals, ledger, identity. An order only names a training. The reply itself is
 | two budgets of one account, one file under two   | the gate does not start (sources.py)       |
 | accounts, a new name for a file that was counted |                                            |
 | an order whose child died, or took too long      | zero rows, if nothing of it has left       |
+| a train function in shards                       | its clean process is started here, before  |
+|                                                  | a child; it is not loaded in this process  |
 """
 
 from __future__ import annotations
@@ -42,9 +44,11 @@ from dpfed.core.log import log
 from dpfed.core.registry import installed_function
 from dpfed.core.types import Broadcast, Problem
 from dpfed.data.datasets import Records
+from dpfed.data.shards import ShardedProblem
 from dpfed.recipes.model import PRETRAINED
 from dpfed.recipes.records import load_dataset
 from dpfed.recipes.schema import Recipe
+from dpfed.recipes.sharded import sharded_problem
 from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.approvals import LEDGER_FILE, Approvals, Price
 from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
@@ -155,8 +159,11 @@ class RequestHandler:
     def _problem(self, terms: Terms) -> Problem:
         if terms.pins.train:
             installed_function("terms.train", terms.pins.train)  # here, so that children inherit it
-        problem: Problem = terms.model.problem(self.records[terms.pins.dataset])
-        return problem
+        data, records = self.policy.data[terms.pins.dataset], self.records[terms.pins.dataset]
+        made = sharded_problem(terms.recipe, terms.plan, terms.model, records, data.client)
+        if isinstance(made, ShardedProblem):
+            made.process.start()  # here, so that children inherit it
+        return made
 
     def ledger(self) -> Ledger:
         """The owner's ledger, opened anew: a connection does not outlive a fork."""
@@ -200,8 +207,13 @@ class RequestHandler:
         if name not in self._trainings:
             with suppress(DpfedError):  # the child that comes next refuses, and logs it
                 self.training(name)
-        elif next(reversed(self._trainings)) != name:
+            return
+        if next(reversed(self._trainings)) != name:
             self._trainings[name] = self._trainings.pop(name)
+        problem = self._trainings[name][1]
+        if isinstance(problem, ShardedProblem):
+            with suppress(DpfedError):  # a child of an earlier request may have ended it
+                problem.process.start()
 
     def _count_reply(self, content: RecordDict, reply: RecordDict) -> bytes:
         error = reply.config_records[CONTROL].get("error")

@@ -25,6 +25,7 @@ and loads nothing of a model: what terms do not say of one is looked at after th
 | ``trust_remote_code`` in terms, or in a policy       | refused, whatever its value             |
 | a model's folder that is not as the terms pin it     | UnsoundPlan, with each order            |
 | a factory beside another ``model.name`` than network | UnsoundPlan                             |
+| shards that together may take longer than a reply    | UnsoundPlan                             |
 | noise that takes over 10 s of the processor's time   | UnsoundPlan                             |
 """
 
@@ -51,6 +52,7 @@ from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import names, own_names
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.data.readers import Public
+from dpfed.data.shard_process import PATIENCE
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.model import PRETRAINED
 from dpfed.recipes.schema import DataRecipe, EvaluationKind, Recipe
@@ -148,6 +150,8 @@ class DataPolicy(_Table, frozen=True):
     """Allowed ``package.module:function``, with [least, most] or the words for each option."""
     train: tuple[str, ...] = ()
     """Allowed train functions of installed packages, at client level only."""
+    sharded: tuple[str, ...] = ()
+    """Allowed train functions in shards, for records and persons; terms pin their package."""
     most_rounds: int = 100
     """The maximum of rounds and spare attempts of a training."""
     largest_model: int = 1_000_000
@@ -326,6 +330,7 @@ def permit(policy: Policy, terms: Terms, today: dt.date, *, approved: bool = Fal
         raise _violation("most_rounds", f"at most {data.most_rounds}", terms.recipe.rounds + spare)
     epsilon = _permit_size(data, terms, approved)
     _permit_mechanisms(data, terms)
+    _permit_shard_times(policy.gate, data, terms)
     if data.most_epsilon is not None and not epsilon <= data.most_epsilon:
         raise _violation("most_epsilon", f"at most {data.most_epsilon:g}", f"{epsilon:.4g}")
     if not math.isfinite(epsilon):
@@ -411,9 +416,11 @@ def _permit_pins(policy: Policy, data: DataPolicy, terms: Terms) -> None:
 
 
 def _permit_package(data: DataPolicy, name: str, digest: str) -> None:
-    allowed = (*data.factories, *data.train)
+    allowed = (*data.factories, *data.train, *data.sharded)
     if name not in map(_package, allowed):  # else terms choose what the gate reads
-        raise _violation("factories and train", f"nothing of package {name!r}", "a pin of it")
+        raise _violation(
+            "factories, train and sharded", f"nothing of package {name!r}", "a pin of it"
+        )
     if package_digest(name) != digest:
         raise _violation("packages (installed)", f"{name} as the terms pin it", digest)
 
@@ -457,6 +464,8 @@ def _permit_code(data: DataPolicy, terms: Terms) -> None:
     _permit_own("sums", [recipe.sum.get("name")])
     if terms.pins.train:
         _permit_train(data, terms)
+    if not isinstance(recipe.train, msgspec.UnsetType):
+        _permit_sharded(data, str(recipe.train.function), terms)
     _permit_model(data, terms)
 
 
@@ -568,6 +577,28 @@ def _permit_train(data: DataPolicy, terms: Terms) -> None:
     if recipe.privacy.unit is not Unit.CLIENT or recipe.evaluation.kind is not EvaluationKind.OFF:
         got = f"{recipe.privacy.unit}, {recipe.evaluation.kind}"
         raise _violation("train", "unit client and evaluation off: a function is one row", got)
+
+
+def _permit_sharded(data: DataPolicy, function: str, terms: Terms) -> None:
+    if function not in data.sharded:
+        raise _violation("sharded", f"one of {list(data.sharded)}", function)
+    _require_pin("sharded", function, terms)
+
+
+def _permit_shard_times(gate: GatePolicy, data: DataPolicy, terms: Terms) -> None:
+    """All shards together end before the reply must: else one record could empty the others."""
+    train = terms.recipe.train
+    if isinstance(train, msgspec.UnsetType):
+        return
+    shards, within = terms.plan.shards[data.client], gate.longest
+    if gate.answer_after:
+        within = min(within, gate.answer_after / 2)
+    longest = shards * train.seconds * PATIENCE
+    if longest > 0.9 * within:
+        bound = (
+            f"at most {0.9 * within:g} s for {shards} shards of {PATIENCE:g} times their seconds"
+        )
+        raise _violation("longest and answer_after", bound, f"{longest:g} s")
 
 
 def _require_pin(key: str, where: str, terms: Terms) -> None:

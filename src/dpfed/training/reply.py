@@ -426,7 +426,8 @@ def rehearse(plan: Plan, broadcast: Broadcast, client: ClientState) -> None:
         _judging(problem)
     sent = {**broadcast.shared, "": broadcast.params}
     shapes = frozenset((name, v.shape, v.dtype) for name, v in sent.items())
-    kind, done = (type(problem), problem.dimension, shapes), _tried.setdefault(plan, set())
+    code = getattr(problem, "code", type(problem))
+    kind, done = (code, problem.dimension, shapes), _tried.setdefault(plan, set())
     if kind in done or not isinstance(problem, _HasMadeUpRecords):
         return
     for first in _kinds_of_rounds(plan):

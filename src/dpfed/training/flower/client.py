@@ -7,6 +7,8 @@
     @app.train()
     def train(message, context): ...
 
+    app = ClientApp(mods=[dpfed.flower.private(plan, shards=load)])    # record level, in shards
+
 The client builds the plan by itself, from what its owner agreed to: clip and noise never come from
 the server. A message of a server that runs another plan is refused. Whatever goes wrong here leaves
 as a class name only; the whole sentence is in the local log.
@@ -23,15 +25,18 @@ from typing import Any
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
+from dpfed.core.checks import refuse
 from dpfed.core.errors import DataError
 from dpfed.core.log import log
-from dpfed.core.types import Problem
+from dpfed.core.types import Problem, Unit
 from dpfed.training.account import Account, open_account
 from dpfed.training.flower.responder import respond
+from dpfed.training.flower.sharded import Shards, refuse_unfit, sharded_app
 from dpfed.training.flower.trained import Train, Trained
 from dpfed.training.plan import Plan
 
 MakeProblem = Callable[[Context], Problem]
+MakeData = Callable[[Context], Any]
 MakePlan = Callable[[Context], Plan]
 MakeAccount = Callable[[Context], "Account | None"]
 
@@ -75,6 +80,7 @@ def private(
     plan: Plan | MakePlan,
     ledger: str | MakeAccount | None = None,
     evaluate: Train | None = None,
+    shards: Shards | MakeData | None = None,
 ) -> Callable[[Message, Context, Train], Message]:
     """A mod: the user's train function runs as it is, and only its private update leaves.
 
@@ -92,6 +98,9 @@ def private(
         ledger: as for ``client_app``.
         evaluate: the app's own evaluate function: it runs here after each round's training, on the
             model that came in, and its metrics are in this node's log alone.
+        shards: all data of the node, or a function that loads it from the Context: the train
+            function runs once for each shard of the records, which it gets by ``shard()``, and each
+            shard's update is a row. The guarantee is then for each record (sharded.py).
 
     Returns:
         a mod, for ``ClientApp(mods=[...])``.
@@ -102,16 +111,37 @@ def private(
     'ClientApp'
     """
     owner = _Owner(plan, None, ledger)
+    if evaluate is not None and shards is not None:
+        raise refuse(
+            "evaluate", "left out with shards", evaluate, "evaluate on records that are no node's"
+        )
+    options = shards if shards is None or isinstance(shards, Shards) else Shards(shards)
 
     def mod(message: Message, context: Context, call_next: Train) -> Message:
         asked = message.metadata.message_type
         if asked.partition(".")[0] != MessageType.TRAIN:
             log.warning(_NOT_ANSWERED, asked)
             return Message(RecordDict(), reply_to=message)
-        node = _AppNode(owner, context, Trained(message, context, call_next, evaluate))
+        if options is None:
+            trained = Trained(message, context, call_next, evaluate)
+            node = _AppNode(owner, context, lambda: trained)
+        else:
+            node = _AppNode(owner, context, lambda: _in_shards(node, options, message, call_next))
         return Message(respond(message.content, node), reply_to=message)
 
     return mod
+
+
+def _in_shards(node: _AppNode, options: Shards, message: Message, train: Train) -> Problem:
+    """The node's data, loaded once, and the app's train function for each shard of it."""
+    plan, context = node.plan(""), node.context
+    refuse_unfit(plan, message, train)
+    key = (*node.run, node.client)
+    data = node.owner.once(options.load, key, context)
+    persons = None
+    if plan.update.unit is Unit.GROUP and options.persons is not None:
+        persons = node.owner.once(options.persons, key, context)
+    return sharded_app(options, plan, data, persons, message, context)(train)
 
 
 @dataclass(eq=False)
@@ -143,7 +173,7 @@ class _AppNode:
 
     owner: _Owner
     context: Context
-    trained: Trained | None = None
+    trained: Callable[[], Problem] | None = None
     """A user's own train function in the place of a problem."""
     gated: bool = False
     zero_rows: bool = False
@@ -155,7 +185,8 @@ class _AppNode:
         return client_index(self.context)
 
     @property
-    def _run(self) -> tuple[Any, ...]:
+    def run(self) -> tuple[Any, ...]:
+        """What the run is told by."""
         return (self.context.run_id, repr(sorted(self.context.run_config.items())))
 
     def plan(self, training: str) -> Plan:
@@ -163,7 +194,7 @@ class _AppNode:
         del training
         if isinstance(self.owner.plan, Plan):
             return self.owner.plan
-        plan: Plan = self.owner.once(self.owner.plan, self._run, self.context)
+        plan: Plan = self.owner.once(self.owner.plan, self.run, self.context)
         return plan
 
     def account(self) -> Account | None:
@@ -175,8 +206,8 @@ class _AppNode:
     def problem(self) -> Problem:
         """The node's own data."""
         if self.trained is not None:
-            return self.trained
-        key = (*self._run, self.client)
+            return self.trained()
+        key = (*self.run, self.client)
         problem: Problem = self.owner.once(self.owner.problem, key, self.context)
         return problem
 
