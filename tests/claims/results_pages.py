@@ -7,7 +7,7 @@ from __future__ import annotations
 import statistics
 from functools import partial
 
-from tests.claims import adamw, public_features
+from tests.claims import adamw, public_features, shards
 from tests.claims import sofim_readings as readings
 from tests.claims.devices import (
     FLEET,
@@ -135,6 +135,7 @@ HELPS = "results/what-helps.md"
 
 CLAIMS = [
     *public_features.CLAIMS,
+    *shards.CLAIMS,
     # ------------------------------------------------------------------ the size of a model
     Claim(
         SIZE,

@@ -44,8 +44,17 @@ def test_a_record_costs_what_it_costs_elsewhere() -> None:
 
 
 def test_defaults_follow_from_public_sizes_and_epsilon() -> None:
-    assert plan({}, sizes=(5000, 2500), privacy={"epsilon": 8.0}).shards == (200, 100)
-    assert plan({}).rounds == 10
+    made = plan({}, sizes=(5000, 2500), privacy={"epsilon": 8.0})
+    assert made.shards == (100, 50)
+    assert plan({}, sizes=(5000, 2500), privacy={"epsilon": 0.1}).shards == (1250, 625)
+    assert made.rounds == 10
+    assert set(made.channels) == {"update", "count"}
+
+
+def test_a_clip_that_is_given_stays_and_persons_have_one() -> None:
+    for privacy in ({"clip": 0.5}, {"unit": "group"}):
+        assert set(plan(privacy=privacy).channels) == {"update"}
+    assert plan(privacy={"unit": "group"}).channels["update"].clip == 1.0
 
 
 @pytest.mark.parametrize(

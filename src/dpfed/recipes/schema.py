@@ -35,7 +35,7 @@ from dpfed.data.contract import Contract
 from dpfed.data.mapping import FileMapping
 from dpfed.recipes.methods import DEFAULT, METHODS, method_tables
 from dpfed.recipes.query import with_questions
-from dpfed.recipes.shard_rule import DEFAULT_CLIP, default_tables
+from dpfed.recipes.shard_rule import default_privacy, default_tables
 
 PlugIn = dict[str, Any]
 
@@ -403,7 +403,7 @@ def _with_shards(tree: Mapping[str, Any]) -> dict[str, Any]:
         return dict(tree)
     privacy = tree.get("privacy", {})
     if isinstance(privacy, Mapping):
-        privacy = {"clip": DEFAULT_CLIP, **privacy}
+        privacy = {**default_privacy(privacy), **privacy}
     return {**default_tables(), **tree, "privacy": privacy}
 
 
