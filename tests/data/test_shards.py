@@ -291,3 +291,11 @@ def test_metrics_are_the_models() -> None:
     wanted = inner.metric_rows(START, Unit.RECORD, 5.0).clipped_sum(1.0).vector
     assert torch.equal(made.metric_rows(START, Unit.RECORD, 5.0).clipped_sum(1.0).vector, wanted)
     assert replace(made, model=None).model is None
+
+
+def test_made_up_records_follow_the_public_size_alone() -> None:
+    """A record that is lost must not show in a rehearsal."""
+    x, y, _ = data_for()
+    problems = [problem_of(data, None, declared=RECORDS) for data in ((x, y), (x[: SHARDS + 1], y))]
+    sizes = [len(each.made_up().data[0]) for each in problems]
+    assert sizes == [2 * -(-RECORDS // SHARDS)] * 2

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -156,6 +157,8 @@ class ShardedProblem:
         model: the model on the same records, for metrics; None has none.
         classes: how many there are, for made-up records.
         stand_in: made-up records of the app's own; None makes some of the shape of the first.
+        declared: the public number of units, which the number of made-up records follows; None
+            means that the number of records is public.
     """
 
     data: Any
@@ -168,6 +171,7 @@ class ShardedProblem:
     model: Problem | None = None
     classes: int | None = None
     stand_in: Any = None
+    declared: float | None = None
     rehearsing: bool = field(default=False, kw_only=True)
     """Whether the records are made up: what goes wrong is then raised."""
 
@@ -252,7 +256,8 @@ class ShardedProblem:
 
     def made_up(self) -> ShardedProblem:
         """One shard of made-up records: what is wrong with the function raises on them."""
-        size = max(2, 2 * -(-shard_data.count(self.data) // self.cut.shards))
+        units = shard_data.count(self.data) if self.declared is None else self.declared
+        size = max(2, 2 * math.ceil(units / self.cut.shards))
         made = self.stand_in
         if made is None:
             made = shard_data.made_up(self.data, size, self.classes)

@@ -29,7 +29,6 @@ from dpfed.recipes.federation import Federation, evaluation_words, federation, w
 from dpfed.recipes.records import with_contract
 from dpfed.recipes.result import Result
 from dpfed.recipes.schema import EvaluationKind, Recipe, settings
-from dpfed.recipes.sharded import sharded_problem
 from dpfed.recipes.sinks._open import About
 from dpfed.recipes.terms import Terms
 from dpfed.training.account import Account, open_account
@@ -228,6 +227,8 @@ def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None =
     plan = plan_for_clients(recipe, silos.clients, silos.model)
     silos = with_model(silos, trained_model(recipe, plan, silos.model, silos.spread))
     if plan.shards:
+        from dpfed.recipes.sharded import sharded_problem  # a gate without shards has no such code
+
         made = [
             sharded_problem(recipe, plan, silos.model, records, client)
             for client, records in enumerate(silos.clients)

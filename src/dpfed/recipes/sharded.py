@@ -22,8 +22,8 @@ from dpfed.training.plan import Plan
 
 def sharded_problem(
     recipe: Recipe, plan: Plan, model: Model, records: Records, client: int
-) -> Problem:
-    """The model's problem; with a train function in the recipe, one whose rows are shards'.
+) -> ShardedProblem:
+    """The problem of a train function in shards: its rows are theirs.
 
     Args:
         recipe: the run's configuration.
@@ -32,9 +32,9 @@ def sharded_problem(
         records: the client's.
         client: its index in the plan.
     """
-    inner = model.problem(records)
     if isinstance(recipe.train, msgspec.UnsetType):
-        return inner
+        raise refuse("train", "a table for rows of shards", "none", "name your train function")
+    inner: Problem = model.problem(records)
     ids = records.groups if records.persons is None else records.persons
     return ShardedProblem(
         data=records,
@@ -46,6 +46,7 @@ def sharded_problem(
         persons=None if ids is None else ids.numpy(),
         model=inner,
         classes=max(2, _outputs(model)),
+        declared=plan.nominal[client],
     )
 
 

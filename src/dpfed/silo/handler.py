@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from flwr.app import Context, Message, Metadata, RecordDict
 
@@ -43,11 +43,9 @@ from dpfed.core.log import log
 from dpfed.core.registry import installed_function
 from dpfed.core.types import Broadcast, Problem
 from dpfed.data.datasets import Records
-from dpfed.data.shards import ShardedProblem
 from dpfed.recipes.model import PRETRAINED
 from dpfed.recipes.records import load_dataset
 from dpfed.recipes.schema import Recipe
-from dpfed.recipes.sharded import sharded_problem
 from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.approvals import LEDGER_FILE, Approvals, Price
 from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
@@ -56,6 +54,9 @@ from dpfed.training.account import Account, AccountHolder
 from dpfed.training.flower.codec import CONTROL, Envelope, write_reply
 from dpfed.training.flower.responder import ENROL, TERMS, respond
 from dpfed.training.plan import Plan
+
+if TYPE_CHECKING:
+    from dpfed.data.shards import ShardedProblem
 
 BY_RULE = "the policy"
 ZERO_ROWS = "zero rows"
@@ -159,9 +160,13 @@ class RequestHandler:
         if terms.pins.train:
             installed_function("terms.train", terms.pins.train)  # here, so that children inherit it
         data, records = self.policy.data[terms.pins.dataset], self.records[terms.pins.dataset]
+        if not terms.plan.shards:
+            whole: Problem = terms.model.problem(records)
+            return whole
+        from dpfed.recipes.sharded import sharded_problem  # a gate without shards has no such code
+
         made = sharded_problem(terms.recipe, terms.plan, terms.model, records, data.client)
-        if isinstance(made, ShardedProblem):
-            made.process.start()  # here, so that children inherit it
+        made.process.start()  # here, so that children inherit it
         return made
 
     def ledger(self) -> Ledger:
@@ -209,10 +214,10 @@ class RequestHandler:
             return
         if next(reversed(self._trainings)) != name:
             self._trainings[name] = self._trainings.pop(name)
-        problem = self._trainings[name][1]
-        if isinstance(problem, ShardedProblem):
+        terms, problem = self._trainings[name]
+        if terms.plan.shards:
             with suppress(DpfedError):  # a child of an earlier request may have ended it
-                problem.process.start()
+                cast("ShardedProblem", problem).process.start()
 
     def _count_reply(self, content: RecordDict, reply: RecordDict) -> bytes:
         error = reply.config_records[CONTROL].get("error")

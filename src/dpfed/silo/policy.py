@@ -56,7 +56,6 @@ from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.data.contract import Contract, differences
 from dpfed.data.folder_digest import folder_digest
 from dpfed.data.readers import Public
-from dpfed.data.shard_process import PATIENCE
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.model import PRETRAINED
 from dpfed.recipes.records import with_contract
@@ -637,6 +636,8 @@ def _permit_shard_times(gate: GatePolicy, data: DataPolicy, terms: Terms) -> Non
     train = terms.recipe.train
     if isinstance(train, msgspec.UnsetType):
         return
+    from dpfed.data.shard_process import PATIENCE  # a gate without shards has no such code
+
     shards, within = terms.plan.shards[data.client], gate.longest
     if gate.answer_after:
         within = min(within, gate.answer_after / 2)

@@ -133,6 +133,7 @@ def sharded_app(
             limits=Limits(options.seconds, options.memory << 20),
             persons=None if ids is None else ids.numpy(),
             stand_in=None if options.made_up is None else options.made_up(),
+            declared=plan.nominal[client],
         )
 
     return made
