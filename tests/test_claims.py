@@ -76,6 +76,9 @@ ELSEWHERE = {
     },
     "docs/choose.md": {r"95 % interval": CONFIDENCE},
     "docs/exact-noise.md": {r"0\.02 % of noise": "the slack in core/rows.py"},
+    "docs/flower-accountant.md": {
+        r"5 to 9 % smaller": "tests/training/flower/test_accountants.py, ten settings"
+    },
     "docs/from-flower.md": {r"7 to 11 % above": "tests/test_flower_own_dp.py"},
     "docs/methods.md": {r"round, 5 % of mu|round, 10 %": "shares that client/fedauto.py declares"},
     "docs/privacy.md": {
@@ -90,7 +93,12 @@ ELSEWHERE = {
         r"exceeds 1 % of delta": "a limit that a plan refuses at",
         r"sqrt\(20/15\) - 1 = 15 %": "arithmetic on the spot",
     },
+    "docs/statistics.md": {r"95 % interval|probability of about 95 %": CONFIDENCE},
     "docs/trust.md": {r"\d %": "the table of guesses: tests/test_docs.py, from the accountant"},
+    "docs/use-the-model.md": {
+        r"accuracy 8[57]\.\d %": "samples of what commands print: scripts/run_page.py",
+        r"figures with 95 % intervals": CONFIDENCE,
+    },
     "docs/watching.md": {r"accuracy 55\.3 %": "what a screen looks like, of a run of no interest"},
     "docs/your-own-optimizer.md": {
         r"13 points behind|95 % interval": "the page runs its own study"

@@ -26,6 +26,7 @@ EXTRAS = {
     "all",
     "dev",
     "docs",
+    "export",
     "features",
     "hub",
     "images",

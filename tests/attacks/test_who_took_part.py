@@ -319,6 +319,8 @@ def left_in_one_process(folder: Path, silent: Silent, who: tuple[int, ...] | Non
 
 
 def clockless(path: Path) -> Any:
+    if path.is_dir():  # the model's bundle
+        return {each.name: clockless(each) for each in sorted(path.iterdir())}
     if path.suffix == ".json":
         facts = json.loads(path.read_text())
         return {key: value for key, value in facts.items() if key not in ("finished", "started")}

@@ -812,7 +812,7 @@ def test_shells_complete_commands() -> None:
     assert "--install-completion" in call("--help")
     asked = {"_DPFED_COMPLETE": "complete_bash", "COMP_WORDS": "dpfed ex", "COMP_CWORD": "1"}
     done = CliRunner().invoke(app, [], prog_name="dpfed", env=asked)
-    assert done.output.split() == ["explain"]
+    assert done.output.split() == ["explain", "export"]
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ import dpfed.core
 from dpfed.core.adaptive_rows import ClipIndicator, ScaledByClip
 from dpfed.core.ghost import Ghost, Layer, Lookups, Products, Sums
 from dpfed.core.matrices import Gram, Hessians
-from dpfed.core.rows import Chunks, Dense, Outer, Scaled
+from dpfed.core.rows import Chunks, Dense, MeanRows, Outer, Scaled
 from dpfed.core.testing import (
     HOSTILE_CLIPS,
     exchange_keeps_its_bound,
@@ -53,6 +53,10 @@ def picker(seed: int, dtype: torch.dtype) -> Pick:
         return found[0] if len(shape) == 1 else found
 
     return pick
+
+
+def means(matrix: torch.Tensor, groups: torch.Tensor | None = None) -> MeanRows:
+    return MeanRows(lambda index: matrix[index].double(), len(matrix), matrix.shape[1], groups)
 
 
 def chunks(matrix: torch.Tensor, groups: torch.Tensor | None = None) -> Chunks:
@@ -109,6 +113,8 @@ def number(pick: Pick) -> float:
 CASES: dict[str, Callable[[Pick], Rows]] = {
     "Dense": lambda pick: Dense(pick(1, 6)),
     "Dense, a person": lambda pick: Dense(pick(2, 6), PERSON),
+    "MeanRows": lambda pick: means(pick(1, 6)),
+    "MeanRows, a person": lambda pick: means(pick(2, 6), PERSON),
     "Outer": lambda pick: Outer(pick(1, 3), pick(1, 4)),
     "Outer, a person": lambda pick: Outer(pick(2, 3), pick(2, 4), groups=PERSON),
     "Chunks": lambda pick: chunks(pick(1, 6)),

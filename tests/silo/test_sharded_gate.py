@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -67,7 +69,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     (about / "RECORD").write_text("wardtrain.py,,\nwardtrain-1.0.dist-info/METADATA,,\n")
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("PYTHONPATH", str(site), prepend=":")
-    monkeypatch.setattr("tests.silo.gates.commands", dict)  # new processes, which find it
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    monkeypatch.setattr("tests.silo.gates.commands", lambda: {"PATH": path})  # new processes
     become_a_server(monkeypatch)
     yield site
     for each in shard_process._RUNNING.values():

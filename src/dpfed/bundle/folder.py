@@ -55,7 +55,8 @@ def write_bundle(
 
     folder.mkdir(parents=True, exist_ok=True)
     plain = {name: each.detach().cpu().float().contiguous() for name, each in tensors.items()}
-    content = save(plain, {"format": "pt", "guarantee": str(description.guarantee["sentence"])})
+    # one entry: safetensors writes several in an order that changes from file to file
+    content = save(plain, {"guarantee": str(description.guarantee["sentence"])})
     whole = msgspec.structs.replace(
         description,
         parameters=[(name, list(each.shape)) for name, each in plain.items()],

@@ -25,13 +25,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import gc
 import math
 import os
 import pickle
 import random
-import resource
 import shutil
 import signal
 import socket
@@ -42,6 +40,10 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+with contextlib.suppress(ImportError):  # on other systems this is read, and never run
+    import fcntl
+    import resource
 
 HEAD = struct.Struct("<dQ")
 """Of an order: a shard's seconds of processor time, and the bytes of memory that it may add."""

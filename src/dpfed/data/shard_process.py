@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import os
 import pickle
 import select
@@ -48,6 +47,9 @@ from numpy.typing import NDArray
 
 from dpfed.core.errors import DataError
 from dpfed.data.shard_child import ERROR, FRAME, HEAD, IMPORT, MOST_TEXT, READY, ROW, SHARD
+
+with contextlib.suppress(ImportError):  # other systems are refused, by _refuse_other_systems
+    import fcntl
 
 PATIENCE = 4.0
 """By the clock a shard may take so many times its seconds of processor time: machines are busy."""

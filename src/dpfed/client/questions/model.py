@@ -96,6 +96,10 @@ class StatisticsProblem:
             distance=joint_replace_bound(asked),
         )
 
+    def doubled(self) -> StatisticsProblem:
+        """The same: rows are made in double precision anyway."""
+        return self
+
     def gradient(self, params: Vector) -> Vector:
         """There is no loss."""
         raise DataError(f"statistics have no gradient at {len(params)} numbers; ask for rows")
