@@ -85,6 +85,7 @@ def until_none_lives(mark: str) -> None:
     assert found == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "more", "workers"),
     [

@@ -41,7 +41,7 @@ def test_the_bar_of_a_study_says_what_came_of_a_run(row: dict[str, Any], word: s
     assert commands._judged(row) == word
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_study_from_sweep_to_report(tmp_path: Path) -> None:
     study, out = write(tmp_path), tmp_path / "out"
     done = dpfed("sweep", str(study), "--out", str(out), "--workers", "1")

@@ -65,7 +65,7 @@ def test_memory_is_counted_to_the_byte() -> None:
     assert taken == pytest.approx(2e6 + 2e6, rel=0.05)  # torch's peak, and numpy's
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_matrix_of_the_parameters_is_seen() -> None:
     """d grows by 1.9: vectors by less than that, d x d matrices by more than 2.8."""
     with one_thread():

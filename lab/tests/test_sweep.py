@@ -370,7 +370,7 @@ def test_a_search_that_would_try_one_point_over_and_over_is_refused(
         studies.load_study(path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_optuna_searches_the_space_and_goes_on_where_it_was(tmp_path: Path) -> None:
     study = small(tune={**STUDY["tune"], "trials": 3}, axes=STUDY["axes"][:1])
     calls: list[int] = []

@@ -46,7 +46,15 @@ def asked(handler: RequestHandler, hold: float) -> tuple[bytes, float]:
     return reply, taken
 
 
-@pytest.mark.parametrize(("work", "hold"), [(0.0, 0.0), (0.4, 3.2), (9.0, 0.0), (9.0, 3.2)])
+@pytest.mark.parametrize(
+    ("work", "hold"),
+    [
+        (0.0, 0.0),
+        (9.0, 3.2),
+        pytest.param(0.4, 3.2, marks=pytest.mark.long),
+        pytest.param(9.0, 0.0, marks=pytest.mark.long),
+    ],
+)
 def test_a_slow_last_byte_gains_nothing(tmp_path: Path, work: float, hold: float) -> None:
     handler = RequestHandler(tmp_path, lambda: time.sleep(work) or REPLY, answer_after=3.0)
     reply, taken = asked(handler, hold)

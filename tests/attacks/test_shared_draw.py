@@ -85,7 +85,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=[pytest.mark.long] * (at % 3 > 0))
+        for at, each in enumerate(SETTINGS)
+    ],
+)
 def test_no_figure_is_below_that_of_one_draw_for_all_channels(name: str) -> None:
     plan = plan_of(**{"rate": 0.01, "rounds": 100, **SETTINGS[name]})
     assert plan.guarantee().epsilon >= at_least(plan) > 0

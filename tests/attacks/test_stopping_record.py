@@ -72,7 +72,9 @@ class Hostage(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("metrics", [None, ["accuracy"]], ids=["plain", "named"])
+@pytest.mark.parametrize(
+    "metrics", [None, pytest.param(["accuracy"], marks=pytest.mark.long)], ids=["plain", "named"]
+)
 def test_through_the_gate_all_records_have_answers_of_one_form_and_time(
     tmp_path: Path, metrics: list[str] | None
 ) -> None:

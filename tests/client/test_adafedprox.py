@@ -175,7 +175,7 @@ def test_clients_that_are_alike_reach_the_minimiser() -> None:
     assert np.abs(end(plan, data) - minimiser(data)).max() < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_unlike_clients_drift_less_the_larger_mu_is() -> None:
     """Its documented bias, FedAvg's at mu = 0: 0.10 there, with goals of size 1."""
     data = federation(4, 40)

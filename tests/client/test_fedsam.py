@@ -75,7 +75,7 @@ def test_a_radius_of_zero_is_fedavg_at_twice_the_cost() -> None:
     assert flat.planned(UPDATE) == 2 * plain.planned(UPDATE) == 30
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_ends_within_a_tenth_of_the_radius_of_the_minimiser() -> None:
     """On clients that are alike, without noise: SAM's bias shrinks with the radius."""
     data = federation(3, 40, alike=True)

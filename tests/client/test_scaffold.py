@@ -25,7 +25,7 @@ from tests.helpers.scaffold_oracle import (
 from tests.refusals import named
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_reaches_the_pooled_minimiser_on_unlike_clients_where_fedavg_does_not() -> None:
     """Without noise, 5 local steps: SCAFFOLD has no drift, FedAvg's is a tenth of the goal."""
     data = federation(4, 40)

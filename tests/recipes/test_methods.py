@@ -420,7 +420,10 @@ def test_every_method_has_a_limit() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", list(LIMITS))
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(each, marks=[pytest.mark.long] * (at % 3 > 0)) for at, each in enumerate(LIMITS)],
+)
 def test_without_noise_a_method_reaches_the_minimiser(method: str) -> None:
     """Logistic regression on labels that no model explains in full; the oracle is scipy's."""
     changes, count, alike = LIMITS[method]

@@ -223,7 +223,7 @@ def test_nothing_is_shared_with_another_run(
         assert one[name] != other[name]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.xdist_group("simulation")
 def test_a_simulation_that_takes_too_long_is_ended(tmp_path: Path, mark: bytes) -> None:
     with pytest.raises(DpfedError, match=r"timeout = 6 s.*: /.*log"):

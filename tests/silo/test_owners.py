@@ -135,6 +135,7 @@ def write_app(folder: Path, client: str) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_hostile_app_gets_nothing_and_an_honest_one_the_bits() -> None:
     if not possible():
         pytest.skip("needs root, users, a network namespace and Debian's python3 of our version")

@@ -62,7 +62,14 @@ def all_in(clients: int) -> Secure:
 
 
 @pytest.mark.parametrize(
-    "clients", [2, 5, 20, *(pytest.param(n, marks=pytest.mark.slow) for n in (100, 500))]
+    "clients",
+    [
+        2,
+        5,
+        20,
+        pytest.param(100, marks=pytest.mark.slow),
+        pytest.param(500, marks=pytest.mark.long),
+    ],
 )
 def test_the_opened_sum_is_the_plain_one(clients: int) -> None:
     table = Table(all_in(clients), clients)

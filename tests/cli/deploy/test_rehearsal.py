@@ -119,7 +119,7 @@ def ports(there: rehearsal.Rehearsal) -> list[str]:
     return [re.findall(r"--port\0(\d+)", line)[-1] for line in lines]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_an_app_it_waits_and_a_signal_ends_all(folder: Path) -> None:
     mark = uuid.uuid4().hex
     command = subprocess.Popen(

@@ -120,7 +120,7 @@ def grown(kind: type[Slots], cohort: int, rounds: int) -> tuple[int, int]:
     return grid.asked, kept[-1] - kept[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_kept_is_the_same_after_a_hundred_thousand_enrolments() -> None:
     asked, more = grown(Slots, cohort=1000, rounds=50)
     assert asked >= 100_000
