@@ -31,8 +31,10 @@ class Clock:
     """The machine's, which a test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.real, self.days = module._now, 0.0
-        monkeypatch.setattr(module, "_now", lambda: self.real() + dt.timedelta(days=self.days))
+        self.real, self.days = module.clock_time, 0.0
+        monkeypatch.setattr(
+            module, "clock_time", lambda: self.real() + dt.timedelta(days=self.days)
+        )
 
 
 @pytest.fixture

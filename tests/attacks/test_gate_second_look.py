@@ -284,12 +284,14 @@ def test_a_lost_clock_goes_by_the_other_files(
     held, terms = approved(tmp_path)
     real = held.approvals.now()
     for days in (2, 3):
-        monkeypatch.setattr(approvals, "_now", lambda days=days: real + dt.timedelta(days=days))
+        monkeypatch.setattr(
+            approvals, "clock_time", lambda days=days: real + dt.timedelta(days=days)
+        )
         if days == 2:
             held.approvals.approve(terms, terms.text, days=1, by="root")
         else:
             held.approvals.revoke(terms.name)
-        monkeypatch.setattr(approvals, "_now", lambda: real - dt.timedelta(days=30))
+        monkeypatch.setattr(approvals, "clock_time", lambda: real - dt.timedelta(days=30))
         (held.state / approvals.CLOCK).unlink()
         assert Approvals(held.state).now() == real + dt.timedelta(days=days)
     for name in (approvals.CLOCK, approvals.FILE, approvals.REVOCATIONS):

@@ -40,12 +40,21 @@ from dpfed.core.processes import free_port
 from dpfed.silo import gate_command
 from dpfed.silo.approvals import Approvals
 from dpfed.silo.policy import DataPolicy, GatePolicy, load_policy
+from dpfed.silo.relay import SOCKET as GATE_SOCKET
 from dpfed.sums.secagg import identity
 from tests.silo.gates import write_data
 
 pytestmark = pytest.mark.xdist_group("users")  # useradd locks the machine's list of them
 
-FILES = {"silo.toml", "dpfed-gate.service", "dpfed-supernode.service", "compose.yaml", "proxy.conf"}
+FILES = {
+    "silo.toml",
+    "dpfed-gate.service",
+    "dpfed-supernode.service",
+    "compose.yaml",
+    "proxy.conf",
+    "kubernetes.yaml",
+    "Containerfile",
+}
 
 
 def tool(name: str, package: str) -> str:
@@ -245,6 +254,68 @@ def test_docker_compose_takes_the_file(silo: Path) -> None:
         command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False
     )
     assert unset.returncode != 0  # rather than to run as root
+
+
+def pods(silo: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What runs: the gate's pod and the SuperNode's."""
+    found = {
+        (each["kind"], each["metadata"]["name"]): each
+        for each in yaml.safe_load_all((silo / "kubernetes.yaml").read_text())
+    }
+    gate, node = (
+        found["Deployment", name]["spec"]["template"]["spec"] for name in ("gate", "supernode")
+    )
+    closed = found["NetworkPolicy", "gate-has-no-network"]["spec"]
+    assert closed == {
+        "podSelector": {"matchLabels": {"app": "gate"}},
+        "policyTypes": ["Ingress", "Egress"],  # and no rule that lets something through
+    }
+    return gate, node
+
+
+def test_the_pods_share_the_socket_alone(silo: Path) -> None:
+    """Containers of one pod would share a network: so they are two, each with its own user."""
+    gate, node = pods(silo)
+    shared = [
+        {
+            str(volume)
+            for volume in each["volumes"]
+            if "hostPath" in volume or "Claim" in str(volume)
+        }
+        for each in (gate, node)
+    ]
+    assert [str(Path(GATE_SOCKET).parent) in each for each in shared[0] & shared[1]] == [True]
+    users = [each["securityContext"]["runAsUser"] for each in (gate, node)]
+    assert len(set(users)) == 2
+    for pod in (gate, node):
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        (container,) = pod["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container["resources"]["limits"]["memory"]
+    mounts = {each["name"]: each for each in gate["containers"][0]["volumeMounts"]}
+    assert mounts["data"]["readOnly"]
+    assert mounts["data"]["mountPath"] == "/srv/dpfed/data.csv"
+    assert "data" not in {each["name"] for each in node["containers"][0]["volumeMounts"]}
+
+
+@pytest.mark.slow
+def test_kubernetes_takes_the_manifests_and_hadolint_the_containerfile(silo: Path) -> None:
+    validate = ["kubernetes-validate", "--strict", str(silo / "kubernetes.yaml")]
+    done = subprocess.run(validate, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = (done.stdout + done.stderr).splitlines()
+    assert len(said) == 5  # kinds that it does not know are a warning only
+    assert all(" passed for resource " in line for line in said), said
+    linted = subprocess.run(
+        ["hadolint", str(silo / "Containerfile")], capture_output=True, text=True, check=False
+    )
+    assert linted.returncode == 0, linted.stdout
 
 
 # ----------------------------------------------------------------------------------- the proxy

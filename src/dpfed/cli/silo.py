@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -220,6 +221,7 @@ def approve(
     from dpfed.recipes.terms import read_terms
     from dpfed.silo.handler import RequestHandler
     from dpfed.silo.policy import load_policy
+    from dpfed.silo.publish import OWNERS_KINDS, Publisher
 
     text = file.read_text(encoding="utf-8")
     asked, handler = read_terms(text), RequestHandler(load_policy(policy))
@@ -234,8 +236,10 @@ def approve(
         raise UnsoundPlan(f"training {asked.name!r} cannot run here: {found.refused}")
     if not yes and not typer.confirm("approve?", default=False):
         raise typer.Exit(1)
-    given = handler.policy.data[asked.pins.dataset].approval_days if days is None else days
+    given = data.approval_days if days is None else days
     handler.approvals.approve(asked, text, days=given, by=getpass.getuser())
+    handler.approvals.remember_price(asked.name, data.price(asked))
+    Publisher(handler).publish(OWNERS_KINDS)
     typer.echo(f"approved for {given:g} days: {asked.name}, {asked.fingerprint[:16]}")
 
 
@@ -249,22 +253,127 @@ def revoke(
     """
     from dpfed.silo.handler import RequestHandler
     from dpfed.silo.policy import load_policy
+    from dpfed.silo.publish import OWNERS_KINDS, Publisher
 
-    RequestHandler(load_policy(policy)).approvals.revoke(name)
+    handler = RequestHandler(load_policy(policy))
+    handler.approvals.revoke(name)
+    Publisher(handler).publish(OWNERS_KINDS)
     typer.echo(f"revoked: {name}")
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+
+
 @silo_app.command()
-def status(policy: PolicyFile = DEFAULT) -> None:
+def status(policy: PolicyFile = DEFAULT, as_json: AsJson = False) -> None:
     """Show what is approved, answered and refused, and what each data set has spent.
 
-    Example: dpfed silo status
+    Example: dpfed silo status --json
+
+    \f
+
+    Args:
+        policy: the owner's policy.
+        as_json: print the figures as one JSON object.
     """
     from dpfed.cli.silo_text import state_of
+    from dpfed.silo.figures import gate_figures
     from dpfed.silo.handler import RequestHandler
     from dpfed.silo.policy import load_policy
 
-    typer.echo(state_of(RequestHandler(load_policy(policy))))
+    handler = RequestHandler(load_policy(policy))
+    typer.echo(_json(gate_figures(handler).to_json()) if as_json else state_of(handler, policy))
+
+
+def _json(tree: Any) -> str:
+    from dpfed.core.files import jsonable
+
+    return json.dumps(jsonable(tree), allow_nan=False)
+
+
+@silo_app.command()
+def health(
+    policy: PolicyFile = DEFAULT,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for a connection.")] = 5.0,
+) -> None:
+    """Say if the gate takes connections; exits with 1 if not: for systemd, Docker, Kubernetes.
+
+    It sends no order and reads no data, and loads little: probe as often as you like.
+
+    Example: dpfed silo health
+
+    \f
+
+    Args:
+        policy: the owner's policy.
+        timeout: seconds to wait for a connection.
+    """
+    from dpfed.cli.silo_health import check_health
+    from dpfed.core.errors import DataError
+
+    try:
+        typer.echo(check_health(policy, timeout))
+    except DataError as error:
+        typer.secho(f"unhealthy: {error}", err=True, fg=typer.colors.RED)
+        raise typer.Exit(1) from error
+
+
+@silo_app.command()
+def metrics(
+    policy: PolicyFile = DEFAULT,
+    out: Annotated[
+        Path | None, typer.Option(help="A file for node exporter's collector, replaced as a whole.")
+    ] = None,
+) -> None:
+    """Print budgets, answers and refusals in Prometheus' text format.
+
+    The gate writes the same file by itself after each event where the policy has gate.metrics.
+
+    Example: dpfed silo metrics --out /var/lib/prometheus/node-exporter/dpfed.prom
+
+    \f
+
+    Args:
+        policy: the owner's policy.
+        out: a file instead of the terminal.
+    """
+    from dpfed.silo.figures import gate_figures, metrics_text
+    from dpfed.silo.handler import RequestHandler
+    from dpfed.silo.policy import load_policy
+    from dpfed.silo.publish import replace_readable
+
+    text = metrics_text(gate_figures(RequestHandler(load_policy(policy))))
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        replace_readable(out, text)
+
+
+@silo_app.command()
+def page(
+    policy: PolicyFile = DEFAULT,
+    out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("gate.html"),
+) -> None:
+    """Write the officer's page: budgets, trainings, what left the building, and what to type.
+
+    One HTML file that loads nothing and runs no script, for the gate's user only. The gate rewrites
+    it by itself after each event where the policy has gate.page.
+
+    Example: dpfed silo page --out gate.html
+
+    \f
+
+    Args:
+        policy: the owner's policy.
+        out: the file; one of the same name is replaced.
+    """
+    from dpfed.core.files import replace_file
+    from dpfed.silo.handler import RequestHandler
+    from dpfed.silo.page import page_html
+    from dpfed.silo.policy import load_policy
+
+    replace_file(out, page_html(RequestHandler(load_policy(policy))).encode())
+    typer.echo(f"page in {out}")
 
 
 @silo_app.command()
@@ -291,22 +400,36 @@ def clock(
 
     from dpfed.silo.handler import RequestHandler
     from dpfed.silo.policy import load_policy
+    from dpfed.silo.publish import OWNERS_KINDS, Publisher
 
-    approvals = RequestHandler(load_policy(policy)).approvals
+    handler = RequestHandler(load_policy(policy))
+    approvals = handler.approvals
     again = approvals.reset_clock(getpass.getuser()) if reset else []
+    if reset:
+        Publisher(handler).publish(OWNERS_KINDS)
     typer.echo(f"for the gate it is {approvals.now().isoformat()}")
     for name in again:
         typer.echo(f"approved again: {name}; 'dpfed silo revoke {name}' ends it")
 
 
 @silo_app.command("log")
-def log_command(policy: PolicyFile = DEFAULT) -> None:
+def log_command(policy: PolicyFile = DEFAULT, as_json: AsJson = False) -> None:
     """Show approvals, replies and refusals, day by day.
 
     Example: dpfed silo log
+
+    \f
+
+    Args:
+        policy: the owner's policy.
+        as_json: print the lines as one JSON array.
     """
     from dpfed.cli.silo_text import days_of
     from dpfed.silo.handler import RequestHandler
     from dpfed.silo.policy import load_policy
 
-    typer.echo(days_of(RequestHandler(load_policy(policy))))
+    handler = RequestHandler(load_policy(policy))
+    if as_json:
+        typer.echo(_json([event._asdict() for event in handler.approvals.events()]))
+    else:
+        typer.echo(days_of(handler))

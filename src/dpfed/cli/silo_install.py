@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dpfed silo init``: a policy, two systemd units and a compose file, from templates/silo.
+"""``dpfed silo init``: a policy, two systemd units, and the same as containers: templates/silo.
 
     silo.toml                 what the owner allows; every key, with a line about it
     dpfed-gate.service        the gate: data, no network, no rights
     dpfed-supernode.service   the SuperNode: network, no data
     compose.yaml, proxy.conf  the same as containers, and nginx that lets /v1/fleet/ through only
+    kubernetes.yaml           the same as two pods; Containerfile: the image of all of them
 
 Guarantee: no file is overwritten; a word that a unit, a compose file or nginx could read in another
 way than it is meant (a blank, a quote, ``%``, ``$``) is refused.
@@ -96,6 +97,8 @@ def _words(folder: Path, silo: Silo) -> dict[str, str]:
         "run": str(Path(SOCKET).parent),
         "state": STATE,
         "server": silo.server,
+        "port": server[2],
+        "file": data.name,
         "host": _certified(server[1]),
         "name": silo.name if "." not in silo.name else f'"{silo.name}"',
         "version": VERSION,

@@ -8,9 +8,11 @@ of a model is loaded for any of it.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -18,6 +20,7 @@ import torch
 
 from dpfed.accounting.guarantee import GATED, round_up
 from dpfed.cli.data import contract_findings
+from dpfed.cli.silo_health import check_health
 from dpfed.client.questions.forecast import forecast
 from dpfed.core.errors import BudgetSpent, DpfedError
 from dpfed.core.log import shown
@@ -29,8 +32,10 @@ from dpfed.recipes.model import is_loaded
 from dpfed.recipes.query import ALGORITHM
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.terms import Terms
-from dpfed.silo.handler import ZERO_ROWS, RequestHandler, load_records
+from dpfed.silo.figures import gate_figures
+from dpfed.silo.handler import RequestHandler, load_records
 from dpfed.silo.policy import DataPolicy
+from dpfed.silo.publish import running
 from dpfed.training.account import Account
 
 _SEES = {
@@ -231,12 +236,6 @@ def _spent(handler: RequestHandler, dataset: str) -> str:
     return f"epsilon {cost.epsilon(data.delta, data.adjacency):.4g} is spent"
 
 
-def _overspent(handler: RequestHandler, dataset: str) -> str:
-    data = handler.policy.data[dataset]
-    cost = handler.ledger().spent(data.key(dataset))
-    return "" if cost.within(data.budget, data.adjacency) else ": OVERSPENT"
-
-
 def _enforced_instead(handler: RequestHandler, dataset: str) -> str:
     """Which budget the running gate enforces, if the policy has changed since it began."""
     data, ledger = handler.policy.data[dataset], handler.ledger()
@@ -252,12 +251,18 @@ def _enforced_instead(handler: RequestHandler, dataset: str) -> str:
     return f"the running gate enforces {said}, and not silo.toml's {data.budget}; restart it"
 
 
-def state_of(handler: RequestHandler) -> str:
-    """Approvals, counts, and what is spent."""
-    now, events = handler.approvals.now(), handler.approvals.events()
+def state_of(handler: RequestHandler, path: Path | None = None) -> str:
+    """Approvals, counts, what is spent, and what the running gate has read.
+
+    Args:
+        handler: the silo's.
+        path: the policy's file; None leaves out what a running gate has read.
+    """
+    figures = gate_figures(handler)
     lines = [
-        f"{name}: {_spent(handler, name)} of {data.budget}{_overspent(handler, name)}"
-        for name, data in handler.policy.data.items()
+        f"{each.name}: epsilon {each.spent:.4g} is spent of {handler.policy.data[each.name].budget}"
+        f"{': OVERSPENT' * each.overspent}"
+        for each in figures.data
     ]
     differ = {name: _enforced_instead(handler, name) for name in handler.policy.data}
     lines += [f"{name}: {said}" for name, said in differ.items() if said]
@@ -265,18 +270,26 @@ def state_of(handler: RequestHandler) -> str:
         handler.check_accounts()
     except DpfedError as error:
         lines.append(f"the gate does not start with this policy: {error}")
-    for each in handler.approvals.all():
-        counts = {
-            kind: sum(e.times for e in events if (e.kind, e.training) == (kind, each.name))
-            for kind in ("answered", "refused", ZERO_ROWS)
-        }
-        lost = f", {counts[ZERO_ROWS]} with zero rows (see the log)" if counts[ZERO_ROWS] else ""
+    for each in figures.trainings:
+        lost = f", {each.zero_rows} with zero rows (see the log)" if each.zero_rows else ""
         lines.append(
-            f"{each.name}: {each.state(now)} until {each.until[:10]} by {shown(each.by)}, "
-            f"{counts['answered']} answered{lost}, {counts['refused']} refused"
+            f"{each.name}: {each.state} until {each.until[:10]} by {each.by}, "
+            f"{each.answered} answered{lost}, {each.refused} refused"
         )
-    others = sum(e.times for e in events if e.kind == "refused" and not e.training)
-    return "\n".join([*lines, f"under names that are not approved: {others} refused"])
+    lines.append(f"under names that are not approved: {figures.refused_unknown} refused")
+    return "\n".join([*lines, *([] if path is None else [_running(handler, path)])])
+
+
+def _running(handler: RequestHandler, path: Path) -> str:
+    """Whether a gate takes connections, since when, and if it has read another policy than this."""
+    try:
+        check_health(path)
+    except DpfedError as error:
+        return str(error)
+    found = running(handler.state)
+    said = f"a gate of dpfed {found.get('dpfed')} has run since {found.get('since')}"
+    same = found.get("policy") == hashlib.sha256(path.read_bytes()).hexdigest()
+    return said if same else f"{said}, by another silo.toml than this one; restart it"
 
 
 def days_of(handler: RequestHandler) -> str:

@@ -14,6 +14,7 @@ Guarantee: nothing is downloaded or sent, and no folder that exists is written i
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -99,14 +100,28 @@ def new(
     typer.echo(f"next: cd {folder}, then read README.md")
 
 
-def doctor() -> None:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+) -> None:
     """Check whether this machine is ready, and say how to fix what is not.
 
     Exits with 1 if there is a problem, and with 0 if there are only warnings.
 
     Example: dpfed doctor
+
+    \f
+
+    Args:
+        as_json: print one JSON array of the checks instead of lines.
     """
     from dpfed.cli.doctor import Health, check_all
+
+    if as_json:
+        found = list(check_all())
+        typer.echo(json.dumps([line._asdict() for line in found]))
+        if any(line.verdict is Health.PROBLEM for line in found):
+            raise typer.Exit(1)
+        return
 
     colours = {
         Health.OK: typer.colors.GREEN,

@@ -24,9 +24,12 @@ def main(arguments: list[str]) -> None:
 
             print_modules(*map(Path, arguments[1:]))
             return
-        policy = load_policy(Path(arguments[0]))
+        path = Path(arguments[0])
+        policy = load_policy(path)
         run_gate(
-            policy, ready=lambda: print(f"the gate answers on {policy.gate.socket}", flush=True)
+            policy,
+            ready=lambda: print(f"the gate answers on {policy.gate.socket}", flush=True),
+            path=path,
         )
     except (DpfedError, OSError) as error:
         print(f"error: {shown(as_sentence(error), 2000)}", file=sys.stderr)

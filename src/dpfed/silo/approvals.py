@@ -40,6 +40,8 @@ from dpfed.recipes.terms import Terms, read_terms
 
 FILE, REVOCATIONS, CLOCK = "approvals.sqlite", "revocations.sqlite", "clock.sqlite"
 SOURCES, LEDGER_FILE = "sources.sqlite", "ledger.sqlite"
+ZERO_ROWS = "zero rows"
+"""The kind of event that counts replies which were made without the data: it depends on records."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, fingerprint TEXT, terms TEXT, at TEXT,
     until TEXT, revoked TEXT DEFAULT '', by TEXT);
@@ -139,7 +141,7 @@ class Approvals:
 
     def now(self) -> dt.datetime:
         """The clock's time, or the largest that was ever seen here, if the clock was set back."""
-        clock, largest = _now(), self.largest()
+        clock, largest = clock_time(), self.largest()
         if largest is not None and clock <= largest:
             return largest
         with self._open(CLOCK) as file:
@@ -178,7 +180,7 @@ class Approvals:
         Returns:
             the trainings whose approvals stand again.
         """
-        before, clock = self.largest() or _now(), _now()
+        before, clock = self.largest() or clock_time(), clock_time()
         again = [
             each.name
             for each in self.all()
@@ -289,17 +291,19 @@ class Approvals:
         revoked = self.revoked()
         return [self._with_revocation(Approval(*row), revoked) for row in rows]
 
-    def note(self, kind: str, training: str, said: str) -> None:
+    def note(self, kind: str, training: str, said: str, at: dt.datetime | None = None) -> None:
         """Count an event of today. Names that nobody has approved are one line together.
 
         Args:
             kind: answered, refused, approved and so on.
             training: the name in the order.
             said: more about it; made fit for a screen.
+            at: when; None means now. Of an order, when it came: how long its reply took may depend
+                on records.
         """
         known = self.known(training)
         said = shown(said if known or not training else f"{training}: {said}")
-        now = _now()
+        now = at or clock_time()
         with self._open(FILE, count=True) as file:
             file.execute(
                 "INSERT INTO events VALUES (?, ?, ?, 1, ?, ?) ON CONFLICT (day, kind, training) "
@@ -310,9 +314,10 @@ class Approvals:
     def events(self) -> list[Event]:
         """The events day by day, the latest last."""
         with self._open(FILE) as file:
-            rows = file.execute("SELECT * FROM events ORDER BY day, last").fetchall()
+            rows = file.execute("SELECT * FROM events ORDER BY day, last, rowid").fetchall()
         return [Event(*row) for row in rows]
 
 
-def _now() -> dt.datetime:
+def clock_time() -> dt.datetime:
+    """The system's time, to the second."""
     return dt.datetime.now(dt.UTC).replace(microsecond=0)

@@ -47,6 +47,7 @@ from dpfed.core.errors import DataError, contain_all
 from dpfed.core.log import OneLine, log
 from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import GatePolicy, Policy
+from dpfed.silo.publish import Publisher
 from dpfed.silo.relay import LENGTH, receive
 
 _CREDENTIALS = struct.Struct("3i")
@@ -57,12 +58,15 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # of pr
 _MCL_CURRENT_AND_FUTURE = 3  # of mlockall: all pages that are there, and those to come
 
 
-def run_gate(policy: Policy, ready: Callable[[], None] = lambda: None) -> None:
+def run_gate(
+    policy: Policy, ready: Callable[[], None] = lambda: None, path: Path | None = None
+) -> None:
     """Reply to requests until the process is told to end.
 
     Args:
         policy: the owner's.
         ready: called once the socket is open.
+        path: the policy's file, whose digest is noted.
     """
     harden()
     torch.set_num_threads(1)  # before threads start: a forked child would wait for them for ever
@@ -74,8 +78,10 @@ def run_gate(policy: Policy, ready: Callable[[], None] = lambda: None) -> None:
     users = {pwd.getpwnam(name).pw_uid for name in policy.gate.relay_users}
     with listen(policy.gate) as gate:
         log.info("the gate listens on %s", policy.gate.socket)
+        publisher = Publisher(handler)
+        publisher.begin(path)
         ready()
-        _serve(gate, handler, users)
+        _serve(gate, handler, users, publisher)
 
 
 def harden() -> None:
@@ -131,7 +137,9 @@ def refuse_open_folder(folder: Path, user: int | None = None) -> None:
             )
 
 
-def _serve(gate: socket.socket, handler: RequestHandler, users: set[int]) -> None:
+def _serve(
+    gate: socket.socket, handler: RequestHandler, users: set[int], publisher: Publisher
+) -> None:
     recent: deque[float] = deque(maxlen=handler.policy.gate.per_minute)
     while True:
         relay, _ = gate.accept()
@@ -143,6 +151,7 @@ def _serve(gate: socket.socket, handler: RequestHandler, users: set[int]) -> Non
                 _serve_request(relay, handler, users)
             except Exception:
                 log.exception("a request failed; the gate continues")
+        publisher.publish()  # once the reply has left
 
 
 def _serve_request(relay: socket.socket, handler: RequestHandler, users: set[int]) -> None:
@@ -150,10 +159,15 @@ def _serve_request(relay: socket.socket, handler: RequestHandler, users: set[int
     packed = relay.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(packed)
     if user not in users:
-        log.warning("refused a connection of user %d, whom gate.relay_users does not name", user)
+        if user not in (0, os.geteuid()):  # whose health checks connect and close
+            log.warning("refused user %d, whom gate.relay_users does not name", user)
         return
     policy = handler.policy.gate
-    order = _receive_frame(relay, policy.most_bytes, time.monotonic() + _FRAME_TIMEOUT_S)
+    deadline = time.monotonic() + _FRAME_TIMEOUT_S
+    relay.settimeout(_FRAME_TIMEOUT_S)
+    if not relay.recv(1, socket.MSG_PEEK):
+        return  # a health check
+    order = _receive_frame(relay, policy.most_bytes, deadline)
     began = time.monotonic()  # at the last byte: a sender who holds it back gains nothing
     reply = _reply_in_time(handler, order, began)
     time.sleep(max(0.0, began + policy.answer_after - time.monotonic()))

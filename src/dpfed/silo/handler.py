@@ -47,7 +47,7 @@ from dpfed.recipes.model import PRETRAINED
 from dpfed.recipes.records import load_dataset
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.terms import Terms, read_terms
-from dpfed.silo.approvals import LEDGER_FILE, Approvals, Price
+from dpfed.silo.approvals import LEDGER_FILE, ZERO_ROWS, Approvals, Price, clock_time
 from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
 from dpfed.silo.sources import check_accounts
 from dpfed.training.account import Account, AccountHolder
@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from dpfed.data.shards import ShardedProblem
 
 BY_RULE = "the policy"
-ZERO_ROWS = "zero rows"
-"""The kind of event that counts replies which were made without the data."""
 _MIN_WEEK_FRACTION = (
     0.01  # each training uses at least this of week_epsilon: even free ones use disk
 )
@@ -75,6 +73,8 @@ class RequestHandler:
     policy: Policy
     records: dict[str, Records] = field(default_factory=dict)
     _trainings: dict[str, tuple[Terms, Problem]] = field(default_factory=dict)
+    _came: dt.datetime | None = None
+    """When the order that is answered now came in."""
 
     def __post_init__(self) -> None:
         gate = self.policy.gate
@@ -183,9 +183,8 @@ class RequestHandler:
         content = _read(order)
         reply = respond(content, _OrderNode(self, content, zero_rows))
         if zero_rows and not reply.config_records[CONTROL].get("error"):
-            self.approvals.note(
-                ZERO_ROWS, _training_name(content), "a child died, or took too long"
-            )
+            said = "a child died, or took too long"
+            self.approvals.note(ZERO_ROWS, _training_name(content), said, self._came)
         return self._count_reply(content, reply)
 
     def refuse_early(self, order: bytes) -> bytes | None:
@@ -193,6 +192,7 @@ class RequestHandler:
 
         A long order is left to a child: parsing a few bytes may make many objects.
         """
+        self._came = clock_time()
         content = _read(order) if len(order) <= _MAX_PEEKED_BYTES else None
         if content is None:
             return None
@@ -222,7 +222,7 @@ class RequestHandler:
     def _count_reply(self, content: RecordDict, reply: RecordDict) -> bytes:
         error = reply.config_records[CONTROL].get("error")
         kind = "refused" if error else "answered"
-        self.approvals.note(kind, _training_name(content), str(error or ""))
+        self.approvals.note(kind, _training_name(content), str(error or ""), self._came)
         return to_bytes(reply)
 
 
@@ -310,9 +310,9 @@ class _OrderNode:
         Costs are stored with the approvals, so that each is computed once.
         """
         approvals, dataset = self.handler.approvals, terms.pins.dataset
-        measure = f"{data.key(dataset)} {data.budget}"  # if the policy changes, costs do, too
         week = (approvals.now() - dt.timedelta(days=7)).isoformat()
-        prices, own = approvals.prices(), [Price(dataset, measure, data.cost(terms))]
+        prices, own = approvals.prices(), [data.price(terms)]
+        measure = own[0].measure  # if the policy changes, costs do, too
         for each in approvals.all():
             if each.at < week or each.by != BY_RULE:
                 continue

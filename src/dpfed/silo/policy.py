@@ -61,6 +61,7 @@ from dpfed.recipes.model import PRETRAINED
 from dpfed.recipes.records import with_contract
 from dpfed.recipes.schema import DataRecipe, EvaluationKind, Recipe
 from dpfed.recipes.terms import NAME, Terms, check_numbers, package_digest
+from dpfed.silo.approvals import Price
 from dpfed.sums.secagg.identity import ROSTER
 from dpfed.training.account import whole_cost
 
@@ -102,6 +103,12 @@ class GatePolicy(_Table, frozen=True):
     """The maximum size of a request."""
     per_minute: int = 600
     """Requests per minute; more have to wait."""
+    events: str = ""
+    """A file that gets one JSON line for each event."""
+    metrics: str = ""
+    """A file of metrics for Prometheus, rewritten after each event."""
+    page: str = ""
+    """The officer's HTML page, rewritten after each event."""
 
 
 class PretrainedPolicy(_Table, frozen=True):
@@ -204,6 +211,11 @@ class DataPolicy(_Table, frozen=True):
         """What a training costs of that budget, whatever the terms state theirs in: epsilon."""
         return whole_cost(terms.plan, self.key(terms.pins.dataset), self.budget)
 
+    def price(self, terms: Terms) -> Price:
+        """The same with the data set, and the budget's terms that it is stated in."""
+        dataset = terms.pins.dataset
+        return Price(dataset, f"{self.key(dataset)} {self.budget}", self.cost(terms))
+
 
 class Policy(_Table, frozen=True):
     """The whole file."""
@@ -242,9 +254,10 @@ def _with_contract(name: str, data: DataPolicy) -> DataPolicy:
 
 def _check(policy: Policy) -> None:
     gate = policy.gate
-    for label, value in (("gate.socket", gate.socket), ("gate.state", gate.state)):
-        if not Path(value).is_absolute():
-            raise refuse(label, "an absolute path", value)
+    for label in ("socket", "state", "events", "metrics", "page"):
+        value = getattr(gate, label)
+        if not Path(value).is_absolute() and (value or label in ("socket", "state")):
+            raise refuse(f"gate.{label}", "an absolute path", value)
     if not gate.relay_users:
         raise refuse("gate.relay_users", "one or more users", gate.relay_users)
     if not (0 <= gate.answer_after < gate.longest <= 86_400):

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an owner's machines may know of a gate: budgets, trainings, counts; as values, and as text.
+
+``gate_figures`` reads ledger and approvals. The texts made of them are for a person (``dpfed silo
+status``), for a program (``--json``), and for Prometheus (``metrics_text``).
+
+Guarantee: ``metrics_text`` has nothing that depends on a record. How many answers had zero rows
+does, so it is in the figures of the owner's own commands, and not in the metrics, which go to
+machines that may show them to others.
+
+| edge case                                  | what happens                                        |
+|--------------------------------------------|-----------------------------------------------------|
+| what is left cannot be said (draws)        | None; the metric is left out                        |
+| a training that was never asked            | 0 answers, and no time of a last one                |
+| a word in a label that Prometheus may      | escaped; names are 1 to 64 of A-Z a-z 0-9 - _ .     |
+| misread                                    |                                                     |
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import tomllib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dpfed.core.log import shown
+from dpfed.silo.approvals import ZERO_ROWS
+
+if TYPE_CHECKING:
+    from dpfed.silo.handler import RequestHandler
+
+
+class DataFigures(NamedTuple):
+    """What a data set has spent of its budget."""
+
+    name: str
+    epsilon: float
+    """Of the budget."""
+    delta: float
+    spent: float
+    """Infinite if there is no bound."""
+    left: float | None
+    """For one more training; None where it cannot be said."""
+    overspent: bool
+    approvals: int
+    """How many trainings on it may ask today."""
+
+
+class TrainingFigures(NamedTuple):
+    """One training that was ever approved here."""
+
+    name: str
+    fingerprint: str
+    state: str
+    """approved, expired or revoked."""
+    until: str
+    by: str
+    answered: int
+    refused: int
+    zero_rows: int
+    """Answers that were made without the data; depends on records."""
+    last: str
+    """When the last order came that was answered; "" if none was."""
+
+
+class GateFigures(NamedTuple):
+    """A gate, as its owner may see it."""
+
+    at: str
+    data: tuple[DataFigures, ...]
+    trainings: tuple[TrainingFigures, ...]
+    refused_unknown: int
+    """Refusals under names that nobody has approved."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as one JSON object."""
+        return {
+            "at": self.at,
+            "data": [each._asdict() for each in self.data],
+            "trainings": [each._asdict() for each in self.trainings],
+            "refused_unknown": self.refused_unknown,
+        }
+
+
+def gate_figures(handler: RequestHandler) -> GateFigures:
+    """Budgets, approvals and counts of a gate, from its own files."""
+    approvals, ledger = handler.approvals, handler.ledger()
+    now, events, found = approvals.now(), approvals.events(), approvals.all()
+    named = {each.name: _dataset_of(each.terms) for each in found}
+    standing = [named[each.name] for each in found if each.state(now) == "approved"]
+    data = []
+    for name, policy in handler.policy.data.items():
+        cost = ledger.spent(policy.key(name))
+        left = cost.left(policy.budget)
+        data.append(
+            DataFigures(
+                name=name,
+                epsilon=policy.epsilon,
+                delta=policy.delta,
+                spent=cost.epsilon(policy.delta, policy.adjacency),
+                left=None if math.isnan(left) else left,
+                overspent=not cost.within(policy.budget, policy.adjacency),
+                approvals=standing.count(name),
+            )
+        )
+    ledger.close()
+
+    def count(kind: str, training: str) -> int:
+        return sum(e.times for e in events if (e.kind, e.training) == (kind, training))
+
+    trainings = tuple(
+        TrainingFigures(
+            name=each.name,
+            fingerprint=each.fingerprint,
+            state=each.state(now),
+            until=each.until,
+            by=shown(each.by),
+            answered=count("answered", each.name),
+            refused=count("refused", each.name),
+            zero_rows=count(ZERO_ROWS, each.name),
+            last=max(
+                (e.last for e in events if (e.kind, e.training) == ("answered", each.name)),
+                default="",
+            ),
+        )
+        for each in found
+    )
+    return GateFigures(now.isoformat(), tuple(data), trainings, count("refused", ""))
+
+
+def _dataset_of(terms: str) -> str:
+    """The data set that approved terms name; they were read whole when they were approved."""
+    pins: dict[str, Any] = tomllib.loads(terms).get("terms", {})
+    return str(pins.get("dataset", ""))
+
+
+# -------------------------------------------------------------------------------------- Prometheus
+
+
+def metrics_text(figures: GateFigures) -> str:
+    """The figures in Prometheus' text format, without what depends on records.
+
+    >>> none = GateFigures("2026-01-01T00:00:00+00:00", (), (), 3)
+    >>> print(metrics_text(none).splitlines()[-1])
+    dpfed_unknown_refusals_total 3
+    """
+    lines: list[str] = []
+    for name, kind, said, samples in _metrics(figures):
+        lines += [f"# HELP {name} {said}", f"# TYPE {name} {kind}"]
+        lines += [f"{name}{_labels(labels)} {value:.12g}" for labels, value in samples]
+    return "\n".join(lines) + "\n"
+
+
+Sample = tuple[dict[str, str], float]
+
+
+def _metrics(figures: GateFigures) -> Iterator[tuple[str, str, str, list[Sample]]]:
+    """Each metric: its name, type and meaning, and its samples."""
+    data = figures.data
+    yield (
+        "dpfed_budget_epsilon",
+        "gauge",
+        "The budget of all trainings.",
+        [({"data": each.name}, each.epsilon) for each in data],
+    )
+    yield (
+        "dpfed_spent_epsilon",
+        "gauge",
+        "What was released so far costs.",
+        [({"data": each.name}, each.spent) for each in data],
+    )
+    yield (
+        "dpfed_left_epsilon",
+        "gauge",
+        "What one more training may cost.",
+        [({"data": each.name}, each.left) for each in data if each.left is not None],
+    )
+    yield (
+        "dpfed_overspent",
+        "gauge",
+        "1 if more is spent than the policy allows.",
+        [({"data": each.name}, each.overspent) for each in data],
+    )
+    yield (
+        "dpfed_standing_approvals",
+        "gauge",
+        "Trainings that may ask today.",
+        [({"data": each.name}, each.approvals) for each in data],
+    )
+    trainings = [({"training": each.name}, each) for each in figures.trainings]
+    yield (
+        "dpfed_answers_total",
+        "counter",
+        "Orders that were answered.",
+        [(labels, each.answered) for labels, each in trainings],
+    )
+    yield (
+        "dpfed_refusals_total",
+        "counter",
+        "Orders that were refused.",
+        [(labels, each.refused) for labels, each in trainings],
+    )
+    yield (
+        "dpfed_last_answer_timestamp_seconds",
+        "gauge",
+        "When the last order came that was answered.",
+        [(labels, _seconds(t.last)) for labels, t in trainings if t.last],
+    )
+    yield (
+        "dpfed_approved_until_timestamp_seconds",
+        "gauge",
+        "When a standing approval ends.",
+        [(labels, _seconds(t.until)) for labels, t in trainings if t.state == "approved"],
+    )
+    yield (
+        "dpfed_figures_timestamp_seconds",
+        "gauge",
+        "When these figures were written.",
+        [({}, _seconds(figures.at))],
+    )
+    yield (
+        "dpfed_unknown_refusals_total",
+        "counter",
+        "Orders under names that nobody has approved.",
+        [({}, figures.refused_unknown)],
+    )
+
+
+def _seconds(text: str) -> float:
+    return dt.datetime.fromisoformat(text).timestamp()
+
+
+def _labels(labels: dict[str, str]) -> str:
+    escaped = {
+        name: value.replace("\\", r"\\").replace('"', r"\"") for name, value in labels.items()
+    }
+    inside = ",".join(f'{name}="{value}"' for name, value in escaped.items())
+    return f"{{{inside}}}" if inside else ""
