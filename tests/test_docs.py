@@ -38,6 +38,7 @@ ELSEWHERE = {
     "index.md": "its commands are the quickstart's first, which are run",
     "deployment.md": "needs several hosts: tests/soak/month.py is them, by turns",
     "ledger.md": "its commands are those of a deployment: tests/soak/month.py runs them",
+    "operations.md": "needs a gate that runs: tests/silo/test_figures.py has its commands",
     "silo.md": "needs root and users of its own: tests/cli/test_silo_install.py has its commands",
 }
 
