@@ -15,6 +15,7 @@ no terms, and shown where a training is approved. Each cell is mapped by itself.
 |-----------------------------------------------|-------------------------------------------------|
 | a word that means missing, of a mapped number | stays missing: it is looked for before          |
 | text in the place of a number                 | stays as it is, and is missing                  |
+| no cell at all, in a line that does not fit   | stays none                                      |
 | a point in a number with decimal = ","        | of thousands, if so written; otherwise missing  |
 | a name or word that the contract does not have| RecipeError                                     |
 """
@@ -23,15 +24,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dpfed.core.checks import refuse
+from dpfed.core.errors import RecipeError
 from dpfed.core.log import shown
 from dpfed.data.cells import number, spelling, text
-from dpfed.data.contract import MAX_COLUMNS, Contract, Kind, check_text, is_missing
+from dpfed.data.contract import (
+    MAX_COLUMNS,
+    Contract,
+    Kind,
+    check_text,
+    is_missing,
+    read_tables,
+)
 
 _GROUPS = re.compile(r"[+-]?[0-9]{1,3}(\.[0-9]{3})+(,[0-9]*)?")
 MAX_FACTOR = 1e12
@@ -138,11 +148,27 @@ class FileMapping(
         def read(cell: Any) -> Any:
             written = text(cell)
             if is_missing(written, absent):
-                return ""
+                return None if cell is None else ""
             found = number(_with_point(written) if self.decimal == "," else written)
             return written if math.isnan(found) else found * factor + offset
 
         return read
+
+    def table(self, contract: Contract, table: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """A table's cells as the contract has them; columns that it lacks are left out.
+
+        Args:
+            contract: what it is to be read by.
+            table: by the file's own name of a column, its cells.
+        """
+        names = self.names(list(table))
+        contract.places(names, [name for name in contract.names if name in names])  # each once
+        held = dict(zip(names, table, strict=True))
+        return {
+            name: [*map(self.reader(name, contract), table[held[name]])]
+            for name in contract.names
+            if name in held
+        }
 
     def said(self, contract: Contract) -> Iterator[str]:
         """What is mapped, one sentence part each, for the officer who approves.
@@ -161,6 +187,37 @@ class FileMapping(
             yield f"in {name}, {pairs}"
         if self.decimal != ".":
             yield "numbers have a decimal comma"
+
+
+def read_mapping(path: Path) -> FileMapping:
+    """A mapping from a TOML file of at most 64 KiB, with the keys of a policy's ``load.mapping``.
+
+    Args:
+        path: the file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "mapping.toml"
+    ...     _ = path.write_text('rename = {alter = "age"}')
+    ...     read_mapping(path).rename
+    {'alter': 'age'}
+    """
+    return mapping_of(read_tables("mapping", path, "check the path"))
+
+
+def mapping_of(tables: Mapping[str, Any]) -> FileMapping:
+    """A mapping from plain tables, as TOML or JSON has them.
+
+    Args:
+        tables: its fields.
+
+    >>> mapping_of({"factor": {"weight": 0.4536}}).factor
+    {'weight': 0.4536}
+    """
+    try:
+        return msgspec.convert(tables, FileMapping)
+    except msgspec.ValidationError as error:
+        raise RecipeError(f"the mapping cannot be read ({error}); correct that place") from error
 
 
 def _numbers(contract: Contract) -> list[str]:
