@@ -103,6 +103,7 @@ def test_three_gates_and_a_secure_sum_give_the_bits_of_one_process(tmp_path: Pat
                 load={"source": str(tables[each.number]), "contract": CONTRACT},
                 shape=[3],
             )
+        assert "accepted: data sepsis" in owners[0].command("accept", "--yes")
         said = owners[0].command("approve", str(path), "--yes")
         for question in terms.model.questions:  # the officer reads each of them
             assert f"- {question.name}: {question.said}; " in said

@@ -280,7 +280,8 @@ def _agreed(
     from dpfed.data.contracted import read_batches
     from dpfed.data.sheets import read_header
 
-    needed, own = [column.name for column in contract.columns], mapping or FileMapping()
+    own = mapping or FileMapping()
+    needed = [each.name for each in contract.columns if each.name not in own.missing]
     header = read_header(source, own.wanted(contract))
     check_columns(needed, own.names(header.names), repr(source.name))
     check_columns(keep, header.names, repr(source.name))

@@ -60,9 +60,10 @@ def read_batches(
     header = read_header(path, own.wanted(contract))
     names = own.names(header.names)
     try:
-        places = contract.places(names, needed)
+        places = contract.places(names, own.needed(contract) if needed is None else needed)
     except DataError as error:
         raise DataError(f"{path.name!r}: {error}") from error
+    places = {name: at for name, at in places.items() if name not in own.missing}
     places |= {name: names.index(name) for name in others if name in names}
     readers = {name: own.reader(name, contract) for name in contract.names if name in places}
     lines = read_lines(path, header)
@@ -70,6 +71,7 @@ def read_batches(
         cells = {name: _cells(batch, at) for name, at in places.items()}
         for name, reader in readers.items():
             cells[name] = [reader(cell) for cell in cells[name]]
+        cells |= {name: [None] * len(batch) for name in own.missing}
         copied = {name: _cells(batch, header.names.index(name)) for name in kept}
         yield Batch([line.number for line in batch], cells, copied)
 

@@ -7,6 +7,7 @@
     offset = {temperature = -273.15}
     words = {outcome = {"1" = "dead", "0" = "alive"}}
     decimal = ","
+    missing = ["smoker"]                       # the file has it not, or not as agreed
 
 All keys but those of ``rename`` are the contract's names. A mapping is its owner's alone: it is in
 no terms, and shown where a training is approved. Each cell is mapped by itself.
@@ -18,6 +19,8 @@ no terms, and shown where a training is approved. Each cell is mapped by itself.
 | no cell at all, in a line that does not fit   | stays none                                      |
 | a point in a number with decimal = ","        | of thousands, if so written; otherwise missing  |
 | a name or word that the contract does not have| RecipeError                                     |
+| a column under ``missing``                    | not read: each record has the contract's        |
+|                                               | constant for a missing value                    |
 """
 
 from __future__ import annotations
@@ -66,6 +69,8 @@ class FileMapping(
     """By column: the file's words, and the contract's word for each."""
     decimal: str = "."
     """What stands before the decimals of a number: a point, or a comma."""
+    missing: tuple[str, ...] = ()
+    """Columns of features that are not read: each of their values is missing."""
 
     def names(self, header: Sequence[str]) -> tuple[str, ...]:
         """The file's columns by the contract's names.
@@ -82,7 +87,16 @@ class FileMapping(
             contract: what is looked for.
         """
         mapped = {mine for mine, its in self.rename.items() if its in contract.names}
-        return mapped | (set(contract.names) - {self.rename[mine] for mine in mapped})
+        others = set(contract.names) - {self.rename[mine] for mine in mapped}
+        return mapped | (others - set(self.missing))
+
+    def needed(self, contract: Contract) -> list[str]:
+        """The contract's columns that are read.
+
+        Args:
+            contract: what the file is read by.
+        """
+        return [name for name in contract.names if name not in self.missing]
 
     def check(self, contract: Contract) -> None:
         """Refuse what the contract does not have.
@@ -100,6 +114,10 @@ class FileMapping(
                 raise _unknown("mapping.rename", its, contract.names)
         if len(set(self.rename.values())) < len(self.rename):
             raise refuse("mapping.rename", "another column for each", "one twice", "correct it")
+        features = [column.name for column in contract.columns]
+        for name in self.missing:
+            if name not in features:
+                raise _unknown("mapping.missing", name, features)
         self._check_units(contract)
         self._check_words(contract)
 
@@ -162,13 +180,12 @@ class FileMapping(
             table: by the file's own name of a column, its cells.
         """
         names = self.names(list(table))
-        contract.places(names, [name for name in contract.names if name in names])  # each once
+        read = [name for name in self.needed(contract) if name in names]
+        contract.places(names, read)  # refuses one that is there twice
         held = dict(zip(names, table, strict=True))
-        return {
-            name: [*map(self.reader(name, contract), table[held[name]])]
-            for name in contract.names
-            if name in held
-        }
+        made = {name: [*map(self.reader(name, contract), table[held[name]])] for name in read}
+        records = len(next(iter(made.values()), ()))
+        return made | {name: [None] * records for name in self.missing}
 
     def said(self, contract: Contract) -> Iterator[str]:
         """What is mapped, one sentence part each, for the officer who approves.
@@ -187,6 +204,7 @@ class FileMapping(
             yield f"in {name}, {pairs}"
         if self.decimal != ".":
             yield "numbers have a decimal comma"
+        yield from (f"{name} is not read, so that each value is missing" for name in self.missing)
 
 
 def read_mapping(path: Path) -> FileMapping:

@@ -200,6 +200,20 @@ class DataPolicy(_Table, frozen=True):
         given = self.classes or self.load.options.get("classes")
         return Public(given if isinstance(given, int) and given > 1 else None)
 
+    @property
+    def reading(self) -> str:
+        """A digest of how the file is read: which one, by which contract and mapping; "" if none.
+
+        It depends on no record.
+        """
+        if not isinstance(self.load.contract, Contract):
+            return ""
+        own = self.load.mapping
+        mapped = None if isinstance(own, msgspec.UnsetType) else own
+        read = [self.load.source, self.load.contract.digest, mapped, self.load.options]
+        made = msgspec.json.encode(read, order="deterministic")
+        return hashlib.sha256(b"dpfed reading 1\n" + made).hexdigest()
+
     def cost(self, terms: Terms) -> float:
         """What a training costs of that budget, whatever the terms state theirs in: epsilon."""
         return whole_cost(terms.plan, self.key(terms.pins.dataset), self.budget)
