@@ -77,8 +77,8 @@ def _asks(terms: Terms) -> dict[str, str]:
     ]
     if "columns" in terms.recipe.client:  # by the terms alone: there is no contract
         lines += [
-            f"by the terms, {shown(name)} is feature {column.at} of this silo's records, from "
-            f"{column.low:g} to {column.high:g}"
+            f"by the terms, {shown(name)} is feature {column.at} of this silo's records, "
+            + ("a number as it is" if column.raw else f"from {column.low:g} to {column.high:g}")
             for name, column in model.columns.items()
         ]
     return {"asks": f"\n{'':10}- ".join([f"{len(model.questions)} questions in one row", *lines])}
