@@ -76,7 +76,7 @@ MODULES = {"dpfed": dpfed, "dpfed.flower": dpfed.flower}
 SIGNATURES = {
     "dpfed.run": "(recipe=None, *, seed=None, out=None, overrides=(), watch=None, "
     "engine='in-process', resume=None, sinks=(), overwrite=False, **sections)",
-    "dpfed.load": "(folder, *, module=None, base=None, weights=None)",
+    "dpfed.load": "(folder, *, module=None, base=None, weights=None, mapping=None)",
     "dpfed.calibrate": "(mechanism, *, epsilon, delta, releases, budget_fraction=1.0)",
     "dpfed.flower.make_plan": "(clients=(), layout=None, *, nominal=None, **sections)",
     "dpfed.flower.ExactAccountant": "(config, adjacency='zero-out')",

@@ -99,6 +99,103 @@ def test_a_column_that_is_not_the_contracts_is_refused_by_name(
     ).records == len(rows)
 
 
+OWN = {
+    "rename": {"Alter": "age", "Geschlecht": "sex", "tot": "outcome"},
+    "factor": {"age": 1 / 12},
+    "offset": {"dose": 0.5},
+    "words": {"sex": {"w": "f"}, "outcome": {"1": "dead", "0": "alive"}},
+    "decimal": ",",
+}
+"""Of a file in months, decimal commas and German."""
+
+
+def own_rows(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The same records, as that file has them."""
+
+    def comma(cell: str, factor: float = 1.0, offset: float = 0.0) -> str:
+        return cell if cell in ("", "?") else f"{float(cell) * factor - offset}".replace(".", ",")
+
+    return [
+        {
+            "id": str(at),
+            "Alter": comma(row["age"], factor=12),
+            "dose": comma(row["dose"], offset=0.5),
+            "Geschlecht": {"f": "w"}.get(row["sex"], row["sex"]),
+            "tot": str(int(row["outcome"] == "dead")),
+        }
+        for at, row in enumerate(rows)
+    ]
+
+
+def test_a_file_that_says_it_otherwise_is_mapped(wards: Wards, tmp_path: Path) -> None:
+    folder, _ = wards
+    rows, *_ = read_rows(folder / "ward-0.csv")
+    plain = dpfed.load(folder / "out/model")
+    mapped = dpfed.load(folder / "out/model", mapping=OWN)
+    assert mapped.predict(own_rows(rows)).tolist() == plain.predict(rows).tolist()
+    assert np.allclose(mapped.predict_proba(own_rows(rows)), plain.predict_proba(rows), atol=1e-6)
+
+    write_rows(tmp_path / "agreed.csv", rows, list(rows[0]), ",")
+    theirs = own_rows(rows)
+    write_rows(tmp_path / "own.csv", theirs, list(theirs[0]), ";")
+    agreed = score_file(plain, tmp_path / "agreed.csv", tmp_path / "agreed.out")
+    own = score_file(mapped, tmp_path / "own.csv", tmp_path / "own.out", keep=["id", "Alter"])
+    assert (own.records, own.right, own.labelled) == (agreed.records, agreed.right, agreed.labelled)
+    made, _, _ = read_rows(tmp_path / "own.out")
+    assert [row["Alter"] for row in made] == [row["Alter"] for row in theirs], "as the file has it"
+    assert [row["prediction"] for row in made] == plain.predict(rows).tolist()
+    with pytest.raises(DataError, match="column 'age'"):
+        score_file(plain, tmp_path / "own.csv", tmp_path / "own.out")
+
+
+def test_a_mapping_that_does_not_suffice_is_refused_by_the_columns_name(
+    wards: Wards, tmp_path: Path
+) -> None:
+    rows, *_ = read_rows(wards[0] / "ward-0.csv")
+    theirs = own_rows(rows)
+    write_rows(tmp_path / "own.csv", theirs, list(theirs[0]), ";")
+    for key, column in (("factor", "age"), ("words", "sex"), ("decimal", "age")):
+        some = {name: value for name, value in OWN.items() if name != key}
+        model = dpfed.load(wards[0] / "out/model", mapping=some)
+        with pytest.raises(DataError, match=f"column '{column}' of 'own.csv' must be as"):
+            score_file(model, tmp_path / "own.csv", tmp_path / "own.out")
+
+
+def test_a_line_that_does_not_fit_has_no_prediction_beside_a_mapping(
+    wards: Wards, tmp_path: Path
+) -> None:
+    numbers = {"factor": {"age": 1.0, "dose": 2.0}, "offset": {"age": 1.0}}
+    model = dpfed.load(wards[0] / "out/model", mapping=numbers)
+    (tmp_path / "new.csv").write_text("age,dose,sex\n40,1,f\n1,2\n")
+    assert score_file(model, tmp_path / "new.csv", tmp_path / "scored.csv").empty == 1
+
+
+def test_what_no_mapping_can_be_about_is_refused(wards: Wards, tmp_path: Path) -> None:
+    from dpfed.core.errors import RecipeError
+    from tests.helpers.bundles import train
+
+    with pytest.raises(RecipeError, match="about something of the contract"):
+        dpfed.load(wards[0] / "out/model", mapping={"factor": {"weight": 2.0}})
+    with pytest.raises(RecipeError, match="mapping cannot be read"):
+        dpfed.load(wards[0] / "out/model", mapping={"factors": {"age": 2.0}})
+    train(tmp_path)
+    with pytest.raises(DataError, match="needs a model with a contract"):
+        dpfed.load(tmp_path / "out/model", mapping={"rename": {"Alter": "age"}})
+
+
+def test_another_unit_is_refused_wherever_in_the_file_it_begins(
+    model: dpfed.TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpfed.data.contracted._BATCH", 20)
+    cells = [{"age": str(30 + at % 40), "dose": "1", "sex": "f"} for at in range(60)]
+    for row in cells[40:]:
+        row["age"] = str(int(row["age"]) * 365)
+    write_rows(tmp_path / "new.csv", cells, ["age", "dose", "sex"], ",")
+    with pytest.raises(DataError, match="column 'age'"):
+        score_file(model, tmp_path / "new.csv", tmp_path / "scored.csv")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.csv"]
+
+
 def test_a_missing_column_is_refused_by_name(model: dpfed.TrainedModel, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("age,dose\n50,1\n")
     with pytest.raises(DataError, match="column 'sex'"):

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import dpfed
 from dpfed.cli import main
 from dpfed.data.contract import read_contract
 
@@ -71,3 +73,31 @@ def test_ranges_are_entered_in_the_ledger(folder: Path, monkeypatch: pytest.Monk
     said(*told, "--dataset", "ward", "--budget", "1.2")
     refused = CliRunner().invoke(main.app, ["stats", *told, "--dataset", "ward"])
     assert "BudgetSpent" in type(refused.exception).__name__
+
+
+def test_gates_are_asked_by_a_query_and_their_answers_make_the_contract(folder: Path) -> None:
+    (folder / "draft.toml").write_text(CONTRACT % ', from_records = ["range"]')
+    told = CliRunner().invoke(
+        main.app,
+        ["stats", "ranges-query", "draft.toml", "--epsilon", "4", "--name", "r", "--secure"],
+    )
+    assert "--shape 1" in told.stderr
+    assert 'trust = "distributed"' in told.stdout
+    assert 'name = "secure"' in told.stdout
+    made = dpfed.run(
+        tomllib.loads(told.stdout)
+        | {
+            "data": {
+                "source": "table.csv",
+                "options": {"x": ["age"], "y": "ill"},
+                "partition": {"name": "iid", "clients": 3},
+            }
+        },
+        out=folder / "out",
+    )
+    assert made.answers
+    arguments = ("ranges", "draft.toml", "--answers", "out/answers.csv", "--out", "made.toml")
+    assert "nothing more is spent" in said(*arguments)
+    assert read_contract(folder / "made.toml").drafted == ()
+    wrong = CliRunner().invoke(main.app, ["stats", *arguments, "--epsilon", "1"])
+    assert "or --answers alone" in str(wrong.exception)

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from dpfed.core.errors import RecipeError
+from dpfed.core.errors import DataError, RecipeError
 from dpfed.data.contract import contract_of
-from dpfed.data.mapping import FileMapping
+from dpfed.data.mapping import FileMapping, read_mapping
 
 WARD = contract_of(
     {
@@ -103,3 +104,27 @@ def test_all_of_it_is_said() -> None:
         "in sex, 'w' is 'f'",
         "numbers have a decimal comma",
     ]
+
+
+def test_a_table_has_the_contracts_names_units_and_words() -> None:
+    own = mapping(rename={"gewicht": "weight"}, factor={"weight": 0.5}, words={"sex": {"w": "f"}})
+    found = own.table(WARD, {"note": ["x"], "sex": ["w"], "gewicht": ["100"]})
+    assert found == {"weight": [50.0], "sex": ["f"]}
+    with pytest.raises(DataError, match="'weight' 2 times"):
+        own.table(WARD, {"weight": ["1"], "gewicht": ["100"]})
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mapping.toml"
+    path.write_text('rename = {gewicht = "weight"}\ndecimal = ","\n')
+    assert read_mapping(path) == mapping(rename={"gewicht": "weight"}, decimal=",")
+    for text, why in (
+        ("rename = 3", "cannot be read"),
+        ("a =", "not TOML"),
+        ("#" * 65537, "65536"),
+    ):
+        path.write_text(text)
+        with pytest.raises(RecipeError, match=why):
+            read_mapping(path)
+    with pytest.raises(RecipeError, match="check the path"):
+        read_mapping(tmp_path / "none.toml")

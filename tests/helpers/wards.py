@@ -68,7 +68,9 @@ def data_of(path: Path, agreed: dict[str, Any] | None = None, **load: Any) -> di
     return {"load": read_by, "shape": [WIDTH], "classes": CLASSES}
 
 
-def ward_terms(folder: Path, silos: int = 4, agreed: dict[str, Any] | None = None) -> Terms:
+def ward_terms(
+    folder: Path, silos: int = 4, agreed: dict[str, Any] | None = None, **changes: Any
+) -> Terms:
     """Terms with a contract, as a recipe's ``data.contract`` gives it to them."""
     recipe = {
         "name": "wards",
@@ -78,6 +80,7 @@ def ward_terms(folder: Path, silos: int = 4, agreed: dict[str, Any] | None = Non
         "privacy": {"epsilon": 2.0, "noise": "keyed"},
         "evaluation": {"kind": "off"},
         "data": {"contract": CONTRACT if agreed is None else agreed},
+        **changes,
     }
     path = folder / "recipe.toml"
     path.write_text(to_toml(recipe))

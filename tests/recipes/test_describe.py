@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import dpfed
 from dpfed.bundle.folder import read_description
+from dpfed.data.datasets import Records
 from dpfed.recipes import describe
-from dpfed.recipes.describe import wilson
+from dpfed.recipes.describe import _released, wilson
+from dpfed.recipes.schema import load_recipe
+from dpfed.recipes.session import prepare
+from dpfed.training.inprocess import rounds
+from dpfed.training.metrics import measured
 from tests.helpers.bundles import SCHEMA, write_table
 
 MADE_UP: dict[str, Any] = {
@@ -92,3 +98,71 @@ def test_both_engines_describe_the_same(tmp_path: Path) -> None:
     told(tmp_path)
     found = read_description(tmp_path / "model")
     assert found.guarantee["sentence"] == found.stated.sentence
+
+
+def _noisy_interval(part: float, count: int, noise: float) -> tuple[float, float]:
+    """By search, instead of by formula."""
+    grid = [at / 20_000 for at in range(20_001)]
+    z = 1.959964
+    held = [p for p in grid if (part - p) ** 2 <= z**2 * (p * (1 - p) / count + noise**2)]
+    return held[0], held[-1]
+
+
+@pytest.mark.parametrize("case", [(0.9, 50, 0.03), (1.0, 20, 0.0), (1.0, 20, 0.1), (0.0, 300, 0.2)])
+def test_an_interval_with_noise_is_where_it_solves_its_equation(
+    case: tuple[float, int, float],
+) -> None:
+    assert wilson(*case) == pytest.approx(_noisy_interval(*case), abs=1e-4)
+
+
+def _covered(units: int, right: float, epsilon: float, runs: int) -> float:
+    """How often the interval of a released accuracy holds the truth, in rounds as they are run.
+
+    A model of zeros predicts the first class, which a record is of by a coin of this probability.
+    """
+    data = {"options": {"records": units, "features": 1, "classes": 2}}
+    recipe = load_recipe(
+        {
+            "data": {**data, "partition": {"clients": 2}},
+            "privacy": {"epsilon": epsilon},
+            "rounds": 1,
+            "method": "dp-fedgd",
+            "evaluation": {"kind": "federated"},
+        }
+    )
+    session = prepare(recipe, None)
+    plan, model = session.plan, session.federation.model
+    draw = torch.Generator().manual_seed(units)
+    held = 0
+    for _ in range(runs):
+        labels = [(torch.rand(round(n), generator=draw) >= right).long() for n in plan.nominal]
+        problems = [model.problem(Records(torch.zeros(len(y), 1), y)) for y in labels]
+        ((_, outcome),) = rounds(plan, problems, torch.zeros(model.layout.size))
+        row = {"round": 1, **measured(outcome.aggregate, plan.loss_bound, plan.metrics)}
+        accuracy = next(each for each in _released(plan, [row]) if each.name == "accuracy")
+        held += (accuracy.low or 0) <= right <= (accuracy.high or 0)
+    return held / runs
+
+
+@pytest.mark.long  # a thousand rounds each; the formula is tested above
+@pytest.mark.parametrize(
+    "case", [(40, 0.97, 1e4), (40, 0.97, 20.0), (400, 0.9, 2.0), (400, 0.6, 0.5)]
+)
+def test_the_interval_of_a_released_accuracy_covers(case: tuple[int, float, float]) -> None:
+    """At nearly no noise, where the plain interval of 40 units was empty in 3 runs of 10, too."""
+    assert _covered(*case, runs=1000) >= 0.93
+
+
+def test_an_accuracy_of_drawn_clients_has_no_interval(tmp_path: Path) -> None:
+    data = {**MADE_UP, "options": {"records": 600, "features": 3, "classes": 2}}
+    data["partition"] = {"clients": 20}
+    privacy = {"epsilon": 5.0, "client_rate": 0.5, "unit": "client", "trust": "central"}
+    found = told(
+        tmp_path,
+        data=data,
+        privacy={**privacy, "adjacency": "zero-out"},
+        evaluation={"kind": "federated"},
+        method="dp-fedavg",
+    )
+    accuracy = next(each for each in found["metrics"] if each["name"] == "accuracy")
+    assert accuracy["low"] is accuracy["high"] is None

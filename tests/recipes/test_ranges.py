@@ -10,10 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpfed.core.errors import RecipeError
+from dpfed.core.errors import DataError, RecipeError
 from dpfed.data.contract import Contract, contract_of
-from dpfed.recipes.ranges import ProposedRange, proposed, ranges_recipe, with_ranges
+from dpfed.recipes.ranges import (
+    ProposedRange,
+    answers_in,
+    proposed,
+    ranges_query,
+    ranges_recipe,
+    with_ranges,
+)
 from dpfed.recipes.run import run
+from dpfed.recipes.schema import to_toml
+from dpfed.recipes.terms import read_terms, write_terms
 
 COLUMNS = ("age", "lactate", "change")
 
@@ -71,3 +80,71 @@ def test_a_contract_without_a_mark_is_refused(tmp_path: Path) -> None:
     known = contract_of({"columns": [{"name": "age", "kind": "number", "range": [0, 1]}]})
     with pytest.raises(RecipeError, match="read off records"):
         ranges_recipe(known, "table.csv", {}, None)
+
+
+def test_the_answers_that_a_run_left_propose_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("age,lactate,change,sex,ill\n" + "61,1.5,-2,f,1\n" * 300)
+    recipe = ranges_recipe(draft(), str(path), {"epsilon": 2.0}, None)
+    recipe["data"]["partition"] = {"clients": 1}
+    result = run(recipe, out=tmp_path / "out")
+    left = tmp_path / "out" / "answers.csv"
+    assert proposed(answers_in(left, draft())) == proposed(result.answers)
+    lines = left.read_text().splitlines(keepends=True)
+    for broken in (lines[:-1], [lines[0].replace("low", "lo"), *lines[1:]], lines[:1]):
+        left.write_text("".join(broken))
+        with pytest.raises(DataError, match="quantiles of each range"):
+            answers_in(left, draft())
+    left.write_text("".join(lines).replace("lactate", "lactose"))
+    with pytest.raises(DataError, match="quantiles of each range"):
+        answers_in(left, draft())
+    with pytest.raises(DataError, match="check the path"):
+        answers_in(tmp_path / "none.csv", draft())
+
+
+COSTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "as it is": ({}, {}, "same"),
+    "zero-out in replace-one": ({"adjacency": "zero-out"}, {}, "more"),
+    "replace-one in zero-out": ({}, {"adjacency": "zero-out"}, "same"),
+    "replace-one in add-remove": ({}, {"adjacency": "add-remove", "size": 90.0}, "none"),
+    "persons in records, which may change their person": ({"unit": "group"}, {}, "none"),
+    "persons in records, zero-out": (
+        {"unit": "group", "adjacency": "zero-out"},
+        {"adjacency": "zero-out"},
+        "more",
+    ),
+    "records in persons": ({}, {"unit": "group"}, "none"),
+    "own noise in a malicious server's": ({}, {"against": "malicious"}, "same"),
+    "a secure sum in a malicious server's": (
+        {"trust": "distributed"},
+        {"against": "malicious", "trust": ["distributed"]},
+        "none",
+    ),
+    "one colluder in two": (
+        {"trust": "distributed"},
+        {"colluders": 2, "trust": ["distributed"]},
+        "none",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COSTS)
+def test_what_ranges_cost_an_owners_budget(tmp_path: Path, case: str) -> None:
+    """Converted into the budget's own unit, adjacency and adversary, or without a bound."""
+    from dpfed.silo.policy import load_policy
+    from tests.silo.gates import Silo
+
+    asked, held, expected = COSTS[case]
+    secure = {"sum": {"name": "secure"}} if "trust" in asked else {}
+    made = ranges_query(draft(), {"epsilon": 1.0, **asked}, "ranges-1") | secure
+    (tmp_path / "query.toml").write_text(to_toml(made))
+    text = write_terms(tmp_path / "query.toml", dataset="sepsis", sizes=[90.0] * 3, shape=[3])
+    silo = Silo(tmp_path / "silo", 0)
+    silo.write(**held)
+    cost = load_policy(silo.policy).data["sepsis"].cost(read_terms(text))
+    if expected == "none":
+        assert cost == math.inf
+    elif expected == "same":
+        assert cost == pytest.approx(1.0, rel=1e-3)
+    else:
+        assert 1.9 < cost < 2.6

@@ -19,6 +19,7 @@ from flwr.app import Context, Message
 from dpfed.recipes.schema import to_toml
 from dpfed.recipes.terms import Terms, read_terms, write_terms
 from dpfed.silo.approvals import Approvals
+from dpfed.silo.policy import load_policy
 from dpfed.silo.relay import silo_app
 from tests.training.flower.local_grid import LocalGrid
 from tests.training.flower.preloaded import commands
@@ -99,9 +100,15 @@ class Silo:
 
     def approve(self, terms: Path) -> None:
         """As the owner's command does, without a process for it."""
-        state = self.folder / "state"
-        state.mkdir(exist_ok=True, mode=0o700)
-        Approvals(state).approve(read(terms), terms.read_text(), days=1, by=ME)
+        self.accept()
+        Approvals(self.folder / "state").approve(read(terms), terms.read_text(), days=1, by=ME)
+
+    def accept(self) -> None:
+        """Accept how each file is read, whatever is in it."""
+        (self.folder / "state").mkdir(exist_ok=True, mode=0o700)
+        for name, data in load_policy(self.policy).data.items():
+            if data.reading:
+                Approvals(self.folder / "state").accept(name, data.reading, by=ME)
 
     def start(self) -> None:
         self.spawn()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from pwd import getpwuid
 from typing import Any
@@ -23,6 +24,7 @@ from dpfed.core.errors import DataError, RecipeError, UnsoundPlan
 from dpfed.data.datasets import Records
 from dpfed.flower import DPStrategy
 from dpfed.recipes.terms import Terms, read_terms
+from dpfed.silo.approvals import Approvals
 from dpfed.silo.handler import RequestHandler, load_records
 from dpfed.silo.policy import load_policy, permit
 from dpfed.training.flower.codec import named_arrays
@@ -52,6 +54,12 @@ def policy_of(folder: Path, path: Path, agreed: dict[str, Any] | None = None, **
     silo = Silo(folder, ODD)
     silo.write(**data_of(path, agreed, **load))
     return silo.policy
+
+
+def accepted(handler: RequestHandler) -> None:
+    """As an officer does who has looked at the files."""
+    for name, data in handler.policy.data.items():
+        handler.approvals.accept(name, data.reading, by="root")
 
 
 def planted(**made: Any) -> list[Record]:
@@ -116,6 +124,7 @@ def test_only_a_class_name_crosses_the_wire(
     silo.write(**data_of(path, OTHERS["label words"]), **rules)
     handler = RequestHandler(load_policy(silo.policy))
     handler.open()
+    accepted(handler)
     asked = ward_terms(tmp_path)
     answer = said(handler.reply(enrolment(asked.name, asked.text)))
     assert answer["error"] == "UnsoundPlan"
@@ -135,6 +144,10 @@ MAPPED: dict[str, tuple[list[Record], dict[str, Any]]] = {
         [{"Alter" if k == "age" else k: v for k, v in each.items()} for each in records(ODD)],
         {"mapping": {"rename": {"Alter": "age"}}},
     ),
+    "no such column": (
+        [{k: v for k, v in each.items() if k != "smoker"} for each in planted(smoker=lambda _: "")],
+        {"mapping": {"missing": ["smoker"]}},
+    ),
     "another unit": (
         planted(weight=lambda r: str(int(r["weight"]) * 1024)),
         {"mapping": {"factor": {"weight": 1 / 1024}}},
@@ -150,7 +163,8 @@ def odd_file(folder: Path, case: str) -> tuple[Path, dict[str, Any]]:
 
 @pytest.mark.parametrize("case", MAPPED)
 def test_what_a_mapping_says_gives_the_same_records(tmp_path: Path, case: str) -> None:
-    as_agreed = write_ward(tmp_path / "as-agreed.csv", records(ODD))
+    blank = planted(smoker=lambda _: "") if case == "no such column" else records(ODD)
+    as_agreed = write_ward(tmp_path / "as-agreed.csv", blank)
     plain = load_policy(policy_of(tmp_path / "plain", as_agreed)).data["sepsis"]
     path, load = odd_file(tmp_path, case)
     odd = load_policy(policy_of(tmp_path / "odd", path, **load)).data["sepsis"]
@@ -160,21 +174,45 @@ def test_what_a_mapping_says_gives_the_same_records(tmp_path: Path, case: str) -
 UNMAPPED = ["labels numbered the other way", "another unit"]
 
 
-@pytest.mark.parametrize("case", UNMAPPED)
-def test_without_a_mapping_the_officer_is_told_and_does_not_approve(
-    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("case", [None, *UNMAPPED])
+def test_until_the_officer_has_accepted_the_file_nothing_runs_whatever_is_in_it(
+    tmp_path: Path, case: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And once they have, no value decides: what differs is shown."""
     for name in ("DPFED_STATE", "DPFED_LEDGER", "DPFED_IDENTITY"):
         monkeypatch.setenv(name, "")
-    path, _ = odd_file(tmp_path, case)
-    handler = RequestHandler(load_policy(policy_of(tmp_path / "odd", path)))
-    found = verdict(handler, ward_terms(tmp_path))
-    assert "north.csv, column" in found.refused
-    assert not verdict(handler, ward_terms(tmp_path), anyway=True).refused
+    path = odd_file(tmp_path, case)[0] if case else write_ward(tmp_path / "n.csv", records(ODD))
+    rules = {"approve": "within-policy", "most_epsilon": 3.0, "week_epsilon": 3.0}
+    silo = Silo(tmp_path / "silo", ODD)
+    silo.write(**data_of(path), **rules)
+    handler, asked = RequestHandler(load_policy(silo.policy)), ward_terms(tmp_path)
+    handler.open()
+    before = said(handler.reply(enrolment(asked.name, asked.text)))
+    with pytest.raises(UnsoundPlan, match="dpfed silo accept"):
+        proposal(handler, asked)
+    accepted(handler)
+    assert "this one is number 2" in proposal(handler, asked)
+    assert not verdict(handler, asked).refused
+    after = said(handler.reply(enrolment(asked.name, asked.text)))
+    assert (before.get("error"), after.get("error")) == ("UnsoundPlan", None)
+
+
+def test_another_file_contract_or_mapping_is_to_be_accepted_anew(tmp_path: Path) -> None:
+    path = write_ward(tmp_path / "north.csv", records(ODD))
+    made = [
+        policy_of(tmp_path / "a", path),
+        policy_of(tmp_path / "b", write_ward(tmp_path / "other.csv", records(ODD))),
+        policy_of(tmp_path / "c", path, OTHERS["label words"]),
+        policy_of(tmp_path / "d", path, mapping={"factor": {"weight": 2.0}}),
+        policy_of(tmp_path / "e", path, mapping={"missing": ["weight"]}),
+    ]
+    assert len({load_policy(each).data["sepsis"].reading for each in made}) == len(made)
+    again = load_policy(policy_of(tmp_path / "f", path)).data["sepsis"].reading
+    assert again == load_policy(made[0]).data["sepsis"].reading
 
 
 def test_labels_that_are_no_words_train_nothing(tmp_path: Path) -> None:
-    """Approved all the same, they are unknown: their rows are zero, and not another class's."""
+    """Accepted by name, they are unknown: their rows are zero, and not another class's."""
     path, _ = odd_file(tmp_path, "labels numbered the other way")
     odd = load_policy(policy_of(tmp_path / "odd", path)).data["sepsis"]
     found = load_records("sepsis", odd)
@@ -214,6 +252,7 @@ def test_the_officer_sees_what_is_read_and_mapped(
         monkeypatch.setenv(name, "")
     path, load = odd_file(tmp_path, "another unit")
     handler = RequestHandler(load_policy(policy_of(tmp_path / "odd", path, **load)))
+    accepted(handler)
     shown = proposal(handler, ward_terms(tmp_path))
     assert f"contract {contract().digest[:16]}" in shown
     assert "alive is 0, dead is 1" in shown
@@ -303,3 +342,92 @@ def test_four_gates_one_of_them_mapped_train_the_bits_of_one_process(
         assert strategy.step is not None
         assert torch.equal(strategy.step.state.params, _expected(terms, tmp_path))
         assert math.isfinite(float(strategy.step.state.params.sum()))
+
+
+# -------------------------------------------------------- each case, planted at one of four gates
+
+REFUSED: dict[str, tuple[dict[str, Any] | None, str | None]] = {
+    **{f"a contract with other {what}": (other, None) for what, other in OTHERS.items()},
+    **{f"a file with {case}": (None, case) for case in UNMAPPED},
+}
+"""By what is planted: the silo's own contract, or its file, without a mapping."""
+
+
+COLUMN = {"labels numbered the other way": "outcome", "another unit": "weight"}
+
+
+def _trained(owners: list[Silo], terms: Terms) -> tuple[int, torch.Tensor]:
+    """How many silos were in the sum, and what was trained."""
+    for each in owners:  # the odd one's, too: as if its officer had been talked into it
+        Approvals(each.folder / "state").approve(terms, terms.text, days=1, by="root")
+    strategy = DPStrategy(terms.plan, training=terms.name, wait=2, wait_lost=0)
+    start = named_arrays(terms.model.layout, terms.initial)
+    result = strategy.start(grid_of(owners), start)
+    assert strategy.step is not None
+    return int(result.history[0]["clients"]), strategy.step.state.params
+
+
+def _plant(odd: Silo, what: str, terms: Path) -> None:
+    """Another contract or file, whose officer does what the commands let them do."""
+    agreed, case = REFUSED[what]
+    path = odd.folder / "ward.csv" if case is None else odd_file(odd.folder, case)[0]
+    odd.write(**data_of(path, agreed), epsilon=8.0)
+    accepted = odd.command("accept", "--yes")
+    approved = odd.command("approve", str(terms), "--yes")
+    if case is None:
+        assert "accepted: data sepsis" in accepted
+        assert "load.contract" in approved
+    else:
+        assert f"north.csv, column '{COLUMN[case]}'" in accepted
+        assert "dpfed silo accept" in approved
+    assert "approved for" not in approved
+
+
+@pytest.fixture
+def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Silo]]:
+    """Four gates with room for many trainings; all but the odd one are started."""
+    become_a_server(monkeypatch)
+    with gates(tmp_path, 4) as owners:
+        for each in owners:
+            path = write_ward(each.folder / "ward.csv", records(each.number))
+            each.write(**data_of(path), epsilon=8.0)
+            if each.number != ODD:
+                each.accept()
+                each.start()
+        yield owners
+
+
+SHORT: dict[str, Any] = {"privacy": {"epsilon": 0.2, "noise": "keyed"}, "rounds": 1}
+
+
+@pytest.mark.long  # a gate starts for each case; the policies' level is above
+def test_each_that_is_planted_at_a_real_gate_is_not_in_the_sum(
+    four: list[Silo], tmp_path: Path
+) -> None:
+    odd, digests = four[ODD], {contract().digest}
+    for number, what in enumerate(REFUSED):
+        terms = ward_terms(tmp_path, name=f"refused-{number}", **SHORT)
+        _plant(odd, what, tmp_path / "terms.toml")
+        odd.start()
+        assert _trained(four, terms)[0] == 3, what
+        assert "epsilon 0 is spent" in odd.command("status"), what
+        digests.add(getattr(load_policy(odd.policy).data["sepsis"].load.contract, "digest", ""))
+        odd.kill()
+    assert len(digests) == 1 + len(OTHERS), "another meaning has another digest"
+
+
+@pytest.mark.long  # the same, mapped
+def test_each_that_is_mapped_at_a_real_gate_trains_the_bits_of_one_process(
+    four: list[Silo], tmp_path: Path
+) -> None:
+    odd = four[ODD]
+    for number, case in enumerate(each for each in MAPPED if each != "no such column"):
+        terms = ward_terms(tmp_path, name=f"mapped-{number}", **SHORT)
+        path, load = odd_file(odd.folder, case)
+        odd.write(**data_of(path, **load), epsilon=8.0)
+        assert "accepted: data sepsis" in odd.command("accept", "--yes")
+        odd.start()
+        found, params = _trained(four, terms)
+        assert found == 4, case
+        assert torch.equal(params, _expected(terms, tmp_path)), case
+        odd.kill()

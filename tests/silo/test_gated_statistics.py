@@ -7,20 +7,29 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from flwr.app import Context, RecordDict, UserConfig
 from safetensors.torch import load_file
 
 from dpfed.cli.deploy import deploy
-from dpfed.client.questions.answers import answers
+from dpfed.client.questions.answers import Answer, answers
 from dpfed.core.types import UPDATE
+from dpfed.data.contract import contract_of
 from dpfed.recipes.flower_app import run_server
+from dpfed.recipes.ranges import (
+    answers_in,
+    proposed,
+    ranges_options,
+    ranges_query,
+    with_ranges,
+)
 from dpfed.recipes.records import load_dataset
 from dpfed.recipes.schema import load_recipe, to_toml
 from dpfed.recipes.terms import Terms, write_terms
 from dpfed.training.inprocess import rounds
-from tests.silo.gates import RECORDS, gates, grid_of, read, records
+from tests.silo.gates import RECORDS, Silo, gates, grid_of, read, records
 from tests.training.flower.local_grid import become_a_server
 
 pytestmark = pytest.mark.slow
@@ -103,6 +112,7 @@ def test_three_gates_and_a_secure_sum_give_the_bits_of_one_process(tmp_path: Pat
                 load={"source": str(tables[each.number]), "contract": CONTRACT},
                 shape=[3],
             )
+        assert "accepted: data sepsis" in owners[0].command("accept", "--yes")
         said = owners[0].command("approve", str(path), "--yes")
         for question in terms.model.questions:  # the officer reads each of them
             assert f"- {question.name}: {question.said}; " in said
@@ -139,3 +149,107 @@ def test_a_gate_whose_owner_allows_no_statistics_refuses_them(tmp_path: Path) ->
             shape=[3],
         )
         assert "methods" in owner.command("approve", str(path), "--yes")
+
+
+DRAFT = contract_of(
+    {
+        "columns": [
+            {"name": name, "kind": "number", "range": [0, 1], "from_records": ["range"]}
+            for name in ("age", "days")
+        ],
+        "label": {"column": "ward", "words": ["0", "1", "2"]},
+    }
+)
+
+
+def policy_for_ranges(owner: Silo, identity: Path, table: Path, x: list[str]) -> None:
+    owner.write(
+        {"identity": str(identity)},
+        trust=["distributed"],
+        methods=["dp-fedgd", "statistics"],
+        load={"source": str(table), "options": {"x": x, "y": "ward"}},
+        shape=[2],
+        classes=1,
+    )
+
+
+@pytest.mark.long  # the parts are in tests/recipes/test_ranges.py
+def test_ranges_are_bought_at_three_gates_and_are_in_the_trainings_total(tmp_path: Path) -> None:
+    names = [f"silo-{i}" for i in range(SILOS)]
+    deploy.init(tmp_path / "fed", server_names=["127.0.0.1"], nodes=names)
+    nodes, tables = tmp_path / "fed" / "nodes", [tmp_path / f"{i}.csv" for i in range(SILOS)]
+    privacy = {"epsilon": 1.5, "noise": "keyed", "trust": "distributed"}
+    query = ranges_query(DRAFT, privacy, "ranges-1") | {"sum": {"name": "secure"}}
+    terms = _terms(tmp_path, "ranges", query, nodes / names[0] / "roster.json", [2])
+    with gates(tmp_path, SILOS) as owners:
+        for each, table in zip(owners, tables, strict=True):
+            write_table(table, each.number)
+            policy_for_ranges(each, nodes / names[each.number], table, ["days", "age"])
+        said = owners[0].command("approve", str(terms), "--yes")
+        assert "load.options.x" in said, "columns in another order than the terms'"
+        for each, table in zip(owners, tables, strict=True):
+            policy_for_ranges(each, nodes / names[each.number], table, ["age", "days"])
+        said = owners[0].command("approve", str(terms), "--yes")
+        assert "by the terms, age is feature 0 of this silo's records, a number as it is" in said
+        for each in owners:
+            each.approve(terms)
+            each.start()
+        config: UserConfig = {"terms": str(terms), "out": str(tmp_path / "out")}
+        run_server(grid_of(owners), Context(1, 0, {}, RecordDict(), config))
+
+        found = answers_in(tmp_path / "out" / "answers.csv", DRAFT)
+        assert found == _ranges_in_one_process(read(terms), tables)
+        agreed = with_ranges(DRAFT, proposed(found))
+        assert agreed.drafted == ()
+        made = {
+            "name": "train-1",
+            "method": "dp-fedgd",
+            "rounds": 1,
+            "sum": {"name": "secure"},
+            "evaluation": {"kind": "off"},
+            "data": {"contract": msgspec.to_builtins(agreed)},
+            "privacy": {**privacy, "epsilon": 1.0},
+        }
+        training = _terms(tmp_path, "training", made, nodes / names[0] / "roster.json", None)
+        for each, table in zip(owners, tables, strict=True):
+            each.kill()
+            each.write(
+                {"identity": str(nodes / names[each.number])},
+                trust=["distributed"],
+                methods=["dp-fedgd"],
+                load={"source": str(table), "contract": msgspec.to_builtins(agreed)},
+                shape=[2],
+            )
+        assert "accepted" in owners[0].command("accept", "--yes")
+        assert "epsilon 1.5 is spent so far" in owners[0].command("approve", str(training), "--yes")
+        for each in owners:
+            each.approve(training)
+            each.start()
+        config = {"terms": str(training), "out": str(tmp_path / "trained")}
+        run_server(grid_of(owners), Context(2, 0, {}, RecordDict(), config))
+        status = owners[0].command("status")
+    spent = float(status.split("epsilon ")[1].split()[0])
+    assert 1.5 < spent < 2.5, "both together, composed"
+
+
+def _terms(folder: Path, name: str, tree: dict[str, Any], roster: Path, shape: Any) -> Path:
+    (folder / f"{name}-query.toml").write_text(to_toml(tree))
+    path, sizes = folder / f"{name}.toml", [float(RECORDS)] * SILOS
+    path.write_text(
+        write_terms(
+            folder / f"{name}-query.toml", dataset="sepsis", sizes=sizes, shape=shape, roster=roster
+        )
+    )
+    return path
+
+
+def _ranges_in_one_process(terms: Terms, tables: list[Path]) -> tuple[Answer, ...]:
+    """What is released without any gate: the same bits."""
+    problems = []
+    for path in tables:
+        data = {"source": str(path), "options": ranges_options(DRAFT)}
+        problems.append(terms.model.problem(load_dataset(load_recipe({"data": data}), None).train))
+    *_, (step, _) = rounds(terms.plan, problems, terms.initial)
+    units, std = terms.plan.denominator(UPDATE), terms.plan.noise_std(UPDATE)
+    made = answers(terms.model.questions, terms.model.columns, step.params * units, std * units)
+    return tuple(each._replace(said=f"quantiles of {each.name}") for each in made)

@@ -104,7 +104,7 @@ def check_columns(needed: Sequence[str], present: Sequence[str], where: str) -> 
         held = ", ".join(shown(str(name)) for name in list(present)[:20])
         raise DataError(
             f"{where} must have the model's column {shown(missing[0])!r}{more}, got {held}; rename "
-            f"the column that it is, or give the file that the model was made for"
+            f"or map the column that it is, or give the file that the model was made for"
         )
 
 

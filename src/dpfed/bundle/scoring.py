@@ -13,6 +13,8 @@
 | the label's column is in the file, and known       | how many predictions are right           |
 | a line that does not fit the header (contract)     | its line, with no prediction             |
 | most of a column is in other words or units        | DataError, which names it                |
+| the same beside a mapping                          | read through it; kept columns are copied |
+|                                                    | as the file has them                     |
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from dpfed.data._checks import unreadable
 from dpfed.data.cells import number, spelling, text, word
 from dpfed.data.compare import MOST
 from dpfed.data.contract import Column, Contract, Kind, is_missing
+from dpfed.data.mapping import FileMapping
 
 PREDICTION = "prediction"
 _BLOCK_BYTES = 1 << 20
@@ -71,6 +74,8 @@ class Part:
     cells: Cells
     array: Any = None
     labels: Any = None
+    kept: Cells | None = None
+    """Columns to copy, as the file has them; None finds them among the cells."""
     readable: Any = None
     """Which lines fit the header; None is all of them."""
 
@@ -95,7 +100,7 @@ def score_file(
         model: the trained model.
         source: a .csv or .parquet with the model's columns; an .npz with an array x.
         out: the .csv to write; one of that name is replaced.
-        keep: columns of the source that are copied.
+        keep: columns of the source that are copied, by the source's own names.
         watch: called with (records so far, about how many there are).
         anyway: also where most of a column does not fit the contract.
 
@@ -145,7 +150,8 @@ def _write_part(
     tally.records += len(part)
     tally.empty += int((~whole).sum())
     _count(model, part, whole, made, tally)
-    kept = [[harmless(_plain(cell)) for cell in part.cells[name]] for name in keep]
+    copied = part.cells if part.kept is None else part.kept
+    kept = [[harmless(_plain(cell)) for cell in copied[name]] for name in keep]
     words = [harmless(str(each)) for each in model.description.classes or []]
     at = 0
     for row, is_whole in enumerate(whole.tolist()):
@@ -250,7 +256,7 @@ def open_source(
     if PREDICTION in keep:
         raise DataError(f"keep must not name {PREDICTION!r}, which is written; rename the column")
     if isinstance(given, ContractInput):
-        return _agreed(source, given.contract, keep, anyway=anyway)
+        return _agreed(source, given.contract, model.mapping, keep, anyway=anyway)
     with require_extra("tables", f"{source.name!r}, a table,", "pyarrow"):
         import pyarrow as pa
     try:
@@ -263,27 +269,33 @@ def open_source(
 
 
 def _agreed(
-    source: Path, contract: Contract, keep: Sequence[str], *, anyway: bool
+    source: Path,
+    contract: Contract,
+    mapping: FileMapping | None,
+    keep: Sequence[str],
+    *,
+    anyway: bool,
 ) -> tuple[int, Iterator[Part]]:
     """A table by its contract, as training read its own; the label need not be there."""
     from dpfed.data.contracted import read_batches
     from dpfed.data.sheets import read_header
 
-    needed = [column.name for column in contract.columns]
-    header = read_header(source, needed)
-    check_columns([*needed, *keep], header.names, repr(source.name))
+    own = mapping or FileMapping()
+    needed = [each.name for each in contract.columns if each.name not in own.missing]
+    header = read_header(source, own.wanted(contract))
+    check_columns(needed, own.names(header.names), repr(source.name))
+    check_columns(keep, header.names, repr(source.name))
     total = _lines(source) - 1 if source.suffix == ".csv" else 0
 
     def parts() -> Iterator[Part]:
-        first = True
-        for batch in read_batches(source, contract, None, keep, needed):
-            if first and not anyway:
+        for batch in read_batches(source, contract, own, needed=needed, kept=keep):
+            if not anyway:
                 _refuse_strange(source.name, contract, batch.cells)
-            first = False
             lines = zip(*(batch.cells[name] for name in needed), strict=True)
             readable = np.array([any(cell is not None for cell in line) for line in lines])
             label = contract.label.column if contract.label else ""
-            yield Part(batch.cells, labels=batch.cells.get(label), readable=readable)
+            labels = batch.cells.get(label)
+            yield Part(batch.cells, labels=labels, kept=batch.kept, readable=readable)
 
     return total, parts()
 
@@ -298,7 +310,7 @@ def _refuse_strange(where: str, contract: Contract, cells: Cells) -> None:
             raise DataError(
                 f"column {shown(column.name)!r} of {where!r} must be as the model's contract has "
                 f"it ({_bound(column)}), got {len(strange):,} of {len(known):,} cells that are "
-                f"not, such as {shown(strange[0])!r}; convert them, or say --anyway"
+                f"not, such as {shown(strange[0])!r}; map them by --map, or say --anyway"
             )
 
 

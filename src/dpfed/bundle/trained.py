@@ -9,6 +9,8 @@ accuracy.
 |-------------------------------------------------|------------------------------------------------|
 | a record with a missing value that nothing fills| DataError; ``score_table`` leaves it empty     |
 | no record at all                                | an empty result                                |
+| a table beside a mapping                        | the file's names, units and words are mapped   |
+| an array beside a mapping                       | as it is: its numbers are features already     |
 | ``predict_proba`` of a model of numbers         | AttributeError, as scikit-learn does           |
 | ``fit``                                         | DataError: training is what dpfed run does     |
 """
@@ -16,7 +18,7 @@ accuracy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dpfed.accounting.guarantee import Guarantee
-from dpfed.bundle.description import ArrayInput, Description
+from dpfed.bundle.description import ArrayInput, ContractInput, Description
 from dpfed.bundle.folder import read_bundle
 from dpfed.bundle.inputs import Cells, Preparation, as_table, columns_of
 from dpfed.bundle.modules import chosen, model_of, plain_module, probabilities
@@ -35,6 +37,7 @@ from dpfed.core.errors import DataError
 from dpfed.core.log import shown
 from dpfed.core.types import Vector
 from dpfed.data.datasets import Records
+from dpfed.data.mapping import FileMapping, mapping_of, read_mapping
 from dpfed.data.modules import Network
 
 
@@ -68,8 +71,10 @@ class TrainedModel:
         module: nn.Module | None = None,
         base: str | Path | None = None,
         weights: str | Path | None = None,
+        mapping: FileMapping | None = None,
     ) -> None:
         self.description = description
+        self.mapping = _checked(mapping, description)
         self._params = params
         self._model = model_of(description, module, base)
         self._given = None if weights is None else Path(weights)
@@ -127,6 +132,8 @@ class TrainedModel:
         table = as_table(records)
         if table is None:
             return self._preparation.of_array(records)
+        if self.mapping is not None and isinstance(self.description.input, ContractInput):
+            table = self.mapping.table(self.description.input.contract, table)
         return self._preparation.of_table(table)
 
     def scores(self, features: torch.Tensor) -> torch.Tensor:
@@ -187,7 +194,7 @@ class TrainedModel:
         """(which records are whole, predictions, probabilities or None): of a part of a file.
 
         Args:
-            table: by column, one cell for each record.
+            table: by the model's name of a column, one cell for each record; mapped, if need be.
             where: what an error calls it.
         """
         return self._scored(self._preparation.of_table(table, where))
@@ -261,6 +268,7 @@ def load(
     module: nn.Module | None = None,
     base: str | Path | None = None,
     weights: str | Path | None = None,
+    mapping: str | Path | Mapping[str, Any] | FileMapping | None = None,
 ) -> TrainedModel:
     """A trained model from its folder, which a run leaves as out/model.
 
@@ -271,6 +279,8 @@ def load(
         module: your own torch module, for a model that is one: its trained parameters are replaced.
         base: the folder, or the name on the hub, of the pretrained model that it was trained on.
         weights: the file of a frozen backbone's weights; None looks where training looked.
+        mapping: how your tables say what the model's contract means, with the keys of an owner's
+            ``load.mapping`` (rename, factor, offset, words, decimal): a TOML file, or a mapping.
 
     Returns:
         the model, which predicts as a fitted scikit-learn estimator does.
@@ -291,4 +301,22 @@ def load(
     description, tensors = read_bundle(Path(folder))
     flat = [tensors[name].reshape(-1) for name, _ in description.parameters]
     params = torch.cat(flat) if flat else torch.zeros(0)
-    return TrainedModel(description, params, module, base, weights)
+    own = mapping
+    if isinstance(own, str | Path):
+        own = read_mapping(Path(own))
+    elif own is not None and not isinstance(own, FileMapping):
+        own = mapping_of(own)
+    return TrainedModel(description, params, module, base, weights, own)
+
+
+def _checked(mapping: FileMapping | None, description: Description) -> FileMapping | None:
+    """The mapping, if the model has a contract that it is about."""
+    if mapping is None:
+        return None
+    if not isinstance(description.input, ContractInput):
+        raise DataError(
+            "a mapping needs a model with a contract, and this one has none; rename the columns of "
+            "the file itself"
+        )
+    mapping.check(description.input.contract)
+    return mapping

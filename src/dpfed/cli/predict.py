@@ -22,6 +22,9 @@ def predict(
     keep: Annotated[
         list[str] | None, typer.Option(help="A column to copy, such as an id. Repeatable.")
     ] = None,
+    mapping: Annotated[
+        Path | None, typer.Option("--map", help="How the file says what the contract means: TOML.")
+    ] = None,
     weights: Annotated[
         Path | None, typer.Option(help="A frozen backbone's weights, if they lie elsewhere.")
     ] = None,
@@ -38,6 +41,8 @@ def predict(
     The file is read as the training's files were: columns by name, in any order, through the same
     ranges, categories and constants. A column that the file lacks, or that is mostly in other words
     or units than the model's contract has it, is an error that names it. Lines stay in their order.
+    --map names a file with the keys of a policy's load.mapping: rename, factor, offset, words,
+    decimal.
 
     If the file has the label's column, the accuracy is printed. Records that are predicted are not
     covered by the model's guarantee; nothing of them is sent or stored but the file that you name.
@@ -50,7 +55,9 @@ def predict(
         model: the folder with model.json.
         records: a table with the model's columns, or an .npz with an array x.
         out: the .csv to write; one of that name is replaced.
-        keep: columns of the records that are copied in front of the predictions.
+        keep: columns of the records that are copied in front of the predictions, by the file's
+            own names.
+        mapping: how the file says what the model's contract means; None: as the contract does.
         weights: the file of a frozen backbone's weights; None looks where training looked.
         base: the folder, or the name on the hub, of a pretrained model.
         anyway: also predict where most of a column does not fit the model's contract.
@@ -59,7 +66,7 @@ def predict(
     from dpfed.bundle.scoring import score_file
     from dpfed.bundle.trained import load
 
-    loaded = load(model, weights=weights, base=base)
+    loaded = load(model, weights=weights, base=base, mapping=mapping)
     with bar(quiet) as shown:
         task = shown.add_task("records", total=None, figures="")
         tally = score_file(

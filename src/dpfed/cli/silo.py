@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: D301  click cuts the help at \f
-"""The command line of a data owner: ``dpfed silo init``, ``check``, ``serve``, ``approve``, ..."""
+"""The command line of a data owner: ``dpfed silo init``, ``check``, ``accept``, ``approve``, ..."""
 
 from __future__ import annotations
 
@@ -186,6 +186,57 @@ def terms(
 
 
 @silo_app.command()
+def accept(
+    policy: PolicyFile = DEFAULT,
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", help="Accept it, though most of it is not as agreed. Repeatable."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Compare your files with their contracts, and accept what they become by them.
+
+    Until you do, no training of such data runs. Do it once for a file, contract and mapping, before
+    any terms: then no value decides whether a training is approved.
+
+    A column of which most becomes missing (other words, text, no label) must be named by --column.
+    One of which most lies beyond its range would be trained on as other values: nothing accepts it;
+    give mapping.factor and offset, or mapping.missing.
+
+    Example: dpfed silo accept --policy /etc/dpfed/silo.toml
+
+    \f
+
+    Args:
+        policy: the owner's policy.
+        column: columns that you accept although most of each is not as agreed.
+        yes: do not ask.
+    """
+    import getpass
+
+    from dpfed.cli.silo_accept import DECISION, look
+    from dpfed.cli.silo_text import reads
+    from dpfed.silo.handler import RequestHandler
+    from dpfed.silo.policy import load_policy
+
+    handler, named = RequestHandler(load_policy(policy)), column or []
+    for name, data in handler.policy.data.items():
+        if not data.reading:
+            continue
+        for word, said in reads(data).items():
+            typer.echo(f"{word:9} {said}")
+        seen = look(name, data, named)
+        for line in seen.lines:
+            typer.echo(line)
+        seen.check()
+        typer.echo(f"decision  {DECISION}")
+        if not yes and not typer.confirm(f"accept data {name}?", default=False):
+            raise typer.Exit(1)
+        handler.approvals.accept(name, data.reading, by=getpass.getuser(), columns=seen.named)
+        typer.echo(f"accepted: data {name}, reading {data.reading[:16]}")
+
+
+@silo_app.command()
 def approve(
     file: Annotated[Path, typer.Argument(help="The terms, as the server's side wrote them.")],
     policy: PolicyFile = DEFAULT,
@@ -193,14 +244,12 @@ def approve(
         float | None, typer.Option(help="End the approval after this many days.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="Also where most of a column breaks the contract.")
-    ] = False,
 ) -> None:
     """Show what a training would cost, who would see what and if it can run; ask for approval.
 
     What does not fit into the budget, or could not run here, is refused. Nothing of a model is
-    loaded before you have approved.
+    loaded before you have approved. What the records hold beside a contract is shown, and decides
+    nothing: 'dpfed silo accept' is for that, before.
 
     Example: dpfed silo approve terms.toml
 
@@ -211,7 +260,6 @@ def approve(
         policy: the owner's policy.
         days: after which the approval ends; None means the policy's approval_days.
         yes: do not ask.
-        anyway: approve although most of a column does not fit the contract.
     """
     import getpass
 
@@ -229,7 +277,7 @@ def approve(
     data = handler.policy.data[asked.pins.dataset]
     for line in screen_lines(data.load, data.public):
         typer.echo(f"look at   {line}")
-    found = verdict(handler, asked, anyway=anyway)
+    found = verdict(handler, asked)
     for line in found.lines:
         typer.echo(line)
     if found.refused:

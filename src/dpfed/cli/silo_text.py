@@ -19,7 +19,6 @@ import msgspec
 import torch
 
 from dpfed.accounting.guarantee import GATED, round_up
-from dpfed.cli.data import contract_findings
 from dpfed.cli.silo_health import check_health
 from dpfed.client.questions.forecast import forecast
 from dpfed.core.errors import BudgetSpent, DpfedError
@@ -56,7 +55,7 @@ def proposal(handler: RequestHandler, terms: Terms) -> str:
         "training": shown(terms.name),
         "terms": terms.fingerprint,
         "data": f"{name}: each {data.unit} under {data.adjacency}",
-        **_reads(data),
+        **reads(data),
         "method": f"{_method(recipe)}, {recipe.rounds} rounds and {plan.spare} spare attempts, "
         f"{released} releases",
         **_asks(terms),
@@ -83,14 +82,14 @@ def _asks(terms: Terms) -> dict[str, str]:
     ]
     if "columns" in terms.recipe.client:  # by the terms alone: there is no contract
         lines += [
-            f"by the terms, {shown(name)} is feature {column.at} of this silo's records, from "
-            f"{column.low:g} to {column.high:g}"
+            f"by the terms, {shown(name)} is feature {column.at} of this silo's records, "
+            + ("a number as it is" if column.raw else f"from {column.low:g} to {column.high:g}")
             for name, column in model.columns.items()
         ]
     return {"asks": f"\n{'':10}- ".join([f"{len(model.questions)} questions in one row", *lines])}
 
 
-def _reads(data: DataPolicy) -> dict[str, str]:
+def reads(data: DataPolicy) -> dict[str, str]:
     """By which contract the owner's file is read, and what is mapped; nothing without one."""
     contract, mapping = data.load.contract, data.load.mapping
     if not isinstance(contract, Contract):
@@ -129,13 +128,12 @@ class Verdict(NamedTuple):
     """The first reason, in one sentence; "" if it can run."""
 
 
-def verdict(handler: RequestHandler, terms: Terms, *, anyway: bool = False) -> Verdict:
+def verdict(handler: RequestHandler, terms: Terms) -> Verdict:
     """Whether the budget suffices, what is left after it, and whether the data are as agreed.
 
     Args:
         handler: the silo's.
         terms: such that ``proposal`` accepts.
-        anyway: the officer has seen that most of a column does not fit the contract.
     """
     data, lines = handler.policy.data[terms.pins.dataset], []
     reasons = list(_obstacles(handler, terms))
@@ -149,12 +147,6 @@ def verdict(handler: RequestHandler, terms: Terms, *, anyway: bool = False) -> V
             )
     except (DpfedError, OSError) as error:
         reasons.append(f"the data cannot be used: {error}")
-    if not anyway:
-        reasons += [
-            f"{each.said} (--anyway approves all the same)"
-            for each in contract_findings(data.load)
-            if each.blocks
-        ]
     said, reason = _budget(handler, data, terms)
     reasons += [reason] if reason else []
     if differs := _enforced_instead(handler, terms.pins.dataset):
@@ -251,6 +243,21 @@ def _enforced_instead(handler: RequestHandler, dataset: str) -> str:
     return f"the running gate enforces {said}, and not silo.toml's {data.budget}; restart it"
 
 
+def _accepted(handler: RequestHandler, dataset: str) -> str:
+    """Who has accepted how the file is read; "" without a contract."""
+    data = handler.policy.data[dataset]
+    if not data.reading:
+        return ""
+    found = handler.approvals.acceptance(data.reading)
+    if found is None:
+        return (
+            "NOT accepted as it is read by its contract, so no training runs: 'dpfed silo accept'"
+        )
+    named = f"; columns {shown(found.columns, 400)} although most of each is not as agreed"
+    said = f"accepted as it is read, {found.at[:10]} by {shown(found.by)}"
+    return said + (named if found.columns else "")
+
+
 def state_of(handler: RequestHandler, path: Path | None = None) -> str:
     """Approvals, counts, what is spent, and what the running gate has read.
 
@@ -263,6 +270,11 @@ def state_of(handler: RequestHandler, path: Path | None = None) -> str:
         f"{each.name}: epsilon {each.spent:.4g} is spent of {handler.policy.data[each.name].budget}"
         f"{': OVERSPENT' * each.overspent}"
         for each in figures.data
+    ]
+    lines += [
+        f"{name}: {_accepted(handler, name)}"
+        for name in handler.policy.data
+        if _accepted(handler, name)
     ]
     differ = {name: _enforced_instead(handler, name) for name in handler.policy.data}
     lines += [f"{name}: {said}" for name, said in differ.items() if said]

@@ -88,12 +88,63 @@ def ask(
     typer.echo(f"results in {folder}/")
 
 
+@stats_app.command("ranges-query")
+def ranges_query_command(
+    contract: Annotated[Path, typer.Argument(help="A draft, as 'dpfed data describe' writes it.")],
+    epsilon: Annotated[float, typer.Option(help="For all columns together.")],
+    name: Annotated[str, typer.Option(help="The query's name, which no other will have.")],
+    delta: Annotated[float, typer.Option(help="Below 1 / the number of units.")] = 1e-5,
+    unit: Annotated[str, typer.Option(help="record, or group: a person.")] = "record",
+    secure: Annotated[
+        bool, typer.Option("--secure", help="By a secure sum: the server opens totals only.")
+    ] = False,
+) -> None:
+    """Write the query by which several owners ask their gates for the ranges of one contract.
+
+    It goes into terms as any query does. 'dpfed stats ranges DRAFT --answers OUT/answers.csv' makes
+    the contract of what it leaves. Its cost is in each owner's ledger, in the account of the data.
+
+    Example: dpfed stats ranges-query draft.toml --epsilon 0.5 --name ranges-2026 > ranges.toml
+
+    \f
+
+    Args:
+        contract: the draft.
+        epsilon: what all columns together cost.
+        name: the query's name.
+        delta: of the guarantee.
+        unit: record or group.
+        secure: distributed trust, by a secure sum.
+    """
+    from dpfed.data.contract import read_contract
+    from dpfed.recipes.ranges import ranges_options, ranges_query
+    from dpfed.recipes.schema import to_toml
+
+    draft = read_contract(contract)
+    privacy = {"epsilon": epsilon, "delta": delta, "unit": unit}
+    privacy |= {"trust": "distributed"} if secure else {}
+    made = ranges_query(draft, privacy, name) | ({"sum": {"name": "secure"}} if secure else {})
+    options = ranges_options(draft)
+    typer.echo(to_toml(made), nl=False)
+    typer.echo(
+        f"terms: dpfed silo terms FILE --dataset NAME --shape {len(options['x'])} --sizes ...\n"
+        f"each owner's policy for it, without a contract: shape = [{len(options['x'])}], methods "
+        f"with 'statistics', and\n{to_toml({'load': {'options': options}})}",
+        err=True,
+    )
+
+
 @stats_app.command("ranges")
 def ranges(
     contract: Annotated[Path, typer.Argument(help="A draft, as 'dpfed data describe' writes it.")],
-    table: Annotated[Path, typer.Argument(help="The table: .csv or .parquet.")],
-    epsilon: Annotated[float, typer.Option(help="For all columns together.")],
     out: Annotated[Path, typer.Option(help="The contract with the ranges that are proposed.")],
+    table: Annotated[Path | None, typer.Argument(help="The table: .csv or .parquet.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="For all columns together; with a table.")
+    ] = None,
+    answers: Annotated[
+        Path | None, typer.Option(help="The answers.csv of a ranges-query, and no table.")
+    ] = None,
     delta: Annotated[float, typer.Option(help="Below 1 / the number of units.")] = 1e-5,
     unit: Annotated[str, typer.Option(help="record, or group: a person.")] = "record",
     dataset: Annotated[
@@ -112,30 +163,40 @@ def ranges(
 
     Args:
         contract: the draft.
+        out: the file for the contract.
         table: one owner's records.
         epsilon: what all columns together cost.
-        out: the file for the contract.
+        answers: what several owners' gates have answered already, and nothing is released here.
         delta: of the guarantee.
         unit: record or group.
         dataset: the name under which the ledger counts the cost; "" enters it nowhere.
         budget: the data's epsilon in the ledger; None only records.
     """
+    from dpfed.core.checks import refuse
     from dpfed.data.contract import read_contract
-    from dpfed.recipes.ranges import proposed, ranges_recipe, with_ranges
+    from dpfed.recipes.ranges import answers_in, proposed, ranges_recipe, with_ranges
     from dpfed.recipes.run import run
     from dpfed.recipes.schema import to_toml
 
     draft = read_contract(contract)
-    privacy = {"epsilon": epsilon, "delta": delta, "unit": unit}
-    ledger = {"dataset": dataset, "epsilon": budget, "delta": delta} if dataset else None
-    partition = {"name": "iid", "clients": 1}
-    recipe = ranges_recipe(draft, str(table), privacy, ledger)
-    result = run({**recipe, "data": {**recipe["data"], "partition": partition}})
-    found = proposed(result.answers)
+    given = [name for name, value in (("TABLE", table), ("--answers", answers)) if value]
+    if len(given) != 1 or (table is None) != (epsilon is None):
+        bound = "TABLE and --epsilon, or --answers alone"
+        raise refuse("what is asked", bound, given, "see 'dpfed stats ranges --help'")
+    if answers is not None:
+        found = proposed(answers_in(answers, draft))
+        sentence = "read off answers that were released already: nothing more is spent"
+    else:
+        privacy = {"epsilon": epsilon, "delta": delta, "unit": unit}
+        ledger = {"dataset": dataset, "epsilon": budget, "delta": delta} if dataset else None
+        partition = {"name": "iid", "clients": 1}
+        recipe = ranges_recipe(draft, str(table), privacy, ledger)
+        result = run({**recipe, "data": {**recipe["data"], "partition": partition}})
+        found, sentence = proposed(result.answers), result.guarantee.sentence
     for each in found:
         said = f"holds the quantiles {each.low_part:g} to {each.high_part:g}"
         said = said if each.sure else "NOT KNOWN well enough: give more epsilon, or records"
         typer.echo(f"{each.column}: {each.low:g} to {each.high:g}; {said}")
     out.write_text(to_toml(with_ranges(draft, found)), encoding="utf-8")
-    typer.echo(result.guarantee.sentence)
+    typer.echo(sentence)
     typer.echo(f"contract in {out}")

@@ -54,6 +54,10 @@ class Finding(NamedTuple):
     """A sentence: where it is, what it is, and the way out."""
     blocks: bool = False
     """Whether training on the file would be training on something else."""
+    column: str = ""
+    """The contract's column that it is about; "" for the header, or for whole records."""
+    cut: bool = False
+    """Whether most of its values would become another value, the end of the range."""
 
 
 @dataclass
@@ -94,7 +98,7 @@ def compare(path: Path, contract: Contract, mapping: FileMapping | None = None) 
     own = mapping or FileMapping()
     own.check(contract)
     header = read_header(path, own.wanted(contract))
-    found = list(_names(path.name, own.names(header.names), contract))
+    found = list(_names(path.name, own.names(header.names), own.needed(contract)))
     if header.separator != ",":
         sign = {"\t": "tab"}.get(header.separator, header.separator)
         found.append(Finding(f"{path.name}: columns are divided by {sign!r}, and read so"))
@@ -107,7 +111,7 @@ def compare(path: Path, contract: Contract, mapping: FileMapping | None = None) 
     found += whole.records(path.name)
     for name, seen in whole.columns.items():
         found += [
-            Finding(f"{path.name}, column {name!r}: {each.said}", each.blocks)
+            each._replace(said=f"{path.name}, column {name!r}: {each.said}", column=name)
             for each in _column(seen, contract, name)
         ]
     return found
@@ -161,9 +165,9 @@ class _Whole:
             )
 
 
-def _names(file: str, header: Sequence[str], contract: Contract) -> Iterator[Finding]:
-    extra = [name for name in header if name not in contract.names]
-    for name in contract.names:
+def _names(file: str, header: Sequence[str], needed: Sequence[str]) -> Iterator[Finding]:
+    extra = [name for name in header if name not in needed]
+    for name in needed:
         times = list(header).count(name)
         if times == 1:
             continue
@@ -177,9 +181,9 @@ def _names(file: str, header: Sequence[str], contract: Contract) -> Iterator[Fin
         )
     if extra:
         listed = ", ".join(map(shown, extra[:10]))
-        yield Finding(f"{file}: columns that the contract does not have are ignored: {listed}")
-    order = [name for name in header if name in contract.names]
-    if order != [name for name in contract.names if name in order]:
+        yield Finding(f"{file}: columns that are not read: {listed}")
+    order = [name for name in header if name in needed]
+    if order != [name for name in needed if name in order]:
         yield Finding(f"{file}: columns come in another order, and are read by name")
 
 
@@ -265,6 +269,7 @@ def _beyond(seen: _Seen, column: Column | None) -> Finding:
             f"most values lie beyond the range{ends}: {seen.where('beyond')}; is it another unit, "
             f"or another column? Give mapping.factor and offset",
             blocks=True,
+            cut=True,
         )
     return Finding(f"values lie beyond the range{ends} and are cut: {seen.where('beyond')}")
 

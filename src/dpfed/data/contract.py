@@ -467,23 +467,32 @@ def read_contract(path: Path) -> Contract:
     ...     read_contract(path).features
     ('age',)
     """
+    return contract_of(read_tables("contract", path, "write one with 'dpfed data describe FILE'"))
+
+
+def read_tables(what: str, path: Path, way_out: str) -> dict[str, Any]:
+    """The tables of a TOML file of at most 64 KiB.
+
+    Args:
+        what: what errors call it.
+        path: the file.
+        way_out: what to do if it is not there.
+    """
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise RecipeError(
-            f"the contract {str(path)!r} cannot be read ({error.strerror}); write one with 'dpfed "
-            f"data describe FILE'"
+            f"the {what} {str(path)!r} cannot be read ({error.strerror}); {way_out}"
         ) from error
     if len(raw) > MAX_BYTES:
-        raise refuse("a contract", f"at most {MAX_BYTES} bytes", "more", "shorten it")
+        raise refuse(f"a {what}", f"at most {MAX_BYTES} bytes", "more", "shorten it")
     try:
-        tables = tomllib.loads(raw.decode())
+        return tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:
         raise RecipeError(
-            f"the contract {str(path)!r} is not TOML ({shown(str(error))}); correct that place"
+            f"the {what} {str(path)!r} is not TOML ({shown(str(error))}); correct that place"
         ) from error
-    return contract_of(tables)
 
 
 def differences(mine: Contract, other: Contract) -> Iterator[str]:

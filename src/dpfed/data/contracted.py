@@ -20,7 +20,7 @@ from dpfed.data.cells import word
 from dpfed.data.contract import Contract
 from dpfed.data.mapping import FileMapping
 from dpfed.data.readers import TablePart, by_split
-from dpfed.data.sheets import read_header, read_lines
+from dpfed.data.sheets import Line, read_header, read_lines
 from dpfed.data.tables import FILE, TableFacts
 
 _BATCH = 16_384
@@ -33,6 +33,8 @@ class Batch(NamedTuple):
     """Their lines."""
     cells: dict[str, list[Any]]
     """By the contract's name of a column, and of others that were asked for."""
+    kept: dict[str, list[Any]]
+    """As they are in the file, by the file's own name."""
 
 
 def read_batches(
@@ -41,6 +43,7 @@ def read_batches(
     mapping: FileMapping | None = None,
     others: Sequence[str] = (),
     needed: Sequence[str] | None = None,
+    kept: Sequence[str] = (),
 ) -> Iterator[Batch]:
     """A file's records, some at a time, with the contract's names, units and words.
 
@@ -50,26 +53,32 @@ def read_batches(
         mapping: how its owner's file says it; None if it says it as the contract does.
         others: columns that are no part of the contract, and are read if they are there.
         needed: the contract's columns that must be there; None is all of them.
+        kept: columns that are wanted as the file has them, too, by the file's own names.
     """
     own = mapping or FileMapping()
     own.check(contract)
     header = read_header(path, own.wanted(contract))
     names = own.names(header.names)
     try:
-        places = contract.places(names, needed)
+        places = contract.places(names, own.needed(contract) if needed is None else needed)
     except DataError as error:
         raise DataError(f"{path.name!r}: {error}") from error
+    places = {name: at for name, at in places.items() if name not in own.missing}
     places |= {name: names.index(name) for name in others if name in names}
     readers = {name: own.reader(name, contract) for name in contract.names if name in places}
     lines = read_lines(path, header)
     while batch := list(islice(lines, _BATCH)):
-        cells = {
-            name: [None if line.cells is None else line.cells[at] for line in batch]
-            for name, at in places.items()
-        }
+        cells = {name: _cells(batch, at) for name, at in places.items()}
         for name, reader in readers.items():
             cells[name] = [reader(cell) for cell in cells[name]]
-        yield Batch([line.number for line in batch], cells)
+        cells |= {name: [None] * len(batch) for name in own.missing}
+        copied = {name: _cells(batch, header.names.index(name)) for name in kept}
+        yield Batch([line.number for line in batch], cells, copied)
+
+
+def _cells(lines: Sequence[Line], at: int) -> list[Any]:
+    """A column of some lines; None in one that does not fit the header."""
+    return [None if line.cells is None else line.cells[at] for line in lines]
 
 
 def read_contracted(

@@ -7,6 +7,7 @@
     offset = {temperature = -273.15}
     words = {outcome = {"1" = "dead", "0" = "alive"}}
     decimal = ","
+    missing = ["smoker"]                       # the file has it not, or not as agreed
 
 All keys but those of ``rename`` are the contract's names. A mapping is its owner's alone: it is in
 no terms, and shown where a training is approved. Each cell is mapped by itself.
@@ -15,23 +16,35 @@ no terms, and shown where a training is approved. Each cell is mapped by itself.
 |-----------------------------------------------|-------------------------------------------------|
 | a word that means missing, of a mapped number | stays missing: it is looked for before          |
 | text in the place of a number                 | stays as it is, and is missing                  |
+| no cell at all, in a line that does not fit   | stays none                                      |
 | a point in a number with decimal = ","        | of thousands, if so written; otherwise missing  |
 | a name or word that the contract does not have| RecipeError                                     |
+| a column under ``missing``                    | not read: each record has the contract's        |
+|                                               | constant for a missing value                    |
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dpfed.core.checks import refuse
+from dpfed.core.errors import RecipeError
 from dpfed.core.log import shown
 from dpfed.data.cells import number, spelling, text
-from dpfed.data.contract import MAX_COLUMNS, Contract, Kind, check_text, is_missing
+from dpfed.data.contract import (
+    MAX_COLUMNS,
+    Contract,
+    Kind,
+    check_text,
+    is_missing,
+    read_tables,
+)
 
 _GROUPS = re.compile(r"[+-]?[0-9]{1,3}(\.[0-9]{3})+(,[0-9]*)?")
 MAX_FACTOR = 1e12
@@ -56,6 +69,8 @@ class FileMapping(
     """By column: the file's words, and the contract's word for each."""
     decimal: str = "."
     """What stands before the decimals of a number: a point, or a comma."""
+    missing: tuple[str, ...] = ()
+    """Columns of features that are not read: each of their values is missing."""
 
     def names(self, header: Sequence[str]) -> tuple[str, ...]:
         """The file's columns by the contract's names.
@@ -72,7 +87,16 @@ class FileMapping(
             contract: what is looked for.
         """
         mapped = {mine for mine, its in self.rename.items() if its in contract.names}
-        return mapped | (set(contract.names) - {self.rename[mine] for mine in mapped})
+        others = set(contract.names) - {self.rename[mine] for mine in mapped}
+        return mapped | (others - set(self.missing))
+
+    def needed(self, contract: Contract) -> list[str]:
+        """The contract's columns that are read.
+
+        Args:
+            contract: what the file is read by.
+        """
+        return [name for name in contract.names if name not in self.missing]
 
     def check(self, contract: Contract) -> None:
         """Refuse what the contract does not have.
@@ -90,6 +114,10 @@ class FileMapping(
                 raise _unknown("mapping.rename", its, contract.names)
         if len(set(self.rename.values())) < len(self.rename):
             raise refuse("mapping.rename", "another column for each", "one twice", "correct it")
+        features = [column.name for column in contract.columns]
+        for name in self.missing:
+            if name not in features:
+                raise _unknown("mapping.missing", name, features)
         self._check_units(contract)
         self._check_words(contract)
 
@@ -138,11 +166,26 @@ class FileMapping(
         def read(cell: Any) -> Any:
             written = text(cell)
             if is_missing(written, absent):
-                return ""
+                return None if cell is None else ""
             found = number(_with_point(written) if self.decimal == "," else written)
             return written if math.isnan(found) else found * factor + offset
 
         return read
+
+    def table(self, contract: Contract, table: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """A table's cells as the contract has them; columns that it lacks are left out.
+
+        Args:
+            contract: what it is to be read by.
+            table: by the file's own name of a column, its cells.
+        """
+        names = self.names(list(table))
+        read = [name for name in self.needed(contract) if name in names]
+        contract.places(names, read)  # refuses one that is there twice
+        held = dict(zip(names, table, strict=True))
+        made = {name: [*map(self.reader(name, contract), table[held[name]])] for name in read}
+        records = len(next(iter(made.values()), ()))
+        return made | {name: [None] * records for name in self.missing}
 
     def said(self, contract: Contract) -> Iterator[str]:
         """What is mapped, one sentence part each, for the officer who approves.
@@ -161,6 +204,38 @@ class FileMapping(
             yield f"in {name}, {pairs}"
         if self.decimal != ".":
             yield "numbers have a decimal comma"
+        yield from (f"{name} is not read, so that each value is missing" for name in self.missing)
+
+
+def read_mapping(path: Path) -> FileMapping:
+    """A mapping from a TOML file of at most 64 KiB, with the keys of a policy's ``load.mapping``.
+
+    Args:
+        path: the file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "mapping.toml"
+    ...     _ = path.write_text('rename = {alter = "age"}')
+    ...     read_mapping(path).rename
+    {'alter': 'age'}
+    """
+    return mapping_of(read_tables("mapping", path, "check the path"))
+
+
+def mapping_of(tables: Mapping[str, Any]) -> FileMapping:
+    """A mapping from plain tables, as TOML or JSON has them.
+
+    Args:
+        tables: its fields.
+
+    >>> mapping_of({"factor": {"weight": 0.4536}}).factor
+    {'weight': 0.4536}
+    """
+    try:
+        return msgspec.convert(tables, FileMapping)
+    except msgspec.ValidationError as error:
+        raise RecipeError(f"the mapping cannot be read ({error}); correct that place") from error
 
 
 def _numbers(contract: Contract) -> list[str]:

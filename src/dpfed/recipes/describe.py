@@ -283,7 +283,8 @@ def _released(plan: Plan, history: Sequence[Row]) -> Iterator[Metric]:
     """Figures of the metrics channel, of the model that the round began with.
 
     The interval of an accuracy is of two parts: the noise, whose size is known, and the units that
-    happened to be there. Others have none: their noise is the metric's own matter.
+    happened to be there. It has none where clients are drawn, since who was drawn is a third part.
+    Others have none: their noise is the metric's own matter.
     """
     on = "on the silos' records, released with noise"
     names = [name for metric in plan.metrics for name in metric.names] or ["accuracy", "loss"]
@@ -292,25 +293,26 @@ def _released(plan: Plan, history: Sequence[Row]) -> Iterator[Metric]:
         if row is None or not math.isfinite(row[name]):
             continue
         value, low, high = float(row[name]), None, None
-        if name == "accuracy" and not plan.metrics and not plan.open:
-            units = math.fsum(plan.nominal)
-            chance = value * (1 - value) / max(1.0, units)
-            wide = _Z * math.sqrt(plan.noise_std(METRICS) ** 2 + chance)
-            low, high = max(0.0, value - wide), min(1.0, value + wide)
+        drawn = plan.open or plan.participation_rate < 1
+        if name == "accuracy" and not plan.metrics and not drawn:
+            units = max(1.0, math.fsum(plan.nominal))
+            low, high = wilson(value, units, plan.noise_std(METRICS))
         yield Metric(name=name, value=value, on=on, round=int(row["round"]), low=low, high=high)
 
 
-def wilson(part: float, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion.
+def wilson(part: float, count: float, noise: float = 0.0) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion p: |part - p| <= z sqrt(p (1 - p) / count + noise^2).
 
     Args:
         part: what was observed, from 0 to 1.
         count: of how many, at least 1.
+        noise: the standard deviation of noise that was added to it.
 
     >>> [round(end, 3) for end in wilson(0.9, 100)]
     [0.826, 0.945]
     """
     spread = _Z**2 / count
     middle = (part + spread / 2) / (1 + spread)
-    half = math.sqrt(part * (1 - part) / count * _Z**2 + spread**2 / 4) / (1 + spread)
+    chance = part * (1 - part) / count + noise**2 * (1 + spread)
+    half = math.sqrt(chance * _Z**2 + spread**2 / 4) / (1 + spread)
     return max(0.0, middle - half), min(1.0, middle + half)

@@ -8,18 +8,26 @@ The grid has cells of ratio 10^(1/4) from 1e-6 to 1e12 on both sides of 0, so th
 known of a column. Ends are those of the intervals of the outermost quantiles that the noise leaves
 something of, rounded outwards to 1, 2 or 5 times a power of ten. The release is one of the owner's:
 ledger and budget count it.
+
+Several owners ask their gates together: ``ranges_query`` is a query as any other, from which terms
+are written, and ``answers_in`` reads what it left. No range is known yet, so there is no contract
+in it: each gate reads numbers by the names of their columns, in the order of ``asked_columns``.
 """
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from dpfed.client.questions.answers import Answer, Value
 from dpfed.core.checks import refuse
+from dpfed.core.errors import DataError
+from dpfed.data._checks import unreadable
 from dpfed.data.contract import Contract, Kind
 from dpfed.recipes.query import ALGORITHM, MODEL
 
@@ -57,10 +65,50 @@ def asked_columns(contract: Contract) -> tuple[str, ...]:
     return tuple(column.name for column in marked)
 
 
+def ranges_options(contract: Contract) -> dict[str, Any]:
+    """What a table is read by, as ``data.options`` of a recipe or ``load.options`` of a policy.
+
+    Args:
+        contract: a draft.
+    """
+    names = asked_columns(contract)
+    if not names:
+        raise refuse("the contract", "one with ranges that were read off records", "none of them")
+    if contract.label is None:
+        raise refuse("the contract", "one with a label, by which the table is read", "none")
+    person = {"groups": contract.person} if contract.person else {}
+    return {"x": list(names), "y": contract.label.column, **person}
+
+
+def ranges_query(
+    contract: Contract, privacy: Mapping[str, Any], name: str = "ranges"
+) -> dict[str, Any]:
+    """The recipe of one release of quantiles of each column in question, without any data.
+
+    Args:
+        contract: a draft.
+        privacy: a recipe's table; epsilon is for all columns together.
+        name: the query's, once and for all where gates are asked.
+    """
+    names = ranges_options(contract)["x"]
+    questions = [
+        {"name": name, "kind": "quantiles", "column": name, "at": list(PARTS)} for name in names
+    ]
+    columns = {name: {"at": at, "raw": True} for at, name in enumerate(names)}
+    return {
+        "name": name,
+        "privacy": dict(privacy),
+        "client": {"name": ALGORITHM, "questions": questions, "columns": columns},
+        "model": {"name": MODEL},
+        "rounds": 1,
+        "evaluation": {"kind": "off"},
+    }
+
+
 def ranges_recipe(
     contract: Contract, source: str, privacy: Mapping[str, Any], ledger: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The recipe of one release of quantiles of each column in question.
+    """The same with one owner's table, in one process.
 
     Args:
         contract: a draft.
@@ -68,27 +116,43 @@ def ranges_recipe(
         privacy: a recipe's table; epsilon is for all columns together.
         ledger: a recipe's table, or None.
     """
-    names = asked_columns(contract)
-    if not names:
-        raise refuse("the contract", "one with ranges that were read off records", "none of them")
-    if contract.label is None:
-        raise refuse("the contract", "one with a label, by which the table is read", "none")
-    options: dict[str, Any] = {"x": list(names), "y": contract.label.column}
-    options |= {"groups": contract.person} if contract.person else {}
-    questions = [
-        {"name": name, "kind": "quantiles", "column": name, "at": list(PARTS)} for name in names
-    ]
-    columns = {name: {"at": at, "raw": True} for at, name in enumerate(names)}
     return {
-        "name": "ranges",
-        "data": {"source": source, "options": options},
-        "privacy": dict(privacy),
-        "client": {"name": ALGORITHM, "questions": questions, "columns": columns},
-        "model": {"name": MODEL},
-        "rounds": 1,
-        "evaluation": {"kind": "off"},
+        **ranges_query(contract, privacy),
+        "data": {"source": source, "options": ranges_options(contract)},
         **({"ledger": dict(ledger)} if ledger else {}),
     }
+
+
+def answers_in(path: Path, contract: Contract) -> tuple[Answer, ...]:
+    """The answers to ``ranges_query`` in the file answers.csv that it left.
+
+    Args:
+        path: the file.
+        contract: the draft.
+    """
+    found: dict[str, list[Value]] = {name: [] for name in asked_columns(contract)}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                ends = (float(row[key] or "nan") for key in ("value", "low", "high"))
+                found[row["question"]].append(Value(row["label"], *ends))
+    except OSError as error:
+        raise unreadable(path, "answers", error, "check the path") from error
+    except (KeyError, ValueError, TypeError, UnicodeDecodeError, csv.Error) as error:
+        raise _other_answers(path) from error
+    if any(len(values) != len(PARTS) for values in found.values()):
+        raise _other_answers(path)
+    return tuple(
+        Answer(name, "quantiles", f"quantiles of {name}", tuple(values))
+        for name, values in found.items()
+    )
+
+
+def _other_answers(path: Path) -> DataError:
+    return DataError(
+        f"{path.name!r} must have {len(PARTS)} quantiles of each range that the draft marks, and "
+        f"has others; give the answers.csv that its own query left"
+    )
 
 
 def proposed(found: Sequence[Answer]) -> tuple[ProposedRange, ...]:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an owner has approved and revoked, and what was asked and refused: the gate's user's files.
 
-    approvals.sqlite     approvals, what they cost, counts of events (without fsync)
+    approvals.sqlite     approvals, what they cost, counts of events (without fsync); how which data
+                         is read, as the officer has accepted it
     sources.sqlite       which file, by path and by inode, was counted in whose account
     revocations.sqlite   names that the owner has revoked, and nothing else; each write is on the
                          disk (synchronous=EXTRA) before the command ends
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -49,6 +50,7 @@ CREATE TABLE IF NOT EXISTS events (day TEXT, kind TEXT, training TEXT, count INT
     said TEXT, PRIMARY KEY (day, kind, training));
 CREATE TABLE IF NOT EXISTS prices (name TEXT PRIMARY KEY, dataset TEXT, measure TEXT, epsilon REAL);
 CREATE TABLE IF NOT EXISTS sources (path TEXT PRIMARY KEY, dataset TEXT);
+CREATE TABLE IF NOT EXISTS readings (reading TEXT PRIMARY KEY, at TEXT, by TEXT, columns TEXT);
 """  # its table sources is of earlier versions, and is read
 _COUNTED = "CREATE TABLE IF NOT EXISTS sources (path TEXT PRIMARY KEY, dataset TEXT);"
 _REVOKED = "CREATE TABLE IF NOT EXISTS revocations (name TEXT PRIMARY KEY, at TEXT);"
@@ -88,6 +90,15 @@ class Price(NamedTuple):
     measure: str
     """The budget's terms, in which the cost is stated."""
     epsilon: float
+
+
+class Acceptance(NamedTuple):
+    """That an officer has looked at what a file becomes by its contract."""
+
+    at: str
+    by: str
+    columns: str
+    """The columns that they named, as most of each is not as agreed."""
 
 
 class Event(NamedTuple):
@@ -228,6 +239,32 @@ class Approvals:
         with self._open(REVOCATIONS) as file:  # last: a crash before it leaves it revoked
             file.execute("DELETE FROM revocations WHERE name = ?", (terms.name,))
         self.note("approved", terms.name, f"by {by}, until {until[:10]}")
+
+    def accept(self, dataset: str, reading: str, *, by: str, columns: Sequence[str] = ()) -> None:
+        """Note that the officer accepts how a data set is read.
+
+        Args:
+            dataset: its name.
+            reading: which file, contract and mapping: ``DataPolicy.reading``.
+            by: who accepts.
+            columns: those that they named.
+        """
+        row = (reading, self.now().isoformat(), by, ", ".join(columns))
+        with self._open(FILE) as file:
+            file.execute("INSERT OR REPLACE INTO readings VALUES (?, ?, ?, ?)", row)
+        named = f", columns {', '.join(columns)}" if columns else ""
+        self.note("accepted", "", f"data {dataset} as it is read, by {by}{named}")
+
+    def acceptance(self, reading: str) -> Acceptance | None:
+        """When and by whom a reading was accepted; None if it was not.
+
+        Args:
+            reading: ``DataPolicy.reading``.
+        """
+        query = "SELECT at, by, columns FROM readings WHERE reading = ?"
+        with self._open(FILE) as file:
+            row = file.execute(query, (reading,)).fetchone()
+        return None if row is None else Acceptance(*row)
 
     def prices(self) -> dict[str, Price]:
         """The stored costs of approved trainings, by name."""

@@ -13,6 +13,8 @@ approvals, ledger, identity. An order only names a training. The reply itself is
 | a training that is not approved                  | UnsoundPlan, counted; nothing is spent     |
 | new terms in an enrolment, mode "within-policy"  | checked by the policy, then approved; no   |
 |                                                  | code or file of their model is loaded yet  |
+| data under a contract, and its officer has not   | UnsoundPlan, whatever is in the records    |
+| accepted what the file becomes by it             |                                            |
 | two budgets of one account, one file under two   | the gate does not start (sources.py)       |
 | accounts, a new name for a file that was counted |                                            |
 | an order whose child died, or took too long      | zero rows, if nothing of it has left       |
@@ -154,7 +156,13 @@ class RequestHandler:
 
     def permitted(self, terms: Terms, *, approved: bool = False) -> DataPolicy:
         """The policy of the terms' data set, if it allows them today."""
-        return permit(self.policy, terms, self.approvals.now().date(), approved=approved)
+        data = permit(self.policy, terms, self.approvals.now().date(), approved=approved)
+        if data.reading and self.approvals.acceptance(data.reading) is None:
+            raise UnsoundPlan(
+                f"nobody has accepted how data.{terms.pins.dataset} is read by its contract; look "
+                f"at it with 'dpfed silo accept'"
+            )
+        return data
 
     def _problem(self, terms: Terms) -> Problem:
         if terms.pins.train:

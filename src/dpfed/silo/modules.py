@@ -130,6 +130,9 @@ def _approve_in_copy(handler: RequestHandler, text: str) -> None:
             f"the model {asked.recipe.model.name!r} of {asked.name!r} is loaded once its terms are "
             f"approved, and not before; approve them, and list the modules then"
         )
+    data = handler.policy.data.get(asked.pins.dataset)
+    if data is not None and data.reading:
+        handler.approvals.accept(asked.pins.dataset, data.reading, by="this list")
     handler.permitted(asked)
     handler.approvals.approve(asked, text, days=1, by="this list")
 

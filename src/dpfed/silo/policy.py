@@ -29,6 +29,8 @@ and loads nothing of a model: what terms do not say of one is looked at after th
 | noise that takes over 10 s of the processor's time   | UnsoundPlan                             |
 | terms with another contract than the owner's, or     | UnsoundPlan, with the first difference  |
 | with one where the owner has none, or without        |                                         |
+| a query that names features otherwise, or in another | UnsoundPlan                             |
+| order, than the owner's load.options.x               |                                         |
 """
 
 from __future__ import annotations
@@ -206,6 +208,20 @@ class DataPolicy(_Table, frozen=True):
             return Public(self.load.contract.classes)
         given = self.classes or self.load.options.get("classes")
         return Public(given if isinstance(given, int) and given > 1 else None)
+
+    @property
+    def reading(self) -> str:
+        """A digest of how the file is read: which one, by which contract and mapping; "" if none.
+
+        It depends on no record.
+        """
+        if not isinstance(self.load.contract, Contract):
+            return ""
+        own = self.load.mapping
+        mapped = None if isinstance(own, msgspec.UnsetType) else own
+        read = [self.load.source, self.load.contract.digest, mapped, self.load.options]
+        made = msgspec.json.encode(read, order="deterministic")
+        return hashlib.sha256(b"dpfed reading 1\n" + made).hexdigest()
 
     def cost(self, terms: Terms) -> float:
         """What a training costs of that budget, whatever the terms state theirs in: epsilon."""
@@ -468,10 +484,22 @@ def _permit_contract(data: DataPolicy, terms: Terms) -> None:
             held = "this contract" if isinstance(mine, Contract) else "no contract"
             got = "one" if isinstance(asked, Contract) else "none"
             raise _violation("load.contract", f"{held} for this data", got)
+        _permit_columns(data, terms)
         return
     if mine.digest != asked.digest:
         said = next(differences(mine, asked), "their digests differ")
         raise _violation("load.contract", f"the same contract, and {said}", asked.digest[:16])
+
+
+def _permit_columns(data: DataPolicy, terms: Terms) -> None:
+    """Without a contract a query says which feature a column is: the owner's names must agree."""
+    x, asked = data.load.options.get("x"), terms.recipe.client.get("columns")
+    if not isinstance(x, list) or not isinstance(asked, dict):
+        return
+    for name, column in asked.items():
+        at = column.get("at") if isinstance(column, dict) else None
+        if isinstance(at, int) and 0 <= at < len(x) and x[at] != name:
+            raise _violation("load.options.x", f"{x[at]!r} at place {at}", name)
 
 
 def _permit_package(data: DataPolicy, name: str, digest: str) -> None:
