@@ -64,6 +64,7 @@ PUBLIC = {
         "read_records",
         "read_terms",
         "save_adapter",
+        "save_model",
         "shard",
         "silo_app",
         "sklearn_train",
@@ -95,6 +96,8 @@ SIGNATURES = {
     "dpfed.flower.silo_app": "(path=None)",
     "dpfed.flower.open_sinks": "(names, about)",
     "dpfed.flower.evaluate": "(model, params, records)",
+    "dpfed.flower.save_model": "(folder, result, model, *, name, classes=None, contract=None, "
+    "shape=None, tested=0, data='')",
 }
 NAMES = [(module, name) for module, names in PUBLIC.items() for name in names]
 

@@ -85,14 +85,16 @@ def test_flwr_run_does_the_same_as_an_app(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_changed_lines_are_those_that_make_the_app_private() -> None:
-    """tests/test_from_flower.py applies the whole diff, and trains."""
-    (shown,) = [text for language, text in BLOCKS if language == "diff"]
+    """Of both diffs; tests/test_from_flower.py applies the whole ones, and trains."""
+    shown = [text for language, text in BLOCKS if language == "diff"]
     page = (ROOT / "docs" / "from-flower.md").read_text(encoding="utf-8")
-    whole = re.search(r"^```diff\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
-    assert whole is not None
-    left = set(changed(whole.group(1))) - set(changed(shown))
-    assert set(changed(shown)) <= set(changed(whole.group(1)))
-    assert all("from quickstart.task import" in line for line in left), left
+    whole = re.findall(r"^```diff\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    both = [line for line in changed(shown[0]) if "strategy = " in line]
+    for part, all_of_it in zip(shown, whole, strict=False):
+        lines, said = changed(all_of_it), {*changed(part), *both}
+        assert said <= set(lines)
+        left = [line for line in lines if line not in said]
+        assert all(re.match(r"\+from |-", line) for line in left), left
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dpfed.data.train_functions import Delta as Delta
     from dpfed.data.train_functions import sklearn_train as sklearn_train
     from dpfed.data.train_functions import torch_train as torch_train
+    from dpfed.recipes.app_model import save_model as save_model
     from dpfed.recipes.result import began_at as began_at
     from dpfed.recipes.result import claim_folder as claim_folder
     from dpfed.recipes.schema import Recipe
@@ -75,6 +76,7 @@ _HOMES = {
     "read_records": "dpfed.recipes.screened",
     "read_terms": "dpfed.recipes.terms",
     "save_adapter": "dpfed.data.pretrained",
+    "save_model": "dpfed.recipes.app_model",
     "shard": "dpfed.training.flower.sharded",
     "silo_app": "dpfed.silo.relay",
     "sklearn_train": "dpfed.data.train_functions",
@@ -110,6 +112,7 @@ __all__ = [
     "read_records",
     "read_terms",
     "save_adapter",
+    "save_model",
     "shard",
     "silo_app",
     "sklearn_train",

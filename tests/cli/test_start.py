@@ -15,12 +15,13 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import mpmath
+import numpy as np
 import pytest
 import tomli_w
 import torch
@@ -40,7 +41,7 @@ from dpfed.cli import explain as page
 from dpfed.cli import explain as statement
 from dpfed.cli.explain import run_figures
 from dpfed.cli.main import app
-from dpfed.cli.new import package_name, write_app
+from dpfed.cli.new import PARTS, package_name, write_app
 from dpfed.core.errors import DataError, RecipeError, UnsoundPlan
 from dpfed.core.processes import find_command, started
 from dpfed.core.types import Trust
@@ -324,16 +325,9 @@ def config_of(folder: Path) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_new_app_trains_over_a_grid(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "next: cd my-first-app" in call("new", "my-first-app")
-    folder, package = home / "my-first-app", "my_first_app"
-    monkeypatch.syspath_prepend(str(folder))
-    become_a_server(monkeypatch)
-    server = importlib.import_module(f"{package}.server_app")
-    clients = importlib.import_module(f"{package}.client_app")
-    config = config_of(folder)
-    grid = LocalGrid(clients.app, {100 + i: i for i in range(len(config["sizes"].split()))})
-    for context in grid.contexts.values():
-        context.run_config.update(config)
-    server.main(grid, Context(1, 1, {}, RecordDict(), config))
+    play = started_app(home / "my-first-app", monkeypatch, nodes=2)
+    folder = home / "my-first-app"
+    play(1)
     left = json.loads((folder / "out/guarantee.json").read_text())
     assert left["accuracy"] > 0.7
     text, _ = explained(folder / "out")
@@ -342,10 +336,119 @@ def test_a_new_app_trains_over_a_grid(home: Path, monkeypatch: pytest.MonkeyPatc
     assert text.startswith("# Privacy statement: my-first-app-1\n"), "the training's name"
     assert "Participants: 2, with 6,000 records in all (a public number)." in text
     assert "Rounds: 20 played of 20 asked for; none wasted." in text
+    predicted(folder, left["accuracy"])
     before = (folder / "out/model.safetensors").read_bytes()
-    server.main(grid, Context(2, 1, {}, RecordDict(), config))
+    play(2)
     assert (folder / "out/model.safetensors").read_bytes() == before, "no model is written over"
     assert (folder / "out-2/guarantee.json").exists()
+    assert (folder / "out-2/model/model.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "nodes", "shorter", "stated"),
+    [
+        ("shards", 2, {"shards": 5}, "(3, 1e-05)-DP for each record"),
+        ("clients", 10, {"clients": 10}, "(8, 0.001)-DP for each client"),
+    ],
+)
+def test_a_train_function_of_one_s_own_trains_and_is_used(
+    kind: str,
+    nodes: int,
+    shorter: dict[str, Any],
+    stated: str,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The app as it is written, but for its size: the long suite asks for its accuracy."""
+    folder = home / f"own-{kind}"
+    call("new", folder.name, f"--{kind}")
+    started_app(folder, monkeypatch, nodes, **{**shorter, "num-server-rounds": 2})(1)
+    left = json.loads((folder / "out/guarantee.json").read_text())
+    assert left["sentence"].startswith(stated)
+    predicted(folder, left["accuracy"])
+    assert stated in explained(folder / "out")[0]
+
+
+def started_app(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, **shorter: Any
+) -> Callable[[int], None]:
+    """Both sides of a new app over a Grid in this process; the run's number starts it."""
+    monkeypatch.syspath_prepend(str(folder))
+    become_a_server(monkeypatch)
+    package = folder.name.replace("-", "_")
+    server = importlib.import_module(f"{package}.server_app")
+    clients = importlib.import_module(f"{package}.client_app")
+    config = {**config_of(folder), **shorter}
+    grid = LocalGrid(clients.app, {100 + i: i for i in range(nodes)})
+    for context in grid.contexts.values():
+        context.run_config.update(config)
+    return lambda run: server.main(grid, Context(run, 1, {}, RecordDict(), config))
+
+
+def predicted(folder: Path, accuracy: float) -> None:
+    """The app's bundle predicts its test records, in words, as well as the run counted."""
+    task = importlib.import_module(f"{folder.name.replace('-', '_')}.task")
+    test, model = task.load_test(), dpfed.load(folder / "out/model")
+    assert model.classes_.tolist() == ["north", "east", "south", "west"]
+    right = model.predict(test.x.numpy()) == model.classes_[test.y.numpy()]
+    assert right.mean() == pytest.approx(accuracy)
+    assert model.description.metrics[0].records == len(test)
+    np.savez(folder / "new.npz", x=test.x.numpy()[:5])
+    out = folder / "scored.csv"
+    said = call("predict", str(folder / "out/model"), str(folder / "new.npz"), "--out", str(out))
+    assert "5 predictions" in said
+    assert out.read_text().splitlines()[0].startswith("prediction,p_north,p_east")
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "clients"),
+    [("rows", "record", 2), ("shards", "record", 2), ("clients", "client", 100)],
+)
+def test_each_of_the_three_has_a_plan_that_can_learn(
+    kind: str,
+    unit: str,
+    clients: int,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The files are those of a Flower app, both sides import, and nothing warns of the noise."""
+    folder = home / f"three-{kind}"
+    written = {path.relative_to(folder).as_posix() for path in write_app(folder, kind)}
+    package = f"three_{kind}"
+    names = ("__init__", "client_app", "server_app", "task")
+    expected = {"README.md", "pyproject.toml", *(f"{package}/{name}.py" for name in names)}
+    assert written == expected
+    monkeypatch.syspath_prepend(str(folder))
+    context = Context(1, 1, {"partition-id": 1}, RecordDict(), config_of(folder))
+    made = importlib.import_module(f"{package}.task").plan(context)
+    assert isinstance(importlib.import_module(f"{package}.client_app").app, ClientApp)
+    assert made.guarantee().unit == unit
+    assert made.guarantee().epsilon == pytest.approx(context.run_config["epsilon"], rel=1e-3)
+    assert len(made.nominal) == clients
+    assert bool(made.shards) == (kind == "shards")
+    assert "noise" not in caplog.text
+
+
+def test_new_asks_which_of_the_three_at_a_terminal(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a script it asks nothing: the first kind, as a flag would say."""
+    assert "Which app?" not in call("new", "in-a-script")
+    monkeypatch.setattr("dpfed.cli.start._at_terminal", lambda: True)
+    answers = {"shards": "shards=", "": "Standardised(", "clients": 'config["clients"]'}
+    for number, (answer, inside) in enumerate(answers.items()):
+        runner = CliRunner().invoke(app, ["new", f"asked-{number}"], input=f"{answer}\n")
+        assert runner.exit_code == 0, runner.output
+        assert "[rows]" in runner.output
+        text = (home / f"asked-{number}/asked_{number}/task.py").read_text()
+        text += (home / f"asked-{number}/asked_{number}/client_app.py").read_text()
+        assert inside in text
+    again = CliRunner().invoke(app, ["new", "asked-9"], input="devices\nclients\n")
+    assert again.exit_code == 0, "an answer that is none of them is asked for again"
+    assert (home / "asked-9/asked_9/task.py").exists()
+    assert "Which app?" not in call("new", "given", "--clients")
 
 
 def test_what_a_new_app_refuses_is_one_sentence_in_its_log(
@@ -417,15 +520,17 @@ def test_a_new_app_reads_each_host_s_own_file(home: Path, monkeypatch: pytest.Mo
     changed = task.read_text().replace('FILE = ""', 'FILE = "visits.csv"')
     task.write_text(changed.replace("FEATURES, CLASSES = 20, 4", "FEATURES, CLASSES = 3, 2"))
     monkeypatch.syspath_prepend(str(home / "own-file"))
-    loaded = importlib.import_module("own_file.task").load_data
+    own = importlib.import_module("own_file.task")
+    loaded = own.load_data
     for host, age in (("north", 59), ("south", 18)):
         (home / host).mkdir()
-        lines = ["age,sex,patient,ill", f"{age},f,7,0", ",m,8,1"]
+        lines = ["age,sex,patient,ill", f"{age},f,7,no", ",m,8,yes"]
         (home / host / "visits.csv").write_text("\n".join(lines) + "\n")
         monkeypatch.setenv("DPFED_DATA", str(home / host))
         records = loaded(0)
         assert records.x.tolist() == [[(age - 59) / 41, 1, 0], [0, 0, 1]]
-        assert records.groups.tolist() == [7, 8]
+        assert records.groups.tolist() == [0, 1], "two patients"
+    assert own.ABOUT == {"contract": own.CONTRACT}
 
 
 def test_a_statement_has_what_a_board_asks_first(tmp_path: Path) -> None:
@@ -549,7 +654,7 @@ def test_a_gated_training_is_rehearsed(home: Path) -> None:
     assert f"{GATED}, {UNDISTURBED}; " in contents["sentence"]
 
 
-@pytest.mark.parametrize("kind", ["app", "recipe", "gated"])
+@pytest.mark.parametrize("kind", list(PARTS))
 def test_all_words_of_a_template_are_filled_in(kind: str, home: Path) -> None:
     for path in write_app(home / "filled", kind):
         text = path.read_text(encoding="utf-8")
@@ -576,7 +681,7 @@ def test_new_refuses_what_exists_or_would_hide_a_module(home: Path) -> None:
         with pytest.raises(RecipeError, match=f"package, got '{re.escape(name)}'; use a-z"):
             package_name(name)
     with pytest.raises(RecipeError, match="give only one of them"):
-        call("new", "both", "--recipe", "--app")
+        call("new", "both", "--recipe", "--rows")
     with pytest.raises(RecipeError, match=r"kind.*got 'other'"):
         write_app(Path("x"), "other")
     assert list(home.iterdir()) == [home / "there"]
@@ -594,7 +699,7 @@ def test_the_templates_are_in_the_wheel(tmp_path: Path, repository: Path) -> Non
         for ending in ("template", "css")
         for path in (repository / "src").rglob(f"*.{ending}")
     }
-    assert len(ours) == 13 + 4 + 5 + 2  # apps, start scripts, silos, styles
+    assert len(ours) == 21 + 4 + 5 + 2  # apps, start scripts, silos, styles
     assert ours <= set(ZipFile(wheel).namelist())
 
 
@@ -627,24 +732,42 @@ def simulation_of(home: Path, scratch: Path) -> Iterator[dict[str, str]]:
         yield env
 
 
-@pytest.mark.long  # CI does it for the app, on the quickstart: tests/test_docs.py
+@pytest.mark.long  # CI does it for the first kind, on the quickstart: tests/test_docs.py
 @pytest.mark.xdist_group("flower")
-@pytest.mark.parametrize("kind", ["app", "recipe"])
-def test_flwr_run_trains_a_new_app(kind: str, home: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "shorter", "nodes", "stated"),
+    [
+        ("rows", ("rounds = 20", "rounds = 4"), 2, "(1, 1e-05)-DP for each record (replace-one)"),
+        ("recipe", ("rounds = 20", "rounds = 4"), 2, "(1, 1e-05)-DP for each record (replace-one)"),
+        (
+            "shards",
+            ("", ""),
+            2,
+            "(3, 1e-05)-DP for each record (replace-one)",
+        ),
+        ("clients", ("", ""), 100, "(8, 0.001)-DP for each client (replace-one)"),
+    ],
+)
+def test_flwr_run_trains_a_new_app(
+    kind: str, shorter: tuple[str, str], nodes: int, stated: str, home: Path
+) -> None:
     from dpfed.recipes import simulation
 
     for path in write_app(home / "fresh", kind):
-        text = path.read_text(encoding="utf-8").replace("rounds = 20", "rounds = 4")
+        text = path.read_text(encoding="utf-8").replace(*shorter)
         path.write_text(text, encoding="utf-8")
     with simulation._scratch() as scratch, simulation_of(home, Path(scratch)) as env:
         command = [find_command("flwr") or "flwr", "run", str(home / "fresh"), "--stream"]
+        command += ["--federation-config", f"num-supernodes={nodes}"]
         done = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=150, check=False
+            command, env=env, capture_output=True, text=True, timeout=500, check=False
         )
     assert done.returncode == 0, done.stdout
     contents = json.loads((home / "fresh/out/guarantee.json").read_text())
-    assert contents["sentence"].startswith("(1, 1e-05)-DP for each record (replace-one)")
+    assert contents["sentence"].startswith(stated)
+    assert "rounds = 4" in shorter or contents["accuracy"] > 0.7
     assert (home / "fresh/out/model.safetensors").exists()
+    assert len(dpfed.load(home / "fresh/out/model").classes_) == 4
 
 
 # ------------------------------------------------------------------------------------------ doctor

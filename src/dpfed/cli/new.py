@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``dpfed new``: a Flower app of one's own, from the templates beside this file.
 
-    templates/app       a PyTorch model and data of one's own, client and server file
+    templates/app       what the next three share: the server
+    templates/rows      each record: a model and data of one's own, rows by the library
+    templates/shards    each record: a train function of one's own, once for each shard
+    templates/clients   each client: a train function of one's own, as it is
     templates/recipe    no code: a recipe, and dpfed's own apps
     templates/gated     data behind its owners' gates: terms, and a relay
 
@@ -22,14 +25,27 @@ from pathlib import Path
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 
-KINDS = ("app", "recipe", "gated")
+PARTS = {
+    "rows": ("app", "rows"),
+    "shards": ("app", "shards"),
+    "clients": ("app", "clients"),
+    "recipe": ("recipe",),
+    "gated": ("gated",),
+}
+"""The kinds of app, and the folders of templates that each is made of."""
+THREE = {
+    "rows": "your model, our rows: each record is protected; any torch module, or a linear model",
+    "shards": "your train function, in shards: each record; small models, in any framework",
+    "clients": "your train function as it is: each client; for many devices",
+}
+"""What ``dpfed new`` asks for."""
 ENDING = ".template"
 
 
-def write_app(folder: Path, kind: str = "app") -> list[Path]:
+def write_app(folder: Path, kind: str = "rows") -> list[Path]:
     """Write the app; returns its files, in order."""
-    if kind not in KINDS:
-        raise refuse("kind", " or ".join(KINDS), kind)
+    if kind not in PARTS:
+        raise refuse("kind", " or ".join(PARTS), kind)
     folder = folder.expanduser()
     if folder.exists():
         raise RecipeError(f"{str(folder)!r} already exists and was not changed; give a new folder")
@@ -39,8 +55,9 @@ def write_app(folder: Path, kind: str = "app") -> list[Path]:
         "project": package.replace("_", "-"),
         "folder": folder.resolve().as_posix(),
     }
-    source = resources.files("dpfed.cli") / "templates" / kind
-    made = {folder / name.replace("PACKAGE", package): text for name, text in templates(source)}
+    source = resources.files("dpfed.cli") / "templates"
+    texts = (each for part in PARTS[kind] for each in templates(source / part))
+    made = {folder / name.replace("PACKAGE", package): text for name, text in texts}
     for path, text in made.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(fill(text, words), encoding="utf-8")

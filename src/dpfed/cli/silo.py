@@ -218,6 +218,7 @@ def accept(
     from dpfed.cli.silo_text import reads
     from dpfed.silo.handler import RequestHandler
     from dpfed.silo.policy import load_policy
+    from dpfed.silo.publish import OWNERS_KINDS, Publisher
 
     handler, named = RequestHandler(load_policy(policy)), column or []
     for name, data in handler.policy.data.items():
@@ -233,6 +234,7 @@ def accept(
         if not yes and not typer.confirm(f"accept data {name}?", default=False):
             raise typer.Exit(1)
         handler.approvals.accept(name, data.reading, by=getpass.getuser(), columns=seen.named)
+        Publisher(handler).publish(OWNERS_KINDS)
         typer.echo(f"accepted: data {name}, reading {data.reading[:16]}")
 
 

@@ -7,7 +7,8 @@ Guarantee: nothing is downloaded or sent, and no folder that exists is written i
 | edge case                                 | what happens                              |
 |-------------------------------------------|-------------------------------------------|
 | ``new`` with a folder that exists         | an error: nothing is overwritten          |
-| ``new --recipe --app``                    | an error: one of them                     |
+| ``new --recipe --rows``                   | an error: one of them                     |
+| ``new`` without a kind, in a script       | nothing is asked: the first kind          |
 | ``doctor`` finds a problem                | exit code 1; warnings alone are 0         |
 | ``explain`` of a folder that is no run    | an error that says what to give           |
 """
@@ -15,6 +16,7 @@ Guarantee: nothing is downloaded or sent, and no folder that exists is written i
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -64,11 +66,18 @@ def demo(
 
 def new(
     folder: Annotated[Path, typer.Argument(help="The app's folder, which must not exist yet.")],
+    rows: Annotated[
+        bool,
+        typer.Option("--rows", "--app", help="Each record: your model, our rows. The default."),
+    ] = False,
+    shards: Annotated[
+        bool, typer.Option("--shards", help="Each record: your train function, in shards.")
+    ] = False,
+    clients: Annotated[
+        bool, typer.Option("--clients", help="Each client: your train function, many devices.")
+    ] = False,
     recipe: Annotated[
         bool, typer.Option("--recipe", help="Configured by a recipe in TOML, without code.")
-    ] = False,
-    app: Annotated[
-        bool, typer.Option("--app", help="Your own PyTorch model and data. The default.")
     ] = False,
     gated: Annotated[
         bool, typer.Option("--gated", help="Data behind its owners' gates, and a rehearsal.")
@@ -76,28 +85,52 @@ def new(
 ) -> None:
     """Write a private Flower app that runs with 'flwr run .', for you to change.
 
-    Example: dpfed new my-app
+    Without a kind, at a terminal, it asks which of the first three; elsewhere it writes --rows.
+
+    Example: dpfed new my-app --shards
 
     \f
 
     Args:
         folder: the app's folder, which must not exist yet.
+        rows: protect each record: write an app with a model and data; the default.
+        shards: protect each record: write an app with a train function that runs in shards.
+        clients: protect each client: write an app with a train function that runs as it is.
         recipe: write an app that is a recipe without code.
-        app: write an app with a PyTorch model and data; the default.
         gated: write a training whose data is behind its owners' gates, with a rehearsal.
     """
     from dpfed.cli.new import write_app
     from dpfed.core.errors import RecipeError
 
-    given = {"app": app, "recipe": recipe, "gated": gated}
+    given = {"rows": rows, "shards": shards, "clients": clients, "recipe": recipe, "gated": gated}
     kinds = [kind for kind, asked in given.items() if asked]
     if len(kinds) > 1:
         raise RecipeError(
             f"--{kinds[0]} and --{kinds[1]} are two kinds of app; give only one of them"
         )
-    for path in write_app(folder, kinds[0] if kinds else "app"):
+    for path in write_app(folder, kinds[0] if kinds else _which_app()):
         typer.echo(path)
     typer.echo(f"next: cd {folder}, then read README.md")
+
+
+def _which_app() -> str:
+    """One of the three kinds, as somebody at a terminal chooses; the first where nobody is."""
+    from click import Choice
+
+    from dpfed.cli.new import THREE
+
+    first = next(iter(THREE))
+    if not _at_terminal():
+        return first
+    typer.echo("Which app? (Without code: --recipe; behind gates: --gated)")
+    for kind, about in THREE.items():
+        typer.echo(f"  {kind:8} {about}")
+    asked: str = typer.prompt("One of them", default=first, type=Choice(list(THREE)))
+    return asked
+
+
+def _at_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def doctor(

@@ -251,7 +251,7 @@ def _metrics(recipe: Recipe, plan: Plan, history: Sequence[Row], tested: int) ->
     """The last figures that a statement may show: of test records, or released with noise."""
     kind = recipe.evaluation.kind
     if kind is EvaluationKind.TEST:
-        yield from _on_test_records(history, tested)
+        yield from metrics_on_test_records(history, tested)
     elif kind is EvaluationKind.FEDERATED:
         yield from _released(plan, history)
 
@@ -260,7 +260,13 @@ def _last_row(history: Sequence[Row], name: str) -> Row | None:
     return next((row for row in reversed(history) if row.get(name) is not None), None)
 
 
-def _on_test_records(history: Sequence[Row], tested: int) -> Iterator[Metric]:
+def metrics_on_test_records(history: Sequence[Row], tested: int) -> Iterator[Metric]:
+    """Accuracy and loss of the last round that was judged, the former with its interval.
+
+    Args:
+        history: one row per attempt at a round.
+        tested: how many test records there are; 0 if nobody says, and no interval is known.
+    """
     on = "on test records that the server holds"
     for name in ("accuracy", "loss"):
         row = _last_row(history, name)

@@ -41,8 +41,10 @@ from dpfed.core.log import log
 from dpfed.silo.approvals import ZERO_ROWS, Event
 from dpfed.silo.handler import RequestHandler
 
-OWNERS_KINDS = frozenset({"approved", "revoked", "clock"})
+OWNERS_KINDS = frozenset({"accepted", "approved", "revoked", "clock"})
 """Events that the owner's own commands make, and may write at any time."""
+_SAYS_VALUES = frozenset({"accepted"})
+"""Of these, what was said follows from records: which columns are not as agreed."""
 _WRITTEN, _RUNNING = "published.json", "running.json"
 
 
@@ -131,7 +133,7 @@ class Publisher:
                 continue  # it has not doubled
             written[place] = event.times
             row = {"time": now, "kind": event.kind, "training": event.training, "times": times}
-            row["said"] = event.said
+            row["said"] = "" if event.kind in _SAYS_VALUES else event.said
             if event.training in trainings:
                 row["terms"] = trainings[event.training].fingerprint
             if event.training in prices:
