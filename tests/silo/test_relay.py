@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfed.silo.relay import LENGTH, ask, receive
+from dpfed.silo.frames import LENGTH, ask, receive
 
 CODE = """
 import sys
