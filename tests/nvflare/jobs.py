@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,19 +25,25 @@ RESOURCES = {"format_version": 2, "class_allow_list": CLASSES, "allow_log_stream
 SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
 
 
-def write_job(folder: Path, terms: Path, sites: int, **arguments: Any) -> Path:
-    """The template's job, with these terms in it."""
+def write_job(folder: Path, terms: list[Path], sites: int, **arguments: Any) -> Path:
+    """The template's job, with a workflow for each of these terms: result-0, result-1, ..."""
     source = resources.files("dpfed.cli") / "templates" / "nvflare" / "job"
     for name, text in templates(source):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(fill(text, {"project": "gated"}))
     config = folder / "app" / "config"
-    shutil.copy(terms, config / "terms.toml")
     meta = json.loads((folder / "meta.json").read_text())
     (folder / "meta.json").write_text(json.dumps({**meta, "min_clients": sites}))
     server = json.loads((config / "config_fed_server.json").read_text())
-    server["workflows"][0]["args"].update(arguments)
+    (workflow,) = server.pop("workflows")
+    server["workflows"] = []
+    for number, path in enumerate(terms):
+        shutil.copy(path, config / f"terms-{number}.toml")
+        given = {"terms": f"terms-{number}.toml", "out": f"result-{number}"}
+        kept = {"checkpoint": f"{workflow['args']['checkpoint']}-{number}"}
+        args = {**workflow["args"], **given, **kept, **arguments}
+        server["workflows"].append({**workflow, "id": f"train-{number}", "args": args})
     (config / "config_fed_server.json").write_text(json.dumps(server))
     return folder
 
@@ -73,16 +80,14 @@ def simulate(job: Path, workspace: Path, sites: int, gate: str, timeout: float =
 
 def end_session(process: subprocess.Popen[Any]) -> None:
     """End a process that began a session, and what it has started there."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
-def result_of(workspace: Path) -> Path:
-    """Where the simulator's server left the result."""
-    return workspace / "server" / "simulate_job" / "result"
+def result_of(workspace: Path, number: int = 0) -> Path:
+    """Where the simulator's server left the result of these terms."""
+    return workspace / "server" / "simulate_job" / f"result-{number}"
 
 
 def params_in(out: Path, terms: Terms) -> torch.Tensor:
