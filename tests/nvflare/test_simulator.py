@@ -32,9 +32,8 @@ CORRELATED = {"privacy": {"mechanism": "tree"}}
 Cell = tuple[str, dict[str, Any]]
 ALL: list[Cell] = [
     *((method, {}) for method in METHODS),
-    *((method, SECURE) for method in METHODS),
-    ("dp-fedgd", CORRELATED),
-    ("dp-fedsofim", CORRELATED),
+    *((method, SECURE) for method in ("dp-fedsofim", "dp-fedauto")),  # dp-scaffold's is refused
+    *((method, CORRELATED) for method in ("dp-fedsofim", "dp-scaffold", "dp-fedgd")),
 ]
 FEW: list[Cell] = [("dp-fedauto", SECURE), ("dp-scaffold", {})]
 

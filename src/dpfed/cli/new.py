@@ -4,6 +4,7 @@
     templates/app       a PyTorch model and data of one's own, client and server file
     templates/recipe    no code: a recipe, and dpfed's own apps
     templates/gated     data behind its owners' gates: terms, and a relay
+    templates/nvflare   the same under NVIDIA FLARE: a job, and a page for each site's admin
 
 Guarantee: an app is written into a new folder only, with the templates' {{words}} filled in; a name
 that would hide another module is refused.
@@ -23,13 +24,19 @@ from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 
 KINDS = ("app", "recipe", "gated")
+ENGINES = ("flower", "nvflare")
+RECIPE = "recipe.toml"
+"""What a gated training has under either engine, from one template."""
 ENDING = ".template"
 
 
-def write_app(folder: Path, kind: str = "app") -> list[Path]:
+def write_app(folder: Path, kind: str = "app", engine: str = "flower") -> list[Path]:
     """Write the app; returns its files, in order."""
     if kind not in KINDS:
         raise refuse("kind", " or ".join(KINDS), kind)
+    if engine not in ENGINES or (engine != "flower" and kind != "gated"):
+        bound = f"one of {ENGINES}, and flower without --gated: data is behind gates elsewhere"
+        raise refuse("engine", bound, engine, "add --gated, or leave it out")
     folder = folder.expanduser()
     if folder.exists():
         raise RecipeError(f"{str(folder)!r} already exists and was not changed; give a new folder")
@@ -39,12 +46,18 @@ def write_app(folder: Path, kind: str = "app") -> list[Path]:
         "project": package.replace("_", "-"),
         "folder": folder.resolve().as_posix(),
     }
-    source = resources.files("dpfed.cli") / "templates" / kind
-    made = {folder / name.replace("PACKAGE", package): text for name, text in templates(source)}
+    found = dict(templates(_home(kind)))
+    if engine != "flower":
+        found = {RECIPE: found[RECIPE], **dict(templates(_home(engine)))}
+    made = {folder / name.replace("PACKAGE", package): text for name, text in found.items()}
     for path, text in made.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(fill(text, words), encoding="utf-8")
     return sorted(made)
+
+
+def _home(name: str) -> Traversable:
+    return resources.files("dpfed.cli") / "templates" / name
 
 
 def package_name(name: str) -> str:
