@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict, UserConfig
 
-from dpfed.accounting.guarantee import GATED, UNDISTURBED
+from dpfed.accounting.guarantee import GATED
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.deploy import deploy
 from dpfed.recipes.flower_app import run_server
@@ -128,7 +128,7 @@ def check_cells(
             alone = in_one_process(path, owners)
             assert torch.equal(params_in(out, read(path)), alone), cells[number]
             said = json.loads((out / "guarantee.json").read_text())["sentence"]
-            assert f"{GATED}, {UNDISTURBED}; " in said
+            assert GATED in said
     for owner in owners:  # each round was entered once, and nothing else
         rows = Ledger(owner.folder / "state" / "ledger.sqlite").rows()
         seen = [(r.body["training"], r.body["round"]) for r in rows if r.body["kind"] == "book"]
