@@ -31,7 +31,13 @@ ENDING = ".template"
 
 
 def write_app(folder: Path, kind: str = "app", engine: str = "flower") -> list[Path]:
-    """Write the app; returns its files, in order."""
+    """Write the app; returns its files, in order.
+
+    Args:
+        folder: the app's, which must not exist yet.
+        kind: one of KINDS.
+        engine: one of ENGINES; another than flower only for a gated training.
+    """
     if kind not in KINDS:
         raise refuse("kind", " or ".join(KINDS), kind)
     if engine not in ENGINES or (engine != "flower" and kind != "gated"):

@@ -124,7 +124,13 @@ def check_silo(
     yield f"{path}: can be read, data: {', '.join(found.data)}"
     gate = _gate_user(Path(found.gate.state))
     names = dict.fromkeys((*relay_users, *found.gate.relay_users))
-    site = _Site(path, found, gate, [_relay_user(found, name) for name in names], tuple(nvflare))
+    site = _Site(
+        path=path,
+        policy=found,
+        gate=gate,
+        relays=[_relay_user(found, name) for name in names],
+        nvflare=tuple(nvflare),
+    )
     for part in _PARTS:
         yield from part(site)
 

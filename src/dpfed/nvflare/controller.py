@@ -28,8 +28,6 @@ from nvflare.apis.signal import Signal
 
 from dpfed.core.checks import refuse
 
-_TASK_CHECK_S = 0.05  # between two looks at which tasks are done
-
 
 class TermsController(Controller):  # type: ignore[misc]
     """A private training by terms that the sites' owners have approved.
@@ -53,7 +51,7 @@ class TermsController(Controller):  # type: ignore[misc]
         timeout: float = 3600.0,
         sinks: str = "",
     ) -> None:
-        super().__init__(task_check_period=_TASK_CHECK_S)
+        super().__init__()
         words = {"terms": terms, "out": out, "checkpoint": checkpoint, "sinks": sinks}
         for name, value in words.items():
             if not isinstance(value, str) or (name in ("terms", "out") and not value):
