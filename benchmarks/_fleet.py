@@ -36,8 +36,8 @@ from dpfed.core.flower_private import (
     no_object_id_recompute,
 )
 from dpfed.core.types import UPDATE
-from dpfed.training.flower.codec import CONTROL, Envelope, write_reply
-from dpfed.training.flower.responder import ENROL, LAST, READY
+from dpfed.training.wire.codec import CONTROL, Envelope, write_reply
+from dpfed.training.wire.responder import ENROL, LAST, READY
 
 PAUSE = 3.0  # seconds between two looks of a SuperNode that has nothing to do
 WORKERS = 8

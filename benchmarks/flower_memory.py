@@ -27,13 +27,13 @@ from benchmarks import round_time
 from benchmarks._measure import RETURN_FREED, Result, peak_above
 from dpfed.core.types import UPDATE
 from dpfed.core.vector import layout_of
-from dpfed.training.flower.codec import CONTROL, Envelope, write_reply
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.loop import Step, train
+from dpfed.training.wire.codec import CONTROL, Envelope, write_reply
 
 MEASURES = (
     "dpfed.training.flower.transport",
-    "dpfed.training.flower.codec",
+    "dpfed.training.wire.codec",
     "dpfed.training.loop",
     "dpfed.training.round",
 )

@@ -26,17 +26,17 @@ from dpfed.core.types import UPDATE, Facts, Rows, Unit, Vector
 from dpfed.core.vector import layout_of
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.flower.client import client_app, client_index
-from dpfed.training.flower.codec import CONTROL, Envelope, write_reply
-from dpfed.training.flower.responder import ENROL
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.loop import Step, train
 from dpfed.training.plan import Plan
+from dpfed.training.wire.codec import CONTROL, Envelope, write_reply
+from dpfed.training.wire.responder import ENROL
 
 MEASURES = (
     "dpfed.training.flower.transport",
-    "dpfed.training.flower.codec",
+    "dpfed.training.wire.codec",
     "dpfed.training.flower.client",
-    "dpfed.training.flower.responder",
+    "dpfed.training.wire.responder",
     "dpfed.training.loop",
     "dpfed.training.round",
     "dpfed.training.reply",

@@ -29,6 +29,7 @@ from dpfed.recipes.terms import read_terms, write_terms
 MEASURES = (
     "dpfed.silo.gate",
     "dpfed.silo.handler",
+    "dpfed.silo.frames",
     "dpfed.silo.relay",
     "dpfed.training.reply",
 )

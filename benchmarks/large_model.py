@@ -37,7 +37,7 @@ from benchmarks.flower_memory import LazyGrid
 
 MEASURES = (
     "dpfed.training.flower.transport",
-    "dpfed.training.flower.codec",
+    "dpfed.training.wire.codec",
     "dpfed.training.flower.client",
     "dpfed.training.reply",
     "dpfed.training.round",

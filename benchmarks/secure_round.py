@@ -22,9 +22,9 @@ from benchmarks.flower_round import CLIENTS, SIZES, apps_for, begun
 from dpfed.core.registry import build
 from dpfed.core.types import UPDATE, Facts
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.training.flower.codec import CONTROL
 from dpfed.training.loop import Step
 from dpfed.training.plan import Plan
+from dpfed.training.wire.codec import CONTROL
 
 MEASURES = (
     "dpfed.sums.secure",

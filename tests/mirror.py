@@ -99,16 +99,16 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "training/draft.py": ("training/test_round.py", "attacks/test_participation.py"),
     "training/reply.py": ("training/test_round.py", "laws/test_client_laws.py"),
     "training/stopping.py": ("training/test_loop.py",),
-    "training/flower/stored_replies.py": ("attacks/test_asking_again.py",),
+    "training/wire/stored_replies.py": ("attacks/test_asking_again.py",),
     "training/flower/client.py": ("training/flower/test_strategy.py",),
-    "training/flower/responder.py": ("attacks/test_asking_again.py", "attacks/test_kept_noise.py"),
-    "training/flower/codec.py": ("training/flower/test_strategy.py", "test_fuzz.py"),
-    "training/flower/state.py": ("training/flower/test_resume.py", "test_fuzz.py"),
+    "training/wire/responder.py": ("attacks/test_asking_again.py", "attacks/test_kept_noise.py"),
+    "training/wire/codec.py": ("training/flower/test_strategy.py", "test_fuzz.py"),
+    "training/wire/state.py": ("training/flower/test_resume.py", "test_fuzz.py"),
     "training/flower/trained.py": (
         "attacks/test_batchnorm.py",
         "attacks/test_local_evaluation.py",
     ),
-    "training/flower/enrolment.py": (
+    "training/wire/enrolment.py": (
         "training/flower/test_strategy.py",
         "training/flower/test_slots.py",
     ),

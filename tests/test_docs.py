@@ -32,6 +32,8 @@ AUTHORS = set(_EXCLUDED[1].split()) if _EXCLUDED else set()
 NEWCOMER = ("quickstart.md", "your-own-optimizer.md")
 """tests/soak/newcomer runs these from an empty environment, before a release, and the long
 suite in this one. CI runs the first of them up to its ``flwr run``."""
+SIMULATOR_PAGES = ("nvflare.md",)
+"""CI runs NVFlare's simulator in tests/nvflare; the long suite this page's, too."""
 METHOD_PAGES = ("dp-fedadamw.md", "dp-fednew.md", "fednewton.md")
 """Alike in form; CI runs that of DP-FedSOFIM, the long suite the others."""
 ELSEWHERE = {
@@ -62,7 +64,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def marked(name: str) -> Any:
     """Pages on which Flower starts a SuperLink of its own, within 15 s, take turns."""
-    marks = [pytest.mark.long] if name in (*NEWCOMER, *METHOD_PAGES) else []
+    marks = [pytest.mark.long] if name in (*NEWCOMER, *METHOD_PAGES, *SIMULATOR_PAGES) else []
     if any("flwr run" in block.text for block in pages.blocks(DOCS / name)):
         marks.append(pytest.mark.xdist_group("flower"))
     return pytest.param(name, marks=marks)

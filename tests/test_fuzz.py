@@ -41,9 +41,9 @@ from dpfed.sums.secagg import client as sum_client
 from dpfed.sums.secagg import identity, messages
 from dpfed.sums.secure import secure
 from dpfed.training.checkpoint import Checkpoint, CommittedRound
-from dpfed.training.flower import state as states
-from dpfed.training.flower.codec import Envelope, read_order, read_reply
 from dpfed.training.round import start
+from dpfed.training.wire import state as states
+from dpfed.training.wire.codec import Envelope, read_order, read_reply
 from tests.helpers.ledgers import whole_of
 from tests.helpers.rounds import make_plan
 

@@ -32,6 +32,7 @@ EXTRAS = {
     "images",
     "lab",
     "mlflow",
+    "nvflare",
     "opacus",
     "plots",
     "search",

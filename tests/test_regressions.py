@@ -45,9 +45,9 @@ from dpfed.recipes import schema as recipe
 from dpfed.recipes.build import plan_for
 from dpfed.sums.plain import plain
 from dpfed.sums.secagg import masks
-from dpfed.training.flower.codec import Envelope, read_reply, write_reply
 from dpfed.training.reply import ClientState, client_reply
 from dpfed.training.round import publish, run_round, start
+from dpfed.training.wire.codec import Envelope, read_reply, write_reply
 from tests.helpers.batches import FixedBatch
 from tests.helpers.records import make_records
 from tests.helpers.rounds import SIZES, Wire, client_states, make_plan

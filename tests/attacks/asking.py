@@ -18,8 +18,8 @@ from dpfed.core.sum_protocol import StageReply
 from dpfed.core.types import UPDATE, Broadcast, Rows, Unit, Vector
 from dpfed.core.vector import layout_of
 from dpfed.flower import client_app
-from dpfed.training.flower.codec import Envelope, Sender, read_reply
 from dpfed.training.plan import Plan
+from dpfed.training.wire.codec import Envelope, Sender, read_reply
 from tests.training.flower.local_grid import become_a_server
 
 SIZE = 50

@@ -26,12 +26,12 @@ from dpfed.core.registry import build
 from dpfed.core.types import UPDATE, Broadcast, Channel, ClientAlgorithm, Facts, Phase, Trust, Unit
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.secure import secure
-from dpfed.training.flower import responder
-from dpfed.training.flower import state as states
-from dpfed.training.flower.stored_replies import order_digest
 from dpfed.training.inprocess import InProcess
 from dpfed.training.plan import Plan
 from dpfed.training.round import run_round, start
+from dpfed.training.wire import responder
+from dpfed.training.wire import state as states
+from dpfed.training.wire.stored_replies import order_digest
 from tests.attacks.asking import SIZE, START, Silent, app_of, ask, at_home, exchange_with, release
 
 
@@ -222,7 +222,7 @@ def test_an_answer_that_left_the_disk_is_spent(monkeypatch: pytest.MonkeyPatch) 
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dpfed.training.flower.stored_replies.StoredReply.write", die)
+        patch.setattr("dpfed.training.wire.stored_replies.StoredReply.write", die)
         assert release(app, plan, Broadcast(0, START)) == "ClientError"
     assert release(app, plan, Broadcast(0, START)) == "UnsoundPlan"
     assert isinstance(release(app, plan, Broadcast(1, START)), bytes)

@@ -27,9 +27,9 @@ from dpfed.data.modules import seeded
 from dpfed.flower import DPStrategy, private
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.plain import plain
-from dpfed.training.flower.codec import Sender
 from dpfed.training.flower.trained import KEPT
 from dpfed.training.plan import Plan
+from dpfed.training.wire.codec import Sender
 from tests.training.flower.local_grid import LocalGrid, become_a_server, nodes, refused
 
 CLIENTS, ROUNDS = 4, 20

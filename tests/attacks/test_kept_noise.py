@@ -23,9 +23,9 @@ from dpfed.accounting import gdp
 from dpfed.core.registry import build
 from dpfed.core.types import UPDATE, Broadcast
 from dpfed.flower import make_plan
-from dpfed.training.flower import responder
-from dpfed.training.flower import state as states
 from dpfed.training.plan import Plan
+from dpfed.training.wire import responder
+from dpfed.training.wire import state as states
 from tests.attacks.asking import app_of, at_home, release
 
 SIZE, ROUNDS = 4000, 12

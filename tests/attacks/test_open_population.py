@@ -27,12 +27,13 @@ from dpfed.core.types import UPDATE, Broadcast, Trust
 from dpfed.flower import DPStrategy, client_app, make_plan
 from dpfed.recipes.schema import load_recipe
 from dpfed.sums.plain import plain
-from dpfed.training.flower import responder, slots
-from dpfed.training.flower import state as states
-from dpfed.training.flower.codec import CONTROL, REPLY, Sender
+from dpfed.training.flower import slots
 from dpfed.training.loop import train
 from dpfed.training.plan import Plan
 from dpfed.training.population import Population
+from dpfed.training.wire import responder
+from dpfed.training.wire import state as states
+from dpfed.training.wire.codec import CONTROL, REPLY, Sender
 from tests.attacks.asking import at_home, release
 from tests.helpers.populations import COHORT, ROUNDS, START, Device, plan_with, within_limits
 from tests.training.flower.local_grid import LocalGrid, nodes

@@ -22,10 +22,10 @@ from dpfed.core.types import UPDATE, Broadcast, Channel, Phase, Unit
 from dpfed.flower import DPStrategy, client_app, make_plan
 from dpfed.training.account import open_account
 from dpfed.training.draft import Draft
-from dpfed.training.flower import responder
-from dpfed.training.flower import state as states
 from dpfed.training.inprocess import InProcess
 from dpfed.training.plan import Plan
+from dpfed.training.wire import responder
+from dpfed.training.wire import state as states
 from tests.attacks.asking import START, Silent, app_of, at_home, release
 from tests.training.flower.local_grid import LocalGrid, nodes, refused
 

@@ -35,7 +35,7 @@ from dpfed.data.modules import Network, seeded
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes.terms import read_terms
 from dpfed.silo import gate
-from dpfed.silo.relay import LENGTH, receive
+from dpfed.silo.frames import LENGTH, receive
 from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
 from dpfed.training.reply import ClientState, client_reply

@@ -654,9 +654,51 @@ def test_a_gated_training_is_rehearsed(home: Path) -> None:
     assert f"{GATED}, {UNDISTURBED}; " in contents["sentence"]
 
 
-@pytest.mark.parametrize("kind", list(PARTS))
-def test_all_words_of_a_template_are_filled_in(kind: str, home: Path) -> None:
-    for path in write_app(home / "filled", kind):
+@pytest.mark.long
+def test_a_consortium_under_nvflare_is_rehearsed(home: Path) -> None:
+    pytest.importorskip("nvflare")
+    call("new", "consortium", "--gated", "--engine", "nvflare")
+    recipe = home / "consortium/recipe.toml"
+    recipe.write_text(recipe.read_text().replace("rounds = 20", "rounds = 4"))
+    done = subprocess.run(
+        [sys.executable, str(home / "consortium/rehearse.py")],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("5 answered, 0 refused") == 2  # the enrolment, and four rounds
+    contents = json.loads((home / "consortium/out/guarantee.json").read_text())
+    assert f"{GATED}, {UNDISTURBED}; " in contents["sentence"]
+    assert not (home / "consortium/job/app/config/terms.toml").exists()  # those are for real
+
+
+def test_a_job_for_nvflare_names_two_classes_and_no_others(home: Path) -> None:
+    written = write_app(home / "consortium", "gated", "nvflare")
+    assert (home / "consortium/recipe.toml") in written
+    assert not (home / "consortium/pyproject.toml").exists()
+    configs = [json.loads(path.read_text()) for path in written if path.suffix == ".json"]
+    named = {each.partition('"')[0] for each in json.dumps(configs).split('"path": "')[1:]}
+    assert named == {
+        "dpfed.nvflare.controller.TermsController",
+        "dpfed.nvflare.relay.GateRelay",
+    }
+    page = (home / "consortium/site-admin.md").read_text()
+    assert '"dpfed.nvflare.relay.GateRelay"\n' in page
+    for word in ("byoc", "allow_log_streaming", "shell_commands", "relay_users"):
+        assert f"{word}" in page
+    for kind in ("rows", "recipe"):
+        with pytest.raises(RecipeError, match="add --gated"):
+            write_app(home / "other", kind, "nvflare")
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [*((kind, "flower") for kind in PARTS), ("gated", "nvflare")],
+)
+def test_all_words_of_a_template_are_filled_in(kind: str, engine: str, home: Path) -> None:
+    for path in write_app(home / "filled", kind, engine):
         text = path.read_text(encoding="utf-8")
         assert "{{" not in text
         assert "}}" not in text

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from dpfed.silo.frames import LENGTH
 from dpfed.silo.policy import GatePolicy
-from dpfed.silo.relay import LENGTH
 
 ME = os.geteuid()
 

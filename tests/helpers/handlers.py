@@ -14,7 +14,7 @@ from dpfed.core.types import Broadcast
 from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import load_policy
-from dpfed.training.flower.codec import CONTROL, Sender
+from dpfed.training.wire.codec import CONTROL, Sender
 from tests.silo.gates import Silo, terms_for
 
 

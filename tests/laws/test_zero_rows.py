@@ -50,8 +50,8 @@ from dpfed.recipes.methods import METHODS
 from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import load_policy
-from dpfed.training.flower.codec import CONTROL, Sender
 from dpfed.training.reply import _kinds_of_rounds
+from dpfed.training.wire.codec import CONTROL, Sender
 from tests.helpers.handlers import sent
 from tests.silo.gates import CLASSES, FEATURES, Silo, records, terms_for
 

@@ -21,7 +21,7 @@ from dpfed.core.types import Adjacency, BoundedSum, Facts, Release, Total, Trust
 from dpfed.mechanisms.banded import Banded, Past, banded
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.mechanisms.tree import tree
-from dpfed.training.flower import state as states
+from dpfed.training.wire import state as states
 
 COLUMNS = [[1.0], [2.0, 1.0], [1.0, 0.5, 0.375, 0.3125], [1.0, -0.6, 0.2]]
 SIZE = 60_000

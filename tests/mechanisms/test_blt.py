@@ -29,7 +29,7 @@ from dpfed.mechanisms.blt import Blt, Buffers, blt
 from dpfed.mechanisms.discrete_gaussian import discrete_gaussian
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.mechanisms.tree import tree
-from dpfed.training.flower import state as states
+from dpfed.training.wire import state as states
 from tests.mechanisms.patterns import lower, node_matrix, patterns, worst
 
 ROUNDS, SIZE = 12, 60_000

@@ -20,7 +20,7 @@ from dpfed.core.rows import Dense
 from dpfed.core.sampling import Poisson
 from dpfed.core.types import Adjacency, BoundedSum, Facts, Release, Total, Trust
 from dpfed.mechanisms.tree import Nodes, Tree, tree
-from dpfed.training.flower import state as states
+from dpfed.training.wire import state as states
 
 
 class Fixed:

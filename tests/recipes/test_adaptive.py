@@ -36,12 +36,12 @@ from dpfed.flower import client_app
 from dpfed.mechanisms.gaussian import Gaussian, gaussian
 from dpfed.recipes.build import plan_for
 from dpfed.recipes.schema import dump_recipe, load_recipe, parse
-from dpfed.training.flower.codec import Sender
-from dpfed.training.flower.stored_replies import order_digest
 from dpfed.training.inprocess import rounds
 from dpfed.training.plan import Plan
 from dpfed.training.reply import ClientState, PricedReleaser, make_reply
 from dpfed.training.round import publish, start
+from dpfed.training.wire.codec import Sender
+from dpfed.training.wire.stored_replies import order_digest
 from tests.attacks.asking import Silent, ask, at_home
 from tests.helpers.simulations import untimed, write
 from tests.helpers.subtraction import CLIENTS, SIZE, Server

@@ -27,13 +27,13 @@ from dpfed.core.flower_private import from_bytes
 from dpfed.core.sum_protocol import StageReply
 from dpfed.core.types import Broadcast
 from dpfed.data.datasets import Records
-from dpfed.silo.relay import ask
+from dpfed.silo.frames import ask
 from dpfed.sums.secagg.messages import Alive, Cohort, Dropped, Key, pack_message, unpack
 from dpfed.sums.secagg.messages import unpack_masked as read_masked
 from dpfed.training.checkpoint import CommittedRound
-from dpfed.training.flower.codec import Envelope, Sender, read_reply, write_reply
 from dpfed.training.inprocess import replay
 from dpfed.training.round import RoundResult, run_round, start
+from dpfed.training.wire.codec import Envelope, Sender, read_reply, write_reply
 from tests.helpers.handlers import said, sent
 from tests.silo.gates import Silo, read, records, terms_for
 

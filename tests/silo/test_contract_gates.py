@@ -27,8 +27,8 @@ from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.approvals import Approvals
 from dpfed.silo.handler import RequestHandler, load_records
 from dpfed.silo.policy import load_policy, permit
-from dpfed.training.flower.codec import named_arrays
 from dpfed.training.inprocess import rounds
+from dpfed.training.wire.codec import named_arrays
 from tests.helpers.handlers import enrolment, said
 from tests.helpers.wards import (
     CONTRACT,

@@ -17,9 +17,9 @@ from dpfed.data.datasets import Records
 from dpfed.flower import DPResult, DPStrategy
 from dpfed.recipes.flower_app import run_server
 from dpfed.training.draft import Draft
-from dpfed.training.flower.codec import named_arrays
 from dpfed.training.inprocess import rounds
 from dpfed.training.metrics import measured
+from dpfed.training.wire.codec import named_arrays
 from tests.helpers.gate_training import in_one_process
 from tests.silo.gates import CLASSES, RECIPE, Silo, gates, grid_of, read, records, terms_for
 from tests.training.flower.local_grid import become_a_server

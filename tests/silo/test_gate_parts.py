@@ -22,8 +22,8 @@ import pytest
 
 from dpfed.core.errors import DataError
 from dpfed.silo import gate
+from dpfed.silo.frames import LENGTH
 from dpfed.silo.gate import harden, listen, refuse_open_folder
-from dpfed.silo.relay import LENGTH
 from tests.helpers.gate_parts import ME, ORDER, REPLY, RequestHandler, framed, policy
 
 

@@ -21,7 +21,7 @@ from dpfed.core.flower_private import from_bytes
 from dpfed.recipes.terms import read_terms, write_terms
 from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import load_policy
-from dpfed.training.flower.codec import CONTROL, Envelope, read_reply
+from dpfed.training.wire.codec import CONTROL, Envelope, read_reply
 from tests.helpers.handlers import (
     _own_environment,  # noqa: F401
     approved,

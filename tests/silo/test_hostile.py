@@ -14,7 +14,7 @@ from flwr.app import Array
 
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.flower_private import from_bytes
-from dpfed.silo.relay import LENGTH, ask, receive
+from dpfed.silo.frames import LENGTH, ask, receive
 from tests.helpers.handlers import enrolment, order, said, sent
 from tests.silo.gates import Silo, gates, read, terms_for
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from dpfed.silo.relay import ask
+from dpfed.silo.frames import ask
 from dpfed.sums.secagg import keys
 from dpfed.sums.secagg.messages import Key
 from tests.silo.gates import read

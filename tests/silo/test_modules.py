@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dpfed.core.errors import DataError
+from dpfed.silo.frames import ask
 from dpfed.silo.modules import LoadedModules, gate_modules
-from dpfed.silo.relay import ask
 from tests.helpers.handlers import enrolment, order, said
 from tests.silo.gates import FEATURES, RECORDS, Silo, read, terms_for
 

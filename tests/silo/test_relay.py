@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The relay: bytes in, bytes out, and neither torch nor code that reads data."""
+"""The relay of a Flower app loads neither torch nor code that reads data."""
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-import threading
-from pathlib import Path
 
 import pytest
-
-from dpfed.silo.relay import LENGTH, ask, receive
 
 CODE = """
 import sys
@@ -25,34 +20,3 @@ assert not heavy, heavy
 @pytest.mark.slow
 def test_it_imports_neither_torch_nor_data_code() -> None:
     subprocess.run([sys.executable, "-c", CODE], check=True)
-
-
-def test_it_passes_bytes_on(tmp_path: Path) -> None:
-    path = str(tmp_path / "gate.sock")
-    with socket.socket(socket.AF_UNIX) as gate:
-        gate.bind(path)
-        gate.listen()
-
-        def answer() -> None:
-            relay, _ = gate.accept()
-            with relay:
-                (size,) = LENGTH.unpack(receive(relay, LENGTH.size))
-                order = receive(relay, size)
-                relay.sendall(LENGTH.pack(len(order)) + order[::-1])
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        assert ask(path, b"order" * 100_000, timeout_s=10) == b"redro" * 100_000
-        thread.join()
-
-
-def test_a_gate_that_closes_is_an_error(tmp_path: Path) -> None:
-    path = str(tmp_path / "gate.sock")
-    with socket.socket(socket.AF_UNIX) as gate:
-        gate.bind(path)
-        gate.listen()
-        thread = threading.Thread(target=lambda: gate.accept()[0].close())
-        thread.start()
-        with pytest.raises(ConnectionError):
-            ask(path, b"order", timeout_s=10)
-        thread.join()

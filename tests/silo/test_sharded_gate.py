@@ -22,8 +22,8 @@ from dpfed.flower import DPStrategy
 from dpfed.recipes.schema import to_toml
 from dpfed.recipes.sharded import sharded_problem
 from dpfed.recipes.terms import Terms, package_digest, write_terms
-from dpfed.training.flower.codec import named_arrays
 from dpfed.training.inprocess import replay
+from dpfed.training.wire.codec import named_arrays
 from tests.silo.gates import (
     CLASSES,
     FEATURES,

@@ -34,8 +34,8 @@ from dpfed.core.vector import layout_of
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.secure import secure
 from dpfed.training.fingerprint import WIRE_FORMAT, legacy_fingerprint
-from dpfed.training.flower.codec import CONTROL, Envelope, Sender, write_reply
 from dpfed.training.plan import Plan
+from dpfed.training.wire.codec import CONTROL, Envelope, Sender, write_reply
 from tests.goldens.runs import GOLDENS, plan_of
 from tests.helpers.rounds import make_plan
 

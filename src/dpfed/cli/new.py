@@ -7,6 +7,7 @@
     templates/clients   each client: a train function of one's own, as it is
     templates/recipe    no code: a recipe, and dpfed's own apps
     templates/gated     data behind its owners' gates: terms, and a relay
+    templates/nvflare   the same under NVIDIA FLARE: a job, and a page for each site's admin
 
 Guarantee: an app is written into a new folder only, with the templates' {{words}} filled in; a name
 that would hide another module is refused.
@@ -39,13 +40,25 @@ THREE = {
     "clients": "your train function as it is: each client; for many devices",
 }
 """What ``dpfed new`` asks for."""
+ENGINES = ("flower", "nvflare")
+RECIPE = "recipe.toml"
+"""What a gated training has under either engine, from one template."""
 ENDING = ".template"
 
 
-def write_app(folder: Path, kind: str = "rows") -> list[Path]:
-    """Write the app; returns its files, in order."""
+def write_app(folder: Path, kind: str = "rows", engine: str = "flower") -> list[Path]:
+    """Write the app; returns its files, in order.
+
+    Args:
+        folder: the app's, which must not exist yet.
+        kind: one of PARTS.
+        engine: one of ENGINES; another than flower only for a gated training.
+    """
     if kind not in PARTS:
         raise refuse("kind", " or ".join(PARTS), kind)
+    if engine not in ENGINES or (engine != "flower" and kind != "gated"):
+        bound = f"one of {ENGINES}, and flower without --gated: data is behind gates elsewhere"
+        raise refuse("engine", bound, engine, "add --gated, or leave it out")
     folder = folder.expanduser()
     if folder.exists():
         raise RecipeError(f"{str(folder)!r} already exists and was not changed; give a new folder")
@@ -55,13 +68,18 @@ def write_app(folder: Path, kind: str = "rows") -> list[Path]:
         "project": package.replace("_", "-"),
         "folder": folder.resolve().as_posix(),
     }
-    source = resources.files("dpfed.cli") / "templates"
-    texts = (each for part in PARTS[kind] for each in templates(source / part))
-    made = {folder / name.replace("PACKAGE", package): text for name, text in texts}
+    texts = dict(each for part in PARTS[kind] for each in templates(_home(part)))
+    if engine != "flower":
+        texts = {RECIPE: texts[RECIPE], **dict(templates(_home(engine)))}
+    made = {folder / name.replace("PACKAGE", package): text for name, text in texts.items()}
     for path, text in made.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(fill(text, words), encoding="utf-8")
     return sorted(made)
+
+
+def _home(name: str) -> Traversable:
+    return resources.files("dpfed.cli") / "templates" / name
 
 
 def package_name(name: str) -> str:

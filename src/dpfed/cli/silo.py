@@ -66,6 +66,10 @@ def check_owner(
         list[str] | None,
         typer.Option("--relay-user", help="A user that the SuperNode runs under. Repeatable."),
     ] = None,
+    nvflare: Annotated[
+        list[Path] | None,
+        typer.Option("--nvflare", help="The startup kit of an NVFlare site. Repeatable."),
+    ] = None,
     modules: Annotated[
         bool, typer.Option("--modules", help="List the modules that the gate loads, and end.")
     ] = False,
@@ -89,6 +93,7 @@ def check_owner(
     Args:
         policy: the owner's policy.
         relay_user: users that the SuperNode runs under, besides those of the policy.
+        nvflare: startup kits of NVFlare sites, beside those of clients that run on this machine.
         modules: list the modules that the gate loads, and check nothing.
         terms: with ``modules``, trainings that are not approved yet.
     """
@@ -100,7 +105,7 @@ def check_owner(
         for line in gate_modules(policy, terms or ()).report():
             typer.echo(line)
         return
-    for line in check_silo(policy, relay_user or ()):
+    for line in check_silo(policy, relay_user or (), nvflare or ()):
         warning = line.startswith("warning:")
         typer.secho(line, err=warning, fg=typer.colors.YELLOW if warning else None)
 

@@ -23,6 +23,7 @@ otherwise whoever runs it.
 |                                             | the gate has seen                              |
 | files beside the contract, if there is one  | nothing: warnings, for this screen alone       |
 | network of a gate that runs                 | nothing: a warning                             |
+| NVFlare sites that run here, or are named   | nothing: warnings (nvflare_site.py)            |
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ import dpfed
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.data import contract_findings
+from dpfed.cli.nvflare_site import check_site, running_sites
 from dpfed.core.errors import DataError
 from dpfed.core.types import Trust
 from dpfed.data.contract import Contract
@@ -95,6 +97,8 @@ class _Site(NamedTuple):
     policy: Policy
     gate: pwd.struct_passwd
     relays: list[pwd.struct_passwd]
+    nvflare: tuple[Path, ...] = ()
+    """Startup kits of NVFlare sites, besides those of clients that run."""
 
     @property
     def socket(self) -> Path:
@@ -105,19 +109,28 @@ class _Site(NamedTuple):
         return Path(self.policy.gate.state)
 
 
-def check_silo(policy: Path, relay_users: Sequence[str] = ()) -> Iterator[str]:
+def check_silo(
+    policy: Path, relay_users: Sequence[str] = (), nvflare: Sequence[Path] = ()
+) -> Iterator[str]:
     """Say what was verified, line by line; lines that start with "warning:" need a decision.
 
     Args:
         policy: the owner's file.
         relay_users: users that the SuperNode runs under, besides those of the policy.
+        nvflare: startup kits of NVFlare sites; those of clients that run are found.
     """
     path = policy.absolute()
     found = load_policy(path)
     yield f"{path}: can be read, data: {', '.join(found.data)}"
     gate = _gate_user(Path(found.gate.state))
     names = dict.fromkeys((*relay_users, *found.gate.relay_users))
-    site = _Site(path, found, gate, [_relay_user(found, name) for name in names])
+    site = _Site(
+        path=path,
+        policy=found,
+        gate=gate,
+        relays=[_relay_user(found, name) for name in names],
+        nvflare=tuple(nvflare),
+    )
     for part in _PARTS:
         yield from part(site)
 
@@ -511,6 +524,13 @@ def _is_gate(process: Path, user: int) -> bool:
     )
 
 
+def _check_nvflare(site: _Site) -> Iterator[str]:
+    running, warned = running_sites({relay.pw_uid for relay in site.relays})
+    yield from warned
+    for folder in dict.fromkeys((*site.nvflare, *running)):
+        yield from check_site(folder)
+
+
 _PARTS: tuple[Callable[[_Site], Iterator[str]], ...] = (
     _check_users,
     _check_files,
@@ -522,4 +542,5 @@ _PARTS: tuple[Callable[[_Site], Iterator[str]], ...] = (
     _check_identity,
     _check_clock,
     _check_network,
+    _check_nvflare,
 )

@@ -32,7 +32,7 @@ from dpfed.cli.new import fill, templates
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.recipes.terms import NAME
-from dpfed.silo.relay import SOCKET
+from dpfed.silo.frames import SOCKET
 
 GROUP = "dpfed-socket"
 """Its members may connect to the gate: the SuperNode's user, and nobody else."""

@@ -82,6 +82,9 @@ def new(
     gated: Annotated[
         bool, typer.Option("--gated", help="Data behind its owners' gates, and a rehearsal.")
     ] = False,
+    engine: Annotated[
+        str, typer.Option(help="Who carries the bytes of --gated: flower or nvflare.")
+    ] = "flower",
 ) -> None:
     """Write a private Flower app that runs with 'flwr run .', for you to change.
 
@@ -98,6 +101,7 @@ def new(
         clients: protect each client: write an app with a train function that runs as it is.
         recipe: write an app that is a recipe without code.
         gated: write a training whose data is behind its owners' gates, with a rehearsal.
+        engine: flower, or nvflare for a job of NVIDIA FLARE's; only with ``gated``.
     """
     from dpfed.cli.new import write_app
     from dpfed.core.errors import RecipeError
@@ -108,7 +112,7 @@ def new(
         raise RecipeError(
             f"--{kinds[0]} and --{kinds[1]} are two kinds of app; give only one of them"
         )
-    for path in write_app(folder, kinds[0] if kinds else _which_app()):
+    for path in write_app(folder, kinds[0] if kinds else _which_app(), engine):
         typer.echo(path)
     typer.echo(f"next: cd {folder}, then read README.md")
 

@@ -53,10 +53,10 @@ from dpfed.sums.secagg.identity import SIMULATED
 from dpfed.training.account import Account
 from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.flower import client
-from dpfed.training.flower.codec import named_arrays
 from dpfed.training.flower.strategy import DPStrategy, EvaluateFn, errors_in_one_sentence
 from dpfed.training.history import Row
 from dpfed.training.plan import Plan
+from dpfed.training.wire.codec import named_arrays
 
 REPLY_TIMEOUT_S = 3600.0
 """How long a stage waits for replies. Too short wastes budget: clients pay before they reply."""

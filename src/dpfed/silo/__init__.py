@@ -4,8 +4,8 @@
 To review what leaves a silo, read these files first, in this order:
 
     silo/handler.py                which orders get a reply: approved trainings, owner's settings
-    training/flower/responder.py   from an order to a reply, enrolment included; ledger and replays
-    training/flower/codec.py       the messages: every field that a silo reads or sends
+    training/wire/responder.py   from an order to a reply, enrolment included; ledger and replays
+    training/wire/codec.py       the messages: every field that a silo reads or sends
     training/reply.py              one round on the data; its PricedReleaser is the only door out
     core/rows.py                   per-unit rows, clipped and summed (arithmetic: core/clipping.py)
     mechanisms/gaussian.py         the noise, or whichever mechanism the terms name

@@ -45,10 +45,10 @@ import torch
 
 from dpfed.core.errors import DataError, contain_all
 from dpfed.core.log import OneLine, log
+from dpfed.silo.frames import LENGTH, receive
 from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import GatePolicy, Policy
 from dpfed.silo.publish import Publisher
-from dpfed.silo.relay import LENGTH, receive
 
 _CREDENTIALS = struct.Struct("3i")
 _FRAME_TIMEOUT_S = 5.0  # for a whole request to come in, or a whole reply to be taken

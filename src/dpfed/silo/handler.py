@@ -3,7 +3,7 @@
 
 It replies to trainings that are approved, and decides by what is the owner's: data, policy,
 approvals, ledger, identity. An order only names a training. The reply itself is made by ``respond``
-(training/flower/responder.py), as in a Flower app without a gate.
+(training/wire/responder.py), as in a Flower app without a gate.
 
 | edge case                                        | what happens                               |
 |--------------------------------------------------|--------------------------------------------|
@@ -27,14 +27,13 @@ from __future__ import annotations
 import datetime as dt
 import os
 import signal
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from flwr.app import Context, Message, Metadata, RecordDict
+from flwr.app import RecordDict
 
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.ledger import Ledger
@@ -53,9 +52,9 @@ from dpfed.silo.approvals import LEDGER_FILE, ZERO_ROWS, Approvals, Price, clock
 from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
 from dpfed.silo.sources import check_accounts
 from dpfed.training.account import Account, AccountHolder
-from dpfed.training.flower.codec import CONTROL, Envelope, write_reply
-from dpfed.training.flower.responder import ENROL, TERMS, respond
 from dpfed.training.plan import Plan
+from dpfed.training.wire.codec import CONTROL, Envelope, write_reply
+from dpfed.training.wire.responder import ENROL, TERMS, respond
 
 if TYPE_CHECKING:
     from dpfed.data.shards import ShardedProblem
@@ -275,24 +274,11 @@ class _OrderNode:
 
     def _trained(self, terms: Terms) -> Problem:
         """An installed train function as a problem; it is told where the owner's data is."""
-        from dpfed.training.flower.trained import Trained
+        from dpfed.training.flower.trained import trained_by  # a gate without one has no such code
 
         data = self._data(terms)
-        about: Any = {"partition-id": data.client, "data": data.load.source}
-        context = Context(0, 0, about, RecordDict(), {})
-        told = Metadata(
-            run_id=0,
-            message_id="",
-            src_node_id=0,
-            dst_node_id=0,
-            reply_to_message_id="",
-            group_id="",
-            created_at=time.time(),
-            ttl=3600.0,
-            message_type="train",
-        )
-        message: Message = Message(self.content, metadata=told)  # type: ignore[call-overload]
-        return Trained(message, context, installed_function("terms.train", terms.pins.train))
+        about = {"partition-id": data.client, "data": data.load.source}
+        return trained_by(self.content, about, installed_function("terms.train", terms.pins.train))
 
     def _approve_by_rule(self) -> None:
         """Approve terms that came with an enrolment, if the policy allows that without a person."""

@@ -4,27 +4,18 @@
     app = dpfed.flower.silo_app()
 
 It imports neither torch nor any code that reads data, so that it starts fast; anyone may ship it,
-and nothing depends on its being honest. The frames, both ways: 8 bytes, the length of what follows,
-big-endian; then a Flower RecordDict as Flower encodes it.
+and nothing depends on its being honest. Its frames, both ways: frames.py. NVIDIA FLARE has a relay
+of its own (dpfed/nvflare/relay.py).
 """
 
 from __future__ import annotations
-
-import math
-import socket
-import struct
-import time
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from dpfed.core.environment import GATE, variable
 from dpfed.core.flower_private import from_bytes, to_bytes
-
-SOCKET = "/run/dpfed/gate.sock"
-LENGTH = struct.Struct(">Q")
-REPLY_TIMEOUT_S = 3600.0
-"""How long a relay waits for the gate's reply to one order."""
+from dpfed.silo.frames import SOCKET, ask
 
 
 def silo_app(path: str | None = None) -> ClientApp:
@@ -54,40 +45,3 @@ def silo_app(path: str | None = None) -> ClientApp:
 
 app = silo_app()
 """For apps without code: ``clientapp = "dpfed.silo.relay:app"``."""
-
-
-def ask(path: str, order: bytes, timeout_s: float = REPLY_TIMEOUT_S) -> bytes:
-    """The gate's reply to an order.
-
-    Args:
-        path: the gate's socket.
-        order: the bytes of one order.
-        timeout_s: how many seconds to wait for each part of the reply.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gate:
-        gate.settimeout(timeout_s)
-        gate.connect(path)
-        gate.sendall(LENGTH.pack(len(order)) + order)
-        (size,) = LENGTH.unpack(receive(gate, LENGTH.size))
-        return receive(gate, size)
-
-
-def receive(source: socket.socket, size: int, deadline: float = math.inf) -> bytes:
-    """Exactly ``size`` bytes; ConnectionError if the other side closes or exceeds the deadline.
-
-    Args:
-        source: the socket to read from.
-        size: how many bytes.
-        deadline: by time.monotonic(), for all of them: a sender of single bytes gains no time.
-    """
-    found = bytearray()
-    while len(found) < size:
-        if deadline < math.inf:
-            source.settimeout(max(0.001, deadline - time.monotonic()))
-        if time.monotonic() > deadline:
-            raise ConnectionError("the other side takes too long")
-        part = source.recv(min(size - len(found), 1 << 20))
-        if not part:
-            raise ConnectionError("the other side has closed the socket")
-        found += part
-    return bytes(found)

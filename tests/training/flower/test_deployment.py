@@ -70,7 +70,7 @@ import json
 from pathlib import Path
 
 from dpfed.recipes.flower_app import session_for
-from dpfed.training.flower.codec import named_arrays
+from dpfed.training.wire.codec import named_arrays
 from dpfed.training.flower.strategy import DPStrategy
 from dpfed.core.vector import one_thread
 from dpfed.core.randomness import public_seed

@@ -31,10 +31,10 @@ from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes import result as result_files
 from dpfed.recipes import schema as recipes
 from dpfed.training.checkpoint import Checkpoint, CommittedRound
-from dpfed.training.flower import state as states
 from dpfed.training.flower.strategy import DPResult, DPStrategy
 from dpfed.training.inprocess import replay
 from dpfed.training.plan import Plan
+from dpfed.training.wire import state as states
 from tests.helpers.deployments import environment
 from tests.helpers.round_counts import only_updates, updates
 from tests.helpers.rounds import client_states, make_plan

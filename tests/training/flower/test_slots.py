@@ -15,10 +15,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from dpfed.training.flower import slots
-from dpfed.training.flower.codec import CONTROL
 from dpfed.training.flower.slots import Slots
 from dpfed.training.plan import Plan
 from dpfed.training.round import ServerState, start
+from dpfed.training.wire.codec import CONTROL
 from tests.helpers.populations import START, plan_with
 
 

@@ -42,11 +42,11 @@ from dpfed.core.types import METRICS, UPDATE, Broadcast, ClientAlgorithm, Facts,
 from dpfed.core.vector import one_thread
 from dpfed.flower import DPStrategy, client_app, private
 from dpfed.mechanisms.gaussian import gaussian
-from dpfed.training.flower import state as states
-from dpfed.training.flower.codec import CONTROL, Envelope, Sender, write_reply
-from dpfed.training.flower.responder import ENROL
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.loop import train
+from dpfed.training.wire import state as states
+from dpfed.training.wire.codec import CONTROL, Envelope, Sender, write_reply
+from dpfed.training.wire.responder import ENROL
 from tests.helpers.rounds import client_states, make_plan
 from tests.helpers.strategies import INITIAL, app_for, final, grid_for, params
 from tests.training.flower.local_grid import LocalGrid, Tamper, become_a_server, nodes, refused

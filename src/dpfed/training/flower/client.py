@@ -30,10 +30,10 @@ from dpfed.core.errors import DataError
 from dpfed.core.log import log
 from dpfed.core.types import Problem, Unit
 from dpfed.training.account import Account, open_account
-from dpfed.training.flower.responder import respond
 from dpfed.training.flower.sharded import Shards, refuse_unfit, sharded_app
 from dpfed.training.flower.trained import Train, Trained
 from dpfed.training.plan import Plan
+from dpfed.training.wire.responder import respond
 
 MakeProblem = Callable[[Context], Problem]
 MakeData = Callable[[Context], Any]

@@ -6,11 +6,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+
+from dpfed.core.errors import BadReply
 
 _RESEND_AFTER_S = 300.0  # a silent node gets the same order again; then after 3 times as long
 _LOOK_INTERVAL_S = 0.5  # between two looks at who is online
+RELAY_FAILED = 7100
+"""The code, none of Flower's, of a relay under another engine that has no reply of its gate."""
 _MIN_POLL_S, _MAX_POLL_S = 0.01, 0.25  # between two looks for replies: rarer, the longer it takes
 
 
@@ -79,4 +83,15 @@ def flower_error(reply: Message) -> str:
         5: "that the node is offline",
         8: "that the ClientApp crashed",
     }
+    if reply.error.code == RELAY_FAILED:
+        return "the site's relay brought no reply of its gate"
     return f"Flower reports {words.get(reply.error.code, 'an error')} (code {reply.error.code})"
+
+
+def enrolment_of(reply: Message) -> RecordDict:
+    """What a node says about itself; BadReply if it could not be asked."""
+    if reply.has_error():
+        raise BadReply(
+            f"{flower_error(reply)}; its log says why, and its ClientApp must be a dpfed one"
+        )
+    return reply.content

@@ -42,8 +42,8 @@ from dpfed.data.readers import person_tensors
 from dpfed.data.shard_process import Limits, clean_process
 from dpfed.data.shards import Cut, ShardedProblem
 from dpfed.data.train_functions import imported_modules, row_of
-from dpfed.training.flower.codec import ARRAYS, CONTROL
 from dpfed.training.plan import Plan
+from dpfed.training.wire.codec import ARRAYS, CONTROL
 
 CALL = "dpfed.training.flower.sharded:call"
 """What runs in a shard's process."""

@@ -30,13 +30,13 @@ from flwr.serverapp import Grid
 
 from dpfed.core.errors import BadReply
 from dpfed.core.log import log
-from dpfed.training.flower.codec import CONTROL
-from dpfed.training.flower.enrolment import Refusal, enrolled, enrolment
-from dpfed.training.flower.replies import replies
-from dpfed.training.flower.responder import LAST, READY, ROUND
+from dpfed.training.flower.replies import enrolment_of, replies
 from dpfed.training.plan import Plan
 from dpfed.training.round import ServerState
 from dpfed.training.stopping import nobody_takes_part, set_back
+from dpfed.training.wire.codec import CONTROL
+from dpfed.training.wire.enrolment import Refusal, enrolled, enrolment
+from dpfed.training.wire.responder import LAST, READY, ROUND
 
 _REPLY_TIMEOUT_S = 60.0  # a device that has not said by then whether it takes part is passed over
 _QUESTION_TTL_S = 600.0  # then Flower drops the question
@@ -110,7 +110,7 @@ class Slots:
     def _admit(self, node: int, reply: Message, round: int) -> None:
         """Give a device a slot, if it has agreed to this plan and may take part."""
         try:
-            _, gated = enrolled(reply, self.plan)
+            _, gated = enrolled(enrolment_of(reply), self.plan)
         except BadReply as error:
             log.debug("node %d takes no part: %s", node, error)
             self._refused[error.reason if isinstance(error, Refusal) else "BadReply"] += 1

@@ -39,7 +39,6 @@ from dpfed.core.types import Unit, Vector
 from dpfed.core.vector import Layout, layout_of
 from dpfed.sums.secagg.identity import SIMULATED, roster_from_environment
 from dpfed.training.checkpoint import Checkpoint
-from dpfed.training.flower.codec import named_arrays
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.history import participants, wasted_attempts
 from dpfed.training.loop import Judge, Step, train
@@ -48,6 +47,7 @@ from dpfed.training.plan import Plan
 from dpfed.training.signal import warn_of_noise
 from dpfed.training.soundness import small_delta
 from dpfed.training.stopping import is_unspent, nothing_trained
+from dpfed.training.wire.codec import named_arrays
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Tensors = Mapping[str, torch.Tensor]

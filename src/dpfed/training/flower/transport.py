@@ -38,10 +38,7 @@ from dpfed.core.sum_protocol import StageReply, Verifier
 from dpfed.core.types import Broadcast, State, Vector
 from dpfed.core.vector import Layout
 from dpfed.sums.secagg.identity import roster_from_environment
-from dpfed.training.flower.codec import CONTROL, At, Envelope, Sender, read_reply
-from dpfed.training.flower.enrolment import Refusal, enrolled, enrolment
-from dpfed.training.flower.replies import flower_error, replies
-from dpfed.training.flower.responder import LAST, LEAVE
+from dpfed.training.flower.replies import enrolment_of, flower_error, replies
 from dpfed.training.flower.slots import Slots
 from dpfed.training.loop import Step
 from dpfed.training.plan import Plan
@@ -53,6 +50,9 @@ from dpfed.training.stopping import (
     too_few_enrolled,
     too_few_take_part,
 )
+from dpfed.training.wire.codec import CONTROL, At, Envelope, Sender, read_reply
+from dpfed.training.wire.enrolment import Refusal, enrolled, enrolment
+from dpfed.training.wire.responder import LAST, LEAVE
 
 _MAX_PULLED_BYTES = 4 << 20  # of replies pulled at once: keeps memory flat for large models
 _ENROL_AGAIN_AFTER_S = 60.0  # a node that did not say who it is may be asked once more
@@ -231,7 +231,7 @@ class GridTransport:
 
     def _admit(self, node: int, reply: Message) -> None:
         try:
-            client, gated = enrolled(reply, self.plan)
+            client, gated = enrolled(enrolment_of(reply), self.plan)
             if client in self.nodes:
                 raise BadReply(
                     f"client {client} is enrolled by another node; give each its own partition-id"

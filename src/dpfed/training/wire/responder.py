@@ -42,11 +42,11 @@ from dpfed.core.types import Problem, Trust
 from dpfed.core.vector import one_thread
 from dpfed.sums.secagg.identity import from_environment
 from dpfed.training.account import Account
-from dpfed.training.flower import state as states
-from dpfed.training.flower.codec import CONTROL, Envelope, Order, read_order, write_reply
-from dpfed.training.flower.stored_replies import StoredReply, order_digest
 from dpfed.training.plan import Plan
 from dpfed.training.reply import ClientState, client_reply
+from dpfed.training.wire import state as states
+from dpfed.training.wire.codec import CONTROL, Envelope, Order, read_order, write_reply
+from dpfed.training.wire.stored_replies import StoredReply, order_digest
 
 ENROL = "enrol"
 TERMS = "terms"

@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from dpfed.core.errors import WIRE_NAMES, BadReply
-from dpfed.training.flower.codec import CONTROL
-from dpfed.training.flower.replies import flower_error
-from dpfed.training.flower.responder import ENROL, TERMS
 from dpfed.training.plan import Plan
+from dpfed.training.wire.codec import CONTROL
+from dpfed.training.wire.responder import ENROL, TERMS
 
 
 def enrolment(told: Mapping[str, Any], terms: str = "") -> RecordDict:
@@ -40,13 +39,9 @@ class Refusal(BadReply):
         self.reason = reason
 
 
-def enrolled(reply: Message, plan: Plan) -> tuple[int, bool]:
+def enrolled(content: RecordDict, plan: Plan) -> tuple[int, bool]:
     """Which client a node is, and whether it says that it is behind a gate."""
-    if reply.has_error():
-        raise BadReply(
-            f"{flower_error(reply)}; its log says why, and its ClientApp must be a dpfed one"
-        )
-    control = reply.content.config_records.get(CONTROL, ConfigRecord())
+    control = content.config_records.get(CONTROL, ConfigRecord())
     client = control.get("client")
     reason = control.get("error")
     if reason is not None or not isinstance(client, int):
