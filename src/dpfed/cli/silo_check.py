@@ -23,6 +23,7 @@ otherwise whoever runs it.
 |                                             | the gate has seen                              |
 | files beside the contract, if there is one  | nothing: warnings, for this screen alone       |
 | network of a gate that runs                 | nothing: a warning                             |
+| the machine of a gate with ``shipped``      | silo_machine.py                                |
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ import dpfed
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.data import contract_findings
+from dpfed.cli.silo_machine import check_machine
 from dpfed.core.errors import DataError
 from dpfed.core.types import Trust
 from dpfed.data.contract import Contract
@@ -511,6 +513,12 @@ def _is_gate(process: Path, user: int) -> bool:
     )
 
 
+def _check_shipped(site: _Site) -> Iterator[str]:
+    """The machine, if code runs on it that nobody has reviewed."""
+    if any(data.shipped for data in site.policy.data.values()):
+        yield from check_machine(site.gate, site.relays)
+
+
 _PARTS: tuple[Callable[[_Site], Iterator[str]], ...] = (
     _check_users,
     _check_files,
@@ -522,4 +530,5 @@ _PARTS: tuple[Callable[[_Site], Iterator[str]], ...] = (
     _check_identity,
     _check_clock,
     _check_network,
+    _check_shipped,
 )

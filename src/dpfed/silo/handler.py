@@ -13,6 +13,7 @@ approvals, ledger, identity. An order only names a training. The reply itself is
 | a training that is not approved                  | UnsoundPlan, counted; nothing is spent     |
 | new terms in an enrolment, mode "within-policy"  | checked by the policy, then approved; no   |
 |                                                  | code or file of their model is loaded yet  |
+| code that came with the terms                    | approved by hand only, never by a rule     |
 | two budgets of one account, one file under two   | the gate does not start (sources.py)       |
 | accounts, a new name for a file that was counted |                                            |
 | an order whose child died, or took too long      | zero rows, if nothing of it has left       |
@@ -297,6 +298,8 @@ class _OrderNode:
             return  # before the text is parsed: it could change nothing
         terms = read_terms(text)
         if terms.name != _training_name(self.content):
+            return
+        if terms.ships_code:  # what nobody reviewed is for a person to decide
             return
         data = self.handler.policy.data.get(terms.pins.dataset)
         if data is not None and data.approve is Mode.WITHIN_POLICY:

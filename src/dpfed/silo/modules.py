@@ -130,6 +130,11 @@ def _approve_in_copy(handler: RequestHandler, text: str) -> None:
             f"the model {asked.recipe.model.name!r} of {asked.name!r} is loaded once its terms are "
             f"approved, and not before; approve them, and list the modules then"
         )
+    if asked.ships_code:
+        raise UnsoundPlan(
+            f"the code that {asked.name!r} ships is run once its terms are approved, and not before"
+            f"; approve them, and list the modules then"
+        )
     handler.permitted(asked)
     handler.approvals.approve(asked, text, days=1, by="this list")
 
