@@ -147,6 +147,10 @@ def terms(
     train: Annotated[
         str, typer.Option(help="An installed train function: package.module:function.")
     ] = "",
+    ship: Annotated[
+        Path | None,
+        typer.Option(help="A file with a function train, to be shipped: silos run it sealed."),
+    ] = None,
 ) -> None:
     """Write the terms that all silos are asked to approve: a recipe without data, and its pins.
 
@@ -163,6 +167,7 @@ def terms(
         roster: the roster's file, if the sum is a secure one.
         package: installed packages to pin, if a model comes from one.
         train: a train function that silos have installed, at client level; "" if there is none.
+        ship: code that silos run without a review, sealed; None ships none.
     """
     from dpfed.recipes.terms import check_numbers, read_terms, with_pinned_model, write_terms
     from dpfed.silo.policy import CALIBRATION_CPU_S, limited_time
@@ -176,6 +181,7 @@ def terms(
         roster=roster,
         packages=package or [],
         train=train,
+        code=None if ship is None else ship.read_text(encoding="utf-8"),
     )
     check_numbers(read_terms(text))
     text = with_pinned_model(text)

@@ -53,7 +53,8 @@ ROW, ERROR = b"V", b"E"
 MOST_TEXT = 1 << 17
 """Bytes of a traceback, or of a list of modules, at most."""
 READY, IMPORT, SHARD = b"+", b"I", b"S"
-_JOB, _ANSWER, _SPARE = 3, 4, 64  # descriptors in a child
+JOB, ANSWER, _SPARE = 3, 4, 64
+"""Descriptors in a child."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MADV_COLLAPSE, _HUGE = 25, 1 << 21  # Linux 6.1 and newer; elsewhere forks take twice as long
 _FOLDERS = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCH_HOME", "HF_HOME", "MPLCONFIGDIR")
@@ -71,18 +72,32 @@ def main(descriptor: str, folder: str, call: str, function: str) -> None:
     control = socket.socket(fileno=int(descriptor))
     try:
         caller, wanted = _named(call), _named(function)
-        _warm()
+        warm()
     except BaseException:
         control.send(traceback.format_exc()[-MOST_TEXT // 2 :].encode())
         os._exit(1)
+    serve(control, folder, lambda pipes, limits, base: _child(pipes, limits, base, caller, wanted))
+
+
+def serve(
+    control: socket.socket, folder: str, child: Callable[[list[int], tuple[float, int], int], None]
+) -> None:
+    """Fork one child for each order, until the socket closes.
+
+    Args:
+        control: where orders come from.
+        folder: it is removed at the end.
+        child: what a child does with its pipes, its limits and this process's address space; it
+            does not return.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets how a child ended
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    _serve(control, caller, wanted)
+    _fork_for_each(control, child)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
-def _serve(control: socket.socket, caller: Callable[..., Any], function: Any) -> None:
+def _fork_for_each(control: socket.socket, child: Callable[..., None]) -> None:
     base = _settled()
     control.send(READY)
     while True:
@@ -95,7 +110,7 @@ def _serve(control: socket.socket, caller: Callable[..., Any], function: Any) ->
             control.send(READY)
             continue
         if os.fork() == 0:  # its number is not kept: the next child could read it here
-            _child(pipes, HEAD.unpack(message[1:]), base, caller, function)
+            child(pipes, HEAD.unpack(message[1:]), base)
         for pipe in pipes:
             os.close(pipe)
 
@@ -109,31 +124,41 @@ def _child(
 ) -> None:
     """One shard: confine this process, then read, train, answer and end."""
     try:
-        _keep_only(pipes)
-        _confine(*limits, base)
-        job = pickle.loads(_read_frame(_JOB))  # noqa: S301 (the node's own process wrote it)
+        keep_only(pipes)
+        confine(*limits, base)
+        job = pickle.loads(read_frame())  # noqa: S301 (the node's own process wrote it)
         _settle(job["folder"], job["seed"])
         kind, answer = ROW, caller(function, job)
     except BaseException:
         kind, answer = ERROR, traceback.format_exc()[-MOST_TEXT:].encode()
     with contextlib.suppress(BaseException):
-        _write(_ANSWER, FRAME.pack(kind, len(answer)) + answer)
+        write_answer(FRAME.pack(kind, len(answer)) + answer)
     os._exit(0)
 
 
-def _keep_only(pipes: list[int]) -> None:
-    """The two pipes as descriptors 3 and 4, the first three lead nowhere, all others are closed."""
+def keep_only(pipes: list[int]) -> None:
+    """The two pipes as descriptors 3 and 4, the first three lead nowhere, all others are closed.
+
+    Args:
+        pipes: where the job comes from, and where the answer goes to.
+    """
     spare = [fcntl.fcntl(pipe, fcntl.F_DUPFD, _SPARE) for pipe in pipes]
     nowhere = os.open(os.devnull, os.O_RDWR)
     for at in range(3):
         os.dup2(nowhere, at)
-    os.dup2(spare[0], _JOB)
-    os.dup2(spare[1], _ANSWER)
-    os.closerange(_ANSWER + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    os.dup2(spare[0], JOB)
+    os.dup2(spare[1], ANSWER)
+    os.closerange(ANSWER + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def _confine(seconds: float, memory: int, base: int) -> None:
-    """A session of its own, an end with its parent, and limits of time and memory."""
+def confine(seconds: float, memory: int, base: int) -> None:
+    """A session of its own, an end with its parent, and limits of time and memory.
+
+    Args:
+        seconds: of processor time.
+        memory: bytes that it may add.
+        base: the address space that it begins with.
+    """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -155,6 +180,15 @@ def _settle(folder: str, seed: int) -> None:
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None:
         tempfile.tempdir = None  # type: ignore[attr-defined]
+    seed_all(seed)
+
+
+def seed_all(seed: int) -> None:
+    """Random states of this shard.
+
+    Args:
+        seed: the shard's.
+    """
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % (1 << 32))
@@ -176,10 +210,10 @@ def _preload(names: list[str]) -> None:
     for name in names:
         with contextlib.suppress(BaseException):
             import_module(name)
-    _warm()
+    warm()
 
 
-def _warm() -> None:
+def warm() -> None:
     """Do once what torch does at its first step: a child would do it for every shard."""
     if "torch" not in sys.modules:
         return
@@ -230,9 +264,10 @@ def _prctl(option: int, value: int) -> None:
     _LIBRARY.prctl(option, value, 0, 0, 0)
 
 
-def _read_frame(descriptor: int) -> bytes:
-    _, size = FRAME.unpack(_read(descriptor, FRAME.size))
-    return _read(descriptor, size)
+def read_frame() -> bytes:
+    """In a child: the whole job."""
+    _, size = FRAME.unpack(_read(JOB, FRAME.size))
+    return _read(JOB, size)
 
 
 def _read(descriptor: int, size: int) -> bytes:
@@ -245,10 +280,15 @@ def _read(descriptor: int, size: int) -> bytes:
     return bytes(found)
 
 
-def _write(descriptor: int, data: bytes) -> None:
+def write_answer(data: bytes) -> None:
+    """In a child: the whole answer.
+
+    Args:
+        data: what is written.
+    """
     left = memoryview(data)
     while left:
-        left = left[os.write(descriptor, left) :]
+        left = left[os.write(ANSWER, left) :]
 
 
 if __name__ == "__main__":

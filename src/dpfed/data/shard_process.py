@@ -38,7 +38,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,7 +120,7 @@ class CleanProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", self.module, *names],
                 pass_fds=[theirs.fileno()],
-                env=_environment(self._folder),
+                env=self.environment(self._folder),
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the node's process
@@ -188,11 +189,42 @@ class CleanProcess:
         self._sweep()
         folder = tempfile.mkdtemp(dir=self._folder)
         try:
-            packed = pickle.dumps({**job, "folder": folder}, pickle.HIGHEST_PROTOCOL)
-            return _checked(*self._ask(packed, size, limits), size, "modules" in job)
+            packed = self.packed({**job, "folder": folder})
+            read = partial(self.answered, size=size, tried="modules" in job)
+            return self._ask(packed, limits, read)
         finally:
             self._sweep()
             shutil.rmtree(folder, ignore_errors=True)
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """What the clean process knows of this one's.
+
+        Args:
+            folder: its own.
+        """
+        return _environment(folder)
+
+    def packed(self, job: Mapping[str, Any]) -> bytes:
+        """A job as its child reads it.
+
+        Args:
+            job: of one shard.
+        """
+        return pickle.dumps(job, pickle.HIGHEST_PROTOCOL)
+
+    def answered(
+        self, found: bytearray, size: int, *, ended: bool, tried: bool = False
+    ) -> Answer | None:
+        """A child's answer, by what was read of it; None while more is to come.
+
+        Args:
+            found: all that was read.
+            size: how many numbers a row has.
+            ended: whether the child has closed its end.
+            tried: whether names of modules may follow the row.
+        """
+        framed = _frame(found, 8 * size + MOST_TEXT, ended=ended)
+        return None if framed is None else _checked(*framed, size, tried)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -208,8 +240,7 @@ class CleanProcess:
                     with contextlib.suppress(OSError):  # closed, since a new process was started
                         fcntl.lockf(held, fcntl.LOCK_UN)
 
-    def _ask(self, packed: bytes, size: int, limits: Limits) -> tuple[bytes | None, str]:
-        """The bytes of the answer, or None and the reason."""
+    def _ask(self, packed: bytes, limits: Limits, read: Callable[..., Answer | None]) -> Answer:
         ours: list[int] = []
         theirs: list[int] = []
         try:
@@ -221,12 +252,11 @@ class CleanProcess:
             try:
                 socket.send_fds(self._control, [head], theirs)
             except OSError:
-                return None, "the clean process had ended; a new one is started"
+                return Answer(None, "the clean process had ended; a new one is started")
             while theirs:
                 os.close(theirs.pop())
-            most = 8 * size + MOST_TEXT
             job = FRAME.pack(SHARD, len(packed)) + packed
-            return _exchange(ours[0], ours[1], job, most, limits.longest)
+            return _exchange(ours[0], ours[1], job, read, limits.longest)
         finally:
             for each in (*ours, *theirs):
                 os.close(each)
@@ -268,9 +298,9 @@ class CleanProcess:
 
 
 def _exchange(
-    writing: int, reading: int, job: bytes, most: int, seconds: float
-) -> tuple[bytes | None, str]:
-    """Write the job while its answer is read; at most so many bytes, and so many seconds."""
+    writing: int, reading: int, job: bytes, read: Callable[..., Answer | None], seconds: float
+) -> Answer:
+    """Write the job while its answer is read, until that is one or the seconds are over."""
     os.set_blocking(writing, False)
     poller, left = select.poll(), memoryview(job)
     poller.register(reading, select.POLLIN)
@@ -279,7 +309,7 @@ def _exchange(
     while True:
         ready = dict(poller.poll(max(0.0, 1000 * (deadline - time.monotonic()))))
         if not ready:
-            return None, f"it was not done after {seconds:g} s by the clock"
+            return Answer(None, f"it was not done after {seconds:g} s by the clock")
         if writing in ready:
             left = _written(writing, left)
             if not left:
@@ -287,7 +317,7 @@ def _exchange(
         if reading in ready:
             part = os.read(reading, 1 << 16)
             found += part
-            answer = _frame(found, most, ended=not part)
+            answer = read(found, ended=not part)
             if answer is not None:
                 return answer
 
@@ -322,10 +352,21 @@ def _checked(answer: bytes | None, said: str, size: int, tried: bool) -> Answer:
     end = 1 + 8 * size
     if answer[:1] != ROW or len(answer) < end or (len(answer) > end and not tried):
         return Answer(None, f"it answered with something else than {size} numbers")
-    row = np.frombuffer(answer, np.float64, size, offset=1)
+    return finite_row(answer[1:end], size, answer[end:].decode())
+
+
+def finite_row(answer: bytes, size: int, said: str = "") -> Answer:
+    """The row in an answer, if all of its numbers are finite.
+
+    Args:
+        answer: bytes of double precision.
+        size: how many numbers.
+        said: what came with it.
+    """
+    row = np.frombuffer(answer, np.float64, size)
     if not np.isfinite(row).all():
         return Answer(None, "some of its numbers are not finite")
-    return Answer(row, answer[end:].decode())
+    return Answer(row, said)
 
 
 def _children(process: int) -> set[int]:
@@ -374,9 +415,19 @@ def clean_process(call: str, function: str) -> CleanProcess:
         call: module:name of what is called in a child, with the function and the job.
         function: module:name of the train function.
     """
-    if (call, function) not in _RUNNING:
-        _RUNNING[call, function] = CleanProcess(call, function)
-    return _RUNNING[call, function]
+    return one_for_each((call, function), lambda: CleanProcess(call, function))
+
+
+def one_for_each(what: tuple[str, str], make: Callable[[], CleanProcess]) -> CleanProcess:
+    """The clean process of something, which is made once in this process.
+
+    Args:
+        what: what it is for.
+        make: makes it.
+    """
+    if what not in _RUNNING:
+        _RUNNING[what] = make()
+    return _RUNNING[what]
 
 
 def _close_all(owner: int) -> None:

@@ -13,10 +13,12 @@ from dpfed.core.errors import RecipeError
 from dpfed.core.types import Problem
 from dpfed.data.datasets import Records
 from dpfed.data.models import Model
-from dpfed.data.shard_process import Limits, clean_process
+from dpfed.data.sealed_process import sealed_process
+from dpfed.data.shard_process import CleanProcess, Limits, clean_process
 from dpfed.data.shards import Cut, ShardedProblem, parameters_of
 from dpfed.data.train_functions import CALL
 from dpfed.recipes.schema import Recipe, TrainRecipe
+from dpfed.recipes.shard_rule import check_code
 from dpfed.training.plan import Plan
 
 
@@ -41,7 +43,7 @@ def sharded_problem(
         cut=Cut(plan.shards[client], recipe.seed),
         dimension=model.layout.size,
         pack=parameters_of(model.layout),
-        process=clean_process(CALL, function_of(recipe.train)),
+        process=process_of(recipe.train),
         limits=limits_of(recipe.train),
         persons=None if ids is None else ids.numpy(),
         model=inner,
@@ -54,6 +56,18 @@ def _outputs(model: Model) -> int:
     """How many outputs its last layer has: labels of made-up records are below that."""
     *_, last = model.layout.shapes.values()
     return last[0] if last else 1
+
+
+def process_of(train: TrainRecipe) -> CleanProcess:
+    """Where the recipe's shards run; code that came with it is sealed.
+
+    Args:
+        train: the recipe's table.
+    """
+    if train.code is None:
+        return clean_process(CALL, function_of(train))
+    check_code(train.code, train.function)
+    return sealed_process(train.code)
 
 
 def function_of(train: TrainRecipe) -> str:

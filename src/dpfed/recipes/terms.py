@@ -68,6 +68,7 @@ from dpfed.recipes.build import plan_for, trained_model
 from dpfed.recipes.model import PRETRAINED, is_loaded, sized_model
 from dpfed.recipes.query import with_questions
 from dpfed.recipes.schema import Recipe, parse, read_toml, to_toml, with_default
+from dpfed.recipes.shard_rule import check_code
 from dpfed.training.plan import Plan
 from dpfed.training.soundness import MOST_SHARDS
 
@@ -176,6 +177,12 @@ class Terms:
         if isinstance(self.pins.layout, msgspec.UnsetType):
             return None
         return Layout({name: tuple(shape) for name, shape in self.pins.layout})
+
+    @property
+    def ships_code(self) -> bool:
+        """Whether a train function comes with them, which nobody has reviewed."""
+        train = self.recipe.train
+        return not isinstance(train, msgspec.UnsetType) and train.code is not None
 
     @property
     def described(self) -> bool:
@@ -302,11 +309,13 @@ def _check(terms: Terms) -> None:
 
 
 def _check_shards(recipe: Recipe, pins: Pins) -> None:
-    """A train function in shards is named, and not loaded."""
+    """A train function in shards is named and not loaded, or is a text that is not parsed."""
     if isinstance(recipe.train, msgspec.UnsetType):
         return
     function = recipe.train.function
-    if not _FUNCTION.fullmatch(function or ""):
+    if recipe.train.code is not None:
+        check_code(recipe.train.code, function)
+    elif not _FUNCTION.fullmatch(function or ""):
         raise refuse("train.function in terms", "package.module:function", function)
     if pins.train:
         raise refuse("terms.train", "left out beside a function in shards", pins.train)
@@ -469,6 +478,7 @@ def write_terms(
     roster: Path | None = None,
     packages: Sequence[str] = (),
     train: str = "",
+    code: str | None = None,
 ) -> str:
     """The text of terms for a recipe's training.
 
@@ -481,9 +491,12 @@ def write_terms(
         roster: the roster's file, under distributed trust.
         packages: installed packages that the model or the train function comes from.
         train: an installed train function as package.module:function; "" if there is none.
+        code: a module's text to be shipped, as ``train.code``; None is the recipe's.
     """
     whole = with_questions(read_toml(recipe))
     tree = {k: v for k, v in whole.items() if k not in ("data", "ledger")}
+    if code is not None:
+        tree["train"] = {**tree.get("train", {}), "code": code}
     ranges = {k: v for k, v in whole.get("data", {}).items() if k in ("low", "high")}
     contract = _contract_in(whole, recipe.resolve().parent)
     if contract is not None:

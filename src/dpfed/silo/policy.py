@@ -26,6 +26,9 @@ and loads nothing of a model: what terms do not say of one is looked at after th
 | a model's folder that is not as the terms pin it     | UnsoundPlan, with each order            |
 | a factory beside another ``model.name`` than network | UnsoundPlan                             |
 | shards that together may take longer than a reply    | UnsoundPlan                             |
+| code that comes with terms, where ``shipped`` is not | UnsoundPlan; where it is, never by rule |
+| ``shipped`` beside a SuperNode, or without a time at | refused                                 |
+| which replies leave                                  |                                         |
 | noise that takes over 10 s of the processor's time   | UnsoundPlan                             |
 | terms with another contract than the owner's, or     | UnsoundPlan, with the first difference  |
 | with one where the owner has none, or without        |                                         |
@@ -52,6 +55,7 @@ from dpfed._version import VERSION
 from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.conversions import LedgerKey, Server
 from dpfed.core.checks import refuse
+from dpfed.core.environment import ONE_MACHINE, variable
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import names, own_names
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
@@ -61,7 +65,7 @@ from dpfed.data.readers import Public
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.model import PRETRAINED
 from dpfed.recipes.records import with_contract
-from dpfed.recipes.schema import DataRecipe, EvaluationKind, Recipe
+from dpfed.recipes.schema import DataRecipe, EvaluationKind, Recipe, TrainRecipe
 from dpfed.recipes.terms import NAME, Terms, check_numbers, package_digest
 from dpfed.silo.approvals import Price
 from dpfed.sums.secagg.identity import ROSTER
@@ -111,6 +115,8 @@ class GatePolicy(_Table, frozen=True):
     """A file of metrics for Prometheus, rewritten after each event."""
     page: str = ""
     """The officer's HTML page, rewritten after each event."""
+    alone: bool = False
+    """The owner's word: nothing that works for the server runs on this machine, no SuperNode."""
 
 
 class PretrainedPolicy(_Table, frozen=True):
@@ -165,6 +171,8 @@ class DataPolicy(_Table, frozen=True):
     """Allowed train functions of installed packages, at client level only."""
     sharded: tuple[str, ...] = ()
     """Allowed train functions in shards, for records and persons; terms pin their package."""
+    shipped: bool = False
+    """Allow train functions that come with terms: sealed, by hand only (experimental)."""
     most_rounds: int = 100
     """The maximum of rounds and spare attempts of a training."""
     largest_model: int = 1_000_000
@@ -288,6 +296,22 @@ def _check(policy: Policy) -> None:
         raise refuse("data", "one or more data sets", "none", "add a table [data.NAME]")
     for name, data in policy.data.items():
         _check_data(name, data)
+        _check_shipped(name, data, gate)
+
+
+def _check_shipped(name: str, data: DataPolicy, gate: GatePolicy) -> None:
+    """Code that nobody reviewed could signal to whoever watches the machine, or the clock."""
+    if not data.shipped:
+        return
+    key, got = f"data.{name}.shipped", "true"
+    if not gate.alone or variable(ONE_MACHINE):
+        bound = "false, unless gate.alone says that no SuperNode runs on the gate's machine"
+        raise refuse(key, bound, got, "see docs/shards.md, 'Sealed'")
+    if not gate.answer_after:
+        raise refuse("gate.answer_after", f"above 0 with {key}", gate.answer_after)
+    from dpfed.data.seal import refuse_other_machines  # a gate without shards has no such code
+
+    refuse_other_machines()
 
 
 def _check_data(name: str, data: DataPolicy) -> None:
@@ -552,7 +576,7 @@ def _permit_code(data: DataPolicy, terms: Terms) -> None:
     if terms.pins.train:
         _permit_train(data, terms)
     if not isinstance(recipe.train, msgspec.UnsetType):
-        _permit_sharded(data, str(recipe.train.function), terms)
+        _permit_sharded(data, recipe.train, terms)
     _permit_model(data, terms)
 
 
@@ -666,7 +690,12 @@ def _permit_train(data: DataPolicy, terms: Terms) -> None:
         raise _violation("train", "unit client and evaluation off: a function is one row", got)
 
 
-def _permit_sharded(data: DataPolicy, function: str, terms: Terms) -> None:
+def _permit_sharded(data: DataPolicy, train: TrainRecipe, terms: Terms) -> None:
+    if train.code is not None:
+        if not data.shipped:
+            raise _violation("shipped", "false: no code that comes with terms", "train.code")
+        return
+    function = str(train.function)
     if function not in data.sharded:
         raise _violation("sharded", f"one of {list(data.sharded)}", function)
     _require_pin("sharded", function, terms)
@@ -677,6 +706,8 @@ def _permit_shard_times(gate: GatePolicy, data: DataPolicy, terms: Terms) -> Non
     train = terms.recipe.train
     if isinstance(train, msgspec.UnsetType):
         return
+    if train.code is not None and not gate.answer_after:
+        raise _violation("answer_after", "above 0 for code that nobody reviewed", "train.code")
     from dpfed.data.shard_process import PATIENCE  # a gate without shards has no such code
 
     shards, within = terms.plan.shards[data.client], gate.longest
