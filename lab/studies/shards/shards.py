@@ -389,7 +389,11 @@ def own_module(key: tuple[Any, ...], trust: str, epsilon: float) -> float:
     """The app's own linear layer as a torch module like any other, by rows of the library's."""
     data = load(*key)
     sides = {"in_features": data.silos[0][0].shape[1], "out_features": data.classes}
-    changes: dict[str, Any] = {"model.name": "network", "model.factory": "torch.nn:Linear", "model.options": sides}
+    changes: dict[str, Any] = {
+        "model.name": "network",
+        "model.factory": "torch.nn:Linear",
+        "model.options": sides,
+    }
     changes |= {"rounds": ROUNDS, "privacy.clip": OWN_CLIP, "server": OWN_SERVER}
     return _by_recipe(key, trust, epsilon, changes)
 
