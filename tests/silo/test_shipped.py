@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dpfed.training.flower.codec import Envelope, read_reply
 
 from dpfed.cli.silo_text import proposal
 from dpfed.core.errors import ClientRefused, DpfedError, RecipeError, UnsoundPlan
@@ -20,6 +19,7 @@ from dpfed.recipes.shard_rule import MOST_CODE
 from dpfed.recipes.terms import Terms, read_terms, write_terms
 from dpfed.silo.modules import _approve_in_copy
 from dpfed.silo.policy import load_policy
+from dpfed.training.wire.codec import Envelope, read_reply
 from tests.data.test_sealed_process import PLAIN
 from tests.helpers.handlers import (
     _own_environment,  # noqa: F401
