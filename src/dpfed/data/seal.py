@@ -4,7 +4,7 @@
     stop_clocks()                # once, in the process that the others are forked from
     seal(reading, writing)       # in each of them; there is no way back
 
-Guarantee: from then on a process computes. It reads one descriptor and writes another; it has ten
+Guarantee: from then on a process computes. It reads one descriptor and writes another; it has nine
 system calls (``CALLS``) and any other is refused; it gets memory that is its own, holds no file and
 runs no machine code that was not there before. It has no clock: the processor's counter faults, the
 system's calls are refused, the kernel's page of clocks is unmapped, and the kernel does not tell it
@@ -15,10 +15,15 @@ when it was interrupted (rseq). Experimental: what is left to an attacker is in 
 | another system than Linux on x86-64, a kernel without| DataError, in one sentence, before a      |
 | a part of it                                         | process has data                          |
 | a system call of another kind of program (32-bit)    | the process is ended                      |
-| any other system call than the ten                   | EPERM; a program that needs it fails      |
+| any other system call than the nine                  | EPERM; a program that needs it fails      |
 | memory of a file, shared memory, huge pages, code    | EPERM                                     |
-| memory that is shared, or both written and run, from | DataError: a process would find there     |
-| before the seal                                      | what an earlier one wrote                 |
+| mremap, which libraries do without                   | EPERM: it would grow a library's code by  |
+|                                                      | the rest of its file, and join pages      |
+| memory that is shared and may be written, or is both | DataError: a process would find there     |
+| written and run, from before the seal                | what an earlier one wrote                 |
+| a system that counts promised memory of all processes| DataError: a refusal would tell of others |
+| its own number, which rises with each process that   | not in its memory: ``fork`` writes none   |
+| the machine starts, and so is a clock                |                                           |
 | ``time.time()`` and its like                         | zero; ``time.sleep`` fails                |
 """
 
@@ -26,11 +31,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import platform
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +52,6 @@ CALLS = {
     "mprotect": 10,
     "munmap": 11,
     "brk": 12,
-    "mremap": 25,
     "madvise": 28,
     "exit_group": 231,
     "getrandom": 318,
@@ -186,6 +191,35 @@ def _prctl(option: int, *values: int) -> None:
         )
 
 
+# --------------------------------------------------------------------------------- no number
+
+_FORK, _WIPE_ON_FORK = 57, 18
+
+
+def numberless_fork() -> Callable[[], bool]:
+    """A fork that leaves the number of the new process in no memory, neither here nor there.
+
+    Numbers rise with each process that the machine starts, and who connects to it can make it start
+    some (sshd forks for each connection). So a number tells how long earlier shards took: glibc's
+    fork writes it into the new process, and Python's returns it here, where the next one finds it.
+
+    Returns:
+        a function that forks, and says whether this is the new process. A fork that fails leaves
+        no new process, and is not told.
+    """
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    page.madvise(_WIPE_ON_FORK)
+    page[0] = 1
+    call = ctypes.PyDLL(None).syscall
+    call.restype = None
+
+    def fork() -> bool:
+        call(_FORK)
+        return page[0] == 0
+
+    return fork
+
+
 # ---------------------------------------------------------------------------------- no clock
 
 _ZERO_AT_SECOND = bytes.fromhex("48c70600000000 48c7460800000000 31c0c3".replace(" ", ""))
@@ -213,9 +247,13 @@ class Mapping(NamedTuple):
 def mappings() -> Iterator[Mapping]:
     """This process's memory, as the kernel lists it."""
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        extent, rights, _, _, _, *name = line.split(maxsplit=5)
-        start, end = (int(each, 16) for each in extent.split("-"))
-        yield Mapping(start, end, rights, name[0] if name else "")
+        yield _mapping(line)
+
+
+def _mapping(line: str) -> Mapping:
+    extent, rights, _, _, _, *name = line.split(maxsplit=5)
+    start, end = (int(each, 16) for each in extent.split("-"))
+    return Mapping(start, end, rights, name[0] if name else "")
 
 
 def stop_clocks() -> None:
@@ -289,13 +327,29 @@ def refuse_unfit_process() -> None:
             f"a process to be sealed must run without rseq, got {rseq} bytes of it; start it with "
             f"{NO_RSEQ}"
         )
-    for each in mappings():
-        shared = each.rights[1:2] == "w" and each.rights.endswith("s")
+    for each, flags in _flags():
+        shared = "sh" in flags and "mw" in flags  # it may be written, if not yet
         if shared or each.rights.startswith("rwx"):
             raise DataError(
                 f"memory of a process to be sealed must be its own, and not written and run, got "
                 f"{each.rights!r} of {each.name or 'no file'!r}; use other versions of its packages"
             )
+    if Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip() == "2":
+        raise DataError(
+            "a system for sealed processes must not count the memory that it has promised to all "
+            "processes, got vm.overcommit_memory = 2; set it to 0"
+        )
+
+
+def _flags() -> Iterator[tuple[Mapping, set[str]]]:
+    """This process's memory, with what the kernel says of each part (VmFlags)."""
+    mapping = None
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        word, *words = line.split()
+        if word == "VmFlags:" and mapping is not None:
+            yield mapping, set(words)
+        elif not word.endswith(":"):
+            mapping = _mapping(line)
 
 
 SEALED = "sealed"

@@ -26,6 +26,7 @@ import sys
 import traceback
 import types
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from dpfed.data.shard_child import (
     JOB,
     MOST_TEXT,
     confine,
+    job_source,
     keep_only,
     read_frame,
     seed_all,
@@ -102,7 +104,7 @@ def _numbers(array: Any) -> bytes:
     return made.tobytes()
 
 
-def unpacked(data: bytes) -> dict[str, Any]:
+def unpacked(data: bytes | bytearray) -> dict[str, Any]:
     """The job of ``packed``.
 
     Args:
@@ -120,7 +122,7 @@ def unpacked(data: bytes) -> dict[str, Any]:
     }
 
 
-def _arrays(data: bytes, at: int, kinds: list[tuple[str, list[int]]]) -> Iterator[Any]:
+def _arrays(data: bytes | bytearray, at: int, kinds: list[tuple[str, list[int]]]) -> Iterator[Any]:
     for kind, shape in kinds:
         count = int(np.prod(shape))
         found = np.frombuffer(data, np.dtype(kind), count, offset=at)
@@ -151,7 +153,7 @@ def main(descriptor: str, folder: str, call: str, function: str) -> None:
     except BaseException:
         control.send(traceback.format_exc()[-MOST_TEXT // 2 :].encode())
         os._exit(1)
-    serve(control, folder, lambda pipes, limits, base: _child(pipes, limits, base, cache))
+    serve(control, folder, partial(_child, cache=cache), seal.numberless_fork())
 
 
 def _preload() -> None:
@@ -194,6 +196,7 @@ def _use_numpy() -> None:
     np.linalg.solve(np.eye(3), np.ones(3))
     np.linalg.svd(np.ones((64, 64)) @ np.ones((64, 64)))
     np.random.default_rng().normal(size=3)
+    np.ones(1 << 18) + 1 + 1  # for a large array it looks at its callers, by a library
 
 
 def _use_sklearn() -> None:
@@ -221,8 +224,9 @@ def _child(pipes: list[int], limits: tuple[float, int], base: int, cache: Any) -
         keep_only(pipes)
         cache.sum()  # before its time is counted: other shards' traces are not this one's
         confine(*limits, base)
+        source = job_source()
         seal.seal(JOB, ANSWER)
-        write_answer(_row(unpacked(read_frame())))
+        write_answer(_row(unpacked(read_frame(source))))
     os._exit(0)
 
 

@@ -38,6 +38,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,10 @@ def main(descriptor: str, folder: str, call: str, function: str) -> None:
 
 
 def serve(
-    control: socket.socket, folder: str, child: Callable[[list[int], tuple[float, int], int], None]
+    control: socket.socket,
+    folder: str,
+    child: Callable[[list[int], tuple[float, int], int], None],
+    fork: Callable[[], bool] = lambda: os.fork() == 0,
 ) -> None:
     """Fork one child for each order, until the socket closes.
 
@@ -89,15 +93,18 @@ def serve(
         folder: it is removed at the end.
         child: what a child does with its pipes, its limits and this process's address space; it
             does not return.
+        fork: forks, and says whether this is the child.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets how a child ended
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    _fork_for_each(control, child)
+    _fork_for_each(control, child, fork)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
-def _fork_for_each(control: socket.socket, child: Callable[..., None]) -> None:
+def _fork_for_each(
+    control: socket.socket, child: Callable[..., None], fork: Callable[[], bool]
+) -> None:
     base = _settled()
     control.send(READY)
     while True:
@@ -109,7 +116,7 @@ def _fork_for_each(control: socket.socket, child: Callable[..., None]) -> None:
             base = _settled()
             control.send(READY)
             continue
-        if os.fork() == 0:  # its number is not kept: the next child could read it here
+        if fork():  # the child's number is not kept: the next one could read it here
             child(pipes, HEAD.unpack(message[1:]), base)
         for pipe in pipes:
             os.close(pipe)
@@ -264,20 +271,32 @@ def _prctl(option: int, value: int) -> None:
     _LIBRARY.prctl(option, value, 0, 0, 0)
 
 
-def read_frame() -> bytes:
-    """In a child: the whole job."""
-    _, size = FRAME.unpack(_read(JOB, FRAME.size))
-    return _read(JOB, size)
+def read_frame(source: FileIO | None = None) -> bytearray:
+    """In a child: the whole job.
+
+    Args:
+        source: where it comes from; None opens it.
+    """
+    source = job_source() if source is None else source
+    _, size = FRAME.unpack(_read(source, FRAME.size))
+    return _read(source, size)
 
 
-def _read(descriptor: int, size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size:
-        part = os.read(descriptor, min(1 << 20, size - len(found)))
-        if not part:
+def job_source() -> FileIO:
+    """In a child: where the job comes from, without a buffer."""
+    return FileIO(JOB, closefd=False)
+
+
+def _read(source: FileIO, size: int) -> bytearray:
+    """So many bytes, read in place: of how they came in pieces, memory keeps no trace."""
+    found = bytearray(size)
+    left = memoryview(found)
+    while left:
+        read = source.readinto(left)
+        if not read:
             raise EOFError("the node's process has ended")
-        found += part
-    return bytes(found)
+        left = left[read:]
+    return found
 
 
 def write_answer(data: bytes) -> None:
