@@ -38,8 +38,8 @@ def judged(number: int, *arguments: int, kind: int = X86_64) -> int:
         at += yes if met else no
 
 
-def test_ten_calls_are_left_and_every_other_is_refused() -> None:
-    assert len(seal.CALLS) == 10
+def test_nine_calls_are_left_and_every_other_is_refused() -> None:
+    assert len(seal.CALLS) == 9
     for number in range(NEWEST):
         expected = EPERM
         if number in seal.CALLS.values():
@@ -111,8 +111,22 @@ def test_a_process_that_shares_memory_is_not_forked_from() -> None:
     assert tried("seal.refuse_unfit_process()") == "fit"
     shared = "import mmap; held = mmap.mmap(-1, 4096)\nseal.refuse_unfit_process()"
     assert "must be its own" in tried(shared)
+    later = (
+        "import mmap, tempfile; file = tempfile.TemporaryFile(); file.write(bytes(4096))\n"
+        "file.flush(); held = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ)"
+    )
+    assert "must be its own" in tried(f"{later}\nseal.refuse_unfit_process()")
     runs = "import mmap; held = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE, 7)"
     assert "not written and run" in tried(f"{runs}\nseal.refuse_unfit_process()")
+
+
+@pytest.mark.usefixtures("_right_machine")
+def test_a_system_that_counts_what_it_promised_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seal, "_flags", lambda: iter(()))
+    monkeypatch.setattr(seal.Path, "read_text", lambda *_, **__: "2\n")
+    monkeypatch.setattr(seal, "_rseq_size", lambda: 0)
+    with pytest.raises(DataError, match="overcommit_memory"):
+        seal.refuse_unfit_process()
 
 
 @pytest.mark.slow

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +148,64 @@ def test_what_an_earlier_shard_had(shared: Shared, attack: str, port: int, folde
         answer = attempted(shared, attack, port, folder, limits=LONG, data=job(marked)["data"])
         if not marked:
             assert answer.row is None or not answer.row.any(), answer.row
+
+
+SCAN = """
+import ctypes
+import numpy as np
+from dpfed.data.train_functions import Delta
+
+FOUND, PART = np.zeros(SIZE), np.empty(1 << 18, np.int32)
+
+def train(parameters, data):
+    count = 0
+    for start, end in RANGES:
+        for at in range(start, end, 1 << 20):
+            size = min(end - at, 1 << 20) // 4
+            ctypes.memmove(PART.ctypes.data, at, 4 * size)
+            places = np.flatnonzero((PART[:size] > FIRST) & (PART[:size] < FIRST + 2000))
+            for place in places if len(places) < 1000 else ():  # not a library's table
+                FOUND[2 * count : 2 * count + 2] = at + 4 * place, PART[place]
+                count += 1
+    for _ in range(10_000_000):  # while the test reads the number elsewhere
+        pass
+    return Delta(FOUND)
+"""
+
+
+def test_no_memory_has_the_number_of_a_process(shared: Shared) -> None:
+    """It rises with each process that the machine starts: so it is a clock across shards."""
+    clean = shared.process._process
+    assert clean is not None
+    ranges = [
+        tuple(int(each, 16) for each in line.split()[0].split("-"))
+        for line in Path(f"/proc/{clean.pid}/maps").read_text().splitlines()
+        if line.split()[1].startswith("rw")
+    ]
+    size = 2_000_000
+    code = SCAN.replace("RANGES", repr(ranges)).replace("FIRST", str(clean.pid))
+    shared.process._code = code.replace("SIZE", str(size))
+    given = {**job(), "parameters": {"w": np.zeros(size)}}
+    runs: list[tuple[set[int], dict[int, int]]] = []
+    for _ in range(3):
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(shared.process.run, given, size, Limits(30.0, 1 << 30))
+            numbers: set[int] = set()
+            while not done.done():
+                numbers |= _children(clean.pid)
+                time.sleep(0.01)
+        row = done.result().row
+        assert row is not None, done.result()
+        places = -row.reshape(-1, 2)
+        runs.append((numbers, {int(at): int(found) for at, found in places if at}))
+    seen = [{at for at, found in words.items() if found in numbers} for numbers, words in runs]
+    assert not seen[0] & seen[1]  # what is at one place each time is the number, not a chance
+    assert not seen[1] & seen[2]
+    last = [
+        {at for at, found in words.items() if found in numbers}
+        for (numbers, _), (_, words) in pairwise(runs)
+    ]
+    assert not last[0] & last[1]  # nor is that of the shard before it
 
 
 @cases(hostile.HARMLESS)

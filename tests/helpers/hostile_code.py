@@ -32,6 +32,12 @@ def long_work():
 def at(symbol):
     return ctypes.cast(getattr(L, symbol), ctypes.c_void_p).value
 
+def found(code):
+    # where these bytes are in a library's machine code
+    start = at("malloc") & ~4095
+    place = ctypes.string_at(start, 1 << 19).find(bytes.fromhex(code))
+    return start + place if place >= 0 else None
+
 {attack}
 
 def train(p, data):
@@ -105,6 +111,30 @@ OUTSIDE = {
     "execve": _call(59, "b'/bin/true'", 0, 0),
     "execveat of itself": _call(322, 3, "b''", 0, 0, 0x1000),
     "os.system": _line("return os.system('touch FOLDER/planted') == 0"),
+    "itself once more": _call(59, "b'/proc/self/exe'", 0, 0),
+    "a pickle that opens a file": _line(
+        "import pickle; f = pickle.loads(b\"cbuiltins\\nopen\\n(S'FOLDER/secret'\\ntR.\"); "
+        "return len(f.read())"
+    ),
+    "an importer of its own": """
+def attack(p, x, y):
+    import importlib.util
+    spec = importlib.util.spec_from_file_location("got", "FOLDER/secret.py")
+    class Finder:
+        def find_spec(self, name, *rest): return spec if name == "got" else None
+    sys.meta_path.insert(0, Finder())
+    import got
+    return 1
+""",
+    "a file by its handle": _call(304, -100, "ctypes.create_string_buffer(64)", 0),
+    "a folder's list": _call(217, 3, "ctypes.create_string_buffer(512)", 512),
+    "a link's end": _call(89, "b'/proc/self'", "ctypes.create_string_buffer(64)", 64),
+    "a message to nowhere": _call(44, 4, "b'x'", 1, 0, 0, 0),
+    "from file to file": _call(40, 4, 3, 0, 8),
+    "several pieces at once": _call(20, 4, "(ctypes.c_ulong * 2)(0, 0)", 1),
+    "a piece from elsewhere": _call(17, 3, "ctypes.create_string_buffer(8)", 8, 0),
+    "a device's settings": _call(16, 4, 0x541B, "ctypes.byref(ctypes.c_int(0))"),
+    "who watches files": _call(294, 0),
 }
 """Ways to other machines, files and programs."""
 
@@ -170,6 +200,30 @@ def attack(p, x, y):
     "counters of the processor": _call(298, "ctypes.create_string_buffer(112)", 0, -1, -1, 0),
     "page faults of its own": _call(323, 1),
     "a key of its pages": _call(330, 0, 0),
+    "fork by its number": _call(57),
+    "fork as a program of 32 bits": """
+def attack(p, x, y):
+    # two numbers in vector registers are a two in the register of the call: fork, there
+    place = found("cd80")
+    return place and ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_double, ctypes.c_double)(place)(0, 0)
+""",
+    "fork by the other gate of 32 bits": """
+def attack(p, x, y):
+    place = found("0f34")
+    return place and ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_double, ctypes.c_double)(place)(0, 0)
+""",
+    "fork as x32": _call(0x40000000 + 57),
+    "whether two processes share": _call(312, 1, 1, 0, 0, 0),
+    "to wait for others": _call(61, -1, 0, 1, 0),
+    "a wall that others wait at": _call(324, 1, 0, 0),
+    "its number, by name": """
+def attack(p, x, y):
+    for number in (39, 110, 186, 121, 124, 111):
+        if L.syscall(number, 0) >= 0:
+            return 1
+    return 0
+""",
+    "its number, for a word that it gives": _call(218, "ctypes.byref(ctypes.c_int(0))"),
 }
 """Ways to other processes, and to what outlives one."""
 
@@ -272,6 +326,40 @@ def attack(p, x, y):
 """,
     "to get the counter back": _line("return L.prctl(26, 1, 0, 0, 0) == 0"),
     "a word of the processor's own": _call(158, 0x1012, 1),
+    "the old page of clocks, its second function": """
+def attack(p, x, y):
+    return ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)(0xffffffffff600400)(None) > 0
+""",
+    "the old page of clocks, its third": """
+def attack(p, x, y):
+    got = ctypes.c_uint(77)
+    call = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    return call(0xffffffffff600800)(ctypes.byref(got), None, None) == 0
+""",
+    "the kernel's functions as they were": """
+def attack(p, x, y):
+    # what was written over them is this process's own copy, which it may give back
+    L.getauxval.restype = ctypes.c_ulong
+    L.madvise(ctypes.c_void_p(L.getauxval(33)), 8192, 4)
+    b = (ctypes.c_long * 2)()
+    L.clock_gettime(1, b)
+    return b[0] or b[1]
+""",
+    "what is left of its time": _call(36, 2, "(ctypes.c_long * 4)()"),
+    "a short sleep": _call(35, "(ctypes.c_long * 2)(0, 1)", 0),
+    "a sleep by a clock": _call(230, 1, 0, "(ctypes.c_long * 2)(0, 1)", 0),
+    "how the clock is set": _call(159, "ctypes.create_string_buffer(256)"),
+    "who waits to be run": _call(24),
+    "the counter and its processor": """
+def attack(p, x, y):
+    place = found("0f01f9")
+    return place and ctypes.CFUNCTYPE(ctypes.c_uint64)(place)()
+""",
+    "the counters of events": """
+def attack(p, x, y):
+    place = found("0f33")
+    return place and ctypes.CFUNCTYPE(ctypes.c_uint64)(place)()
+""",
 }
 """Ways to know how long something took."""
 
@@ -335,6 +423,39 @@ def attack(p, x, y):
     "a descriptor through its pipe": _line(
         "import array, socket; s = socket.socket(fileno=4); s.sendmsg([b'x']); return 1"
     ),
+    "more machine code, of a library's file": """
+def attack(p, x, y):
+    # a page of code that grows is followed by the rest of its file, which may then be run
+    L.mremap.restype = ctypes.c_void_p
+    page = at("regcomp") & ~4095
+    got = L.mremap(ctypes.c_void_p(page), ctypes.c_size_t(4096), ctypes.c_size_t(8192), 1)
+    return got not in (None, ctypes.c_void_p(-1).value)
+""",
+    "machine code joined from two pages": """
+def attack(p, x, y):
+    L.mremap.restype = ctypes.c_void_p
+    pages = [at(name) & ~4095 for name in ("regcomp", "glob")]
+    where = ctypes.c_void_p(pages[0] + 4096)
+    size = ctypes.c_size_t(4096)
+    got = L.mremap(ctypes.c_void_p(pages[1]), size, size, 3, where)
+    return got not in (None, ctypes.c_void_p(-1).value)
+""",
+    "machine code on its stack": """
+def attack(p, x, y):
+    L.__errno_location.restype = ctypes.c_void_p
+    held = ctypes.create_string_buffer(8192)
+    page = (ctypes.addressof(held) + 4095) & ~4095
+    return sum(L.mprotect(ctypes.c_void_p(page), 4096, r) == 0 for r in (4, 5, 7, 0x01000007))
+""",
+    "machine code by a key": _call(329, 0, 4096, 7, -1),
+    "to run what may be read": _call(135, 0x0400000),
+    "segments of its own": _call(154, 1, "ctypes.create_string_buffer(16)", 16),
+    "ports": _call(172, 3),
+    "pages in another order": _call(216, 0, 4096, 0, 0, 0),
+    "pages sealed": _call(462, 0, 4096, 0),
+    "a stack of shadows": _call(453, 0, 4096, 0),
+    "where its memory is": _call(239, 0, 0, 0, 0, 0),
+    "a wall of its own for files": _call(444, 0, 0, 1),
     "what the environment says": _line(
         "return len(os.environ) + (L.getenv(b'PYTHONPATH') != 0 and 0)"
     ),
@@ -385,6 +506,53 @@ def attack(p, x, y):
 """,
     "how an earlier one ended": _line("return os.waitpid(-1, os.WNOHANG)[0] + 1"),
     "the numbers of processes": _line("return os.getpid() > 0 or os.getppid() > 0"),
+    "pages of an earlier shard": """
+def attack(p, x, y):
+    L.mmap.restype = ctypes.c_void_p
+    size = 1 << 25
+    page = L.mmap(0, ctypes.c_size_t(size), 3, 0x22, -1, ctypes.c_long(0))
+    hits = np.frombuffer((ctypes.c_char * size).from_address(page), np.uint8).any()
+    ctypes.memset(page, 7, size)
+    return hits
+""",
+    "the end of the heap": """
+def attack(p, x, y):
+    L.sbrk.restype = ctypes.c_void_p
+    start = L.sbrk(ctypes.c_long(1 << 20))
+    hits = any(ctypes.string_at(start, 1 << 20)) if start != ctypes.c_void_p(-1).value else 0
+    ctypes.memset(start, 7, 1 << 20)
+    return hits
+""",
+    "below its stack": """
+def attack(p, x, y):
+    here = ctypes.c_long(0)
+    L.alloca = None
+    hits = marked(np.frombuffer(ctypes.string_at(ctypes.addressof(here) & ~4095, 4096), np.float32))
+    return hits
+""",
+    "an importer that an earlier shard left": _line(
+        "got = any(type(f).__name__ == 'Left' for f in sys.meta_path); "
+        "sys.meta_path.insert(0, type('Left', (), {'find_spec': lambda *_: None})()); return got"
+    ),
+    "a name for all": _line(
+        "import builtins; got = hasattr(builtins, 'left'); builtins.left = 1; return got"
+    ),
+    "the environment of an earlier shard": _line(
+        "got = 'LEFT' in os.environ; os.environ['LEFT'] = '1'; L.putenv(b'A=1'); return got"
+    ),
+    "a setting of torch": _line(
+        "import torch; got = torch.get_default_dtype() is torch.float64; "
+        "torch.set_default_dtype(torch.float64); return got"
+    ),
+    "how an earlier shard has left a library": """
+def attack(p, x, y):
+    import decimal
+    got = decimal.getcontext().prec == 7
+    decimal.getcontext().prec = 7
+    word = ctypes.c_int.in_dll(L, "optind")
+    got, word.value = got or word.value == 77, 77
+    return got
+""",
     "random numbers of an earlier shard": """
 def attack(p, x, y):
     import random
@@ -400,6 +568,49 @@ HARMLESS = {
     "infinite": _line("return float('inf')"),
     "too large for its type": _line("return Delta(np.full(SIZE, 1e308) * 10)"),
     "one number that is none": _line("v = np.zeros(SIZE); v[3] = np.nan; return Delta(v)"),
+    "words in the bits of what is no number": """
+def attack(p, x, y):
+    secret = np.float64(x[0, 0]).view(np.uint64) >> np.uint64(13)
+    return Delta(np.full(SIZE, (secret | np.uint64(0x7FF0000000000001)).view(np.float64)))
+""",
+    "half of an answer, then a crash": """
+def attack(p, x, y):
+    os.write(4, np.asarray(x, np.float64).tobytes()[:8 * SIZE // 2])
+    ctypes.string_at(0)
+""",
+    "a whole answer, and no end": """
+def attack(p, x, y):
+    os.write(4, np.full(SIZE, float(x[0, 0])).tobytes())
+    while True: pass
+""",
+    "a whole answer, and one byte in a while": """
+def attack(p, x, y):
+    os.write(4, np.full(SIZE, float(x[0, 0])).tobytes())
+    for _ in range(int(abs(x[0, 0])) % 9 + 1): long_work()
+    os.write(4, b"x")
+    os._exit(0)
+""",
+    "a crash at an address by the data": _line("ctypes.string_at(int(abs(x[0, 0]) * 4096) + 8)"),
+    "words on its way out": """
+def attack(p, x, y):
+    import faulthandler
+    faulthandler.enable(open(4, "wb", buffering=0))
+    ctypes.string_at(0)
+""",
+    "an integer of a billion digits": _line("return 9 ** 9 ** 9"),
+    "a text that no pattern ends on": _line(
+        "import re; return len(re.findall('(a+)+b', 'a' * 60))"
+    ),
+    "an object that does not end": """
+class Evil:
+    def __del__(self):
+        while True: pass
+
+def attack(p, x, y): return Evil() and 0
+""",
+    "classes without end": _line(
+        "t = int; return [t := type('T', (t,), {}) for _ in iter(int, 1)]"
+    ),
     "a number too few": _line("return Delta(np.zeros(SIZE - 1))"),
     "a number too many": _line("return Delta(np.zeros(SIZE + 1))"),
     "words": _line("return Delta('x' * SIZE)"),

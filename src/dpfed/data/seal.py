@@ -318,10 +318,7 @@ def refuse_other_machines() -> None:
 
 def refuse_unfit_process() -> None:
     """Refuse to fork sealed processes from this one, if they would share more than they should."""
-    try:
-        rseq = ctypes.c_uint.in_dll(ctypes.CDLL(None), "__rseq_size").value
-    except ValueError:  # an older libc, which does not use it
-        rseq = 0
+    rseq = _rseq_size()
     if rseq:
         raise DataError(
             f"a process to be sealed must run without rseq, got {rseq} bytes of it; start it with "
@@ -339,6 +336,13 @@ def refuse_unfit_process() -> None:
             "a system for sealed processes must not count the memory that it has promised to all "
             "processes, got vm.overcommit_memory = 2; set it to 0"
         )
+
+
+def _rseq_size() -> int:
+    try:
+        return ctypes.c_uint.in_dll(ctypes.CDLL(None), "__rseq_size").value
+    except ValueError:  # an older libc, which does not use it
+        return 0
 
 
 def _flags() -> Iterator[tuple[Mapping, set[str]]]:
