@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -350,6 +351,36 @@ def _json(tree: Any) -> str:
     from dpfed.core.files import jsonable
 
     return json.dumps(jsonable(tree), allow_nan=False)
+
+
+@silo_app.command("key")
+def make_key(
+    path: Annotated[Path, typer.Argument(help="The new file; nobody else may read it.")],
+) -> None:
+    """Make a key for a tunnel or for a relay, and print its public half for the other side.
+
+    Example: dpfed silo key gate.pem
+    """
+    from dpfed.silo import tunnel
+
+    typer.echo(tunnel.make_key(path))
+
+
+@silo_app.command("tunnel")
+def serve_tunnel(
+    listen: Annotated[str, typer.Option(help="host:port where relays connect.")],
+    key: Annotated[Path, typer.Option(help="This side's key, of dpfed silo key.")],
+    relay: Annotated[list[str], typer.Option(help="The public key of a relay; repeat it.")],
+    socket: Annotated[str, typer.Option(help="The gate's socket.")] = "/run/dpfed/gate.sock",
+) -> None:
+    """Pass frames of relays on other machines to the gate's socket, over TLS 1.3.
+
+    Run it as a user of gate.relay_users, never as the gate's own.
+
+    Example: dpfed silo tunnel --listen 10.0.0.5:7443 --key gate.pem --relay ed25519:...
+    """
+    command = [sys.executable, "-P", "-m", "dpfed.silo.tunnel"]
+    os.execv(command[0], [*command, listen, str(key), socket, *relay])  # noqa: S606
 
 
 @silo_app.command()

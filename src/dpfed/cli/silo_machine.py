@@ -8,7 +8,8 @@ server may run there. That is the owner's to know; what can be looked at is look
 | what is checked                                  | refused                                       |
 |--------------------------------------------------|-----------------------------------------------|
 | the seal, by making one in a new process         | a machine on which it cannot be made          |
-| processes of users that may connect to the gate  | any but sshd's, which passes bytes on         |
+| processes of users that may connect to the gate  | any but sshd's and the tunnel's, which pass   |
+|                                                  | bytes on                                      |
 | processes of Flower's, of whatever user          | any: SuperNode, SuperLink, an app             |
 | processes of others; swap                        | nothing: warnings                             |
 """
@@ -29,6 +30,7 @@ from dpfed.data import seal
 
 _FLOWER = ("flower-", "flwr")
 _PASSES_BYTES = ("sshd", "sshd-session", "sshd-auth")
+_TUNNEL = ("-m", "dpfed.silo.tunnel")  # behind Python and -P
 _FIRST_PERSON = 1000
 """Numbers of users below it belong to the system."""
 
@@ -80,7 +82,7 @@ def refuse_servers(found: Collection[Process], relays: Collection[int]) -> None:
         relays: the numbers of users that may connect to the gate.
     """
     for each in found:
-        passes = each.name in _PASSES_BYTES
+        passes = each.name in _PASSES_BYTES or each.words[2:4] == _TUNNEL
         if each.is_flower or (each.user in relays and each.user != 0 and not passes):
             raise DataError(
                 f"nothing that works for the server may run on the machine of a gate with "
