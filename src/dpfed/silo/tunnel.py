@@ -220,7 +220,7 @@ def connected(where: str, timeout_s: float) -> ssl.SSLSocket:
 
     Args:
         where: tls://host:port#ed25519:...
-        timeout_s: how many seconds to wait for each part of the reply.
+        timeout_s: how many seconds to wait for the tunnel, and for each part of the reply.
     """
     address, _, pinned = where.removeprefix(TLS).partition("#")
     key = variable(GATE_KEY)
@@ -228,13 +228,13 @@ def connected(where: str, timeout_s: float) -> ssl.SSLSocket:
         raise DataError(f"{GATE_KEY} must name the relay's key, got none; make one: dpfed silo key")
     secured = context(server=False, key=Path(key), others=[pinned])
     plain = socket.create_connection(host_and_port(address), _TIMEOUT_S)
+    plain.settimeout(timeout_s)  # others may be before it
     try:
         found = secured.wrap_socket(plain)
         refuse_others(found, [pinned])
     except BaseException:
         plain.close()
         raise
-    found.settimeout(timeout_s)
     return found
 
 
