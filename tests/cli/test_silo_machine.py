@@ -23,6 +23,7 @@ RELAY, OTHER = 990, 1000
         Process(7, RELAY, "python3", ("python3", "app.py")),
         Process(7, OTHER, "flower-supernod", ("/usr/bin/python3", "/opt/bin/flower-supernode")),
         Process(7, 0, "flwr-clientapp", ("flwr-clientapp",)),
+        Process(7, RELAY, "python3", ("python3", "-m", "dpfed.silo.relay", "dpfed.silo.tunnel")),
         Process(7, OTHER, "python3", ("python3", "-u", "/opt/bin/flower-superexec")),
     ],
 )
@@ -35,6 +36,7 @@ def test_a_process_that_works_for_the_server_is_refused(found: Process) -> None:
     "found",
     [
         Process(7, RELAY, "sshd", ("sshd: relay",)),
+        Process(7, RELAY, "python3", ("python3", "-P", "-m", "dpfed.silo.tunnel", "10.0.0.5:7443")),
         Process(7, OTHER, "bash", ("bash",)),
         Process(7, 0, "systemd", ("/sbin/init",)),
     ],
