@@ -723,7 +723,7 @@ def test_all_words_of_a_template_are_filled_in(kind: str, engine: str, home: Pat
 def test_a_new_app_can_be_published(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flower's own build takes it in the format of its hub; no path is that of its author's disk."""
+    """Flower's own build takes it in its hub's format; no path is that of its author's disk."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     write_app(tmp_path / "work" / f"publish-{kind}", kind)

@@ -82,7 +82,7 @@ def write_app(folder: Path, kind: str = "rows", engine: str = "flower") -> list[
 def _portable(folder: Path) -> str:
     """The folder's path as it holds for whoever runs the app: from the home folder, if it is there.
 
-    An app may be published or shipped; a path from the root of the author's disk holds nowhere else.
+    An app may be published; a path from the root of its author's disk holds nowhere else.
     """
     home = Path.home()
     return (
