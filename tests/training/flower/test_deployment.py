@@ -25,7 +25,7 @@ from dpfed.recipes import result as result_files
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.session import prepare
 from tests.helpers.deployments import SILOS, environment, replay, write_app, write_recipe
-from tests.training.flower.network import Net, Run
+from tests.training.flower.network import Net, NetError, Run
 
 pytestmark = [pytest.mark.slow]
 
@@ -87,11 +87,14 @@ def test_trusted_entities_refuse_what_no_hub_has_signed_and_an_empty_file_refuse
             for node in net.nodes:
                 net.start_node(node, more=["--trusted-entities", str(tmp_path / f"{name}.yaml")])
             config = {"recipe": str(recipe), "out": str(place / "out")}
-            run = net.run(app, config, timeout=300)
-            refused = "FAB could not be verified" in net.log("north")
-            assert refused == (name == "one"), net.tail("north")
-            assert (place / "out" / "guarantee.json").exists() != refused, run
-            assert run.completed != refused, run
+            if name == "none":
+                assert net.run(app, config, timeout=300).completed
+                assert "verified" not in net.log("north")
+                continue
+            with pytest.raises(NetError, match="error \\(code 7\\)"):  # the server goes on asking
+                net.run(app, config, timeout=60)
+            assert "FAB could not be verified" in net.log("north")
+            assert not (place / "out" / "guarantee.json").exists()
 
 
 # -------------------------------------------------------------------------------------- dropouts
