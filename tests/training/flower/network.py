@@ -188,6 +188,7 @@ class Net:
         ca: Path | None = None,
         partition: int | None = None,
         wait: bool = True,
+        more: Sequence[str] = (),
     ) -> None:
         """Start a SuperNode, by default with its own key and the CA of the folder.
 
@@ -198,7 +199,8 @@ class Net:
         place = place if partition is None else partition
         config = f"partition-id={place} num-partitions={len(self.nodes)}"
         command = self._node_command(name, key, ca)
-        self._commands[name] = [*command, "--superlink", self.address, "--node-config", config]
+        place_of = ["--superlink", self.address, "--node-config", config]
+        self._commands[name] = [*command, *place_of, *more]
         self._spawn_node(name)
         if wait:
             self.wait_online(name)

@@ -13,6 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from safetensors.torch import load_file
 
 import dpfed
@@ -22,7 +25,7 @@ from dpfed.recipes import result as result_files
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.session import prepare
 from tests.helpers.deployments import SILOS, environment, replay, write_app, write_recipe
-from tests.training.flower.network import Net, Run
+from tests.training.flower.network import Net, NetError, Run
 
 pytestmark = [pytest.mark.slow]
 
@@ -60,6 +63,38 @@ def test_silos_behind_tls_train_the_same_model_as_one_process(tmp_path: Path) ->
     assert "--enable-supernode-auth" in (fed / "server/start-superlink.sh").read_text()
     assert "No SuperNode found with the given public key" in net.log("superlink")
     assert net.log("superlink").count("Activated node_id") == 3
+
+
+# ------------------------------------------------------------------------------ trusted entities
+
+
+@pytest.mark.long  # docs/threats.md says what this shows
+def test_trusted_entities_refuse_what_no_hub_has_signed_and_an_empty_file_refuses_nothing(
+    tmp_path: Path,
+) -> None:
+    """Flower's own option: the open SuperLink hands on no signature, so a plain run is refused."""
+    key = Ed25519PrivateKey.generate().public_key()
+    text = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump({"fpk_reviewer": text}))
+    (tmp_path / "none.yaml").write_text("{}")
+    recipe = write_recipe(tmp_path, clients=2, rounds=2)
+    app = write_app(tmp_path / "app")
+    for name in ("one", "none"):
+        place = tmp_path / f"net-{name}"
+        place.mkdir()
+        with Net(place, [], env=environment(place)) as net:
+            net.nodes = ("north", "south")
+            for node in net.nodes:
+                net.start_node(node, more=["--trusted-entities", str(tmp_path / f"{name}.yaml")])
+            config = {"recipe": str(recipe), "out": str(place / "out")}
+            if name == "none":
+                assert net.run(app, config, timeout=300).completed
+                assert "verified" not in net.log("north")
+                continue
+            with pytest.raises(NetError, match="error \\(code 7\\)"):  # the server goes on asking
+                net.run(app, config, timeout=60)
+            assert "FAB could not be verified" in net.log("north")
+            assert not (place / "out" / "guarantee.json").exists()
 
 
 # -------------------------------------------------------------------------------------- dropouts

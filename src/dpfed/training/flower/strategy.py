@@ -128,7 +128,7 @@ class DPStrategy(Strategy):
             )
         self.keep, self.terms, self.wait_lost = tuple(keep), terms, wait_lost
         self.plan, self.training, self.wait, self.watch = plan, training, wait, watch
-        self.checkpoint = None if checkpoint is None else Checkpoint(Path(checkpoint))
+        self.checkpoint = None if checkpoint is None else Checkpoint(Path(checkpoint).expanduser())
         self.step: Step | None = None
         """Where the training stands: also if ``start`` raised."""
 

@@ -1,0 +1,1 @@
+"""A Flower app that trains with differential privacy."""
