@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,10 @@ def test_enrolment_and_refusals_are_the_same_bytes_for_neighbours(tmp_path: Path
         x, y = np.ones((RECORDS, FEATURES), np.float32), np.zeros(RECORDS, np.int64)
         x[0], y[0] = change, 0 if change == 0 else 2
         np.savez(folder / "silo" / "data.npz", x=x, y=y)
+        state = folder / "silo" / "state"
+        state.mkdir()
+        if answers:  # the same owner's
+            shutil.copy(tmp_path / "0.0/silo/state/identity.key", state)
         held, terms = approved(folder)
         answers.append(
             [
@@ -507,3 +512,11 @@ def test_a_train_function_without_a_pin_or_of_other_words_is_refused(tmp_path: P
     for word in ("os", "../x:y", "a b:c", "a:b:c", "a:" + "x" * 80):
         with pytest.raises(DpfedError, match=r"terms\.train must be package\.module:function"):
             read_terms(text.replace(SHIFT, word))
+
+
+def test_every_gate_has_a_key_and_says_so_when_it_enrols(tmp_path: Path) -> None:
+    held, terms = approved(tmp_path)
+    assert said(held.reply(enrolment(terms.name)))["key"] == held.key.public.hex()
+    again = RequestHandler(held.policy)
+    assert again.key.public == held.key.public
+    assert (held.state / "identity.key").stat().st_mode & 0o777 == 0o600

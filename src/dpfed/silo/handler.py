@@ -19,6 +19,7 @@ approvals, ledger, identity. An order only names a training. The reply itself is
 | two budgets of one account, one file under two   | the gate does not start (sources.py)       |
 | accounts, a new name for a file that was counted |                                            |
 | an order whose child died, or took too long      | zero rows, if nothing of it has left       |
+| a gate without a folder of identity              | it makes a key, once, beside the ledger    |
 | a train function in shards                       | its clean process is started here, before  |
 |                                                  | a child; it is not loaded in this process  |
 """
@@ -31,6 +32,7 @@ import signal
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -52,6 +54,7 @@ from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.approvals import LEDGER_FILE, ZERO_ROWS, Approvals, Price, clock_time
 from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
 from dpfed.silo.sources import check_accounts
+from dpfed.sums.secagg.identity import SigningKey, own_key
 from dpfed.training.account import Account, AccountHolder
 from dpfed.training.plan import Plan
 from dpfed.training.wire.codec import CONTROL, Envelope, write_reply
@@ -89,6 +92,7 @@ class RequestHandler:
 
     def open(self) -> None:
         """Load the data, declare the owner's budgets, and build what is approved."""
+        _ = self.key
         self.approvals.count_sources(self.check_accounts())
         ledger = self.ledger()
         for name, data in self.policy.data.items():
@@ -104,6 +108,12 @@ class RequestHandler:
                 self.training(approval.name)
             except DpfedError as error:  # the others continue
                 log.warning("training %s cannot run here: %s", approval.name, error)
+
+    @cached_property
+    def key(self) -> SigningKey:
+        """What this gate signs with: the roster's key, or one of its own beside the ledger."""
+        folder = self.policy.gate.identity
+        return own_key(Path(folder)) if folder else own_key(self.state, make=True)
 
     @property
     def has_rules(self) -> bool:
@@ -243,6 +253,11 @@ class _OrderNode:
     zero_rows: bool = False
     gated: bool = True
     _training: tuple[Terms, Problem] | None = None
+
+    @property
+    def key(self) -> SigningKey | None:
+        """What this gate signs with."""
+        return self.handler.key
 
     @property
     def client(self) -> int:

@@ -29,6 +29,7 @@ from dpfed.core.checks import refuse
 from dpfed.core.errors import DataError
 from dpfed.core.log import log
 from dpfed.core.types import Problem, Unit
+from dpfed.sums.secagg.identity import SigningKey
 from dpfed.training.account import Account, open_account
 from dpfed.training.flower.sharded import Shards, refuse_unfit, sharded_app
 from dpfed.training.flower.trained import Train, Trained
@@ -177,6 +178,7 @@ class _AppNode:
     """A user's own train function, instead of a problem."""
     gated: bool = False
     zero_rows: bool = False
+    key: SigningKey | None = None
 
     @property
     def client(self) -> int:

@@ -18,9 +18,10 @@ Enrolment, and its opposite, have one record each way, without arrays (responder
     to a client    dpfed    stage "enrol", training; terms, for owners who approve by rule; in an
                             open population round; at the end of a training leave
     to the server  reply    empty
-                   dpfed    round 0, attempt 0, stage "enrol", client, fingerprint, gate; if
-                            participation is limited last: the last round that it has entered, -1
-                            if none; in an open population ready: whether it may take part
+                   dpfed    round 0, attempt 0, stage "enrol", client, fingerprint, gate; of a
+                            gate key, its public one; if participation is limited
+                            last: the last round that it has entered, -1 if none; in an
+                            open population ready: whether it may take part
     if it refuses  dpfed    round 0, attempt 0, stage "enrol", client -1; the name of an error
 
 A reply that does not fit is a BadReply, with a reason that quotes no value of it.

@@ -40,7 +40,7 @@ from dpfed.core.log import log
 from dpfed.core.sum_protocol import StageReply
 from dpfed.core.types import Problem, Trust
 from dpfed.core.vector import one_thread
-from dpfed.sums.secagg.identity import from_environment
+from dpfed.sums.secagg.identity import SigningKey, from_environment
 from dpfed.training.account import Account
 from dpfed.training.plan import Plan
 from dpfed.training.reply import ClientState, client_reply
@@ -55,6 +55,8 @@ LEAVE = "leave"
 """The field of an enrolment by which a training has ended, and claims no budget any more."""
 LAST = "last"
 """The field in which a node that enrols names the last round that it entered (participation)."""
+KEY = "key"
+"""The field of a gate's enrolment with its public key, as 64 hexadecimal digits."""
 ROUND, READY = "round", "ready"
 """In an open population: the round for which a device is asked, and whether it may take part."""
 _UNNAMED, _COUNT, _MAX_OPEN_LEDGERS = "unnamed", "releases.sqlite", 64
@@ -71,6 +73,10 @@ class Node(Protocol):
     @property
     def gated(self) -> bool:
         """Whether this is a process of the data owner, not of the app that a server ships."""
+
+    @property
+    def key(self) -> SigningKey | None:
+        """What it signs with; None if it has no key of its own."""
 
     @property
     def zero_rows(self) -> bool:
@@ -113,6 +119,8 @@ def _enrol(content: RecordDict, node: Node) -> RecordDict:
             "fingerprint": plan.fingerprint(),
             "gate": node.gated,
         }
+        if node.key is not None:
+            said[KEY] = node.key.public.hex()
         if plan.participation is not None and training:
             said[LAST] = max(taken, default=-1)
         if plan.open:
