@@ -27,7 +27,10 @@ approvals, ledger, identity. An order only names a training. The reply itself is
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
+import hmac
 import os
+import secrets
 import signal
 from collections.abc import Iterable
 from contextlib import suppress
@@ -46,6 +49,7 @@ from dpfed.core.flower_private import from_bytes, to_bytes
 from dpfed.core.log import log
 from dpfed.core.registry import installed_function
 from dpfed.core.types import Broadcast, Problem
+from dpfed.data.contract import Contract
 from dpfed.data.datasets import Records
 from dpfed.recipes.model import PRETRAINED
 from dpfed.recipes.records import load_dataset
@@ -58,6 +62,7 @@ from dpfed.sums.secagg.identity import SigningKey, own_key
 from dpfed.training.account import Account, AccountHolder
 from dpfed.training.plan import Plan
 from dpfed.training.wire.codec import CONTROL, Envelope, write_reply
+from dpfed.training.wire.evidence import Facts
 from dpfed.training.wire.responder import ENROL, TERMS, respond
 
 if TYPE_CHECKING:
@@ -259,6 +264,21 @@ class _OrderNode:
         """What this gate signs with."""
         return self.handler.key
 
+    def facts(self, training: str) -> Facts:
+        """What the owner's approval and ledger say of a training."""
+        terms, ledger = self._find(training)[0], self.handler.ledger()
+        contract = terms.pins.contract
+        key = ledger.balance().resolve(self._data(terms).key(terms.pins.dataset))
+        found = Facts(
+            terms=terms.fingerprint,
+            terms_sha256=hashlib.sha256(terms.text.encode()).hexdigest(),
+            contract=contract.digest if isinstance(contract, Contract) else "",
+            budgeted=bool(ledger.budgets_of(key.dataset)),
+            head=_head(ledger, self.handler.key),
+        )
+        ledger.close()
+        return found
+
     @property
     def client(self) -> int:
         """The owner's number for this silo; 0 while no approved training is named."""
@@ -370,6 +390,14 @@ class _RepeatedAccount(_OwnerAccount):
             if not found:
                 raise
             return tuple(found)
+
+
+def _head(ledger: Ledger, key: SigningKey) -> str:
+    """A name for the ledger's last row that only this gate can tell from another."""
+    nonce = secrets.token_hex(16)
+    last = next(reversed(ledger.rows()), None)
+    said = f"{nonce}{last.hash if last else ''}".encode()
+    return nonce + hmac.digest(key.secret("ledger head"), said, "sha256").hex()
 
 
 def load_records(name: str, data: DataPolicy) -> Records:
