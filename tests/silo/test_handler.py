@@ -485,7 +485,11 @@ def test_zero_rows_are_answered_in_the_place_of_a_train_function(tmp_path: Path)
     usual = held.reply(order(terms))
     assert len(SEEN) == 1
     assert len(zero) == len(usual)
-    assert said(zero) == {**said(usual), "round": 1}
+    alike = [
+        {name: len(value) if isinstance(value, bytes) else value for name, value in each.items()}
+        for each in (said(zero), said(usual))
+    ]
+    assert alike[0] == {**alike[1], "round": 1}
 
 
 @pytest.mark.usefixtures("pinned")
