@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training's evidence as a folder that can be handed over: ``OUT/evidence``, for ``dpfed verify``.
+"""A training's evidence, as a folder to hand over: ``OUT/evidence``, for ``dpfed verify``.
 
     index.json         what is here: each file's SHA-256, the training, its committed rounds, and
                        the order of the model's parameters

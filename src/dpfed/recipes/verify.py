@@ -39,7 +39,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -263,9 +263,9 @@ def read_bounded(path: Path, most: int) -> bytes | None:
     with os.fdopen(handle, "rb") as file:
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):
-            raise DataError(f"{path.name} must be a plain file; ask for the folder again")
+            raise _malformed(path.name, "the form of a plain file")
         if facts.st_size > most:
-            raise DataError(f"{path.name} must have at most {most} bytes, got {facts.st_size}")
+            raise _malformed(path.name, f"at most {most} bytes")
         return file.read(most)
 
 
@@ -278,11 +278,7 @@ def _read_files(found: _Found, folder: Path, out: Path) -> None:
     if not plain:
         found.refuse("link", f"{FOLDER} must be a folder, got a link or a file")
         return
-    with os.scandir(folder) as listed:
-        for count, entry in enumerate(listed):
-            if count > 100 or entry.name not in (*FILES, INDEX):
-                found.refuse("stray-file", f"{entry.name[:60]!r} does not belong there")
-                return
+    _refuse_strays(found, folder)
     for name in (INDEX, *FILES):
         try:
             content = read_bounded(folder / name, _MOST_BYTES.get(name, _SMALL))
@@ -296,6 +292,14 @@ def _read_files(found: _Found, folder: Path, out: Path) -> None:
         found.refuse("other-guarantee", f"{GUARANTEE} beside the folder is not the one in it")
 
 
+def _refuse_strays(found: _Found, folder: Path) -> None:
+    with os.scandir(folder) as listed:
+        for count, entry in enumerate(listed):
+            if count > 100 or entry.name not in (*FILES, INDEX):
+                found.refuse("stray-file", f"{entry.name[:60]!r} does not belong there")
+                return
+
+
 def _read_index(found: _Found) -> None:
     for name in (*_NEEDED, INDEX):
         if name not in found.files:
@@ -304,25 +308,29 @@ def _read_index(found: _Found) -> None:
         return
     index = strict_json(found.files[INDEX])
     if set(index) != {"version", "training", "layout", "committed", "files"}:
-        raise DataError(f"{INDEX} must have its five keys, and no others; ask for it again")
+        raise _malformed(INDEX, "its five keys, and no others")
     if index["version"] != 1:
         raise DataError(f"{INDEX} must be of version 1; update dpfed")
     found.index = index
-    for name, digest in dict(index["files"]).items():
+    _compare_files(found, dict(index["files"]))
+    for each in index["committed"]:
+        if set(each) != {"round", "attempt", "clients"}:
+            raise _malformed("a committed round", "round, attempt and clients")
+        found.committed.append((_whole(each["round"]), _whole(each["attempt"]), each["clients"]))
+
+
+def _compare_files(found: _Found, listed: Mapping[str, Any]) -> None:
+    for name, digest in listed.items():
         if name not in found.files:
             found.miss("no-file", f"{str(name)[:60]!r} is listed, and not there")
         elif hashlib.sha256(found.files[name]).hexdigest() != digest:
             found.refuse("changed-file", f"{name} is not the file that {INDEX} lists")
-    for name in set(found.files) - set(index["files"]) - {INDEX}:
+    for name in set(found.files) - set(listed) - {INDEX}:
         found.refuse("unlisted-file", f"{name} is not in {INDEX}")
-    for each in index["committed"]:
-        if set(each) != {"round", "attempt", "clients"}:
-            raise DataError("a committed round must have round, attempt and clients")
-        found.committed.append((_whole(each["round"]), _whole(each["attempt"]), each["clients"]))
 
 
 def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
         raise DataError(f"a number must be whole and at least 0, got {str(value)[:40]}")
     return value
 
@@ -357,10 +365,10 @@ def _pinned_roster(terms: bytes) -> str:
 def _lines(found: _Found, name: str) -> list[bytes]:
     content = found.files.get(name, b"")
     if content and not content.endswith(b"\n"):
-        raise DataError(f"{name} must end with a whole line")
+        raise _malformed(name, "a whole line at its end")
     lines = content.split(b"\n")[:-1]
     if len(lines) > _MOST_LINES:
-        raise DataError(f"{name} must have at most {_MOST_LINES} lines, got {len(lines)}")
+        raise _malformed(name, f"at most {_MOST_LINES} lines")
     return lines
 
 
@@ -369,7 +377,7 @@ def _signed(found: _Found, line: bytes, kind: str) -> tuple[int, Statement] | No
     for client, key in _candidates(found, line):
         said = open_statement(line, key)
         if said.predicate_type != kind or set(said.subject) != {MODEL}:
-            raise DataError(f"a line must be of type {kind}, about a model")
+            raise _malformed("a line", f"type {kind}, about a model")
         if _whole(said.predicate["client"]) != client:
             found.refuse("another-silo", f"{_name(found, client)} signed as another silo")
             return None
@@ -424,7 +432,7 @@ def _read_rounds(found: _Found) -> None:
     for line in _lines(found, ROUNDS):
         each = strict_json(line)
         if set(each) != {"round", "attempt", "cohort"}:
-            raise DataError(f"a line of {ROUNDS} must have round, attempt and cohort")
+            raise _malformed(f"a line of {ROUNDS}", "round, attempt and cohort")
         at = _whole(each["round"]), _whole(each["attempt"])
         cohort = [_whole(client) for client in each["cohort"]]
         if found.cohorts.setdefault(at, cohort) != cohort:
@@ -437,13 +445,7 @@ def _read_rounds(found: _Found) -> None:
 def _check_agreement(found: _Found) -> None:
     agreed = found.agreed
     for client, said in found.statements.items():
-        for name in _SAME:
-            if said.predicate.get(name) != agreed.get(name):
-                found.refuse("disagree", f"{_name(found, client)} states another {name}")
-        if said.subject != {MODEL: _model_of(found)}:
-            found.refuse("other-model", f"{_name(found, client)} was told of another model")
-        if ("answered" in said.predicate) != ("answered" in agreed):
-            found.refuse("disagree", f"{_name(found, client)} states rounds, and others do not")
+        _compare_statements(found, client, said)
     if not agreed:
         return
     if agreed["clients"] != len(found.roster.keys):
@@ -456,6 +458,17 @@ def _check_agreement(found: _Found) -> None:
     versions = {_software(said.predicate) for said in found.statements.values()}
     if len(versions) > 1:
         found.notes.append(f"the silos ran different software: {', '.join(sorted(versions))}")
+
+
+def _compare_statements(found: _Found, client: int, said: Statement) -> None:
+    """A silo's statement beside the first one."""
+    for name in _SAME:
+        if said.predicate.get(name) != found.agreed.get(name):
+            found.refuse("disagree", f"{_name(found, client)} states another {name}")
+    if said.subject != {MODEL: _model_of(found)}:
+        found.refuse("other-model", f"{_name(found, client)} was told of another model")
+    if ("answered" in said.predicate) != ("answered" in found.agreed):
+        found.refuse("disagree", f"{_name(found, client)} states rounds, and others do not")
 
 
 def _software(predicate: Mapping[str, Any]) -> str:
@@ -504,83 +517,103 @@ def _check_plan(found: _Found, terms: Terms) -> None:
 
 def _check_chains(found: _Found) -> None:
     for client, said in found.statements.items():
-        predicate, name = said.predicate, _name(found, client)
-        if "answered" not in predicate:
-            continue
-        answered = predicate["answered"]
-        before, links = FIRST, []
-        receipts = {
-            (each.predicate["round"], each.predicate["attempt"]): each
-            for each in found.receipts.get(client, [])
-        }
-        if len(receipts) < len(found.receipts.get(client, [])):
-            found.refuse("two-receipts", f"{name} has two receipts for one attempt")
-        for each in answered:
-            body = {
-                "training": predicate["training"],
-                "plan": predicate["plan"],
-                "client": client,
-                "round": each["round"],
-                "attempt": each["attempt"],
-                "shared": each["shared"],
-                "cohort": each["cohort"],
-                "before": before,
-            }
-            before = link(each["model"], body)
-            links.append(before)
-            receipt = receipts.pop((each["round"], each["attempt"]), None)
-            if receipt is None:
-                found.miss("no-receipt", f"{name} has no receipt for round {each['round'] + 1}")
-            elif link(receipt.subject[MODEL], receipt.predicate) != before:
-                found.refuse("other-receipt", f"{name}'s receipt is not what it states")
-        if (links[-1] if links else FIRST) != predicate["chain"]:
-            found.refuse("broken-chain", f"the rounds that {name} states are not its chain")
-        if receipts:
-            found.refuse("old-statement", f"{name} answered rounds that it does not state")
+        if "answered" in said.predicate:
+            _check_chain(found, client, said.predicate)
     for client in set(found.receipts) - set(found.statements):
         found.notes.append(f"{_name(found, client)} has receipts, and no statement")
+
+
+def _check_chain(found: _Found, client: int, predicate: Json) -> None:
+    """That a silo's receipts are what it states, and all of it."""
+    name, before = _name(found, client), FIRST
+    own = found.receipts.get(client, [])
+    receipts = {(each.predicate["round"], each.predicate["attempt"]): each for each in own}
+    if len(receipts) < len(own):
+        found.refuse("two-receipts", f"{name} has two receipts for one attempt")
+    for each in predicate["answered"]:
+        body = {
+            "training": predicate["training"],
+            "plan": predicate["plan"],
+            "client": client,
+            "round": each["round"],
+            "attempt": each["attempt"],
+            "shared": each["shared"],
+            "cohort": each["cohort"],
+            "before": before,
+        }
+        before = link(each["model"], body)
+        receipt = receipts.pop((each["round"], each["attempt"]), None)
+        if receipt is None:
+            found.miss("no-receipt", f"{name} has no receipt for round {each['round'] + 1}")
+        elif link(receipt.subject[MODEL], receipt.predicate) != before:
+            found.refuse("other-receipt", f"{name}'s receipt is not what it states")
+    if before != predicate["chain"]:
+        found.refuse("broken-chain", f"the rounds that {name} states are not its chain")
+    if receipts:
+        found.refuse("old-statement", f"{name} answered rounds that it does not state")
 
 
 def _check_rounds(found: _Found) -> None:
     agreed = found.agreed
     if "answered" not in agreed:
         return
+    seen = _answered(found)
+    if len(seen) > _whole(agreed["attempts"]):
+        found.refuse("too-many", f"{len(seen)} attempts were answered, of {agreed['attempts']}")
+    for at, by in sorted(seen.items()):
+        _check_attempt(found, at, by)
+    for place, committed in enumerate(found.committed):
+        _check_committed(found, place, committed, seen)
+    if len(found.committed) > _whole(agreed["rounds"]):
+        found.refuse("too-many", f"there are more rounds than the {agreed['rounds']} agreed on")
+
+
+def _answered(found: _Found) -> dict[tuple[int, int], dict[int, Json]]:
+    """By round and attempt: what each silo states of it."""
     seen: dict[tuple[int, int], dict[int, Json]] = {}
     for client, said in found.statements.items():
         for each in said.predicate.get("answered", []):
-            at = _whole(each["round"]), _whole(each["attempt"])
-            if client in seen.setdefault(at, {}):
+            by = seen.setdefault((_whole(each["round"]), _whole(each["attempt"])), {})
+            if client in by:
                 found.refuse("twice", f"{_name(found, client)} states one attempt twice")
-            seen[at][client] = each
-    if len(seen) > _whole(agreed["attempts"]):
-        found.refuse("too-many", f"{len(seen)} attempts were answered, of {agreed['attempts']}")
-    for (number, attempt), by in sorted(seen.items()):
-        what = f"round {number + 1}, attempt {attempt}"
-        if len({(each["model"], each["shared"]) for each in by.values()}) > 1:
-            found.refuse("two-broadcasts", f"{what}: the silos were sent different models")
-        if len({each["cohort"] for each in by.values()}) > 1:
-            found.refuse("two-cohorts", f"{what}: the silos were told of different cohorts")
-        cohort = found.cohorts.get((number, attempt))
-        if cohort is None:
-            found.miss("no-cohort", f"{what}: {ROUNDS} does not say who was asked")
-        elif any(each["cohort"] != cohort_digest(cohort) for each in by.values()):
-            found.refuse("other-cohort", f"{what}: the silos were told of another cohort")
-        elif not set(by) <= set(cohort):
-            found.refuse("other-cohort", f"{what}: a silo answered that was not asked")
-    for place, (number, attempt, clients) in enumerate(found.committed):
-        if number != place:
-            found.refuse(
-                "other-rounds", f"the committed rounds must count from 1, got {number + 1}"
-            )
-            break
-        for client in clients:
-            if client in found.statements and client not in seen.get((number, attempt), {}):
-                said = f"{_name(found, client)} has not answered round {number + 1}"
-                found.refuse("not-answered", f"{said}, and is in its total")
-        if not clients or len(set(clients)) < len(clients) or max(clients) >= agreed["clients"]:
-            found.refuse("other-rounds", f"round {number + 1} must have silos, each once")
-    if len(found.committed) > _whole(agreed["rounds"]):
-        found.refuse("too-many", f"there are more rounds than the {agreed['rounds']} agreed on")
+            by[client] = each
+    return seen
+
+
+def _check_attempt(found: _Found, at: tuple[int, int], by: Mapping[int, Json]) -> None:
+    """That all silos which answered an attempt were sent the same, and were asked."""
+    what = f"round {at[0] + 1}, attempt {at[1]}"
+    if len({(each["model"], each["shared"]) for each in by.values()}) > 1:
+        found.refuse("two-broadcasts", f"{what}: the silos were sent different models")
+    if len({each["cohort"] for each in by.values()}) > 1:
+        found.refuse("two-cohorts", f"{what}: the silos were told of different cohorts")
+    cohort = found.cohorts.get(at)
+    if cohort is None:
+        found.miss("no-cohort", f"{what}: {ROUNDS} does not say who was asked")
+    elif any(each["cohort"] != cohort_digest(cohort) for each in by.values()):
+        found.refuse("other-cohort", f"{what}: the silos were told of another cohort")
+    elif not set(by) <= set(cohort):
+        found.refuse("other-cohort", f"{what}: a silo answered that was not asked")
+
+
+def _check_committed(
+    found: _Found,
+    place: int,
+    committed: tuple[int, int, list[int]],
+    seen: Mapping[tuple[int, int], Mapping[int, Json]],
+) -> None:
+    """That the silos in a total have stated that they answered."""
+    number, attempt, clients = committed
+    if number != place:
+        found.refuse("other-rounds", f"round {place + 1} is missing of those committed")
+    for client in clients:
+        if client in found.statements and client not in seen.get((number, attempt), {}):
+            said = f"{_name(found, client)} has not answered round {number + 1}"
+            found.refuse("not-answered", f"{said}, and is in its total")
+    if not clients or len(set(clients)) < len(clients):
+        found.refuse("other-rounds", f"round {number + 1} must have silos, each once")
+    if not all(0 <= client < found.agreed["clients"] for client in clients):
+        found.refuse("other-rounds", f"round {number + 1} has a silo that there is not")
 
 
 # --------------------------------------------------------------------------------- the guarantee
@@ -592,21 +625,30 @@ def _check_guarantee(found: _Found) -> None:
         found.contents = strict_json(content)
         found.guarantee = msgspec.convert(found.contents, Guarantee, strict=False)
     for claim in found.agreed.get("claims", []):
-        adjacency = Adjacency(found.agreed["adjacency"])
-        _refuse_slow(claim["event"])
-        left = claim["delta"] - claim["delta_reserved"]
-        again, _ = epsilon_of(claim["event"], left, adjacency)
-        if not again <= claim["epsilon"] * (1 + _TOLERANCE):
-            said = f"epsilon {again:.6g} is the cost of events for which {claim['epsilon']:.6g}"
-            found.refuse("other-epsilon", f"{said} was signed")
-        found.claims.append((str(claim["adversary"]), again, float(claim["delta"])))
+        _compute_again(found, claim)
     if found.guarantee is None or not found.agreed:
         return
     _check_claims(found, found.guarantee)
-    stated = found.guarantee
+    _check_sentence(found, found.guarantee)
+    _check_named(found)
+
+
+def _compute_again(found: _Found, claim: Json) -> None:
+    """A signed claim's epsilon, from its own tree of events."""
+    _refuse_slow(claim["event"])
+    left = claim["delta"] - claim["delta_reserved"]
+    again, _ = epsilon_of(claim["event"], left, Adjacency(found.agreed["adjacency"]))
+    if not again <= claim["epsilon"] * (1 + _TOLERANCE):
+        said = f"epsilon {again:.6g} is the cost of events for which {claim['epsilon']:.6g}"
+        found.refuse("other-epsilon", f"{said} was signed")
+    found.claims.append((str(claim["adversary"]), again, float(claim["delta"])))
+
+
+def _check_sentence(found: _Found, stated: Guarantee) -> None:
+    """That the sentence is that of the claims, and what else it says is what silos state."""
+    agreed = found.agreed
     if found.contents.get("sentence") != stated.sentence:
         found.refuse("other-sentence", "the sentence is not that of the claims beside it")
-    agreed = found.agreed
     for name in ("unit", "adjacency", "trust"):
         if str(getattr(stated, name)) != agreed[name]:
             found.refuse("other-guarantee", f"the silos state another {name}")
@@ -617,7 +659,6 @@ def _check_guarantee(found: _Found) -> None:
         found.refuse("too-many", f"{stated.rounds} rounds are claimed, of {agreed['rounds']}")
     if "answered" in agreed and stated.rounds != len(found.committed):
         found.refuse("other-rounds", f"{stated.rounds} rounds are claimed, not those committed")
-    _check_named(found)
 
 
 def _check_claims(found: _Found, stated: Guarantee) -> None:
@@ -657,7 +698,7 @@ def _refuse_slow(event: Any) -> None:
         if nodes > _MOST_NODES or drawn > _MOST_DRAWN or count > _MOST_COUNT:
             raise DataError("the events must be fewer, so that accounting ends; ask the silos")
         if not (least <= multiplier <= 1e12 and 0 < float(node.get("rate", 1.0)) <= 1):
-            raise DataError("the events must have a finite noise multiplier, and rates up to 1")
+            raise _malformed("the events", "finite noise multipliers, and rates up to 1")
         inside = [*node.get("events", []), *([node["event"]] if "event" in node else [])]
         waiting += [(each, count) for each in inside]
 
@@ -674,7 +715,7 @@ def _check_named(found: _Found) -> None:
     for each in told["rounds"]:
         first, last = _whole(each["from"]), _whole(each["to"])
         if last - first > len(found.committed):
-            raise DataError("the guarantee names more rounds than there are")
+            raise _malformed("the guarantee", "no more rounds than there are")
         listed += [(at - 1, list(each["clients"])) for at in range(first, last + 1)]
     mine = [(at, [names[client] for client in sorted(of)]) for at, _, of in found.committed]
     counts = Counter(name for _, of in mine for name in of)
@@ -741,37 +782,47 @@ def model_file_digest(path: Path, layout: list[str]) -> str | None:
     except FileNotFoundError:
         return None
     with os.fdopen(handle, "rb") as file:
-        facts = os.fstat(file.fileno())
-        size = int.from_bytes(file.read(8), "little")
-        if not stat.S_ISREG(facts.st_mode) or not 0 < size <= _MOST_HEADER_BYTES:
-            raise DataError(f"{path.name} is not a safetensors file")
-        tree = strict_json(file.read(size), most_bytes=_MOST_HEADER_BYTES)
-        tree.pop("__metadata__", None)
+        size, tree = _header(file)
         if sorted(tree) != sorted(layout) or not layout:
-            raise DataError(f"{path.name} has other parameters than {INDEX} lists")
+            raise _malformed(path.name, f"the parameters that {INDEX} lists")
         if any(tree[name]["dtype"] != "F32" for name in layout):
-            raise DataError(f"{path.name} must have float32 parameters")
+            raise _malformed(path.name, "float32 parameters")
         shapes = [[name, [_whole(n) for n in tree[name]["shape"]]] for name in layout]
         found = hashlib.sha256(canonical_json(shapes) + b"\n")
         for name, shape in shapes:
-            first, last = map(_whole64, tree[name]["data_offsets"])
-            if last - first != 4 * math.prod(shape) or 8 + size + last > facts.st_size:
-                raise DataError(f"{path.name} has a parameter of another size than its shape")
+            first, last = map(_whole, tree[name]["data_offsets"])
+            if last - first != 4 * math.prod(shape):
+                raise _malformed(path.name, "parameters of their shapes' sizes")
             file.seek(8 + size + first)
-            left = last - first
-            while left:
-                part = file.read(min(left, 1 << 20))
-                if not part:
-                    raise DataError(f"{path.name} is cut off")
+            for part in _parts(file, last - first):
                 found.update(part)
-                left -= len(part)
     return found.hexdigest()
 
 
-def _whole64(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-        raise DataError("an offset must be a whole number")
-    return value
+def _header(file: BinaryIO) -> tuple[int, Json]:
+    """How long a safetensors file's header is, and what it says."""
+    size = 0
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        size = int.from_bytes(file.read(8), "little")
+    if not 0 < size <= _MOST_HEADER_BYTES:
+        raise _malformed(MODEL_FILE, "the form of safetensors")
+    tree = strict_json(file.read(size), most_bytes=_MOST_HEADER_BYTES)
+    tree.pop("__metadata__", None)
+    return size, tree
+
+
+def _parts(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """So many bytes, a few at a time."""
+    while size:
+        part = file.read(min(size, 1 << 20))
+        if not part:
+            raise _malformed(MODEL_FILE, "all bytes that it lists")
+        size -= len(part)
+        yield part
+
+
+def _malformed(what: str, bound: str) -> DataError:
+    return DataError(f"{what} must have {bound}, and has not; ask for the folder again")
 
 
 def _silos(found: _Found) -> Iterator[SiloEvidence]:
