@@ -23,7 +23,13 @@ from tests.training.flower.local_grid import LocalGrid, become_a_server
 SILOS = 3
 
 
-def gated_training(folder: Path, silos: int = SILOS, out: str = "out", **changes: Any) -> Path:
+def gated_training(
+    folder: Path,
+    silos: int = SILOS,
+    out: str = "out",
+    data: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Path:
     """Train over gates' handlers; the folder of the result, with its evidence."""
     terms = terms_for(folder, silos, **changes)
     owners = [Silo(folder / f"silo-{number}", number) for number in range(silos)]
@@ -33,7 +39,7 @@ def gated_training(folder: Path, silos: int = SILOS, out: str = "out", **changes
         handlers: dict[int, RequestHandler] = {}
         for each in owners:
             if not each.policy.exists():
-                each.write()
+                each.write(**({"methods": [changes.get("method", "dp-fedgd")]} | (data or {})))
             handlers[each.number] = RequestHandler(load_policy(each.policy))
             handlers[each.number].open()
             each.approve(terms)

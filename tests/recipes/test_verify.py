@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from dpfed.cli.main import app
 from dpfed.core.dsse import Statement, canonical_json, claimed_key, make_statement, open_statement
+from dpfed.core.errors import RecipeError
 from dpfed.recipes.verify import COMPLETE, INCOMPLETE, REFUSED, verify_evidence
 from dpfed.sums.secagg.identity import SigningKey, own_key
 from tests.helpers.evidence_packs import SILOS, gated_training
@@ -52,6 +53,7 @@ class Pack:
     """A copy of the evidence that a test may spoil, with the silos' own keys."""
 
     def __init__(self, trained: Path, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self.out = Path(shutil.copytree(trained / "out", folder / "out"))
         self.evidence = self.out / "evidence"
         self.roster = folder / "roster.json"  # as a verifier has it from elsewhere
@@ -478,3 +480,51 @@ def test_any_byte_of_any_file_is_read_without_an_exception(
             assert verify_evidence(pack.out, pack.roster).verdict != COMPLETE, (path.name, at)
         path.write_bytes(raw)
     assert verify_evidence(pack.out, pack.roster).verdict == COMPLETE
+
+
+def test_the_page_for_officers_is_written_from_verified_evidence_and_says_so(
+    trained: Path, tmp_path: Path
+) -> None:
+    from dpfed.cli.explain import write_statement
+
+    pack = Pack(trained, tmp_path)
+    text = write_statement(pack.out, tmp_path / "page")[0].read_text()
+    assert "Verified from evidence: all 3 silos have signed" in text
+    assert "from evidence that it has verified" in text
+    drop_silo(pack)
+    text = write_statement(pack.out, tmp_path / "page")[0].read_text()
+    assert "evidence beside it is incomplete (silo-2 has made no statement)" in text
+    assert "Verified" not in text
+    told_of_another_model(Pack(trained, tmp_path / "again"))
+    with pytest.raises(RecipeError, match="other-model"):
+        write_statement(tmp_path / "again" / "out", tmp_path / "page")
+
+
+@pytest.mark.slow
+def test_where_a_draw_of_clients_is_secret_nothing_tells_who_took_part(tmp_path: Path) -> None:
+    privacy = {
+        "epsilon": 2.0,
+        "noise": "keyed",
+        "unit": "client",
+        "trust": "central",
+        "adjacency": "zero-out",
+        "client_rate": 0.5,
+    }
+    allowed = {
+        "unit": "client",
+        "trust": ["central"],
+        "against": "outsiders",
+        "adjacency": "zero-out",
+    }
+    out = gated_training(
+        tmp_path, data=allowed, privacy=privacy, method="dp-fedavg", sizes=[1.0] * SILOS
+    )
+    found = verify_evidence(out)
+    assert (found.verdict, found.problems) == (COMPLETE, ())
+    assert [silo.answered for silo in found.silos] == [None] * SILOS
+    evidence = out / "evidence"
+    assert not {"receipts.jsonl", "rounds.jsonl"} & {each.name for each in evidence.iterdir()}
+    for line in (evidence / "statements.jsonl").read_bytes().splitlines():
+        said = open_statement(line, claimed_key(line)).predicate
+        assert not {"answered", "chain", "head"} & set(said)
+    assert json.loads((evidence / "index.json").read_bytes())["committed"] == []
