@@ -236,10 +236,10 @@ def test_it_is_on_the_disk_before_it_leaves(monkeypatch: pytest.MonkeyPatch) -> 
     seen: list[list[str]] = []
     true = responder.write_reply
 
-    def look(envelope: Any, reply: Any) -> Any:
+    def look(envelope: Any, reply: Any, beside: Any = None) -> Any:
         folder = states.folder_for("run", 0) / "answers"
         seen.append(sorted(path.name for path in folder.iterdir()))
-        return true(envelope, reply)
+        return true(envelope, reply, beside)
 
     monkeypatch.setattr(responder, "write_reply", look)
     for at in (Broadcast(0, START), Broadcast(0, START, attempt=1), Broadcast(1, START)):

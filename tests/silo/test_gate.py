@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict, UserConfig
+from flwr.app import Context, Message, RecordDict, UserConfig
 from safetensors.torch import load_file
 
 from dpfed.accounting.guarantee import GATED, UNDISTURBED
@@ -16,6 +16,8 @@ from dpfed.cli.deploy import deploy
 from dpfed.data.datasets import Records
 from dpfed.flower import DPResult, DPStrategy
 from dpfed.recipes.flower_app import run_server
+from dpfed.recipes.verify import COMPLETE, verify_evidence
+from dpfed.sums.secagg.identity import dump_roster
 from dpfed.training.draft import Draft
 from dpfed.training.inprocess import rounds
 from dpfed.training.metrics import measured
@@ -175,3 +177,46 @@ def test_a_gate_that_is_asked_too_early_refuses(
     assert result.history[0]["clients"] == 1
     assert "UnsoundPlan" in result.history[1]["refused"]
     assert "got round 1 after round 0; ask it from round 2 on" in said
+
+
+@pytest.mark.long  # CI verifies evidence of gates in one process: recipes/test_verify.py
+def test_evidence_after_kills_and_a_resume_is_complete(tmp_path: Path) -> None:
+    """Three hospitals: each gate is killed once, and the server dies in the second round."""
+    path = terms_for(tmp_path, 3)
+    config: UserConfig = {
+        "terms": str(path),
+        "out": str(tmp_path / "out"),
+        "checkpoint": str(tmp_path / "checkpoint"),
+    }
+    with gates(tmp_path, 3) as owners:
+        start_all(owners, path)
+        died = 0
+
+        def handle(node: int, message: Message, reply: Message) -> Message:
+            nonlocal died
+            at = message.content.config_records["dpfed"].get("round")
+            if at == 1 and died < 3:
+                owners[died].kill()  # its answer is on its disk
+                owners[died].start()
+                died += 1
+                if died == 2:
+                    raise KeyboardInterrupt
+            return reply
+
+        grid = grid_of(owners)
+        grid.tamper = handle
+        with pytest.raises(KeyboardInterrupt):
+            run_server(grid, Context(1, 0, {}, RecordDict(), config))
+        again = grid_of(owners)
+        again.tamper = handle
+        run_server(again, Context(1, 0, {}, RecordDict(), config))
+        assert died == 3
+        keys = [json.loads(each.command("status", "--json"))["key"] for each in owners]
+    roster = tmp_path / "roster.json"
+    roster.write_bytes(dump_roster(["a", "b", "c"], [bytes.fromhex(key) for key in keys]))
+    found = verify_evidence(tmp_path / "out", roster)
+    assert found.problems == ()
+    assert found.verdict == COMPLETE
+    assert [silo.answered for silo in found.silos] == [3, 3, 3]
+    got = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(read(path).model.layout.flatten(got), in_one_process(path, 3))

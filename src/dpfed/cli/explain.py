@@ -41,6 +41,7 @@ from dpfed.core.registry import build, installed_only
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.methods import markdown_table
+from dpfed.recipes.result import EVIDENCE_FOLDER
 from dpfed.recipes.schema import Recipe
 
 
@@ -71,6 +72,8 @@ class StatementMaterial:
     contents: dict[str, Any]
     """What guarantee.json says."""
     recipe: Recipe | None
+    evidence: str = ""
+    """What `dpfed verify` says of the folder's evidence, in a sentence; "" if there is none."""
     ledger: Path | None = None
     """A ledger's file to sum up as a whole, whatever the recipe names."""
 
@@ -100,7 +103,38 @@ def gather_statement(folder: Path, ledger: Path | None = None) -> StatementMater
     recipe = recipes.load_recipe(known) if known.exists() else None
     name = contents.get("training") or (recipe.name if recipe else folder.resolve().name)
     return StatementMaterial(
-        name=str(name), guarantee=guarantee, contents=contents, recipe=recipe, ledger=ledger
+        name=str(name),
+        guarantee=guarantee,
+        contents=contents,
+        recipe=recipe,
+        ledger=ledger,
+        evidence=_evidence(folder),
+    )
+
+
+def _evidence(folder: Path) -> str:
+    """What the silos have signed; refuses a folder whose evidence contradicts itself."""
+    if not (folder / EVIDENCE_FOLDER).exists():
+        return ""
+    from dpfed.recipes.verify import COMPLETE, REFUSED, verify_evidence
+
+    found = verify_evidence(folder)
+    if found.verdict == REFUSED:
+        wrong = next(each for each in found.problems if not each.missing)
+        raise RecipeError(
+            f"the evidence in {str(folder)!r} contradicts what the silos have signed "
+            f"({wrong.name}: {wrong.said}); run 'dpfed verify', and ask for the folder again"
+        )
+    if found.verdict != COMPLETE:
+        return (
+            f"The evidence beside it is incomplete ({found.problems[0].said}), so these figures "
+            f"are those of whoever ran the training."
+        )
+    return (
+        f"Verified from evidence: all {len(found.silos)} silos have signed the terms, the rounds "
+        f"that they answered and these claims, under the keys of the folder's roster, to be "
+        f"compared with the silos' own (dpfed silo status). The model that they were told of is "
+        f"{found.model[:16]}; {found.file}."
     )
 
 
@@ -549,6 +583,13 @@ def _about(material: StatementMaterial) -> Section:
         lines.append(f"It was stopped early: {_sentence(contents['stopped'])}")
     files = "guarantee.json" if recipe is None else "guarantee.json and recipe.toml"
     stated = f"Stated by dpfed {VERSION} from {files} of the run, {AS_WRITTEN}"
+    if material.evidence:
+        lines.append(material.evidence)
+    if material.evidence.startswith("Verified"):
+        stated = (
+            f"Stated by dpfed {VERSION} from evidence that it has verified (dpfed verify), and "
+            f"what {files} says besides."
+        )
     return Section("The run", ([*lines, stated],))
 
 

@@ -31,6 +31,7 @@ from dpfed.cli.predict import predict
 from dpfed.cli.silo import silo_app
 from dpfed.cli.start import demo, doctor, explain, new
 from dpfed.cli.stats import stats_app
+from dpfed.cli.verify import verify
 from dpfed.core.errors import DpfedError, MissingExtra, RecipeError, as_sentence
 from dpfed.core.extras import require_extra
 from dpfed.core.log import shown
@@ -328,6 +329,7 @@ def features_command(
 app.command("calibrate", rich_help_panel=TRAIN)(calibrate_command)
 app.command("methods", rich_help_panel=COMPARE)(methods)
 app.command("explain", rich_help_panel=TRAIN)(explain)
+app.command("verify", rich_help_panel=OPERATE)(verify)
 app.command("audit", rich_help_panel=TRAIN)(audit_command)
 app.command("predict", rich_help_panel=USE)(predict)
 app.command("export", rich_help_panel=USE)(export)

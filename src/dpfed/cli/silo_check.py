@@ -454,7 +454,7 @@ def _check_identity(site: _Site) -> Iterator[str]:
                 f"gate.identity must be a folder, as data {sorted(needed)} accepts distributed "
                 f"trust, got none; name the folder of identity.key and roster.json"
             )
-        yield "identity: none, and no data accepts distributed trust"
+        yield f"identity: none, and no data accepts distributed trust; {_key_said(site)}"
         return
     yield _private("the identity key", Path(folder) / identities.KEY, site)
     found = identities.load_identity(Path(folder))
@@ -465,6 +465,15 @@ def _check_identity(site: _Site) -> Iterator[str]:
                 f"{data.client}; correct the policy, or take this silo's own key"
             )
     yield f"identity: client {found.client} of a signed roster of {len(found.roster.keys)} silos"
+
+
+def _key_said(site: _Site) -> str:
+    """Which key a gate without a roster signs with."""
+    path = Path(site.policy.gate.state) / identities.KEY
+    if not path.exists():
+        return "the gate makes a key when it starts"
+    _private("the identity key", path, site)
+    return f"the gate signs with {identities.own_key(path.parent).public.hex()}"
 
 
 def _check_clock(site: _Site) -> Iterator[str]:

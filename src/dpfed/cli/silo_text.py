@@ -53,6 +53,7 @@ def proposal(handler: RequestHandler, terms: Terms) -> str:
     stated = replace(plan.guarantee(), enforced=GATED, budgeted=True)
     lines = {
         "training": shown(terms.name),
+        "signs": f"this gate signs what it states with the key {handler.key.public.hex()}",
         "terms": terms.fingerprint,
         "data": f"{name}: each {data.unit} under {data.adjacency}",
         **reads(data),
@@ -282,6 +283,7 @@ def state_of(handler: RequestHandler, path: Path | None = None) -> str:
         f"{': OVERSPENT' * each.overspent}"
         for each in figures.data
     ]
+    lines.append(f"key: {handler.key.public.hex()}")
     lines += [
         f"{name}: {_accepted(handler, name)}"
         for name in handler.policy.data

@@ -55,6 +55,14 @@ class Verifier(Protocol):
         """Whether the client has signed the message."""
 
 
+@runtime_checkable
+class NamesCohort(Protocol):
+    """A sum whose clients are told who else is in it."""
+
+    def cohort_in(self, requests: Messages) -> tuple[int, ...]:
+        """The clients of the cohort, by the request for a release."""
+
+
 class Signer(Verifier, Protocol):
     """Who a client is towards the others, and who they are."""
 

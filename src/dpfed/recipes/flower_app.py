@@ -37,6 +37,8 @@ from dpfed.core.errors import RecipeError
 from dpfed.core.log import log
 from dpfed.core.types import Problem
 from dpfed.recipes import schema as recipes
+from dpfed.recipes.evidence import FOLDER as EVIDENCE
+from dpfed.recipes.evidence import Trained, write_evidence
 from dpfed.recipes.result import (
     Result,
     add_row,
@@ -163,12 +165,21 @@ def run_server(grid: Grid, context: Context) -> None:
         clear_result(out, kept)
         about = session.about(out)
         with open_sinks(_sinks(context), about) as add:
-            result = _train(grid, session, context, _writer(out, add, len(kept)))
+            result, trained = _train(grid, session, context, _writer(out, add, len(kept)), out)
             about.finished = result.guarantee.sentence
         result.save(out)
+        _leave_evidence(out, trained)
     except Exception as error:
         write_error(out, error)
         raise
+
+
+def _leave_evidence(out: Path, trained: Trained) -> None:
+    """Complete the evidence; without it a result is a result, and no model is lost for it."""
+    try:
+        write_evidence(out, trained)
+    except Exception:
+        log.exception("the evidence in %s could not be completed", out)
 
 
 def _sinks(context: Context) -> list[str]:
@@ -201,7 +212,9 @@ def _writer(out: Path, add: Add, kept: int) -> Add:
     return write
 
 
-def _train(grid: Grid, session: Session, context: Context, watch: Add) -> Result:
+def _train(
+    grid: Grid, session: Session, context: Context, watch: Add, out: Path
+) -> tuple[Result, Trained]:
     config, layout = context.run_config, session.federation.model.layout
     checkpoint = _checkpoint(context)
     strategy = DPStrategy(
@@ -211,6 +224,7 @@ def _train(grid: Grid, session: Session, context: Context, watch: Add) -> Result
         watch=watch,
         checkpoint=checkpoint.folder if checkpoint else None,
         terms=session.terms,
+        evidence=None if variable(IDENTITY) == SIMULATED else out / EVIDENCE,
     )
     if checkpoint is not None:
         enforced = "" if variable(IDENTITY) == SIMULATED else SHIPPED  # gates are known at the end
@@ -225,7 +239,15 @@ def _train(grid: Grid, session: Session, context: Context, watch: Add) -> Result
         raise RecipeError("the strategy ended without a guarantee; see the server's log for why")
     require_a_round(strategy.step)
     params = strategy.step.state.params
-    return session.result(params, found.guarantee, found.history, found.stopped, found.answered)
+    trained = Trained(
+        plan=session.plan,
+        training=strategy.step.state.training,
+        terms=session.terms,
+        layout=list(layout.shapes),
+        committed=strategy.step.committed,
+    )
+    result = session.result(params, found.guarantee, found.history, found.stopped, found.answered)
+    return result, trained
 
 
 def _evaluate_fn(session: Session) -> EvaluateFn:

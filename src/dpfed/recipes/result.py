@@ -310,6 +310,9 @@ def _claimed(out: Path, training: str) -> bool:
     return path.is_file() and path.read_text(encoding="utf-8").strip() == training
 
 
+EVIDENCE_FOLDER = "evidence"
+
+
 def clear_result(out: Path, kept: Sequence[Row] = ()) -> None:
     """Remove what an earlier process of the run left; if it has rows, these and its model stay.
 
@@ -318,7 +321,7 @@ def clear_result(out: Path, kept: Sequence[Row] = ()) -> None:
     for name in (ERROR_FILE, TRACEBACK_FILE, *(() if kept else (GUARANTEE_FILE, MODEL_FILE))):
         (out / name).unlink(missing_ok=True)
     if not kept:
-        for name in (ADAPTER_FOLDER, BUNDLE_FOLDER):
+        for name in (ADAPTER_FOLDER, BUNDLE_FOLDER, EVIDENCE_FOLDER):
             shutil.rmtree(out / name, ignore_errors=True)
     if kept:  # in one step: a process that dies here loses no row
         _write(out / METRICS_FILE, "".join(map(json_line, kept)))

@@ -72,11 +72,14 @@ class GateFigures(NamedTuple):
     trainings: tuple[TrainingFigures, ...]
     refused_unknown: int
     """Refusals under names that nobody has approved."""
+    key: str = ""
+    """The gate's public key, as 64 hexadecimal digits."""
 
     def to_json(self) -> dict[str, Any]:
         """The figures as one JSON object."""
         return {
             "at": self.at,
+            "key": self.key,
             "data": [each._asdict() for each in self.data],
             "trainings": [each._asdict() for each in self.trainings],
             "refused_unknown": self.refused_unknown,
@@ -126,7 +129,13 @@ def gate_figures(handler: RequestHandler) -> GateFigures:
         )
         for each in found
     )
-    return GateFigures(now.isoformat(), tuple(data), trainings, count("refused", ""))
+    return GateFigures(
+        at=now.isoformat(),
+        data=tuple(data),
+        trainings=trainings,
+        refused_unknown=count("refused", ""),
+        key=handler.key.public.hex(),
+    )
 
 
 def _dataset_of(terms: str) -> str:

@@ -19,6 +19,7 @@ approvals, ledger, identity. An order only names a training. The reply itself is
 | two budgets of one account, one file under two   | the gate does not start (sources.py)       |
 | accounts, a new name for a file that was counted |                                            |
 | an order whose child died, or took too long      | zero rows, if nothing of it has left       |
+| a gate without a folder of identity              | it makes a key, once, beside the ledger    |
 | a train function in shards                       | its clean process is started here, before  |
 |                                                  | a child; it is not loaded in this process  |
 """
@@ -26,11 +27,15 @@ approvals, ledger, identity. An order only names a training. The reply itself is
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
+import hmac
 import os
+import secrets
 import signal
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,6 +49,7 @@ from dpfed.core.flower_private import from_bytes, to_bytes
 from dpfed.core.log import log
 from dpfed.core.registry import installed_function
 from dpfed.core.types import Broadcast, Problem
+from dpfed.data.contract import Contract
 from dpfed.data.datasets import Records
 from dpfed.recipes.model import PRETRAINED
 from dpfed.recipes.records import load_dataset
@@ -52,9 +58,11 @@ from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.approvals import LEDGER_FILE, ZERO_ROWS, Approvals, Price, clock_time
 from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
 from dpfed.silo.sources import check_accounts
+from dpfed.sums.secagg.identity import SigningKey, own_key
 from dpfed.training.account import Account, AccountHolder
 from dpfed.training.plan import Plan
 from dpfed.training.wire.codec import CONTROL, Envelope, write_reply
+from dpfed.training.wire.evidence import Facts
 from dpfed.training.wire.responder import ENROL, TERMS, respond
 
 if TYPE_CHECKING:
@@ -89,6 +97,7 @@ class RequestHandler:
 
     def open(self) -> None:
         """Load the data, declare the owner's budgets, and build what is approved."""
+        _ = self.key
         self.approvals.count_sources(self.check_accounts())
         ledger = self.ledger()
         for name, data in self.policy.data.items():
@@ -104,6 +113,12 @@ class RequestHandler:
                 self.training(approval.name)
             except DpfedError as error:  # the others continue
                 log.warning("training %s cannot run here: %s", approval.name, error)
+
+    @cached_property
+    def key(self) -> SigningKey:
+        """What this gate signs with: the roster's key, or one of its own beside the ledger."""
+        folder = self.policy.gate.identity
+        return own_key(Path(folder)) if folder else own_key(self.state, make=True)
 
     @property
     def has_rules(self) -> bool:
@@ -245,6 +260,26 @@ class _OrderNode:
     _training: tuple[Terms, Problem] | None = None
 
     @property
+    def key(self) -> SigningKey | None:
+        """What this gate signs with."""
+        return self.handler.key
+
+    def facts(self, training: str) -> Facts:
+        """What the owner's approval and ledger say of a training."""
+        terms, ledger = self._find(training)[0], self.handler.ledger()
+        contract = terms.pins.contract
+        key = ledger.balance().resolve(self._data(terms).key(terms.pins.dataset))
+        found = Facts(
+            terms=terms.fingerprint,
+            terms_sha256=hashlib.sha256(terms.text.encode()).hexdigest(),
+            contract=contract.digest if isinstance(contract, Contract) else "",
+            budgeted=bool(ledger.budgets_of(key.dataset)),
+            head=_head(ledger, self.handler.key),
+        )
+        ledger.close()
+        return found
+
+    @property
     def client(self) -> int:
         """The owner's number for this silo; 0 while no approved training is named."""
         return self._data(self._find(_training_name(self.content))[0]).client
@@ -355,6 +390,14 @@ class _RepeatedAccount(_OwnerAccount):
             if not found:
                 raise
             return tuple(found)
+
+
+def _head(ledger: Ledger, key: SigningKey) -> str:
+    """A name for the ledger's last row that only this gate can tell from another."""
+    nonce = secrets.token_hex(16)
+    last = next(reversed(ledger.rows()), None)
+    said = f"{nonce}{last.hash if last else ''}".encode()
+    return nonce + hmac.digest(key.secret("ledger head"), said, "sha256").hex()
 
 
 def load_records(name: str, data: DataPolicy) -> Records:

@@ -100,7 +100,8 @@ class GatePolicy(_Table, frozen=True):
     relay_users: list[str]
     """Users that may connect: the SuperNode's."""
     identity: str = ""
-    """The folder of the silo's key and roster, for secure sums."""
+    """The folder of the silo's key and roster, for secure sums; without one the gate makes a key
+    in the state's folder."""
     answer_after: float = 0.0
     """Seconds after which every reply leaves, of zero rows if it took over half; 0: when done."""
     longest: float = 600.0

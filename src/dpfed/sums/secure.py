@@ -121,6 +121,10 @@ class Secure:
         message = self._message(stage, requests[SUM], reply, vault, context)
         return {SUM: message}, vault.lock()
 
+    def cohort_in(self, requests: Messages) -> tuple[int, ...]:
+        """Whom the client is summed with, by the request that it answers with a masked vector."""
+        return tuple(messages.unpack(requests[SUM], messages.Cohort).clients)
+
     def _message(
         self,
         stage: str,

@@ -403,3 +403,48 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("DPFED_IDENTITY", str(tmp_path / "Simulated"))
     with pytest.raises(DataError, match=r"Simulated/roster\.json cannot be read"):
         identity.from_environment(0, 2)
+
+
+# ------------------------------------------------------------------------------- a gate's own key
+
+
+def test_a_gate_makes_its_key_once_for_its_owner_only(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        made = identity.own_key(tmp_path / "state", make=True)
+    finally:
+        os.umask(before)
+    path = tmp_path / "state/identity.key"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in path.parent.iterdir()] == ["identity.key"]
+    again = identity.own_key(tmp_path / "state", make=True)
+    assert again.public == made.public
+    assert Roster(("one",), (made.public,)).verify(0, again.sign(b"hello"), b"hello")
+    assert "Private" not in repr(made)
+    with pytest.raises(TypeError):
+        pickle.dumps(made)
+
+
+def test_secrets_differ_by_purpose_and_key(tmp_path: Path) -> None:
+    one, two = (identity.own_key(tmp_path / name, make=True) for name in "ab")
+    assert len({one.secret("a"), one.secret("b"), two.secret("a"), two.secret("b")}) == 4
+    assert one.secret("a") == identity.own_key(tmp_path / "a").secret("a")
+
+
+def test_a_key_is_never_replaced_and_never_made_unasked(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        identity.own_key(tmp_path)
+    (tmp_path / "identity.key").write_bytes(b"broken")
+    (tmp_path / "identity.key").chmod(0o600)
+    with pytest.raises(DataError, match="not an unencrypted Ed25519 key"):
+        identity.own_key(tmp_path, make=True)
+    assert (tmp_path / "identity.key").read_bytes() == b"broken"
+    (tmp_path / "identity.key").chmod(0o644)
+    with pytest.raises(DataError, match="owner only"):
+        identity.own_key(tmp_path, make=True)
+
+
+def test_the_first_of_two_makers_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = identity.own_key(tmp_path, make=True)
+    monkeypatch.setattr(Path, "exists", lambda path: False)  # as the second one has seen it
+    assert identity.own_key(tmp_path, make=True).public == first.public

@@ -31,15 +31,21 @@ made the keys and kept them. docs/deployment.md says how a silo makes its own, a
 | the roster counts other clients than the plan | from_environment refuses                       |
 | $DPFED_IDENTITY is unset or empty             | from_environment refuses; never simulated keys |
 | an identity is printed or pickled             | no private key in it; pickle refuses           |
+| a gate without a folder of identity           | a key of its own, made once (``own_key``)      |
+| two processes make it at once                 | the first one's is used by both                |
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import hmac
 import json
+import os
 import re
+import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +57,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from dpfed.core.environment import IDENTITY, variable
 from dpfed.core.errors import DataError
+from dpfed.core.files import sync_folder
 
 SIMULATED = "simulated"
 KEY, ROSTER, SIGNATURE, CA = "identity.key", "roster.json", "roster.sig", "ca.crt"
@@ -95,6 +102,71 @@ class Identity:
     def verify(self, client: int, signature: bytes, message: bytes) -> bool:
         """Whether another client of the roster signed it."""
         return self.roster.verify(client, signature, message)
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """A gate's own key, in a roster or not: what its statements and heads are signed with."""
+
+    public: bytes
+    """The raw public key, 32 bytes."""
+    _key: Ed25519PrivateKey = field(repr=False, compare=False)
+
+    def sign(self, message: bytes) -> bytes:
+        """64 bytes, the same each time for the same message."""
+        return self._key.sign(message)
+
+    def secret(self, purpose: str) -> bytes:
+        """32 bytes that nobody else can compute, the same each time for the same purpose.
+
+        Args:
+            purpose: a fixed word of the code; each use has its own.
+        """
+        own = hashlib.sha256(b"dpfed secret\x00" + self._key.private_bytes_raw()).digest()
+        return hmac.digest(own, purpose.encode(), "sha256")
+
+
+def own_key(folder: Path, *, make: bool = False) -> SigningKey:
+    """The signing key in a gate's folder.
+
+    Args:
+        folder: where ``identity.key`` is.
+        make: whether to make one, for its owner only, if there is none.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     made = own_key(Path(folder), make=True)
+    ...     made == own_key(Path(folder)), len(made.sign(b"a message"))
+    (True, 64)
+    """
+    path = folder / KEY
+    if make and not path.exists():
+        _make_key(path)
+    key = _load_key(path)
+    return SigningKey(key.public_key().public_bytes_raw(), key)
+
+
+def _make_key(path: Path) -> None:
+    """Make a key, on the disk as a whole or not at all; another process's own is kept."""
+    content = Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, 0o600)  # whatever the umask is
+            file.write(content)
+            file.flush()
+            os.fsync(handle)
+        with suppress(FileExistsError):
+            os.link(draft, path)  # never over a key that is there
+    finally:
+        draft.unlink()
+    sync_folder(path.parent)
 
 
 # ---------------------------------------------------------------------------- for one machine
@@ -199,6 +271,18 @@ def dump_roster(names: Sequence[str], keys: Sequence[bytes]) -> bytes:
     ]
     lines = ",\n  ".join(clients)
     return f'{{"version": {VERSION}, "clients": [\n  {lines}\n]}}\n'.encode()
+
+
+def parse_roster(content: bytes) -> Roster:
+    """A roster's names and keys, by the bytes of its file; whoever calls knows why to trust them.
+
+    Args:
+        content: as roster.json has it.
+
+    >>> parse_roster(dump_roster(["north"], [bytes(range(32))])).names
+    ('north',)
+    """
+    return _parse(Path(ROSTER), content)
 
 
 # -------------------------------------------------------------------------------------- files

@@ -20,19 +20,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from dpfed.core.checks import refuse
+from dpfed.core.environment import IDENTITY, variable
 from dpfed.core.errors import DataError
 from dpfed.core.log import log
 from dpfed.core.types import Problem, Unit
+from dpfed.sums.secagg.identity import KEY, SIMULATED, SigningKey, own_key
 from dpfed.training.account import Account, open_account
 from dpfed.training.flower.sharded import Shards, refuse_unfit, sharded_app
 from dpfed.training.flower.trained import Train, Trained
 from dpfed.training.plan import Plan
+from dpfed.training.wire.evidence import Facts
 from dpfed.training.wire.responder import respond
 
 MakeProblem = Callable[[Context], Problem]
@@ -177,6 +181,18 @@ class _AppNode:
     """A user's own train function, instead of a problem."""
     gated: bool = False
     zero_rows: bool = False
+
+    @property
+    def key(self) -> SigningKey | None:
+        """The key in the folder that the node's owner names; of simulated clients none."""
+        folder = variable(IDENTITY) or SIMULATED
+        known = folder != SIMULATED and (Path(folder) / KEY).exists()
+        return own_key(Path(folder)) if known else None
+
+    def facts(self, training: str) -> Facts:
+        """Nothing: an app has no terms, and who declared a budget is in its owner's ledger."""
+        del training
+        return Facts()
 
     @property
     def client(self) -> int:

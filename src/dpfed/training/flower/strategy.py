@@ -39,6 +39,7 @@ from dpfed.core.types import Unit, Vector
 from dpfed.core.vector import Layout, layout_of
 from dpfed.sums.secagg.identity import SIMULATED, roster_from_environment
 from dpfed.training.checkpoint import Checkpoint
+from dpfed.training.flower.evidence import EvidenceFolder
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.history import participants, wasted_attempts
 from dpfed.training.loop import Judge, Step, train
@@ -48,6 +49,7 @@ from dpfed.training.signal import warn_of_noise
 from dpfed.training.soundness import small_delta
 from dpfed.training.stopping import is_unspent, nothing_trained
 from dpfed.training.wire.codec import named_arrays
+from dpfed.training.wire.evidence import vector_digest
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Tensors = Mapping[str, torch.Tensor]
@@ -102,6 +104,8 @@ class DPStrategy(Strategy):
             of them were approved by hand, or there are none.
         wait_lost: how many seconds to wait for clients that were lost in an attempt without a
             total, before it is asked for again; stored answers cost nothing.
+        evidence: a folder in which what clients sign is kept (docs/evidence.md); None keeps
+            nothing.
 
     >>> from dpfed.flower import make_plan
     >>> plan = make_plan(clients=4, rounds=3, privacy={"epsilon": 2.0, "unit": "client"})
@@ -120,7 +124,9 @@ class DPStrategy(Strategy):
         keep: Sequence[str] = (),
         terms: str = "",
         wait_lost: float = 300.0,
+        evidence: str | Path | None = None,
     ) -> None:
+        self.evidence = None if evidence is None else EvidenceFolder(Path(evidence))
         if keep and plan.update.unit is not Unit.CLIENT:
             raise RecipeError(
                 f"keep must be empty where a {plan.update.unit} is protected, got {tuple(keep)}: a "
@@ -177,6 +183,7 @@ class DPStrategy(Strategy):
             around=around,
             terms=self.terms,
             wait_lost=self.wait_lost,
+            evidence=self.evidence,
         )
         result = DPResult(arrays=initial_arrays)
         steps = train(
@@ -193,6 +200,7 @@ class DPStrategy(Strategy):
             self._note(step, result)
             self.step = replace(step, result=None)  # its vectors are not needed while a round runs
             del step
+        self._ask_statements(transport, layout)
         self._leave(transport)
         self._finish(result, layout, around)
         return result
@@ -204,6 +212,13 @@ class DPStrategy(Strategy):
         state = self.step.state
         if state.round < self.plan.rounds or self.plan.spare:
             transport.leave(state.training)
+
+    def _ask_statements(self, transport: GridTransport, layout: Layout) -> None:
+        """At the end: each client states what it has answered, and is told which model it is."""
+        if self.evidence is None or self.step is None or not transport.nodes or self.plan.open:
+            return
+        state = self.step.state
+        transport.statements(state.training, vector_digest(layout.shapes, state.params))
 
     @property
     def _enforced(self) -> str:

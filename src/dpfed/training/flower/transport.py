@@ -38,6 +38,7 @@ from dpfed.core.sum_protocol import StageReply, Verifier
 from dpfed.core.types import Broadcast, State, Vector
 from dpfed.core.vector import Layout
 from dpfed.sums.secagg.identity import roster_from_environment
+from dpfed.training.flower.evidence import EvidenceFolder
 from dpfed.training.flower.replies import enrolment_of, flower_error, replies
 from dpfed.training.flower.slots import Slots
 from dpfed.training.loop import Step
@@ -52,7 +53,8 @@ from dpfed.training.stopping import (
 )
 from dpfed.training.wire.codec import CONTROL, At, Envelope, Sender, read_reply
 from dpfed.training.wire.enrolment import Refusal, enrolled, enrolment
-from dpfed.training.wire.responder import LAST, LEAVE
+from dpfed.training.wire.evidence import cohort_digest, gives_receipts
+from dpfed.training.wire.responder import LAST, LEAVE, STATEMENT
 
 _MAX_PULLED_BYTES = 4 << 20  # of replies pulled at once: keeps memory flat for large models
 _ENROL_AGAIN_AFTER_S = 60.0  # a node that did not say who it is may be asked once more
@@ -73,6 +75,7 @@ class GridTransport:
         around: the model's other arrays, which go out as they are; None if there are none.
         terms: the text of the training's terms, for silos that approve by rule; or "".
         wait_lost: how many seconds to wait for clients that were lost, where no total came out.
+        evidence: where what clients sign is kept; None keeps nothing.
     """
 
     def __init__(
@@ -87,7 +90,9 @@ class GridTransport:
         around: Mapping[str, torch.Tensor] | None = None,
         terms: str = "",
         wait_lost: float = 300.0,
+        evidence: EvidenceFolder | None = None,
     ) -> None:
+        self.evidence = evidence
         self.wait_lost = wait_lost
         self.plan, self.grid, self.layout, self.around = plan, grid, layout, around or {}
         self.config, self.timeout, self.wait = config or ConfigRecord(), timeout, wait
@@ -229,6 +234,35 @@ class GridTransport:
         for _ in replies(self.grid, sent, patience, batch=max(1, len(sent))):
             pass
 
+    def statements(self, training: str, model: str, patience: float = 60.0) -> None:
+        """Ask those who have enrolled for a signed statement of the training, and keep what comes.
+
+        Args:
+            training: its name.
+            model: the digest of the model that it ended with.
+            patience: how many seconds to wait.
+        """
+        if self.evidence is None:
+            return
+        told = {"stage": STATEMENT, "training": training, "model": model}
+        content = RecordDict({CONTROL: ConfigRecord(told)})
+        messages = [
+            Message(content, node, "train", ttl=patience) for node in sorted(self.nodes.values())
+        ]
+        clients = {node: client for client, node in self.nodes.items()}
+        sent = dict(
+            zip(
+                self.grid.push_messages(messages),
+                (message.metadata.dst_node_id for message in messages),
+                strict=True,
+            )
+        )
+        found: dict[int, RecordDict] = {}
+        for reply in replies(self.grid, sent, patience, batch=max(1, len(sent))):
+            if not reply.has_error():
+                found[clients[sent[reply.metadata.reply_to_message_id]]] = reply.content
+        self.evidence.stated(found)
+
     def _admit(self, node: int, reply: Message) -> None:
         try:
             client, gated = enrolled(enrolment_of(reply), self.plan)
@@ -241,6 +275,8 @@ class GridTransport:
             if self.plan.participation is not None and isinstance(last, int):
                 self._last[client] = last
             self.shipped[client] = not gated
+            if self.evidence is not None:
+                self.evidence.enrolled(client, reply.content)
         except BadReply as error:
             log.warning("node %d is not enrolled: %s", node, error)
             if isinstance(error, Refusal):
@@ -259,12 +295,14 @@ class GridTransport:
             broadcast=broadcast,
             around=self.around,
         )
+        cohort = ""
         if stage == self.plan.sum.release_stage:
             self._had |= set(self.nodes)
+            cohort = self._named_cohort(broadcast, requests)
         clients: dict[str, int] = {}
 
         def ask(silent: Collection[int]) -> dict[str, int]:
-            orders = self._orders(sender, stage, requests, silent)
+            orders = self._orders(sender, stage, requests, silent, cohort)
             ids = self.grid.push_messages(list(orders.values()))
             clients.update({i: client for i, client in zip(ids, orders, strict=True) if i})
             return {i: orders[c].metadata.dst_node_id for i, c in clients.items() if c in orders}
@@ -273,14 +311,30 @@ class GridTransport:
         for reply in replies(self.grid, ask(set(self.nodes.values())), self.timeout, batch, ask):
             client = clients[reply.metadata.reply_to_message_id]
             known = None if self.plan.open else client
+            if cohort and self.evidence is not None and not reply.has_error():
+                self.evidence.replied(reply.content)
             answer = _read_reply(reply, Envelope(broadcast.round, broadcast.attempt, stage, known))
             del reply  # so that one message is alive at a time
             yield client, answer
             del answer
         sender.forget()
 
+    def _named_cohort(self, broadcast: Broadcast, requests: Requests) -> str:
+        """The digest of who is asked for a release, for their receipts; "" if that is secret."""
+        if not gives_receipts(self.plan):
+            return ""
+        cohort = {client for to in requests.values() for client in to}
+        if self.evidence is not None:
+            self.evidence.asked(broadcast.round, broadcast.attempt, cohort)
+        return cohort_digest(cohort)
+
     def _orders(
-        self, sender: Sender, stage: str, requests: Requests, wanted: Collection[int]
+        self,
+        sender: Sender,
+        stage: str,
+        requests: Requests,
+        wanted: Collection[int],
+        cohort: str,
     ) -> dict[int, Message]:
         """A message for each enrolled client that the stage asks, if its node is wanted."""
         orders: dict[int, Message] = {}
@@ -293,7 +347,7 @@ class GridTransport:
             slot = client if self.plan.open else None
             key = (since, slot, *asked.items())
             if key not in contents:
-                contents[key] = sender.order(stage, asked, bare, since, slot)
+                contents[key] = sender.order(stage, asked, bare, since, slot, cohort)
             group = str(sender.broadcast.round + 1)
             orders[client] = Message(contents[key], node, "train", ttl=self.timeout, group_id=group)
         return orders

@@ -8,26 +8,35 @@
                    dpfed    round, attempt, stage, training, fingerprint, since; channels and
                             requests: what the sum asks, by name; names: the arrays that are
                             trained, in the order of the flat parameters; in an open
-                            population slot
+                            population slot; cohort: the digest of who is asked, if no draw
+                            of clients is secret
     to the server  reply    channel -> integers on the public grid
-                   dpfed    round, attempt, stage, client; in place of a reply the name of an
-                            error
+                   dpfed    round, attempt, stage, client; of a client with a key receipt and salt
+                            (evidence.py); in place of a reply the name of an error
 
 Enrolment, and its opposite, have one record each way, without arrays (responder._enrol):
 
     to a client    dpfed    stage "enrol", training; terms, for owners who approve by rule; in an
                             open population round; at the end of a training leave
     to the server  reply    empty
-                   dpfed    round 0, attempt 0, stage "enrol", client, fingerprint, gate; if
-                            participation is limited last: the last round that it has entered, -1
-                            if none; in an open population ready: whether it may take part
+                   dpfed    round 0, attempt 0, stage "enrol", client, fingerprint, gate; of a
+                            gate key, its public one; if participation is limited
+                            last: the last round that it has entered, -1 if none; in an
+                            open population ready: whether it may take part
     if it refuses  dpfed    round 0, attempt 0, stage "enrol", client -1; the name of an error
+
+At the end of a training clients are asked for a statement (evidence.py), without arrays, too:
+
+    to a client    dpfed    stage "statement", training, model: the model's digest
+    to the server  reply    empty
+                   dpfed    round 0, attempt 0, stage "statement", client, statement
 
 A reply that does not fit is a BadReply, with a reason that quotes no value of it.
 """
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,6 +67,11 @@ class Order:
     fingerprint: str
     since: At | None
     """The round and attempt whose total has this client's last reply, if any has."""
+    names: tuple[str, ...] = ()
+    """The arrays that are trained, in their order."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    cohort: str = ""
+    """The digest of who is asked, by the server's word; "" if that is secret."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,7 @@ class Sender:
         bare: bool = False,
         since: At | None = None,
         slot: int | None = None,
+        cohort: str = "",
     ) -> RecordDict:
         """The content of one client's message.
 
@@ -99,6 +114,7 @@ class Sender:
             since: the last total that the client is in; None if there is none.
             slot: of an open population, the slot that the device takes: no two orders of a round
                 are alike then, and one device answers one of them.
+            cohort: the digest of who is asked; "" if that is secret.
         """
         names = list(requests)
         arrays = {ARRAYS: ArrayRecord()} if bare else self._arrays
@@ -114,6 +130,7 @@ class Sender:
                 "requests": [requests[name] for name in names],
                 "since": list(since or ()),
                 **({} if slot is None else {"slot": slot}),
+                **({"cohort": cohort} if cohort else {}),
             }
         )
         return RecordDict({**arrays, CONFIG: self.config, CONTROL: control})
@@ -150,7 +167,8 @@ def read_order(content: RecordDict) -> Order:
     try:
         control = content.config_records[CONTROL]
         arrays = content.array_records[ARRAYS]
-        flat = [arrays[name].numpy().reshape(-1) for name in _texts(control["names"])]
+        names = tuple(_texts(control["names"]))
+        flat = [arrays[name].numpy().reshape(-1) for name in names]
         params = np.concatenate(flat) if flat else np.empty(0, np.float32)
         shared = content.array_records.get(SHARED, ArrayRecord())
         broadcast = Broadcast(
@@ -167,6 +185,9 @@ def read_order(content: RecordDict) -> Order:
             requests=dict(zip(channels, requests, strict=True)),  # type: ignore[arg-type]
             fingerprint=str(control["fingerprint"]),
             since=_since(control["since"]),
+            names=names,
+            shapes=tuple(tuple(arrays[name].shape) for name in names),
+            cohort=_digest(control.get("cohort", "")),
         )
     except Exception as error:  # numpy's reader of arrays raises many kinds
         raise BadReply(
@@ -174,8 +195,16 @@ def read_order(content: RecordDict) -> Order:
         ) from error
 
 
-def write_reply(envelope: Envelope, reply: StageReply) -> RecordDict:
-    """A client's reply as records; an error as a name from the fixed list."""
+def write_reply(
+    envelope: Envelope, reply: StageReply, said: Mapping[str, bytes] | None = None
+) -> RecordDict:
+    """A client's reply as records; an error as a name from the fixed list.
+
+    Args:
+        envelope: what it is a reply to.
+        reply: by channel, or the refusal.
+        said: what goes with a reply that is no refusal, such as its receipt.
+    """
     control = ConfigRecord(
         {
             "round": envelope.round,
@@ -188,6 +217,7 @@ def write_reply(envelope: Envelope, reply: StageReply) -> RecordDict:
         name = str(reply)
         control["error"] = name if name in WIRE_NAMES else "ClientError"
         return RecordDict({CONTROL: control})
+    control.update(said or {})
     arrays = ArrayRecord(OrderedDict((name, _grid(message)) for name, message in reply.items()))
     return RecordDict({REPLY: arrays, CONTROL: control})
 
@@ -239,6 +269,12 @@ def _since(value: object) -> At | None:
     if not isinstance(value, list) or len(value) not in (0, 2):
         raise TypeError("since")
     return (_number(value[0]), _number(value[1])) if value else None
+
+
+def _digest(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"([0-9a-f]{64})?", value):
+        raise TypeError("cohort")
+    return value
 
 
 def _number(value: object) -> int:

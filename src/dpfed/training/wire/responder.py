@@ -35,26 +35,43 @@ from typing import Protocol
 from flwr.app import RecordDict
 
 from dpfed.accounting.ledger.ledger import Ledger
-from dpfed.core.errors import BudgetSpent, ClientRefused, UnsoundPlan, wire_name
+from dpfed.core.environment import IDENTITY
+from dpfed.core.errors import BudgetSpent, ClientRefused, DataError, UnsoundPlan, wire_name
 from dpfed.core.log import log
-from dpfed.core.sum_protocol import StageReply
+from dpfed.core.sum_protocol import Messages, NamesCohort, StageReply
 from dpfed.core.types import Problem, Trust
 from dpfed.core.vector import one_thread
-from dpfed.sums.secagg.identity import from_environment
+from dpfed.sums.secagg.identity import SigningKey, from_environment
 from dpfed.training.account import Account
 from dpfed.training.plan import Plan
 from dpfed.training.reply import ClientState, client_reply
 from dpfed.training.wire import state as states
 from dpfed.training.wire.codec import CONTROL, Envelope, Order, read_order, write_reply
+from dpfed.training.wire.evidence import (
+    Asked,
+    Facts,
+    cohort_digest,
+    gives_receipts,
+    receipt_for,
+    shared_digest,
+    statement_of,
+    vector_digest,
+)
 from dpfed.training.wire.stored_replies import StoredReply, order_digest
 
 ENROL = "enrol"
 TERMS = "terms"
 """The field of an enrolment with the text of the terms, for silos that approve by rule."""
+STATEMENT = "statement"
+"""The stage, and the field of its reply, in which a client states what it has answered."""
+RECEIPT, SALT = "receipt", "salt"
+"""The fields of a reply with a client's signed receipt, and what opens its commitment."""
 LEAVE = "leave"
 """The field of an enrolment by which a training has ended, and claims no budget any more."""
 LAST = "last"
 """The field in which a node that enrols names the last round that it entered (participation)."""
+KEY = "key"
+"""The field of a gate's enrolment with its public key, as 64 hexadecimal digits."""
 ROUND, READY = "round", "ready"
 """In an open population: the round for which a device is asked, and whether it may take part."""
 _UNNAMED, _COUNT, _MAX_OPEN_LEDGERS = "unnamed", "releases.sqlite", 64
@@ -73,6 +90,13 @@ class Node(Protocol):
         """Whether this is a process of the data owner, not of the app that a server ships."""
 
     @property
+    def key(self) -> SigningKey | None:
+        """What it signs with; None if it has no key of its own."""
+
+    def facts(self, training: str) -> Facts:
+        """What its owner's files say of a training, for a statement."""
+
+    @property
     def zero_rows(self) -> bool:
         """Whether to release zero rows, since an earlier attempt to reply from the data failed."""
 
@@ -88,19 +112,48 @@ class Node(Protocol):
 
 def respond(content: RecordDict, node: Node) -> RecordDict:
     """The reply to one stage of one round, or to an enrolment."""
-    envelope = Envelope(-1, -1, "", -1)
+    envelope, said = Envelope(-1, -1, "", -1), dict[str, bytes]()
     try:
-        if content.config_records[CONTROL].get("stage") == ENROL:
+        stage = content.config_records[CONTROL].get("stage")
+        if stage == ENROL:
             return _enrol(content, node)
+        if stage == STATEMENT:
+            envelope = Envelope(0, 0, STATEMENT, -1)
+            return _state(content, node)
         order = read_order(content)
         at = order.broadcast
         envelope = Envelope(at.round, at.attempt, order.stage, node.client)
         with one_thread():
-            reply = _reply(order, order_digest(content), node)
+            reply, said = _reply(order, order_digest(content), node)
     except Exception as error:
         log.exception("this client could not answer")
         reply = ClientRefused(wire_name(error))
-    return write_reply(envelope, reply)
+    return write_reply(envelope, reply, said)
+
+
+def _state(content: RecordDict, node: Node) -> RecordDict:
+    """What this client states of a training, signed; it reads no data."""
+    control = content.config_records[CONTROL]
+    training, model = str(control.get("training", "")), str(control.get("model", ""))
+    plan, client, key = node.plan(training), node.client, node.key
+    if key is None:
+        raise DataError(
+            f"{IDENTITY} must name the folder of this client's key before it can sign a statement, "
+            f"got none; run 'dpfed deploy init'"
+        )
+    folder = states.folder_for(training, client)
+    with states.locked(folder):
+        made = statement_of(
+            key=key,
+            plan=plan,
+            facts=node.facts(training),
+            training=training,
+            client=client,
+            gated=node.gated,
+            folder=folder,
+            model=model,
+        )
+    return write_reply(Envelope(0, 0, STATEMENT, client), {}, {STATEMENT: made})
 
 
 def _enrol(content: RecordDict, node: Node) -> RecordDict:
@@ -113,6 +166,8 @@ def _enrol(content: RecordDict, node: Node) -> RecordDict:
             "fingerprint": plan.fingerprint(),
             "gate": node.gated,
         }
+        if node.key is not None:
+            said[KEY] = node.key.public.hex()
         if plan.participation is not None and training:
             said[LAST] = max(taken, default=-1)
         if plan.open:
@@ -152,10 +207,14 @@ def _may_take_part(plan: Plan, round: object, taken: tuple[int, ...]) -> bool:
     return plan.participation.allows(round, taken)
 
 
-def _reply(order: Order, digest: str, node: Node) -> StageReply:
-    """The stored reply to this very order; otherwise a new one, stored before it leaves."""
+def _reply(order: Order, digest: str, node: Node) -> tuple[StageReply, dict[str, bytes]]:
+    """The stored reply to this very order; otherwise a new one, stored before it leaves.
+
+    With it what goes beside it: the receipt.
+    """
     plan = node.plan(order.broadcast.training)
     _check_order(plan, order)
+    key = node.key  # one that cannot be read is a refusal, and those come before the data
     folder = states.folder_for(order.broadcast.training, node.client)
     with states.locked(folder):
         named = node.account()
@@ -165,12 +224,38 @@ def _reply(order: Order, digest: str, node: Node) -> StageReply:
         stored = StoredReply(folder, at, plan.sum.stages.index(order.stage), digest)
         found = stored.read()
         if found is not None:
-            return found
+            return found, _receipt(order, digest, node, key, found)
         task = _Task(plan=plan, order=order, node=node, folder=folder, book=book)
         reply = task.reply()
-        if not isinstance(reply, ClientRefused):
-            stored.write(reply)
-        return reply
+        if isinstance(reply, ClientRefused):
+            return reply, {}
+        stored.write(reply)
+        return reply, _receipt(order, digest, node, key, reply)
+
+
+def _receipt(
+    order: Order, digest: str, node: Node, key: SigningKey | None, reply: Messages
+) -> dict[str, bytes]:
+    """The receipt of a release, which is on the disk; its length depends on no record."""
+    at, plan = order.broadcast, node.plan(order.broadcast.training)
+    if key is None or order.stage != plan.sum.release_stage or not gives_receipts(plan):
+        return {}
+    cohort = order.cohort
+    if isinstance(plan.sum, NamesCohort):  # it was told, and has checked that it is among them
+        cohort = cohort_digest(plan.sum.cohort_in(order.requests))
+    asked = Asked(
+        training=at.training,
+        client=node.client,
+        round=at.round,
+        attempt=at.attempt,
+        model=vector_digest(dict(zip(order.names, order.shapes, strict=True)), at.params),
+        shared=shared_digest(at.shared),
+        cohort=cohort,
+        order=digest,
+    )
+    folder = states.folder_for(at.training, node.client)
+    found = receipt_for(folder, key, plan, asked, reply)
+    return {RECEIPT: found.envelope, SALT: found.salt}
 
 
 def _count_in(folder: Path) -> Ledger:

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check a training's evidence again, without dpfed: python check_evidence.py OUT [ROSTER]."""
+
+import base64
+import hashlib
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from scipy.integrate import quad
+from scipy.optimize import brentq
+
+FILES = "terms.toml roster.json statements.jsonl receipts.jsonl rounds.jsonl guarantee.json"
+FILES = {
+    *f"{FILES} history.jsonl sbom.json index.json".split(),
+    "audit.json",
+    "roster.sig",
+    "ca.crt",
+}
+SAME = (
+    "training clients terms terms_sha256 contract plan unit adjacency trust rounds attempts claims"
+)
+
+
+class Missing(Exception):
+    """Something is only not there."""
+
+
+def need(true, what, kind=ValueError):
+    if not true:
+        raise kind(what)
+
+
+def strict(raw):  # JSON with one reading
+    def once(pairs):
+        need(len(dict(pairs)) == len(pairs), "a key twice")
+        return dict(pairs)
+
+    return json.loads(raw.decode(), object_pairs_hook=once, parse_constant=lambda _: need(0, "NaN"))
+
+
+def digest(tree):
+    text = (
+        tree if isinstance(tree, bytes) else json.dumps(tree, sort_keys=True, separators=(",", ":"))
+    )
+    return hashlib.sha256(text if isinstance(text, bytes) else text.encode()).hexdigest()
+
+
+def lines(files, name):
+    return [strict(line) for line in files.get(name, b"").splitlines()]
+
+
+def signed(envelope, keys, kind):  # (silo, digest of the model, what it says)
+    payload, mark = base64.b64decode(envelope["payload"]), envelope["signatures"][0]
+    need(len(envelope["signatures"]) == 1 and mark["keyid"] in keys, "a foreign key")
+    text = b"DSSEv1 28 application/vnd.in-toto+json %d " % len(payload) + payload
+    key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(mark["keyid"]))
+    key.verify(base64.b64decode(mark["sig"]), text)
+    said = strict(payload)
+    need(said["predicateType"] == f"urn:dpfed:{kind}:1", "another kind")
+    need(said["predicate"]["client"] == keys.index(mark["keyid"]), "signed as another silo")
+    return said["predicate"]["client"], said["subject"][0]["digest"]["sha256"], said["predicate"]
+
+
+def releases(event, count=1):  # (noise multiplier, sampling rate, how often)
+    if event["kind"] == "Composed":
+        return [each for part in event["events"] for each in releases(part, count)]
+    if event["kind"] == "SelfComposed":
+        return releases(event["event"], count * event["count"])
+    return [(event.get("event", event)["noise_multiplier"], event.get("rate", 1.0), count)]
+
+
+def epsilon(claim, adjacency):  # by integration of two Gaussians: no closed form
+    moved = 2 if adjacency == "replace-one" else 1
+    made = releases(claim["event"])
+    need(all(rate == 1 for _, rate, _ in made), "draws: use check_epsilon.py")
+    mu = math.sqrt(math.fsum(n * (moved / z) ** 2 for z, _, n in made))
+
+    def excess(e):
+        start = e / mu + mu / 2
+        both = lambda x: math.exp(-((x - mu) ** 2) / 2) - math.exp(e - x * x / 2)  # noqa: E731
+        whole = quad(both, start, start + 12, epsabs=0, epsrel=1e-12, limit=200)[0]
+        return whole / math.sqrt(2 * math.pi) - claim["delta"] + claim["delta_reserved"]
+
+    return brentq(excess, 0, mu * (mu / 2 + 40), rtol=1e-12)
+
+
+def model(path, names):
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    head = {k: v for k, v in strict(raw[8 : 8 + size]).items() if k != "__metadata__"}
+    need(sorted(head) == sorted(names), "other parameters")
+    ends = [[8 + size + n for n in head[name]["data_offsets"]] for name in names]
+    shapes = json.dumps([[name, head[name]["shape"]] for name in names], separators=(",", ":"))
+    need(all(head[name]["dtype"] == "F32" for name in names), "float32")
+    return digest(shapes.encode() + b"\n" + b"".join(raw[a:b] for a, b in ends))
+
+
+def check(out, roster=None):
+    there = list((out / "evidence").iterdir())
+    need(all(p.name in FILES and p.is_file() and not p.is_symlink() for p in there), "a stray file")
+    need(all(p.stat().st_size < 1 << 27 for p in there), "a file too large")
+    files = {p.name: p.read_bytes() for p in there}
+    needed = FILES - {"receipts.jsonl", "rounds.jsonl", "audit.json", "roster.sig", "ca.crt"}
+    need(needed <= set(files), "a file is missing", Missing)
+    index, told = strict(files["index.json"]), strict(files["guarantee.json"])
+    need({*index["files"], "index.json"} <= set(files), "a listed file is missing", Missing)
+    same = {name: digest(raw) for name, raw in files.items() if name != "index.json"}
+    need(same == index["files"], "a changed file")
+    keys = [each["key"] for each in strict(roster or files["roster.json"])["clients"]]
+    need(keys == [each["key"] for each in strict(files["roster.json"])["clients"]], "keys")
+    need((out / "guarantee.json").read_bytes() == files["guarantee.json"], "another guarantee")
+    found = [signed(each, keys, "statement") for each in lines(files, "statements.jsonl")]
+    kept = [signed(each, keys, "receipt") for each in lines(files, "receipts.jsonl")]
+    need(found, "no statement", Missing)
+    first, stated = found[0][2], {client: said for client, _, said in found}
+    need(len(stated) == len(found), "two statements")
+    for _, end, said in found:
+        need(end == found[0][1] and all(said[n] == first[n] for n in SAME.split()), "they disagree")
+    need(
+        first["clients"] == len(keys) and first["training"] == index["training"], "another training"
+    )
+    need(first["terms_sha256"] == digest(files["terms.toml"]), "other terms")
+    rounds = lines(files, "rounds.jsonl")
+    cohorts = {(each["round"], each["attempt"]): each["cohort"] for each in rounds}
+    need(len(cohorts) == len(rounds), "two cohorts")
+    receipts, absent, sent, seen = (
+        {(c, r["round"], r["attempt"]): (m, r) for c, m, r in kept},
+        0,
+        {},
+        {},
+    )
+    need(len(receipts) == len(kept), "two receipts")
+    for client, said in stated.items():
+        before = "0" * 64
+        for each in said["answered"]:
+            at = each["round"], each["attempt"]
+            body = {k: each[k] for k in ("round", "attempt", "shared", "cohort")}
+            body |= {k: said[k] for k in ("training", "plan", "client")} | {"before": before}
+            before = digest([each["model"], body])
+            m, r = receipts.pop((client, *at), (None, {}))
+            absent += m is None
+            need(
+                m is None or digest([m, {k: v for k, v in r.items() if k != "reply"}]) == before,
+                "chain",
+            )
+            told_model = sent.setdefault(at, (each["model"], each["shared"]))
+            need(told_model == (each["model"], each["shared"]), "two broadcasts")
+            absent += at not in cohorts
+            asked = cohorts.get(at, [client])
+            need(at not in cohorts or each["cohort"] == digest(sorted(asked)), "a cohort")
+            need(client in asked and client not in seen.setdefault(at, set()), "not asked")
+            seen[at].add(client)
+        need(before == said["chain"], "a broken chain")
+    need(not [at for at in receipts if at[0] in stated], "an old statement")
+    need(len(seen) <= first["attempts"], "too many attempts")
+    for place, each in enumerate(index["committed"]):
+        answered = seen.get((each["round"], each["attempt"]), set())
+        need(each["round"] == place and each["clients"], "other rounds")
+        need(set(each["clients"]) & set(stated) <= answered, "in a total, and did not answer")
+    done = [row["round"] for row in lines(files, "history.jsonl") if not row.get("aborted")]
+    need(done == list(range(1, len(done) + 1)), "the history")
+    need(told["rounds"] == len(index["committed"]) == len(done) <= first["rounds"], "rounds")
+    runs = [(r["from"], r["to"], len(r["clients"])) for r in told["answered"]["rounds"]]
+    named = [count for a, b, count in runs for _ in range(a, b + 1)]
+    need(named == [len(each["clients"]) for each in index["committed"]], "who took part")
+    own = {each["adversary"]: each for each in first["claims"]}
+    for each in told["claims"]:
+        mine = own.get(each["adversary"])
+        need(mine is not None, "an unsigned claim", Missing)
+        need(all(each[k] == mine[k] for k in ("event", "delta", "delta_reserved")), "a claim")
+        again = epsilon(mine, first["adjacency"])
+        need(again <= mine["epsilon"] * (1 + 1e-6), "an epsilon below its events")
+        need(
+            again <= each["epsilon"] * (1 + 1e-6) and mine["epsilon"] <= each["epsilon"], "epsilon"
+        )
+    printed = [float(e) for e in re.findall(r"\(([^ (),]+), [^()]+\)-DP", told["sentence"])]
+    need(len(printed) == len(told["claims"]) <= len(own), "the sentence")
+    for number, each in zip(printed, told["claims"], strict=True):
+        need(each["epsilon"] * (1 - 1e-9) <= number <= each["epsilon"] * 1.001, "the sentence")
+    need(
+        told["epsilon"]
+        == max(e["epsilon"] for e in told["claims"])
+        >= max(e["epsilon"] for e in first["claims"]),
+        "epsilon",
+    )
+    need(all(told[k] == first[k] for k in ("unit", "adjacency", "trust")), "the unit")
+    gated = all(said["by"].startswith("a process of the data's owner") for said in stated.values())
+    need("own process" not in told["sentence"] or gated, "no gate")
+    need(("own process" in told["enforced"]) == ("own process" in told["sentence"]), "the gate")
+    need(strict(files["sbom.json"])["bomFormat"] == "CycloneDX", "the bill of materials")
+    if (out / "model.safetensors").exists():
+        sent_models = {m for m, _ in sent.values()} | {found[0][1]}
+        need(model(out / "model.safetensors", index["layout"]) in sent_models, "another model")
+    need(set(stated) == set(range(len(keys))) and not absent, "a statement or receipt", Missing)
+
+
+def verdict(out, roster=None):
+    try:
+        check(Path(out), roster)
+    except (Missing, FileNotFoundError) as error:
+        return "incomplete", str(error)
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        OSError,
+        InvalidSignature,
+    ) as error:
+        return "refused", f"{type(error).__name__}: {error}"
+    return "complete", ""
+
+
+if __name__ == "__main__":
+    print(*verdict(sys.argv[1], Path(sys.argv[2]).read_bytes() if sys.argv[2:] else None))
