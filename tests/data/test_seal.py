@@ -121,7 +121,7 @@ def test_a_process_that_shares_memory_is_not_forked_from() -> None:
 
 
 @pytest.mark.usefixtures("_right_machine")
-def test_a_system_that_counts_what_it_promised_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_counts_what_all_have_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seal, "_flags", lambda: iter(()))
     monkeypatch.setattr(seal.Path, "read_text", lambda *_, **__: "2\n")
     monkeypatch.setattr(seal, "_rseq_size", lambda: 0)

@@ -360,6 +360,11 @@ def make_key(
     """Make a key for a tunnel or for a relay, and print its public half for the other side.
 
     Example: dpfed silo key gate.pem
+
+    \f
+
+    Args:
+        path: the new file.
     """
     from dpfed.silo import tunnel
 
@@ -378,6 +383,14 @@ def serve_tunnel(
     Run it as a user of gate.relay_users, never as the gate's own.
 
     Example: dpfed silo tunnel --listen 10.0.0.5:7443 --key gate.pem --relay ed25519:...
+
+    \f
+
+    Args:
+        listen: host:port where relays connect.
+        key: this side's key, of dpfed silo key.
+        relay: public keys of relays.
+        socket: the gate's socket.
     """
     command = [sys.executable, "-P", "-m", "dpfed.silo.tunnel"]
     os.execv(command[0], [*command, listen, str(key), socket, *relay])  # noqa: S606

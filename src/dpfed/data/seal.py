@@ -21,7 +21,8 @@ when it was interrupted (rseq). Experimental: what is left to an attacker is in 
 |                                                      | the rest of its file, and join pages      |
 | memory that is shared and may be written, or is both | DataError: a process would find there     |
 | written and run, from before the seal                | what an earlier one wrote                 |
-| a system that counts promised memory of all processes| DataError: a refusal would tell of others |
+| a system that counts what memory all processes asked | DataError: a refusal would tell of others |
+| for                                                  |                                           |
 | its own number, which rises with each process that   | not in its memory: ``fork`` writes none   |
 | the machine starts, and so is a clock                |                                           |
 | ``time.time()`` and its like                         | zero; ``time.sleep`` fails                |
@@ -333,8 +334,8 @@ def refuse_unfit_process() -> None:
             )
     if Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip() == "2":
         raise DataError(
-            "a system for sealed processes must not count the memory that it has promised to all "
-            "processes, got vm.overcommit_memory = 2; set it to 0"
+            "a system for sealed processes must not count the memory that all processes ask "
+            "for, got vm.overcommit_memory = 2; set it to 0"
         )
 
 
