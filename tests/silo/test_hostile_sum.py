@@ -42,7 +42,9 @@ def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 
 def play(fed: Federation, name: str, scenario: Scenario, then: At = (1, 0)) -> None:
     """The scenario with both data sets; then an honest round on the same gates."""
-    links = [Link(fed.neighbour, fed.agreed(f"{name}-twin")), Link(fed.silos, fed.agreed(name))]
+    # a receipt names its training, so the names are equally long
+    of_neighbour, of_silos = fed.agreed(f"{name}-1"), fed.agreed(f"{name}-2")
+    links = [Link(fed.neighbour, of_neighbour), Link(fed.silos, of_silos)]
     seen = []
     for link in links:
         scenario(link)
