@@ -105,8 +105,14 @@ def noisy_metrics(
     )
     mechanism = calibrate(gaussian(facts), epsilon=epsilon, delta=delta, releases=1)
     if dataset is not None:
-        event, where = mechanism.event(1), {"dataset": dataset, "name": name, "ledger": ledger}
-        with charged(event, adjacency=adjacency, delta=delta, **where):
+        with charged(
+            mechanism.event(1),
+            dataset=dataset,
+            name=name,
+            adjacency=adjacency,
+            delta=delta,
+            ledger=ledger,
+        ):
             pass
     rows = contained_row(joint_row(made))(_scored(scores, labels, loss))
     joint = MetricRows(rows, distance=joint_replace_bound(made))
@@ -115,8 +121,8 @@ def noisy_metrics(
     figures: dict[str, float] = {}
     for metric, part in metric_parts(made, mean):
         figures.update(metric.finish(part, std * metric.bound))
-    kinds = {(ChannelUse(METRICS, 1),): 1}
-    released = TrainingReleases({METRICS: mechanism}, kinds, pooled=False)
+    kind = (ChannelUse(METRICS, 1),)
+    released = TrainingReleases({METRICS: mechanism}, {kind: 1}, pooled=False)
     return NoisyMetrics(figures, guarantee(released, delta, Noise().source, rounds=1))
 
 

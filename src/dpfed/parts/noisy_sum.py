@@ -39,7 +39,7 @@ from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
 from dpfed.core.rows import Dense
 from dpfed.core.sampling import Poisson
-from dpfed.core.types import Adjacency, Facts, Release, Trust, Unit, Vector
+from dpfed.core.types import Adjacency, Facts, Mechanism, Release, Trust, Unit, Vector
 from dpfed.parts.charge import charged
 from dpfed.sums.secure import Secure, secure
 
@@ -145,7 +145,9 @@ class NoisySum:
         facts = Facts(clip, Unit.RECORD, Adjacency(adjacency), trust)
         made = build("mechanisms", mechanism, {**(options or {}), "shares": honest}, facts=facts)
         drawn = made if rate == 1 else made.with_sampling(Poisson(rate))
-        self._mechanism = calibrate(drawn, epsilon=epsilon, delta=delta, releases=releases)
+        self._mechanism: Mechanism = calibrate(
+            drawn, epsilon=epsilon, delta=delta, releases=releases
+        )
         self._delta, self._planned, self._made = delta, releases, 0
         self._lock, self._process = threading.Lock(), os.getpid()
         if dataset is not None:

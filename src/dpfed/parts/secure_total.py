@@ -266,6 +266,7 @@ def _open(terms: _Terms, parties: int, size: int, name: str, ask: Ask) -> NoisyV
     """All stages, and the total."""
     protocol, context = terms.sum, _context(-1, parties, terms, name, None)
     cohort = dict.fromkeys(range(parties), 1.0)
+    following: Requests | Opened | Aborted
     session, following = protocol.begin(
         protocol.directory(), {UPDATE: cohort}, {UPDATE: size}, context
     )

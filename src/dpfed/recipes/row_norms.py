@@ -101,23 +101,15 @@ class NormWatch:
         self.found.append(RowNorms(*at, before.cpu(), after.cpu()))
 
 
-@dataclass(frozen=True, eq=False)
 class _Watching:
     """A releaser that looks at rows on their way to the one door."""
 
-    watch: NormWatch
-    plan: Plan
-    release: PricedReleaser
-
-    @property
-    def unit(self) -> Unit:
-        return self.release.unit
-
-    @property
-    def nominal(self) -> float:
-        return self.release.nominal
+    def __init__(self, watch: NormWatch, plan: Plan, release: PricedReleaser) -> None:
+        self._watch, self._plan, self._release = watch, plan, release
+        self.unit: Unit = release.unit
+        self.nominal: float = release.nominal
 
     def __call__(self, rows: Rows, channel: str = UPDATE) -> Release:
-        made = self.release(rows, channel)
-        self.watch.note(self.plan, self.release, rows, channel)
+        made = self._release(rows, channel)
+        self._watch.note(self._plan, self._release, rows, channel)
         return made

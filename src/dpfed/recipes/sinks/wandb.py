@@ -23,11 +23,13 @@ QUIET = {
     "disable_code": True,
     "disable_git": True,
     "disable_job_creation": True,
+    "host": "a server",  # or it would be this machine's name
     "save_code": False,
     "silent": True,
     "x_disable_machine_info": True,
     "x_disable_meta": True,
     "x_disable_stats": True,
+    "x_save_requirements": False,
 }
 """What W&B would send of the machine beside the rows: nothing."""
 
