@@ -108,7 +108,7 @@ class NoisySum:
         BudgetSpent: for one release too many, or if the ledger has too little left.
 
     >>> door = NoisySum(clip=1.0, epsilon=1.0, delta=1e-5, releases=2)
-    >>> made = door(torch.randn(500, 3))
+    >>> made = door(torch.full((500, 3), 0.1))
     >>> made.value.shape, round(made.std, 2), door.left
     (torch.Size([3]), 10.55, 1)
     >>> round(door.guarantee.epsilon, 3), round(door.spent.epsilon, 3)
