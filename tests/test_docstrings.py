@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 import dpfed
+import dpfed.accounting
 import dpfed.core
 import dpfed.flower
+import dpfed.parts
 from dpfed.core.log import log
 
-PUBLIC = (dpfed, dpfed.flower, dpfed.core)
+PUBLIC = (dpfed, dpfed.flower, dpfed.core, dpfed.accounting, dpfed.parts)
 ELSEWHERE = re.compile(r"file's docstring|see above|table above|see below", re.IGNORECASE)
 """Words that lead out of ``help()``."""
 

@@ -34,13 +34,17 @@ EXTRAS = {
     "mlflow",
     "nvflare",
     "opacus",
+    "pandas",
     "plots",
+    "push",
     "search",
     "simulation",
+    "slurm",
     "tables",
     "tensorboard",
     "text",
     "timm",
+    "wandb",
 }
 
 

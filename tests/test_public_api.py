@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 import dpfed
+import dpfed.accounting
 import dpfed.flower
+import dpfed.parts
 
 REPOSITORY = Path(__file__).parent.parent
 PUBLIC = {
@@ -72,11 +74,36 @@ PUBLIC = {
         "text_model",
         "torch_train",
     ],
+    "dpfed.accounting": ["GaussianAccountant", "epsilon_of_event"],
+    "dpfed.parts": [
+        "NoiseShare",
+        "NoisyMetrics",
+        "NoisySum",
+        "NoisyValue",
+        "ServerStepper",
+        "SumParty",
+        "SumServer",
+        "charged",
+        "noisy_metrics",
+        "own_key",
+        "secure_sum",
+        "server_step",
+    ],
 }
-MODULES = {"dpfed": dpfed, "dpfed.flower": dpfed.flower}
+MODULES = {
+    "dpfed": dpfed,
+    "dpfed.flower": dpfed.flower,
+    "dpfed.accounting": dpfed.accounting,
+    "dpfed.parts": dpfed.parts,
+}
 SIGNATURES = {
     "dpfed.run": "(recipe=None, *, seed=None, out=None, overrides=(), watch=None, "
-    "engine='in-process', resume=None, sinks=(), overwrite=False, **sections)",
+    "engine='in-process', resume=None, sinks=(), overwrite=False, row_norms=False, **sections)",
+    "dpfed.parts.NoisySum": "(*, clip, epsilon, delta, releases=1, "
+    "adjacency=<Adjacency.REPLACE_ONE: 'replace-one'>, rate=1.0, mechanism='gaussian', "
+    "options=None, parties=1, colluders=1, survivors=1.0, dataset=None, name='', ledger=None)",
+    "dpfed.parts.secure_sum": "(terms, *, exact_total=False)",
+    "dpfed.accounting.epsilon_of_event": "(event, delta, adjacency)",
     "dpfed.load": "(folder, *, module=None, base=None, weights=None, mapping=None)",
     "dpfed.calibrate": "(mechanism, *, epsilon, delta, releases, budget_fraction=1.0)",
     "dpfed.flower.make_plan": "(clients=(), layout=None, *, nominal=None, **sections)",

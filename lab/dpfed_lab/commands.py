@@ -15,6 +15,10 @@ import typer
 
 from dpfed.recipes.display import bar, percent
 
+Shard = Annotated[
+    str,
+    typer.Option(help="Run one part only, e.g. 3/8, into OUT/part-3-of-8; then --join."),
+]
 Workers = Annotated[int | None, typer.Option(help="Processes. Default: one per core.", min=1)]
 
 
@@ -22,6 +26,18 @@ def sweep(
     study: Annotated[str, typer.Argument(help="A study in TOML, or the name of a built-in one.")],
     out: Annotated[Path | None, typer.Option(help="Folder. Default: runs/<study>.")] = None,
     workers: Workers = None,
+    part: Shard = "",
+    join: Annotated[
+        bool, typer.Option("--join", help="Join OUT/part-*, wherever they were run: no runs.")
+    ] = False,
+    parts: Annotated[int, typer.Option(help="How many jobs the launcher starts.", min=1)] = 1,
+    launcher: Annotated[
+        str, typer.Option(help="slurm, or local: run all parts as jobs, then join them.")
+    ] = "",
+    launcher_option: Annotated[
+        list[str] | None,
+        typer.Option(help="Submitit's KEY=VALUE, e.g. timeout_min=600. Repeatable."),
+    ] = None,
 ) -> None:
     """Search settings for every method of a study on held-out training records, then run it.
 
@@ -31,14 +47,59 @@ def sweep(
 
     Example: DPFED_DATA=data dpfed sweep sofim-cifar10
 
+    Example: dpfed sweep sofim-cifar10 --parts 8 --launcher slurm
+
     \f
 
     Args:
         study: a TOML file, or the name of a study of the package.
         out: the folder for runs and report; None is runs/ and the study's name.
         workers: how many processes, at least 1; None means one per core.
+        part: the part to run, such as 3/8; "" runs all of it.
+        join: put the parts of ``out`` together; parts that are missing are named, and a run that
+            two parts have is refused.
+        parts: how many jobs a launcher starts.
+        launcher: slurm or local; "" runs in this process.
+        launcher_option: ``key=value`` texts for submitit; None is none.
     """
-    _study(study, out, tune=True, quick=False, workers=workers)
+    if join:
+        _join(study, out)
+        return
+    if launcher:
+        _launch(study, out, parts, launcher, workers, launcher_option or [])
+        return
+    _study(study, out, tune=True, quick=False, workers=workers, part=part)
+
+
+def _join(study: str, out: Path | None) -> None:
+    from dpfed_lab.parts import join as join_parts
+    from dpfed_lab.report import write_report
+    from dpfed_lab.study import name_of
+
+    folder = out or Path("runs") / name_of(study)
+    join_parts(folder)
+    typer.echo(f"report in {write_report(folder)}")
+
+
+def _launch(
+    study: str, out: Path | None, parts: int, launcher: str, workers: int | None, options: list[str]
+) -> None:
+    from dpfed_lab.parts import launch
+    from dpfed_lab.report import write_report
+    from dpfed_lab.study import name_of
+
+    folder = out or Path("runs") / name_of(study)
+    typer.echo(
+        f"{parts} jobs of {launcher}; if this command ends first: dpfed sweep {study} --join"
+    )
+    launch(study, folder, parts, launcher, workers=workers, options=_keyed(options))
+    typer.echo(f"report in {write_report(folder)}")
+
+
+def _keyed(options: list[str]) -> dict[str, Any]:
+    """``key=value`` texts as submitit's parameters: whole numbers as numbers."""
+    pairs = [each.partition("=") for each in options]
+    return {key: int(value) if value.isdecimal() else value for key, _, value in pairs}
 
 
 def reproduce(
@@ -49,6 +110,7 @@ def reproduce(
     tune: Annotated[bool, typer.Option(help="Search the settings anew.")] = False,
     quick: Annotated[bool, typer.Option(help="A miniature: few rounds, one seed.")] = False,
     workers: Workers = None,
+    part: Shard = "",
 ) -> None:
     """Reproduce a paper's table with one command, at settings that were found earlier.
 
@@ -62,6 +124,7 @@ def reproduce(
         tune: search the settings rather than use those that were searched before.
         quick: a miniature with few rounds and one seed.
         workers: how many processes, at least 1; None means one per core.
+        part: the part to run, such as 3/8; "" runs all of it.
     """
     from dpfed_lab import study as studies
 
@@ -70,17 +133,21 @@ def reproduce(
         for each, title in sorted(titles.items()):
             typer.echo(f"{each:20} {title}")
         return
-    _study(name, out, tune=tune, quick=quick, workers=workers)
+    _study(name, out, tune=tune, quick=quick, workers=workers, part=part)
 
 
-def _study(name: str, out: Path | None, *, tune: bool, quick: bool, workers: int | None) -> None:
+def _study(
+    name: str, out: Path | None, *, tune: bool, quick: bool, workers: int | None, part: str
+) -> None:
     from dpfed_lab.figures import require_plots
     from dpfed_lab.jobs import ProgressFile
     from dpfed_lab.report import write_report
     from dpfed_lab.reproduce import reproduce as run_study
     from dpfed_lab.study import name_of
+    from dpfed_lab.sweep import WHOLE, Part
 
     require_plots()
+    here = Part.parse(part) if part else WHOLE
     folder = out or Path("runs") / name_of(name)
     with bar(quiet=False) as shown:
         task, kept = shown.add_task("runs", total=None, figures=""), ProgressFile(folder)
@@ -106,7 +173,11 @@ def _study(name: str, out: Path | None, *, tune: bool, quick: bool, workers: int
             workers=workers,
             watch=watch,
             watch_images=watch_images,
+            part=here,
         )
+    if here != WHOLE:
+        typer.echo(f"part {here} in {folder / here.folder}; once all are there: --join")
+        return
     typer.echo(f"report in {write_report(folder)}")
 
 

@@ -31,6 +31,8 @@ from dpfed_lab.published import PAPER
 from dpfed_lab.study import Study
 from dpfed_lab.sweep import (
     SETTINGS,
+    WHOLE,
+    Part,
     Workspace,
     check_settings,
     final,
@@ -40,6 +42,7 @@ from dpfed_lab.sweep import (
 
 FIRST = ("accuracy", "loss", "worst_silo")
 TIMING = ("seconds",)
+PART = "part.json"
 
 
 def reproduce(
@@ -51,6 +54,7 @@ def reproduce(
     workers: int | None = None,
     watch: Progress | None = None,
     watch_images: Callable[[int, int], None] | None = None,
+    part: Part = WHOLE,
 ) -> list[Row]:
     """Run a study into a folder; returns the final rows.
 
@@ -62,22 +66,54 @@ def reproduce(
         workers: how many processes run jobs; None means one per CPU.
         watch: called with (done, all, the row) after each run.
         watch_images: called with (done, all) while images become features, which is done first.
+        part: of a study on several machines, the part that is run here, into a folder of its own
+            inside of ``out``; ``dpfed_lab.parts.join`` puts the parts together.
     """
     study = studies.load_study(source)
     if quick:
         study = miniature(study)
+    out = out if part == WHOLE else out / part.folder
     out.mkdir(parents=True, exist_ok=True)
+    (out / PART).unlink(missing_ok=True)  # it says that a part is complete
     (out / "study.toml").write_text(dump_study(study), encoding="utf-8")
     _copy_published(source, out)
     root = None if str(source) in studies.study_names() else Path(source).resolve().parent
-    workspace = Workspace(study=study, folder=out, root=root, workers=workers, watch=watch)
+    workspace = Workspace(
+        study=study, folder=out, root=root, workers=workers, watch=watch, part=part
+    )
     _cache_features(study, root, watch_images)
     settings = search(workspace) if tune else stored_settings(str(source), study, out)
-    check_settings(study, settings, str(source))
+    check_settings(study, settings, str(source), part)
     (out / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
     rows = final(workspace, settings)
-    write_csv(flat_rows(study, rows), out / "final.csv")
+    if part == WHOLE:
+        write_final(study, rows, out)
+    else:
+        write_part(part, [row["key"] for row in rows], out)
     return rows
+
+
+def write_final(study: Study, rows: list[Row], out: Path) -> None:
+    """final.csv: one line per final run.
+
+    Args:
+        study: the study.
+        rows: its final runs, in their order.
+        out: the study's folder.
+    """
+    write_csv(flat_rows(study, rows), out / "final.csv")
+
+
+def write_part(part: Part, finals: list[str], out: Path) -> None:
+    """part.json, by which a part says that it is complete, and which final runs are its own.
+
+    Args:
+        part: the part.
+        finals: the keys of its final runs.
+        out: the part's folder.
+    """
+    facts = {"part": part.number, "parts": part.count, "finals": finals}
+    (out / PART).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def _cache_features(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.accounting import gdp
+from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.extras import require_extra
 from dpfed.core.randomness import public_seed
@@ -45,6 +46,54 @@ Settings = dict[str, dict[str, Any]]
 not classes), how many were tried."""
 
 
+Entry = tuple[Cell, Changes, Contestant]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several equal parts of a sweep, such as 3/8: every eighth entry, from the third on.
+
+    An entry is a cell that is searched, with a method; its final runs go with it. So no part waits
+    for another one, and the division depends on nothing but the study.
+
+    >>> Part.parse("2/3").of_list([*range(8)])
+    [1, 4, 7]
+    """
+
+    number: int = 1
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """A part as it is written on the command line.
+
+        Args:
+            text: such as 3/8.
+        """
+        number, slash, count = text.partition("/")
+        plain = slash and number.isdecimal() and count.isdecimal()
+        if not (plain and 1 <= int(number) <= int(count) <= MAX_PARTS):
+            bound = f"like 3/8: the third of eight parts, at most {MAX_PARTS}"
+            raise refuse("part", bound, text, "number them from 1")
+        return cls(int(number), int(count))
+
+    def of_list(self, whole: list[Any]) -> list[Any]:
+        """This part of a list."""
+        return whole[self.number - 1 :: self.count]
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder in which it runs, inside of the sweep's own."""
+        return f"part-{self.number}-of-{self.count}"
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
+MAX_PARTS = 10_000
+WHOLE = Part()
+
+
 @dataclass(frozen=True)
 class Workspace:
     """Where a study runs: its store, its data, its workers."""
@@ -54,6 +103,18 @@ class Workspace:
     root: Path | None = None
     workers: int | None = None
     watch: Progress | None = None
+    part: Part = WHOLE
+    """Of a sweep on several machines: what this one does."""
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The cells and methods that are searched here."""
+        return self.part.of_list(entries_of(self.study))
+
+    def has(self, cell: Cell, method: str) -> bool:
+        """Whether a cell's method is run here: where its settings are searched."""
+        name = label_of(tuned_cell(self.study, cell), method)
+        return name in {label_of(each[0], each[2].label) for each in self.entries}
 
     def store(self) -> Store:
         """All finished runs of the folder."""
@@ -78,9 +139,6 @@ def search(workspace: Workspace) -> Settings:
     return _by_optuna(workspace) if workspace.study.tune.trials else _by_grids(workspace)
 
 
-Entry = tuple[Cell, Changes, Contestant]
-
-
 def entries_of(study: Study) -> list[Entry]:
     """Every cell that is searched, the changes that it means, and each method in it."""
     return [(cell, base, m) for cell, base in cells(study, tuned_only=True) for m in study.methods]
@@ -88,7 +146,7 @@ def entries_of(study: Study) -> list[Entry]:
 
 def _by_grids(workspace: Workspace) -> Settings:
     """All coarse runs of all cells first, then all fine ones: the pool is never short of work."""
-    store, entries = workspace.store(), entries_of(workspace.study)
+    store, entries = workspace.store(), workspace.entries
     tried: dict[str, list[Row]] = {}
     for stage in ("coarse", "fine"):
         jobs = [job for entry in entries for job in _grid(workspace, entry, stage)]
@@ -99,7 +157,7 @@ def _by_grids(workspace: Workspace) -> Settings:
 
 def check_keys(workspace: Workspace) -> None:
     """Refuse a misspelt name: it would make every point invalid, and the method look bad."""
-    for entry in entries_of(workspace.study):
+    for entry in workspace.entries:
         method = entry[2]
         first = [
             {key: values[0] for key, values in grid.items() if values}
@@ -225,7 +283,7 @@ def _by_optuna(workspace: Workspace) -> Settings:
     with require_extra("search", "tune.trials", "optuna"):
         import optuna
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    entries, tune = entries_of(workspace.study), workspace.study.tune
+    entries, tune = workspace.entries, workspace.study.tune
     count = workspace.workers or os.cpu_count() or 1
     with job_pool(count) as pool, ThreadPoolExecutor(count) as threads:
         queue = Queue(pool, workspace.store(), len(entries) * tune.trials, workspace.watch)
@@ -260,6 +318,8 @@ def final(workspace: Workspace, settings: Mapping[str, Mapping[str, Any]]) -> li
     study = workspace.study
     jobs = []
     for (cell, base), method, seed in product(cells(study), study.methods, study.final.seeds):
+        if not workspace.has(cell, method.label):
+            continue
         chosen = settings_for(study, settings, cell, method.label)
         measured = {**_seeded(study, seed), "evaluation.every": study.final.every}
         labels = {**cell, "method": method.label, "seed": seed, "stage": "final", "set": chosen}
@@ -339,15 +399,16 @@ def _lent(study: Study) -> Settings:
     return lent
 
 
-def check_settings(study: Study, settings: Settings, name: str) -> None:
+def check_settings(study: Study, settings: Settings, name: str, part: Part = WHOLE) -> None:
     """Refuse missing settings: a method would run at its plug-ins' defaults, and look bad.
 
     Args:
         study: the study.
         settings: what is known, by cell and method.
         name: the study's name or path, for the command in the error.
+        part: what is run.
     """
-    for cell, _, method in entries_of(study):
+    for cell, _, method in part.of_list(entries_of(study)):
         known = label_of(cell, method.label) in settings or method.label in study.settings
         if (method.coarse or method.space) and not known:
             raise RecipeError(

@@ -27,7 +27,17 @@ _ADJACENCIES = {relation: adjacency for adjacency, relation in RELATIONS.items()
 
 
 class GaussianAccountant(PrivacyAccountant):  # type: ignore[misc]  # dp_accounting has no types
-    """Adds mu^2: Dong et al. 2022, Corollary 3.3."""
+    """Adds mu^2 of Gaussian releases: exact, and refuses every other event.
+
+    Dong et al. 2022, Corollary 3.3.
+
+    Args:
+        relation: the neighbouring relation of dp_accounting; it doubles for replace-one.
+
+    >>> made = GaussianAccountant().compose(dp_accounting.GaussianDpEvent(20.0), 100)
+    >>> made.mu, round(made.get_epsilon(1e-5), 2)
+    (1.0, 4.38)
+    """
 
     def __init__(self, relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE) -> None:
         super().__init__(relation)

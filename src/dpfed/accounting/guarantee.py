@@ -156,6 +156,16 @@ class Guarantee:
     def __str__(self) -> str:
         return self.sentence
 
+    def _repr_html_(self) -> str:
+        """As a notebook shows it: a line per adversary, with the sentence below."""
+        from dpfed.core.html import html_table  # a gate has no notebook
+
+        rows = [
+            (claim.adversary, round_up(claim.epsilon), round_up(claim.delta))
+            for claim in self.claims
+        ]
+        return html_table("", ("against", "epsilon", "delta"), rows, self.sentence)
+
     def epsilon_at(self, delta: float, claim: int = 0) -> float:
         """The epsilon of the same releases at another delta.
 
@@ -555,17 +565,23 @@ def mechanism_mu_squared(mechanism: Mechanism, releases: int, shares: float | No
     return gdp.mu_squared(multiplier, mechanism.squared_sensitivity(releases), mechanism.adjacency)
 
 
-def epsilon_of_event(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[float, str]:
+def epsilon_of_event(event: DpEvent, delta: float, adjacency: Adjacency | str) -> tuple[float, str]:
     """(epsilon, how it was computed) of an event: exact, else PLD, else RDP if it is sound.
 
     Results are cached, since a run asks for the same event before a round, after it and at its end.
 
     Args:
-        event: the releases to account for.
+        event: the releases to account for, as dp_accounting has them.
         delta: the delta at which epsilon is wanted, at least 1e-300 and below 1.
-        adjacency: what neighbouring data sets are.
+        adjacency: what neighbouring data sets are: replace-one, zero-out or add-remove.
+
+    >>> from dp_accounting import GaussianDpEvent
+    >>> epsilon, how = epsilon_of_event(GaussianDpEvent(2.0), 1e-5, "replace-one")
+    >>> round(epsilon, 2), how
+    (4.38, 'exact Gaussian accounting')
     """
     gdp.check_delta(delta)
+    adjacency = Adjacency(adjacency)
     known = _is_known(event, adjacency)
     found = _accounted(_fixed(event), delta, adjacency) if known else None
     if found is None:

@@ -28,6 +28,7 @@ from dpfed.cli.export import export
 from dpfed.cli.ledger import ledger_app
 from dpfed.cli.methods import methods
 from dpfed.cli.predict import predict
+from dpfed.cli.push import push_command
 from dpfed.cli.silo import silo_app
 from dpfed.cli.start import demo, doctor, explain, new
 from dpfed.cli.stats import stats_app
@@ -144,7 +145,8 @@ def run_command(
     sinks: Annotated[
         list[str] | None,
         typer.Option(
-            "--sink", help="Also send each round's row to: csv, tensorboard, mlflow. Repeatable."
+            "--sink",
+            help="Also send each round's row to: csv, tensorboard, mlflow, wandb. Repeatable.",
         ),
     ] = None,
     overwrite: Annotated[
@@ -182,7 +184,7 @@ def run_command(
         out: the folder for the results; None is runs/ and the file's name without its ending.
         engine: in-process or flower-simulation.
         resume: write a checkpoint into ``out`` after each round, and continue from the one there.
-        sinks: any of csv, tensorboard and mlflow; None is none of them.
+        sinks: any of csv, tensorboard, mlflow and wandb; None is none of them.
         overwrite: write over another run's result in ``out``.
         quiet: show no progress bar.
     """
@@ -333,6 +335,7 @@ app.command("verify", rich_help_panel=OPERATE)(verify)
 app.command("audit", rich_help_panel=TRAIN)(audit_command)
 app.command("predict", rich_help_panel=USE)(predict)
 app.command("export", rich_help_panel=USE)(export)
+app.command("push", rich_help_panel=USE)(push_command)
 
 
 def main() -> None:

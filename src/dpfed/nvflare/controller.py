@@ -37,7 +37,7 @@ class TermsController(Controller):  # type: ignore[misc]
         out: the folder for the model, the guarantee and the metrics.
         checkpoint: a folder of the server's; "" is no checkpoint, and an aborted job begins anew.
         timeout: how many seconds a stage of a round waits for replies; asked for is spent.
-        sinks: where each round's row goes at once: csv, tensorboard, mlflow.
+        sinks: where each round's row goes at once: csv, tensorboard, mlflow, wandb.
 
     >>> TermsController("terms.toml", checkpoint="checkpoints/ward-7").arguments["out"]
     'result'

@@ -11,7 +11,7 @@
     out = "~/ward/out"      # the result
     timeout = 3600.0       # seconds that a stage of a round waits for replies
     training = ""          # the name under which clients keep state; a resumed run has the same
-    sinks = ""             # where rows go at once: csv, tensorboard, mlflow (of the server)
+    sinks = ""             # where rows go at once: csv, tensorboard, mlflow, wandb
     checkpoint = ""        # a folder on the server's disk: a run that died resumes from there
 
 Both sides build the federation and the plan from the recipe, as the in-process engine does, and

@@ -38,6 +38,7 @@ from dpfed.client.questions.answers import Answer
 from dpfed.core import errors
 from dpfed.core.extras import require_extra, skip_if_missing
 from dpfed.core.files import json_line, jsonable, read_json_lines, replace_file
+from dpfed.core.html import html_table
 from dpfed.core.log import log
 from dpfed.core.types import Vector
 from dpfed.data.models import Model
@@ -53,7 +54,7 @@ from dpfed.recipes.answers import (
 )
 from dpfed.recipes.display import percent
 from dpfed.recipes.schema import EvaluationKind, Recipe
-from dpfed.training.history import COLUMNS, Row, known, wasted_attempts
+from dpfed.training.history import COLUMNS, Row, known, to_frame, wasted_attempts
 from dpfed.training.loop import Step
 from dpfed.training.stopping import nothing_trained
 
@@ -61,8 +62,10 @@ if TYPE_CHECKING:
     import torch
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
     from dpfed.bundle.description import Description
+    from dpfed.recipes.row_norms import RowNorms
 
 # Okabe and Ito's colours: told apart by colour-blind readers
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -110,6 +113,8 @@ class Result:
     """Of a query: what came back for each question."""
     description: Description | None = None
     """What model.json says of the model."""
+    row_norms: tuple[RowNorms, ...] = field(default=(), repr=False)
+    """NOT PRIVATE, and never saved: norms of rows, if ``dpfed.run(row_norms=True)`` asked."""
 
     @property
     def accuracy(self) -> float:
@@ -121,6 +126,36 @@ class Result:
         if self.answers:
             return f"{answers_text(self.answers)}\n{self.guarantee}"
         return f"{self.recipe.name}: accuracy {percent(known(self.accuracy))}; {self.guarantee}"
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it: what was learned, or the answers, with the guarantee below."""
+        said = self.guarantee.sentence
+        if self.answers:
+            found = answers_rows(self.answers)
+            return html_table(
+                self.recipe.name, [*found[0]], [[*row.values()] for row in found], said
+            )
+        done = sum(not row["aborted"] for row in self.history)
+        measured = [row["loss"] for row in self.history if row["loss"] is not None]
+        rows = [
+            ("accuracy", percent(known(self.accuracy))),
+            ("loss", f"{measured[-1]:.4g}" if measured else "--"),
+            ("measured", self.evaluation),
+            ("rounds", f"{done} of {self.recipe.rounds}"),
+            ("data", self.source),
+            *([("stopped", self.stopped)] if self.stopped else []),
+            *(("warning", each) for each in self.warnings),
+            *(
+                [("row_norms", "recorded: not private, for your eyes only")]
+                if self.row_norms
+                else []
+            ),
+        ]
+        return html_table(self.recipe.name, (), rows, said)
+
+    def to_frame(self) -> DataFrame:
+        """The history as a pandas DataFrame: a line per attempt at a round (extra ``pandas``)."""
+        return to_frame(self.history)
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Accuracy and epsilon against rounds, or answers; with the guarantee underneath.

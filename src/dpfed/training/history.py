@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run lets people watch: one row per round, with these columns and no others.
+"""What a run lets people watch: one row per round, with these columns.
 
-The numbers that ``evaluation.metrics`` names come after them, by the metrics channel alone.
+The numbers that ``evaluation.metrics`` names come after them, by the metrics channel alone; then
+those that the server's own ``evaluate_fn`` returns, under its names.
 
 | column                    | where it comes from                                                  |
 |---------------------------|----------------------------------------------------------------------|
 | round, seconds            | the server's own count and clock                                     |
 | accuracy, loss            | by ``evaluation.kind``: test records that the server holds (test),   |
 |                           | or the metrics channel, which has noise (federated)                  |
+| any other name            | a number that the server's own ``evaluate_fn`` has returned          |
 | worst_silo                | ``evaluation.kind = "exact"`` only: in clear, and the report says so |
 | epsilon, epsilon_others   | spent so far: against the server, against the guarantee's others     |
 | surplus, snr              | of the private mean, its known noise and the public plan             |
@@ -29,14 +31,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from dpfed.core.extras import require_extra
 from dpfed.core.files import from_word
 from dpfed.core.types import Aggregate, Trust
 from dpfed.core.vector import dot
 from dpfed.training.metrics import measured
 from dpfed.training.plan import Plan
 from dpfed.training.round import RoundResult, ServerState, clients_told
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Row: TypeAlias = dict[str, Any]
 """One round: plain numbers and texts, ready for CSV and JSON; None if there is no figure."""
@@ -59,6 +65,10 @@ COLUMNS = (
 )
 
 
+JUDGED = ("accuracy", "loss", "worst_silo")
+"""The columns that a server may measure on records of its own."""
+
+
 def make_row(
     plan: Plan,
     state: ServerState,
@@ -72,12 +82,14 @@ def make_row(
         plan: what is done, and what it costs.
         state: the server after the round.
         result: how the round ended.
-        judged: what the server itself has measured; the metrics channel stands before it.
+        judged: what the server itself has measured; the metrics channel stands before it, and a
+            name that is a column of its own is not taken from it, but accuracy, loss, worst_silo.
         seconds: how long the round took.
     """
     spent = plan.guarantee(state.release_counts, state.round)
+    columns = columns_of(plan)
     row = {
-        **judged,
+        **{name: value for name, value in judged.items() if name in JUDGED},
         **measured(result.aggregate, plan.loss_bound, plan.metrics),
         "round": state.round,
         "epsilon": spent.claims[0].epsilon,
@@ -87,7 +99,8 @@ def make_row(
         "clients": clients_told(plan, len(result.clients)),
         **({} if plan.draw_is_secret else _conduct(plan, result, seconds)),
     }
-    return only_columns(row, columns_of(plan))
+    own = {name: known(value) for name, value in judged.items() if name not in columns}
+    return {**only_columns(row, columns), **own}
 
 
 def columns_of(plan: Plan) -> tuple[str, ...]:
@@ -184,6 +197,21 @@ def only_columns(row: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> Ro
     return {name: known(row.get(name)) for name in columns}
 
 
+def with_own_numbers(row: Mapping[str, Any], columns: Sequence[str]) -> Row:
+    """A row's columns, and its numbers under other names: those of the server's ``evaluate_fn``.
+
+    Args:
+        row: a row of a history.
+        columns: the columns that each row has.
+    """
+    own = {
+        name: known(value)
+        for name, value in row.items()
+        if name not in columns and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return {**only_columns(row, columns), **own}
+
+
 def wasted_attempts(history: Sequence[Mapping[str, Any]]) -> int:
     """How many attempts gave no total but raised epsilon."""
     before, wasted = 0.0, 0
@@ -197,6 +225,18 @@ def wasted_attempts(history: Sequence[Mapping[str, Any]]) -> int:
 def known(value: Any) -> Any:
     """A figure as rows have it: None if it is not a number."""
     return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def to_frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
+    """A history as a pandas DataFrame: a line per attempt at a round, a column per figure.
+
+    Args:
+        rows: as ``Result.history`` and ``DPResult.history`` have them.
+    """
+    with require_extra("pandas", "to_frame"):
+        from pandas import DataFrame
+    names = dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)])
+    return DataFrame([{name: row.get(name) for name in names} for row in rows], columns=[*names])
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from dpfed.accounting.guarantee import CONDITION, SEALED, Guarantee, guarantee, 
 from dpfed.accounting.signal import Signal
 from dpfed.core.sampling import Everyone
 from dpfed.core.sum_protocol import Signer, SumContext
-from dpfed.core.types import Broadcast
+from dpfed.core.types import Broadcast, place_of
 from dpfed.core.vector import Layout
 from dpfed.training.draft import Draft
 from dpfed.training.fingerprint import fingerprint
@@ -145,6 +145,23 @@ class Plan(Draft):
     def _planned_guarantee(self) -> Guarantee:
         """Computed once: every round is held to it, and PLD takes its time."""
         return self.guarantee(self.planned_rounds, self.rounds)
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it: who does what how often, with the planned guarantee below."""
+        from dpfed.core.html import html_table  # a gate has no notebook
+
+        update = self.update
+        rows = [
+            ("rounds", f"{self.rounds}" + (f", and {self.spare} spare" if self.spare else "")),
+            ("slots in a round" if self.open else "clients", len(self.nominal)),
+            ("client", self.client.made_by or place_of(self.client.work)),
+            ("protected", f"each {update.unit}, {update.adjacency}"),
+            ("trust", update.trust),
+            ("clip", f"{update.clip:g}"),
+            ("noise of one share", f"{update.std:.4g} ({type(update).__name__})"),
+            ("sum", type(self.sum).__name__),
+        ]
+        return html_table("Plan", (), rows, self.guarantee().sentence)
 
     # ------------------------------------------------------------------- what can be learned
 

@@ -4,23 +4,28 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import math
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dpfed
 from dpfed.audit.client_laws import MODEL
 from dpfed.core.errors import MissingExtra, RecipeError
+from dpfed.flower import DPResult
 from dpfed.recipes.sinks import _open as watching
 from dpfed.recipes.sinks._open import About, Add
-from dpfed.training.history import COLUMNS, Row, make_row, numbers, only_columns
+from dpfed.training.history import COLUMNS, Row, make_row, numbers, only_columns, to_frame
 from dpfed.training.round import RoundResult, start
 from tests.helpers.rounds import make_plan
 
@@ -122,6 +127,89 @@ def test_a_run_that_fails_is_a_failed_run_in_mlflow(tmp_path: Path) -> None:
     assert "guarantee" not in mlflow_run(tmp_path).data.tags
 
 
+class StandIn:
+    """wandb's own names, as far as the sink uses them: it keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+        self.asked: dict[str, Any] = {}
+        self.rows: dict[int, dict[str, float]] = {}
+        self.summary: dict[str, str] = {}
+        self.exit_code = -1
+
+    def Settings(self, **settings: Any) -> str:
+        self.settings = settings
+        return "settings"
+
+    def init(self, **asked: Any) -> StandIn:
+        self.asked = asked
+        return self
+
+    def log(self, row: dict[str, float], step: int) -> None:
+        self.rows[step] = row
+
+    def finish(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+
+def test_wandb_is_told_rows_settings_and_the_guarantee_and_stays_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_ERROR_REPORTING"):
+        monkeypatch.setenv(name, "")
+    client = StandIn()
+    monkeypatch.setitem(sys.modules, "wandb", client)  # type: ignore[arg-type]
+    result = dpfed.run(TINY, out=tmp_path, sinks=["wandb"])
+    assert client.rows == {row["round"]: numbers(row) for row in result.history}
+    assert client.asked["mode"] == "offline"
+    assert client.asked["config"]["privacy.epsilon"] == 5.0
+    assert (client.asked["project"], client.asked["name"]) == ("dpfed", "tiny")
+    assert client.summary["guarantee"] == result.guarantee.sentence
+    assert client.summary["planned_guarantee"].startswith("(5, 1e-05)-DP")
+    assert client.settings["x_disable_machine_info"]
+    assert client.settings["host"] == "a server"
+    assert client.exit_code == 0
+
+    def stop(row: Row, rounds: int) -> None:
+        raise KeyboardInterrupt
+
+    failed = StandIn()
+    monkeypatch.setitem(sys.modules, "wandb", failed)  # type: ignore[arg-type]
+    monkeypatch.setenv("WANDB_MODE", "online")
+    with pytest.raises(KeyboardInterrupt):
+        dpfed.run(TINY, out=tmp_path / "two", sinks=["wandb"], watch=stop)
+    assert failed.exit_code == 1
+    assert failed.asked["mode"] == "online"
+    assert "guarantee" not in failed.summary
+
+
+@pytest.mark.slow
+def test_wandb_itself_writes_an_offline_run(tmp_path: Path) -> None:
+    """In a process of its own, since wandb starts one and patches what it meets."""
+    if find_spec("wandb") is None:
+        pytest.skip("wandb is not installed")
+    code = (
+        "import dpfed, json, platform, socket, sys\n"
+        "platform.node = socket.gethostname = lambda: 'this-machine'\n"
+        "dpfed.run(json.loads(sys.argv[1]), out=sys.argv[2], sinks=['wandb'])"
+    )
+    command = [sys.executable, "-c", code, json.dumps(TINY), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "sink" not in done.stderr
+    (written,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    content = written.read_bytes()
+    for word in (
+        b"privacy.epsilon",
+        b"epsilon_others",
+        b"planned_guarantee",
+        b"-DP for each record",
+    ):
+        assert word in content, word
+    assert b"this-machine" not in content
+    assert not [path.name for path in tmp_path.rglob("requirements.txt")]
+
+
 @pytest.mark.slow
 def test_a_run_in_clear_has_an_infinite_epsilon_and_no_curve_of_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -164,7 +252,8 @@ def test_sinks_without_a_folder_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sink", "module"), [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow.tracking")]
+    ("sink", "module"),
+    [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow.tracking"), ("wandb", "wandb")],
 )
 def test_a_missing_package_is_named_with_the_way_out(
     sink: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -219,10 +308,33 @@ def test_a_sink_that_fails_does_not_stop_a_run_that_spends(
     ]
 
 
+# --------------------------------------------------------------------------------------- as a table
+
+
+def test_a_history_as_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+    result = dpfed.run(TINY)
+    frame = result.to_frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert tuple(frame.columns) == COLUMNS
+    assert frame["epsilon"].tolist() == [row["epsilon"] for row in result.history]
+    ragged = to_frame([{"round": 1}, {"round": 2, "f1": 0.5}])
+    assert tuple(ragged.columns) == (*COLUMNS, "f1")
+    assert ragged["f1"].isna().tolist() == [True, False]
+    assert tuple(to_frame([]).columns) == COLUMNS
+
+
+def test_a_data_frame_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtra, match=r"to_frame needs pandas.*pip install 'dpfed\[pandas\]'"):
+        DPResult().to_frame()
+
+
 # ------------------------------------------------------------------------------- what gets through
 
 
-def test_only_the_columns_get_through(tmp_path: Path) -> None:
+def test_only_the_columns_and_numbers_get_through(tmp_path: Path) -> None:
+    """Numbers under other names are those of a server's own evaluate_fn; texts are nobody's."""
     seen: list[Row] = []
 
     @contextmanager
@@ -232,9 +344,11 @@ def test_only_the_columns_get_through(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watching, "find", lambda kind, name: spy)
         with watching.open_sinks(["spy"], About("x", tmp_path)) as add:
-            add({"round": 1, "missing": 2, "absent": "2 5", "client_loss": 0.3, "accuracy": 0.5})
+            own = {"f1": 0.3, "nodes": "7 9", "each": [0.1], "tensor": np.zeros(2), "flag": True}
+            add({"round": 1, "missing": 2, "absent": "2 5", "accuracy": 0.5, **own})
     (row,) = seen
-    assert tuple(row) == COLUMNS
+    assert tuple(row) == (*COLUMNS, "f1")
+    assert row["f1"] == 0.3
     assert (row["missing"], row["absent"], row["aborted"]) == (2, "2 5", None)
     assert row["accuracy"] == 0.5
 

@@ -6,6 +6,7 @@ Real simulation and real deployment are in recipes/test_simulation.py and cli/de
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import math
@@ -40,7 +41,7 @@ from dpfed.core.errors import ClientRefused, DataError, RoundAborted, UnsoundPla
 from dpfed.core.registry import build
 from dpfed.core.types import METRICS, UPDATE, Broadcast, ClientAlgorithm, Facts, Unit
 from dpfed.core.vector import one_thread
-from dpfed.flower import DPStrategy, client_app, private
+from dpfed.flower import About, DPStrategy, client_app, open_sinks, private
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.loop import train
@@ -103,6 +104,43 @@ def test_evaluation_is_the_servers_own_or_accounted_for() -> None:
     assert sorted(result.evaluate_metrics_clientapp) == [2, 4]
     assert 0 <= result.evaluate_metrics_clientapp[2]["accuracy"] <= 1
     assert DPStrategy(plan).configure_evaluate(1, INITIAL, ConfigRecord(), grid_for(plan)) == []
+
+
+def test_all_numbers_of_evaluate_fn_are_in_the_history_and_none_takes_a_columns_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = make_plan()
+    rows: list[dict[str, Any]] = []
+
+    def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
+        more = {} if round < 3 else {"late": 7}
+        lists = {"each_class": [0.1, 0.2]}
+        taken = {"epsilon": 0.001, "clients": 99, "seconds": -1.0}
+        return MetricRecord({"f1": 0.25 * round, "accuracy": 0.5, **taken, **lists, **more})
+
+    with open_sinks(["csv"], About("own", tmp_path)) as add:
+
+        def watch(row: dict[str, Any]) -> None:
+            rows.append(row)
+            add(row)
+
+        result = DPStrategy(plan, watch=watch).start(grid_for(plan), INITIAL, evaluate_fn=evaluate)
+    assert [row["f1"] for row in result.history] == [0.25, 0.5, 0.75, 1.0]
+    assert [row.get("late") for row in rows] == [None, None, 7.0, 7.0]
+    assert result.history[-1]["epsilon"] == plan.guarantee().epsilon
+    assert result.history[-1]["clients"] == len(plan.nominal)
+    assert result.history[-1]["seconds"] >= 0
+    assert "each_class" not in result.history[-1]
+    assert result.evaluate_metrics_serverapp[1]["each_class"] == [0.1, 0.2]
+    said = [r.getMessage() for r in caplog.records if "evaluate_fn" in r.getMessage()]
+    assert said == [
+        "evaluate_fn returns ['clients', 'epsilon', 'seconds'], which the history has of its own "
+        "and keeps; give those numbers other names to see them there"
+    ]
+    with (tmp_path / "metrics.csv").open() as file:
+        written = list(csv.DictReader(file))
+    assert [row["late"] for row in written] == ["", "", "7.0", "7.0"]
+    assert [float(row["f1"]) for row in written] == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_metrics_that_a_plan_names_are_in_the_history_and_in_the_result() -> None:

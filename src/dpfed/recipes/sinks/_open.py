@@ -15,7 +15,8 @@ that is given ``About`` and yields ``add``. At its close ``About.finished`` is w
 | a sink fails during the run       | it is left out from there on, with one warning: a         |
 |                                   | dashboard that is down must not waste a round             |
 | a sink fails at its close         | a warning                                                 |
-| a row with columns of its own     | only ``training/history.py``'s columns get through        |
+| a row with columns of its own     | numbers get through, as ``evaluate_fn`` returns them on   |
+|                                   | the server; texts and lists do not                        |
 | a run that dies, or does not say  | the sink has the planned guarantee, which is called that, |
 | what it spent                     | and no other                                              |
 """
@@ -31,7 +32,7 @@ from typing import Any
 from dpfed.core.errors import MissingExtra, RecipeError
 from dpfed.core.log import log
 from dpfed.core.registry import find
-from dpfed.training.history import COLUMNS, Row, only_columns
+from dpfed.training.history import COLUMNS, Row, with_own_numbers
 
 Add = Callable[[Row], None]
 """Takes one round's row."""
@@ -69,7 +70,7 @@ def open_sinks(names: Sequence[str], about: About) -> Iterator[Add]:
     """All of these sinks as one.
 
     Args:
-        names: csv, tensorboard, mlflow, or another package's.
+        names: csv, tensorboard, mlflow, wandb, or another package's.
         about: what the sinks are told of the run.
 
     Returns:
@@ -91,7 +92,7 @@ def open_sinks(names: Sequence[str], about: About) -> Iterator[Add]:
 
         def add(row: Mapping[str, Any]) -> None:
             for sink in sinks:
-                sink(only_columns(row, about.columns))
+                sink(with_own_numbers(row, about.columns))
 
         yield add
 

@@ -13,15 +13,26 @@ from dpfed.training.history import Row
 
 @contextmanager
 def csv(about: About) -> Iterator[Add]:
-    """One line per round, in the file that a finished run has anyway."""
-    path = about.folder / "metrics.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = DictWriter(file, fieldnames=about.columns)
-        writer.writeheader()
+    """One line per round, in the file that a finished run has anyway.
 
-        def add(row: Row) -> None:
-            writer.writerow(row)
-            file.flush()
+    A column that a later row brings (a number of ``evaluate_fn``) is added to the lines before it.
+    """
+    path, columns, rows = about.folder / "metrics.csv", list(about.columns), list[Row]()
 
-        file.flush()
-        yield add
+    def write_all() -> None:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def add(row: Row) -> None:
+        rows.append(row)
+        if new := [name for name in row if name not in columns]:
+            columns.extend(new)
+            write_all()
+            return
+        with path.open("a", newline="", encoding="utf-8") as file:
+            DictWriter(file, columns).writerow(row)
+
+    write_all()
+    yield add

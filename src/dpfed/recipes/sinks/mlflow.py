@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ def mlflow(about: About) -> Iterator[Add]:
     def add(row: Row) -> None:
         now, at = round(1000 * time.time()), row["round"]
         client.log_batch(
-            run, [Metric(name, value, now, at) for name, value in numbers(row).items()]
+            run, [Metric(_metric(name), value, now, at) for name, value in numbers(row).items()]
         )
 
     status = "FAILED"
@@ -66,6 +67,11 @@ def _begin(about: About) -> tuple[Any, str]:
     for start in range(0, len(params), MOST):
         client.log_batch(run.info.run_id, params=params[start : start + MOST])
     return client, run.info.run_id
+
+
+def _metric(name: str) -> str:
+    """A name with the signs that MLflow allows: ``evaluate_fn`` may choose any."""
+    return re.sub(r"[^\w. /-]", "_", name)
 
 
 def _experiment(client: Any) -> str:

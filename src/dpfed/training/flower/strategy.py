@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -41,7 +41,7 @@ from dpfed.sums.secagg.identity import SIMULATED, roster_from_environment
 from dpfed.training.checkpoint import Checkpoint
 from dpfed.training.flower.evidence import EvidenceFolder
 from dpfed.training.flower.transport import GridTransport
-from dpfed.training.history import participants, wasted_attempts
+from dpfed.training.history import JUDGED, columns_of, participants, to_frame, wasted_attempts
 from dpfed.training.loop import Judge, Step, train
 from dpfed.training.metrics import measured
 from dpfed.training.plan import Plan
@@ -50,6 +50,9 @@ from dpfed.training.soundness import small_delta
 from dpfed.training.stopping import is_unspent, nothing_trained
 from dpfed.training.wire.codec import named_arrays
 from dpfed.training.wire.evidence import vector_digest
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Tensors = Mapping[str, torch.Tensor]
@@ -83,6 +86,10 @@ class DPResult(Result):
         """How many attempts brought no total and were paid for."""
         return wasted_attempts(self.history)
 
+    def to_frame(self) -> DataFrame:
+        """The history as a pandas DataFrame: a line per attempt at a round (extra ``pandas``)."""
+        return to_frame(self.history)
+
 
 class DPStrategy(Strategy):
     """A private strategy: a Plan over Flower.
@@ -93,8 +100,8 @@ class DPStrategy(Strategy):
             and answer what its plan has, once. None is a new name, or that of the checkpoint.
         wait: how many seconds to wait for all clients of the plan before the first round.
         watch: called after each round with its row of the history, and of a resumed training with
-            the earlier rows first; ``dpfed.flower.open_sinks`` makes one for TensorBoard, MLflow
-            or CSV.
+            the earlier rows first; ``dpfed.flower.open_sinks`` makes one for TensorBoard, MLflow,
+            Weights & Biases or CSV.
         checkpoint: a folder on the server's disk; a training that died there resumes from the
             last committed round, under the same name.
         keep: patterns of names, such as ("*running_mean", "*running_var"): arrays that each node
@@ -160,8 +167,9 @@ class DPStrategy(Strategy):
             timeout: how many seconds a stage waits for replies; asked for is spent.
             train_config: goes out to the clients as it is.
             evaluate_config: not used: a client's metrics have a channel with noise, or stay there.
-            evaluate_fn: called after each round with its number and the model; its accuracy and
-                loss are in the history.
+            evaluate_fn: called after each round with its number and the model; every number that
+                it returns is in the history, and goes to sinks. A name that a row has already,
+                such as epsilon, stays the row's own.
         """
         del evaluate_config
         log_through_flower()
@@ -192,7 +200,7 @@ class DPStrategy(Strategy):
             transport,
             training=self._name(),
             checkpoint=self.checkpoint,
-            judge=_judge(layout, around, evaluate_fn, result),
+            judge=_judge(self.plan, layout, around, evaluate_fn, result),
             until=num_rounds,
         )
         for step in steps:
@@ -371,19 +379,31 @@ def _trained(tensors: Tensors, keep: Sequence[str]) -> tuple[Tensors, Tensors]:
 
 
 def _judge(
-    layout: Layout, around: Tensors, evaluate_fn: EvaluateFn | None, result: DPResult
+    plan: Plan, layout: Layout, around: Tensors, evaluate_fn: EvaluateFn | None, result: DPResult
 ) -> Judge | None:
-    """The user's evaluate_fn as the loop calls it; all that it measures is in Flower's result."""
+    """The user's evaluate_fn as the loop calls it; all that it measures is in Flower's result.
+
+    Numbers are in the history too; lists are in Flower's result alone.
+    """
     if evaluate_fn is None:
         return None
+    taken = {*columns_of(plan)} - {*JUDGED}
+    said = set[str]()
 
     def judge(round: int, params: Vector) -> Mapping[str, float | None]:
         measured = evaluate_fn(round, named_arrays(layout, params, around))
         if measured is None:
             return {}
         result.evaluate_metrics_serverapp[round] = measured
-        figures = {name: measured.get(name) for name in ("accuracy", "loss")}
-        return {name: float(v) for name, v in figures.items() if isinstance(v, int | float)}
+        found = {name: float(v) for name, v in measured.items() if isinstance(v, int | float)}
+        if twice := (found.keys() & taken) - said:
+            said.update(twice)
+            log.warning(
+                "evaluate_fn returns %s, which the history has of its own and keeps; give those "
+                "numbers other names to see them there",
+                sorted(twice),
+            )
+        return found
 
     return judge
 
