@@ -53,6 +53,8 @@ ZERO_ROWS = "zero rows"
 """The kind of event that counts replies which were made without the data: it depends on records."""
 CONFLICT = "rolled back"
 """The kind of event that says that the ledger is an older copy than others keep a head of."""
+DECLARED = "declared lost"
+"""The kind of event that says that the owner has declared what was lost."""
 _APPROVED, _REVOKED_HERE = "approved", "revoked"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, fingerprint TEXT, terms TEXT, at TEXT,

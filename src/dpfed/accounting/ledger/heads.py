@@ -12,7 +12,7 @@ declared the loss (``declare_lost``).
 Guarantee: let H be a head, and nothing have been released without an enrolment. What was released
 in the lost part of the ledger, up to H or by trainings that had enrolled by then, is at most what
 ``declare_lost`` books for H: the cost that H states, less the cost of those rows that both have.
-Both have the newest of H's earlier heads that is in the chain, and all rows before it.
+Both have the newest of H's earlier rows that is in the chain, and all rows before it.
 
 | edge case                                        | what happens                                  |
 |--------------------------------------------------|-----------------------------------------------|
@@ -84,7 +84,8 @@ class Head:
     row: int
     hash: str
     earlier: tuple[tuple[int, str], ...]
-    """Rows at which it gave heads before, by number and the first half of their hash."""
+    """Rows before it, by number and the first half of their hash: those at which it gave heads, and
+    the rows 1, 2, 4, ... before this one, so that where two chains part is known."""
     costs: tuple[HeldCost, ...]
     bounded: bool = True
     """Whether the costs could be named at all."""
@@ -186,15 +187,13 @@ def take_head(ledger: Ledger) -> Head:
         if not balance.heads or balance.heads[-1][0] != balance.last:
             append(kind="head")
         *before, (row, digest) = balance.heads
-        return Head(
-            ledger=balance.first,
-            row=row,
-            hash=digest,
-            earlier=tuple((number, each[:_SHORT]) for number, each in _spread(before)),
-            costs=tuple(_costs(balance)),
-        )
+        earlier = tuple((number, each[:_SHORT]) for number, each in _spread(before))
+        return Head(balance.first, row, digest, earlier, tuple(_costs(balance)))
 
-    return ledger.change(take)
+    made = ledger.change(take)
+    back = [made.row - 2**power for power in range(made.row.bit_length())]
+    rows = tuple((number, ledger.hash_of(number)[:_SHORT]) for number in back if number > 0)
+    return replace(made, earlier=made.earlier + rows)
 
 
 def _spread(before: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
