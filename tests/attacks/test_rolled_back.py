@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A silo's machine is put back from a copy, again and again: its budget holds, recounted from bytes.
+"""A silo's machine is put back from a copy, again and again: recounted, its budget holds.
 
 In each history trainings enrol, ask, end and are left; the gate's whole folder (ledger, its head,
 approvals, stored replies) is copied and put back at random moments. Of those who keep heads one is
 honest; the others bring old true heads, foreign ones and random bytes. Whenever the gate refuses,
-its owner declares what was lost. What was spent is recounted from the bytes that were sent, and from
-nothing that the ledger says: each new reply to a round is one more release, whose cost follows from
-the training's terms alone.
+its owner declares what was lost. What was spent is recounted from the bytes that were sent, and
+from nothing that the ledger says: each new reply to a round is one more release, whose cost follows
+from the training's terms alone.
 
 The control is the same histories without an honest keeper, where the budget is exceeded.
 """

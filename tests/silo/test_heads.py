@@ -13,16 +13,22 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, RecordDict
+from typer.testing import CliRunner
 
 from dpfed.accounting.ledger.heads import declare_lost, take_head
 from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.cli.main import app
 from dpfed.cli.silo_text import days_of, state_of
+from dpfed.core.errors import RoundAborted
+from dpfed.flower import DPStrategy
+from dpfed.recipes.terms import read_terms
 from dpfed.silo.approvals import Approvals
 from dpfed.silo.figures import gate_figures, metrics_text
 from dpfed.silo.handler import RequestHandler
 from dpfed.silo.page import page_html
+from dpfed.silo.policy import load_policy
 from dpfed.sums.secagg.identity import SigningKey, own_key
-from dpfed.training.wire.codec import CONTROL
+from dpfed.training.wire.codec import CONTROL, named_arrays
 from dpfed.training.wire.enrolment import enrolment as enrolment_of
 from dpfed.training.wire.heads import (
     HEADS_OF_A_KEY,
@@ -42,7 +48,8 @@ from tests.helpers.handlers import (
     said,
     sent,
 )
-from tests.silo.gates import FEATURES, RECORDS, read_terms, terms_for
+from tests.silo.gates import FEATURES, RECORDS, gates, grid_of, terms_for
+from tests.training.flower.local_grid import become_a_server
 
 
 def enrolment(name: str, heads: list[bytes] | None = None) -> bytes:
@@ -182,9 +189,10 @@ def test_a_decision_that_was_written_half_is_the_stricter_one(
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as within, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as within:
         within.setattr(Approvals, "_enter", killed)
-        held.approvals.approve(terms, terms.text, days=1, by="root")
+        with pytest.raises(KeyboardInterrupt):
+            held.approvals.approve(terms, terms.text, days=1, by="root")
     assert said(held.reply(order(terms)))["error"] == "UnsoundPlan"
     held.approvals.approve(terms, terms.text, days=1, by="root")
     assert "error" not in said(held.reply(order(terms)))
@@ -239,3 +247,46 @@ def test_a_foreign_ledger_under_the_own_key_is_a_lost_one(tmp_path: Path) -> Non
     held.conflict.settle()
     held.approvals.approve(terms, terms.text, days=1, by="root")
     assert "error" not in said(held.reply(enrolment(terms.name, [head])))
+
+
+@pytest.mark.long
+def test_a_machine_that_is_put_back_is_refused_at_the_next_enrolment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become_a_server(monkeypatch)
+    with gates(tmp_path, 2, epsilon=40.0) as owners:
+
+        def train(name: str) -> None:
+            path = terms_for(tmp_path, 2, name=name, rounds=1)
+            terms = read_terms(path.read_bytes())
+            for each in owners:
+                each.approve(path)
+                if each.process is None:
+                    each.start()
+            made = DPStrategy(terms.plan, training=name, wait=20, heads=tmp_path / "heads")
+            made.start(grid_of(owners), named_arrays(terms.model.layout, terms.initial))
+
+        def spent() -> float:
+            key = load_policy(owner.policy).data["sepsis"].key("sepsis")
+            return Ledger(state / "ledger.sqlite").spent(key).mu_squared
+
+        owner, state = owners[0], owners[0].folder / "state"
+        train("one")
+        owner.kill()
+        shutil.copytree(state, tmp_path / "image")
+        train("two")
+        after_two = spent()
+        owner.kill()
+        shutil.rmtree(state)
+        shutil.copytree(tmp_path / "image", state)
+        assert spent() < after_two
+        with pytest.raises(RoundAborted, match="LedgerRolledBack"):
+            train("three")
+        assert "NOTHING IS ANSWERED" in owner.command("status")
+        command = ["ledger", "declare-lost", "--yes", "--ledger", str(state / "ledger.sqlite")]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        assert spent() == pytest.approx(after_two)
+        assert spent() >= after_two
+        assert "declared lost" in owner.command("log")
+        train("four")

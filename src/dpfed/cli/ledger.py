@@ -414,7 +414,9 @@ def declare_lost_command(
     own, rows = opened.balance().first, opened.balance().last
     for head in heads:
         kind = "of this ledger" if head.ledger == own else f"of another one, {head.ledger[:16]}"
-        typer.echo(f"met       head {head.hash[:16]} at row {head.row}, {kind}; here are {rows} rows")
+        typer.echo(
+            f"met       head {head.hash[:16]} at row {head.row}, {kind}; here are {rows} rows"
+        )
     before = _totals(opened)
     if not yes and not typer.confirm("declare these rows lost?", default=False):
         raise typer.Exit(1)

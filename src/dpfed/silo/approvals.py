@@ -13,10 +13,10 @@ Guarantee: at most one approval has a training's name, for ever: other terms und
 as the ledger refuses another plan. What was revoked stays so until its owner approves it again,
 even if approvals.sqlite is lost, or is put back from a copy, and the file of revocations with it:
 the last word in the ledger's chain counts. Heads of that chain, which others keep, show an older
-copy of all of them; once its loss is declared, no earlier approval stands. Time does not go back: ``now`` is at
-least the largest time that was ever recorded. Text that came from a server is shown by ``shown``
-only, and counted, not kept, where nobody has approved its name: however often it asks, the file
-stays small.
+copy of all of them; once its loss is declared, no earlier approval stands. Time does not go back:
+``now`` is at least the largest time that was ever recorded. Text that came from a server is shown
+by ``shown`` only, and counted, not kept, where nobody has approved its name: however often it asks,
+the file stays small.
 
 | edge case                                    | what happens                                   |
 |----------------------------------------------|------------------------------------------------|

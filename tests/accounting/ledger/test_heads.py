@@ -127,18 +127,14 @@ def test_a_conflict_stays_until_the_loss_is_declared(ledger: Ledger, tmp_path: P
     assert ledger.verify() == []
 
 
-def test_a_loss_is_booked_once_also_if_it_is_declared_twice(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_a_loss_is_booked_once_also_if_it_is_declared_twice(ledger: Ledger, tmp_path: Path) -> None:
     ledger, head = lost_after_three(ledger, tmp_path / "backup")
     declare_lost(ledger, [head], by="root")
     assert declare_lost(ledger, [head, head], by="root") == []
     assert tenths(ledger) == pytest.approx(4)
 
 
-def test_a_declared_loss_leaves_only_the_rest_of_the_budget(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_a_declared_loss_leaves_only_the_rest_of_the_budget(ledger: Ledger, tmp_path: Path) -> None:
     ledger, head = lost_after_three(ledger, tmp_path / "backup")
     declare_lost(ledger, [head], by="root")
     with pytest.raises(BudgetSpent):
@@ -320,9 +316,7 @@ def test_a_ledger_of_version_0_2_goes_on_in_its_own_chain(tmp_path: Path) -> Non
     assert ledger.verify() == []
 
 
-def test_the_command_says_what_was_met_and_what_it_books(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_the_command_says_what_was_met_and_what_it_books(ledger: Ledger, tmp_path: Path) -> None:
     run = ["ledger", "declare-lost", "--ledger", str(ledger.path)]
     assert "nothing is lost" in CliRunner().invoke(app, run).output
     ledger, head = lost_after_three(ledger, tmp_path / "backup")

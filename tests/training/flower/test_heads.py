@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server keeps the heads of silos over trainings, brings them back, and passes on those of silos."""
+"""A server keeps heads over trainings, brings them back, and passes on what silos keep."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ Both have the newest of H's earlier rows that is in the chain, and all rows befo
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -332,8 +333,8 @@ def declare_lost(
             )
         added: list[Row] = []
         for head in _latest(each for each in lost if each not in apart):
-            for body in _lost_rows(head, _common(rows, head), balance):
-                added.append(append(**body))
+            bodies = list(_lost_rows(head, _common(rows, head), balance))
+            added.extend(append(**body) for body in bodies)
         for head in lost:
             earlier = [digest for _, digest in head.earlier]
             place = {"ledger": head.ledger, "row": head.row, "hash": head.hash}
@@ -369,19 +370,13 @@ def _lost_rows(head: Head, common: Balance, now: Balance) -> Iterator[dict[str, 
     if not head.bounded:
         for dataset in sorted({*now.budgets, *now.guarantees}):
             for key in now.stated_for(dataset):
-                yield _lost_row(head, key, float("inf"), 0.0, covered=False)
+                yield _lost_row(head, key, math.inf, 0.0, covered=False)
     for held in head.costs:
-        key, before = now.resolve(held.key), common.costs.get(held.key, Cost())
-        alone = {run: part for run, part in before.delta_reserved.items() if run not in before.runs}
-        more = held.mu_squared - before.mu_squared
-        # each of the two sums was rounded: 2^-52 of them for each of up to 10^4 terms
-        more = max(0.0, more + 1e-12 * held.mu_squared) if more else 0.0
-        lost = max(0.0, held.delta_reserved - sum(alone.values()))
-        if held.runs is None:
-            more = float("inf")
+        key = now.resolve(held.key)
+        more, lost = _lost_gaussian(held, common)
         runs = [run for run in held.runs or () if not _is_used_up(common, held.key, run)]
         drawn = runs or any(now.costs[each].runs for each in now.guarantees.get(key.dataset, ()))
-        if drawn and 0 < more < float("inf"):  # it counts as a whole run, as a later one would
+        if drawn and 0 < more < math.inf:  # it counts as a whole run, as a later one would
             event = events.gaussian_with_mu_squared(more, key.adjacency)
             runs, more, lost = [*runs, HeldRun("", 0, event, lost)], 0.0, 0.0
         if more or lost:
@@ -390,6 +385,17 @@ def _lost_rows(head: Head, common: Balance, now: Balance) -> Iterator[dict[str, 
             name = f"lost:{head.hash[:16]}:{place}"
             row = _lost_row(head, key, 0.0, run.delta_reserved, covered=held.covered)
             yield {**row, "training": name, "mu_squared": None, "event": run.event}
+
+
+def _lost_gaussian(held: HeldCost, common: Balance) -> tuple[float, float]:
+    """The squared mu, and the delta of secure sums, that are not in both chains."""
+    before = common.costs.get(held.key, Cost())
+    alone = {run: part for run, part in before.delta_reserved.items() if run not in before.runs}
+    more = held.mu_squared - before.mu_squared
+    # each of the two sums was rounded: 2^-52 of them for each of up to 10^4 terms
+    more = max(0.0, more + 1e-12 * held.mu_squared) if more else 0.0
+    lost = max(0.0, held.delta_reserved - sum(alone.values()))
+    return (more, lost) if held.runs is not None else (math.inf, lost)
 
 
 def _is_used_up(common: Balance, key: LedgerKey, run: HeldRun) -> bool:

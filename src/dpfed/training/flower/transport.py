@@ -226,8 +226,8 @@ class GridTransport:
             self._asked.add(node)
             told[node] = reply
         self._enrolling = {i: node for i, node in asked.items() if node not in self._asked}
-        own = {node: _heads_in(reply, HEAD) for node, reply in told.items()}
-        told.update(self._bring_others(told, training, {*kept, *sum(own.values(), [])}))
+        given = {head for reply in told.values() for head in _heads_in(reply, HEAD)}
+        told.update(self._bring_others(told, training, {*kept, *given}))
         for node, reply in told.items():
             self._admit(node, reply)
 

@@ -14,9 +14,7 @@ from dpfed.training.wire.codec import CONTROL
 from dpfed.training.wire.responder import ENROL, HEADS, TERMS
 
 
-def enrolment(
-    told: Mapping[str, Any], terms: str = "", heads: Sequence[bytes] = ()
-) -> RecordDict:
+def enrolment(told: Mapping[str, Any], terms: str = "", heads: Sequence[bytes] = ()) -> RecordDict:
     """The message that asks a node who it is.
 
     Args:

@@ -28,6 +28,7 @@ import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -151,14 +152,14 @@ class Kept:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked_file(self.folder / f"{FILE}.lock"):
             by_key = self._read()
-            before = sum(by_key.values(), [])
+            before = list(chain.from_iterable(by_key.values()))
             for head in fresh:
                 key = head[:_KEY]
                 if key not in by_key and len(by_key) >= MOST_KEYS:
                     continue
                 known = {*by_key.get(key, ()), head}
                 by_key[key] = sorted(known, key=_time_of)[-HEADS_OF_A_KEY:]
-            after = sum(by_key.values(), [])
+            after = list(chain.from_iterable(by_key.values()))
             if after != before:
                 replace_file(self.folder / FILE, b"".join(after))
 
