@@ -121,7 +121,7 @@ class History:
         conflict = Conflict(ledger.path)
         declare_lost(ledger, conflict.heads(), by="owner")
         assert ledger.verify() == []
-        conflict.settle()
+        conflict.end()
         ledger.close()
         self.declared += 1
         for each in self.terms.values():

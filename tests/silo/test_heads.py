@@ -150,7 +150,7 @@ def test_a_restored_gate_refuses_everything_until_its_owner_has_declared(tmp_pat
     assert "declare-lost" in page_html(held)
     ledger = held.ledger()
     declare_lost(ledger, held.conflict.heads(), by="root")
-    held.conflict.settle()
+    held.conflict.end()
     key = held.policy.data["sepsis"].key("sepsis")
     assert ledger.spent(key).mu_squared == pytest.approx(spent)
     assert ledger.spent(key).mu_squared >= spent
@@ -175,7 +175,7 @@ def test_a_revocation_that_was_rolled_back_does_not_come_to_life(tmp_path: Path)
     put_back(held, tmp_path / "copy")
     assert said(held.reply(enrolment(terms.name, [head])))["error"] == "LedgerRolledBack"
     declare_lost(held.ledger(), held.conflict.heads(), by="root")
-    held.conflict.settle()
+    held.conflict.end()
     assert [each.state(held.approvals.now()) for each in held.approvals.all()] == ["revoked"]
     assert said(held.reply(order(terms)))["error"] == "UnsoundPlan"
 
@@ -244,7 +244,7 @@ def test_a_foreign_ledger_under_the_own_key_is_a_lost_one(tmp_path: Path) -> Non
     head = head_of(tmp_path / "elsewhere", own_key(held.state))
     assert said(held.reply(enrolment(terms.name, [head])))["error"] == "LedgerRolledBack"
     declare_lost(held.ledger(), held.conflict.heads(), by="root", separate=True)
-    held.conflict.settle()
+    held.conflict.end()
     held.approvals.approve(terms, terms.text, days=1, by="root")
     assert "error" not in said(held.reply(enrolment(terms.name, [head])))
 

@@ -386,7 +386,7 @@ def declare_lost_command(
     If you still have the newer ledger, stop the gate, put it back with its file .head, and remove
     the file .conflict. Else this command books, for each data set, what the heads say was spent and
     the ledger does not have, with all that trainings which had enrolled could still spend. It
-    writes the settled heads into the chain, so that they are known from then on. No approval
+    writes the heads into the chain, so that they are known from then on. No approval
     stands any more: approve again what is to go on.
 
     A ledger that was made anew has lost everything. If the head is of another gate with the same
@@ -421,7 +421,7 @@ def declare_lost_command(
     if not yes and not typer.confirm("declare these rows lost?", default=False):
         raise typer.Exit(1)
     declare_lost(opened, heads, by=getpass.getuser(), separate=separate)
-    conflict.settle()
+    conflict.end()
     for name, spent in _totals(opened).items():
         typer.echo(f"{name}: spent {before.get(name, '0')} -> {spent}")
     _note(opened.path, f"{len(heads)} heads, by {getpass.getuser()}")

@@ -322,19 +322,17 @@ class Approvals:
         if not (self._state / LEDGER_FILE).exists():
             return {}
         query = "SELECT body FROM rows WHERE body LIKE ? OR body LIKE ? ORDER BY number"
-        kinds = ('%"kind":"approval"%', '%"kind":"settled"%')
+        kinds = ('%"kind":"approval"%', '%"kind":"declared"%')
         with self._open(LEDGER_FILE) as file:
             bodies = [json.loads(text) for (text,) in file.execute(query, kinds)]
         found: dict[str, str] = {}
         declared = ""
         for body in bodies:
             at = dt.datetime.fromtimestamp(int(body["time"]), dt.UTC).isoformat()
-            if body["kind"] == "settled":
+            if body["kind"] == "declared" and body["booked"]:
                 declared, found = at, {}
-            elif body["kind"] == "approval" and body["state"] == _APPROVED:
-                found[body["training"]] = ""
             elif body["kind"] == "approval":
-                found[body["training"]] = at
+                found[body["training"]] = "" if body["state"] == _APPROVED else at
         if declared:
             for name in self._names():
                 found.setdefault(name, declared)

@@ -119,7 +119,7 @@ def test_a_conflict_stays_until_the_loss_is_declared(ledger: Ledger, tmp_path: P
         Conflict(ledger.path).meet(Ledger(ledger.path), [])  # also of another process
     assert conflict.heads() == [head]
     declare_lost(ledger, conflict.heads(), by="root")
-    conflict.settle()
+    conflict.end()
     conflict.meet(ledger, [head])
     assert knows(ledger, head)
     assert tenths(ledger) == pytest.approx(4)
@@ -247,12 +247,12 @@ def test_a_run_with_draws_counts_once_more_unless_it_was_used_up(tmp_path: Path)
 def test_what_does_not_fit_into_a_head_has_no_bound(ledger: Ledger, tmp_path: Path) -> None:
     ledger.begin(training("a", 5, 0))
     head = take_head(ledger)
-    many = (head.costs[0]._replace(runs=runs_of(400)),)
+    many = (replace(head.costs[0], runs=runs_of(400)),)
     packed = unpack(pack(replace(head, costs=many), 2000))
     assert packed.costs[0].runs is None
     declare_lost_in_new(tmp_path / "one", packed)
     wide = replace(
-        head, costs=tuple(head.costs[0]._replace(key=LedgerKey(f"set-{i}")) for i in range(900))
+        head, costs=tuple(replace(head.costs[0], key=LedgerKey(f"set-{i}")) for i in range(900))
     )
     assert not unpack(pack(wide, 2000)).bounded
     declare_lost_in_new(tmp_path / "two", unpack(pack(wide, 2000)))
@@ -281,7 +281,7 @@ def declare_lost_in_new(folder: Path, head: Head) -> None:
 def test_a_head_without_true_costs_is_refused(ledger: Ledger, wrong: float) -> None:
     ledger.begin(training("a", 5, 0))
     head = take_head(ledger)
-    costs = (head.costs[0]._replace(mu_squared=wrong),)
+    costs = (replace(head.costs[0], mu_squared=wrong),)
     tree = replace(head, costs=costs).to_json()
     with pytest.raises(DataError, match="whole"):
         head_from_json(json.loads(json.dumps(tree)))

@@ -330,7 +330,7 @@ class Balance:
     """The last row's number."""
     heads: list[tuple[int, str]] = field(default_factory=list)
     """Rows at which a head was given to others (heads.py): their numbers and hashes."""
-    settled: set[str] = field(default_factory=set)
+    declared: set[str] = field(default_factory=set)
     """Heads of lost parts that were declared: the first half of their hashes."""
 
     def add_row(self, row: Row) -> None:
@@ -666,9 +666,9 @@ def _add_lost(balance: Balance, row: Row) -> None:
     shown.rows += 1
 
 
-def _add_settled(balance: Balance, row: Row) -> None:
+def _add_declared(balance: Balance, row: Row) -> None:
     hashes = [row.body["hash"], *row.body["earlier"]]
-    balance.settled.update(each[:32] for each in hashes)
+    balance.declared.update(each[:32] for each in hashes)
 
 
 def _add_approval(balance: Balance, row: Row) -> None:
@@ -692,6 +692,6 @@ _ADD_BY_KIND = {
     "confirm": _add_confirm,
     "head": _add_head,
     "lost": _add_lost,
-    "settled": _add_settled,
+    "declared": _add_declared,
     "approval": _add_approval,
 }

@@ -65,7 +65,8 @@ class HeldRun(NamedTuple):
     delta_reserved: float
 
 
-class HeldCost(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class HeldCost:
     """What a data set has cost in one guarantee, with what its claims may still cost."""
 
     key: LedgerKey
@@ -139,7 +140,13 @@ def _held_cost(tree: Json) -> HeldCost:
         raise ValueError("a cost below 0")
     runs = tree["runs"]
     named = None if runs is None else tuple(HeldRun(*run) for run in runs)
-    return HeldCost(key_of(tree), mu_squared, lost, bool(tree["covered"]), named)
+    return HeldCost(
+        key=key_of(tree),
+        mu_squared=mu_squared,
+        delta_reserved=lost,
+        covered=bool(tree["covered"]),
+        runs=named,
+    )
 
 
 def pack(head: Head, most: int) -> bytes:
@@ -152,7 +159,7 @@ def pack(head: Head, most: int) -> bytes:
     while len(found := zlib.compress(canonical(head.to_json()).encode(), 9)) > most:
         longest = max(head.costs, key=lambda each: len(each.runs or ()), default=None)
         if longest is not None and longest.runs:
-            shorter = longest._replace(runs=None)
+            shorter = replace(longest, runs=None)
             costs = tuple(shorter if each is longest else each for each in head.costs)
             head = replace(head, costs=costs)
         elif head.bounded:
@@ -228,7 +235,13 @@ def _costs(balance: Balance) -> Iterator[HeldCost]:
             for run, cost in sorted(total.runs.items(), key=str)
         )
         reserved = sum(total.delta_reserved.values())
-        yield HeldCost(key, total.mu_squared, reserved, covered, runs)
+        yield HeldCost(
+            key=key,
+            mu_squared=total.mu_squared,
+            delta_reserved=reserved,
+            covered=covered,
+            runs=runs,
+        )
 
 
 # ------------------------------------------------------------------------------ meeting a head
@@ -245,7 +258,7 @@ def knows(ledger: Ledger, head: Head) -> bool:
 
 
 def _is_known(balance: Balance, own: str, head: Head) -> bool:
-    return own == head.hash or head.hash[:_SHORT] in balance.settled
+    return own == head.hash or head.hash[:_SHORT] in balance.declared
 
 
 class Conflict:
@@ -298,7 +311,7 @@ class Conflict:
                 "declare-lost --help'"
             )
 
-    def settle(self) -> None:
+    def end(self) -> None:
         """Remove the file: all of its heads are declared."""
         self.path.unlink(missing_ok=True)
 
@@ -309,7 +322,7 @@ class Conflict:
 def declare_lost(
     ledger: Ledger, heads: Iterable[Head], *, by: str, separate: bool = False
 ) -> list[Row]:
-    """Book what heads say was spent and this ledger does not have, and settle them in its chain.
+    """Book what heads say was spent and this ledger does not have; then they are in its chain.
 
     Args:
         ledger: the older copy.
@@ -339,7 +352,7 @@ def declare_lost(
             earlier = [digest for _, digest in head.earlier]
             place = {"ledger": head.ledger, "row": head.row, "hash": head.hash}
             booked = head not in apart
-            added.append(append(kind="settled", **place, earlier=earlier, by=by, booked=booked))
+            added.append(append(kind="declared", **place, earlier=earlier, by=by, booked=booked))
         return added
 
     return ledger.change(declare)
