@@ -108,6 +108,8 @@ def test_an_older_copy_is_noticed_also_once_it_has_more_rows(
     assert ledger.balance().last > head.row  # it overtook the lost one
     assert not knows(ledger, head)
     assert ledger.verify() == []  # nothing on this disk shows it
+    declare_lost(ledger, [head], by="root")
+    assert tenths(ledger) == pytest.approx(8)  # 1 in both, 3 that are lost, 4 since
 
 
 def test_a_conflict_stays_until_the_loss_is_declared(ledger: Ledger, tmp_path: Path) -> None:
