@@ -98,6 +98,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "cli/verify.py": ("recipes/test_verify.py",),
     "recipes/evidence.py": ("recipes/test_verify.py",),
     "training/flower/evidence.py": ("recipes/test_verify.py",),
+    "training/wire/heads.py": ("silo/test_heads.py", "training/flower/test_heads.py"),
     "training/wire/evidence.py": ("silo/test_handler.py", "recipes/test_verify.py"),
     "cli/silo_text.py": ("silo/test_handler.py",),
     "cli/silo.py": ("silo/test_gate.py", "cli/test_silo_install.py"),

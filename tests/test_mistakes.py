@@ -401,6 +401,14 @@ def a_round(plan: Any, transport: Any, roster: Any = None) -> None:
     run_round(plan, start(plan, torch.zeros(2), roster=roster), transport)
 
 
+def _ledger_rolled_back() -> None:
+    from dpfed.accounting.ledger.heads import Conflict, take_head
+    from dpfed.accounting.ledger.ledger import Ledger
+
+    older, newer = Path("older.sqlite"), Path("newer.sqlite")
+    Conflict(older).meet(Ledger(older), [take_head(Ledger(newer))])
+
+
 def _missing_extra() -> None:
     from dpfed.core.extras import require_extra
 
@@ -441,6 +449,12 @@ SHOWN = {
         "needs 1",
         "budget (0.5, 1e-05)",
         "dpfed ledger budget adult --epsilon 1",
+    ),
+    errors.LedgerRolledBack: Shown(
+        _ledger_rolled_back,
+        "has not",
+        "all rows that others keep a signed head of",
+        "dpfed ledger declare-lost --help",
     ),
     errors.MissingExtra: Shown(
         _missing_extra,

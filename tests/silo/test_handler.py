@@ -102,9 +102,11 @@ def test_enrolment_and_refusals_are_the_same_bytes_for_neighbours(tmp_path: Path
         if answers:  # the same owner's
             shutil.copy(tmp_path / "0.0/silo/state/identity.key", state)
         held, terms = approved(folder)
+        enrolled = said(held.reply(enrolment(terms.name)))
         answers.append(
             [
-                held.reply(enrolment(terms.name)),
+                len(enrolled.pop("head")),  # sealed anew each time: test_heads.py opens it
+                enrolled,
                 held.reply(enrolment("unknown")),
                 held.reply(order(terms, round=99)),
                 held.reply(b"\x00garbage"),

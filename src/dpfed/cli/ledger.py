@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: D301  click cuts the help at \f
-"""The command line of the ledger: ``dpfed ledger show | verify | export | budget | rename``.
+"""The command line of the ledger: ``dpfed ledger show | verify | export | budget | declare-lost``.
 
 Guarantee: ``show``, ``verify`` and ``export`` write nothing into the ledger and make none; what
 ``budget`` and ``rename`` change is one more row that stays.
@@ -363,3 +363,86 @@ def waive(
     found = _open(ledger).waive(dataset, training)
     kept = "nothing was kept" if not found else "what it has not spent is free again"
     typer.echo(f"training {training!r} on {dataset!r}: {kept}")
+
+
+# ------------------------------------------------------------------------------- a loss declared
+
+
+@ledger_app.command("declare-lost")
+def declare_lost_command(
+    ledger: Where = None,
+    separate: Annotated[
+        bool,
+        typer.Option("--separate", help="Heads of another ledger are of one that is not lost."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Declare that rows of the ledger are lost: book what they had spent, so that work goes on.
+
+    Others keep signed heads of a silo's ledger, and bring them back. If one of them is not in the
+    ledger's chain, an older copy was put in its place, and the gate refuses everything: what is
+    spent is no longer known from the ledger alone.
+
+    If you still have the newer ledger, stop the gate, put it back with its file .head, and remove
+    the file .conflict. Else this command books, for each data set, what the heads say was spent and
+    the ledger does not have, with all that trainings which had enrolled could still spend. It
+    writes the heads into the chain, so that they are known from then on. No approval
+    stands any more: approve again what is to go on.
+
+    A ledger that was made anew has lost everything. If the head is of another gate with the same
+    key, whose ledger is not lost, --separate books nothing for it.
+
+    Example: dpfed ledger declare-lost --ledger /var/lib/dpfed/gate/ledger.sqlite
+
+    \f
+
+    Args:
+        ledger: the ledger's file; None is $DPFED_LEDGER, or the one beside the clients' state.
+        separate: book nothing for heads of another ledger.
+        yes: do not ask.
+    """
+    import getpass
+
+    from dpfed.accounting.ledger.heads import Conflict, declare_lost
+
+    opened = _open(ledger)
+    conflict = Conflict(opened.path)
+    heads = conflict.heads()
+    if not conflict:
+        typer.echo("nothing is lost: no head was met that is not in the ledger's chain")
+        return
+    own, rows = opened.balance().first, opened.balance().last
+    for head in heads:
+        kind = "of this ledger" if head.ledger == own else f"of another one, {head.ledger[:16]}"
+        typer.echo(
+            f"met       head {head.hash[:16]} at row {head.row}, {kind}; here are {rows} rows"
+        )
+    before = _totals(opened)
+    if not yes and not typer.confirm("declare these rows lost?", default=False):
+        raise typer.Exit(1)
+    declare_lost(opened, heads, by=getpass.getuser(), separate=separate)
+    conflict.end()
+    for name, spent in _totals(opened).items():
+        typer.echo(f"{name}: spent {before.get(name, '0')} -> {spent}")
+    _note(opened.path, f"{len(heads)} heads, by {getpass.getuser()}")
+    typer.echo("declared; no approval stands any more: approve again what is to go on")
+
+
+def _totals(ledger: Ledger) -> dict[str, str]:
+    """What each data set has cost, in words."""
+    from dpfed.accounting.guarantee import round_up
+
+    return {
+        str(total.key): "no bound"
+        if total.unbounded or math.isinf(total.epsilon)
+        else f"epsilon {round_up(total.epsilon)}"
+        for total in ledger.balance().totals(1e-5, every=True)
+    }
+
+
+def _note(ledger: Path, said: str) -> None:
+    """Count the declaration among the events of the gate whose ledger it is, if it is one's."""
+    from dpfed.silo.approvals import DECLARED, FILE, Approvals
+
+    if (ledger.parent / FILE).exists():
+        Approvals(ledger.parent).note(DECLARED, "", said)

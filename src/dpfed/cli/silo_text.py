@@ -31,6 +31,7 @@ from dpfed.recipes.model import is_loaded
 from dpfed.recipes.query import ALGORITHM
 from dpfed.recipes.schema import Recipe, TrainRecipe
 from dpfed.recipes.terms import Terms
+from dpfed.silo.approvals import LEDGER_FILE
 from dpfed.silo.figures import gate_figures
 from dpfed.silo.handler import RequestHandler, load_records
 from dpfed.silo.policy import DataPolicy
@@ -278,7 +279,13 @@ def state_of(handler: RequestHandler, path: Path | None = None) -> str:
         path: the policy's file; None leaves out what a running gate has read.
     """
     figures = gate_figures(handler)
-    lines = [
+    lines = []
+    if figures.rolled_back:
+        lines.append(
+            "NOTHING IS ANSWERED: the ledger is an older copy than others keep a signed head of; "
+            f"see 'dpfed ledger declare-lost --ledger {handler.state / LEDGER_FILE}'"
+        )
+    lines += [
         f"{each.name}: epsilon {each.spent:.4g} is spent of {handler.policy.data[each.name].budget}"
         f"{': OVERSPENT' * each.overspent}"
         for each in figures.data

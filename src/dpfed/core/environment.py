@@ -5,7 +5,8 @@
 |----------------|-------------------------------------------------------|-------------------------|
 | DPFED_DATA     | folders in which relative data paths are looked for,  | the recipe's own folder |
 |                | and the first of which ``dpfed data get`` writes to   | and the user's          |
-| DPFED_STATE    | where a client keeps its state, and its ledger        | ~/.dpfed                |
+| DPFED_STATE    | where a client keeps its state, and its ledger; where | ~/.dpfed                |
+|                | a server keeps heads of ledgers                       |                         |
 | DPFED_LEDGER   | the ledger's file                                     | in DPFED_STATE          |
 | DPFED_DATASET  | the name of a node's data in its ledger; overrides    | the app's name for it   |
 |                | the name that the app gives                           |                         |
@@ -50,7 +51,7 @@ def user_data_folder() -> Path | None:
 
 
 def state_folder() -> Path:
-    """Where a client keeps its state."""
+    """Where a client keeps its state, and a server the heads of ledgers."""
     named = variable(STATE)
     return Path(named).expanduser() if named else Path.home() / ".dpfed"
 

@@ -6,6 +6,7 @@
     +-- UnsoundPlan        each part is valid, but together they make the guarantee untrue
     +-- Unpriceable        no accountant here gives an upper bound for this
     +-- BudgetSpent        a release would take a data set or a training over its budget
+    +-- LedgerRolledBack   others keep a head of a ledger that is not in its chain
     +-- MissingExtra       an optional package is not installed
     +-- DataError          a data set, a partition or a backbone cannot be loaded as asked
     +-- BadRelease         rows or a release break what the accounting assumes
@@ -58,6 +59,10 @@ class BudgetSpent(DpfedError, RuntimeError):
     """A release would take a data set or a training over its budget."""
 
 
+class LedgerRolledBack(DpfedError, RuntimeError):
+    """Others keep a head of this ledger that is not in its chain: an older copy was put back."""
+
+
 class MissingExtra(DpfedError, ImportError):
     """An optional package is not installed, or cannot be imported."""
 
@@ -98,6 +103,7 @@ WIRE_NAMES = frozenset(
         "BadRelease",
         "BudgetSpent",
         "DataError",
+        "LedgerRolledBack",
         "UnsoundPlan",
         "Untrusted",
         "OutOfMemory",

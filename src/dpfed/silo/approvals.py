@@ -7,13 +7,16 @@
     revocations.sqlite   names that the owner has revoked, and nothing else; each write is on the
                          disk (synchronous=EXTRA) before the command ends
     clock.sqlite         the largest time that was ever seen here
+    ledger.sqlite        of each approval and revocation one row, in the ledger's own chain
 
 Guarantee: at most one approval has a training's name, for ever: other terms under it are refused,
 as the ledger refuses another plan. What was revoked stays so until its owner approves it again,
-even if approvals.sqlite is lost, or is put back from a copy. Time does not go back: ``now`` is at
-least the largest time that was ever recorded. Text that came from a server is shown by ``shown``
-only, and counted, not kept, where nobody has approved its name: however often it asks, the file
-stays small.
+even if approvals.sqlite is lost, or is put back from a copy, and the file of revocations with it:
+the last word in the ledger's chain counts. Heads of that chain, which others keep, show an older
+copy of all of them; once its loss is declared, no earlier approval stands. Time does not go back:
+``now`` is at least the largest time that was ever recorded. Text that came from a server is shown
+by ``shown`` only, and counted, not kept, where nobody has approved its name: however often it asks,
+the file stays small.
 
 | edge case                                    | what happens                                   |
 |----------------------------------------------|------------------------------------------------|
@@ -21,6 +24,9 @@ stays small.
 | an approval that has expired or was revoked  | UnsoundPlan; approve the same terms again      |
 | a name that nobody has approved              | UnsoundPlan; counted, the last name is kept    |
 | a clock that was set back                    | the largest time that was recorded counts      |
+| killed between a decision's file and its row | what is stricter counts: approve once more     |
+| approvals of versions without such rows      | the files alone count                          |
+| a loss was declared (ledger/heads.py)        | every approval before it is revoked            |
 | clock.sqlite that was lost                   | the latest approval, revocation or ledger row  |
 | a clock that was far ahead once              | the owner sets it back: ``reset_clock``, logged|
 | a file that SQLite cannot read               | DataError: every order is refused              |
@@ -29,12 +35,14 @@ stays small.
 from __future__ import annotations
 
 import datetime as dt
+import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.errors import DataError, UnsoundPlan
 from dpfed.core.log import shown
 from dpfed.recipes.terms import Terms, read_terms
@@ -43,6 +51,11 @@ FILE, REVOCATIONS, CLOCK = "approvals.sqlite", "revocations.sqlite", "clock.sqli
 SOURCES, LEDGER_FILE = "sources.sqlite", "ledger.sqlite"
 ZERO_ROWS = "zero rows"
 """The kind of event that counts replies which were made without the data: it depends on records."""
+CONFLICT = "rolled back"
+"""The kind of event that says that the ledger is an older copy than others keep a head of."""
+DECLARED = "declared lost"
+"""The kind of event that says that the owner has declared what was lost."""
+_APPROVED, _REVOKED_HERE = "approved", "revoked"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, fingerprint TEXT, terms TEXT, at TEXT,
     until TEXT, revoked TEXT DEFAULT '', by TEXT);
@@ -238,6 +251,7 @@ class Approvals:
             )
         with self._open(REVOCATIONS) as file:  # last: a crash before it leaves it revoked
             file.execute("DELETE FROM revocations WHERE name = ?", (terms.name,))
+        self._enter(terms.name, _APPROVED)  # last, too: until then an older word counts
         self.note("approved", terms.name, f"by {by}, until {until[:10]}")
 
     def accept(self, dataset: str, reading: str, *, by: str, columns: Sequence[str] = ()) -> None:
@@ -282,6 +296,7 @@ class Approvals:
         if not self.known(name):
             raise UnsoundPlan(f"no training {shown(name)!r} was approved; 'silo status' lists them")
         at = self.now().isoformat()
+        self._enter(name, _REVOKED_HERE)
         with self._open(REVOCATIONS) as file:
             file.execute("INSERT OR IGNORE INTO revocations VALUES (?, ?)", (name, at))
         with self._open(FILE) as file:
@@ -289,9 +304,44 @@ class Approvals:
         self.note("revoked", name, "by the owner")
 
     def revoked(self) -> dict[str, str]:
-        """The names that the owner has revoked, and when."""
+        """The names that the owner has revoked, and when; by the files, or by the chain."""
         with self._open(REVOCATIONS) as file:
-            return dict(file.execute("SELECT name, at FROM revocations").fetchall())
+            found = dict(file.execute("SELECT name, at FROM revocations").fetchall())
+        return {**self._revoked_in_chain(), **found}
+
+    def _enter(self, name: str, state: str) -> None:
+        """Write a decision into the ledger's chain; it is on the disk when this returns."""
+        ledger = Ledger(self._state / LEDGER_FILE)
+        try:
+            ledger.change(lambda _, append: append(kind="approval", training=name, state=state))
+        finally:
+            ledger.close()
+
+    def _revoked_in_chain(self) -> dict[str, str]:
+        """Names whose last word in the chain is that they are revoked, and when."""
+        if not (self._state / LEDGER_FILE).exists():
+            return {}
+        query = "SELECT body FROM rows WHERE body LIKE ? OR body LIKE ? ORDER BY number"
+        kinds = ('%"kind":"approval"%', '%"kind":"declared"%')
+        with self._open(LEDGER_FILE) as file:
+            bodies = [json.loads(text) for (text,) in file.execute(query, kinds)]
+        found: dict[str, str] = {}
+        declared = ""
+        for body in bodies:
+            at = dt.datetime.fromtimestamp(int(body["time"]), dt.UTC).isoformat()
+            if body["kind"] == "declared" and body["booked"]:
+                declared, found = at, {}
+            elif body["kind"] == "approval":
+                found[body["training"]] = "" if body["state"] == _APPROVED else at
+        if declared:
+            for name in self._names():
+                found.setdefault(name, declared)
+        return {name: at for name, at in found.items() if at}
+
+    def _names(self) -> list[str]:
+        """All names that were ever approved, by the file."""
+        with self._open(FILE) as file:
+            return [name for (name,) in file.execute("SELECT name FROM approvals")]
 
     def standing(self, name: str) -> Approval:
         """The approval of a training, if it stands; refuses any other name."""

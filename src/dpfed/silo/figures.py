@@ -12,6 +12,7 @@ machines that may show them to others.
 |--------------------------------------------|-----------------------------------------------------|
 | what is left cannot be said (draws)        | None; the metric is left out                        |
 | a training that was never asked            | 0 answers, and no time of a last one                |
+| the ledger is an older copy (wire/heads.py)| said first: nothing is answered                     |
 | a word in a label that Prometheus may      | escaped; names are 1 to 64 of A-Z a-z 0-9 - _ .     |
 | misread                                    |                                                     |
 """
@@ -74,12 +75,15 @@ class GateFigures(NamedTuple):
     """Refusals under names that nobody has approved."""
     key: str = ""
     """The gate's public key, as 64 hexadecimal digits."""
+    rolled_back: bool = False
+    """Whether others keep a head that is not in the ledger's chain: nothing is answered."""
 
     def to_json(self) -> dict[str, Any]:
         """The figures as one JSON object."""
         return {
             "at": self.at,
             "key": self.key,
+            "rolled_back": self.rolled_back,
             "data": [each._asdict() for each in self.data],
             "trainings": [each._asdict() for each in self.trainings],
             "refused_unknown": self.refused_unknown,
@@ -135,6 +139,7 @@ def gate_figures(handler: RequestHandler) -> GateFigures:
         trainings=trainings,
         refused_unknown=count("refused", ""),
         key=handler.key.public.hex(),
+        rolled_back=bool(handler.conflict),
     )
 
 
@@ -196,6 +201,12 @@ def _metrics(figures: GateFigures) -> Iterator[tuple[str, str, str, list[Sample]
         "gauge",
         "Trainings that may ask today.",
         [({"data": each.name}, each.approvals) for each in data],
+    )
+    yield (
+        "dpfed_ledger_rolled_back",
+        "gauge",
+        "1 if the ledger is an older copy than others keep a head of.",
+        [({}, figures.rolled_back)],
     )
     trainings = [({"training": each.name}, each) for each in figures.trainings]
     yield (

@@ -20,6 +20,8 @@ approvals, ledger, identity. An order only names a training. The reply itself is
 | accounts, a new name for a file that was counted |                                            |
 | an order whose child died, or took too long      | zero rows, if nothing of it has left       |
 | a gate without a folder of identity              | it makes a key, once, beside the ledger    |
+| a head of its own key that is not in its ledger's| LedgerRolledBack, for every order, until   |
+| chain: an older copy was put back                | the owner has declared the loss            |
 | a train function in shards                       | its clean process is started here, before  |
 |                                                  | a child; it is not loaded in this process  |
 """
@@ -32,7 +34,7 @@ import hmac
 import os
 import secrets
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -42,9 +44,16 @@ from typing import TYPE_CHECKING, Any, cast
 from flwr.app import RecordDict
 
 from dpfed.accounting.ledger.conversions import LedgerKey
+from dpfed.accounting.ledger.heads import Conflict, take_head
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.environment import IDENTITY, LEDGER, STATE
-from dpfed.core.errors import ClientRefused, DataError, DpfedError, UnsoundPlan
+from dpfed.core.errors import (
+    ClientRefused,
+    DataError,
+    DpfedError,
+    LedgerRolledBack,
+    UnsoundPlan,
+)
 from dpfed.core.flower_private import from_bytes, to_bytes
 from dpfed.core.log import log
 from dpfed.core.registry import installed_function
@@ -55,7 +64,7 @@ from dpfed.recipes.model import PRETRAINED
 from dpfed.recipes.records import load_dataset
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.terms import Terms, read_terms
-from dpfed.silo.approvals import LEDGER_FILE, ZERO_ROWS, Approvals, Price, clock_time
+from dpfed.silo.approvals import CONFLICT, LEDGER_FILE, ZERO_ROWS, Approvals, Price, clock_time
 from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
 from dpfed.silo.sources import check_accounts
 from dpfed.sums.secagg.identity import SigningKey, own_key
@@ -63,6 +72,7 @@ from dpfed.training.account import Account, AccountHolder
 from dpfed.training.plan import Plan
 from dpfed.training.wire.codec import CONTROL, Envelope, write_reply
 from dpfed.training.wire.evidence import Facts
+from dpfed.training.wire.heads import Kept, open_head, sign_head
 from dpfed.training.wire.responder import ENROL, TERMS, respond
 
 if TYPE_CHECKING:
@@ -121,6 +131,11 @@ class RequestHandler:
         return own_key(Path(folder)) if folder else own_key(self.state, make=True)
 
     @property
+    def conflict(self) -> Conflict:
+        """Heads that others keep of this gate's ledger, and that are not in its chain."""
+        return Conflict(self.state / LEDGER_FILE)
+
+    @property
     def has_rules(self) -> bool:
         """Whether any training can be approved by rule."""
         return any(each.approve is Mode.WITHIN_POLICY for each in self.policy.data.values())
@@ -140,6 +155,7 @@ class RequestHandler:
 
     def training(self, name: str) -> tuple[Terms, Problem]:
         """The terms of an approved training, and the problem that they make of the data."""
+        self.conflict.refuse()
         approval = self.approvals.standing(name)  # every time, since it may have been revoked
         built = self._trainings.pop(name, None)
         if built is not None and built[0].text != approval.terms:  # approvals.sqlite was lost
@@ -210,6 +226,11 @@ class RequestHandler:
             self.approvals.note(ZERO_ROWS, _training_name(content), said, self._came)
         return self._count_reply(content, reply)
 
+    @property
+    def came(self) -> dt.datetime:
+        """When the order came in that is answered now."""
+        return self._came or clock_time()
+
     def refuse_early(self, order: bytes) -> bytes | None:
         """Refuse an order that names no approved training, before a child is made; else None.
 
@@ -279,6 +300,35 @@ class _OrderNode:
         ledger.close()
         return found
 
+    def meet(self, heads: Sequence[bytes]) -> None:
+        """Refuse everything from now on if a head of this gate's own is not in its ledger."""
+        key, ledger = self.handler.key, self.handler.ledger()
+        own = [head for head in (open_head(each, key) for each in heads) if head is not None]
+        known = bool(self.handler.conflict)
+        try:
+            self.handler.conflict.meet(ledger, own)
+        except LedgerRolledBack:
+            if not known:
+                said = "the ledger is an older copy: see 'dpfed ledger declare-lost --help'"
+                self.handler.approvals.note(CONFLICT, "", said, self.handler.came)
+            raise
+        finally:
+            ledger.close()
+
+    def keep(self, heads: Iterable[bytes]) -> list[bytes]:
+        """Keep the heads of other gates, and hand back what is kept."""
+        key, kept = self.handler.key.public, Kept(self.handler.state)
+        kept.keep(head for head in heads if not head.startswith(key))
+        return kept.newest()
+
+    def head(self) -> bytes:
+        """The signed head of the ledger as it is now."""
+        ledger = self.handler.ledger()
+        found = take_head(ledger)
+        ledger.close()
+        at = max(self.handler.came, self.handler.approvals.largest() or self.handler.came)
+        return sign_head(found, self.handler.key, int(at.timestamp()))
+
     @property
     def client(self) -> int:
         """The owner's number for this silo; 0 while no approved training is named."""
@@ -288,6 +338,7 @@ class _OrderNode:
         return self.handler.policy.data[terms.pins.dataset]
 
     def _find(self, training: str) -> tuple[Terms, Problem]:
+        self.handler.conflict.refuse()
         if self._training is None:
             self._approve_by_rule()
             self._training = self.handler.training(training)

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from dpfed.silo.handler import RequestHandler
 
 _MOST_EVENTS = 200
+_ROLLED_BACK = (
+    '<p class="bad">Nothing is answered: the ledger is an older copy than others keep a signed '
+    "head of. See <code>dpfed ledger declare-lost --help</code></p>"
+)
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; margin: 0 auto;
   max-width: 60rem; padding: 1rem; }
@@ -56,6 +60,7 @@ def page_html(handler: RequestHandler) -> str:
     parts = [
         "<h1>This silo's gate</h1>",
         f'<p class="quiet">as of {_moment(figures.at)}</p>',
+        *([_ROLLED_BACK] if figures.rolled_back else []),
         "<h2>Budgets</h2>",
         *(_budget(each) for each in figures.data),
         "<h2>Asked for, and not approved</h2>",

@@ -11,5 +11,6 @@ Four words, used here and wherever dpfed speaks of budgets:
 
 The modules: journal (the file), balance (rows added up), request (what a client asks for),
 limits (what is refused whatever it costs), conversions (costs in the terms of a budget), enquiries
-(plans that only ask), verification (whether the rows are true), ledger (all of them together).
+(plans that only ask), verification (whether the rows are true), ledger (all of them together),
+heads (what others keep of it, so that an older copy in its place is noticed).
 """

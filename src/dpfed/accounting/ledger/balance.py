@@ -324,9 +324,18 @@ class Balance:
     attended: dict[tuple[str, str, int], dict[tuple[int, int], int]] = field(default_factory=dict)
     """By data set, training and client: the attempts that were entered -> their round."""
     open: dict[int, Entries] = field(default_factory=dict)
+    first: str = ""
+    """The first row's hash, which names the ledger."""
+    last: int = 0
+    """The last row's number."""
+    heads: list[tuple[int, str]] = field(default_factory=list)
+    """Rows at which a head was given to others (heads.py): their numbers and hashes."""
+    declared: set[str] = field(default_factory=set)
+    """Heads of lost parts that were declared: the first half of their hashes."""
 
     def add_row(self, row: Row) -> None:
         """Add one more row."""
+        self.first, self.last = self.first or row.hash, row.number
         kind = row.body.get("kind")
         if not isinstance(kind, str) or kind not in _ADD_BY_KIND:
             raise DataError(
@@ -640,6 +649,33 @@ def _add_confirm(balance: Balance, row: Row) -> None:
             usage.open -= 1
 
 
+def _add_head(balance: Balance, row: Row) -> None:
+    balance.heads.append((row.number, row.hash))
+
+
+def _add_lost(balance: Balance, row: Row) -> None:
+    """What was spent in a part of the ledger that is lost, as its owner has declared."""
+    key, body = key_of(row.body), finite(row.body)
+    if body["mu_squared"] is None:
+        balance.costs.setdefault(key, Cost()).add_whole(key, body, row.number)
+        balance.note_guarantee(key, body)
+    else:
+        balance.add_cost(key, body)
+    shown = balance.entries.setdefault((key, "declared lost", 0, "all"), Entries())
+    shown.cost.add(key, body)
+    shown.rows += 1
+
+
+def _add_declared(balance: Balance, row: Row) -> None:
+    hashes = [row.body["hash"], *row.body["earlier"]]
+    balance.declared.update(each[:32] for each in hashes)
+
+
+def _add_approval(balance: Balance, row: Row) -> None:
+    """An owner's decision on a training: it costs nothing, and is in the chain (approvals.py)."""
+    del balance, row
+
+
 def finite(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """The body with its mu^2 as a number: JSON has no infinity, so rows have a word for it."""
     return {**body, "mu_squared": from_word(body["mu_squared"])}
@@ -654,4 +690,8 @@ _ADD_BY_KIND = {
     "waive": _add_waive,
     "book": _add_entry,
     "confirm": _add_confirm,
+    "head": _add_head,
+    "lost": _add_lost,
+    "declared": _add_declared,
+    "approval": _add_approval,
 }

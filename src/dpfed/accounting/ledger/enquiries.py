@@ -4,8 +4,8 @@
 At enrolment a client says whether a whole training fits into what is left of its data's budget.
 That depends only on its policy and its ledger, never on a record. But whoever asks for one plan
 after another, and runs none of them, learns what is left. So for each data set a few such plans get
-a reply in a day, and then only plans that were seen before. Each enrolment may also write two rows
-into the ledger (a claim, and its end), so the number of enrolments in a day is limited, too.
+a reply in a day, and then only plans that were seen before. Each enrolment may also write rows into
+the ledger (a claim, its end, a head's mark), so the number of enrolments in a day is limited, too.
 
     ledger.sqlite.enquiries      beside the ledger: data set -> plan -> when it asked first,
                                  and data set -> when a day's enrolments began, and their number
@@ -35,7 +35,7 @@ from dpfed.core.files import locked_file, replace_file
 MAX_IDLE_PLANS_PER_DAY = 5
 """How many plans may ask in a day and release nothing."""
 MAX_ENROLMENTS_PER_DAY = 200
-"""Enrolments in a day, of whatever plan: each may write two rows."""
+"""Enrolments in a day, of whatever plan: each may write rows."""
 DAY_S = 86_400.0  # seconds
 
 

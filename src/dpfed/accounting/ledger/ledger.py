@@ -41,10 +41,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from dpfed.accounting import gdp
 from dpfed.accounting.guarantee import round_up
@@ -68,6 +68,8 @@ from dpfed.accounting.ledger.request import Request, plan_cost, release_events, 
 from dpfed.accounting.ledger.verification import wrong_sums
 from dpfed.core.environment import ledger_path
 from dpfed.core.errors import BudgetSpent, DataError, DpfedError, RecipeError, UnsoundPlan
+
+_Made = TypeVar("_Made")
 
 # -------------------------------------------------------------------------------------- the ledger
 
@@ -431,6 +433,15 @@ class Ledger:
                 )
             self._append(kind="name", name=new, dataset=old)
 
+    def change(self, work: Callable[[Balance, Callable[..., Row]], _Made]) -> _Made:
+        """Let ``work`` read the balance and append rows, in one turn: all of them or none.
+
+        Args:
+            work: gets the balance, and a function that appends a row by its keywords.
+        """
+        with self._turn():
+            return work(self._balance, self._append)
+
     def budgets_of(self, dataset: str) -> dict[LedgerKey, Budget]:
         """The budget that stands for a data set, with what it is stated for; empty without one."""
         self._look()
@@ -447,6 +458,11 @@ class Ledger:
         """All rows added up."""
         self._look()
         return self._balance
+
+    def hash_of(self, number: int) -> str:
+        """The hash of a row; "" if the ledger has none of this number."""
+        self._look()
+        return self._journal.hash_of(number)
 
     def rows(self) -> list[Row]:
         """All rows as they were written; a file that was tampered with is refused."""

@@ -40,7 +40,7 @@ def wrong_sums(rows: Iterable[Row]) -> Iterator[str]:
 def _wrong_row(row: Row, entered: set[int]) -> Iterator[str]:
     """What is wrong with one row, given the numbers of the releases' rows before it."""
     body, number = row.body, row.number
-    if body["kind"] in {"book", "reserve", "claim"} and body["mu_squared"] is not None:
+    if body["kind"] in {"book", "reserve", "claim", "lost"} and body["mu_squared"] is not None:
         stated, true = float(body["mu_squared"]), _mu_squared(body)
         if not math.isclose(stated, true, rel_tol=1e-9) and stated != true:
             yield f"row {number} states mu^2 = {stated:g}, and its event costs {true:g}"

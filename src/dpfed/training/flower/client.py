@@ -18,7 +18,7 @@ What is released, counted and stored: responder.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,18 @@ class _AppNode:
         """Nothing: an app has no terms, and who declared a budget is in its owner's ledger."""
         del training
         return Facts()
+
+    def meet(self, heads: Sequence[bytes]) -> None:
+        """Nothing: an app hands out no heads, since whoever ships it could leave that out."""
+
+    def keep(self, heads: Iterable[bytes]) -> list[bytes]:
+        """Nothing."""
+        del heads
+        return []
+
+    def head(self) -> bytes:
+        """None."""
+        return b""
 
     @property
     def client(self) -> int:

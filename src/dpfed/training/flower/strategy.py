@@ -31,7 +31,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from dpfed.accounting.guarantee import GATED, SHIPPED, Guarantee, certified
 from dpfed.accounting.second_opinion import checked
 from dpfed.core.checks import refuse
-from dpfed.core.environment import IDENTITY, variable
+from dpfed.core.environment import IDENTITY, state_folder, variable
 from dpfed.core.errors import DataError, DpfedError, RecipeError, UnsoundPlan
 from dpfed.core.files import replace_file
 from dpfed.core.log import log
@@ -50,6 +50,7 @@ from dpfed.training.soundness import small_delta
 from dpfed.training.stopping import is_unspent, nothing_trained
 from dpfed.training.wire.codec import named_arrays
 from dpfed.training.wire.evidence import vector_digest
+from dpfed.training.wire.heads import Kept
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -113,6 +114,8 @@ class DPStrategy(Strategy):
             total, before it is asked for again; stored answers cost nothing.
         evidence: a folder in which what clients sign is kept (docs/evidence.md); None keeps
             nothing.
+        heads: a folder in which heads of silos' ledgers are kept, the same for all trainings of
+            this server; None is $DPFED_STATE, or .dpfed in the home folder.
 
     >>> from dpfed.flower import make_plan
     >>> plan = make_plan(clients=4, rounds=3, privacy={"epsilon": 2.0, "unit": "client"})
@@ -132,7 +135,9 @@ class DPStrategy(Strategy):
         terms: str = "",
         wait_lost: float = 300.0,
         evidence: str | Path | None = None,
+        heads: str | Path | None = None,
     ) -> None:
+        self.heads = None if heads is None else Path(heads).expanduser()
         self.evidence = None if evidence is None else EvidenceFolder(Path(evidence))
         if keep and plan.update.unit is not Unit.CLIENT:
             raise RecipeError(
@@ -192,6 +197,7 @@ class DPStrategy(Strategy):
             terms=self.terms,
             wait_lost=self.wait_lost,
             evidence=self.evidence,
+            heads=self._kept_heads(),
         )
         result = DPResult(arrays=initial_arrays)
         steps = train(
@@ -212,6 +218,14 @@ class DPStrategy(Strategy):
         self._leave(transport)
         self._finish(result, layout, around)
         return result
+
+    def _kept_heads(self) -> Kept | None:
+        """Where this server keeps heads; None for a user without a home."""
+        try:
+            return Kept(self.heads or state_folder())
+        except RuntimeError:
+            log.warning("heads of ledgers are not kept: give DPStrategy heads=FOLDER")
+            return None
 
     def _leave(self, transport: GridTransport) -> None:
         """Free the budget that clients keep for this training, if it ends before its plan does."""

@@ -18,6 +18,8 @@ the number of clients.
 | many for the secure sum to be opened          |                                            |
 | fewer have enrolled than sum.least_clients    | training ends before releases are asked    |
 |                                               | for                                        |
+| a node whose ledger is an older copy than a   | refused: what heads are kept is brought to |
+| head that is kept here, or at another silo    | all who enrol (wire/heads.py)              |
 | few clients drawn, where the accounting       | training continues: stopping would reveal  |
 | relies on a secret draw (amplification)       | who was drawn                              |
 """
@@ -54,7 +56,8 @@ from dpfed.training.stopping import (
 from dpfed.training.wire.codec import CONTROL, At, Envelope, Sender, read_reply
 from dpfed.training.wire.enrolment import Refusal, enrolled, enrolment
 from dpfed.training.wire.evidence import cohort_digest, gives_receipts
-from dpfed.training.wire.responder import LAST, LEAVE, STATEMENT
+from dpfed.training.wire.heads import Kept, brought
+from dpfed.training.wire.responder import HEAD, HEADS, KEY, LAST, LEAVE, STATEMENT
 
 _MAX_PULLED_BYTES = 4 << 20  # of replies pulled at once: keeps memory flat for large models
 _ENROL_AGAIN_AFTER_S = 60.0  # a node that did not say who it is may be asked once more
@@ -76,6 +79,7 @@ class GridTransport:
         terms: the text of the training's terms, for silos that approve by rule; or "".
         wait_lost: how many seconds to wait for clients that were lost, where no total came out.
         evidence: where what clients sign is kept; None keeps nothing.
+        heads: where heads of clients' ledgers are kept, over all trainings; None keeps none.
     """
 
     def __init__(
@@ -91,8 +95,9 @@ class GridTransport:
         terms: str = "",
         wait_lost: float = 300.0,
         evidence: EvidenceFolder | None = None,
+        heads: Kept | None = None,
     ) -> None:
-        self.evidence = evidence
+        self.evidence, self.heads = evidence, heads
         self.wait_lost = wait_lost
         self.plan, self.grid, self.layout, self.around = plan, grid, layout, around or {}
         self.config, self.timeout, self.wait = config or ConfigRecord(), timeout, wait
@@ -210,15 +215,53 @@ class GridTransport:
             time.sleep(0.5)
 
     def _ask_who(self, nodes: list[int], training: str) -> None:
-        content = enrolment({"training": training}, self.terms)
+        kept = [] if self.heads is None else self.heads.newest()
+        content = enrolment({"training": training}, self.terms, kept)
         messages = [Message(content, node, "train", ttl=600) for node in nodes]
         self._enrolling.update(zip(self.grid.push_messages(messages), nodes, strict=True))
         asked = dict(self._enrolling)  # some may answer what was asked before
+        told: dict[int, Message] = {}
         for reply in replies(self.grid, asked, _ENROL_AGAIN_AFTER_S, batch=len(asked)):
             node = asked[reply.metadata.reply_to_message_id]
             self._asked.add(node)
-            self._admit(node, reply)
+            told[node] = reply
         self._enrolling = {i: node for i, node in asked.items() if node not in self._asked}
+        given = {head for reply in told.values() for head in _heads_in(reply, HEAD)}
+        told.update(self._bring_others(told, training, {*kept, *given}))
+        for node, reply in told.items():
+            self._admit(node, reply)
+
+    def _bring_others(
+        self, told: Mapping[int, Message], training: str, known: Collection[bytes]
+    ) -> dict[int, Message]:
+        """Bring nodes those heads of theirs that they were not brought, and ask once more.
+
+        Silos have just brought them, or there were too many for one message.
+
+        Args:
+            told: what nodes have replied.
+            training: the training's name.
+            known: heads that they have been brought, or have just given.
+        """
+        if self.heads is None:
+            return {}
+        for reply in told.values():
+            self.heads.keep([*_heads_in(reply, HEADS), *_heads_in(reply, HEAD)])
+        messages = []
+        for node, reply in told.items():
+            more = [head for head in self.heads.of(_key_in(reply)) if head not in known]
+            if more:
+                content = enrolment({"training": training}, self.terms, more)
+                messages.append(Message(content, node, "train", ttl=_ENROL_AGAIN_AFTER_S))
+        if not messages:
+            return {}
+        nodes = [message.metadata.dst_node_id for message in messages]
+        sent = dict(zip(self.grid.push_messages(messages), nodes, strict=True))
+        found: dict[int, Message] = {}
+        for reply in replies(self.grid, sent, _ENROL_AGAIN_AFTER_S, batch=len(sent)):
+            found[sent[reply.metadata.reply_to_message_id]] = reply
+            self.heads.keep(_heads_in(reply, HEAD))
+        return found
 
     def leave(self, training: str, patience: float = 30.0) -> None:
         """Tell those who have enrolled that the training has ended: they keep no budget for it.
@@ -231,8 +274,9 @@ class GridTransport:
         nodes = sorted(self.nodes.values())
         messages = [Message(content, node, "train", ttl=patience) for node in nodes]
         sent = dict(zip(self.grid.push_messages(messages), nodes, strict=True))
-        for _ in replies(self.grid, sent, patience, batch=max(1, len(sent))):
-            pass
+        for reply in replies(self.grid, sent, patience, batch=max(1, len(sent))):
+            if self.heads is not None:
+                self.heads.keep(_heads_in(reply, HEAD))
 
     def statements(self, training: str, model: str, patience: float = 60.0) -> None:
         """Ask those who have enrolled for a signed statement of the training, and keep what comes.
@@ -261,6 +305,8 @@ class GridTransport:
         for reply in replies(self.grid, sent, patience, batch=max(1, len(sent))):
             if not reply.has_error():
                 found[clients[sent[reply.metadata.reply_to_message_id]]] = reply.content
+                if self.heads is not None:
+                    self.heads.keep(_heads_in(reply, HEAD))
         self.evidence.stated(found)
 
     def _admit(self, node: int, reply: Message) -> None:
@@ -362,6 +408,24 @@ class GridTransport:
     def restore(self, states: State) -> None:
         """Nothing to restore."""
         del states
+
+
+def _heads_in(reply: Message, field: str) -> list[bytes]:
+    """The heads in a field of a node's reply: its own, or those that it keeps of others."""
+    if reply.has_error():
+        return []
+    found = reply.content.config_records.get(CONTROL, ConfigRecord()).get(field)
+    return brought([found] if field == HEAD else found)
+
+
+def _key_in(reply: Message) -> bytes:
+    """The public key that a node says; empty if it says none."""
+    control = ConfigRecord() if reply.has_error() else reply.content.config_records.get(CONTROL)
+    said = (control or ConfigRecord()).get(KEY)
+    try:
+        return bytes.fromhex(said) if isinstance(said, str) else b""
+    except ValueError:
+        return b""
 
 
 def _read_reply(reply: Message, due: Envelope) -> StageReply:

@@ -16,11 +16,13 @@
 
 Enrolment, and its opposite, have one record each way, without arrays (responder._enrol):
 
-    to a client    dpfed    stage "enrol", training; terms, for owners who approve by rule; in an
-                            open population round; at the end of a training leave
+    to a client    dpfed    stage "enrol", training; terms, for owners who approve by rule; heads,
+                            of ledgers, that the server keeps (heads.py); in an open
+                            population round; at the end of a training leave
     to the server  reply    empty
                    dpfed    round 0, attempt 0, stage "enrol", client, fingerprint, gate; of a
-                            gate key, its public one; if participation is limited
+                            gate key, its public one, head, that of its ledger, and heads
+                            of others that it keeps; if participation is limited
                             last: the last round that it has entered, -1 if none; in an
                             open population ready: whether it may take part
     if it refuses  dpfed    round 0, attempt 0, stage "enrol", client -1; the name of an error
@@ -29,7 +31,8 @@ At the end of a training clients are asked for a statement (evidence.py), withou
 
     to a client    dpfed    stage "statement", training, model: the model's digest
     to the server  reply    empty
-                   dpfed    round 0, attempt 0, stage "statement", client, statement
+                   dpfed    round 0, attempt 0, stage "statement", client, statement; of a
+                            gate head
 
 A reply that does not fit is a BadReply, with a reason that quotes no value of it.
 """

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
@@ -11,17 +11,19 @@ from flwr.app import ConfigRecord, RecordDict
 from dpfed.core.errors import WIRE_NAMES, BadReply
 from dpfed.training.plan import Plan
 from dpfed.training.wire.codec import CONTROL
-from dpfed.training.wire.responder import ENROL, TERMS
+from dpfed.training.wire.responder import ENROL, HEADS, TERMS
 
 
-def enrolment(told: Mapping[str, Any], terms: str = "") -> RecordDict:
+def enrolment(told: Mapping[str, Any], terms: str = "", heads: Sequence[bytes] = ()) -> RecordDict:
     """The message that asks a node who it is.
 
     Args:
         told: what else it says, such as the training's name.
         terms: the text of the training's terms, for owners who approve by rule; or "".
+        heads: of ledgers, as they were handed out: each gate looks at its own.
     """
-    control = {"stage": ENROL, **told, **({TERMS: terms} if terms else {})}
+    control: dict[str, Any] = {"stage": ENROL, **told, **({TERMS: terms} if terms else {})}
+    control.update({HEADS: list(heads)} if heads else {})
     return RecordDict({CONTROL: ConfigRecord(control)})
 
 
@@ -34,6 +36,11 @@ class Refusal(BadReply):
             said = (
                 "its budget does not suffice for the whole training (BudgetSpent), and nothing was "
                 "asked of it; plan a smaller one, or ask its owner"
+            )
+        if reason == "LedgerRolledBack":
+            said = (
+                "its ledger is an older copy than what is kept of it here (LedgerRolledBack), so "
+                "it answers nothing; its owner must run 'dpfed ledger declare-lost'"
             )
         super().__init__(said)
         self.reason = reason

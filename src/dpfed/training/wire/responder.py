@@ -22,12 +22,14 @@ Whatever goes wrong here leaves as a class name only; the whole sentence is in t
 | correlated noise whose state or count is lost       | UnsoundPlan: it never begins anew       |
 | a second time in one round, under any node id       | UnsoundPlan: the count is the device's  |
 | too early after the last time, an older round       | UnsoundPlan (core/participation.py)     |
+| a head of this client's ledger that it does not     | LedgerRolledBack: nothing is answered   |
+| have (wire/heads.py)                                | any more, until its owner has decided   |
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -57,6 +59,7 @@ from dpfed.training.wire.evidence import (
     statement_of,
     vector_digest,
 )
+from dpfed.training.wire.heads import brought
 from dpfed.training.wire.stored_replies import StoredReply, order_digest
 
 ENROL = "enrol"
@@ -72,6 +75,9 @@ LAST = "last"
 """The field in which a node that enrols names the last round that it entered (participation)."""
 KEY = "key"
 """The field of a gate's enrolment with its public key, as 64 hexadecimal digits."""
+HEADS, HEAD = "heads", "head"
+"""The field of an enrolment, and of its reply, with heads that others keep; and of a reply with the
+gate's own, as it is after what was asked."""
 ROUND, READY = "round", "ready"
 """In an open population: the round for which a device is asked, and whether it may take part."""
 _UNNAMED, _COUNT, _MAX_OPEN_LEDGERS = "unnamed", "releases.sqlite", 64
@@ -95,6 +101,15 @@ class Node(Protocol):
 
     def facts(self, training: str) -> Facts:
         """What its owner's files say of a training, for a statement."""
+
+    def meet(self, heads: Sequence[bytes]) -> None:
+        """Look at heads that others bring; refuse if its own ledger is not the one of them."""
+
+    def keep(self, heads: Iterable[bytes]) -> list[bytes]:
+        """Keep heads of others, and return those that it has kept so far."""
+
+    def head(self) -> bytes:
+        """Its own ledger's signed head as it is now; empty if it gives none."""
 
     @property
     def zero_rows(self) -> bool:
@@ -153,16 +168,20 @@ def _state(content: RecordDict, node: Node) -> RecordDict:
             folder=folder,
             model=model,
         )
-    return write_reply(Envelope(0, 0, STATEMENT, client), {}, {STATEMENT: made})
+    head = node.head()
+    said = {STATEMENT: made, **({HEAD: head} if head else {})}
+    return write_reply(Envelope(0, 0, STATEMENT, client), {}, said)
 
 
 def _enrol(content: RecordDict, node: Node) -> RecordDict:
     """Who this node is, and which plan it has agreed to."""
     try:
+        heads = brought(content.config_records[CONTROL].get(HEADS))
+        node.meet(heads)  # before anything is approved or entered
         training = str(content.config_records[CONTROL].get("training", ""))
         client, plan = node.client, node.plan(training)
         taken = _attended(plan, training, node)
-        said: dict[str, str | bool | int] = {
+        said: dict[str, str | bool | int | bytes | list[bytes]] = {
             "fingerprint": plan.fingerprint(),
             "gate": node.gated,
         }
@@ -178,6 +197,9 @@ def _enrol(content: RecordDict, node: Node) -> RecordDict:
         elif named is not None and not (plan.open and (taken or not said[READY])):
             # one that the budget cannot pay for is refused whole, and now; a device, at first
             named.admit(plan, training, client)
+        kept, head = node.keep(heads), node.head()  # after the reservation, which is in the head
+        said.update({HEADS: kept} if kept else {})
+        said.update({HEAD: head} if head else {})
         record = write_reply(Envelope(0, 0, ENROL, client), {})
         record.config_records[CONTROL].update(said)
     except Exception as error:

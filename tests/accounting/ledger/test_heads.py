@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heads of a ledger: an older copy in its place is noticed, and its owner declares what is lost."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dpfed.accounting.ledger.balance import Budget
+from dpfed.accounting.ledger.conversions import LedgerKey
+from dpfed.accounting.ledger.heads import (
+    MOST_CONFLICTS,
+    Conflict,
+    Head,
+    declare_lost,
+    head_from_json,
+    knows,
+    pack,
+    take_head,
+    unpack,
+)
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.accounting.ledger.request import ChannelRequest, Request
+from dpfed.cli.main import app
+from dpfed.core.errors import BudgetSpent, DataError, LedgerRolledBack
+from dpfed.core.types import UPDATE
+from tests.helpers.ledgers import B2, BUDGET, DRAWN, KEY, TENTH, ZERO, request
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return made(tmp_path / "ledger.sqlite")
+
+
+def made(path: Path) -> Ledger:
+    found = Ledger(path)
+    found.declare(KEY, BUDGET)  # ten releases of TENTH
+    return found
+
+
+def training(name: str, rounds: int, at: int = -1, **changes: Any) -> Request:
+    parts = {UPDATE: ChannelRequest(TENTH, int(at >= 0), rounds)}
+    named = {"training": name, "plan": f"plan of {name}", "parts": parts}
+    return request(max(at, 0), **{**named, **changes})
+
+
+def copied(ledger: Ledger, to: Path) -> None:
+    """Both files, as a backup has them."""
+    ledger.close()
+    to.mkdir(exist_ok=True)
+    for path in ledger.path.parent.glob("ledger.sqlite*"):
+        shutil.copy(path, to)
+
+
+def restored(ledger: Ledger, backup: Path) -> Ledger:
+    ledger.close()
+    for path in ledger.path.parent.glob("ledger.sqlite*"):
+        path.unlink()
+    for path in backup.iterdir():
+        shutil.copy(path, ledger.path.parent)
+    return Ledger(ledger.path)
+
+
+def tenths(ledger: Ledger, key: LedgerKey = KEY) -> float:
+    """How many releases of TENTH the ledger counts."""
+    return ledger.spent(key).mu_squared / (B2 / 10)
+
+
+def lost_after_three(ledger: Ledger, backup: Path) -> tuple[Ledger, Head]:
+    """A ledger put back from a copy, and the head that it gave after three more releases."""
+    ledger.begin(training("a", 5, 0))
+    copied(ledger, backup)
+    ledger = Ledger(ledger.path)
+    for at in range(1, 4):
+        ledger.begin(training("a", 5, at))
+    head = take_head(ledger)
+    return restored(ledger, backup), head
+
+
+def test_a_head_names_its_own_row_and_is_known_for_ever(ledger: Ledger) -> None:
+    first = take_head(ledger)
+    assert take_head(ledger) == first  # nothing happened: no further row
+    ledger.begin(training("a", 5, 0))
+    second = take_head(ledger)
+    assert second.row > first.row
+    assert (first.row, first.hash[:32]) in second.earlier
+    assert knows(ledger, first)
+    assert knows(ledger, second)
+    assert ledger.verify() == []
+    Conflict(ledger.path).meet(ledger, [first, second])  # old true heads are no conflict
+
+
+def test_an_older_copy_is_noticed_also_once_it_has_more_rows(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    ledger, head = lost_after_three(ledger, tmp_path / "backup")
+    assert not knows(ledger, head)
+    for at in range(1, 5):
+        ledger.begin(training("a", 5, at))
+    ledger.confirm([ledger.balance().last])
+    assert ledger.balance().last > head.row  # it overtook the lost one
+    assert not knows(ledger, head)
+    assert ledger.verify() == []  # nothing on this disk shows it
+    declare_lost(ledger, [head], by="root")
+    assert tenths(ledger) == pytest.approx(8)  # 1 in both, 3 that are lost, 4 since
+
+
+def test_a_conflict_stays_until_the_loss_is_declared(ledger: Ledger, tmp_path: Path) -> None:
+    ledger, head = lost_after_three(ledger, tmp_path / "backup")
+    conflict = Conflict(ledger.path)
+    with pytest.raises(LedgerRolledBack, match="declare-lost"):
+        conflict.meet(ledger, [head])
+    with pytest.raises(LedgerRolledBack):
+        Conflict(ledger.path).meet(Ledger(ledger.path), [])  # also of another process
+    assert conflict.heads() == [head]
+    declare_lost(ledger, conflict.heads(), by="root")
+    conflict.end()
+    conflict.meet(ledger, [head])
+    assert knows(ledger, head)
+    assert tenths(ledger) == pytest.approx(4)
+    assert tenths(ledger) >= 4  # never less than what was released
+    assert ledger.verify() == []
+
+
+def test_a_loss_is_booked_once_also_if_it_is_declared_twice(ledger: Ledger, tmp_path: Path) -> None:
+    ledger, head = lost_after_three(ledger, tmp_path / "backup")
+    declare_lost(ledger, [head], by="root")
+    assert declare_lost(ledger, [head, head], by="root") == []
+    assert tenths(ledger) == pytest.approx(4)
+
+
+def test_a_declared_loss_leaves_only_the_rest_of_the_budget(ledger: Ledger, tmp_path: Path) -> None:
+    ledger, head = lost_after_three(ledger, tmp_path / "backup")
+    declare_lost(ledger, [head], by="root")
+    with pytest.raises(BudgetSpent):
+        ledger.claim(training("b", 7))
+    ledger.claim(training("b", 5))
+
+
+def test_what_an_enrolled_training_could_still_spend_is_in_the_head(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    copied(ledger, tmp_path / "backup")
+    ledger = Ledger(ledger.path)
+    ledger.claim(training("a", 5))
+    head = take_head(ledger)
+    for at in range(5):  # after the last head that anyone has
+        ledger.begin(training("a", 5, at))
+    ledger = restored(ledger, tmp_path / "backup")
+    declare_lost(ledger, [head], by="root")
+    assert tenths(ledger) == pytest.approx(5)
+
+
+def test_a_claim_that_has_lapsed_is_in_the_head_all_the_same(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.claim(training("a", 5))
+    monkeypatch.setattr("time.time", lambda: 4e9)  # it could still ask
+    (cost,) = take_head(ledger).costs
+    assert cost.mu_squared == pytest.approx(B2 / 2)
+
+
+def test_of_several_heads_of_one_lost_part_the_latest_counts(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    copied(ledger, tmp_path / "backup")
+    ledger, heads = Ledger(ledger.path), []
+    for at in range(4):
+        ledger.begin(training("a", 5, at))
+        heads.append(take_head(ledger))
+    ledger = restored(ledger, tmp_path / "backup")
+    declare_lost(ledger, [heads[1], heads[3], heads[0]], by="root")
+    assert tenths(ledger) == pytest.approx(4)
+    assert knows(ledger, heads[2])  # the latest one names it
+
+
+def test_two_lost_parts_are_both_booked(ledger: Ledger, tmp_path: Path) -> None:
+    copied(ledger, tmp_path / "backup")
+    heads = []
+    for name in ("a", "b"):
+        ledger = Ledger(ledger.path)
+        for at in range(3):
+            ledger.begin(training(name, 3, at))
+        heads.append(take_head(ledger))
+        ledger = restored(ledger, tmp_path / "backup")
+        ledger.close()
+    ledger = Ledger(ledger.path)
+    declare_lost(ledger, heads, by="root")
+    assert tenths(ledger) == pytest.approx(6)
+
+
+def test_a_ledger_made_anew_is_the_oldest_copy(ledger: Ledger, tmp_path: Path) -> None:
+    for at in range(4):
+        ledger.begin(training("a", 5, at))
+    head = take_head(ledger)
+    new = made(tmp_path / "new" / "ledger.sqlite")
+    assert head.ledger != take_head(new).ledger
+    assert not knows(new, head)
+    declare_lost(new, [head], by="root")
+    assert tenths(new) == pytest.approx(4)
+
+
+def test_a_ledger_that_is_not_lost_is_declared_separate(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.begin(training("a", 5, 0))
+    head, new = take_head(ledger), made(tmp_path / "new" / "ledger.sqlite")
+    declare_lost(new, [head], by="root", separate=True)
+    assert tenths(new) == 0
+    assert knows(new, head)
+    other = made(tmp_path / "third" / "ledger.sqlite")
+    ledger, own = lost_after_three(other, tmp_path / "backup")
+    with pytest.raises(DataError, match="another ledger"):
+        declare_lost(ledger, [own], by="root", separate=True)
+
+
+def test_a_run_with_draws_counts_once_more_unless_it_was_used_up(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.declare(ZERO, Budget(8.0, 1e-5))
+
+    def drawn(name: str, at: int) -> Request:
+        parts = {UPDATE: ChannelRequest(DRAWN, 1, 2)}
+        return request(at, key=ZERO, training=name, plan=name, parts=parts)
+
+    for at in range(2):
+        ledger.begin(drawn("done", at))
+    ledger.begin(drawn("half", 0))
+    take_head(ledger)
+    copied(ledger, tmp_path / "backup")
+    ledger = Ledger(ledger.path)
+    ledger.begin(drawn("half", 1))
+    ledger.begin(drawn("lost", 0))
+    head, before = take_head(ledger), ledger.spent(ZERO)
+    ledger = restored(ledger, tmp_path / "backup")
+    declare_lost(ledger, [head], by="root")
+    after = ledger.spent(ZERO)
+    assert len(after.runs) == len(before.runs) + 1 == 4  # "half" in both parts, and "lost"
+    assert after.epsilon(1e-5, ZERO.adjacency) > before.epsilon(1e-5, ZERO.adjacency)
+    assert ledger.verify() == []
+    again = restored(ledger, tmp_path / "backup")
+    assert len(again.spent(ZERO).runs) == 2
+
+
+def test_what_does_not_fit_into_a_head_has_no_bound(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.begin(training("a", 5, 0))
+    head = take_head(ledger)
+    many = (replace(head.costs[0], runs=runs_of(400)),)
+    packed = unpack(pack(replace(head, costs=many), 2000))
+    assert packed.costs[0].runs is None
+    declare_lost_in_new(tmp_path / "one", packed)
+    wide = replace(
+        head, costs=tuple(replace(head.costs[0], key=LedgerKey(f"set-{i}")) for i in range(900))
+    )
+    assert not unpack(pack(wide, 2000)).bounded
+    declare_lost_in_new(tmp_path / "two", unpack(pack(wide, 2000)))
+
+
+def runs_of(many: int) -> Any:
+    from dpfed.accounting.ledger.heads import HeldRun
+
+    event = {"kind": "Gaussian", "noise_multiplier": 1.0}
+    return tuple(
+        HeldRun(f"t{i}", 0, {**event, "noise_multiplier": 1 + i / 7}, 0.0) for i in range(many)
+    )
+
+
+def declare_lost_in_new(folder: Path, head: Head) -> None:
+    """After such a head nothing more is admitted."""
+    new = made(folder / "ledger.sqlite")
+    declare_lost(new, [head], by="root")
+    with pytest.raises(BudgetSpent):
+        new.claim(training("b", 1))
+    assert math.isinf(new.spent(KEY).epsilon(1e-5, KEY.adjacency))
+    assert new.verify() == []
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan")])
+def test_a_head_without_true_costs_is_refused(ledger: Ledger, wrong: float) -> None:
+    ledger.begin(training("a", 5, 0))
+    head = take_head(ledger)
+    costs = (replace(head.costs[0], mu_squared=wrong),)
+    tree = replace(head, costs=costs).to_json()
+    with pytest.raises(DataError, match="whole"):
+        head_from_json(json.loads(json.dumps(tree)))
+    with pytest.raises(DataError, match="version"):
+        head_from_json({**head.to_json(), "version": 2})
+
+
+def test_a_file_of_conflicts_stays_small_and_refuses_even_if_broken(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    ledger, head = lost_after_three(ledger, tmp_path / "backup")
+    conflict = Conflict(ledger.path)
+    many = [replace(head, hash=f"{i:064x}", row=i) for i in range(2 * MOST_CONFLICTS)]
+    with pytest.raises(LedgerRolledBack):
+        conflict.meet(ledger, many)
+    assert len(conflict.heads()) == MOST_CONFLICTS
+    conflict.path.write_text("{")
+    with pytest.raises(LedgerRolledBack):
+        conflict.refuse()
+
+
+def test_a_ledger_of_version_0_2_goes_on_in_its_own_chain(tmp_path: Path) -> None:
+    kept = Path(__file__).parents[2] / "goldens" / "kept"
+    for name in ("ledger.sqlite", "ledger.sqlite.head"):
+        shutil.copy(kept / name, tmp_path)
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    rows = len(ledger.rows())
+    head = take_head(ledger)
+    assert head.row == rows + 1
+    assert head.costs
+    assert knows(ledger, head)
+    assert ledger.verify() == []
+
+
+def test_the_command_says_what_was_met_and_what_it_books(ledger: Ledger, tmp_path: Path) -> None:
+    run = ["ledger", "declare-lost", "--ledger", str(ledger.path)]
+    assert "nothing is lost" in CliRunner().invoke(app, run).output
+    ledger, head = lost_after_three(ledger, tmp_path / "backup")
+    with pytest.raises(LedgerRolledBack):
+        Conflict(ledger.path).meet(ledger, [head])
+    declined = CliRunner().invoke(app, run, input="n\n")
+    assert declined.exit_code == 1
+    assert tenths(ledger) == pytest.approx(1)
+    done = CliRunner().invoke(app, [*run, "--yes"])
+    assert done.exit_code == 0, done.output
+    assert f"head {head.hash[:16]} at row {head.row}, of this ledger" in done.output
+    assert "spent epsilon" in done.output
+    assert tenths(Ledger(ledger.path)) == pytest.approx(4)
+    assert "declared lost" in CliRunner().invoke(app, ["ledger", "show", "--ledger", run[3]]).output
+    assert not Conflict(ledger.path)
