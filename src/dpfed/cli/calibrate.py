@@ -44,14 +44,23 @@ Cohort = Annotated[int | None, typer.Option(help="population: how many are asked
 Separation = Annotated[
     int | None, typer.Option(help="population: the least rounds between two participations.")
 ]
+Monthly = Annotated[
+    int | None,
+    typer.Option(help="Plan budgets by month: how many months' trainings use a record.", min=1),
+]
+Lifetime = Annotated[
+    float | None, typer.Option(help="monthly: the epsilon of a record's whole life.")
+]
 Times = Annotated[
     int | None, typer.Option(help="population: how often a device takes part at most.")
 ]
 
 
 def calibrate_command(
-    epsilon: Annotated[float, typer.Option(help="The guarantee's epsilon.")],
-    rounds: Annotated[int, typer.Option(help="Rounds; each client releases once a round.", min=1)],
+    epsilon: Annotated[float | None, typer.Option(help="The guarantee's epsilon.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds; each client releases once a round.", min=1)
+    ] = None,
     clients: Clients = None,
     delta: Annotated[float, typer.Option(help="The guarantee's delta.")] = 1e-5,
     unit: Annotated[Unit, typer.Option(help="What is protected.")] = Unit.RECORD,
@@ -67,6 +76,8 @@ def calibrate_command(
     cohort: Cohort = None,
     min_separation: Separation = None,
     at_most: Times = None,
+    monthly: Monthly = None,
+    lifetime_epsilon: Lifetime = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Compute the noise that a guarantee needs.
@@ -77,12 +88,15 @@ def calibrate_command(
     With --population and --cohort: which noise is least for devices that take part now and then,
     under central trust, where the server adds it.
 
+    With --monthly and --lifetime-epsilon, in the place of --epsilon: what each month's training may
+    cost so that no month of data ever runs dry; with --rounds and --clients its noise, too.
+
     Example: dpfed calibrate --epsilon 1 --rounds 70 --clients 20 --trust local --json
 
     \f
 
     Args:
-        epsilon: of the guarantee, above 0.
+        epsilon: of the guarantee, above 0; None with ``monthly``.
         rounds: the number of rounds, at least 1; each client releases once a round.
         clients: how many take part, at least 1; None with a population.
         delta: of the guarantee, above 0 and below 1.
@@ -100,8 +114,27 @@ def calibrate_command(
         min_separation: minimum gap in rounds between two participations of a device; None means
             the largest feasible.
         at_most: how often a device takes part at most; None means as often as the rounds allow.
+        monthly: how many trainings use a record where each month's uses the last months of data;
+            None plans one training.
+        lifetime_epsilon: with ``monthly``, of all that a record ever loses.
         as_json: print one JSON object instead of words.
     """
+    if (monthly is None) != (lifetime_epsilon is None) or (monthly is None) == (epsilon is None):
+        raise RecipeError(
+            f"--epsilon must be given, or --monthly with --lifetime-epsilon, got {epsilon}, "
+            f"{monthly} and {lifetime_epsilon}; give one of them"
+        )
+    if monthly is not None and lifetime_epsilon is not None:
+        from dpfed.recipes.noise_for import monthly_epsilon
+
+        epsilon = monthly_epsilon(monthly, lifetime_epsilon, delta)
+        if rounds is None and clients is None and population is None:
+            plan = {"epsilon": epsilon, "delta": delta, "trainings": monthly}
+            said = f"each month's training may cost {_each(epsilon, delta, monthly)}"
+            typer.echo(json.dumps(plan) if as_json else said)
+            return
+    if rounds is None or epsilon is None:
+        raise refuse("--rounds", "given", rounds, "say how many rounds a training has")
     if (clients is None) == (population is None) or (cohort is None) != (population is None):
         raise RecipeError(
             f"--clients must be given, or --population with --cohort, got {clients}, {population} "
@@ -140,9 +173,20 @@ def calibrate_command(
             parameters=parameters,
         )
         words = _in_words
+    if monthly is not None:
+        found |= {"epsilon": epsilon, "trainings": monthly}
+        if not as_json:
+            typer.echo(f"each month's training may cost {_each(epsilon, delta, monthly)}")
     for warning in found["warnings"]:
         typer.secho(f"warning: {warning}", err=True, fg=typer.colors.YELLOW)
     typer.echo(json.dumps(found) if as_json else words(found))
+
+
+def _each(epsilon: float, delta: float, monthly: int) -> str:
+    return (
+        f"epsilon {epsilon:g} (delta {delta:g}): each record is in {monthly} of them, and keeps "
+        f"its lifetime's budget"
+    )
 
 
 def _in_words(found: dict[str, Any]) -> str:

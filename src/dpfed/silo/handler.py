@@ -129,9 +129,7 @@ class RequestHandler:
                 )
             return
         today = self.approvals.now().date()
-        self.blocks[name] = open_blocks(
-            self.state, ledger, name, rule, self.records[name], today
-        )
+        self.blocks[name] = open_blocks(self.state, ledger, name, rule, self.records[name], today)
 
     @cached_property
     def key(self) -> SigningKey:

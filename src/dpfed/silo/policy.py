@@ -54,6 +54,7 @@ import msgspec
 
 from dpfed._version import VERSION
 from dpfed.accounting.ledger.balance import Budget
+from dpfed.accounting.ledger.blocks import BEFORE
 from dpfed.accounting.ledger.conversions import LedgerKey, Server
 from dpfed.core.checks import refuse
 from dpfed.core.environment import ONE_MACHINE, variable
@@ -456,7 +457,7 @@ def permit(policy: Policy, terms: Terms, today: dt.date, *, approved: bool = Fal
     if data is None:
         raise _violation("data", f"a table for {terms.pins.dataset!r}", "none")
     check_numbers(terms)
-    _permit_pins(policy, data, terms)
+    _permit_pins(policy, data, terms, today)
     _permit_privacy(data, terms)
     _permit_code(data, terms)
     if (data.since and today < data.since) or (data.until and today > data.until):
@@ -533,7 +534,7 @@ def _violation(key: str, bound: str, got: object) -> UnsoundPlan:
     )
 
 
-def _permit_pins(policy: Policy, data: DataPolicy, terms: Terms) -> None:
+def _permit_pins(policy: Policy, data: DataPolicy, terms: Terms, today: dt.date) -> None:
     pins = terms.pins
     if pins.dpfed != VERSION:
         raise _violation("dpfed (installed)", VERSION, pins.dpfed)
@@ -542,7 +543,7 @@ def _permit_pins(policy: Policy, data: DataPolicy, terms: Terms) -> None:
             "shape and classes", f"{data.shape}, {data.classes}", (pins.shape, pins.classes)
         )
     _permit_contract(data, terms)
-    _permit_blocks(data, terms)
+    _permit_blocks(data, terms, today)
     if data.client >= len(pins.sizes):
         raise _violation("client", f"{data.client}, a place in terms.sizes", len(pins.sizes))
     if data.size is not None and pins.sizes[data.client] != data.size:
@@ -568,7 +569,7 @@ def _permit_contract(data: DataPolicy, terms: Terms) -> None:
         raise _violation("load.contract", f"the same contract, and {said}", asked.digest[:16])
 
 
-def _permit_blocks(data: DataPolicy, terms: Terms) -> None:
+def _permit_blocks(data: DataPolicy, terms: Terms, today: dt.date) -> None:
     """Terms name blocks if the data has any: by names that it can have, with the owner's sizes."""
     rule, asked = data.block_rule, terms.pins.blocks
     if rule is None or isinstance(asked, msgspec.UnsetType):
@@ -583,6 +584,8 @@ def _permit_blocks(data: DataPolicy, terms: Terms) -> None:
     for block, declared in asked.items():
         if not rule.every.has(block):
             raise _violation("blocks", f"names of a {rule.every}, or 'before'", block)
+        if block != BEFORE and block > rule.every.name_of(today):
+            raise _violation("blocks", f"none after {rule.every.name_of(today)!r}", block)
         if sizes and (data.client >= len(declared) or sizes.get(block) != declared[data.client]):
             raise _violation("blocks.sizes", f"{sizes.get(block)} for {block!r}", declared)
 

@@ -178,9 +178,7 @@ class Account:
             budget: epsilon, delta and whether a replaced record stays with its person.
         """
         return {
-            one.block: self.ledger.forecast(
-                one, target._replace(dataset=one.key.dataset), budget
-            )
+            one.block: self.ledger.forecast(one, target._replace(dataset=one.key.dataset), budget)
             for one in by_block(self._whole(plan, training, client, {}), self.blocks)
         }
 

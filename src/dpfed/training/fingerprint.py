@@ -3,8 +3,8 @@
 
 It covers clip, noise and its source, unit, adjacency, trust, channels, the client algorithm with
 its options, metrics, sum, weights, sizes, shards, rounds, spare attempts, delta, who is asked,
-whether the population is open, the data's contract, its blocks, and the wire format; not the model, the
-optimizer or the noise's seed, which cost nothing.
+whether the population is open, the data's contract and blocks, and the wire format; not the model,
+the optimizer or the noise's seed, which cost nothing.
 
 | edge case                            | what happens                                            |
 |--------------------------------------|---------------------------------------------------------|
