@@ -32,7 +32,6 @@ from dpfed.accounting.ledger.blocks import BlockBinding
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.environment import data_folders
-from dpfed.core.errors import BudgetSpent
 from dpfed.core.randomness import public_seed
 from dpfed.core.types import Broadcast
 from dpfed.data.datasets import Records, find_file
@@ -129,9 +128,7 @@ class Owner:
         blocks = tuple(names[self.arm.every])
         plan = replace(plan, blocks=blocks)
         account = Account(self.ledger, "adult", divided=False, blocks=blocks)
-        try:
-            account.admit(plan, f"month-{month}", 0)
-        except BudgetSpent:
+        if account.refusals(plan, f"month-{month}", [0]):
             return False
         for at in range(plan.rounds):
             sent = Broadcast(at, torch.zeros(1), training=f"month-{month}")
@@ -260,10 +257,11 @@ def picture(wide: bool) -> None:
     axes.axvspan(13, 24, color="#eceff2", zorder=0)
     axes.text(18.5, 0.772, "coding changes", ha="center", color="#57606a", fontsize=10)
     months = np.arange(1, MONTHS + 1)
-    styles = zip(
-        ("#1f5f99", "#b3261e", "#c77700", "#2e7d4f", "#7a4fa3"), ("-", "--", "-.", ":", "-")
+    colors, dashes = (
+        ("#1f5f99", "#b3261e", "#c77700", "#2e7d4f", "#7a4fa3"),
+        ("-", "--", "-.", ":", "-"),
     )
-    for (name, _), (color, dash) in zip(facts["arms"].items(), styles, strict=False):
+    for name, color, dash in zip(facts["arms"], colors, dashes, strict=True):
         by_seed = np.array([seed[name] for seed in facts["seeds"]])
         axes.plot(months, by_seed.mean(axis=0), dash, color=color, label=name, linewidth=1.8)
         axes.fill_between(

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -13,6 +13,7 @@ from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Adjacency, Trust, Unit
 
+Number = TypeVar("Number", int, float)
 Clients = Annotated[
     int | None, typer.Option(help="How many clients take part, in every round.", min=1)
 ]
@@ -88,8 +89,8 @@ def calibrate_command(
     With --population and --cohort: which noise is least for devices that take part now and then,
     under central trust, where the server adds it.
 
-    With --monthly and --lifetime-epsilon, in the place of --epsilon: what each month's training may
-    cost so that no month of data ever runs dry; with --rounds and --clients its noise, too.
+    With --monthly and --lifetime-epsilon, and nothing else but --delta: what each month's training
+    may cost where each uses the last so many months of data, so that no month of it runs dry.
 
     Example: dpfed calibrate --epsilon 1 --rounds 70 --clients 20 --trust local --json
 
@@ -119,22 +120,10 @@ def calibrate_command(
         lifetime_epsilon: with ``monthly``, of all that a record ever loses.
         as_json: print one JSON object instead of words.
     """
-    if (monthly is None) != (lifetime_epsilon is None) or (monthly is None) == (epsilon is None):
-        raise RecipeError(
-            f"--epsilon must be given, or --monthly with --lifetime-epsilon, got {epsilon}, "
-            f"{monthly} and {lifetime_epsilon}; give one of them"
-        )
-    if monthly is not None and lifetime_epsilon is not None:
-        from dpfed.recipes.noise_for import monthly_epsilon
-
-        epsilon = monthly_epsilon(monthly, lifetime_epsilon, delta)
-        if rounds is None and clients is None and population is None:
-            plan = {"epsilon": epsilon, "delta": delta, "trainings": monthly}
-            said = f"each month's training may cost {_each(epsilon, delta, monthly)}"
-            typer.echo(json.dumps(plan) if as_json else said)
-            return
-    if rounds is None or epsilon is None:
-        raise refuse("--rounds", "given", rounds, "say how many rounds a training has")
+    if monthly is not None or lifetime_epsilon is not None:
+        _plan_months(monthly, lifetime_epsilon, epsilon, delta, as_json=as_json)
+        return
+    epsilon, rounds = _given("--epsilon", epsilon), _given("--rounds", rounds)
     if (clients is None) == (population is None) or (cohort is None) != (population is None):
         raise RecipeError(
             f"--clients must be given, or --population with --cohort, got {clients}, {population} "
@@ -173,20 +162,35 @@ def calibrate_command(
             parameters=parameters,
         )
         words = _in_words
-    if monthly is not None:
-        found |= {"epsilon": epsilon, "trainings": monthly}
-        if not as_json:
-            typer.echo(f"each month's training may cost {_each(epsilon, delta, monthly)}")
     for warning in found["warnings"]:
         typer.secho(f"warning: {warning}", err=True, fg=typer.colors.YELLOW)
     typer.echo(json.dumps(found) if as_json else words(found))
 
 
-def _each(epsilon: float, delta: float, monthly: int) -> str:
-    return (
-        f"epsilon {epsilon:g} (delta {delta:g}): each record is in {monthly} of them, and keeps "
-        f"its lifetime's budget"
+def _given(option: str, value: Number | None) -> Number:
+    if value is None:
+        raise refuse(option, "given, or --monthly with --lifetime-epsilon", None, "give it")
+    return value
+
+
+def _plan_months(
+    monthly: int | None, lifetime: float | None, epsilon: float | None, delta: float, as_json: bool
+) -> None:
+    """What a training may cost if each record is in so many of them in its life."""
+    if monthly is None or lifetime is None or epsilon is not None:
+        raise RecipeError(
+            f"--monthly and --lifetime-epsilon must be given together, without --epsilon, got "
+            f"{monthly}, {lifetime} and {epsilon}; give both"
+        )
+    from dpfed.recipes.noise_for import monthly_epsilon
+
+    each = monthly_epsilon(monthly, lifetime, delta)
+    found = {"epsilon": each, "delta": delta, "trainings": monthly, "lifetime_epsilon": lifetime}
+    said = (
+        f"epsilon {each:g} for each training (delta {delta:g}): a record is in {monthly} of them, "
+        f"and {monthly} of them cost it at most epsilon {lifetime:g}"
     )
+    typer.echo(json.dumps(found) if as_json else said)
 
 
 def _in_words(found: dict[str, Any]) -> str:
