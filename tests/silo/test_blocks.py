@@ -291,6 +291,17 @@ def test_declared_sizes_are_held_against_terms(ward: Ward) -> None:
         gate.permitted(ward.terms("odd", "2026-02"))
 
 
+def test_a_training_reads_the_records_of_its_blocks_only(ward: Ward) -> None:
+    gate = ward.gate()
+    seen = {}
+    for blocks in (("2026-01",), ("2026-01", "2026-02"), ("2025-12",)):
+        terms = ward.terms("-".join(blocks), *blocks)
+        gate.approvals.approve(terms, terms.text, days=1, by="root")
+        problem: Any = gate.training(terms.name)[1]
+        seen[len(blocks), blocks[0]] = len(problem.y)
+    assert seen == {(1, "2026-01"): 20, (2, "2026-01"): 40, (1, "2025-12"): 0}
+
+
 def test_a_block_without_records_is_answered_like_any_other(ward: Ward) -> None:
     gate = ward.gate()
     assert ward.train(gate, ward.terms("empty", "2025-01")) == [""] * 4

@@ -102,7 +102,7 @@ def plan_of(arm: Arm, sizes: list[float]) -> tuple[Plan, Any]:
     recipe = parse(
         {
             "method": "dp-fedauto",
-            "rounds": 20,
+            "rounds": 10,
             "data": {"low": 0.0, "high": 1.0},
             "privacy": {"epsilon": arm.epsilon, "delta": DELTA},
             "evaluation": {"kind": "off"},
