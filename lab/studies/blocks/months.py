@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ from dpfed.training.plan import Plan
 from dpfed.training.reply import ClientState
 
 MONTHS, SILOS, SEEDS, WINDOW = 36, 5, 5, 12
+EACH = 180
+"""Records that arrive at a silo in a month."""
 EPSILON, DELTA = 3.0, 1e-5
 GROUPS = ((18, 34), (39, 46), (46, 60), (60, 66))
 """Columns of a9a whose coding changes: education, marital status, occupation, relationship."""
@@ -98,18 +101,19 @@ def coded(x: torch.Tensor, order: torch.Tensor, new: torch.Tensor) -> torch.Tens
     return torch.where(new[:, None], x[:, order], x).float()
 
 
-def plan_of(arm: Arm, sizes: list[float]) -> tuple[Plan, Any]:
+@cache
+def plan_of(epsilon: float, months: int) -> tuple[Plan, Any]:
     recipe = parse(
         {
             "method": "dp-fedauto",
             "rounds": 10,
             "data": {"low": 0.0, "high": 1.0},
-            "privacy": {"epsilon": arm.epsilon, "delta": DELTA},
+            "privacy": {"epsilon": epsilon, "delta": DELTA},
             "evaluation": {"kind": "off"},
         }
     )
     model = sized_model(recipe.model, [123], 2, 0)
-    plan = plan_for(recipe, sizes, model.layout)
+    plan = plan_for(recipe, [float(EACH * months)] * SILOS, model.layout)
     return plan, trained_model(recipe, plan, model)
 
 
@@ -150,15 +154,12 @@ def admitted() -> dict[str, Any]:
     for arm in arms():
         with tempfile.TemporaryDirectory() as folder:
             owner = Owner(arm, Path(folder))
-            plans: dict[int, Plan] = {}
             months = []
             for month in range(MONTHS):
                 used = arm.uses(month)
                 if not used:
                     continue
-                size = len(used)
-                plans[size] = plans.get(size) or plan_of(arm, [180.0 * size] * SILOS)[0]
-                if owner.admits(plans[size], month, used):
+                if owner.admits(plan_of(arm.epsilon, len(used))[0], month, used):
                     months.append(month)
             found[arm.name] = {"months": months, "spent": owner.most(), "epsilon": arm.epsilon}
     return found
@@ -168,10 +169,9 @@ def accuracies(seed: int, may: dict[str, Any]) -> dict[str, list[float]]:
     """By arm, the accuracy of the newest model in each month."""
     arrays, order = load()
     generator = torch.Generator().manual_seed(seed)
-    many = len(arrays["y_train"]) // (MONTHS * SILOS)
-    lot = torch.randperm(len(arrays["y_train"]), generator=generator)[: many * MONTHS * SILOS]
-    lot = lot.reshape(MONTHS, SILOS, many)
-    switch = torch.rand(MONTHS, SILOS, many, generator=generator)
+    lot = torch.randperm(len(arrays["y_train"]), generator=generator)[: EACH * MONTHS * SILOS]
+    lot = lot.reshape(MONTHS, SILOS, EACH)
+    switch = torch.rand(MONTHS, SILOS, EACH, generator=generator)
     judge = torch.rand(len(arrays["y_test"]), generator=generator)
     labels = {name: (arrays[name] > 0).long() for name in ("y_train", "y_test")}
 
@@ -184,13 +184,11 @@ def accuracies(seed: int, may: dict[str, Any]) -> dict[str, list[float]]:
 
     found = {}
     for arm in arms():
-        scored, newest, made = list[float](), None, dict[int, Any]()
+        scored, newest = list[float](), None
         for month in range(MONTHS):
             if month in may[arm.name]["months"]:
                 used = arm.uses(month)
-                sizes = [float(many * len(used))] * SILOS
-                made[len(used)] = made.get(len(used)) or plan_of(arm, sizes)
-                plan, model = made[len(used)]
+                plan, model = plan_of(arm.epsilon, len(used))
                 problems = [model.problem(records(used, silo)) for silo in range(SILOS)]
                 start = model.initial(public_seed(0, "model"))
                 *_, (step, _) = rounds(plan, problems, start)
@@ -201,6 +199,7 @@ def accuracies(seed: int, may: dict[str, Any]) -> dict[str, list[float]]:
                 judged = evaluate(newest[0], newest[1], Records(x, labels["y_test"]))
                 scored[-1] = judged.accuracy
         found[arm.name] = scored
+        print("seed", seed, arm.name, round(float(np.nanmean(scored)), 4), flush=True)
     return found
 
 
@@ -213,7 +212,6 @@ def study() -> None:
         seeds.append(accuracies(seed, may))
         facts = {"arms": may, "epsilon": EPSILON, "delta": DELTA, "silos": SILOS, "seeds": seeds}
         (OUT / "months.json").write_text(json.dumps(facts, indent=1) + "\n")
-        print("seed", seed, {n: round(float(np.nanmean(s)), 4) for n, s in seeds[-1].items()})
 
 
 PHASES = {"before (1-12)": (0, 12), "change (13-24)": (12, 24), "after (25-36)": (24, 36)}
