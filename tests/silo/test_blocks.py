@@ -322,6 +322,15 @@ def test_the_owner_is_told_of_blocks(ward: Ward) -> None:
     assert "sepsis/2026-01: epsilon 1 is spent of (2, 1e-05)" in state_of(gate)
 
 
+def test_an_officer_may_approve_before_the_gate_has_begun(ward: Ward) -> None:
+    ward.write(blocks=BLOCKS)
+    gate = RequestHandler(load_policy(ward.silo.policy))
+    found = verdict(gate, ward.terms("first", "2026-01", "2026-02"))
+    assert not found.refused
+    assert "40 are here (for you alone)" in found.lines[0]
+    assert not (ward.silo.folder / "state" / FILE).exists()
+
+
 def test_two_names_of_one_account_have_the_same_blocks(ward: Ward) -> None:
     gate = ward.gate()
     ward.train(gate, ward.terms("first", "2026-01"))

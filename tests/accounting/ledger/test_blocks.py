@@ -122,6 +122,11 @@ def test_a_draw_is_refused(ledger: Ledger) -> None:
         ledger.begin_together(by_block(drawn, ["2026-01"]))
 
 
+def test_rows_that_are_not_covered_are_refused(ledger: Ledger) -> None:
+    with pytest.raises(UnsoundPlan, match="a row that is missing"):
+        ledger.begin_together(by_block(training("a", 3, 0, covered=False), ["2026-01"]))
+
+
 def test_another_name_of_the_data_has_the_same_blocks(ledger: Ledger) -> None:
     ledger.begin_together(by_block(training("a", 9, 0), ["2026-01"]))
     ledger.rename("adult", "census")

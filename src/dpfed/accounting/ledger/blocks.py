@@ -13,6 +13,7 @@ It is entered in each of them, or in none: docs/privacy.md has the proof.
 | another column, period or id than was bound    | DataError                                       |
 | a release on all of the data, once it is bound | UnsoundPlan                                     |
 | a training with a draw                         | UnsoundPlan: its cost does not add up by mu^2   |
+| rows that may be longer than the replace bound | UnsoundPlan: a unit may come later than another |
 """
 
 from __future__ import annotations
@@ -114,6 +115,19 @@ def refuse_unblocked(balance: Balance, request: Request) -> None:
         raise UnsoundPlan(
             f"data set {base!r} has no blocks, and training {request.training!r} names "
             f"{request.block!r}; add blocks to the owner's policy"
+        )
+
+
+def refuse_unproven(request: Request) -> None:
+    """Refuse what no proof covers in blocks (docs/privacy.md): rows without a bound, and draws.
+
+    Args:
+        request: what is about to be released.
+    """
+    if request.block and not request.covered:  # a unit may be seen earlier than its neighbour
+        raise UnsoundPlan(
+            f"training {request.training!r} must account for a row that is missing to be charged "
+            f"to blocks, got a replace bound below its clip; use another method"
         )
     if request.block and request.gaussian is None:
         raise UnsoundPlan(

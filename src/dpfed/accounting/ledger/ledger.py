@@ -57,7 +57,12 @@ from dpfed.accounting.ledger.balance import (
     Reservation,
     converted,
 )
-from dpfed.accounting.ledger.blocks import BlockBinding, refuse_other_blocks, refuse_unblocked
+from dpfed.accounting.ledger.blocks import (
+    BlockBinding,
+    refuse_other_blocks,
+    refuse_unblocked,
+    refuse_unproven,
+)
 from dpfed.accounting.ledger.conversions import LedgerKey, factor
 from dpfed.accounting.ledger.journal import Journal, Row
 from dpfed.accounting.ledger.limits import (
@@ -239,7 +244,9 @@ class Ledger:
 
         Without ``limits`` it must fit into the budget that was declared.
         """
-        refuse_unblocked(self._balance, request)
+        if limits is None:  # else it is only asked, maybe before a gate has bound the blocks
+            refuse_unblocked(self._balance, request)
+        refuse_unproven(request)
         key = self._balance.resolve(request.key)
         limits = self._balance.budgets_of(key.dataset) if limits is None else limits
         self._refuse_another_plan(key, request)
@@ -268,6 +275,7 @@ class Ledger:
         key = self._balance.resolve(request.key)
         parts = {name: part for name, part in request.parts.items() if part.releases}
         refuse_unblocked(self._balance, request)
+        refuse_unproven(request)
         refuse_repeats(self._balance, key, request, parts)
         refuse_beyond(self._balance, key, request)
         self._refuse_another_plan(key, request)
