@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three years of a consortium: accuracy by month, with a budget for each month of data or without.
 
-    lab/studies/blocks/months.py            five seeds, some minutes; writes results/months.json
-    lab/studies/blocks/months.py --picture  the page and the pictures, from results/months.json
+    lab/studies/blocks/months.py --seed 0   a seed of five, some minutes of one core
+    lab/studies/blocks/months.py --join     all of them: results/months.json, table and pictures
+    lab/studies/blocks/months.py            table and pictures again, from results/months.json
 
 Adult (a9a): its 32,561 training records arrive in random order over 36 months, at five silos of
 equal size. In months 13 to 24 the silos change their coding: the columns of education, marital
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpfed.accounting import gdp
 from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.blocks import BlockBinding
 from dpfed.accounting.ledger.conversions import LedgerKey
@@ -165,7 +167,7 @@ def admitted() -> dict[str, Any]:
     return found
 
 
-def accuracies(seed: int, may: dict[str, Any]) -> dict[str, list[float]]:
+def accuracies(seed: int) -> dict[str, list[float]]:
     """By arm, the accuracy of the newest model in each month."""
     arrays, order = load()
     generator = torch.Generator().manual_seed(seed)
@@ -184,9 +186,9 @@ def accuracies(seed: int, may: dict[str, Any]) -> dict[str, list[float]]:
 
     found = {}
     for arm in arms():
-        scored, newest = list[float](), None
+        scored, newest, may = list[float](), None, planned(arm)
         for month in range(MONTHS):
-            if month in may[arm.name]["months"]:
+            if month in may:
                 used = arm.uses(month)
                 plan, model = plan_of(arm.epsilon, len(used))
                 problems = [model.problem(records(used, silo)) for silo in range(SILOS)]
@@ -203,15 +205,32 @@ def accuracies(seed: int, may: dict[str, Any]) -> dict[str, list[float]]:
     return found
 
 
-def study() -> None:
-    """All seeds; written after each, so that a stopped run loses one."""
+def planned(arm: Arm) -> list[int]:
+    """The months in which an arm's budget suffices, by our own count; the ledger has to agree."""
+    whole, each = (gdp.mu_for(e, DELTA) ** 2 for e in (EPSILON, arm.epsilon))
+    spent: dict[int, float] = {}
+    months = []
+    for month in range(MONTHS):
+        size = {"month": 1, "year": 12, "all": MONTHS}[arm.every]
+        accounts = {used // size for used in arm.uses(month)}
+        if accounts and all(spent.get(a, 0.0) + each <= whole * (1 + 1e-9) for a in accounts):
+            spent |= {a: spent.get(a, 0.0) + each for a in accounts}
+            months.append(month)
+    return months
+
+
+def join() -> None:
+    """All seeds together, once a ledger has admitted the same trainings."""
     may = admitted()
-    OUT.mkdir(exist_ok=True)
-    seeds = []
-    for seed in range(SEEDS):
-        seeds.append(accuracies(seed, may))
-        facts = {"arms": may, "epsilon": EPSILON, "delta": DELTA, "silos": SILOS, "seeds": seeds}
-        (OUT / "months.json").write_text(json.dumps(facts, indent=1) + "\n")
+    for arm in arms():
+        if may[arm.name]["months"] != planned(arm):
+            sys.exit(f"{arm.name}: the ledger admits {may[arm.name]['months']}")
+    parts = [OUT / f"seed-{seed}.json" for seed in range(SEEDS)]
+    seeds = [json.loads(part.read_text()) for part in parts]
+    facts = {"arms": may, "epsilon": EPSILON, "delta": DELTA, "silos": SILOS, "seeds": seeds}
+    (OUT / "months.json").write_text(json.dumps(facts) + "\n")
+    for part in parts:
+        part.unlink()
 
 
 PHASES = {"before (1-12)": (0, 12), "change (13-24)": (12, 24), "after (25-36)": (24, 36)}
@@ -253,7 +272,7 @@ def picture(wide: bool) -> None:
     facts = json.loads((OUT / "months.json").read_text())
     figure, axes = plt.subplots(figsize=(9, 4.6) if wide else (4.4, 5.2))
     axes.axvspan(13, 24, color="#eceff2", zorder=0)
-    axes.text(18.5, 0.772, "coding changes", ha="center", color="#57606a", fontsize=10)
+    axes.text(18.5, 0.8465, "coding changes", ha="center", color="#57606a", fontsize=10)
     months = np.arange(1, MONTHS + 1)
     colors, dashes = (
         ("#1f5f99", "#b3261e", "#c77700", "#2e7d4f", "#7a4fa3"),
@@ -268,7 +287,7 @@ def picture(wide: bool) -> None:
     axes.set(xlabel="month", ylabel="accuracy on that month's test records", xlim=(1, MONTHS))
     axes.set_ylim(0.765, 0.85)
     axes.spines[["top", "right"]].set_visible(False)
-    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "frameon": False}
+    above: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "frameon": False}
     axes.legend(ncols=2 if wide else 1, fontsize=9.5, **above)
     figure.tight_layout()
     target = Path(__file__).parents[3] / f"docs/images/months{'' if wide else '-narrow'}.svg"
@@ -277,8 +296,12 @@ def picture(wide: bool) -> None:
 
 
 def main() -> None:
-    if "--picture" not in sys.argv:
-        study()
+    match sys.argv[1:]:
+        case ["--seed", seed]:
+            (OUT / f"seed-{seed}.json").write_text(json.dumps(accuracies(int(seed))))
+            return
+        case ["--join"]:
+            join()
     (OUT / "months.md").write_text(table())
     for wide in (True, False):
         picture(wide)

@@ -63,7 +63,7 @@ def monthly_epsilon(trainings: int, lifetime_epsilon: float, delta: float) -> fl
     rounded = math.floor(found * 10**digits * (1 + 1e-6)) / 10**digits
     while trainings * gdp.mu_for(rounded, delta) ** 2 > whole**2:  # by the ledger's own figures
         rounded -= 10.0**-digits
-    return round(rounded, digits)
+    return float(round(rounded, digits))
 
 
 def noise_for(
