@@ -233,7 +233,9 @@ def load(
             "data.scale"
         )
     if arrival is not None:
-        raise DataError(f"{label!r} takes no arrival, which is a column of .csv and .parquet")
+        raise DataError(
+            f"{label!r} takes no arrival, which is a column of .csv and .parquet; leave it out"
+        )
     return _dataset(_read_arrays(str(source), paths, columns, size), classes, label, public)
 
 

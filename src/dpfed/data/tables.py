@@ -108,7 +108,8 @@ def read_tables(
     persons = None if group is None else column(table, group)
     places = np.concatenate([np.arange(size) for size in sizes])  # in the record's own file
     days = None if arrival is None else np.array([cells.day(c) for c in _cells(table, arrival)])
-    whole = TablePart(features, column(table, label), persons, silos, places, days)
+    whole = TablePart(features, column(table, label), persons, silos)
+    whole = whole._replace(places=places, days=days)
     named = replace(
         facts,
         silo=silo or (FILE if len(paths) > 1 else None),

@@ -110,8 +110,13 @@ class BlockRule:
         Args:
             today: the day on which the blocks begin, if there were releases before.
         """
-        mark = secrets.token_hex(16)
-        return BlockBinding(self.column, str(self.every), self.ids, today.isoformat(), mark)
+        return BlockBinding(
+            column=self.column,
+            every=str(self.every),
+            ids=self.ids,
+            begun=today.isoformat(),
+            mark=secrets.token_hex(16),
+        )
 
 
 class BlockFile:
@@ -218,7 +223,16 @@ def open_blocks(
 def look_at_blocks(
     state: Path, ledger: Ledger, dataset: str, rule: BlockRule, records: Records, today: dt.date
 ) -> Blocks:
-    """The same for the owner's own commands: nothing is bound or written."""
+    """The same for the owner's own commands: nothing is bound or written.
+
+    Args:
+        state: the gate's folder.
+        ledger: the owner's.
+        dataset: the name of the data.
+        rule: the owner's.
+        records: all of them, with ids and days.
+        today: the gate's day.
+    """
     account = ledger.balance().base_of(dataset)
     bound = ledger.balance().blocks.get(account)
     known = BlockFile(state).known(account)
