@@ -314,7 +314,7 @@ def test_the_owner_is_told_of_blocks(ward: Ward) -> None:
     told = proposal(gate, terms)
     assert "blocks    2: 2026-01, 2026-02" in told
     assert "(replace-one inside its block)" in told
-    assert "in which block a group is" in told
+    assert "in which block a person is" in told
     found = verdict(gate, terms)
     assert not found.refused
     assert "40 are here (for you alone)" in found.lines[0]

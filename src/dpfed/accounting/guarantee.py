@@ -245,7 +245,8 @@ class Guarantee:
         alone = self.enforced and self.unit is not Unit.CLIENT  # else it is the unit's own row
         given = [self.condition] if self.condition else []
         if self.blocks:
-            given.append(NOT_ACROSS.format(many=len(self.blocks), unit=self.unit))
+            unit = "person" if self.unit is Unit.GROUP else str(self.unit)
+            given.append(NOT_ACROSS.format(many=len(self.blocks), unit=unit))
         return [*enforced, *given, *([UNDISTURBED] if alone else []), *more]
 
     def _footing(self) -> list[str]:

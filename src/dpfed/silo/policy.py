@@ -204,7 +204,7 @@ class DataPolicy(_Table, frozen=True):
     """The maximum that rules approve in seven days."""
     approval_days: float = 30.0
     """After how many days an approval ends."""
-    blocks: BlocksPolicy | msgspec.UnsetType = msgspec.UNSET
+    blocks: BlocksPolicy | None = None
     """Data that arrives: a budget for each month, quarter or year of it."""
     keyed_noise: bool = False
     """Allow noise that the seed reproduces: for tests."""
@@ -251,7 +251,7 @@ class DataPolicy(_Table, frozen=True):
     @property
     def block_rule(self) -> BlockRule | None:
         """How records become blocks; None if the data has none."""
-        if isinstance(self.blocks, msgspec.UnsetType):
+        if self.blocks is None:
             return None
         contract = self.load.contract
         own = contract.person if isinstance(contract, Contract) else None
@@ -301,7 +301,7 @@ def _with_contract(name: str, data: DataPolicy) -> DataPolicy:
     if isinstance(given, str) and not Path(given).is_absolute():
         raise refuse(f"data.{name}.load.contract", "a table, or an absolute path", given)
     load = with_contract(data.load, None)
-    if not isinstance(data.blocks, msgspec.UnsetType):
+    if data.blocks is not None:
         options = {**load.options, "arrival": data.blocks.column}
         load = msgspec.structs.replace(load, options=options)
     return msgspec.structs.replace(data, load=load)
@@ -368,7 +368,7 @@ def _check_data(name: str, data: DataPolicy) -> None:
 def _check_blocks(name: str, data: DataPolicy) -> None:
     """Units that stay in one block: by an id, under replace-one, and none that is held out."""
     rule, blocks = data.block_rule, data.blocks
-    if rule is None or isinstance(blocks, msgspec.UnsetType):
+    if rule is None or blocks is None:
         return
     key = f"data.{name}.blocks"
     if not rule.ids:
@@ -580,7 +580,7 @@ def _permit_blocks(data: DataPolicy, terms: Terms, today: dt.date) -> None:
         return
     if terms.pins.train:
         raise _violation("blocks", "no terms.train, which reads the whole file", terms.pins.train)
-    sizes: dict[str, float] = getattr(data.blocks, "sizes", {})
+    sizes = data.blocks.sizes if data.blocks else {}
     for block, declared in asked.items():
         if not rule.every.has(block):
             raise _violation("blocks", f"names of a {rule.every}, or 'before'", block)
