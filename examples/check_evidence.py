@@ -188,7 +188,8 @@ def check(out, roster=None):
         >= max(e["epsilon"] for e in first["claims"]),
         "epsilon",
     )
-    need(all(told[k] == first[k] for k in ("unit", "adjacency", "trust")), "the unit")
+    same = ("unit", "adjacency", "trust", "blocks")
+    need(all(told.get(k) == first.get(k) for k in same), "the unit")
     gated = all(said["by"].startswith("a process of the data's owner") for said in stated.values())
     need("own process" not in told["sentence"] or gated, "no gate")
     need(("own process" in told["enforced"]) == ("own process" in told["sentence"]), "the gate")

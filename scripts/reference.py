@@ -56,6 +56,7 @@ PLACES = {
             "GatePolicy": "gate",
             "DataPolicy": "data.NAME",
             "PretrainedPolicy": "data.NAME.pretrained.SOURCE",
+            "BlocksPolicy": "data.NAME.blocks",
         },
     ),
 }

@@ -82,3 +82,11 @@ def test_the_short_month() -> None:
 @pytest.mark.xdist_group("flower")
 def test_the_whole_month_from_the_wheel() -> None:
     walk()
+
+
+@pytest.mark.long
+def test_months_in_which_data_arrives() -> None:
+    script = REPOSITORY / "tests/soak/arrivals.py"
+    done = subprocess.run([sys.executable, script, "--short"], text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "dear without ['2025-01']" in done.stdout

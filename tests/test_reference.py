@@ -33,7 +33,7 @@ def test_every_field_is_on_the_page(script: Any, struct: Any) -> None:
     page = script.page()
     for field in msgspec.structs.fields(struct):
         name = re.escape(field.encode_name)
-        assert re.search(rf"^(\| `{name}` \||### `\[+(\w+\.)?{name}\]+`$)", page, re.MULTILINE)
+        assert re.search(rf"^(\| `{name}` \||### `\[+(\w+\.)*{name}\]+`$)", page, re.MULTILINE)
 
 
 def test_every_field_says_what_it_means(script: Any) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.claims import adamw, encoding
+from tests.claims import adamw, blocks, encoding
 from tests.claims import sofim_readings as readings
 from tests.claims.devices import (
     SCALE,
@@ -128,6 +128,7 @@ def megabytes(method: str, *sizes: str) -> tuple[float, ...]:
 
 
 CLAIMS = [
+    Claim("docs/blocks.md", "{} {} {} {} {}", blocks.arms),
     # ------------------------------------------------------------------------------------ README.md
     Claim(
         ENCODE,

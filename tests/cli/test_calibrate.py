@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from dpfed.accounting import gdp
 from tests.training.flower.preloaded import commands
 
 pytestmark = pytest.mark.slow  # each command is a process
@@ -181,3 +182,12 @@ def test_clients_or_a_population_with_a_cohort(words):
     done = dpfed("calibrate", "--epsilon", 2, "--rounds", 24, *words)
     assert done.returncode == 2
     assert "--clients must be given, or --population with --cohort" in done.stderr
+
+
+def test_monthly_says_what_each_training_may_cost() -> None:
+    done = dpfed("calibrate", "--monthly", 12, "--lifetime-epsilon", 3, "--json")
+    each = json.loads(done.stdout)["epsilon"]
+    assert 12 * gdp.mu_for(each, 1e-5) ** 2 <= gdp.mu_for(3, 1e-5) ** 2
+    assert 12 * gdp.mu_for(each * 1.001, 1e-5) ** 2 > gdp.mu_for(3, 1e-5) ** 2
+    for words in (["--monthly", 12], ["--epsilon", 1], ["--monthly", 2, "--epsilon", 1]):
+        assert dpfed("calibrate", *words).returncode

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cell as a number or a word."""
 
+import datetime as dt
 import math
 
 import numpy as np
 import pytest
 
-from dpfed.data.cells import number, spelling, text, word
+from dpfed.data.cells import NO_DAY, date_of, day, number, spelling, text, word
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,26 @@ def test_one_word_has_one_spelling() -> None:
     assert spelling("NA") == "NA", "whether it means missing is not the spelling's business"
     assert spelling("12345678901234567890") == "12345678901234567890"
     assert text(b"\xff") == "�"
+
+
+@pytest.mark.parametrize(
+    ("cell", "read"),
+    [
+        ("2026-03-31", "2026-03-31"),
+        (" 2026-03-31T23:59:59+02:00 ", "2026-03-31"),
+        (dt.date(2026, 3, 31), "2026-03-31"),
+        (dt.datetime(2026, 3, 31, 12, tzinfo=dt.UTC), "2026-03-31"),
+        (np.datetime64("2026-03-31"), "2026-03-31"),
+        ("0999-01-01", "0999-01-01"),
+    ],
+)
+def test_days(cell, read) -> None:
+    assert str(date_of(day(cell))) == read
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["", None, "2026-02-30", "31.03.2026", "2026-3-1", "2026-03-311", "0000-01-01", 20260331],
+)
+def test_no_days(cell) -> None:
+    assert day(cell) == NO_DAY

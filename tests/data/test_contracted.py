@@ -13,6 +13,7 @@ import torch
 from pyarrow import parquet
 
 from dpfed.core.errors import DataError
+from dpfed.data.cells import day
 from dpfed.data.contracted import read_batches
 from dpfed.data.datasets import Dataset, Records, load
 from dpfed.data.mapping import FileMapping
@@ -130,3 +131,14 @@ def test_what_is_not_needed_may_be_missing(tmp_path: Path) -> None:
     (batch,) = read_batches(path, contract(), needed=needed)
     assert contract().encode(batch.cells).shape == (RECORDS, 5)
     assert batch.numbers[0] == 2
+
+
+def test_days_of_arrival_are_a_column_beside_the_contract(tmp_path: Path) -> None:
+    came = ["2026-03-31", "", "soon"]
+    more = [{**each, "admitted": came[at % 3]} for at, each in enumerate(records(0))]
+    found = loaded(write_ward(tmp_path / "a.csv", more), arrival="admitted").train
+    assert found.days is not None
+    assert found.days[:3].tolist() == [day(each) for each in came]
+    assert torch.equal(found.take(torch.arange(3)).days, found.days[:3])  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="no column 'left' of dates"):
+        loaded(tmp_path / "a.csv", arrival="left")

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from dpfed.core.errors import DataError
+from dpfed.data.cells import day
 from dpfed.data.datasets import find_files, load
+from dpfed.data.readers import Public
 from dpfed.data.tables import FILE, check_schema
 
 
@@ -205,3 +207,19 @@ def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
     asked = load(path, x="age")
     assert asked.table is not None
     assert asked.table.left_out == (), "whoever names the features has left the others out"
+
+
+@pytest.mark.parametrize("public", [None, Public(2)])
+def test_days_of_arrival_are_no_features(tmp_path: Path, public: Public | None) -> None:
+    path = write(
+        tmp_path / "a.csv",
+        "age,came,patient,ill",
+        "30,2026-03-31,1,0",
+        "40,2026-04-01 07:30:00,2,1",
+    )
+    found = load(path, y="ill", groups="patient", arrival="came", public=public).train
+    assert found.days is not None
+    assert found.days.tolist() == [day("2026-03-31"), day("2026-04-01")]
+    assert found.x.shape == (2, 1)
+    with pytest.raises(DataError, match="takes no arrival"):
+        load("dpfed:fashion-mnist", arrival="came")

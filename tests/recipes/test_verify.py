@@ -18,9 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from dpfed.accounting.guarantee import Guarantee
 from dpfed.cli.main import app
 from dpfed.core.dsse import Statement, canonical_json, claimed_key, make_statement, open_statement
 from dpfed.core.errors import RecipeError
@@ -175,6 +177,14 @@ def another_unit(pack: Pack) -> None:
     def change(told: dict[str, Any]) -> None:
         told["unit"] = "client"
         told["sentence"] = told["sentence"].replace("for each record", "for each client")
+
+    pack.guarantee(change)
+
+
+def blocks_that_no_silo_has(pack: Pack) -> None:
+    def change(told: dict[str, Any]) -> None:
+        told["blocks"] = ["2026-01"]
+        told["sentence"] = msgspec.convert(told, Guarantee, strict=False).sentence
 
     pack.guarantee(change)
 
@@ -381,6 +391,7 @@ TAMPERED: dict[str, tuple[Callable[[Pack], None], str, str]] = {
         (larger_delta, REFUSED, "other-claim"),
         (fewer_claims, REFUSED, "other-epsilon"),
         (another_unit, REFUSED, "other-guarantee"),
+        (blocks_that_no_silo_has, REFUSED, "other-guarantee"),
         (other_terms, REFUSED, "other-terms"),
         (foreign_key, REFUSED, "foreign-key"),
         (foreign_key_and_roster, REFUSED, "other-roster"),

@@ -118,6 +118,8 @@ class Guarantee:
     """The epsilon of what was released, by claim: it holds if the end was fixed beforehand."""
     condition: str = ""
     """What the claims assume of a user's own code, in words; empty where they assume nothing."""
+    blocks: tuple[str, ...] = ()
+    """The blocks of arriving data that were used: units are protected inside of them."""
     opinions: tuple[SecondOpinion, ...] = field(default=(), compare=False)
     """A second accountant's bounds for each claim; empty if it was not used."""
 
@@ -229,6 +231,8 @@ class Guarantee:
             claim["mu"] = None if square is None else math.sqrt(square)
         if not self.condition:
             del facts["condition"]
+        if not self.blocks:
+            del facts["blocks"]
         plain: dict[str, Any] = jsonable(facts)
         return plain
 
@@ -238,7 +242,8 @@ class Guarantee:
     def _claims(self) -> str:
         first, *rest = self.claims
         unit = _UNITS[self.unit]
-        text = f"{_pair(first)} for each {unit} ({self.adjacency}), against {first.adversary}"
+        kind = f"{self.adjacency}{' inside its block' if self.blocks else ''}"
+        text = f"{_pair(first)} for each {unit} ({kind}), against {first.adversary}"
         more = [f"{_pair(claim)} against {claim.adversary}" for claim in rest]
         return ", and ".join([text, *more])
 
@@ -249,6 +254,9 @@ class Guarantee:
         more = [] if trusted else ["if the server starts no other training on the data"]
         alone = self.enforced and self.unit is not Unit.CLIENT  # else it is the unit's own row
         given = [self.condition] if self.condition else []
+        if self.blocks:
+            unit = "person" if self.unit is Unit.GROUP else str(self.unit)
+            given.append(NOT_ACROSS.format(many=len(self.blocks), unit=unit))
         return [*enforced, *given, *([UNDISTURBED] if alone else []), *more]
 
     def _footing(self) -> list[str]:
@@ -261,6 +269,11 @@ class Guarantee:
         return "noise from the operating system"
 
 
+NOT_ACROSS = (
+    "with {many} of the data's blocks (in which block a {unit} is, as by the month of arrival, is "
+    "not protected, and no figure holds for the whole data set)"
+)
+"""What a guarantee inside blocks does not say (accounting/ledger/blocks.py)."""
 CONDITION = (
     "if the train function reads no data but its shard and leaves nothing outside its process"
 )

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -13,6 +13,7 @@ from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Adjacency, Trust, Unit
 
+Number = TypeVar("Number", int, float)
 Clients = Annotated[
     int | None, typer.Option(help="How many clients take part, in every round.", min=1)
 ]
@@ -44,14 +45,23 @@ Cohort = Annotated[int | None, typer.Option(help="population: how many are asked
 Separation = Annotated[
     int | None, typer.Option(help="population: the least rounds between two participations.")
 ]
+Monthly = Annotated[
+    int | None,
+    typer.Option(help="Plan budgets by month: how many months' trainings use a record.", min=1),
+]
+Lifetime = Annotated[
+    float | None, typer.Option(help="monthly: the epsilon of a record's whole life.")
+]
 Times = Annotated[
     int | None, typer.Option(help="population: how often a device takes part at most.")
 ]
 
 
 def calibrate_command(
-    epsilon: Annotated[float, typer.Option(help="The guarantee's epsilon.")],
-    rounds: Annotated[int, typer.Option(help="Rounds; each client releases once a round.", min=1)],
+    epsilon: Annotated[float | None, typer.Option(help="The guarantee's epsilon.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds; each client releases once a round.", min=1)
+    ] = None,
     clients: Clients = None,
     delta: Annotated[float, typer.Option(help="The guarantee's delta.")] = 1e-5,
     unit: Annotated[Unit, typer.Option(help="What is protected.")] = Unit.RECORD,
@@ -67,6 +77,8 @@ def calibrate_command(
     cohort: Cohort = None,
     min_separation: Separation = None,
     at_most: Times = None,
+    monthly: Monthly = None,
+    lifetime_epsilon: Lifetime = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Compute the noise that a guarantee needs.
@@ -77,12 +89,15 @@ def calibrate_command(
     With --population and --cohort: which noise is least for devices that take part now and then,
     under central trust, where the server adds it.
 
+    With --monthly and --lifetime-epsilon, and nothing else but --delta: what each month's training
+    may cost where each uses the last so many months of data, so that no month of it runs dry.
+
     Example: dpfed calibrate --epsilon 1 --rounds 70 --clients 20 --trust local --json
 
     \f
 
     Args:
-        epsilon: of the guarantee, above 0.
+        epsilon: of the guarantee, above 0; None with ``monthly``.
         rounds: the number of rounds, at least 1; each client releases once a round.
         clients: how many take part, at least 1; None with a population.
         delta: of the guarantee, above 0 and below 1.
@@ -100,8 +115,15 @@ def calibrate_command(
         min_separation: minimum gap in rounds between two participations of a device; None means
             the largest feasible.
         at_most: how often a device takes part at most; None means as often as the rounds allow.
+        monthly: how many trainings use a record where each month's uses the last months of data;
+            None plans one training.
+        lifetime_epsilon: with ``monthly``, of all that a record ever loses.
         as_json: print one JSON object instead of words.
     """
+    if monthly is not None or lifetime_epsilon is not None:
+        _plan_months(monthly, lifetime_epsilon, epsilon, delta, as_json=as_json)
+        return
+    epsilon, rounds = _given("--epsilon", epsilon), _given("--rounds", rounds)
     if (clients is None) == (population is None) or (cohort is None) != (population is None):
         raise RecipeError(
             f"--clients must be given, or --population with --cohort, got {clients}, {population} "
@@ -143,6 +165,32 @@ def calibrate_command(
     for warning in found["warnings"]:
         typer.secho(f"warning: {warning}", err=True, fg=typer.colors.YELLOW)
     typer.echo(json.dumps(found) if as_json else words(found))
+
+
+def _given(option: str, value: Number | None) -> Number:
+    if value is None:
+        raise refuse(option, "given, or --monthly with --lifetime-epsilon", None, "give it")
+    return value
+
+
+def _plan_months(
+    monthly: int | None, lifetime: float | None, epsilon: float | None, delta: float, as_json: bool
+) -> None:
+    """What a training may cost if each record is in so many of them in its life."""
+    if monthly is None or lifetime is None or epsilon is not None:
+        raise RecipeError(
+            f"--monthly and --lifetime-epsilon must be given together, without --epsilon, got "
+            f"{monthly}, {lifetime} and {epsilon}; give both"
+        )
+    from dpfed.recipes.noise_for import monthly_epsilon
+
+    each = monthly_epsilon(monthly, lifetime, delta)
+    found = {"epsilon": each, "delta": delta, "trainings": monthly, "lifetime_epsilon": lifetime}
+    said = (
+        f"epsilon {each:g} for each training (delta {delta:g}): a record is in {monthly} of them, "
+        f"and {monthly} of them cost it at most epsilon {lifetime:g}"
+    )
+    typer.echo(json.dumps(found) if as_json else said)
 
 
 def _in_words(found: dict[str, Any]) -> str:

@@ -161,6 +161,10 @@ UNITS = {
     Unit.GROUP: "one person, with all of their records at one participant",
     Unit.CLIENT: "one participant, with all of its records",
 }
+INSIDE_BLOCKS = (
+    "The data arrives in blocks, by month or year, of which {many} were used. Both are in the same "
+    "block: in which one {unit} is, is not protected, and no figure holds for all of the data."
+)
 NEIGHBOURS = {
     Adjacency.REPLACE_ONE: "{unit} in the place of any other",
     Adjacency.ADD_REMOVE: "{unit} more or less",
@@ -189,6 +193,7 @@ def _protected(material: StatementMaterial) -> Section:
             f"that differ in {differ} ({found.adjacency}): whatever is seen of the training is "
             "almost as likely under the one as under the other, whatever all other records are and "
             "whatever the reader knows.",
+            *([INSIDE_BLOCKS.format(many=len(found.blocks), unit=unit)] if found.blocks else []),
         ),
     )
 

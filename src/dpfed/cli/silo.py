@@ -130,7 +130,9 @@ def serve(policy: PolicyFile = DEFAULT) -> None:
 def terms(
     recipe: Annotated[Path, typer.Argument(help="A recipe; its tables data and ledger are left.")],
     dataset: Annotated[str, typer.Option(help="The owners' name for the data.")],
-    sizes: Annotated[str, typer.Option(help="Each silo's public number of units: 1200,800,950.")],
+    sizes: Annotated[
+        str | None, typer.Option(help="Each silo's public number of units: 1200,800,950.")
+    ] = None,
     shape: Annotated[
         str | None,
         typer.Option(help="Of a record's features: 64 or 1,28,28. Default: the contract's."),
@@ -152,10 +154,23 @@ def terms(
         Path | None,
         typer.Option(help="A file with a function train, to be shipped: silos run it sealed."),
     ] = None,
+    blocks: Annotated[
+        str | None,
+        typer.Option(help="Of data that arrives: 'last 12', all, or names with commas."),
+    ] = None,
+    block_sizes: Annotated[
+        Path | None,
+        typer.Option(help='TOML: each block with its size at each silo: "2026-03" = [90, 80].'),
+    ] = None,
+    without: Annotated[
+        str, typer.Option(help="Blocks to leave out, such as those that an owner says are spent.")
+    ] = "",
 ) -> None:
     """Write the terms that all silos are asked to approve: a recipe without data, and its pins.
 
     Example: dpfed silo terms run.toml --dataset sepsis --shape 24 --classes 2 --sizes 1200,800
+
+    With --blocks the sizes are those of --block-sizes, and the terms list the blocks by name.
 
     \f
 
@@ -169,20 +184,25 @@ def terms(
         package: installed packages to pin, if a model comes from one.
         train: a train function that silos have installed, at client level; "" if there is none.
         ship: code that silos run without a review, sealed; None ships none.
+        blocks: which blocks of arriving data are used; None for data without blocks.
+        block_sizes: the file of all blocks' public sizes.
+        without: names with commas; blocks that are left out.
     """
+    from dpfed.recipes.blocks import choose_blocks
     from dpfed.recipes.terms import check_numbers, read_terms, with_pinned_model, write_terms
     from dpfed.silo.policy import CALIBRATION_CPU_S, limited_time
 
     text = write_terms(
         recipe,
         dataset=dataset,
-        sizes=[float(n) for n in sizes.split(",")],
+        sizes=None if sizes is None else [float(n) for n in sizes.split(",")],
         shape=None if shape is None else [int(n) for n in shape.split(",")],
         classes=classes,
         roster=roster,
         packages=package or [],
         train=train,
         code=None if ship is None else ship.read_text(encoding="utf-8"),
+        blocks=choose_blocks(blocks, block_sizes, without),
     )
     check_numbers(read_terms(text))
     text = with_pinned_model(text)

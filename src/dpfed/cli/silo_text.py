@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from dpfed.accounting.guarantee import GATED, round_up
+from dpfed.accounting.ledger.ledger import Forecast
 from dpfed.cli.silo_health import check_health
 from dpfed.client.questions.forecast import forecast
 from dpfed.core.errors import BudgetSpent, DpfedError
@@ -32,6 +33,7 @@ from dpfed.recipes.query import ALGORITHM
 from dpfed.recipes.schema import Recipe, TrainRecipe
 from dpfed.recipes.terms import Terms
 from dpfed.silo.approvals import LEDGER_FILE
+from dpfed.silo.blocks import look_at_blocks
 from dpfed.silo.figures import gate_figures
 from dpfed.silo.handler import RequestHandler, load_records
 from dpfed.silo.policy import DataPolicy
@@ -57,6 +59,7 @@ def proposal(handler: RequestHandler, terms: Terms) -> str:
         "signs": f"this gate signs what it states with the key {handler.key.public.hex()}",
         "terms": terms.fingerprint,
         "data": f"{name}: each {data.unit} under {data.adjacency}",
+        **_blocks(terms),
         **reads(data),
         "method": f"{_method(recipe)}, {recipe.rounds} rounds and {plan.spare} spare attempts, "
         f"{released} releases",
@@ -65,10 +68,16 @@ def proposal(handler: RequestHandler, terms: Terms) -> str:
         "silos": f"{len(terms.pins.sizes)}, this one is number {data.client}",
         "sees": _SEES[plan.update.trust],
         "keeps": f"\n{'':10}- ".join([stated.summary, *stated.assumptions]),
-        "budget": f"{data.budget} for all trainings; {_spent(handler, name)} so far, and this one "
-        f"costs {data.cost(terms):.4g} by itself",
+        "budget": f"{data.budget} for all trainings{' of each block' if plan.blocks else ''}; "
+        f"{_spent(handler, name)} so far, and this one costs {data.cost(terms):.4g} by itself",
     }
     return "\n".join(f"{word:9} {said}" for word, said in lines.items())
+
+
+def _blocks(terms: Terms) -> dict[str, str]:
+    """The blocks of arriving data that are used; nothing without any."""
+    names = terms.plan.blocks
+    return {"blocks": f"{len(names)}: {shown(', '.join(names), 400)}"} if names else {}
 
 
 def _asks(terms: Terms) -> dict[str, str]:
@@ -151,7 +160,7 @@ def verdict(handler: RequestHandler, terms: Terms) -> Verdict:
     data, lines = handler.policy.data[terms.pins.dataset], []
     reasons = list(_obstacles(handler, terms))
     try:
-        records = load_records(terms.pins.dataset, data)
+        records = _named_records(handler, terms, load_records(terms.pins.dataset, data))
         lines.append(f"sizes     {_sizes(data, terms, records)}")
         if terms.plan.update.unit is Unit.GROUP and records.groups is None:
             reasons.append(
@@ -171,24 +180,44 @@ def verdict(handler: RequestHandler, terms: Terms) -> Verdict:
 def _budget(handler: RequestHandler, data: DataPolicy, terms: Terms) -> tuple[str, str]:
     """What is spent and left after the training, and why it does not fit (or "")."""
     name, budget = terms.pins.dataset, data.budget
-    own = Account(handler.ledger(), name, divided=False)
-    found = own.forecast(terms.plan, terms.name, data.client, data.key(name), budget)
+    own = Account(handler.ledger(), name, divided=False, blocks=terms.plan.blocks)
+    each = own.forecast(terms.plan, terms.name, data.client, data.key(name), budget)
+    block, found = max(each.items(), key=lambda item: _after(item[1], data))
     before, after = found.before, found.after
     spent = [round_up(cost.epsilon(data.delta, data.adjacency)) for cost in (before, after)]
     left = after.left(budget)
     down = "" if math.isnan(left) else f"{math.floor(left * 1e3) / 1e3:g}"
     rest = f", and {down} is left for one more training" if down else ""
     said = f"epsilon {spent[1]} of {budget} is spent or kept for enrolled trainings"
+    if block:
+        said = f"of {len(each)} blocks most in {block}: {said}"
     if found.refused is None:
         return f"{said}{rest}: it FITS the budget", ""
     if not isinstance(found.refused, BudgetSpent):
         return f"{said}: the ledger REFUSES it", str(found.refused)
+    full = [name for name, one in each.items() if name and one.refused is not None]
+    way_out = f"ask for terms without {', '.join(full)}" if full else "ask for less"
     return (
         f"{said}: it does NOT FIT the budget",
         f"the budget {budget} of data.{name} does not suffice: epsilon {spent[0]} is spent or kept "
-        f"for enrolled trainings, and {spent[1]} would be with this one; ask for less, or raise "
+        f"for enrolled trainings, and {spent[1]} would be with this one; {way_out}, or raise "
         f"data.{name}.epsilon",
     )
+
+
+def _after(found: Forecast, data: DataPolicy) -> tuple[bool, float]:
+    """How little is left after a training: what is refused comes last."""
+    return found.refused is not None, found.after.epsilon(data.delta, data.adjacency)
+
+
+def _named_records(handler: RequestHandler, terms: Terms, records: Records) -> Records:
+    """The records of the blocks that terms name; all of them if they name none."""
+    rule, name = handler.policy.data[terms.pins.dataset].block_rule, terms.pins.dataset
+    if rule is None:
+        return records
+    today = handler.approvals.now().date()
+    found = look_at_blocks(handler.state, handler.ledger(), name, rule, records, today)
+    return found.take(terms.plan.blocks)
 
 
 def _sizes(data: DataPolicy, terms: Terms, records: Records) -> str:
@@ -236,9 +265,11 @@ def _method(recipe: Recipe) -> str:
 
 
 def _spent(handler: RequestHandler, dataset: str) -> str:
-    data = handler.policy.data[dataset]
-    cost = handler.ledger().spent(data.key(dataset))
-    return f"epsilon {cost.epsilon(data.delta, data.adjacency):.4g} is spent"
+    data, ledger = handler.policy.data[dataset], handler.ledger()
+    accounts = ledger.balance().accounts_of(dataset)
+    costs = [ledger.spent(data.key(account)) for account in accounts]
+    most = max(cost.epsilon(data.delta, data.adjacency) for cost in costs)
+    return f"epsilon {most:.4g} is spent{' at most' if len(costs) > 1 else ''}"
 
 
 def _enforced_instead(handler: RequestHandler, dataset: str) -> str:
@@ -286,7 +317,7 @@ def state_of(handler: RequestHandler, path: Path | None = None) -> str:
             f"see 'dpfed ledger declare-lost --ledger {handler.state / LEDGER_FILE}'"
         )
     lines += [
-        f"{each.name}: epsilon {each.spent:.4g} is spent of {handler.policy.data[each.name].budget}"
+        f"{each.name}: epsilon {each.spent:.4g} is spent of ({each.epsilon:g}, {each.delta:g})"
         f"{': OVERSPENT' * each.overspent}"
         for each in figures.data
     ]

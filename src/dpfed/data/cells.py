@@ -7,10 +7,13 @@
 | true and false, or a table's own flags       | as numbers 1 and 0                       |
 | a whole number that no float holds           | a word of its own digits                 |
 | nothing, or what usually stands for it (NA)  | the word "", and no number               |
+| a date that is not written as 2026-03-31,    | no day                                   |
+| with or without a time                       |                                          |
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import re
 from typing import Any
@@ -45,6 +48,36 @@ def word(cell: Any) -> str:
     """
     written = text(cell)
     return "" if written.lower() in _MISSING else spelling(written)
+
+
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9])")
+_FIRST_DAY = dt.date(1970, 1, 1)
+NO_DAY = -(1 << 40)
+"""The day of a cell that is no date."""
+
+
+def day(cell: Any) -> int:
+    """A cell's date, in days since 1970-01-01; NO_DAY if it is none.
+
+    A time of the day, and its zone, are left out.
+
+    >>> day("1970-01-11"), day("1970-01-11 23:59"), day("11.1.1970") == NO_DAY
+    (10, 10, True)
+    """
+    found = _DAY.match(text(cell))
+    try:
+        return NO_DAY if found is None else (dt.date.fromisoformat(found[0]) - _FIRST_DAY).days
+    except ValueError:  # such as the 31st of February
+        return NO_DAY
+
+
+def date_of(number: int) -> dt.date:
+    """The date that is so many days after 1970-01-01.
+
+    >>> str(date_of(10))
+    '1970-01-11'
+    """
+    return _FIRST_DAY + dt.timedelta(days=number)
 
 
 def spelling(written: str) -> str:

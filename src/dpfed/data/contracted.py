@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpfed.core.errors import DataError
-from dpfed.data.cells import word
+from dpfed.data.cells import day, word
 from dpfed.data.contract import Contract
 from dpfed.data.mapping import FileMapping
 from dpfed.data.readers import TablePart, by_split
@@ -87,6 +87,7 @@ def read_contracted(
     mapping: FileMapping | None = None,
     silo: str | None = None,
     split: str | None = None,
+    arrival: str | None = None,
 ) -> tuple[dict[str, TablePart], TableFacts]:
     """The parts of one or more tables, read by a contract, and what the columns became.
 
@@ -96,8 +97,9 @@ def read_contracted(
         mapping: how their owner's files say it.
         silo: a column of silos, if there is one.
         split: a column of training and test; used if it is there.
+        arrival: a column of dates on which records arrived, if there is one.
     """
-    parts = [_part(path, contract, mapping, silo, split) for path in paths]
+    parts = [_part(path, contract, mapping, silo, split, arrival) for path in paths]
     many = len(paths) > 1 and silo is None
     names = np.repeat([str(path) for path in paths], [len(part.whole.y) for part in parts])
     whole = TablePart(
@@ -105,6 +107,7 @@ def read_contracted(
         y=np.concatenate([part.whole.y for part in parts]),
         groups=_joined(part.whole.groups for part in parts),
         silos=names if many else _joined(part.whole.silos for part in parts),
+        days=_joined(part.whole.days for part in parts),
     )
     facts = TableFacts(
         contract.features,
@@ -127,21 +130,27 @@ def _part(
     mapping: FileMapping | None,
     silo: str | None,
     split: str | None,
+    arrival: str | None,
 ) -> _Part:
-    x, y, others = [], [], dict[str, list[str]]()
-    asked = [name for name in (silo, split) if name]
+    x, y, others, days = [], [], dict[str, list[str]](), list[int]()
+    asked = [name for name in (silo, split, arrival) if name]
     for batch in read_batches(path, contract, mapping, asked):
         x.append(contract.encode(batch.cells))
         y.append(contract.labels(batch.cells))
         for name in {contract.person, *asked} & batch.cells.keys():
             others.setdefault(name, []).extend(map(word, batch.cells[name]))
+        days += map(day, batch.cells.get(arrival or "", ()))
     if not x:
         raise DataError(f"{path.name!r} has no records; give a table with lines below its header")
     if silo is not None and silo not in others:
         raise DataError(f"{path.name!r} has no column {silo!r} of silos; name another one")
+    if arrival is not None and arrival not in others:
+        raise DataError(f"{path.name!r} has no column {arrival!r} of dates; name another one")
     columns = {name: np.array(words, dtype=object) for name, words in others.items()}
     groups, silos = columns.get(contract.person), columns.get(silo or "")
     whole = TablePart(np.concatenate(x), np.concatenate(y), groups, silos)
+    if arrival is not None:
+        whole = whole._replace(days=np.array(days, np.int64))
     return _Part(whole, columns.get(split or ""))
 
 

@@ -74,6 +74,7 @@ class Records:
         places: which row of its source each one is; None means in the order in which they are.
         persons: a number for each record's person, that of the id alone; None if ``groups`` are
             such numbers.
+        days: the day on which each one arrived; None if that is not known.
 
     >>> len(Records(torch.zeros(5, 2), torch.zeros(5)))
     5
@@ -91,10 +92,12 @@ class Records:
     """int64 [m]: which row of its source the record is, counted before any is left out."""
     persons: torch.Tensor | None = None
     """int64 [m]: a hash of the id of its person, which depends on no other record's."""
+    days: torch.Tensor | None = None
+    """int64 [m]: when the record arrived, in days since 1970; ``cells.NO_DAY`` if it is no date."""
 
     def __post_init__(self) -> None:
         ids = (("groups", self.groups), ("silos", self.silos))
-        more = (("places", self.places), ("persons", self.persons))
+        more = (("places", self.places), ("persons", self.persons), ("days", self.days))
         given = (("x", self.x), ("y", self.y), *ids, *more)
         for name, each in given:
             if each is not None and not isinstance(each, torch.Tensor):
@@ -119,7 +122,7 @@ class Records:
 
     def take(self, index: torch.Tensor) -> Records:
         """The records at ``index``, in its order."""
-        ids = (self.groups, self.silos, self.places, self.persons)
+        ids = (self.groups, self.silos, self.places, self.persons, self.days)
         return Records(
             self.x[index], self.y[index], *(None if each is None else each[index] for each in ids)
         )
@@ -171,6 +174,7 @@ def load(
     public: readers.Public | None = None,
     contract: Contract | None = None,
     mapping: FileMapping | None = None,
+    arrival: str | None = None,
     **synthetic_options: Any,
 ) -> Dataset:
     """The data set called ``source``: a file, a folder, a name on the hub, or generated records.
@@ -195,13 +199,14 @@ def load(
             read: what is no class is -1 (or NaN, for targets), and so is a record without a person.
         contract: what a table is read by; it names features, label and person.
         mapping: how the owner's file says what the contract means.
+        arrival: of a table, the column of dates on which records arrived.
         **synthetic_options: of ``synthetic``: kind, and that kind's own (synthetic.py).
     """
     if source == "synthetic":
         given: dict[str, Any] = {} if classes is None else {"classes": classes}
         made = synthetic(**given, **synthetic_options)
         return made if name is None else replace(made, source=name)
-    columns = readers.Columns(x=x, y=y, groups=groups, split=split, silo=silo)
+    columns = readers.Columns(x=x, y=y, groups=groups, split=split, silo=silo, arrival=arrival)
     paths = [] if str(source).startswith("hf:") else find_files(source, root)
     if synthetic_options:
         unknown = ", ".join(sorted(synthetic_options))
@@ -212,7 +217,7 @@ def load(
     if contract is not None:
         given_twice = {"x": x, "y": y, "groups": groups, "schema": schema, "labels": labels}
         _refuse_beside(contract, {**given_twice, "classes": classes}, paths)
-        parts, facts = contracted.read_contracted(paths, contract, mapping, silo, split)
+        parts, facts = contracted.read_contracted(paths, contract, mapping, silo, split, arrival)
         said = name or _label(paths)
         made = _dataset(parts, None, said, readers.Public(contract.classes))
         return replace(made, table=facts, contract=contract)
@@ -226,6 +231,10 @@ def load(
             f"{label!r} takes no schema, which is for .csv and .parquet; name tables in folders of "
             "their own by a pattern, '*/x.csv', and standardise other data by data.shift and "
             "data.scale"
+        )
+    if arrival is not None:
+        raise DataError(
+            f"{label!r} takes no arrival, which is a column of .csv and .parquet; leave it out"
         )
     return _dataset(_read_arrays(str(source), paths, columns, size), classes, label, public)
 
@@ -389,7 +398,8 @@ def _dataset(
         )
     places = readers.place_tensors(ordered)
     persons = readers.person_tensors([p.groups for p in ordered])
-    columns = (x, labels, groups, silos, places, persons)
+    days = readers.day_tensors([p.days for p in ordered])
+    columns = (x, labels, groups, silos, places, persons, days)
     made = (Records(*each) for each in zip(*columns, strict=True))
     return _assemble(dict(zip(parts, made, strict=True)), found, source)
 
@@ -422,7 +432,7 @@ def _assemble(records: dict[str, Records], classes: int | None, source: str) -> 
 
 
 def _join(first: Records, second: Records) -> Records:
-    names = ("groups", "silos", "places", "persons")
+    names = ("groups", "silos", "places", "persons", "days")
     pairs = ((getattr(first, name), getattr(second, name)) for name in names)
     ids = (None if a is None or b is None else torch.cat([a, b]) for a, b in pairs)
     x, y = torch.cat([first.x, second.x]), torch.cat([first.y, second.y])

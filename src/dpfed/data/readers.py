@@ -43,6 +43,8 @@ class TablePart(NamedTuple):
     silos: Array | None = None
     places: Array | None = None
     """Which row of its source each record is; None means that no row was left out."""
+    days: Array | None = None
+    """When each record arrived, as ``arrival_days`` has it."""
 
 
 class Columns(NamedTuple):
@@ -53,6 +55,8 @@ class Columns(NamedTuple):
     groups: str | None
     split: str | None
     silo: str | None = None
+    arrival: str | None = None
+    """Of tables only: when each record arrived."""
 
 
 class Public(NamedTuple):
@@ -176,10 +180,11 @@ def by_split(whole: TablePart, split: Array | None) -> dict[str, TablePart]:
 
 
 def _rows_of(part: TablePart, mask: Array) -> TablePart:
-    groups, silos = (None if ids is None else ids[mask] for ids in (part.groups, part.silos))
+    given = (part.groups, part.silos, part.days)
+    groups, silos, days = (None if ids is None else ids[mask] for ids in given)
     places = np.arange(len(part.y)) if part.places is None else part.places
     return part._replace(
-        x=part.x[mask], y=part.y[mask], groups=groups, silos=silos, places=places[mask]
+        x=part.x[mask], y=part.y[mask], groups=groups, silos=silos, places=places[mask], days=days
     )
 
 
@@ -412,6 +417,14 @@ def place_tensors(parts: Sequence[TablePart]) -> list[torch.Tensor]:
         else:
             found.append(torch.from_numpy(np.asarray(part.places, np.int64)))
     return found
+
+
+def day_tensors(parts: list[Array | None]) -> list[torch.Tensor | None]:
+    """The day on which each record arrived; None for all of them if one part has none."""
+    given = [part for part in parts if part is not None]
+    if len(given) < len(parts):
+        return [None] * len(parts)
+    return [torch.from_numpy(np.asarray(part, np.int64)) for part in given]
 
 
 def person_tensors(parts: list[Array | None]) -> list[torch.Tensor | None]:

@@ -100,13 +100,16 @@ def read_tables(
     label = choose(columns.y, ("y", "label"), present, where)
     group = choose_group(columns.groups, present, where)
     silo = None if columns.silo is None else choose(columns.silo, (), present, where)
-    taken = {label, group, silo, columns.split}
+    arrival = None if columns.arrival is None else choose(columns.arrival, (), present, where)
+    taken = {label, group, silo, columns.split, arrival}
     features, facts = _features(table, columns.x, schema, taken, where, by_cell)
     column = _cells if by_cell else _complete
     silos = _silos(table, silo, paths, sizes, column)
     persons = None if group is None else column(table, group)
     places = np.concatenate([np.arange(size) for size in sizes])  # in the record's own file
-    whole = TablePart(features, column(table, label), persons, silos)._replace(places=places)
+    days = None if arrival is None else np.array([cells.day(c) for c in _cells(table, arrival)])
+    whole = TablePart(features, column(table, label), persons, silos)
+    whole = whole._replace(places=places, days=days)
     named = replace(
         facts,
         silo=silo or (FILE if len(paths) > 1 else None),

@@ -39,6 +39,33 @@ from dpfed.mechanisms.gaussian import Gaussian, gaussian
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
+def monthly_epsilon(trainings: int, lifetime_epsilon: float, delta: float) -> float:
+    """What each training may cost so that so many on the same records keep their budget.
+
+    Where data arrives and has a budget by month (docs/blocks.md), and each month's training uses
+    the last 12 months, every block is used 12 times in its life.
+
+    Args:
+        trainings: how many use the same records, at least 1.
+        lifetime_epsilon: the epsilon of their budget, above 0.
+        delta: its delta, above 0 and below 1; each training has the same.
+
+    Returns:
+        an epsilon, rounded down to four digits.
+
+    >>> monthly_epsilon(12, 3.0, 1e-5)
+    0.7556
+    """
+    _check_whole(monthly=trainings)
+    whole = gdp.mu_for(lifetime_epsilon, delta)
+    found = gdp.epsilon_for(delta, whole / math.sqrt(trainings))
+    digits = 3 - math.floor(math.log10(found))
+    rounded = math.floor(found * 10**digits * (1 + 1e-6)) / 10**digits
+    while trainings * gdp.mu_for(rounded, delta) ** 2 > whole**2:  # by the ledger's own figures
+        rounded -= 10.0**-digits
+    return float(round(rounded, digits))
+
+
 def noise_for(
     *,
     epsilon: float,

@@ -20,6 +20,7 @@
     contract = {columns = [...]}    # what silos read their tables by (data/contract.py), if any
     layout = [["head.weight", [2, 64]]]  # of a model that is loaded: its parameters, in their order
     model = "..."                   # the digest of a pretrained model's folder
+    blocks = {"2026-03" = [90, 80, 100]}  # of data that arrives: which are used, with their sizes
 
 Server and silos read the same file: the plan, the model and the start follow from it. Its
 fingerprint is that of its meaning, not of its spelling.
@@ -44,8 +45,8 @@ import hashlib
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -74,6 +75,8 @@ from dpfed.training.soundness import MOST_SHARDS
 
 MOST_BYTES = 1 << 16
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+MOST_BLOCKS = 600
+_BLOCK = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,31}")
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _PARAMETER = re.compile(r"[A-Za-z0-9_.:-]{1,256}")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]{0,127}:[A-Za-z_]\w{0,63}", re.ASCII)
@@ -108,6 +111,8 @@ class Pins(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     """The digest of a pretrained model's folder."""
     contract: Contract | msgspec.UnsetType = msgspec.UNSET
     """What every silo reads its table by."""
+    blocks: dict[str, list[float]] | msgspec.UnsetType = msgspec.UNSET
+    """The blocks of arriving data that are used, each with every silo's public number of units."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +216,8 @@ class Terms:
         agreed = msgspec.structs.replace(self.recipe.data, contract=self.pins.contract)
         recipe = msgspec.structs.replace(self.recipe, data=agreed)
         with installed_only():  # a second lock behind ``read_terms``: no code of a server's choice
-            return plan_for(recipe, self.pins.sizes, layout)
+            made = plan_for(recipe, self.pins.sizes, layout)
+        return replace(made, blocks=tuple(self.pins.blocks)) if self.pins.blocks else made
 
 
 def read_terms(text: str | bytes) -> Terms:
@@ -294,6 +300,7 @@ def _check(terms: Terms) -> None:
     if not 1 <= len(pins.sizes) <= 10_000 or any(not 1 <= size < 1e12 for size in pins.sizes):
         raise refuse("terms.sizes", "1 to 10,000 numbers from 1 to 1e12", len(pins.sizes))
     _check_ranges(pins)
+    _check_blocks(pins)
     _check_contract(pins)
     _check_layout(pins, recipe.model.name, is_loaded(recipe.model))
     _check_shards(recipe, pins)
@@ -347,6 +354,21 @@ def _check_ranges(pins: Pins) -> None:
         sizes = (1, math.prod(pins.shape))[isinstance(value, list)]
         if len(values) != sizes or not all(map(math.isfinite, values)):
             raise refuse(f"terms.{name}", "a finite number, or one for each feature", value)
+
+
+def _check_blocks(pins: Pins) -> None:
+    """Sizes are those of the blocks together, so that divisors follow from what was declared."""
+    if isinstance(pins.blocks, msgspec.UnsetType):
+        return
+    if not 1 <= len(pins.blocks) <= MOST_BLOCKS or not all(map(_BLOCK.fullmatch, pins.blocks)):
+        bound = f"1 to {MOST_BLOCKS} names such as 2026-03"
+        raise refuse("terms.blocks", bound, shown(", ".join(pins.blocks), 80))
+    for block, sizes in pins.blocks.items():
+        if len(sizes) != len(pins.sizes) or any(not 0 <= size < 1e12 for size in sizes):
+            raise refuse(f"terms.blocks.{block}", "a number from 0 on for each silo", len(sizes))
+    sums = [math.fsum(sizes) for sizes in zip(*pins.blocks.values(), strict=True)]
+    if sums != pins.sizes:
+        raise refuse("terms.sizes", f"{sums[:5]}, the sums of terms.blocks", pins.sizes[:5])
 
 
 def _check_contract(pins: Pins) -> None:
@@ -472,26 +494,28 @@ def write_terms(
     recipe: Path,
     *,
     dataset: str,
-    sizes: list[float],
+    sizes: list[float] | None = None,
     shape: list[int] | None = None,
     classes: int | None = None,
     roster: Path | None = None,
     packages: Sequence[str] = (),
     train: str = "",
     code: str | None = None,
+    blocks: Mapping[str, Sequence[float]] | None = None,
 ) -> str:
     """The text of terms for a recipe's training.
 
     Args:
         recipe: its file; the tables data (but contract and ranges) and ledger are left out.
         dataset: the owners' name for the data.
-        sizes: each silo's public number of units.
+        sizes: each silo's public number of units; None is the sum of the blocks'.
         shape: of a record's features; None is as the recipe's contract has it.
         classes: how many classes; None is as the contract has it, or 1: labels are numbers.
         roster: the roster's file, under distributed trust.
         packages: installed packages that the model or the train function comes from.
         train: an installed train function as package.module:function; "" if there is none.
         code: a module's text to be shipped, as ``train.code``; None is the recipe's.
+        blocks: the blocks of arriving data, each with every silo's public number of units.
     """
     whole = with_questions(read_toml(recipe))
     tree = {k: v for k, v in whole.items() if k not in ("data", "ledger")}
@@ -505,10 +529,15 @@ def write_terms(
         classes = contract.classes if classes is None else classes
     if shape is None:
         raise refuse("the shape", "given where a recipe has no data.contract", None, "give --shape")
+    if (sizes is None) == (blocks is None):
+        raise refuse("the sizes", "given, or those of blocks", sizes, "give one of them")
+    if blocks is not None:
+        ranges["blocks"] = {name: list(each) for name, each in blocks.items()}
+        sizes = [math.fsum(each) for each in zip(*blocks.values(), strict=True)]
     pins = Pins(
         dataset=dataset,
         shape=shape,
-        sizes=sizes,
+        sizes=sizes or [],
         dpfed=VERSION,
         classes=1 if classes is None else classes,
         roster=hashlib.sha256(roster.read_bytes()).hexdigest() if roster else "",

@@ -88,6 +88,7 @@ _SAME = (
     "plan",
     "unit",
     "adjacency",
+    "blocks",
     "trust",
     "rounds",
     "attempts",
@@ -652,6 +653,8 @@ def _check_sentence(found: _Found, stated: Guarantee) -> None:
     for name in ("unit", "adjacency", "trust"):
         if str(getattr(stated, name)) != agreed[name]:
             found.refuse("other-guarantee", f"the silos state another {name}")
+    if list(stated.blocks) != agreed.get("blocks", []):
+        found.refuse("other-guarantee", "the silos state other blocks of their data")
     gated = all(said.predicate["by"] == GATE for said in found.statements.values())
     if stated.enforced == GATED and not gated:
         found.refuse("no-gate", "not every silo's statement is by a process of its owner's")

@@ -29,13 +29,16 @@ from dpfed.core.log import shown
 from dpfed.silo.approvals import ZERO_ROWS
 
 if TYPE_CHECKING:
+    from dpfed.accounting.ledger.ledger import Ledger
     from dpfed.silo.handler import RequestHandler
+    from dpfed.silo.policy import DataPolicy
 
 
 class DataFigures(NamedTuple):
-    """What a data set has spent of its budget."""
+    """What a data set, or one block of it, has spent of its budget."""
 
     name: str
+    """Of a block: the data set's name, "/" and the block's."""
     epsilon: float
     """Of the budget."""
     delta: float
@@ -97,12 +100,12 @@ def gate_figures(handler: RequestHandler) -> GateFigures:
     named = {each.name: _dataset_of(each.terms) for each in found}
     standing = [named[each.name] for each in found if each.state(now) == "approved"]
     data = []
-    for name, policy in handler.policy.data.items():
-        cost = ledger.spent(policy.key(name))
+    for name, account, policy in _accounts(handler, ledger):
+        cost = ledger.spent(policy.key(account))
         left = cost.left(policy.budget)
         data.append(
             DataFigures(
-                name=name,
+                name=account,
                 epsilon=policy.epsilon,
                 delta=policy.delta,
                 spent=cost.epsilon(policy.delta, policy.adjacency),
@@ -141,6 +144,16 @@ def gate_figures(handler: RequestHandler) -> GateFigures:
         key=handler.key.public.hex(),
         rolled_back=bool(handler.conflict),
     )
+
+
+def _accounts(handler: RequestHandler, ledger: Ledger) -> Iterator[tuple[str, str, DataPolicy]]:
+    """Each data set's name and policy, once for each of its accounts, which blocks have."""
+    balance = ledger.balance()
+    for name, policy in handler.policy.data.items():
+        base = balance.base_of(name)
+        for account in balance.accounts_of(name):
+            if len(balance.accounts_of(name)) == 1 or balance.guarantees.get(account):
+                yield name, name + account.removeprefix(base), policy
 
 
 def _dataset_of(terms: str) -> str:

@@ -18,6 +18,7 @@ approvals, ledger, identity. An order only names a training. The reply itself is
 | code that came with the terms                    | approved by hand only, never by a rule     |
 | two budgets of one account, one file under two   | the gate does not start (sources.py)       |
 | accounts, a new name for a file that was counted |                                            |
+| data with blocks, and terms that name some       | their records, charged to each of them     |
 | an order whose child died, or took too long      | zero rows, if nothing of it has left       |
 | a gate without a folder of identity              | it makes a key, once, beside the ledger    |
 | a head of its own key that is not in its ledger's| LedgerRolledBack, for every order, until   |
@@ -65,6 +66,7 @@ from dpfed.recipes.records import load_dataset
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.approvals import CONFLICT, LEDGER_FILE, ZERO_ROWS, Approvals, Price, clock_time
+from dpfed.silo.blocks import Blocks, open_blocks
 from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
 from dpfed.silo.sources import check_accounts
 from dpfed.sums.secagg.identity import SigningKey, own_key
@@ -92,6 +94,8 @@ class RequestHandler:
 
     policy: Policy
     records: dict[str, Records] = field(default_factory=dict)
+    blocks: dict[str, Blocks] = field(default_factory=dict)
+    """Of data that arrives: its records by block."""
     _trainings: dict[str, tuple[Terms, Problem]] = field(default_factory=dict)
     _came: dt.datetime | None = None
     """When the order that is answered now came in."""
@@ -115,6 +119,7 @@ class RequestHandler:
             if ledger.budgets_of(name) != {first: data.budget}:
                 ledger.declare(first, data.budget)
             self.records[name] = load_records(name, data)
+            self._open_blocks(name, data, ledger)
         ledger.close()
         now = self.approvals.now()
         standing = [each for each in self.approvals.all() if each.state(now) == "approved"]
@@ -123,6 +128,18 @@ class RequestHandler:
                 self.training(approval.name)
             except DpfedError as error:  # the others continue
                 log.warning("training %s cannot run here: %s", approval.name, error)
+
+    def _open_blocks(self, name: str, data: DataPolicy, ledger: Ledger) -> None:
+        rule, account = data.block_rule, ledger.balance().base_of(name)
+        if rule is None:
+            if account in ledger.balance().blocks:
+                raise DataError(
+                    f"data.{name} must have blocks, as its ledger was bound to some, got none; put "
+                    f"data.{name}.blocks back"
+                )
+            return
+        today = self.approvals.now().date()
+        self.blocks[name] = open_blocks(self.state, ledger, name, rule, self.records[name], today)
 
     @cached_property
     def key(self) -> SigningKey:
@@ -199,6 +216,8 @@ class RequestHandler:
         if terms.pins.train:
             installed_function("terms.train", terms.pins.train)  # here, so that children inherit it
         data, records = self.policy.data[terms.pins.dataset], self.records[terms.pins.dataset]
+        if terms.plan.blocks:
+            records = self.blocks[terms.pins.dataset].take(terms.plan.blocks)
         if not terms.plan.shards:
             whole: Problem = terms.model.problem(records)
             return whole
@@ -352,7 +371,8 @@ class _OrderNode:
         """The owner's account for the data that the terms name."""
         terms = self._find(_training_name(self.content))[0]
         kind = _RepeatedAccount if self.zero_rows else _OwnerAccount
-        return kind(self.handler.ledger(), terms.pins.dataset, divided=False)
+        ledger, blocks = self.handler.ledger(), terms.plan.blocks
+        return kind(ledger, terms.pins.dataset, divided=False, blocks=blocks)
 
     def problem(self) -> Problem:
         """The data, with the model of the approved terms."""

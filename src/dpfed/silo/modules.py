@@ -38,6 +38,7 @@ from dpfed.recipes.model import is_loaded
 from dpfed.recipes.terms import read_terms
 from dpfed.silo import gate_command
 from dpfed.silo.approvals import CLOCK, FILE, LEDGER_FILE, REVOCATIONS, SOURCES
+from dpfed.silo.blocks import FILE as BLOCKS
 from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import load_policy
 from dpfed.training.reply import ClientState, rehearse
@@ -102,7 +103,7 @@ def print_modules(policy: Path, *terms: Path) -> None:
 def _load(path: Path, terms: Sequence[Path], state: Path) -> None:
     """Open the gate on a copy of its state, and rehearse every training that is approved in it."""
     policy = load_policy(path)
-    for name in (FILE, REVOCATIONS, CLOCK, SOURCES, LEDGER_FILE):
+    for name in (FILE, REVOCATIONS, CLOCK, SOURCES, LEDGER_FILE, BLOCKS):
         if (found := Path(policy.gate.state) / name).exists():
             with (
                 closing(sqlite3.connect(f"file:{found}?mode=ro", uri=True)) as source,

@@ -32,6 +32,7 @@ and loads nothing of a model: what terms do not say of one is looked at after th
 | noise that takes over 10 s of the processor's time   | UnsoundPlan                             |
 | terms with another contract than the owner's, or     | UnsoundPlan, with the first difference  |
 | with one where the owner has none, or without        |                                         |
+| blocks in terms or in the policy, and not in both    | UnsoundPlan                             |
 | a query that names features otherwise, or in another | UnsoundPlan                             |
 | order, than the owner's load.options.x               |                                         |
 """
@@ -53,6 +54,7 @@ import msgspec
 
 from dpfed._version import VERSION
 from dpfed.accounting.ledger.balance import Budget
+from dpfed.accounting.ledger.blocks import BEFORE
 from dpfed.accounting.ledger.conversions import LedgerKey, Server
 from dpfed.core.checks import refuse
 from dpfed.core.environment import ONE_MACHINE, variable
@@ -68,6 +70,7 @@ from dpfed.recipes.records import with_contract
 from dpfed.recipes.schema import DataRecipe, EvaluationKind, Recipe, TrainRecipe
 from dpfed.recipes.terms import NAME, Terms, check_numbers, package_digest
 from dpfed.silo.approvals import Price
+from dpfed.silo.blocks import BlockRule, Every
 from dpfed.sums.secagg.identity import ROSTER
 from dpfed.training.account import whole_cost
 
@@ -127,6 +130,17 @@ class PretrainedPolicy(_Table, frozen=True):
     """Where it is on this machine; terms pin its digest. None for an architecture of timm's."""
     options: dict[str, list[Any]] = {}
     """Allowed options, nested ones with a dot, with [least, most] or the words for each."""
+
+
+class BlocksPolicy(_Table, frozen=True):
+    """Data that arrives: each block of it has an account of its own (docs/blocks.md)."""
+
+    column: str
+    """The column of arrival dates, written as 2026-03-31."""
+    every: Every = Every.MONTH
+    """month, quarter or year."""
+    sizes: dict[str, float] = {}
+    """The public number of units of each block that terms may name; empty: as the terms say."""
 
 
 class DataPolicy(_Table, frozen=True):
@@ -190,6 +204,8 @@ class DataPolicy(_Table, frozen=True):
     """The maximum that rules approve in seven days."""
     approval_days: float = 30.0
     """After how many days an approval ends."""
+    blocks: BlocksPolicy | None = None
+    """Data that arrives: a budget for each month, quarter or year of it."""
     keyed_noise: bool = False
     """Allow noise that the seed reproduces: for tests."""
 
@@ -231,6 +247,16 @@ class DataPolicy(_Table, frozen=True):
         read = [self.load.source, self.load.contract.digest, mapped, self.load.options]
         made = msgspec.json.encode(read, order="deterministic")
         return hashlib.sha256(b"dpfed reading 1\n" + made).hexdigest()
+
+    @property
+    def block_rule(self) -> BlockRule | None:
+        """How records become blocks; None if the data has none."""
+        if self.blocks is None:
+            return None
+        contract = self.load.contract
+        own = contract.person if isinstance(contract, Contract) else None
+        ids = own or self.load.options.get("groups")
+        return BlockRule(self.blocks.column, self.blocks.every, str(ids or ""))
 
     def cost(self, terms: Terms) -> float:
         """What a training costs of that budget, whatever the terms state theirs in: epsilon."""
@@ -274,7 +300,11 @@ def _with_contract(name: str, data: DataPolicy) -> DataPolicy:
     given = data.load.contract
     if isinstance(given, str) and not Path(given).is_absolute():
         raise refuse(f"data.{name}.load.contract", "a table, or an absolute path", given)
-    return msgspec.structs.replace(data, load=with_contract(data.load, None))
+    load = with_contract(data.load, None)
+    if data.blocks is not None:
+        options = {**load.options, "arrival": data.blocks.column}
+        load = msgspec.structs.replace(load, options=options)
+    return msgspec.structs.replace(data, load=load)
 
 
 def _check(policy: Policy) -> None:
@@ -332,6 +362,28 @@ def _check_data(name: str, data: DataPolicy) -> None:
         method_tables(method)  # refuses what it does not know
     _check_noise_and_models(name, data)
     _check_contract(name, data)
+    _check_blocks(name, data)
+
+
+def _check_blocks(name: str, data: DataPolicy) -> None:
+    """Units that stay in one block: by an id, under replace-one, and none that is held out."""
+    rule, blocks = data.block_rule, data.blocks
+    if rule is None or blocks is None:
+        return
+    key = f"data.{name}.blocks"
+    if not rule.ids:
+        bound = "beside load.options.groups, or a contract's person: ids keep their first block"
+        raise refuse(key, bound, "none")
+    if data.unit is Unit.CLIENT or data.adjacency is not Adjacency.REPLACE_ONE:
+        got = f"{data.unit}, {data.adjacency}"
+        raise refuse(key, "beside unit record or group, and adjacency replace-one", got)
+    if data.load.holdout or data.load.validation or data.size is not None:
+        bound = "without load.holdout, load.validation and size: a unit's place would follow others"
+        raise refuse(key, bound, "one of them", "declare sizes by block: blocks.sizes")
+    for block, size in blocks.sizes.items():
+        if not rule.every.has(block) or not 1 <= size < 1e12:
+            bound = f"names such as {rule.every.name_of(dt.date(2026, 3, 1))!r} with numbers from 1"
+            raise refuse(f"{key}.sizes", bound, f"{block!r} with {size:g}")
 
 
 def _check_contract(name: str, data: DataPolicy) -> None:
@@ -405,7 +457,7 @@ def permit(policy: Policy, terms: Terms, today: dt.date, *, approved: bool = Fal
     if data is None:
         raise _violation("data", f"a table for {terms.pins.dataset!r}", "none")
     check_numbers(terms)
-    _permit_pins(policy, data, terms)
+    _permit_pins(policy, data, terms, today)
     _permit_privacy(data, terms)
     _permit_code(data, terms)
     if (data.since and today < data.since) or (data.until and today > data.until):
@@ -482,7 +534,7 @@ def _violation(key: str, bound: str, got: object) -> UnsoundPlan:
     )
 
 
-def _permit_pins(policy: Policy, data: DataPolicy, terms: Terms) -> None:
+def _permit_pins(policy: Policy, data: DataPolicy, terms: Terms, today: dt.date) -> None:
     pins = terms.pins
     if pins.dpfed != VERSION:
         raise _violation("dpfed (installed)", VERSION, pins.dpfed)
@@ -491,6 +543,7 @@ def _permit_pins(policy: Policy, data: DataPolicy, terms: Terms) -> None:
             "shape and classes", f"{data.shape}, {data.classes}", (pins.shape, pins.classes)
         )
     _permit_contract(data, terms)
+    _permit_blocks(data, terms, today)
     if data.client >= len(pins.sizes):
         raise _violation("client", f"{data.client}, a place in terms.sizes", len(pins.sizes))
     if data.size is not None and pins.sizes[data.client] != data.size:
@@ -514,6 +567,27 @@ def _permit_contract(data: DataPolicy, terms: Terms) -> None:
     if mine.digest != asked.digest:
         said = next(differences(mine, asked), "their digests differ")
         raise _violation("load.contract", f"the same contract, and {said}", asked.digest[:16])
+
+
+def _permit_blocks(data: DataPolicy, terms: Terms, today: dt.date) -> None:
+    """Terms name blocks if the data has any: by names that it can have, with the owner's sizes."""
+    rule, asked = data.block_rule, terms.pins.blocks
+    if rule is None or isinstance(asked, msgspec.UnsetType):
+        if rule is not None or asked is not msgspec.UNSET:
+            held = "blocks" if rule else "no blocks"
+            got = "none" if asked is msgspec.UNSET else "some"
+            raise _violation("blocks", f"{held} for this data", got)
+        return
+    if terms.pins.train:
+        raise _violation("blocks", "no terms.train, which reads the whole file", terms.pins.train)
+    sizes = data.blocks.sizes if data.blocks else {}
+    for block, declared in asked.items():
+        if not rule.every.has(block):
+            raise _violation("blocks", f"names of a {rule.every}, or 'before'", block)
+        if block != BEFORE and block > rule.every.name_of(today):
+            raise _violation("blocks", f"none after {rule.every.name_of(today)!r}", block)
+        if sizes and (data.client >= len(declared) or sizes.get(block) != declared[data.client]):
+            raise _violation("blocks.sizes", f"{sizes.get(block)} for {block!r}", declared)
 
 
 def _permit_columns(data: DataPolicy, terms: Terms) -> None:

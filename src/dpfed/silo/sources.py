@@ -178,6 +178,12 @@ def check_accounts(
 
 def _refuse_two_budgets(policy: Policy, first: str, second: str) -> None:
     one, other = policy.data[first], policy.data[second]
+    if one.block_rule != other.block_rule:
+        raise DataError(
+            f"data.{first} and data.{second} are two names of one account and must have the same "
+            f"blocks, got {one.block_rule} and {other.block_rule}; make blocks and the column of "
+            f"ids equal"
+        )
     if one.key("") != other.key("") or one.budget != other.budget:
         raise DataError(
             f"data.{first} and data.{second} are two names of one account and must have the same "

@@ -33,6 +33,7 @@ from dpfed.accounting.event_tree import gaussian_mu_squared
 from dpfed.accounting.events import Json
 from dpfed.accounting.guarantee import strongest
 from dpfed.accounting.ledger.balance import Budget, Cost, converted
+from dpfed.accounting.ledger.blocks import BEFORE, account_of, by_block
 from dpfed.accounting.ledger.conversions import LedgerKey, Server, adversary_of, factor
 from dpfed.accounting.ledger.enquiries import Enquiries
 from dpfed.accounting.ledger.ledger import Forecast, Ledger
@@ -66,10 +67,17 @@ class Account:
     divided: bool = True
     """Whether clients divide the name, or it is one client's own."""
     budget: Budget | None = None
+    blocks: tuple[str, ...] = ()
+    """The blocks of data that arrives whose units are used; empty if the data has no blocks."""
 
     def key(self, plan: Plan, client: int) -> LedgerKey:
         """The key under which a client's releases are entered."""
         return _key(plan, f"{self.dataset}/{client}" if self.divided else self.dataset)
+
+    def entered(self, plan: Plan, client: int) -> LedgerKey:
+        """The key whose rows tell what a client has entered: of blocks the first, as all agree."""
+        key = self.key(plan, client)
+        return key._replace(dataset=account_of(key.dataset, self.blocks[0])) if self.blocks else key
 
     def request(self, plan: Plan, broadcast: Broadcast, member: AccountHolder) -> Request:
         """What a client is about to release."""
@@ -110,8 +118,16 @@ class Account:
         if self.budget and members:
             self.ledger.agree(self._stated(plan), self.budget)
         asked = [self.request(plan, broadcast, member) for member in members]
+        if self.blocks:
+            return {each.client: self._begin_in_blocks(each) for each in asked}
         found = self.ledger.begin_all(asked)
         return {member.client: rows for member, rows in zip(members, found, strict=True)}
+
+    def _begin_in_blocks(self, request: Request) -> tuple[int, ...] | DpfedError:
+        try:
+            return self.ledger.begin_together(by_block(request, self.blocks))
+        except DpfedError as error:
+            return error
 
     def refusals(self, plan: Plan, training: str, clients: Iterable[int]) -> dict[int, DpfedError]:
         """Before a training's first order: clients whose budget cannot pay for all of it, and why.
@@ -126,7 +142,7 @@ class Account:
         if self.budget:
             self.ledger.agree(self._stated(plan), self.budget)
         asked = [self._whole(plan, training, client, {}) for client in clients]
-        return self.ledger.refusals(asked)
+        return self.ledger.refusals([part for one in asked for part in by_block(one, self.blocks)])
 
     def admit(self, plan: Plan, training: str, client: int) -> None:
         """Before a training begins on a node: refuse it as a whole, or accept all of it.
@@ -141,15 +157,18 @@ class Account:
         key = self.key(plan, client)
         if not self.divided and self.ledger.budgets_of(key.dataset):
             self._note_enquiry(self.ledger.balance().resolve(key).dataset, plan.fingerprint())
-            self.ledger.claim(self._whole(plan, training, client, {}))
+            whole = self._whole(plan, training, client, {})
+            self.ledger.claim_together(by_block(whole, self.blocks))
             return
         for error in self.refusals(plan, training, [client]).values():
             raise error
 
     def forecast(
         self, plan: Plan, training: str, client: int, target: LedgerKey, budget: Budget
-    ) -> Forecast:
+    ) -> dict[str, Forecast]:
         """The data's cost in a budget's terms, now and after a training; as an enrolment decides.
+
+        By block; "" where the data has none.
 
         Args:
             plan: what the training would release.
@@ -158,12 +177,16 @@ class Account:
             target: what the budget is stated for.
             budget: epsilon, delta and whether a replaced record stays with its person.
         """
-        return self.ledger.forecast(self._whole(plan, training, client, {}), target, budget)
+        return {
+            one.block: self.ledger.forecast(one, target._replace(dataset=one.key.dataset), budget)
+            for one in by_block(self._whole(plan, training, client, {}), self.blocks)
+        }
 
     def leave(self, training: str) -> None:
         """The training has ended: what is left of its claim is free for others."""
         if not self.divided:
-            self.ledger.waive(self.dataset, training)
+            for block in self.blocks or (BEFORE,):
+                self.ledger.waive(account_of(self.dataset, block), training)
 
     def attended(self, plan: Plan, training: str, client: int) -> tuple[int, ...]:
         """The rounds of a training in a client's ledger, whether or not the reply was sent.
@@ -174,12 +197,14 @@ class Account:
             client: the client's index.
         """
         balance = self.ledger.balance()
-        dataset = balance.resolve(self.key(plan, client)).dataset
+        dataset = balance.resolve(self.entered(plan, client)).dataset
         return tuple(balance.attended.get((dataset, training, client), {}).values())
 
     def _note_enquiry(self, dataset: str, plan: str) -> None:
         known = self.ledger.balance().plans.items()
-        used = frozenset(each for (name, *_), each in known if name == dataset and each)
+        used = frozenset(
+            each for (name, *_), each in known if name.partition("/")[0] == dataset and each
+        )
         Enquiries(self.ledger.path).note(dataset, plan, used)
 
     def _stated(self, plan: Plan) -> LedgerKey:

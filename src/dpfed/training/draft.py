@@ -76,6 +76,8 @@ class Draft:
     """Whether rows of shards are made by code that nobody reviewed, in sealed processes."""
     contract: str = ""
     """The digest of the contract by which every client reads its table; "" if there is none."""
+    blocks: tuple[str, ...] = ()
+    """The blocks of arriving data whose units are used, by name; empty if all units are."""
 
     # -------------------------------------------------------------------------- the channels
 

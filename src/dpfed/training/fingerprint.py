@@ -3,8 +3,8 @@
 
 It covers clip, noise and its source, unit, adjacency, trust, channels, the client algorithm with
 its options, metrics, sum, weights, sizes, shards, rounds, spare attempts, delta, who is asked,
-whether the population is open, the data's contract, and the wire format; not the model, the
-optimizer or the noise's seed, which cost nothing.
+whether the population is open, the data's contract and blocks, and the wire format; not the model,
+the optimizer or the noise's seed, which cost nothing.
 
 | edge case                            | what happens                                            |
 |--------------------------------------|---------------------------------------------------------|
@@ -40,6 +40,7 @@ def fingerprint(plan: Draft) -> str:
         *(("shards", plan.shards) if plan.shards else ()),
         *(("sealed",) if plan.sealed else ()),
         *((("contract", plan.contract),) if plan.contract else ()),
+        *((("blocks", plan.blocks),) if plan.blocks else ()),
         *sorted({own_code_of("mechanisms", m) for m in plan.channels.values()} - {""}),
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()

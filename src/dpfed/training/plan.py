@@ -138,6 +138,7 @@ class Plan(Draft):
             found = replace(found, draws=f"{found.draws}; {said}")
         if self.shards:
             found = replace(found, condition=SEALED if self.sealed else CONDITION)
+        found = replace(found, blocks=self.blocks)
         # public weights round each term again, which exact arithmetic does not cover
         return replace(found, idealized=True) if self.uneven else found
 

@@ -37,10 +37,25 @@ def refuse_unsound(plan: Draft) -> None:
         _wrong_open,
         _wrong_participation,
         _shown_presence,
+        _wrong_blocks,
     ):
         reason = complaint(plan)
         if reason:
             raise UnsoundPlan(reason)
+
+
+def _wrong_blocks(plan: Draft) -> str | None:
+    """Blocks have accounts of their own, which add up by mu^2 for units that stay in one block."""
+    if not plan.blocks:
+        return None
+    first = plan.update
+    drawn = not isinstance(plan.client_sampling, Everyone) or plan.participation is not None
+    if drawn or plan.open or any(m.sampling.rate != 1 for m in plan.channels.values()):
+        return "blocks need every unit in every round, got a draw; leave rates and cohorts out"
+    if first.unit is Unit.CLIENT or first.adjacency is not Adjacency.REPLACE_ONE:
+        got = f"{first.unit} under {first.adjacency}"
+        return f"blocks protect a record or a group under replace-one, got {got}; change it"
+    return None
 
 
 def _wrong_numbers(plan: Draft) -> str | None:

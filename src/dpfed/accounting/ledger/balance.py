@@ -28,6 +28,7 @@ from dpfed.accounting import events, gdp
 from dpfed.accounting.event_tree import gaussian_mu_squared
 from dpfed.accounting.events import Json, canonical
 from dpfed.accounting.guarantee import epsilon_of
+from dpfed.accounting.ledger.blocks import BlockBinding, add_binding
 from dpfed.accounting.ledger.conversions import LedgerKey, Server, factor
 from dpfed.accounting.ledger.journal import Row
 from dpfed.core.errors import DataError
@@ -332,6 +333,8 @@ class Balance:
     """Rows at which a head was given to others (heads.py): their numbers and hashes."""
     declared: set[str] = field(default_factory=set)
     """Heads of lost parts that were declared: the first half of their hashes."""
+    blocks: dict[str, BlockBinding] = field(default_factory=dict)
+    """By data set: what its blocks are made by; none of those that have no blocks."""
 
     def add_row(self, row: Row) -> None:
         """Add one more row."""
@@ -363,6 +366,20 @@ class Balance:
         base = dataset.partition("/")[0]
         found = self.budgets.get(dataset) or self.budgets.get(base, {})
         return {key._replace(dataset=dataset): budget for key, budget in found.items()}
+
+    def base_of(self, dataset: str) -> str:
+        """The first name of a data set."""
+        return self.resolve(LedgerKey(dataset)).dataset
+
+    def accounts_of(self, dataset: str) -> list[str]:
+        """The accounts of a data set: its own, and one for each block that was ever charged.
+
+        Args:
+            dataset: any name of it.
+        """
+        dataset = self.base_of(dataset)
+        known = {name for name in self.guarantees if name.startswith(f"{dataset}/")}
+        return [dataset, *sorted(known)] if dataset in self.blocks else [dataset]
 
     def stated_for(self, dataset: str) -> dict[LedgerKey, Budget | None]:
         """What the totals of a data set are stated for: its budget, or each guarantee given."""
@@ -642,6 +659,10 @@ def _add_waive(balance: Balance, row: Row) -> None:
     balance.claims.pop((key_of(body), body["training"], body["client"]), None)
 
 
+def _add_blocks(balance: Balance, row: Row) -> None:
+    add_binding(balance.blocks, row.body)
+
+
 def _add_confirm(balance: Balance, row: Row) -> None:
     for number in row.body["rows"]:
         usage = balance.open.pop(number, None)
@@ -694,4 +715,5 @@ _ADD_BY_KIND = {
     "lost": _add_lost,
     "declared": _add_declared,
     "approval": _add_approval,
+    "blocks": _add_blocks,
 }

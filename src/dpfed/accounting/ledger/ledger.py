@@ -32,6 +32,7 @@ run is added to Gaussian releases. A reservation stays spent. balance.py adds th
 | a recipe states another budget than was declared  | RecipeError: only the command changes it     |
 | a killed process                                  | what was committed counts, confirmed or not  |
 | a file that was tampered with                     | DataError (journal.py)                       |
+| data that has blocks (blocks.py)                  | an account for each; all of them, or none    |
 | correlated noise whose state was lost             | its cost starts again, too; refused in a run |
 |                                                   | that is reserved as a whole                  |
 """
@@ -55,6 +56,12 @@ from dpfed.accounting.ledger.balance import (
     Cost,
     Reservation,
     converted,
+)
+from dpfed.accounting.ledger.blocks import (
+    BlockBinding,
+    refuse_other_blocks,
+    refuse_unblocked,
+    refuse_unproven,
 )
 from dpfed.accounting.ledger.conversions import LedgerKey, factor
 from dpfed.accounting.ledger.journal import Journal, Row
@@ -148,25 +155,56 @@ class Ledger:
         transaction: if two trainings enrol at once, both are admitted only if both fit.
         """
         with self._turn():
-            key = self._balance.resolve(request.key)
-            left, kept = self._refuse_whole(request), self._balance.claims.get((key, *request.run))
-            known = (
-                kept
-                and kept.plan == request.plan
-                and time.time() - kept.time < CLAIM_LIFETIME_S / 2
-            )
-            if left is None or known or not self._balance.budgets_of(key.dataset):
-                return
-            self._append(
-                kind="claim",
-                **_plain(key),
-                **plan_cost(request),
-                training=request.training,
-                client=request.client,
-                lost=request.delta_reserved,
-                plan=request.plan,
-                covered=request.covered,
-            )
+            self._claim(request)
+
+    def _claim(self, request: Request) -> None:
+        key = self._balance.resolve(request.key)
+        left, kept = self._refuse_whole(request), self._balance.claims.get((key, *request.run))
+        known = (
+            kept and kept.plan == request.plan and time.time() - kept.time < CLAIM_LIFETIME_S / 2
+        )
+        if left is None or known or not self._balance.budgets_of(key.dataset):
+            return
+        self._append(
+            kind="claim",
+            **_plain(key),
+            **plan_cost(request),
+            training=request.training,
+            client=request.client,
+            lost=request.delta_reserved,
+            plan=request.plan,
+            covered=request.covered,
+        )
+
+    # -------------------------------------------------------------------- blocks: all or none
+
+    def begin_together(self, requests: Sequence[Request]) -> tuple[int, ...]:
+        """Enter one client's round in the account of each block, or in none of them."""
+        with self._turn():  # an error takes back all that was appended
+            return tuple(row for request in requests for row in self._enter(request))
+
+    def claim_together(self, requests: Sequence[Request]) -> None:
+        """A training enrols in the account of each block, or in none of them."""
+        with self._turn():
+            for request in requests:
+                self._claim(request)
+
+    def bind_blocks(self, dataset: str, asked: BlockBinding) -> BlockBinding:
+        """Bind a data set to what its blocks are made by; what stands, if it is bound already.
+
+        Args:
+            dataset: the name of the data.
+            asked: what the owner's policy says; ``begun`` counts if there were releases before.
+        """
+        with self._turn():
+            name = self._balance.resolve(LedgerKey(dataset)).dataset
+            known = self._balance.blocks.get(name)
+            if known is None:
+                used = name in self._balance.guarantees
+                known = asked if used else asked._replace(begun="")
+                self._append(kind="blocks", dataset=name, **known._asdict())
+        refuse_other_blocks(known, asked, dataset)
+        return known
 
     def waive(self, dataset: str, training: str) -> int:
         """A training has ended: what it claimed and did not release is free; how many claims."""
@@ -208,6 +246,9 @@ class Ledger:
 
         Without ``limits`` it must fit into the budget that was declared.
         """
+        if limits is None:  # else it is only asked, maybe before a gate has bound the blocks
+            refuse_unblocked(self._balance, request)
+        refuse_unproven(request)
         key = self._balance.resolve(request.key)
         limits = self._balance.budgets_of(key.dataset) if limits is None else limits
         self._refuse_another_plan(key, request)
@@ -235,6 +276,8 @@ class Ledger:
     def _enter(self, request: Request) -> tuple[int, ...]:
         key = self._balance.resolve(request.key)
         parts = {name: part for name, part in request.parts.items() if part.releases}
+        refuse_unblocked(self._balance, request)
+        refuse_unproven(request)
         refuse_repeats(self._balance, key, request, parts)
         refuse_beyond(self._balance, key, request)
         self._refuse_another_plan(key, request)
@@ -384,9 +427,10 @@ class Ledger:
         )
         kept = self._balance.claimed(target, request.run, time.time()) != Cost()
         others = " (with what enrolled trainings may still spend)" if kept else ""
+        stop = f"leave block {request.block!r} out" if request.block else "stop here"
         return BudgetSpent(
             f"data set {target} has spent epsilon {spent} of its budget {budget}{others}, and "
-            f"{what} {request.training!r} needs {needed}; stop here, or raise it: "
+            f"{what} {request.training!r} needs {needed}; {stop}, or raise it: "
             f"{owner.command(needed, f'{budget.delta:g}')}"
         )
 

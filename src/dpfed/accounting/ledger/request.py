@@ -51,6 +51,8 @@ class Request:
     """The part of delta that the run's secure sum reserves."""
     participation: Participation | None = None
     """How often the client takes part; None means in every round."""
+    block: str = ""
+    """The block that ``key`` is the account of; "" if the data has no blocks."""
 
     @property
     def run(self) -> tuple[str, int]:

@@ -306,6 +306,8 @@ def statement_of(
         "budget": "the ledger had room for it" if facts.budgeted else "none is declared",
         "software": software(),
     }
+    if plan.blocks:
+        predicate["blocks"] = list(plan.blocks)
     if gives_receipts(plan):
         kept = _read(folder)
         predicate["answered"] = [

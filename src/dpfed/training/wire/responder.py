@@ -350,7 +350,7 @@ class _Task:
         Entries that were not confirmed are not among them: nothing leaves before that.
         """
         plan, balance = self.plan, self.book.ledger.balance()
-        key = balance.resolve(self.book.key(plan, self.node.client))
+        key = balance.resolve(self.book.entered(plan, self.node.client))
         run = (self.order.broadcast.training, self.node.client)
         entered = {seen[3:5] for seen in balance.seen if seen[:3] == (key.dataset, *run)}
         self._refuse_more(entered)
