@@ -45,6 +45,10 @@ class TablePart(NamedTuple):
     """Which row of its source each record is; None means that no row was left out."""
 
 
+SPLIT = "split"
+"""The column or array of marks of training and test, unless a caller names another."""
+
+
 class Columns(NamedTuple):
     """How the caller names the features, the labels, the groups, the split and the silos."""
 
