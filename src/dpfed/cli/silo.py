@@ -170,6 +170,8 @@ def terms(
         train: a train function that silos have installed, at client level; "" if there is none.
         ship: code that silos run without a review, sealed; None ships none.
     """
+    from dpfed.core.checks import refuse
+    from dpfed.core.types import Trust
     from dpfed.recipes.terms import check_numbers, read_terms, with_pinned_model, write_terms
     from dpfed.silo.policy import CALIBRATION_CPU_S, limited_time
 
@@ -187,6 +189,13 @@ def terms(
     check_numbers(read_terms(text))
     text = with_pinned_model(text)
     written = read_terms(text)
+    if written.recipe.privacy.trust is Trust.DISTRIBUTED and not written.pins.roster:
+        raise refuse(
+            "the roster",
+            "given where trust is distributed",
+            None,
+            "say --roster fed/nodes/NAME/roster.json, as 'dpfed deploy init' makes it",
+        )
     with limited_time(CALIBRATION_CPU_S):
         written.plan.guarantee()  # fail early on terms that no silo could approve
     typer.echo(text, nl=False)
