@@ -84,6 +84,13 @@ def test_the_callers_own_module_is_filled(tmp_path: Path) -> None:
         dpfed.load(tmp_path / "model", module=nn.Linear(4, 3))
 
 
+def test_a_module_of_another_number_of_scores_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, model=NETWORK)
+    change(tmp_path / "model", classes=["a", "b"])
+    with pytest.raises(DataError, match="2 scores"):
+        dpfed.load(tmp_path / "model").predict(torch.zeros(2, 4))
+
+
 def test_a_pretrained_model_is_named_by_the_caller(tmp_path: Path) -> None:
     run(tmp_path, model=NETWORK)
     kind = {"kind": "pretrained", "library": "transformers", "source": "/etc", "options": {}}

@@ -50,8 +50,8 @@ _PRETRAINED_OPTIONS = {
     "transformers": {"task", "classes", "padding", "lora"},
     "timm": {"classes", "padding", "lora", "pretrained", "in_chans", "img_size", "drop_rate"},
 }
-"""What a bundle may choose of a pretrained model. Others of the libraries' options load files that are
-no tensors (checkpoint_path), fetch code (attn_implementation), or name modules to import."""
+"""What a bundle may choose of a pretrained model. Others of the libraries' options load files that
+are no tensors (checkpoint_path), fetch code (attn_implementation), or name modules to import."""
 _LORA_OPTIONS = {
     "r",
     "lora_alpha",
@@ -159,9 +159,9 @@ def _check_pretrained(description: Description, given: PretrainedModel) -> None:
         odd.append("classes")
     if odd:
         raise DataError(
-            f"architecture.options of a bundle must be few and plain ({', '.join(sorted(known))}), got "
-            f"{shown(', '.join(map(str, odd[:5])))}; build the model yourself: "
-            f"dpfed.load(folder, module=make_module())"
+            f"architecture.options of a bundle must be few and plain "
+            f"({', '.join(sorted(known))}), got {shown(', '.join(map(str, odd[:5])))}; build the "
+            f"model yourself: dpfed.load(folder, module=make_module())"
         )
 
 
