@@ -13,6 +13,7 @@ import torch
 
 import dpfed
 from dpfed.bundle.folder import read_description
+from dpfed.core.types import METRICS
 from dpfed.data.datasets import Records
 from dpfed.recipes import describe
 from dpfed.recipes.describe import _released, wilson
@@ -63,8 +64,17 @@ def test_a_released_loss_has_the_interval_of_a_coin_that_is_0_or_its_bound(tmp_p
     """No loss in [0, bound] of this mean spreads further (Bhatia and Davis 2000)."""
     found = told(tmp_path, evaluation={"kind": "federated", "loss_bound": 2.0})
     loss = next(each for each in found["metrics"] if each["name"] == "loss")
-    assert 0 <= loss["low"] < loss["value"] < loss["high"] <= 2.0
+    assert 0 <= loss["low"] <= loss["value"] <= loss["high"] <= 2.0
     assert loss["on"].endswith("released with noise, each at most 2")
+    options = {"records": 900, "features": 3, "classes": 2}
+    tree = {"data": {"options": options, "partition": {"clients": 3}}, "privacy": {"epsilon": 5.0}}
+    judged = {"kind": "federated", "loss_bound": 2.0}
+    plan = prepare(
+        load_recipe({**tree, "rounds": 3, "method": "dp-fedgd", "evaluation": judged})
+    ).plan
+    ((low, high),) = ((m.low, m.high) for m in _released(plan, [{"round": 1, "loss": 1.0}]))
+    ends = _noisy_interval(0.5, round(sum(plan.nominal)), plan.noise_std(METRICS))
+    assert (low, high) == pytest.approx([2 * end for end in ends], abs=2e-4)
 
 
 @pytest.mark.parametrize("records", [200, 40])
