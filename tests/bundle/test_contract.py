@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import dpfed
+from dpfed.bundle.description import decode
 from dpfed.bundle.scoring import score_file
 from dpfed.core.errors import DataError
 from dpfed.data.contract import contract_of
@@ -194,6 +197,18 @@ def test_another_unit_is_refused_wherever_in_the_file_it_begins(
     with pytest.raises(DataError, match="column 'age'"):
         score_file(model, tmp_path / "new.csv", tmp_path / "scored.csv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.csv"]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"classes": WORDS[::-1]}, {"target": "age"}, {"classes": [0, 1]}]
+)
+def test_what_the_contract_says_otherwise_is_refused(wards: Wards, changed: dict[str, Any]) -> None:
+    """With the class words in the other order, the dead were called alive."""
+    told = json.loads((wards[0] / "out/model/model.json").read_bytes())
+    with pytest.raises(
+        DataError, match=f"{next(iter(changed))} of a bundle must be the contract's"
+    ):
+        decode(json.dumps({**told, **changed}).encode())
 
 
 def test_a_missing_column_is_refused_by_name(model: dpfed.TrainedModel, tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "one name twice": {"parameters": [["weight", [1]], ["weight", [1]]]},
     "classes of one name": {"classes": ["a", "a"]},
     "no classes": {"classes": None},
+    "more classes than the model has": {"classes": ["a", "b", "c"]},
+    "one class": {"classes": ["a"]},
     "an input of no columns": {"input": {"kind": "columns", "columns": []}},
     "an input of a new kind": {"input": {"kind": "pickle", "path": "x"}},
     "a huge array": {"input": {"kind": "array", "shape": [1 << 20, 1 << 20]}},

@@ -45,7 +45,7 @@ CONTRACT = contract_of(
             {"name": "sex", "kind": "category", "words": ["f", "m", "other"]},
             {"name": "grade", "kind": "category", "words": ["1", "2"], "missing": "2"},
             {"name": "smoker", "kind": "flag", "words": ["no", "yes"]},
-            {"name": "icu", "kind": "flag", "missing": "1"},
+            {"name": "label", "kind": "flag", "missing": "1"},  # as an output would be called
         ],
         "label": {"column": "outcome", "words": ["alive", "dead"]},
     }
@@ -131,13 +131,13 @@ def test_onnx_predicts_the_same_with_words(base: dpfed.TrainedModel, tmp_path: P
         "sex": ["f", "", "m"],
         "grade": ["1", "?", "9"],
         "smoker": ["no", "yes", "?"],
-        "icu": ["1", "0", ""],
+        "label": ["1", "0", ""],
     }
     feed = {
         name: np.array(column, dtype=object if isinstance(column[0], str) else np.float64)[:, None]
         for name, column in cells.items()
     }
-    label, chances = session.run(["label", "probabilities"], feed)
+    label, chances = session.run(["predicted_label", "probabilities"], feed)
     table = {
         name: [None if isinstance(cell, float) and np.isnan(cell) else cell for cell in column]
         for name, column in cells.items()

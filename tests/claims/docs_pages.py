@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.claims import adamw, blocks, encoding
+from tests.claims import adamw, blocks, encoding, private_statistics
 from tests.claims import sofim_readings as readings
 from tests.claims.devices import (
     SCALE,
@@ -127,8 +127,33 @@ def megabytes(method: str, *sizes: str) -> tuple[float, ...]:
     return tuple(cost(method, size, "memory") / 1e6 for size in sizes)
 
 
+STATISTICS = "lab/studies/statistics/results/README.md"
+
 CLAIMS = [
     Claim("docs/blocks.md", "{} {} {} {} {}", blocks.arms),
+    Claim(
+        "docs/statistics.md",
+        "each of {:.0f} intervals held the exact answer in {:.0f} or more; their median width was {:.2f} to {:.2f} times the least possible",
+        private_statistics.in_short,
+    ),
+    *(
+        Claim(
+            STATISTICS,
+            f"| {kind} | {{:.0f}} | {{:.0f}} to {{:.0f}} | {{:.2f}} to {{:.2f}} |",
+            partial(private_statistics.kind, kind),
+        )
+        for kind in private_statistics.KINDS
+    ),
+    Claim(
+        STATISTICS,
+        "Two of its {:.0f} intervals miss, as one in twenty may: {:.0f} died at 60 or more, and the interval ends at {:.0f}; {:.0f} died with another tumour, and it begins at {:.0f}",
+        private_statistics.missed,
+    ),
+    Claim(STATISTICS, "A count is off by at most {:.0f} in", private_statistics.half_of_a_count),
+    Claim(
+        STATISTICS, "That of the 10 % quantile is {:.2f} times as wide", private_statistics.widest
+    ),
+    Claim(STATISTICS, "up to {:.2f} times as wide as first-order", private_statistics.late_curve),
     # ------------------------------------------------------------------------------------ README.md
     Claim(
         ENCODE,

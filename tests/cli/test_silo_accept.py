@@ -107,3 +107,21 @@ def test_the_command_shows_says_whose_decision_it_is_and_notes_it(tmp_path: Path
     assert "reads     contract" not in done.output.split("accepted:")[1]
     assert "columns sex although most of each is not as agreed" in run("status").output
     assert "columns sex" in run("log").output
+
+
+def test_terms_of_a_secure_sum_name_its_roster(tmp_path: Path) -> None:
+    """No gate would take them without: said where they are written, not at each silo."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'method = "dp-fedgd"\nrounds = 2\nsum = {name = "secure"}\nevaluation = {kind = "off"}\n'
+        '[privacy]\nepsilon = 1.0\ntrust = "distributed"\n'
+    )
+    words = ["silo", "terms", str(recipe), "--dataset", "x", "--sizes", "50,60,70", "--shape", "3"]
+    without = CliRunner().invoke(app, words)
+    assert "--roster" in str(without.exception)
+    assert not without.output
+    (tmp_path / "roster.json").write_text("{}")
+    assert (
+        'roster = "'
+        in CliRunner().invoke(app, [*words, "--roster", f"{tmp_path}/roster.json"]).output
+    )

@@ -99,3 +99,10 @@ def test_what_is_shown_cannot_steer_a_screen(tmp_path: Path) -> None:
     path = write_ward(tmp_path / "a.csv", changed(sex=lambda r: "\x1b[2J\u202e"))
     path.write_text(path.read_text().replace("patient", "patient,\x1b]0;x\x07", 1))
     assert all(each.isprintable() for each in findings(path))
+
+
+def test_a_column_of_marks_is_not_said_to_be_unread(tmp_path: Path) -> None:
+    path = write_ward(tmp_path / "a.csv", changed(split=lambda r: "train", note=lambda r: "x"))
+    found = [each.said for each in compare(path, contract(), beside={"split"})]
+    assert "a.csv: columns that are not read: note" in found
+    assert "a.csv: columns that only say which records are for what: split" in found

@@ -124,6 +124,14 @@ def test_a_split_and_silos_are_columns_beside_the_contract(tmp_path: Path) -> No
     assert len(found.train.silos.unique()) == 3
 
 
+def test_one_file_without_marks_does_not_put_all_into_training(tmp_path: Path) -> None:
+    marked = [{**each, "split": str(at % 2)} for at, each in enumerate(records(0))]
+    one, other = write_ward(tmp_path / "a.csv", marked), write_ward(tmp_path / "b.csv", records(1))
+    with pytest.raises(DataError, match=r"'b\.csv' has no column 'split'"):
+        loaded(one, other)
+    assert loaded(one, other, split="").test is None
+
+
 def test_what_is_not_needed_may_be_missing(tmp_path: Path) -> None:
     """A model's user has no labels."""
     path = write_ward(tmp_path / "a.csv", records(0), ["age", "weight", "sex", "smoker"])

@@ -51,6 +51,15 @@ def test_flags_codes_and_targets(tmp_path: Path) -> None:
     assert len(found.drafted) == 5
 
 
+def test_marks_of_training_and_test_are_no_feature_and_no_label(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("age,ill,split\n" + "61,yes,train\n44,no,test\n" * 30)
+    found = drafted(path, None, None)
+    assert [column.name for column in found.columns] == ["age"]
+    assert found.label is not None
+    assert found.label.column == "ill"
+
+
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="weight2"):
         describe(write_ward(tmp_path / "a.csv", records(0)), "weight2")

@@ -19,28 +19,15 @@ from dpfed.core.types import Unit
 from dpfed.data.batches import tensor_batches
 from dpfed.data.modules import Network
 from dpfed.data.pretrained import TokenIds, image_model, save_adapter, text_model
+from tests.helpers.bundles import TINY_LENGTH, TINY_LORA, TINY_WORDS, tiny_encoder
 
-WORDS, T = 13, 6
-LORA = {"r": 2, "target_modules": ["query", "value"]}
+WORDS, T, LORA = TINY_WORDS, TINY_LENGTH, TINY_LORA
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A tiny encoder as its library saves it."""
-    library = pytest.importorskip("transformers")
-    pytest.importorskip("peft")
-    torch.manual_seed(0)
-    config = library.BertConfig(
-        vocab_size=WORDS,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=20,
-        max_position_embeddings=T,
-        num_labels=3,
-    )
-    library.BertForSequenceClassification(config).save_pretrained(tmp_path / "base")
-    return tmp_path / "base"
+    return tiny_encoder(tmp_path / "base")
 
 
 def inputs(count: int = 8) -> dict[str, torch.Tensor]:

@@ -8,6 +8,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 import dpfed
 
 SCHEMA: dict[str, list[Any]] = {"age": [18, 100], "dose": [0, 10], "sex": ["f", "m"]}
@@ -94,3 +97,25 @@ def read_rows(path: Path) -> tuple[list[dict[str, str]], list[str], str]:
     sign = max(",;\t", key=text[0].count)
     rows = list(csv.DictReader(text, delimiter=sign))
     return rows, list(rows[0]), sign
+
+
+TINY_WORDS, TINY_LENGTH = 13, 6
+TINY_LORA: dict[str, Any] = {"r": 2, "target_modules": ["query", "value"]}
+
+
+def tiny_encoder(folder: Path, seed: int = 0) -> Path:
+    """A pretrained encoder of three classes, as its library saves it."""
+    library = pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    torch.manual_seed(seed)
+    config = library.BertConfig(
+        vocab_size=TINY_WORDS,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=20,
+        max_position_embeddings=TINY_LENGTH,
+        num_labels=3,
+    )
+    library.BertForSequenceClassification(config).save_pretrained(folder)
+    return folder

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import dpfed
 from dpfed.bundle.folder import read_description
+from dpfed.core.types import METRICS
 from dpfed.data.datasets import Records
 from dpfed.recipes import describe
 from dpfed.recipes.describe import _released, wilson
@@ -56,6 +58,40 @@ def test_a_released_accuracy_has_an_interval_of_its_noise(tmp_path: Path) -> Non
     accuracy = next(each for each in found["metrics"] if each["name"] == "accuracy")
     assert accuracy["low"] < accuracy["high"]
     assert "released with noise" in accuracy["on"]
+
+
+def test_a_released_loss_has_the_interval_of_a_coin_that_is_0_or_its_bound(tmp_path: Path) -> None:
+    """No loss in [0, bound] of this mean spreads further (Bhatia and Davis 2000)."""
+    found = told(tmp_path, evaluation={"kind": "federated", "loss_bound": 2.0})
+    loss = next(each for each in found["metrics"] if each["name"] == "loss")
+    assert 0 <= loss["low"] <= loss["value"] <= loss["high"] <= 2.0
+    assert loss["on"].endswith("released with noise, each at most 2")
+    options = {"records": 900, "features": 3, "classes": 2}
+    tree = {"data": {"options": options, "partition": {"clients": 3}}, "privacy": {"epsilon": 5.0}}
+    judged = {"kind": "federated", "loss_bound": 2.0}
+    plan = prepare(
+        load_recipe({**tree, "rounds": 3, "method": "dp-fedgd", "evaluation": judged})
+    ).plan
+    ((low, high),) = ((m.low, m.high) for m in _released(plan, [{"round": 1, "loss": 1.0}]))
+    ends = _noisy_interval(0.5, round(sum(plan.nominal)), plan.noise_std(METRICS))
+    assert (low, high) == pytest.approx([2 * end for end in ends], abs=2e-4)
+
+
+@pytest.mark.parametrize("records", [200, 40])
+def test_the_loss_on_test_records_has_the_textbooks_interval(tmp_path: Path, records: int) -> None:
+    data = {"options": {**MADE_UP["options"], "records": records}, "partition": {"clients": 2}}
+    given: dict[str, Any] = {"privacy": {"epsilon": 5.0}, "rounds": 3, "method": "dp-fedgd"}
+    result = dpfed.run(data={**data, "holdout": 0.5}, **given, out=tmp_path)
+    loss = next(m for m in read_description(tmp_path / "model").metrics if m.name == "loss")
+    if records == 40:  # too few for a mean that is nearly normal
+        assert loss.low is None
+        return
+    test = prepare(load_recipe({"data": {**data, "holdout": 0.5}, **given})).federation.test
+    assert test is not None
+    losses = result.model.judge(result.params, test)[1].double().numpy()
+    error = 1.96 * losses.std(ddof=1) / len(losses) ** 0.5
+    assert loss.low == pytest.approx(losses.mean() - error, abs=1e-4)
+    assert loss.high == pytest.approx(losses.mean() + error, abs=1e-4)
 
 
 def test_labels_above_a_number_are_called_so(tmp_path: Path) -> None:
@@ -116,7 +152,7 @@ def test_an_interval_with_noise_is_where_it_solves_its_equation(
 
 
 def _covered(units: int, right: float, epsilon: float, runs: int) -> float:
-    """How often the interval of a released accuracy holds the truth, in rounds as they are run.
+    """How often the intervals of released figures hold the truth, in rounds as they are run.
 
     A model of zeros predicts the first class, which a record is of by a coin of this probability.
     """
@@ -133,22 +169,23 @@ def _covered(units: int, right: float, epsilon: float, runs: int) -> float:
     session = prepare(recipe, None)
     plan, model = session.plan, session.federation.model
     draw = torch.Generator().manual_seed(units)
-    held = 0
+    truths = {"accuracy": right, "loss": math.log(2)}
+    held = dict.fromkeys(truths, 0)
     for _ in range(runs):
         labels = [(torch.rand(round(n), generator=draw) >= right).long() for n in plan.nominal]
         problems = [model.problem(Records(torch.zeros(len(y), 1), y)) for y in labels]
         ((_, outcome),) = rounds(plan, problems, torch.zeros(model.layout.size))
         row = {"round": 1, **measured(outcome.aggregate, plan.loss_bound, plan.metrics)}
-        accuracy = next(each for each in _released(plan, [row]) if each.name == "accuracy")
-        held += (accuracy.low or 0) <= right <= (accuracy.high or 0)
-    return held / runs
+        for each in _released(plan, [row]):
+            held[each.name] += (each.low or 0) <= truths[each.name] <= (each.high or 0)
+    return min(held.values()) / runs
 
 
 @pytest.mark.long  # a thousand rounds each; the formula is tested above
 @pytest.mark.parametrize(
     "case", [(40, 0.97, 1e4), (40, 0.97, 20.0), (400, 0.9, 2.0), (400, 0.6, 0.5)]
 )
-def test_the_interval_of_a_released_accuracy_covers(case: tuple[int, float, float]) -> None:
+def test_the_intervals_of_released_figures_cover(case: tuple[int, float, float]) -> None:
     """At nearly no noise, where the plain interval of 40 units was empty in 3 runs of 10, too."""
     assert _covered(*case, runs=1000) >= 0.93
 

@@ -11,6 +11,8 @@ before anything of that size is made.
 | sizes that do not fit each other, or beyond the      | DataError, before anything is made  |
 | limits below                                         |                                     |
 | classes, columns or parameters of the same name      | DataError                           |
+| classes or a target that are not the contract's, or  | DataError                           |
+| not as many as the linear model tells apart          |                                     |
 | a factory that is not one of ``FACTORIES``           | read; its code is the reader's own  |
 """
 
@@ -310,6 +312,7 @@ def check(description: Description) -> None:
     for step in found.steps:
         _check_step(step)
     _check_architecture(found.architecture)
+    _check_agreement(found)
     for metric in found.metrics:
         if not all(map(math.isfinite, (metric.value, metric.low or 0, metric.high or 0))):
             raise _unfit(f"metrics: {metric.name[:80]}", "finite", metric.value)
@@ -332,9 +335,25 @@ def _check_classes(found: Description) -> None:
             raise _unfit("classes", f"listed for output {found.output}", None)
         return
     _check_names("classes", [str(each) for each in found.classes])
-    least = 2 if found.output == SIGMOID else 1
-    if found.output not in (SOFTMAX, SIGMOID) or len(found.classes) < least:
+    many = len(found.classes)
+    fits = many == 2 if found.output == SIGMOID else many >= 1
+    if found.output not in (SOFTMAX, SIGMOID) or not fits:
         raise _unfit("classes", f"as output {found.output} has", len(found.classes))
+
+
+def _check_agreement(found: Description) -> None:
+    """What is said twice must be the same: a class would get another's name, or nobody's."""
+    label = found.input.contract.label if isinstance(found.input, ContractInput) else None
+    if label is not None and label.words and list(label.words) != found.classes:
+        raise _unfit("classes", f"the contract's, {list(label.words)[:5]}", found.classes)
+    if label is not None and label.column != found.target:
+        raise _unfit("target", f"the contract's, {label.column!r}", found.target[:80])
+    given, classes = found.architecture, found.classes
+    if classes is None or not isinstance(given, LinearModel | StandardisedModel):
+        return
+    scored = 2 if found.output == SIGMOID else given.outputs
+    if len(classes) != scored:
+        raise _unfit("classes", f"{scored}, as the model tells apart", len(classes))
 
 
 def _check_input(given: Input) -> None:

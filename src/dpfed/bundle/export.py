@@ -362,12 +362,23 @@ def export_onnx(model: TrainedModel, out: Path) -> float:
             strict=True,
         )
     )
-    if model.description.classes is None:
-        apart = _check(model, made_up, found["value"], "ONNX model")
-    else:
-        apart = _check(model, made_up, found["probabilities"], "ONNX model")
+    name = "value" if model.description.classes is None else "probabilities"
+    apart = _check(model, made_up, found[output_name(model, name)], "ONNX model")
     replace_file(out, content, 0o644)
     return apart
+
+
+def output_name(model: TrainedModel, name: str) -> str:
+    """An output's name, which no column has.
+
+    Args:
+        model: what is exported.
+        name: label, probabilities or value, if it is free.
+    """
+    taken = {column.name for column in graph_columns(model.description)}
+    while name in taken:
+        name = f"predicted_{name}"
+    return name
 
 
 def _core(model: TrainedModel, made_up: Probe) -> Any:
@@ -502,7 +513,7 @@ def _classes_graph(model: TrainedModel, inside: str) -> Any:
     found = f"{inside}out/found"
     width = None if classes is None else len(classes)
     given = helper.make_tensor_value_info(found, TensorProto.FLOAT, ["records", width])
-    name = "value" if classes is None else "probabilities"
+    name = output_name(model, "value" if classes is None else "probabilities")
     made = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["records", width])
     nodes = [helper.make_node("Identity", [found], [name])]
     if classes is None:
@@ -517,14 +528,14 @@ def _classes_graph(model: TrainedModel, inside: str) -> Any:
         helper.make_node(
             "LabelEncoder",
             [place],
-            ["label"],
+            [output_name(model, "label")],
             domain="ai.onnx.ml",
             keys_int64s=list(range(len(classes))),
             **named,
         )
     )
     kind = TensorProto.STRING if words else TensorProto.INT64
-    label = helper.make_tensor_value_info("label", kind, ["records"])
+    label = helper.make_tensor_value_info(output_name(model, "label"), kind, ["records"])
     return helper.make_graph(nodes, "classes", [given], [label, made])
 
 

@@ -9,13 +9,15 @@ imported, loaded or looked up. A module of other code is the caller's: ``module`
 | a factory of other code, an own module              | DataError: give module=                  |
 | a pretrained model                                  | DataError: give base=, its folder        |
 | base is another folder than the one trained on      | DataError, by its digest                 |
+| an option of a pretrained model that could name     | DataError: give module=                  |
+| code, files or devices, or a size beyond 4,096      |                                          |
 | sizes that make another module than the parameters  | DataError, before memory is taken        |
 | are for                                             |                                          |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,25 @@ from dpfed.data import networks
 from dpfed.data.losses import CrossEntropy, cross_entropy
 from dpfed.data.models import Linear, Model
 from dpfed.data.modules import Network
+
+_PRETRAINED_OPTIONS = {
+    "transformers": {"task", "classes", "padding", "lora"},
+    "timm": {"classes", "padding", "lora", "pretrained", "in_chans", "img_size", "drop_rate"},
+}
+"""What a bundle may choose of a pretrained model. Others of the libraries' options load files that
+are no tensors (checkpoint_path), fetch code (attn_implementation), or name modules to import."""
+_LORA_OPTIONS = {
+    "r",
+    "lora_alpha",
+    "lora_dropout",
+    "target_modules",
+    "modules_to_save",
+    "bias",
+    "use_rslora",
+    "layers_to_transform",
+}
+_MAX_OPTION = 4096
+"""Of a number: a rank, a side of an image; classes have a limit of their own."""
 
 _NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "groupnorm_cnn": networks.groupnorm_cnn,
@@ -84,6 +105,7 @@ def _model_of(description: Description, module: nn.Module | None, base: str | Pa
     if isinstance(given, FactoryModel) and given.factory in FACTORIES:
         return Network(_built(description, given))
     if isinstance(given, PretrainedModel):
+        _check_pretrained(description, given)
         return Network(_pretrained(given, base).eval())
     named = shown(getattr(given, "factory", "") or getattr(given, "name", "") or "its author's")
     raise DataError(
@@ -117,6 +139,46 @@ def _built(description: Description, given: FactoryModel) -> nn.Module:
         ) from error
 
 
+def _check_pretrained(description: Description, given: PretrainedModel) -> None:
+    """Refuse what could run or fetch something, or take memory that no trained parameter needs."""
+    given_lora = given.options.get("lora") or {}
+    lora = given_lora if isinstance(given_lora, Mapping) else {"lora": None}
+    if given.library not in _PRETRAINED_OPTIONS:
+        raise DataError(
+            f"architecture.library of a bundle must be {' or '.join(_PRETRAINED_OPTIONS)}, got "
+            f"{shown(given.library)!r}; get the bundle again"
+        )
+    known = _PRETRAINED_OPTIONS[given.library]
+    odd = [*(set(given.options) - known), *(set(lora) - _LORA_OPTIONS)]
+    odd += [*_large(lora), *_large(given.options)]
+    targets = lora.get("target_modules", [])
+    if isinstance(targets, str) and targets != "all-linear":  # peft takes it for a pattern
+        odd.append("target_modules")
+    classes = given.options.get("classes")
+    if classes is not None and classes not in (1, len(description.classes or ())):
+        odd.append("classes")
+    if odd:
+        raise DataError(
+            f"architecture.options of a bundle must be few and plain "
+            f"({', '.join(sorted(known))}), got {shown(', '.join(map(str, odd[:5])))}; build the "
+            f"model yourself: dpfed.load(folder, module=make_module())"
+        )
+
+
+def _large(options: Mapping[str, Any]) -> list[str]:
+    """Options that are no word, no list of words, and no number up to the limit."""
+    found: list[str] = []
+    for name, value in options.items():
+        values = value if isinstance(value, list) else [value]
+        fine = name in ("lora", "classes") or all(
+            isinstance(each, str | bool)
+            or (isinstance(each, int | float) and 0 <= each <= _MAX_OPTION)
+            for each in values
+        )
+        found += [] if fine else [name]
+    return found
+
+
 def _pretrained(given: PretrainedModel, base: str | Path | None) -> nn.Module:
     """The caller's base with the adapter or head that was trained, at its first values."""
     if base is None:
@@ -127,7 +189,8 @@ def _pretrained(given: PretrainedModel, base: str | Path | None) -> nn.Module:
     from dpfed.data.folder_digest import folder_digest
     from dpfed.data.pretrained import TokenIds, image_model, text_model
 
-    if given.digest and Path(base).is_dir() and folder_digest(base) != given.digest:
+    folder = Path(str(base).removeprefix("local-dir:"))
+    if given.digest and folder.is_dir() and folder_digest(folder) != given.digest:
         raise DataError(
             f"base must be the folder that this model was trained on, got {str(base)!r}, whose "
             f"files have another digest than {given.digest[:16]}...; give that version"

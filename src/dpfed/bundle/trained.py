@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dpfed.accounting.guarantee import Guarantee
-from dpfed.bundle.description import ArrayInput, ContractInput, Description
+from dpfed.bundle.description import SIGMOID, SOFTMAX, ArrayInput, ContractInput, Description
 from dpfed.bundle.folder import read_bundle
 from dpfed.bundle.inputs import Cells, Preparation, as_table, columns_of
 from dpfed.bundle.modules import chosen, model_of, plain_module, probabilities
@@ -143,10 +143,21 @@ class TrainedModel:
             features: as ``features`` makes them.
         """
         if isinstance(self._model, Network):
-            return self._model.scores_of(self._params, features)
+            return self._fitting(self._model.scores_of(self._params, features))
         labels = torch.zeros(len(features), dtype=torch.int64)
         problem: Any = self._model.problem(Records(features, labels))
         scores: torch.Tensor = problem.scores(self._params)
+        return scores
+
+    def _fitting(self, scores: torch.Tensor) -> torch.Tensor:
+        """The scores of a network, if there is one for each class that model.json has."""
+        found = self.description
+        wanted = {SIGMOID: 1, SOFTMAX: len(found.classes or ())}.get(found.output)
+        if wanted is not None and (scores.ndim != 2 or scores.shape[1] != wanted):
+            raise DataError(
+                f"the module must make {wanted} scores for each record, got shape "
+                f"{tuple(scores.shape)}; get the bundle again, or give the module that was trained"
+            )
         return scores
 
     def predict(self, records: Any) -> NDArray[Any]:

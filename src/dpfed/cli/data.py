@@ -101,6 +101,7 @@ def contract_findings(load: DataRecipe, root: Path | None = None) -> list[Findin
     from dpfed.data.contract import Contract
     from dpfed.data.datasets import find_files
     from dpfed.data.mapping import FileMapping
+    from dpfed.data.readers import SPLIT
     from dpfed.recipes.records import with_contract
 
     load = with_contract(load, root)
@@ -110,7 +111,9 @@ def contract_findings(load: DataRecipe, root: Path | None = None) -> list[Findin
     from dpfed.data.compare import compare
 
     files = find_files(load.source, root)
-    return [each for path in files for each in compare(path, load.contract, own)]
+    named = (load.options.get("split", SPLIT), load.options.get("silo"))
+    beside = {str(name) for name in named if name}
+    return [each for path in files for each in compare(path, load.contract, own, beside)]
 
 
 @data_app.command("describe")

@@ -188,6 +188,8 @@ def terms(
         block_sizes: the file of all blocks' public sizes.
         without: names with commas; blocks that are left out.
     """
+    from dpfed.core.checks import refuse
+    from dpfed.core.types import Trust
     from dpfed.recipes.blocks import choose_blocks
     from dpfed.recipes.terms import check_numbers, read_terms, with_pinned_model, write_terms
     from dpfed.silo.policy import CALIBRATION_CPU_S, limited_time
@@ -207,6 +209,13 @@ def terms(
     check_numbers(read_terms(text))
     text = with_pinned_model(text)
     written = read_terms(text)
+    if written.recipe.privacy.trust is Trust.DISTRIBUTED and not written.pins.roster:
+        raise refuse(
+            "the roster",
+            "given where trust is distributed",
+            None,
+            "say --roster fed/nodes/NAME/roster.json, as 'dpfed deploy init' makes it",
+        )
     with limited_time(CALIBRATION_CPU_S):
         written.plan.guarantee()  # fail early on terms that no silo could approve
     typer.echo(text, nl=False)

@@ -60,7 +60,7 @@ def proposal(handler: RequestHandler, terms: Terms) -> str:
         "terms": terms.fingerprint,
         "data": f"{name}: each {data.unit} under {data.adjacency}",
         **_blocks(terms),
-        **reads(data),
+        **reads(data, ", the same as in the terms"),
         "method": f"{_method(recipe)}, {recipe.rounds} rounds and {plan.spare} spare attempts, "
         f"{released} releases",
         **_asks(terms),
@@ -100,14 +100,19 @@ def _asks(terms: Terms) -> dict[str, str]:
     return {"asks": f"\n{'':10}- ".join([f"{len(model.questions)} questions in one row", *lines])}
 
 
-def reads(data: DataPolicy) -> dict[str, str]:
-    """By which contract the owner's file is read, and what is mapped; nothing without one."""
+def reads(data: DataPolicy, beside: str = "") -> dict[str, str]:
+    """By which contract the owner's file is read, and what is mapped; nothing without one.
+
+    Args:
+        data: what the policy says of it.
+        beside: what to add of the contract: that it is the terms', where there are terms.
+    """
     contract, mapping = data.load.contract, data.load.mapping
     if not isinstance(contract, Contract):
         return {}
     columns = ", ".join(column.name for column in contract.columns)
     label = contract.label
-    lines = [f"contract {contract.digest[:16]}, the same as in the terms: a row is {contract.row}"]
+    lines = [f"contract {contract.digest[:16]}{beside}: a row is {contract.row}"]
     lines.append(f"columns: {shown(columns, 400)}")
     if label is not None:
         words = ", ".join(f"{word} is {place}" for place, word in enumerate(label.words))

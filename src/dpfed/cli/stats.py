@@ -127,7 +127,8 @@ def ranges_query_command(
     options = ranges_options(draft)
     typer.echo(to_toml(made), nl=False)
     typer.echo(
-        f"terms: dpfed silo terms FILE --dataset NAME --shape {len(options['x'])} --sizes ...\n"
+        f"terms: dpfed silo terms FILE --dataset NAME --shape {len(options['x'])} --sizes ..."
+        f"{' --roster roster.json' if secure else ''}\n"
         f"each owner's policy for it, without a contract: shape = [{len(options['x'])}], methods "
         f"with 'statistics', and\n{to_toml({'load': {'options': options}})}",
         err=True,

@@ -24,7 +24,9 @@ _MISSING = frozenset(
     {"", "nan", "-nan", "na", "n/a", "#n/a", "#n/a n/a", "#na", "null", "none", "<na>"}
 )
 _FLAGS = {"true": 1.0, "false": 0.0}
-_WHOLE = re.compile(r"([+-]?)0*([0-9]+)(?:\.0*)?")
+_WHOLE = re.compile(
+    r"([+-]?)([0-9]+)(?:\.0*)?"
+)  # leading zeros go later: "0*[0-9]+" takes n^2 steps
 
 
 def number(cell: Any) -> float:
@@ -90,7 +92,7 @@ def spelling(written: str) -> str:
     if read.is_integer() and abs(read) < 2**53:
         return str(int(read))
     if whole := _WHOLE.fullmatch(written):  # as text: two long numbers may be one float
-        return f"{whole[1].replace('+', '')}{whole[2]}"
+        return f"{whole[1].replace('+', '')}{whole[2].lstrip('0') or '0'}"
     return repr(read) if math.isfinite(read) else written
 
 

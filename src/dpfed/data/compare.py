@@ -23,7 +23,7 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -87,18 +87,24 @@ class _Seen:
         return sum(self.times[kind] for kind in kinds) > MOST * max(1, self.known)
 
 
-def compare(path: Path, contract: Contract, mapping: FileMapping | None = None) -> list[Finding]:
+def compare(
+    path: Path,
+    contract: Contract,
+    mapping: FileMapping | None = None,
+    beside: Collection[str] = (),
+) -> list[Finding]:
     """What differs between a file and its contract, in the order of the file's columns.
 
     Args:
         path: a .csv or .parquet.
         contract: what it should be read by.
         mapping: how its owner's file says it.
+        beside: columns that are read beside the contract's, if they are there.
     """
     own = mapping or FileMapping()
     own.check(contract)
     header = read_header(path, own.wanted(contract))
-    found = list(_names(path.name, own.names(header.names), own.needed(contract)))
+    found = list(_names(path.name, own.names(header.names), own.needed(contract), beside))
     if header.separator != ",":
         sign = {"\t": "tab"}.get(header.separator, header.separator)
         found.append(Finding(f"{path.name}: columns are divided by {sign!r}, and read so"))
@@ -165,8 +171,10 @@ class _Whole:
             )
 
 
-def _names(file: str, header: Sequence[str], needed: Sequence[str]) -> Iterator[Finding]:
-    extra = [name for name in header if name not in needed]
+def _names(
+    file: str, header: Sequence[str], needed: Sequence[str], beside: Collection[str]
+) -> Iterator[Finding]:
+    extra = [name for name in header if name not in needed and name not in beside]
     for name in needed:
         times = list(header).count(name)
         if times == 1:
@@ -182,6 +190,9 @@ def _names(file: str, header: Sequence[str], needed: Sequence[str]) -> Iterator[
     if extra:
         listed = ", ".join(map(shown, extra[:10]))
         yield Finding(f"{file}: columns that are not read: {listed}")
+    marks = ", ".join(shown(name) for name in header if name in beside and name not in needed)
+    if marks:
+        yield Finding(f"{file}: columns that only say which records are for what: {marks}")
     order = [name for name in header if name in needed]
     if order != [name for name in needed if name in order]:
         yield Finding(f"{file}: columns come in another order, and are read by name")

@@ -115,8 +115,7 @@ def read_contracted(
         silo=silo or (FILE if many else None),
         words=contract.label.words if contract.label else (),
     )
-    marks = _joined(part.split for part in parts)
-    return by_split(whole, marks), facts
+    return by_split(whole, _marks(paths, parts, split)), facts
 
 
 class _Part(NamedTuple):
@@ -152,6 +151,17 @@ def _part(
     if arrival is not None:
         whole = whole._replace(days=np.array(days, np.int64))
     return _Part(whole, columns.get(split or ""))
+
+
+def _marks(paths: Sequence[Path], parts: Sequence[_Part], split: str | None) -> Any:
+    """Which records are for testing; else, of a file without the marks, all would be trained on."""
+    without = [path for path, part in zip(paths, parts, strict=True) if part.split is None]
+    if 0 < len(without) < len(paths):
+        raise DataError(
+            f"{without[0].name!r} has no column {split!r}, by which other files say what is for "
+            f"testing; add it there, or read none of them by data.options.split = ''"
+        )
+    return _joined(part.split for part in parts)
 
 
 def _joined(columns: Iterable[Any]) -> Any:

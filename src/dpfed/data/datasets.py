@@ -166,7 +166,7 @@ def load(
     groups: str | None = None,
     silo: str | None = None,
     schema: Mapping[str, Sequence[Any]] | None = None,
-    split: str | None = "split",
+    split: str | None = readers.SPLIT,
     classes: int | None = None,
     size: int | None = None,
     name: str | None = None,

@@ -18,6 +18,7 @@ from dpfed.core.log import shown
 from dpfed.data.cells import number, spelling, text
 from dpfed.data.compare import MOST, MOST_CODES
 from dpfed.data.contract import DEFAULT_ABSENT, MAX_CHARACTERS, is_missing
+from dpfed.data.readers import SPLIT
 from dpfed.data.sheets import read_header, read_lines
 
 MOST_DRAFTED = 50
@@ -34,7 +35,8 @@ def describe(path: Path, label: str | None = None, person: str | None = None) ->
     """
     header = read_header(path)
     names = header.names
-    found = label or next((each for each in ("y", "label") if each in names), names[-1])
+    last = next((each for each in reversed(names) if each != SPLIT), names[-1])
+    found = label or next((each for each in ("y", "label") if each in names), last)
     for each in filter(None, (found, person)):
         if each not in names:
             raise DataError(f"{path.name!r} has no column {shown(each)!r}; name one of its own")
@@ -45,9 +47,10 @@ def describe(path: Path, label: str | None = None, person: str | None = None) ->
         "# terms take it.",
         'row = "one record"  # CHANGE: what a row stands for',
         *([f"person = {_quoted(person)}"] if person else []),
+        *([f"# {SPLIT!r} says which records are for testing: it is no feature"] * (SPLIT in names)),
         "columns = [",
     ]
-    kept = [name for name in names if name not in (found, person)]
+    kept = [name for name in names if name not in (found, person, SPLIT)]
     lines += [f"  {_drafted(name, columns[name])}," for name in kept]
     lines += ["]", f"label = {_drafted_label(found, columns[found])}", ""]
     return "\n".join(lines)

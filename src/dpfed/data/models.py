@@ -53,6 +53,8 @@ class Evaluation:
     accuracy: float
     loss: float
     records: int
+    loss_std: float = 0.0
+    """How far the records' losses spread around their mean."""
 
 
 class Model(Protocol):
@@ -91,7 +93,7 @@ def evaluate(model: Model, params: Vector, records: Records) -> Evaluation:
         raise DataError("records must be at least 1 to evaluate a model on, got 0; give some")
     if not isinstance(model, _ReadReporter):
         correct, losses = model.judge(params, records)
-        return Evaluation(float(correct.mean()), float(losses.mean()), len(records))
+        return _evaluation(correct, losses)
     correct, losses, read = model.judge_read(params, records)
     known = read > 0
     if not bool(known.any()):
@@ -102,7 +104,12 @@ def evaluate(model: Model, params: Vector, records: Records) -> Evaluation:
     if not bool(known.all()):
         log.warning("evaluated on %d of %d records: see above", int(known.sum()), len(records))
         correct, losses = correct[known], losses[known]
-    return Evaluation(float(correct.mean()), float(losses.mean()), len(correct))
+    return _evaluation(correct, losses)
+
+
+def _evaluation(correct: torch.Tensor, losses: torch.Tensor) -> Evaluation:
+    spread = float(losses.double().std(correction=min(1, len(losses) - 1)))
+    return Evaluation(float(correct.mean()), float(losses.mean()), len(correct), spread)
 
 
 @runtime_checkable

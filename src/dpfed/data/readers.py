@@ -47,6 +47,10 @@ class TablePart(NamedTuple):
     """When each record arrived, as ``arrival_days`` has it."""
 
 
+SPLIT = "split"
+"""The column or array of marks of training and test, unless a caller names another."""
+
+
 class Columns(NamedTuple):
     """How the caller names the features, the labels, the groups, the split and the silos."""
 

@@ -48,6 +48,7 @@ from dpfed.core.errors import DpfedError
 from dpfed.core.types import METRICS
 from dpfed.data.contract import Contract
 from dpfed.data.folder_digest import folder_digest
+from dpfed.data.models import Evaluation
 from dpfed.data.modules import Network
 from dpfed.recipes.federation import Federation
 from dpfed.recipes.records import decided_missing
@@ -57,6 +58,8 @@ from dpfed.training.plan import Plan
 
 _Z = 1.959963984540054
 """Standard normal: 95 % of it lies within so many deviations."""
+_NORMAL = 30
+"""Records whose mean loss is nearly normal; an accuracy's interval needs no such number."""
 
 
 def describe(recipe: Recipe, silos: Federation, plan: Plan, enforced: str = "") -> Description:
@@ -95,7 +98,7 @@ def finished(
     guarantee: Guarantee,
     history: Sequence[Row],
     stopped: str | None,
-    tested: int = 0,
+    judged: Evaluation | None = None,
 ) -> Description:
     """The same after the last round.
 
@@ -106,14 +109,14 @@ def finished(
         guarantee: what was spent.
         history: one row per attempt at a round.
         stopped: why training ended early, if it did.
-        tested: how many test records the server has.
+        judged: the trained model on the server's test records, if it has some.
     """
     done = max((row["round"] for row in history), default=0)
     training = msgspec.structs.replace(description.training, rounds=done, stopped=stopped or "")
     return msgspec.structs.replace(
         description,
         guarantee=guarantee.to_json(),
-        metrics=list(_metrics(recipe, plan, history, tested)),
+        metrics=list(_metrics(recipe, plan, history, judged)),
         training=training,
         date=dt.datetime.now(dt.UTC).date().isoformat(),
     )
@@ -247,11 +250,16 @@ def _digest(source: str) -> str:
 # --------------------------------------------------------------------------------------- how good
 
 
-def _metrics(recipe: Recipe, plan: Plan, history: Sequence[Row], tested: int) -> Iterator[Metric]:
+def _metrics(
+    recipe: Recipe, plan: Plan, history: Sequence[Row], judged: Evaluation | None
+) -> Iterator[Metric]:
     """The last figures that a statement may show: of test records, or released with noise."""
     kind = recipe.evaluation.kind
     if kind is EvaluationKind.TEST:
-        yield from metrics_on_test_records(history, tested)
+        tested, std = (0, None) if judged is None else (judged.records, judged.loss_std)
+        last = _last_row(history, "loss")
+        same = judged is not None and last is not None and last["loss"] == judged.loss
+        yield from metrics_on_test_records(history, tested, std if same else None)
     elif kind is EvaluationKind.FEDERATED:
         yield from _released(plan, history)
 
@@ -260,12 +268,15 @@ def _last_row(history: Sequence[Row], name: str) -> Row | None:
     return next((row for row in reversed(history) if row.get(name) is not None), None)
 
 
-def metrics_on_test_records(history: Sequence[Row], tested: int) -> Iterator[Metric]:
-    """Accuracy and loss of the last round that was judged, the former with its interval.
+def metrics_on_test_records(
+    history: Sequence[Row], tested: int, loss_std: float | None = None
+) -> Iterator[Metric]:
+    """Accuracy and loss of the last round that was judged, with their intervals where known.
 
     Args:
         history: one row per attempt at a round.
         tested: how many test records there are; 0 if nobody says, and no interval is known.
+        loss_std: how far records' losses spread; None: no interval of the mean loss is known.
     """
     on = "on test records that the server holds"
     for name in ("accuracy", "loss"):
@@ -273,7 +284,12 @@ def metrics_on_test_records(history: Sequence[Row], tested: int) -> Iterator[Met
         if row is None or not math.isfinite(row[name]):
             continue
         value, at = float(row[name]), int(row["round"])
-        low, high = wilson(value, tested) if name == "accuracy" and tested else (None, None)
+        low, high = None, None
+        if name == "accuracy" and tested:
+            low, high = wilson(value, tested)
+        elif name == "loss" and tested >= _NORMAL and loss_std is not None:
+            half = _Z * loss_std / math.sqrt(tested)
+            low, high = max(0.0, value - half), value + half
         yield Metric(
             name=name,
             value=value,
@@ -288,9 +304,11 @@ def metrics_on_test_records(history: Sequence[Row], tested: int) -> Iterator[Met
 def _released(plan: Plan, history: Sequence[Row]) -> Iterator[Metric]:
     """Figures of the metrics channel, of the model that the round began with.
 
-    The interval of an accuracy is of two parts: the noise, whose size is known, and the units that
-    happened to be there. It has none where clients are drawn, since who was drawn is a third part.
-    Others have none: their noise is the metric's own matter.
+    An interval is of two parts: the noise, whose size is known, and the units that happened to be
+    there. A loss in [0, bound] spreads at most as a coin does that is 0 or bound, so that its
+    interval has the same form, and is too wide rather than too narrow. There is none where clients
+    are drawn, since who was drawn is a third part, and none of other metrics: their noise is their
+    own matter.
     """
     on = "on the silos' records, released with noise"
     names = [name for metric in plan.metrics for name in metric.names] or ["accuracy", "loss"]
@@ -298,12 +316,15 @@ def _released(plan: Plan, history: Sequence[Row]) -> Iterator[Metric]:
         row = _last_row(history, name)
         if row is None or not math.isfinite(row[name]):
             continue
-        value, low, high = float(row[name]), None, None
+        value, low, high, said = float(row[name]), None, None, on
         drawn = plan.open or plan.participation_rate < 1
-        if name == "accuracy" and not plan.metrics and not drawn:
-            units = max(1.0, math.fsum(plan.nominal))
-            low, high = wilson(value, units, plan.noise_std(METRICS))
-        yield Metric(name=name, value=value, on=on, round=int(row["round"]), low=low, high=high)
+        if not plan.metrics and not drawn:
+            units, largest = max(1.0, math.fsum(plan.nominal)), 1.0
+            if name == "loss":
+                largest, said = plan.loss_bound, f"{on}, each at most {plan.loss_bound:g}"
+            ends = wilson(min(1.0, value / largest), units, plan.noise_std(METRICS))
+            low, high = (largest * end for end in ends)
+        yield Metric(name=name, value=value, on=said, round=int(row["round"]), low=low, high=high)
 
 
 def wilson(part: float, count: float, noise: float = 0.0) -> tuple[float, float]:

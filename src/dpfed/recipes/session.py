@@ -160,7 +160,7 @@ class Session:
             rows=self.rows,
             answered=answered,
             answers=self._answers(params, history),
-            description=self.described(guarantee, history, stopped),
+            description=self.described(guarantee, history, stopped, params),
         )
 
     def _answers(self, params: Vector, history: Sequence[Row]) -> tuple[Answer, ...]:
@@ -192,7 +192,7 @@ class Session:
             log.exception("%s can be exported without a bundle only", checkpoint.folder)
 
     def described(
-        self, guarantee: Guarantee, history: Sequence[Row], stopped: str | None
+        self, guarantee: Guarantee, history: Sequence[Row], stopped: str | None, params: Vector
     ) -> Description | None:
         """What model.json says of the finished run; None if that fails: no model is lost for it.
 
@@ -200,15 +200,23 @@ class Session:
             guarantee: what was spent.
             history: one row per attempt at a round.
             stopped: why training ended early, if it did.
+            params: the trained parameters.
         """
         from dpfed.recipes.describe import describe, finished
 
         if not self.plan.client.trains:
             return None
-        tested = 0 if self.federation.test is None else len(self.federation.test)
         try:
             made = describe(self.recipe, self.federation, self.plan)
-            return finished(made, self.recipe, self.plan, guarantee, history, stopped, tested)
+            test, model = self.federation.test, self.federation.model
+            judged = None
+            if (
+                self.recipe.evaluation.kind is EvaluationKind.TEST
+                and test is not None
+                and len(test)
+            ):
+                judged = evaluate(model, params, test)
+            return finished(made, self.recipe, self.plan, guarantee, history, stopped, judged)
         except Exception:
             log.exception("the result has no bundle (model/): it cannot be described")
             return None

@@ -353,7 +353,8 @@ def _read_roster(found: _Found, given: Path | None) -> None:
     found.roster = parse_roster(own)
     pinned = _pinned_roster(found.files.get(TERMS, b""))
     if pinned and pinned != hashlib.sha256(own).hexdigest():
-        found.refuse("other-roster", "the terms pin another roster")
+        way_out = "" if given else ": give theirs, by --roster"
+        found.refuse("other-roster", f"the terms pin another roster{way_out}")
 
 
 def _pinned_roster(terms: bytes) -> str:

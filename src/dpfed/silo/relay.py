@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 
 from dpfed.core.environment import GATE, variable
 from dpfed.core.flower_private import from_bytes, to_bytes
+from dpfed.core.log import log, shown
 from dpfed.silo.frames import SOCKET, ask
 
 
@@ -37,7 +38,16 @@ def silo_app(path: str | None = None) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         where = path or variable(GATE) or str(context.run_config.get("gate") or SOCKET)
         where = where.replace("{partition-id}", str(context.node_config.get("partition-id", "")))
-        reply = from_bytes(ask(where, to_bytes(message.content)))
+        try:
+            reply = from_bytes(ask(where, to_bytes(message.content)))
+        except OSError as error:
+            log.error(
+                "no gate answers at %r (%s); start it, or correct DPFED_GATE, or gate in the run's "
+                "configuration",
+                shown(where, 400),
+                error.strerror or error,
+            )
+            raise
         return Message(reply, reply_to=message)
 
     return app
