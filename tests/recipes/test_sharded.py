@@ -51,15 +51,6 @@ def test_defaults_follow_from_public_sizes_and_epsilon() -> None:
     assert set(made.channels) == {"update", "count"}
 
 
-@pytest.mark.parametrize("sums", [{}, {"sum": {"name": "secure"}}])
-def test_the_default_is_for_the_noise_that_the_plan_has(sums: Any) -> None:
-    """Of ten silos the secure sum counts on seven to add noise, not on nine."""
-    privacy = {"clip": 1.0, "epsilon": 0.5, "trust": "distributed" if sums else "local"}
-    layout = Layout({"weight": (20, 10), "bias": (10,)})
-    made = make_plan([5000] * 10, layout, train={}, privacy=privacy, **sums)
-    assert layout.size**0.5 * made.noise_std("update") == pytest.approx(0.3, rel=0.01)
-
-
 def test_a_clip_that_is_given_stays_and_persons_have_one() -> None:
     for privacy in ({"clip": 0.5}, {"unit": "group"}):
         assert set(plan(privacy=privacy).channels) == {"update"}

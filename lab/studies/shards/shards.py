@@ -37,16 +37,7 @@ from sklearn.linear_model import SGDClassifier
 
 sys.path.insert(0, str(Path(__file__).parent))
 import train_functions
-from simulated_shards import (
-    Function,
-    Setting,
-    Shards,
-    accuracy,
-    cut,
-    honest_terms,
-    noise_copies,
-    train,
-)
+from simulated_shards import Function, Setting, Shards, accuracy, cut, noise_copies, train
 
 from dpfed.accounting.gdp import mu_for
 from dpfed.core.types import Trust
@@ -137,14 +128,7 @@ def default_counts(data: Data, columns: int, trust: str, epsilon: float) -> tupl
     """What the library's rule says for each silo."""
     parameters = (data.silos[0][0].shape[1] + 1) * columns
     return tuple(
-        shard_rule.default_shards(
-            size,
-            epsilon,
-            Trust(trust),
-            silos=SILOS,
-            honest=honest_terms(SILOS),
-            parameters=parameters,
-        )
+        shard_rule.default_shards(size, epsilon, Trust(trust), silos=SILOS, parameters=parameters)
         for size in data.sizes
     )
 
@@ -495,12 +479,7 @@ def cnn_in_shards(seed: int, epsilon: float | None) -> float:
     size = sum(each.numel() for each in params.values())
     setting = by_default("distributed", epsilon or 8.0)
     k = shard_rule.default_shards(
-        IMAGES / SILOS,
-        setting.epsilon,
-        Trust.DISTRIBUTED,
-        silos=SILOS,
-        honest=honest_terms(SILOS),
-        parameters=size,
+        IMAGES / SILOS, setting.epsilon, Trust.DISTRIBUTED, silos=SILOS, parameters=size
     )
     records = IMAGES // (k * SILOS)
     shards = torch.arange(records * k * SILOS).reshape(-1, records)

@@ -149,16 +149,7 @@ def noise_copies(trust: str, silos: int) -> float:
         trust: local, or distributed with the secure sum as it is by default.
         silos: how many there are, of which one colludes.
     """
-    return silos if trust == "local" else silos / honest_terms(silos)
-
-
-def honest_terms(silos: int) -> int:
-    """How many honest terms each total of the secure sum has, as it is by default.
-
-    Args:
-        silos: how many there are, of which one colludes.
-    """
-    return secure().min_honest(silos, 1)
+    return silos if trust == "local" else silos / secure().min_honest(silos, 1)
 
 
 def train(

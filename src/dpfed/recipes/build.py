@@ -153,7 +153,7 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
         client_sampling=EVERYONE if privacy.client_rate == 1 else Poisson(privacy.client_rate),
         spare=privacy.spare_attempts or 0,
         open=_is_open(privacy),
-        shards=_shards_of(recipe, nominal, layout, shares.get("shares")),
+        shards=_shards_of(recipe, nominal, layout),
         sealed=_is_sealed(recipe),
         contract=contract.digest if contract else "",
     )
@@ -164,9 +164,7 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
     return replace(draft, channels=_calibrated(draft, privacy.epsilon, _shares(declared)))
 
 
-def _shards_of(
-    recipe: Recipe, nominal: Sequence[float], layout: Layout | None, honest: int | None
-) -> tuple[int, ...]:
+def _shards_of(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -> tuple[int, ...]:
     """Into how many shards each client's records are divided; empty without a train function."""
     if isinstance(recipe.train, msgspec.UnsetType):
         return ()
@@ -178,7 +176,6 @@ def _shards_of(
             trust=privacy.trust,
             delta=privacy.delta,
             silos=len(nominal),
-            honest=honest,
             parameters=PLAIN_PARAMETERS if layout is None else layout.size,
             rounds=recipe.rounds,
         )

@@ -4,8 +4,8 @@
 All of it follows from public numbers. With n records in each of S silos, d parameters, T rounds and
 noise for mu, the noise of one round's mean is, beside the clip, as long as
 
-    r(m) = 2 sqrt(T d c) / mu * m / (n S)        m records a shard; c = S, or S / h where h honest
-                                                 silos add the noise together
+    r(m) = 2 sqrt(T d c) / mu * m / (n S)        m records a shard; c = S, or S / (S - 1) where
+                                                 the silos add the noise together
 
 and m is where that is 0.3, between 4 and 50: a larger shard teaches more in a round, a smaller one
 leaves less noise. The clip follows the quantile 0.3 of the updates' norms, since nobody knows a
@@ -70,7 +70,6 @@ def default_shards(
     *,
     delta: float = 1e-5,
     silos: int = 10,
-    honest: int | None = None,
     parameters: int = PLAIN_PARAMETERS,
     rounds: int = DEFAULT_ROUNDS,
 ) -> int:
@@ -82,8 +81,6 @@ def default_shards(
         trust: who adds the noise.
         delta: of the whole run.
         silos: how many there are.
-        honest: how many honest terms each total has, of those who add the noise together; None
-            means all but one.
         parameters: how many the model has.
         rounds: how many the run has.
 
@@ -95,8 +92,9 @@ def default_shards(
     """
     size = PLAIN_RECORDS
     if epsilon is not None:
-        together = silos / (max(1, silos - 1) if honest is None else honest)
-        copies = {Trust.CENTRAL: 1.0, Trust.DISTRIBUTED: together}.get(trust, silos)
+        copies = {Trust.CENTRAL: 1.0, Trust.DISTRIBUTED: silos / max(1, silos - 1)}.get(
+            trust, silos
+        )
         length = 2 * math.sqrt(rounds * parameters * copies) / mu_for(epsilon, delta)
         wanted = NOISE_LENGTH * records * silos / length
         size = min(MOST_RECORDS, max(LEAST_RECORDS, wanted))
