@@ -102,7 +102,7 @@ server = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    from simulated_shards import accuracy
+    from simulated_shards import accuracy  # now: what is amiss here ends the run at its start
 
     made, began = plan(context), time.monotonic()
     told = ConfigRecord({name: setting()[name] for name in ("app", "epochs")})
