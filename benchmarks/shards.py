@@ -6,7 +6,7 @@ folder, the row back, and the end of all that the shard has left. The function's
 measured in this process, on the same shards, and taken off. A function in NumPy runs in processes
 without torch, which are smaller and so faster to fork. What a fork costs later is page faults: how
 many a shard has is counted, and what one takes on this machine is measured beside it. A round is
-that of 5,000 records in 50, 200 and 800 shards. On a machine that does other things at the same
+that of 5,000 records in 50, 200 and 500 shards. On a machine that does other things at the same
 time, run it as ``chrt -f 1 taskset -c 1 python -m benchmarks shards``.
 """
 
@@ -32,10 +32,10 @@ from dpfed.data.train_functions import CALL, row_of
 
 MEASURES = ("dpfed.data.shard_child", "dpfed.data.shard_process", "dpfed.data.shards")
 
-COUNTS, USUAL = (50, 200, 800), 200
+COUNTS, USUAL = (50, 200, 500), 200
 RECORDS, FEATURES, CLASSES = 5000, 64, 10
 LIMIT_MS = 10.0
-ROUNDS = 3
+ROUNDS = 2
 FUNCTIONS = {"NumPy": "_shard_numpy", "torch": "_shard_torch", "scikit-learn": "_shard_sklearn"}
 
 

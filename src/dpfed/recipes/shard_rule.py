@@ -7,9 +7,9 @@ noise for mu, the noise of one round's mean is, beside the clip, as long as
     r(m) = 2 sqrt(T d c) / mu * m / (n S)        m records a shard; c = S, or S / (S - 1) where
                                                  the silos add the noise together
 
-(the secure sum as it is by default counts on fewer, seven of ten: 0.34 then, where this says 0.3;
-counting on those was tried, and is no better) and m is where that is 0.3, between 4 and 50: a larger shard teaches more in a round, a smaller one
-leaves less noise. The clip follows the quantile 0.3 of the updates' norms, since nobody knows a
+and m is where that is 0.3, between 4 and 50: a larger shard teaches more in a round, a smaller one
+leaves less noise. (The secure sum as it is by default counts on fewer silos for the noise, seven of
+ten: then it is 0.34. Counting on those here, too, was tried, and is no better.) The clip follows the quantile 0.3 of the updates' norms, since nobody knows a
 function's scale beforehand, from a small first one: beginning too small loses a round, too large
 drowns the model. The server has a momentum of 1/2, so that a steady update moves it twice as far.
 The constants were fitted on two data sets, and tried on others: lab/studies/shards.
