@@ -28,7 +28,7 @@ ROOMS = {
     "sums",
     "sums/secagg",
     "training",
-    "training/flower",
+    "training/wire",
 }
 """Where code is that a guarantee rests on."""
 
