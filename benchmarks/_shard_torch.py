@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks._shard_faults import counted
 from dpfed.data.train_functions import torch_train
 
 
@@ -23,3 +24,4 @@ def loop(net: nn.Module, trainloader: Any, epochs: int) -> None:
 
 
 train = torch_train(loop, lambda: nn.Linear(64, 10), epochs=1)
+faults = counted(train)

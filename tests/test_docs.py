@@ -219,7 +219,7 @@ def test_the_quickstart_and_a_new_apps_readme_give_the_same_steps() -> None:
         if block.language == "bash"
         for line in block.text.splitlines()
     ]
-    for kind in ("app", "recipe"):
+    for kind in ("rows", "shards", "recipe"):
         readme = REPOSITORY / f"src/dpfed/cli/templates/{kind}/README.md.template"
         steps = re.findall(r"^    (.+?)  +# \d\.", readme.read_text(), re.MULTILINE)
         assert len(steps) == 3

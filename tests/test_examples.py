@@ -146,7 +146,7 @@ def test_the_apps_for_the_hub_build(
             assert (app / inside).read_bytes() == path.read_bytes(), inside
 
 
-@pytest.mark.parametrize("name", HUB[:3])
+@pytest.mark.parametrize("name", HUB)
 def test_the_apps_for_the_hub_show_a_run(name: str, repository: Path) -> None:
     app = repository / "examples" / "hub" / name
     assert "](picture.png)" in (app / "README.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 
-def draw(metrics: Path, picture: Path) -> None:
+def draw(metrics: Path, picture: Path, what: str = "accuracy on test records") -> None:
     """Two lines over the rounds: accuracy on the left axis, epsilon spent on the right one."""
     with metrics.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row.get("accuracy")]
@@ -23,7 +23,7 @@ def draw(metrics: Path, picture: Path) -> None:
     right = left.twinx()
     left.plot(rounds, [100 * float(row["accuracy"]) for row in rows], color="tab:blue")
     right.plot(rounds, [float(row["epsilon"]) for row in rows], color="tab:orange", linestyle="--")
-    left.set(xlabel="round", ylabel="accuracy on test records, % (solid)", ylim=(0, 102))
+    left.set(xlabel="round", ylabel=f"{what}, % (solid)", ylim=(0, 102))
     left.xaxis.get_major_locator().set_params(integer=True)
     right.set(ylabel="epsilon spent (dashed)")
     right.set_ylim(bottom=0)
@@ -31,4 +31,4 @@ def draw(metrics: Path, picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]).expanduser() / "metrics.csv", Path(sys.argv[2]))
+    draw(Path(sys.argv[1]).expanduser() / "metrics.csv", Path(sys.argv[2]), *sys.argv[3:])

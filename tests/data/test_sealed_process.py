@@ -216,6 +216,14 @@ def test_an_answer_that_is_none(shared: Shared, attack: str, port: int, folder: 
     assert shared.run(PLAIN, LONG).row is not None
 
 
+def test_a_whole_answer_and_no_end(shared: Shared, port: int, folder: Path) -> None:
+    """How it ended nobody reads: it is a row, if its processor time was over before the clock's."""
+    answer = attempted(shared, hostile.NO_END, port, folder)
+    given = float(job()["data"][0][0, 0])
+    assert answer.row is None or answer.row.tolist() == [given] * SIZE
+    assert shared.run(PLAIN, LONG).row is not None
+
+
 @pytest.mark.parametrize("code", hostile.NOT_CODE.values(), ids=hostile.NOT_CODE.keys())
 def test_a_text_that_is_no_train_function(shared: Shared, code: str) -> None:
     assert shared.run(code).row is None

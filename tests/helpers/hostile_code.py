@@ -578,11 +578,6 @@ def attack(p, x, y):
     os.write(4, np.asarray(x, np.float64).tobytes()[:8 * SIZE // 2])
     ctypes.string_at(0)
 """,
-    "a whole answer, and no end": """
-def attack(p, x, y):
-    os.write(4, np.full(SIZE, float(x[0, 0])).tobytes())
-    while True: pass
-""",
     "a whole answer, and one byte in a while": """
 def attack(p, x, y):
     os.write(4, np.full(SIZE, float(x[0, 0])).tobytes())
@@ -704,6 +699,13 @@ def attack(p, x, y):
     "a read without end": "def attack(p, x, y):\n    while True: os.read(3, 1)",
 }
 """Answers that are none, and work without end: no row."""
+
+NO_END = """
+def attack(p, x, y):
+    os.write(4, np.full(SIZE, float(x[0, 0])).tobytes())
+    while True: pass
+"""
+"""A whole answer, and no end: a row like any other, once the process has been ended."""
 
 NOT_CODE = {
     "no function": "x = 1",

@@ -236,6 +236,31 @@ def test_no_child_is_left_behind() -> None:
     assert children.read_text() == before  # other tests of this process may have theirs
 
 
+def test_out_of_memory_a_shard_ends_before_the_process_that_answers() -> None:
+    """Else a record that makes its own shard take all memory would empty all others.
+
+    The kernel adds the score, in thousandths of all memory, to what a process has: so the one that
+    answers, with the data, may have half of it more than a shard.
+    """
+    from dpfed.data.shard_child import confine
+
+    def score_of(prepare: Callable[[], None] = lambda: None) -> int:
+        def read() -> bytes:
+            prepare()
+            return Path("/proc/self/oom_score_adj").read_bytes()
+
+        return int(gate._run_in_child(read, 10.0) or b"-1")
+
+    def in_a_shard() -> None:
+        if os.fork():  # this process leads a session already
+            os.wait()
+            os._exit(0)
+        confine(5.0, 1 << 45, 0)
+
+    assert int(Path("/proc/self/oom_score_adj").read_text()) < score_of()
+    assert score_of(in_a_shard) - score_of() >= 500
+
+
 def test_nobody_else_reads_the_process() -> None:
     """In a child: the test's own process stays as it is."""
 

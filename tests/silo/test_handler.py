@@ -461,6 +461,8 @@ def test_a_listed_train_function_in_shards_has_the_bits_of_one_process(tmp_path:
         (["tests.helpers.train_functions:sgd"], {}, "sharded"),
         ([PLAIN], {"seconds": 100.0}, "longest and answer_after"),
         ([PLAIN], {"shards": 90, "seconds": 2.0}, "longest and answer_after"),
+        ([PLAIN], {"shards": 90, "seconds": 1.47}, "longest and answer_after"),
+        ([PLAIN], {"shards": 1, "seconds": 133.0}, "longest and answer_after"),
         ([PLAIN], {"memory": 100_000}, "train.memory"),
     ],
 )

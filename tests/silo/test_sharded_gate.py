@@ -22,6 +22,7 @@ from dpfed.flower import DPStrategy
 from dpfed.recipes.schema import to_toml
 from dpfed.recipes.sharded import sharded_problem
 from dpfed.recipes.terms import Terms, package_digest, write_terms
+from dpfed.silo.modules import gate_modules
 from dpfed.training.inprocess import replay
 from dpfed.training.wire.codec import named_arrays
 from tests.silo.gates import (
@@ -133,6 +134,16 @@ def test_a_gate_killed_in_the_middle_of_a_rounds_shards(tmp_path: Path, installe
         }
         assert len(entered) <= read(path).plan.attempts
         ledger.close()
+
+
+def test_a_reviewer_reads_which_process_runs_the_function(tmp_path: Path, installed: Path) -> None:
+    path, silo = terms_in(tmp_path), Silo(tmp_path / "silo", 0)
+    silo.write(sharded=[FUNCTION])
+    listed = gate_modules(silo.policy, [path])
+    (line,) = listed.clean
+    assert line == f"beside it, without data: dpfed.data.shard_child, which loads {FUNCTION}"
+    assert list(listed.report())[-1] == line
+    assert "wardtrain" not in listed.others
 
 
 def _trained(folder: Path, path: Path, slow: Path | None = None) -> DPStrategy:

@@ -6,13 +6,15 @@
     DPFED_DATA=FOLDER lab/studies/shards/shards.py unseen lab/studies/shards/results
     DPFED_DATA=FOLDER lab/studies/shards/shards.py apps lab/studies/shards/results
     DPFED_DATA=FOLDER lab/studies/shards/shards.py cnn lab/studies/shards/results
+    DPFED_DATA=FOLDER lab/studies/shards/shards.py flower lab/studies/shards/results
     lab/studies/shards/shards.py tables lab/studies/shards/results
 
 development: accuracy on held-out training records of CIFAR-10's features and Adult by the records of
 a shard, with the defaults' clip and step. unseen: on three sets that no constant was chosen on, the
 defaults beside the best of a search over the records of a shard and a fixed clip, which was made for
 each cell on held-out training records. apps: two apps with functions of their own beside the plain
-app, client level and row by row. cnn: the network of Flower's quickstart, where shards end. Each
+app, client level and row by row. cnn: the network of Flower's quickstart, where shards end. flower:
+the two apps by ``flwr run`` (flower_app.py), with a process for each shard and no simulated one. Each
 writes one CSV file; a line that is there is not computed again. tables: all of it as tables.md.
 cnn needs images/cifar10.npz (lab/scripts/fetch_images.py).
 """
@@ -20,6 +22,7 @@ cnn needs images/cifar10.npz (lab/scripts/fetch_images.py).
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import statistics
@@ -36,6 +39,7 @@ import torch
 from sklearn.linear_model import SGDClassifier
 
 sys.path.insert(0, str(Path(__file__).parent))
+import flower_app
 import train_functions
 from simulated_shards import Function, Setting, Shards, accuracy, cut, noise_copies, train
 
@@ -44,6 +48,7 @@ from dpfed.core.types import Trust
 from dpfed.recipes import shard_rule
 from dpfed.recipes.federation import Federation, federation
 from dpfed.recipes.methods import markdown_table
+from dpfed.recipes.simulation import run_apps
 from dpfed_lab.jobs import Store, make_job, run_jobs
 
 SILOS, TUNING_SEED, SEEDS = 10, 1000, range(5)
@@ -410,6 +415,38 @@ def _by_recipe(key: tuple[Any, ...], trust: str, epsilon: float, changes: dict[s
     return 100 * float(row["accuracy"])
 
 
+# ----------------------------------------------------------------------------------------- flower
+
+
+def flower() -> Iterator[Line]:
+    """Both apps in Flower's simulation, where a round has fewest processes: at epsilon 8."""
+    for app in APPS:
+        labels = {
+            "app": app,
+            "way": "shards, 5 epochs",
+            "trust": "local",
+            "epsilon": 8.0,
+            "seed": 0,
+        }
+        yield labels, partial(by_flower, app)
+
+
+def by_flower(app: str) -> float:
+    """Ten SuperNodes, each of which runs the app's function once for each shard of its records."""
+    told = {"app": app, "trust": "local", "epsilon": 8.0, "epochs": 5, "seed": 0}
+    os.environ[flower_app.SETTING] = json.dumps(told)
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / flower_app.ANSWER
+        apps = ("flower_app:server", "flower_app:client")
+        run_apps(
+            *apps, Path(folder), clients=SILOS, finished=lambda _: answer.exists(), timeout=36e3
+        )
+        found = json.loads(answer.read_text(encoding="utf-8"))
+    if found["rounds"] != ROUNDS or any(int(row["clients"]) != SILOS for row in found["history"]):
+        raise SystemExit(f"{app}: not all rounds have all silos, got {found['history']}")
+    return float(found["accuracy"])
+
+
 # -------------------------------------------------------------------------------------------- cnn
 
 IMAGES = 5000
@@ -612,6 +649,8 @@ def main(part: str, folder: Path) -> None:
         write(folder / "apps.csv", apps())
     elif part == "cnn":
         write(folder / "cnn.csv", cnn())
+    elif part == "flower":
+        write(folder / "flower.csv", flower())
     elif part == "tables":
         (folder / "tables.md").write_text(page(folder), encoding="utf-8")
     else:

@@ -12,7 +12,8 @@ and the end of the process: fewer, more, or none in time is no row, and this is 
 | a byte too few or too many, a number that is not     | no row                                  |
 | finite                                               |                                         |
 | an answer of more bytes than that, for ever          | no row; not more than that is read      |
-| the answer is there, and the process goes on         | no row once its time is over            |
+| the answer is there, and the process goes on         | the row, once its processor time is     |
+|                                                      | over; none if that of the clock is      |
 | another system than Linux on x86-64                  | DataError, before data is touched       |
 """
 

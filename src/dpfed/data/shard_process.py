@@ -54,6 +54,8 @@ with contextlib.suppress(ImportError):  # other systems are refused, by _refuse_
 
 PATIENCE = 4.0
 """By the clock a shard may take so many times its seconds of processor time: machines are busy."""
+_BESIDE_S = 0.1  # a fork, the shard's records through a pipe, and the end of what it has left
+_RESTART_S = 10.0  # a clean process that a shard has ended is started anew
 _START_TIMEOUT_S = 120.0
 _KILL_TIMEOUT_S = 5.0
 _TRIAL_S = 60.0  # of processor time: the first step of a library may import a lot
@@ -77,6 +79,20 @@ class Limits(NamedTuple):
     def longest(self) -> float:
         """Seconds by the clock."""
         return self.seconds * PATIENCE
+
+    def longest_of(self, shards: int) -> float:
+        """Seconds by the clock of so many shards, with all that is done around each.
+
+        Who chooses many shards of short time could else have one record decide whether all of them
+        end in time.
+
+        Args:
+            shards: how many run, one after the other.
+
+        >>> Limits(seconds=0.5).longest_of(200)
+        430.0
+        """
+        return shards * (self.longest + _BESIDE_S) + _RESTART_S
 
 
 DEFAULT_LIMITS = Limits()

@@ -56,6 +56,7 @@ _KILL_TIMEOUT_S = 5.0  # for all processes of a request to end
 _STORE_TIMEOUT_S = 2.0  # for a reply that is made to be entered in the ledger and stored
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # of prctl, on Linux
 _MCL_CURRENT_AND_FUTURE = 3  # of mlockall: all pages that are there, and those to come
+_OOM_SCORE = "500"  # a shard's process has 1000: one record that takes all memory empties one shard
 
 
 def run_gate(
@@ -292,7 +293,7 @@ def _child_main(work: Callable[[], bytes], writing: int, longest: float) -> None
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
         with suppress(OSError):  # out of memory, the system ends this process and not the gate
-            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+            Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # then only a record raises KeyboardInterrupt
         contain_all()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -783,15 +783,15 @@ def _permit_shard_times(gate: GatePolicy, data: DataPolicy, terms: Terms) -> Non
         return
     if train.code is not None and not gate.answer_after:
         raise _violation("answer_after", "above 0 for code that nobody reviewed", "train.code")
-    from dpfed.data.shard_process import PATIENCE  # a gate without shards has no such code
+    from dpfed.data.shard_process import Limits  # a gate without shards has no such code
 
     shards, within = terms.plan.shards[data.client], gate.longest
     if gate.answer_after:
         within = min(within, gate.answer_after / 2)
-    longest = shards * train.seconds * PATIENCE
+    longest = Limits(train.seconds).longest_of(shards)
     if longest > 0.9 * within:
         bound = (
-            f"at most {0.9 * within:g} s for {shards} shards of {PATIENCE:g} times their seconds"
+            f"at most {0.9 * within:g} s for {shards} shards, each of 4 times its seconds and 0.1 s"
         )
         raise _violation("longest and answer_after", bound, f"{longest:g} s")
 
