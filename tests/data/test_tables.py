@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from dpfed.core.errors import DataError
-from dpfed.data.datasets import find_files, load
+from dpfed.data.datasets import load
+from dpfed.data.places import find_files
 from dpfed.data.tables import FILE, check_schema
 
 

@@ -3,7 +3,8 @@
 
 Every word that came from a server passes ``shown``; figures are this silo's own computation. The
 verdict shows the true number of units beside the declared one, to the owner only. No code or file
-of a model is loaded for any of it.
+of a model is loaded for any of it, and torch only for ``approve``: who asks for a status does not
+wait for an import.
 """
 
 from __future__ import annotations
@@ -13,29 +14,27 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-import torch
 
 from dpfed.accounting.guarantee import GATED, round_up
 from dpfed.cli.silo_health import check_health
-from dpfed.client.questions.forecast import forecast
 from dpfed.core.errors import BudgetSpent, DpfedError
 from dpfed.core.log import shown
 from dpfed.core.types import UPDATE, Trust, Unit
 from dpfed.data.contract import Contract
-from dpfed.data.datasets import Records
 from dpfed.recipes.methods import method_tables
-from dpfed.recipes.model import is_loaded
 from dpfed.recipes.query import ALGORITHM
 from dpfed.recipes.schema import Recipe, TrainRecipe
-from dpfed.recipes.terms import Terms
 from dpfed.silo.figures import gate_figures
-from dpfed.silo.handler import RequestHandler, load_records
+from dpfed.silo.owner import Owner, load_records
 from dpfed.silo.policy import DataPolicy
 from dpfed.silo.publish import running
-from dpfed.training.account import Account
+
+if TYPE_CHECKING:
+    from dpfed.data.datasets import Records
+    from dpfed.recipes.terms import Terms
 
 _SEES = {
     Trust.LOCAL: "the server sees this silo's releases, each with its noise",
@@ -44,7 +43,7 @@ _SEES = {
 }
 
 
-def proposal(handler: RequestHandler, terms: Terms) -> str:
+def proposal(handler: Owner, terms: Terms) -> str:
     """What a training would do, and what it would cost; refuses what the policy does not allow."""
     handler.check_accounts()
     data = handler.permitted(terms)
@@ -74,6 +73,8 @@ def _asks(terms: Terms) -> dict[str, str]:
     """Each question of a query, with the columns that it reads and how wide its intervals are."""
     if terms.recipe.client["name"] != ALGORITHM:
         return {}
+    from dpfed.client.questions.forecast import forecast  # scipy.optimize, for a query alone
+
     plan, model = terms.plan, terms.model
     units = plan.denominator(UPDATE)
     widths = forecast(model.questions, model.columns, plan.noise_std(UPDATE) * units, units)
@@ -110,6 +111,8 @@ def reads(data: DataPolicy) -> dict[str, str]:
 def _model(terms: Terms) -> str:
     if terms.recipe.client["name"] == ALGORITHM:
         return f"none: {terms.model.layout.size:,} noisy sums, by which the questions are answered"
+    from dpfed.recipes.model import is_loaded
+
     table = terms.recipe.model
     name = shown(str(table.factory or table.options.get("source") or table.name))
     said = f"{name}, {terms.layout.size if terms.layout else 0:,} numbers"
@@ -140,7 +143,7 @@ class Verdict(NamedTuple):
     """The first reason, in one sentence; "" if it can run."""
 
 
-def verdict(handler: RequestHandler, terms: Terms) -> Verdict:
+def verdict(handler: Owner, terms: Terms) -> Verdict:
     """Whether the budget suffices, what is left after it, and whether the data are as agreed.
 
     Args:
@@ -167,8 +170,10 @@ def verdict(handler: RequestHandler, terms: Terms) -> Verdict:
     return Verdict(tuple(lines), reasons[0] if reasons else "")
 
 
-def _budget(handler: RequestHandler, data: DataPolicy, terms: Terms) -> tuple[str, str]:
+def _budget(handler: Owner, data: DataPolicy, terms: Terms) -> tuple[str, str]:
     """What is spent and left after the training, and why it does not fit (or "")."""
+    from dpfed.training.account import Account
+
     name, budget = terms.pins.dataset, data.budget
     own = Account(handler.ledger(), name, divided=False)
     found = own.forecast(terms.plan, terms.name, data.client, data.key(name), budget)
@@ -195,7 +200,7 @@ def _sizes(data: DataPolicy, terms: Terms, records: Records) -> str:
     declared, unit = terms.pins.sizes[data.client], terms.plan.update.unit
     true = len(records)
     if unit is Unit.GROUP and records.groups is not None:
-        true = len(torch.unique(records.groups))
+        true = len(records.groups.unique())
     if unit is Unit.CLIENT:
         return f"the whole silo is the unit; it has {true:,} records (for you alone)"
     words = "records" if unit is Unit.RECORD else "persons"
@@ -207,8 +212,10 @@ _ORDER_OVERHEAD_BYTES = 1 << 16
 """Bytes of an order, besides its parameters."""
 
 
-def _obstacles(handler: RequestHandler, terms: Terms) -> Iterator[str]:
+def _obstacles(handler: Owner, terms: Terms) -> Iterator[str]:
     """Why every order of the training would fail, whatever the data are."""
+    from dpfed.recipes.model import is_loaded
+
     numbers = terms.layout.size if terms.layout else 0
     needed = 4 * numbers + _ORDER_OVERHEAD_BYTES
     if needed > handler.policy.gate.most_bytes:
@@ -234,13 +241,13 @@ def _method(recipe: Recipe) -> str:
     return f"{found[0]} with {found[1]} noise"
 
 
-def _spent(handler: RequestHandler, dataset: str) -> str:
+def _spent(handler: Owner, dataset: str) -> str:
     data = handler.policy.data[dataset]
     cost = handler.ledger().spent(data.key(dataset))
     return f"epsilon {cost.epsilon(data.delta, data.adjacency):.4g} is spent"
 
 
-def _enforced_instead(handler: RequestHandler, dataset: str) -> str:
+def _enforced_instead(handler: Owner, dataset: str) -> str:
     """Which budget the running gate enforces, if the policy has changed since it began."""
     data, ledger = handler.policy.data[dataset], handler.ledger()
     declared, key = ledger.budgets_of(dataset), ledger.balance().resolve(data.key(dataset))
@@ -255,7 +262,7 @@ def _enforced_instead(handler: RequestHandler, dataset: str) -> str:
     return f"the running gate enforces {said}, and not silo.toml's {data.budget}; restart it"
 
 
-def _accepted(handler: RequestHandler, dataset: str) -> str:
+def _accepted(handler: Owner, dataset: str) -> str:
     """Who has accepted how the file is read; "" without a contract."""
     data = handler.policy.data[dataset]
     if not data.reading:
@@ -270,7 +277,7 @@ def _accepted(handler: RequestHandler, dataset: str) -> str:
     return said + (named if found.columns else "")
 
 
-def state_of(handler: RequestHandler, path: Path | None = None) -> str:
+def state_of(handler: Owner, path: Path | None = None) -> str:
     """Approvals, counts, what is spent, and what the running gate has read.
 
     Args:
@@ -305,7 +312,7 @@ def state_of(handler: RequestHandler, path: Path | None = None) -> str:
     return "\n".join([*lines, *([] if path is None else [_running(handler, path)])])
 
 
-def _running(handler: RequestHandler, path: Path) -> str:
+def _running(handler: Owner, path: Path) -> str:
     """Whether a gate takes connections, since when, and if it has read another policy than this."""
     try:
         check_health(path)
@@ -317,7 +324,7 @@ def _running(handler: RequestHandler, path: Path) -> str:
     return said if same else f"{said}, by another silo.toml than this one; restart it"
 
 
-def days_of(handler: RequestHandler) -> str:
+def days_of(handler: Owner) -> str:
     """One line per day, kind and training."""
     return "\n".join(
         f"{e.last}  {e.kind:9} {e.training or '(not approved)':24} {e.times:6} x  {e.said}"

@@ -28,7 +28,7 @@ from dpfed.core.log import shown
 from dpfed.silo.approvals import ZERO_ROWS
 
 if TYPE_CHECKING:
-    from dpfed.silo.handler import RequestHandler
+    from dpfed.silo.owner import Owner
 
 
 class DataFigures(NamedTuple):
@@ -86,7 +86,7 @@ class GateFigures(NamedTuple):
         }
 
 
-def gate_figures(handler: RequestHandler) -> GateFigures:
+def gate_figures(handler: Owner) -> GateFigures:
     """Budgets, approvals and counts of a gate, from its own files."""
     approvals, ledger = handler.approvals, handler.ledger()
     now, events, found = approvals.now(), approvals.events(), approvals.all()

@@ -28,7 +28,7 @@ from dpfed.silo.figures import DataFigures, GateFigures, TrainingFigures, gate_f
 
 if TYPE_CHECKING:
     from dpfed.silo.approvals import Event
-    from dpfed.silo.handler import RequestHandler
+    from dpfed.silo.owner import Owner
 
 _MOST_EVENTS = 200
 _STYLE = """
@@ -46,7 +46,7 @@ code { font-size: .9em; background: #f2f4f7; padding: .1rem .3rem; overflow-wrap
 """
 
 
-def page_html(handler: RequestHandler) -> str:
+def page_html(handler: Owner) -> str:
     """The page as HTML.
 
     Args:

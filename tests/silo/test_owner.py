@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The owner's commands need policy and files of state alone: they answer without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpfed.core.types import Adjacency
+from dpfed.silo.approvals import Approvals
+from dpfed.silo.owner import Owner
+from dpfed.silo.policy import load_policy
+from tests.silo.gates import ME, Silo, read, terms_for
+
+HEAVY = ("torch", "flwr", "dp_accounting", "scipy.optimize", "opacus", "grpc")
+COMMANDS = ("status", "log", "metrics", "clock", "revoke gated")
+_LOADED = """
+import sys
+from dpfed.cli.main import app
+try:
+    app(["silo", *{words!r}, "--policy", {policy!r}], standalone_mode=False)
+finally:
+    print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_the_owners_commands_load_neither_torch_nor_flower(tmp_path: Path) -> None:
+    silo = Silo(tmp_path / "silo", 0)
+    silo.write()
+    silo.approve(terms_for(tmp_path, 3))
+    for words in (each.split() for each in COMMANDS):
+        code = _LOADED.format(words=words, policy=str(silo.policy), heavy=HEAVY)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert done.stdout, words
+        assert json.loads(done.stderr.splitlines()[-1].replace("'", '"')) == [], words
+
+
+def test_an_owner_sees_the_gates_files_and_makes_its_key_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DPFED_STATE", "DPFED_LEDGER", "DPFED_IDENTITY"):
+        monkeypatch.setenv(name, "")  # an owner sets them, and they are put back
+    silo = Silo(tmp_path / "silo", 0)
+    silo.write()
+    terms = terms_for(tmp_path, 3)
+    silo.approve(terms)
+    first, second = Owner(load_policy(silo.policy)), Owner(load_policy(silo.policy))
+    assert first.key.public == second.key.public
+    assert [each.name for each in first.approvals.all()] == ["gated"]
+    assert first.permitted(read(terms)).adjacency is Adjacency.REPLACE_ONE
+    assert str(silo.folder / "data.npz") in first.check_accounts()
+    Approvals(silo.folder / "state").revoke("gated")
+    assert first.approvals.all()[0].revoked, "each call opens the files anew"
+    assert first.approvals.all()[0].by == ME
