@@ -171,6 +171,48 @@ def fewer_claims(pack: Pack) -> None:
     pack.guarantee(change)
 
 
+def says(name: str, value: Any, before: str, after: str) -> Callable[[Pack], None]:
+    """A guarantee that says better of itself than the silos do, in a field and in its sentence."""
+
+    def change(told: dict[str, Any]) -> None:
+        assert before in told["sentence"], told["sentence"]
+        told.update({name: value}, sentence=told["sentence"].replace(before, after))
+
+    return lambda pack: pack.guarantee(change)
+
+
+IDEAL, RESEARCH = "idealized arithmetic", "noise keyed by a seed (research only)"
+DRAWN = "each record is drawn for a release with probability 0.01, known to its client only"
+exact_arithmetic = says("idealized", False, IDEAL, "exact integer arithmetic")
+system_noise = says("noise", "os", RESEARCH, "noise from the operating system")
+drawn_records = says("draws", DRAWN, IDEAL, f"{DRAWN}; {IDEAL}")
+
+
+def another_accountant(pack: Pack) -> None:
+    def change(told: dict[str, Any]) -> None:
+        name = told["claims"][0]["accounting"]
+        told["sentence"] = told["sentence"].replace(name, "PLD accounting (dp_accounting)")
+        for claim in told["claims"]:
+            claim["accounting"] = "PLD accounting (dp_accounting)"
+
+    pack.guarantee(change)
+
+
+def smaller_headline(pack: Pack) -> None:
+    pack.guarantee(lambda told: told.update(epsilon=0.1))
+
+
+def person_in_the_sentence(pack: Pack) -> None:
+    words = "for each person, with all of their records at one client"
+    pack.guarantee(
+        lambda told: told.update(sentence=told["sentence"].replace("for each record", words))
+    )
+
+
+def no_budget(pack: Pack) -> None:
+    pack.restate(1, budget="none is declared")
+
+
 def another_unit(pack: Pack) -> None:
     def change(told: dict[str, Any]) -> None:
         told["unit"] = "client"
@@ -369,6 +411,10 @@ def the_apps_own_statement(pack: Pack) -> None:
 
 
 TAMPERED: dict[str, tuple[Callable[[Pack], None], str, str]] = {
+    "exact_arithmetic": (exact_arithmetic, REFUSED, "other-assumption"),
+    "system_noise": (system_noise, REFUSED, "other-assumption"),
+    "drawn_records": (drawn_records, REFUSED, "other-assumption"),
+} | {
     f.__name__: (f, verdict, name)
     for f, verdict, name in [
         (drop_silo, INCOMPLETE, "no-statement"),
@@ -380,6 +426,10 @@ TAMPERED: dict[str, tuple[Callable[[Pack], None], str, str]] = {
         (more_noise, REFUSED, "other-claim"),
         (larger_delta, REFUSED, "other-claim"),
         (fewer_claims, REFUSED, "other-epsilon"),
+        (another_accountant, REFUSED, "other-claim"),
+        (smaller_headline, REFUSED, "other-guarantee"),
+        (person_in_the_sentence, REFUSED, "other-sentence"),
+        (no_budget, REFUSED, "no-budget"),
         (another_unit, REFUSED, "other-guarantee"),
         (other_terms, REFUSED, "other-terms"),
         (foreign_key, REFUSED, "foreign-key"),
