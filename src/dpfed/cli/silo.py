@@ -346,13 +346,17 @@ def status(policy: PolicyFile = DEFAULT, as_json: AsJson = False) -> None:
         policy: the owner's policy.
         as_json: print the figures as one JSON object.
     """
-    from dpfed.cli.silo_text import state_of
+    from dpfed.cli.silo_text import running_gate, state_of
     from dpfed.silo.figures import gate_figures
     from dpfed.silo.owner import Owner
     from dpfed.silo.policy import load_policy
 
     handler = Owner(load_policy(policy))
-    typer.echo(_json(gate_figures(handler).to_json()) if as_json else state_of(handler, policy))
+    if as_json:
+        figures = gate_figures(handler).to_json()
+        typer.echo(_json({**figures, "gate": running_gate(handler, policy)}))
+    else:
+        typer.echo(state_of(handler, policy))
 
 
 def _json(tree: Any) -> str:

@@ -14,10 +14,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from dpfed._version import VERSION
 from dpfed.accounting.guarantee import GATED, round_up
 from dpfed.cli.silo_health import check_health
 from dpfed.core.errors import BudgetSpent, DpfedError
@@ -304,24 +305,53 @@ def state_of(handler: Owner, path: Path | None = None) -> str:
         lines.append(f"the gate does not start with this policy: {error}")
     for each in figures.trainings:
         lost = f", {each.zero_rows} with zero rows (see the log)" if each.zero_rows else ""
+        other = f"; REFUSED: its terms are of dpfed {shown(each.dpfed)}, and this is {VERSION}"
         lines.append(
             f"{each.name}: {each.state} until {each.until[:10]} by {each.by}, "
             f"{each.answered} answered{lost}, {each.refused} refused"
+            f"{other if each.state == 'approved' and each.dpfed != VERSION else ''}"
         )
     lines.append(f"under names that are not approved: {figures.refused_unknown} refused")
     return "\n".join([*lines, *([] if path is None else [_running(handler, path)])])
 
 
-def _running(handler: Owner, path: Path) -> str:
-    """Whether a gate takes connections, since when, and if it has read another policy than this."""
+def running_gate(handler: Owner, path: Path) -> dict[str, Any]:
+    """What the gate has read that runs now, as values.
+
+    Args:
+        handler: the silo's.
+        path: the policy's file.
+
+    Returns:
+        whether it takes connections (``answers``; ``why`` if not); of the gate that was started
+        last, ``dpfed``, ``since`` and ``pid``; and whether it has read this policy.
+    """
+    why = ""
     try:
         check_health(path)
     except DpfedError as error:
-        return str(error)
+        why = str(error)
     found = running(handler.state)
+    same = found.pop("policy", "") == hashlib.sha256(path.read_bytes()).hexdigest()
+    differ = {name: _enforced_instead(handler, name) for name in handler.policy.data}
+    return {
+        "answers": not why,
+        "why": why,
+        **found,
+        "same_policy": same,
+        "enforces_other": {name: said for name, said in differ.items() if said},
+    }
+
+
+def _running(handler: Owner, path: Path) -> str:
+    """Whether a gate takes connections, since when, and if it has read another policy than this."""
+    found = running_gate(handler, path)
+    if not found["answers"]:
+        return str(found["why"])
     said = f"a gate of dpfed {found.get('dpfed')} has run since {found.get('since')}"
-    same = found.get("policy") == hashlib.sha256(path.read_bytes()).hexdigest()
-    return said if same else f"{said}, by another silo.toml than this one; restart it"
+    if found["same_policy"]:
+        return said
+    return f"{said}, by another silo.toml than this one; restart it"
 
 
 def days_of(handler: Owner) -> str:

@@ -62,6 +62,8 @@ class TrainingFigures(NamedTuple):
     """Answers that were made without the data; depends on records."""
     last: str
     """When the last order came that was answered; "" if none was."""
+    dpfed: str = ""
+    """The version that its terms are of; a gate of another one refuses it."""
 
 
 class GateFigures(NamedTuple):
@@ -90,7 +92,8 @@ def gate_figures(handler: Owner) -> GateFigures:
     """Budgets, approvals and counts of a gate, from its own files."""
     approvals, ledger = handler.approvals, handler.ledger()
     now, events, found = approvals.now(), approvals.events(), approvals.all()
-    named = {each.name: _dataset_of(each.terms) for each in found}
+    pins = {each.name: _pins_of(each.terms) for each in found}
+    named = {name: str(of.get("dataset", "")) for name, of in pins.items()}
     standing = [named[each.name] for each in found if each.state(now) == "approved"]
     data = []
     for name, policy in handler.policy.data.items():
@@ -126,6 +129,7 @@ def gate_figures(handler: Owner) -> GateFigures:
                 (e.last for e in events if (e.kind, e.training) == ("answered", each.name)),
                 default="",
             ),
+            dpfed=str(pins[each.name].get("dpfed", "")),
         )
         for each in found
     )
@@ -138,10 +142,10 @@ def gate_figures(handler: Owner) -> GateFigures:
     )
 
 
-def _dataset_of(terms: str) -> str:
-    """The data set that approved terms name; they were read whole when they were approved."""
-    pins: dict[str, Any] = tomllib.loads(terms).get("terms", {})
-    return str(pins.get("dataset", ""))
+def _pins_of(terms: str) -> dict[str, Any]:
+    """What approved terms are bound to; they were read whole when they were approved."""
+    found: dict[str, Any] = tomllib.loads(terms).get("terms", {})
+    return found
 
 
 # -------------------------------------------------------------------------------------- Prometheus
