@@ -162,7 +162,6 @@ def _days(events: Sequence[Event]) -> str:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
     """A table of cells that are HTML already; on a telephone each cell is a line."""
-
     kinds = [" class=n" * (at in numbers) for at in range(len(head))]
     top = "".join(f"<th{kind}>{name}</th>" for kind, name in zip(kinds, head, strict=True))
     body = ""
