@@ -578,3 +578,8 @@ def test_where_a_draw_of_clients_is_secret_nothing_tells_who_took_part(tmp_path:
         said = open_statement(line, claimed_key(line)).predicate
         assert not {"answered", "chain", "head"} & set(said)
     assert json.loads((evidence / "index.json").read_bytes())["committed"] == []
+
+
+def test_the_page_says_how_many_packs_were_tampered_with() -> None:
+    page = (CHECK.parents[1] / "docs" / "evidence.md").read_text(encoding="utf-8")
+    assert f"{len(TAMPERED)} of which were tampered with" in page
