@@ -143,6 +143,17 @@ def smaller_epsilon(pack: Pack) -> None:
     pack.guarantee(change)
 
 
+def smaller_claim_of_others(pack: Pack) -> None:
+    """The second claim alone: the largest is as it was."""
+
+    def change(told: dict[str, Any]) -> None:
+        assert "(1.362, " in told["sentence"]
+        told["claims"][1]["epsilon"] = 0.5
+        told["sentence"] = told["sentence"].replace("(1.362, ", "(0.5, ")
+
+    pack.guarantee(change)
+
+
 def smaller_sentence(pack: Pack) -> None:
     pack.guarantee(lambda told: told.update(sentence=told["sentence"].replace("(2, ", "(0.2, ")))
 
@@ -186,6 +197,21 @@ DRAWN = "each record is drawn for a release with probability 0.01, known to its 
 exact_arithmetic = says("idealized", False, IDEAL, "exact integer arithmetic")
 system_noise = says("noise", "os", RESEARCH, "noise from the operating system")
 drawn_records = says("draws", DRAWN, IDEAL, f"{DRAWN}; {IDEAL}")
+
+
+GATE = "enforced by each silo's own process"
+a_notary = says("enforced", "certified by a notary", GATE, "certified by a notary")
+
+
+def nobody_enforces_it(pack: Pack) -> None:
+    """Without a word on who enforces it, the sentence loses a condition, too."""
+
+    def change(told: dict[str, Any]) -> None:
+        conditions = f", {GATE}, if no record stops or delays its silo's work"
+        assert conditions in told["sentence"]
+        told.update(enforced="", sentence=told["sentence"].replace(conditions, ""))
+
+    pack.guarantee(change)
 
 
 def another_accountant(pack: Pack) -> None:
@@ -413,6 +439,7 @@ def the_apps_own_statement(pack: Pack) -> None:
 TAMPERED: dict[str, tuple[Callable[[Pack], None], str, str]] = {
     "exact_arithmetic": (exact_arithmetic, REFUSED, "other-assumption"),
     "system_noise": (system_noise, REFUSED, "other-assumption"),
+    "a_notary": (a_notary, REFUSED, "no-gate"),
     "drawn_records": (drawn_records, REFUSED, "other-assumption"),
 } | {
     f.__name__: (f, verdict, name)
@@ -422,10 +449,12 @@ TAMPERED: dict[str, tuple[Callable[[Pack], None], str, str]] = {
         (one_round_more, REFUSED, "not-answered"),
         (one_round_less, REFUSED, "other-rounds"),
         (smaller_epsilon, REFUSED, "other-epsilon"),
+        (smaller_claim_of_others, REFUSED, "other-epsilon"),
         (smaller_sentence, REFUSED, "other-sentence"),
         (more_noise, REFUSED, "other-claim"),
         (larger_delta, REFUSED, "other-claim"),
         (fewer_claims, REFUSED, "other-epsilon"),
+        (nobody_enforces_it, REFUSED, "no-gate"),
         (another_accountant, REFUSED, "other-claim"),
         (smaller_headline, REFUSED, "other-guarantee"),
         (person_in_the_sentence, REFUSED, "other-sentence"),

@@ -46,7 +46,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from dpfed._version import VERSION
-from dpfed.accounting.guarantee import GATED, Claim, Guarantee, epsilon_of
+from dpfed.accounting.guarantee import GATED, SHIPPED, Claim, Guarantee, epsilon_of
 from dpfed.core.dsse import Statement, canonical_json, open_statement, strict_json
 from dpfed.core.errors import DataError, DpfedError
 from dpfed.core.files import jsonable
@@ -637,6 +637,7 @@ def _check_guarantee(found: _Found) -> None:
     _check_claims(found, found.guarantee)
     _check_sentence(found, found.guarantee)
     _check_assumptions(found, found.guarantee)
+    _check_enforcer(found, found.guarantee)
     _check_named(found)
     _note_the_servers_part(found)
 
@@ -668,7 +669,7 @@ def _check_sentence(found: _Found, stated: Guarantee) -> None:
 
 def _check_assumptions(found: _Found, stated: Guarantee) -> None:
     """That the guarantee rests on what the silos state, and on nothing better."""
-    agreed, all_ = found.agreed, [each.predicate for each in found.statements.values()]
+    agreed = found.agreed
     for name in ("unit", "adjacency", "trust"):
         if str(getattr(stated, name)) != agreed[name]:
             found.refuse("other-guarantee", f"the silos state another {name}")
@@ -678,6 +679,13 @@ def _check_assumptions(found: _Found, stated: Guarantee) -> None:
         if jsonable(getattr(stated, name)) != signed:
             said = f"the guarantee says {name} = {getattr(stated, name)!s:.60}"
             found.refuse("other-assumption", f"{said}, and the silos state {signed!s:.60}")
+
+
+def _check_enforcer(found: _Found, stated: Guarantee) -> None:
+    """That who enforces it, and that budgets limit it, is what the silos state."""
+    all_ = [each.predicate for each in found.statements.values()]
+    if stated.enforced not in (GATED, SHIPPED):  # free words, or none, would drop a condition
+        found.refuse("no-gate", f"who enforces it must be said, got {stated.enforced[:60]!r}")
     if stated.enforced == GATED and any(each["by"] != GATE for each in all_):
         found.refuse("no-gate", "not every silo's statement is by a process of its owner's")
     if stated.budgeted and any(each["budget"] != ROOM for each in all_):
