@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,11 +22,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from dpfed.accounting.guarantee import Guarantee
 from dpfed.cli.main import app
 from dpfed.core.dsse import Statement, canonical_json, claimed_key, make_statement, open_statement
 from dpfed.core.errors import RecipeError
 from dpfed.recipes.verify import COMPLETE, INCOMPLETE, REFUSED, verify_evidence
 from dpfed.sums.secagg.identity import SigningKey, own_key
+from dpfed.training.wire.evidence import ASSUMPTIONS
 from tests.helpers.evidence_packs import SILOS, gated_training
 
 CHECK = Path(__file__).parents[2] / "examples" / "check_evidence.py"
@@ -612,3 +615,12 @@ def test_where_a_draw_of_clients_is_secret_nothing_tells_who_took_part(tmp_path:
 def test_the_page_says_how_many_packs_were_tampered_with() -> None:
     page = (CHECK.parents[1] / "docs" / "evidence.md").read_text(encoding="utf-8")
     assert f"{len(TAMPERED)} of which were tampered with" in page
+
+
+def test_each_field_of_a_guarantee_is_signed_or_compared_or_in_no_sentence() -> None:
+    """A field that the sentence says, and that no silo has signed, is the server's to choose."""
+    compared = {"claims", "unit", "adjacency", "trust", "rounds", "budgeted", "enforced"}
+    in_no_sentence = {"shares", "realised", "opinions"}
+    found = {each.name for each in fields(Guarantee)}
+    assert found == compared | in_no_sentence | set(ASSUMPTIONS)
+    assert not in_no_sentence & set(ASSUMPTIONS)
