@@ -259,7 +259,7 @@ def factory_terms(folder: Path, pins: dict[str, Any], **model: Any) -> Terms:
 
 @pytest.fixture
 def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RequestHandler:
-    monkeypatch.setattr("dpfed.silo.policy.package_digest", lambda name: f"digest of {name}")
+    monkeypatch.setattr("dpfed.recipes.terms.package_digest", lambda name: f"digest of {name}")
     return handler(tmp_path, models=[], factories={"tests.silo.trains:linear": {"width": [1, 8]}})
 
 

@@ -23,11 +23,17 @@ from dpfed.core.errors import DataError, RecipeError
 from dpfed.data import catalogue
 from dpfed.data.catalogue import PublicSet, read_idx
 from dpfed.data.contract import Contract, contract_of, read_contract
-from dpfed.data.datasets import find_file
 from dpfed.data.download import RemoteFile
+from dpfed.data.places import find_file
 from dpfed.recipes.federation import federation
-from dpfed.recipes.records import CONTRACT_SAYS, with_contract
-from dpfed.recipes.schema import DataRecipe, load_recipe, parse, to_toml
+from dpfed.recipes.schema import (
+    CONTRACT_SAYS,
+    DataRecipe,
+    load_recipe,
+    parse,
+    to_toml,
+    with_contract,
+)
 from dpfed.silo.policy import load_policy
 from tests.helpers.file_server import serving
 from tests.helpers.wards import CONTRACT, NAMES, data_of, write_ward

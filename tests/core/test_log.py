@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import io
 import logging
+import threading
+import time
 
 import pytest
 
-from dpfed.core.log import OneLine, shown
+from dpfed.core.log import OneLine, say_if_slow, shown
 
 
 @pytest.mark.parametrize(
@@ -43,3 +45,16 @@ def test_an_errors_text_forges_no_line_and_fills_no_disk() -> None:
     assert "ERROR client \N{REPLACEMENT CHARACTER}0\N{REPLACEMENT CHARACTER}failed\n" in said
     assert "KeyError: 'xxx" in said
     assert "\x1b" not in said
+
+
+def test_what_takes_long_is_said_and_what_does_not_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = threading.active_count()
+    with say_if_slow("reading data.sepsis", seconds=60.0):
+        pass
+    assert capsys.readouterr().err == ""
+    with say_if_slow("reading data.sepsis", seconds=0.0):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == "reading data.sepsis ...\n"
+    assert threading.active_count() == before, "a gate forks, and must have one thread"

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from dpfed.core import environment
 from dpfed.core.errors import DataError
 from dpfed.core.files import locked_file
-from dpfed.data import catalogue, datasets, download
+from dpfed.data import catalogue, datasets, download, places
 from dpfed.data.catalogue import CATALOGUE, PublicSet, arrays_digest, get, name_of
 from dpfed.data.download import RemoteFile
 from tests.helpers.file_server import serving
@@ -407,10 +407,10 @@ def test_the_users_folder_is_looked_in_last(
     (tmp_path / "home/dpfed/images").mkdir(parents=True)
     there = tmp_path / "home/dpfed/images/mnist.npz"
     there.touch()
-    assert datasets.find_file("images/mnist.npz") == there
+    assert places.find_file("images/mnist.npz") == there
     (tmp_path / "one/images").mkdir(parents=True)
     (tmp_path / "one/images/mnist.npz").touch()
-    assert datasets.find_file("images/mnist.npz") == tmp_path / "one/images/mnist.npz"
+    assert places.find_file("images/mnist.npz") == tmp_path / "one/images/mnist.npz"
     monkeypatch.setenv("XDG_DATA_HOME", "relative")  # which the standard says to ignore
     monkeypatch.setenv("LOCALAPPDATA", "relative")
     assert environment.user_data_folder() == Path.home() / ".local/share/dpfed"

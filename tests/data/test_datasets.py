@@ -17,13 +17,13 @@ from dpfed.data.datasets import (
     binary,
     center,
     fill_missing,
-    find_file,
     holdout,
     load,
     scale_rows,
     set_norms,
     synthetic,
 )
+from dpfed.data.places import find_file
 
 
 def records_of(size: int = 10, groups: int | None = None) -> Records:

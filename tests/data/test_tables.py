@@ -11,7 +11,8 @@ import torch
 
 from dpfed.core.errors import DataError
 from dpfed.data.cells import day
-from dpfed.data.datasets import find_files, load
+from dpfed.data.datasets import load
+from dpfed.data.places import find_files
 from dpfed.data.readers import Public
 from dpfed.data.tables import FILE, check_schema
 

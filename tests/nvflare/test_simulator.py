@@ -16,7 +16,7 @@ from dpfed.accounting.guarantee import GATED
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.deploy import deploy
 from dpfed.recipes.flower_app import run_server
-from dpfed.silo.handler import load_records
+from dpfed.silo.owner import load_records
 from dpfed.silo.policy import load_policy
 from dpfed.training.inprocess import rounds
 from tests.nvflare.jobs import link_sockets, params_in, result_of, simulate, write_job

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +29,7 @@ from dpfed.core.dsse import Statement, canonical_json, claimed_key, make_stateme
 from dpfed.core.errors import RecipeError
 from dpfed.recipes.verify import COMPLETE, INCOMPLETE, REFUSED, verify_evidence
 from dpfed.sums.secagg.identity import SigningKey, own_key
+from dpfed.training.wire.evidence import ASSUMPTIONS
 from tests.helpers.evidence_packs import SILOS, gated_training
 
 CHECK = Path(__file__).parents[2] / "examples" / "check_evidence.py"
@@ -145,6 +147,17 @@ def smaller_epsilon(pack: Pack) -> None:
     pack.guarantee(change)
 
 
+def smaller_claim_of_others(pack: Pack) -> None:
+    """The second claim alone: the largest is as it was."""
+
+    def change(told: dict[str, Any]) -> None:
+        assert "(1.362, " in told["sentence"]
+        told["claims"][1]["epsilon"] = 0.5
+        told["sentence"] = told["sentence"].replace("(1.362, ", "(0.5, ")
+
+    pack.guarantee(change)
+
+
 def smaller_sentence(pack: Pack) -> None:
     pack.guarantee(lambda told: told.update(sentence=told["sentence"].replace("(2, ", "(0.2, ")))
 
@@ -171,6 +184,63 @@ def fewer_claims(pack: Pack) -> None:
         told["sentence"] = re.sub(r"\(2, .*, and \(", "(", told["sentence"], count=1)
 
     pack.guarantee(change)
+
+
+def says(name: str, value: Any, before: str, after: str) -> Callable[[Pack], None]:
+    """A guarantee that says better of itself than the silos do, in a field and in its sentence."""
+
+    def change(told: dict[str, Any]) -> None:
+        assert before in told["sentence"], told["sentence"]
+        told.update({name: value}, sentence=told["sentence"].replace(before, after))
+
+    return lambda pack: pack.guarantee(change)
+
+
+IDEAL, RESEARCH = "idealized arithmetic", "noise keyed by a seed (research only)"
+DRAWN = "each record is drawn for a release with probability 0.01, known to its client only"
+exact_arithmetic = says("idealized", False, IDEAL, "exact integer arithmetic")
+system_noise = says("noise", "os", RESEARCH, "noise from the operating system")
+drawn_records = says("draws", DRAWN, IDEAL, f"{DRAWN}; {IDEAL}")
+
+
+GATE = "enforced by each silo's own process"
+a_notary = says("enforced", "certified by a notary", GATE, "certified by a notary")
+
+
+def nobody_enforces_it(pack: Pack) -> None:
+    """Without a word on who enforces it, the sentence loses a condition, too."""
+
+    def change(told: dict[str, Any]) -> None:
+        conditions = f", {GATE}, if no record stops or delays its silo's work"
+        assert conditions in told["sentence"]
+        told.update(enforced="", sentence=told["sentence"].replace(conditions, ""))
+
+    pack.guarantee(change)
+
+
+def another_accountant(pack: Pack) -> None:
+    def change(told: dict[str, Any]) -> None:
+        name = told["claims"][0]["accounting"]
+        told["sentence"] = told["sentence"].replace(name, "PLD accounting (dp_accounting)")
+        for claim in told["claims"]:
+            claim["accounting"] = "PLD accounting (dp_accounting)"
+
+    pack.guarantee(change)
+
+
+def smaller_headline(pack: Pack) -> None:
+    pack.guarantee(lambda told: told.update(epsilon=0.1))
+
+
+def person_in_the_sentence(pack: Pack) -> None:
+    words = "for each person, with all of their records at one client"
+    pack.guarantee(
+        lambda told: told.update(sentence=told["sentence"].replace("for each record", words))
+    )
+
+
+def no_budget(pack: Pack) -> None:
+    pack.restate(1, budget="none is declared")
 
 
 def another_unit(pack: Pack) -> None:
@@ -379,6 +449,11 @@ def the_apps_own_statement(pack: Pack) -> None:
 
 
 TAMPERED: dict[str, tuple[Callable[[Pack], None], str, str]] = {
+    "exact_arithmetic": (exact_arithmetic, REFUSED, "other-assumption"),
+    "system_noise": (system_noise, REFUSED, "other-assumption"),
+    "a_notary": (a_notary, REFUSED, "no-gate"),
+    "drawn_records": (drawn_records, REFUSED, "other-assumption"),
+} | {
     f.__name__: (f, verdict, name)
     for f, verdict, name in [
         (drop_silo, INCOMPLETE, "no-statement"),
@@ -386,10 +461,16 @@ TAMPERED: dict[str, tuple[Callable[[Pack], None], str, str]] = {
         (one_round_more, REFUSED, "not-answered"),
         (one_round_less, REFUSED, "other-rounds"),
         (smaller_epsilon, REFUSED, "other-epsilon"),
+        (smaller_claim_of_others, REFUSED, "other-epsilon"),
         (smaller_sentence, REFUSED, "other-sentence"),
         (more_noise, REFUSED, "other-claim"),
         (larger_delta, REFUSED, "other-claim"),
         (fewer_claims, REFUSED, "other-epsilon"),
+        (nobody_enforces_it, REFUSED, "no-gate"),
+        (another_accountant, REFUSED, "other-claim"),
+        (smaller_headline, REFUSED, "other-guarantee"),
+        (person_in_the_sentence, REFUSED, "other-sentence"),
+        (no_budget, REFUSED, "no-budget"),
         (another_unit, REFUSED, "other-guarantee"),
         (blocks_that_no_silo_has, REFUSED, "other-guarantee"),
         (other_terms, REFUSED, "other-terms"),
@@ -539,3 +620,17 @@ def test_where_a_draw_of_clients_is_secret_nothing_tells_who_took_part(tmp_path:
         said = open_statement(line, claimed_key(line)).predicate
         assert not {"answered", "chain", "head"} & set(said)
     assert json.loads((evidence / "index.json").read_bytes())["committed"] == []
+
+
+def test_the_page_says_how_many_packs_were_tampered_with() -> None:
+    page = (CHECK.parents[1] / "docs" / "evidence.md").read_text(encoding="utf-8")
+    assert f"{len(TAMPERED)} of which were tampered with" in page
+
+
+def test_each_field_of_a_guarantee_is_signed_or_compared_or_in_no_sentence() -> None:
+    """A field that the sentence says, and that no silo has signed, is the server's to choose."""
+    compared = {"claims", "unit", "adjacency", "trust", "rounds", "budgeted", "enforced"}
+    in_no_sentence = {"shares", "realised", "opinions"}
+    found = {each.name for each in fields(Guarantee)}
+    assert found == compared | in_no_sentence | set(ASSUMPTIONS)
+    assert not in_no_sentence & set(ASSUMPTIONS)

@@ -25,7 +25,8 @@ from dpfed.data.datasets import Records
 from dpfed.flower import DPStrategy
 from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.approvals import Approvals
-from dpfed.silo.handler import RequestHandler, load_records
+from dpfed.silo.handler import RequestHandler
+from dpfed.silo.owner import load_records
 from dpfed.silo.policy import load_policy, permit
 from dpfed.training.inprocess import rounds
 from dpfed.training.wire.codec import named_arrays

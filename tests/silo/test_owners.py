@@ -4,19 +4,32 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import tomli_w
 import torch
+import yaml
 
 from dpfed.accounting.guarantee import GATED, UNDISTURBED
 from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.cli import silo_install
 from dpfed.cli.deploy import deploy
 from dpfed.cli.doctor import simulations_only
 from tests.helpers.gate_training import in_one_process
-from tests.silo.gates import read, terms_for
-from tests.silo.owners import OwnedNet, OwnedSilo, installation, possible, users, warm_nodes
+from tests.silo.gates import CLASSES, FEATURES, read, terms_for, write_data
+from tests.silo.owners import (
+    OwnedNet,
+    OwnedSilo,
+    as_user,
+    installation,
+    possible,
+    users,
+    warm_nodes,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("users")]
 SILOS = ("north", "south", "east")
@@ -212,3 +225,79 @@ def check_the_result(folder: Path, path: Path, silos: list[OwnedSilo]) -> None:
         rows = Ledger(silo.folder / "state" / "ledger.sqlite").rows()
         assert [row.body["kind"] for row in rows].count("book") == terms.plan.rounds
         assert "under names that are not approved: 3 refused" in silo.command("status")
+
+
+def line_of(unit: Path, name: str) -> str:
+    """The value of a unit's line, with its continuations."""
+    text = unit.read_text().replace("\\\n", "")
+    return next(line.partition("=")[2] for line in text.splitlines() if line.startswith(f"{name}="))
+
+
+def probes(folder: Path) -> list[list[str]]:
+    """The commands by which Kubernetes and Docker ask whether the gate is healthy."""
+    parts = yaml.safe_load_all((folder / "kubernetes.yaml").read_text())
+    specs = [part["spec"]["template"]["spec"] for part in parts if part["kind"] == "Deployment"]
+    found = [
+        part[name]["exec"]["command"]
+        for spec in specs
+        for part in spec["containers"]
+        for name in ("startupProbe", "livenessProbe")
+        if name in part and "exec" in part[name]
+    ]
+    gate = yaml.safe_load((folder / "compose.yaml").read_text())["services"]["gate"]
+    return [*found, gate["healthcheck"]["test"][1:]]
+
+
+@pytest.mark.long
+def test_gate_and_probes_run_by_the_words_of_unit_manifest_and_compose_file() -> None:
+    """No engine of containers is here: users and a namespace without a network are."""
+    if not possible():
+        pytest.skip("needs root, users, a network namespace and Debian's python3 of our version")
+    with (
+        installation() as installed,
+        users("gate", "relay") as (gate, relay),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        home = installed / "silo"
+        home.mkdir(mode=0o755)
+        for name, group, mode in (("state", gate, 0o700), ("run", relay, 0o2750)):
+            (home / name).mkdir()
+            subprocess.run(["chown", f"{gate}:{group}", home / name], check=True)
+            (home / name).chmod(mode)
+        write_data(home / "data.npz", 0)
+        patch.setattr(silo_install, "STATE", str(home / "state"))
+        patch.setattr(silo_install, "SOCKET", str(home / "run" / "gate.sock"))
+        patch.setattr(sys, "executable", str(installed / "bin" / "python"))
+        silo = silo_install.Silo(gate, relay, home / "data.npz", "sepsis")
+        silo_install.write_silo(home / "etc", silo)
+        patch.undo()
+        policy, unit = home / "etc" / "silo.toml", home / "etc" / "dpfed-gate.service"
+        text = policy.read_text()  # the officer's part of it
+        text = text.replace("shape = [24] ", f"shape = [{FEATURES}] ").replace(
+            "classes = 2 ", f"classes = {CLASSES} "
+        )
+        policy.write_text(text)
+        subprocess.run(["chown", f"{gate}:", policy, home / "data.npz"], check=True)
+        bins = f"{installed / 'bin'}:/usr/bin:/bin"
+        own = {"PATH": bins, "PYTHONPATH": str(installed / "site"), "HOME": "/nonexistent"}
+        told = dict(word.split("=", 1) for word in shlex.split(line_of(unit, "Environment")))
+        assert line_of(unit, "User") == gate
+        begun = subprocess.Popen(
+            ["unshare", "--net", *as_user(gate, relay), *shlex.split(line_of(unit, "ExecStart"))],
+            env={**told, **own},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert begun.stdout is not None
+            assert "answers on" in begun.stdout.readline()
+            asked = probes(home / "etc")
+            assert len(asked) == 3
+            for command in asked:
+                done = subprocess.run([*as_user(gate), *command], env=own, check=False)
+                assert done.returncode == 0, command
+        finally:
+            begun.kill()
+            begun.communicate()
+        done = subprocess.run([*as_user(gate), *asked[0]], env=own, check=False)
+        assert done.returncode == 1, "no gate, so unhealthy"

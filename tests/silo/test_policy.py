@@ -102,7 +102,7 @@ def test_packages_that_no_model_comes_from_are_not_looked_at(
     """Else whoever writes terms lets the gate read through all that is installed."""
     found, asked = policy(tmp_path, factories={"tomli_w.models:small": {}}), terms(tmp_path)
     asked.pins.packages["torch"] = "0"
-    digest = "dpfed.silo.policy.package_digest"
+    digest = "dpfed.recipes.terms.package_digest"
     monkeypatch.setattr(digest, lambda name: pytest.fail(name))
     with pytest.raises(UnsoundPlan, match="nothing of package 'torch'"):
         permit(found, asked, TODAY)

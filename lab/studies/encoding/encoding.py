@@ -30,7 +30,8 @@ import numpy as np
 import torch
 
 import dpfed
-from dpfed.data.datasets import Records, find_file
+from dpfed.data.datasets import Records
+from dpfed.data.places import find_file
 from dpfed.recipes.result import Result
 from dpfed.recipes.schema import parse
 from dpfed.recipes.session import prepare

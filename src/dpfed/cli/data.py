@@ -99,10 +99,10 @@ def contract_findings(load: DataRecipe, root: Path | None = None) -> list[Findin
         root: where a relative path is looked up, after the working directory.
     """
     from dpfed.data.contract import Contract
-    from dpfed.data.datasets import find_files
     from dpfed.data.mapping import FileMapping
+    from dpfed.data.places import find_files
     from dpfed.data.readers import SPLIT
-    from dpfed.recipes.records import with_contract
+    from dpfed.recipes.schema import with_contract
 
     load = with_contract(load, root)
     if not isinstance(load.contract, Contract):
@@ -232,7 +232,7 @@ def _data_folder(to: Path | None) -> Path:
 
 def _is_found(path: Path, source: str) -> bool:
     from dpfed.core.errors import DataError
-    from dpfed.data.datasets import find_file
+    from dpfed.data.places import find_file
 
     try:
         return find_file(source).resolve() == path.resolve()

@@ -257,17 +257,19 @@ def accept(
 
     from dpfed.cli.silo_accept import DECISION, look
     from dpfed.cli.silo_text import reads
-    from dpfed.silo.handler import RequestHandler
+    from dpfed.core.log import say_if_slow
+    from dpfed.silo.owner import Owner
     from dpfed.silo.policy import load_policy
     from dpfed.silo.publish import OWNERS_KINDS, Publisher
 
-    handler, named = RequestHandler(load_policy(policy)), column or []
+    handler, named = Owner(load_policy(policy)), column or []
     for name, data in handler.policy.data.items():
         if not data.reading:
             continue
         for word, said in reads(data).items():
             typer.echo(f"{word:9} {said}")
-        seen = look(name, data, named)
+        with say_if_slow(f"reading data.{name}"):
+            seen = look(name, data, named)
         for line in seen.lines:
             typer.echo(line)
         seen.check()
@@ -306,21 +308,27 @@ def approve(
     """
     import getpass
 
-    from dpfed.cli.data import screen_lines
     from dpfed.cli.silo_text import proposal, verdict
     from dpfed.core.errors import UnsoundPlan
-    from dpfed.recipes.terms import read_terms
-    from dpfed.silo.handler import RequestHandler
+    from dpfed.core.log import say_if_slow
+    from dpfed.silo.owner import Owner
     from dpfed.silo.policy import load_policy
     from dpfed.silo.publish import OWNERS_KINDS, Publisher
 
-    text = file.read_text(encoding="utf-8")
-    asked, handler = read_terms(text), RequestHandler(load_policy(policy))
-    typer.echo(proposal(handler, asked))
+    text, handler = file.read_text(encoding="utf-8"), Owner(load_policy(policy))
+    with say_if_slow("loading torch, and finding the noise that these terms need"):
+        from dpfed.cli.data import screen_lines
+        from dpfed.recipes.terms import read_terms
+
+        asked = read_terms(text)
+        said = proposal(handler, asked)
+    typer.echo(said)
     data = handler.policy.data[asked.pins.dataset]
-    for line in screen_lines(data.load, data.public):
+    with say_if_slow(f"reading data.{asked.pins.dataset}"):
+        looked = list(screen_lines(data.load, data.public))
+        found = verdict(handler, asked)
+    for line in looked:
         typer.echo(f"look at   {line}")
-    found = verdict(handler, asked)
     for line in found.lines:
         typer.echo(line)
     if found.refused:
@@ -342,11 +350,11 @@ def revoke(
 
     Example: dpfed silo revoke sepsis-2026
     """
-    from dpfed.silo.handler import RequestHandler
+    from dpfed.silo.owner import Owner
     from dpfed.silo.policy import load_policy
     from dpfed.silo.publish import OWNERS_KINDS, Publisher
 
-    handler = RequestHandler(load_policy(policy))
+    handler = Owner(load_policy(policy))
     handler.approvals.revoke(name)
     Publisher(handler).publish(OWNERS_KINDS)
     typer.echo(f"revoked: {name}")
@@ -367,13 +375,17 @@ def status(policy: PolicyFile = DEFAULT, as_json: AsJson = False) -> None:
         policy: the owner's policy.
         as_json: print the figures as one JSON object.
     """
-    from dpfed.cli.silo_text import state_of
+    from dpfed.cli.silo_text import running_gate, state_of
     from dpfed.silo.figures import gate_figures
-    from dpfed.silo.handler import RequestHandler
+    from dpfed.silo.owner import Owner
     from dpfed.silo.policy import load_policy
 
-    handler = RequestHandler(load_policy(policy))
-    typer.echo(_json(gate_figures(handler).to_json()) if as_json else state_of(handler, policy))
+    handler = Owner(load_policy(policy))
+    if as_json:
+        figures = gate_figures(handler).to_json()
+        typer.echo(_json({**figures, "gate": running_gate(handler, policy)}))
+    else:
+        typer.echo(state_of(handler, policy))
 
 
 def _json(tree: Any) -> str:
@@ -472,11 +484,11 @@ def metrics(
         out: a file instead of the terminal.
     """
     from dpfed.silo.figures import gate_figures, metrics_text
-    from dpfed.silo.handler import RequestHandler
+    from dpfed.silo.owner import Owner
     from dpfed.silo.policy import load_policy
     from dpfed.silo.publish import replace_readable
 
-    text = metrics_text(gate_figures(RequestHandler(load_policy(policy))))
+    text = metrics_text(gate_figures(Owner(load_policy(policy))))
     if out is None:
         typer.echo(text, nl=False)
     else:
@@ -502,11 +514,11 @@ def page(
         out: the file; one of the same name is replaced.
     """
     from dpfed.core.files import replace_file
-    from dpfed.silo.handler import RequestHandler
+    from dpfed.silo.owner import Owner
     from dpfed.silo.page import page_html
     from dpfed.silo.policy import load_policy
 
-    replace_file(out, page_html(RequestHandler(load_policy(policy))).encode())
+    replace_file(out, page_html(Owner(load_policy(policy))).encode())
     typer.echo(f"page in {out}")
 
 
@@ -532,11 +544,11 @@ def clock(
     """
     import getpass
 
-    from dpfed.silo.handler import RequestHandler
+    from dpfed.silo.owner import Owner
     from dpfed.silo.policy import load_policy
     from dpfed.silo.publish import OWNERS_KINDS, Publisher
 
-    handler = RequestHandler(load_policy(policy))
+    handler = Owner(load_policy(policy))
     approvals = handler.approvals
     again = approvals.reset_clock(getpass.getuser()) if reset else []
     if reset:
@@ -559,10 +571,10 @@ def log_command(policy: PolicyFile = DEFAULT, as_json: AsJson = False) -> None:
         as_json: print the lines as one JSON array.
     """
     from dpfed.cli.silo_text import days_of
-    from dpfed.silo.handler import RequestHandler
+    from dpfed.silo.owner import Owner
     from dpfed.silo.policy import load_policy
 
-    handler = RequestHandler(load_policy(policy))
+    handler = Owner(load_policy(policy))
     if as_json:
         typer.echo(_json([event._asdict() for event in handler.approvals.events()]))
     else:

@@ -49,7 +49,7 @@ from dpfed.cli.silo_machine import check_machine
 from dpfed.core.errors import DataError
 from dpfed.core.types import Trust
 from dpfed.data.contract import Contract
-from dpfed.data.datasets import find_files
+from dpfed.data.places import find_files
 from dpfed.silo import gate_command
 from dpfed.silo.approvals import CLOCK, FILE, LEDGER_FILE, SOURCES
 from dpfed.silo.gate import refuse_open_folder

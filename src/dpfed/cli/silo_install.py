@@ -31,7 +31,7 @@ from dpfed._version import VERSION
 from dpfed.cli.new import fill, templates
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
-from dpfed.recipes.terms import NAME
+from dpfed.recipes.schema import NAME
 from dpfed.silo.frames import SOCKET
 
 GROUP = "dpfed-socket"

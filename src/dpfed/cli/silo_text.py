@@ -3,7 +3,8 @@
 
 Every word that came from a server passes ``shown``; figures are this silo's own computation. The
 verdict shows the true number of units beside the declared one, to the owner only. No code or file
-of a model is loaded for any of it.
+of a model is loaded for any of it, and torch only for ``approve``: who asks for a status does not
+wait for an import.
 """
 
 from __future__ import annotations
@@ -13,32 +14,30 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import torch
 
+from dpfed._version import VERSION
 from dpfed.accounting.guarantee import GATED, round_up
 from dpfed.accounting.ledger.ledger import Forecast
 from dpfed.cli.silo_health import check_health
-from dpfed.client.questions.forecast import forecast
 from dpfed.core.errors import BudgetSpent, DpfedError
 from dpfed.core.log import shown
 from dpfed.core.types import UPDATE, Trust, Unit
 from dpfed.data.contract import Contract
-from dpfed.data.datasets import Records
 from dpfed.recipes.methods import method_tables
-from dpfed.recipes.model import is_loaded
 from dpfed.recipes.query import ALGORITHM
 from dpfed.recipes.schema import Recipe, TrainRecipe
-from dpfed.recipes.terms import Terms
 from dpfed.silo.approvals import LEDGER_FILE
-from dpfed.silo.blocks import look_at_blocks
 from dpfed.silo.figures import gate_figures
-from dpfed.silo.handler import RequestHandler, load_records
+from dpfed.silo.owner import Owner, load_records
 from dpfed.silo.policy import DataPolicy
 from dpfed.silo.publish import running
-from dpfed.training.account import Account
+
+if TYPE_CHECKING:
+    from dpfed.data.datasets import Records
+    from dpfed.recipes.terms import Terms
 
 _SEES = {
     Trust.LOCAL: "the server sees this silo's releases, each with its noise",
@@ -47,7 +46,7 @@ _SEES = {
 }
 
 
-def proposal(handler: RequestHandler, terms: Terms) -> str:
+def proposal(handler: Owner, terms: Terms) -> str:
     """What a training would do, and what it would cost; refuses what the policy does not allow."""
     handler.check_accounts()
     data = handler.permitted(terms)
@@ -84,6 +83,8 @@ def _asks(terms: Terms) -> dict[str, str]:
     """Each question of a query, with the columns that it reads and how wide its intervals are."""
     if terms.recipe.client["name"] != ALGORITHM:
         return {}
+    from dpfed.client.questions.forecast import forecast  # scipy.optimize, for a query alone
+
     plan, model = terms.plan, terms.model
     units = plan.denominator(UPDATE)
     widths = forecast(model.questions, model.columns, plan.noise_std(UPDATE) * units, units)
@@ -125,6 +126,8 @@ def reads(data: DataPolicy, beside: str = "") -> dict[str, str]:
 def _model(terms: Terms) -> str:
     if terms.recipe.client["name"] == ALGORITHM:
         return f"none: {terms.model.layout.size:,} noisy sums, by which the questions are answered"
+    from dpfed.recipes.model import is_loaded
+
     table = terms.recipe.model
     name = shown(str(table.factory or table.options.get("source") or table.name))
     said = f"{name}, {terms.layout.size if terms.layout else 0:,} numbers"
@@ -155,7 +158,7 @@ class Verdict(NamedTuple):
     """The first reason, in one sentence; "" if it can run."""
 
 
-def verdict(handler: RequestHandler, terms: Terms) -> Verdict:
+def verdict(handler: Owner, terms: Terms) -> Verdict:
     """Whether the budget suffices, what is left after it, and whether the data are as agreed.
 
     Args:
@@ -182,8 +185,10 @@ def verdict(handler: RequestHandler, terms: Terms) -> Verdict:
     return Verdict(tuple(lines), reasons[0] if reasons else "")
 
 
-def _budget(handler: RequestHandler, data: DataPolicy, terms: Terms) -> tuple[str, str]:
+def _budget(handler: Owner, data: DataPolicy, terms: Terms) -> tuple[str, str]:
     """What is spent and left after the training, and why it does not fit (or "")."""
+    from dpfed.training.account import Account
+
     name, budget = terms.pins.dataset, data.budget
     own = Account(handler.ledger(), name, divided=False, blocks=terms.plan.blocks)
     each = own.forecast(terms.plan, terms.name, data.client, data.key(name), budget)
@@ -215,11 +220,13 @@ def _after(found: Forecast, data: DataPolicy) -> tuple[bool, float]:
     return found.refused is not None, found.after.epsilon(data.delta, data.adjacency)
 
 
-def _named_records(handler: RequestHandler, terms: Terms, records: Records) -> Records:
+def _named_records(handler: Owner, terms: Terms, records: Records) -> Records:
     """The records of the blocks that terms name; all of them if they name none."""
     rule, name = handler.policy.data[terms.pins.dataset].block_rule, terms.pins.dataset
     if rule is None:
         return records
+    from dpfed.silo.blocks import look_at_blocks  # torch
+
     today = handler.approvals.now().date()
     found = look_at_blocks(handler.state, handler.ledger(), name, rule, records, today)
     return found.take(terms.plan.blocks)
@@ -230,7 +237,7 @@ def _sizes(data: DataPolicy, terms: Terms, records: Records) -> str:
     declared, unit = terms.pins.sizes[data.client], terms.plan.update.unit
     true = len(records)
     if unit is Unit.GROUP and records.groups is not None:
-        true = len(torch.unique(records.groups))
+        true = len(records.groups.unique())
     if unit is Unit.CLIENT:
         return f"the whole silo is the unit; it has {true:,} records (for you alone)"
     words = "records" if unit is Unit.RECORD else "persons"
@@ -242,8 +249,10 @@ _ORDER_OVERHEAD_BYTES = 1 << 16
 """Bytes of an order, besides its parameters."""
 
 
-def _obstacles(handler: RequestHandler, terms: Terms) -> Iterator[str]:
+def _obstacles(handler: Owner, terms: Terms) -> Iterator[str]:
     """Why every order of the training would fail, whatever the data are."""
+    from dpfed.recipes.model import is_loaded
+
     numbers = terms.layout.size if terms.layout else 0
     needed = 4 * numbers + _ORDER_OVERHEAD_BYTES
     if needed > handler.policy.gate.most_bytes:
@@ -269,7 +278,7 @@ def _method(recipe: Recipe) -> str:
     return f"{found[0]} with {found[1]} noise"
 
 
-def _spent(handler: RequestHandler, dataset: str) -> str:
+def _spent(handler: Owner, dataset: str) -> str:
     data, ledger = handler.policy.data[dataset], handler.ledger()
     accounts = ledger.balance().accounts_of(dataset)
     costs = [ledger.spent(data.key(account)) for account in accounts]
@@ -277,7 +286,7 @@ def _spent(handler: RequestHandler, dataset: str) -> str:
     return f"epsilon {most:.4g} is spent{' at most' if len(costs) > 1 else ''}"
 
 
-def _enforced_instead(handler: RequestHandler, dataset: str) -> str:
+def _enforced_instead(handler: Owner, dataset: str) -> str:
     """Which budget the running gate enforces, if the policy has changed since it began."""
     data, ledger = handler.policy.data[dataset], handler.ledger()
     declared, key = ledger.budgets_of(dataset), ledger.balance().resolve(data.key(dataset))
@@ -292,7 +301,7 @@ def _enforced_instead(handler: RequestHandler, dataset: str) -> str:
     return f"the running gate enforces {said}, and not silo.toml's {data.budget}; restart it"
 
 
-def _accepted(handler: RequestHandler, dataset: str) -> str:
+def _accepted(handler: Owner, dataset: str) -> str:
     """Who has accepted how the file is read; "" without a contract."""
     data = handler.policy.data[dataset]
     if not data.reading:
@@ -307,7 +316,7 @@ def _accepted(handler: RequestHandler, dataset: str) -> str:
     return said + (named if found.columns else "")
 
 
-def state_of(handler: RequestHandler, path: Path | None = None) -> str:
+def state_of(handler: Owner, path: Path | None = None) -> str:
     """Approvals, counts, what is spent, and what the running gate has read.
 
     Args:
@@ -340,27 +349,56 @@ def state_of(handler: RequestHandler, path: Path | None = None) -> str:
         lines.append(f"the gate does not start with this policy: {error}")
     for each in figures.trainings:
         lost = f", {each.zero_rows} with zero rows (see the log)" if each.zero_rows else ""
+        other = f"; REFUSED: its terms are of dpfed {shown(each.dpfed)}, and this is {VERSION}"
         lines.append(
             f"{each.name}: {each.state} until {each.until[:10]} by {each.by}, "
             f"{each.answered} answered{lost}, {each.refused} refused"
+            f"{other if each.state == 'approved' and each.dpfed != VERSION else ''}"
         )
     lines.append(f"under names that are not approved: {figures.refused_unknown} refused")
     return "\n".join([*lines, *([] if path is None else [_running(handler, path)])])
 
 
-def _running(handler: RequestHandler, path: Path) -> str:
-    """Whether a gate takes connections, since when, and if it has read another policy than this."""
+def running_gate(handler: Owner, path: Path) -> dict[str, Any]:
+    """What the gate has read that runs now, as values.
+
+    Args:
+        handler: the silo's.
+        path: the policy's file.
+
+    Returns:
+        whether it takes connections (``answers``; ``why`` if not); of the gate that was started
+        last, ``dpfed``, ``since`` and ``pid``; and whether it has read this policy.
+    """
+    why = ""
     try:
         check_health(path)
     except DpfedError as error:
-        return str(error)
+        why = str(error)
     found = running(handler.state)
+    same = found.pop("policy", "") == hashlib.sha256(path.read_bytes()).hexdigest()
+    differ = {name: _enforced_instead(handler, name) for name in handler.policy.data}
+    return {
+        "answers": not why,
+        "why": why,
+        **found,
+        "same_policy": same,
+        "enforces_other": {name: said for name, said in differ.items() if said},
+    }
+
+
+def _running(handler: Owner, path: Path) -> str:
+    """Whether a gate takes connections, since when, and if it has read another policy than this."""
+    found = running_gate(handler, path)
+    if not found["answers"]:
+        return str(found["why"])
     said = f"a gate of dpfed {found.get('dpfed')} has run since {found.get('since')}"
-    same = found.get("policy") == hashlib.sha256(path.read_bytes()).hexdigest()
-    return said if same else f"{said}, by another silo.toml than this one; restart it"
+    if found["same_policy"]:
+        return said
+    return f"{said}, by another silo.toml than this one; restart it"
 
 
-def days_of(handler: RequestHandler) -> str:
+def days_of(handler: Owner) -> str:
     """One line per day, kind and training."""
     return "\n".join(
         f"{e.last}  {e.kind:9} {e.training or '(not approved)':24} {e.times:6} x  {e.said}"

@@ -8,11 +8,16 @@ passes ``shown``; a process that serves others logs with ``OneLine``.
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 import traceback
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 log = logging.getLogger("dpfed")
 _MAX_LINE_LENGTH = 1000
+_SILENCE_S = 3.0  # a person who waits longer without a word thinks that it hangs
 
 
 def shown(text: str, most: int = 80) -> str:
@@ -46,3 +51,23 @@ class OneLine(logging.Formatter):
             said.append(f"{places}{type(error).__name__}: {shown(str(error), _MAX_LINE_LENGTH)}")
             error = error.__cause__ or error.__context__
         return "\n".join(said)
+
+
+@contextmanager
+def say_if_slow(words: str, seconds: float = _SILENCE_S) -> Iterator[None]:
+    """Say on standard error what is waited for, if it takes longer than a few seconds.
+
+    No thread of it is left afterwards: a gate forks.
+
+    Args:
+        words: what is being done; names and sizes that are public to whoever reads them.
+        seconds: before they are said.
+    """
+    timer = threading.Timer(seconds, lambda: print(f"{words} ...", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()

@@ -74,8 +74,8 @@ from dpfed.data.architectures import (
     load_state,
     resnet,
 )
-from dpfed.data.datasets import find_file
 from dpfed.data.models import whole_blocks
+from dpfed.data.places import find_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

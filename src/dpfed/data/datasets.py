@@ -14,9 +14,7 @@ a directory    IDX files (as MNIST has them, gzipped or not), or images as [trai
 ``synthetic``  generated: class clusters, or ``kind`` = "mixed" or "glm" (synthetic.py)
 ============== ===================================================================================
 
-A relative path is looked up as given, then under ``root``, then under each directory of $DPFED_DATA
-(several are separated as in $PATH: by a colon, or by a semicolon on Windows), then in the user's
-folder, where ``dpfed data get`` puts public data sets (catalogue.py).
+Where a relative path is looked up is said in places.py.
 
 What each kind of array becomes:
 
@@ -47,11 +45,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dpfed.core.environment import DATA, data_folders, user_data_folder
 from dpfed.core.errors import DataError
 from dpfed.data import contracted, readers, tables
 from dpfed.data._checks import bad_option, require_groups, require_positive
 from dpfed.data.cells import word
+from dpfed.data.places import TABLES, find_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -223,7 +221,7 @@ def load(
         return replace(made, table=facts, contract=contract)
     public = _public(classes, labels, public)
     label = name or (_label(paths) if paths else str(source))
-    if paths and all(path.suffix in tables.SUFFIXES for path in paths):
+    if paths and all(path.suffix in TABLES for path in paths):
         parts, facts = tables.read_tables(paths, columns, schema, public is not None)
         return replace(_dataset(parts, classes, label, public), table=facts)
     if schema:
@@ -248,7 +246,7 @@ def _refuse_beside(contract: Contract, given: Mapping[str, Any], paths: list[Pat
             )
     if contract.label is None:
         raise DataError("the contract has no label, so that nothing can be trained; add one")
-    if not paths or any(path.suffix not in tables.SUFFIXES for path in paths):
+    if not paths or any(path.suffix not in TABLES for path in paths):
         raise DataError(
             "a contract is for tables, got something else as data.source; give .csv or .parquet"
         )
@@ -277,7 +275,7 @@ def _read_arrays(
     if not paths:
         return readers.read_hub(source.removeprefix("hf:"), columns, size)
     if len(paths) > 1:
-        other = next(path for path in paths if path.suffix not in tables.SUFFIXES)
+        other = next(path for path in paths if path.suffix not in TABLES)
         raise DataError(
             f"several files must all be .csv or .parquet, got {other.name!r}; give one file, or "
             "tables only"
@@ -291,75 +289,6 @@ def _label(paths: list[Path]) -> str:
         return "/".join(paths[0].parts[-2:]).lstrip("/")
     shared = Path(os.path.commonpath([path.parent for path in paths]))
     return f"{shared.name or shared.anchor}: {len(paths)} files"
-
-
-def find_files(source: str | Path | Sequence[str | Path], root: Path | None = None) -> list[Path]:
-    """The files of a path, a pattern, a list, or a directory of tables; in order."""
-    if not isinstance(source, str | Path):
-        if not source:
-            raise DataError("data.source is an empty list; name one file or more")
-        return [path for each in source for path in find_files(each, root)]
-    if matched := _matching(Path(source).expanduser(), root):
-        return matched
-    path = find_file(source, root)
-    inside = tables.tables_in(path) if path.is_dir() else []
-    return inside or [path]
-
-
-def _matching(source: Path, root: Path | None) -> list[Path]:
-    """The files of a pattern, in the first place that has any; none if it is a plain path."""
-    wild = [any(sign in part for sign in "*?[") for part in source.parts]
-    if not any(wild) or source.exists():
-        return []
-    last = len(wild) - wild.index(True)  # parts of the pattern; the root may contain such signs
-    for place in _places(source, root):
-        found = sorted(Path(*place.parts[:-last]).glob("/".join(place.parts[-last:])))
-        if found:
-            return found
-    return []
-
-
-def find_file(source: str | Path, root: Path | None = None) -> Path:
-    """The first of: ``source`` as given, under ``root``, $DPFED_DATA's, the user's folder.
-
-    ``dpfed:NAME`` is a file of the package.
-    """
-    if str(source).startswith(_PACKAGE):
-        return _shipped(str(source).removeprefix(_PACKAGE))
-    places = _places(source, root)
-    for place in places:
-        if place.exists():
-            return place
-    tried = ", ".join(str(place) for place in places)
-    raise DataError(f"{str(source)!r} was not found at {tried}; {_way_out(source)}")
-
-
-def _way_out(source: str | Path) -> str:
-    from dpfed.data.catalogue import name_of
-
-    name = name_of(source)
-    fetch = "" if name is None else f"fetch it by 'dpfed data get {name}', "
-    return f"{fetch}set {DATA} or give a path"
-
-
-_PACKAGE = "dpfed:"
-_SHIPPED = Path(__file__).parent / "shipped"
-
-
-def _shipped(name: str) -> Path:
-    known = sorted(path.stem for path in _SHIPPED.glob("*.npz"))
-    if name not in known:
-        there = ", ".join(_PACKAGE + each for each in known)
-        raise bad_option("data.source", there, _PACKAGE + name, "nothing else comes with dpfed")
-    return _SHIPPED / f"{name}.npz"
-
-
-def _places(source: str | Path, root: Path | None) -> list[Path]:
-    path = Path(source).expanduser()
-    if path.is_absolute():
-        return [path]
-    parents = (root, *data_folders(), user_data_folder())
-    return [path, *(parent.expanduser() / path for parent in parents if parent)]
 
 
 def synthetic(kind: str = "clusters", **options: Any) -> Dataset:

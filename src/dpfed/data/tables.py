@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-SUFFIXES = (".csv", ".parquet")
 FILE = "file"
 """The name of the silo column if each file is a silo."""
 
@@ -72,11 +71,6 @@ class TableFacts:
     """Labels that are texts, in the order in which they are numbered."""
     label: str = ""
     """The column of labels."""
-
-
-def tables_in(folder: Path) -> list[Path]:
-    """The tables that lie in a folder, by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
 
 
 def read_tables(

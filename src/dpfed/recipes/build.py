@@ -45,13 +45,13 @@ from dpfed.data.contract import Contract
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, Model
 from dpfed.recipes.methods import DEFAULT, METHODS
-from dpfed.recipes.records import with_contract
 from dpfed.recipes.schema import (
     DataRecipe,
     EvaluationKind,
     EvaluationRecipe,
     PrivacyRecipe,
     Recipe,
+    with_contract,
 )
 from dpfed.recipes.shard_rule import PLAIN_PARAMETERS, check_code, default_shards
 from dpfed.training.metrics import metrics_channel

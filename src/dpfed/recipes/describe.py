@@ -187,7 +187,7 @@ def _listed(given: float | list[float]) -> list[float]:
 
 def _backbone(data: DataRecipe) -> Backbone:
     from dpfed.data.backbones import weights_digest
-    from dpfed.data.datasets import find_file
+    from dpfed.data.places import find_file
 
     project = data.backbone_project
     digest = ""

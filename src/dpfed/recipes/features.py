@@ -11,6 +11,7 @@ import msgspec
 from dpfed.data import datasets
 from dpfed.data.datasets import Dataset
 from dpfed.data.featurize import featurize
+from dpfed.data.places import find_file
 from dpfed.recipes.schema import DataRecipe
 
 
@@ -29,7 +30,7 @@ def extract_features(
         watch: called with the number of images, after each part.
     """
     weights, project = recipe.backbone_weights, recipe.backbone_project
-    where = None if weights is None else datasets.find_file(weights, root)
+    where = None if weights is None else find_file(weights, root)
     cache = None if recipe.backbone_cache is None else Path(recipe.backbone_cache).expanduser()
     return featurize(
         dataset,

@@ -9,13 +9,16 @@ releases: only the names are written by hand.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpfed.core import registry
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import UPDATE, ClientAlgorithm, Facts, Trust, Unit, channels_due
-from dpfed.core.vector import Layout
+
+if TYPE_CHECKING:
+    from dpfed.core.vector import Layout
 
 PlugIn = dict[str, Any]
 
@@ -114,8 +117,13 @@ def method_tables(name: str) -> dict[str, Any]:
 
 # --------------------------------------------------------------------------------------- the table
 
-_SHAPE = Layout({"weight": (10, 64), "bias": (10,)})
-"""A head of 10 classes on 64 features: what the sizes in the table are measured on."""
+
+@cache
+def _shape() -> Layout:
+    """A head of 10 classes on 64 features: what the sizes in the table are measured on."""
+    from dpfed.core.vector import Layout  # torch, which no one needs who only names a method
+
+    return Layout({"weight": (10, 64), "bias": (10,)})
 
 
 def methods_table() -> list[dict[str, str]]:
@@ -176,7 +184,7 @@ def _build(method: Method, unit: Unit) -> ClientAlgorithm | None:
     options = {key: value for key, value in method.client.items() if key != "name"}
     try:
         algorithm: ClientAlgorithm = registry.build(
-            "client", method.client["name"], options, unit=unit, layout=_SHAPE
+            "client", method.client["name"], options, unit=unit, layout=_shape()
         )
     except RecipeError:  # it says that it cannot protect this unit
         return None
@@ -245,10 +253,10 @@ def _phase(rounds: int | None, count: int) -> str:
 def _upload(algorithm: ClientAlgorithm) -> float:
     """Vectors of the model's size in the largest round."""
     rounds = range(1 + sum(rounds or 0 for rounds, _ in algorithm.channels[UPDATE].phases))
-    sizes = {name: channel.size or _SHAPE.size for name, channel in algorithm.channels.items()}
+    sizes = {name: channel.size or _shape().size for name, channel in algorithm.channels.items()}
     return (
         max(sum(sizes[name] for name in channels_due(algorithm.channels, at)) for at in rounds)
-        / _SHAPE.size
+        / _shape().size
     )
 
 
@@ -257,8 +265,8 @@ def _kept(method: Method, algorithm: ClientAlgorithm) -> float:
     import torch
 
     mechanism = registry.build("mechanisms", method.mechanism, {}, horizon=70, rounds=70)
-    state = (algorithm.init(torch.zeros(_SHAPE.size)), mechanism.init(_SHAPE.size))
-    return _numbers(state) / _SHAPE.size
+    state = (algorithm.init(torch.zeros(_shape().size)), mechanism.init(_shape().size))
+    return _numbers(state) / _shape().size
 
 
 def _numbers(tree: Any) -> int:

@@ -14,8 +14,6 @@ from dpfed.recipes.schema import ModelRecipe
 
 NETWORKS = ("network", "transformers", "timm")
 """Models that are torch modules (network.py); the others are linear."""
-PRETRAINED = ("transformers", "timm")
-"""Models whose weights and code come from a folder or a library, by ``options.source``."""
 
 
 def build_model(recipe: ModelRecipe, dataset: Dataset, seed: int = 0) -> Model:

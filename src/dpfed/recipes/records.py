@@ -22,10 +22,10 @@ import torch
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.data import datasets
-from dpfed.data.contract import Contract, read_contract
+from dpfed.data.contract import Contract
 from dpfed.data.datasets import Dataset, Records
 from dpfed.data.readers import Public
-from dpfed.recipes.schema import DataRecipe, EvaluationKind, Missing, Recipe
+from dpfed.recipes.schema import DataRecipe, EvaluationKind, Missing, Recipe, with_contract
 
 
 def load_dataset(whole: Recipe, root: Path | None, public: Public | None = None) -> Dataset:
@@ -67,45 +67,6 @@ def load_features(recipe: DataRecipe, root: Path | None, public: Public | None =
     if recipe.shift != [] or recipe.scale != []:
         dataset = dataset.map(partial(_standardised, recipe))
     return dataset
-
-
-CONTRACT_SAYS = (
-    "schema",
-    "missing",
-    "fill_missing",
-    "center",
-    "shift",
-    "scale",
-    "convolutions",
-    "norm",
-    "radius",
-    "positive_above",
-    "backbone",
-)
-"""Keys of the table ``data`` that would change what a contract says."""
-
-
-def with_contract(recipe: DataRecipe, root: Path | None) -> DataRecipe:
-    """The table with its contract in it, if it names a file; what a contract says is said once.
-
-    Args:
-        recipe: the recipe's table ``data``.
-        root: where a relative path is looked up, after the working directory.
-    """
-    if isinstance(recipe.contract, msgspec.UnsetType):
-        if not isinstance(recipe.mapping, msgspec.UnsetType):
-            raise RecipeError(
-                "data.mapping needs a contract to map to, and has none; name data.contract"
-            )
-        return recipe
-    for key in CONTRACT_SAYS:
-        if getattr(recipe, key) != getattr(DataRecipe(), key):
-            bound = "left out beside data.contract, which says all of it"
-            raise refuse(f"data.{key}", bound, getattr(recipe, key), "leave it out")
-    if isinstance(recipe.contract, Contract):
-        return recipe
-    found = read_contract(datasets.find_file(recipe.contract, root))
-    return msgspec.structs.replace(recipe, contract=found)
 
 
 def _read_by(recipe: DataRecipe) -> dict[str, Any]:

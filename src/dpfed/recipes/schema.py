@@ -8,6 +8,7 @@ name) and the plug-in's own options.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
@@ -31,13 +32,18 @@ from dpfed.core.types import (
     Unit,
     Weights,
 )
-from dpfed.data.contract import Contract
+from dpfed.data.contract import Contract, read_contract
 from dpfed.data.mapping import FileMapping
+from dpfed.data.places import find_file
 from dpfed.recipes.methods import DEFAULT, METHODS, method_tables
 from dpfed.recipes.query import with_questions
 from dpfed.recipes.shard_rule import default_privacy, default_tables
 
 PlugIn = dict[str, Any]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""What a training and a data set may be called in terms."""
+PRETRAINED = ("transformers", "timm")
+"""Models whose weights and code come from a folder or a library, by ``options.source``."""
 
 
 class _Section(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -573,3 +579,42 @@ def _at(tree: Any, field: str) -> Any:
             break
         tree = found
     return tree
+
+
+CONTRACT_SAYS = (
+    "schema",
+    "missing",
+    "fill_missing",
+    "center",
+    "shift",
+    "scale",
+    "convolutions",
+    "norm",
+    "radius",
+    "positive_above",
+    "backbone",
+)
+"""Keys of the table ``data`` that would change what a contract says."""
+
+
+def with_contract(recipe: DataRecipe, root: Path | None) -> DataRecipe:
+    """The table with its contract in it, if it names a file; what a contract says is said once.
+
+    Args:
+        recipe: the recipe's table ``data``.
+        root: where a relative path is looked up, after the working directory.
+    """
+    if isinstance(recipe.contract, msgspec.UnsetType):
+        if not isinstance(recipe.mapping, msgspec.UnsetType):
+            raise RecipeError(
+                "data.mapping needs a contract to map to, and has none; name data.contract"
+            )
+        return recipe
+    for key in CONTRACT_SAYS:
+        if getattr(recipe, key) != getattr(DataRecipe(), key):
+            bound = "left out beside data.contract, which says all of it"
+            raise refuse(f"data.{key}", bound, getattr(recipe, key), "leave it out")
+    if isinstance(recipe.contract, Contract):
+        return recipe
+    found = read_contract(find_file(recipe.contract, root))
+    return msgspec.structs.replace(recipe, contract=found)

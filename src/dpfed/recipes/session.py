@@ -26,9 +26,8 @@ from dpfed.data.modules import NetworkProblem
 from dpfed.mechanisms.discrete_gaussian import DiscreteGaussian
 from dpfed.recipes.build import plan_for_clients, trained_model
 from dpfed.recipes.federation import Federation, evaluation_words, federation, with_model
-from dpfed.recipes.records import with_contract
 from dpfed.recipes.result import Result
-from dpfed.recipes.schema import EvaluationKind, Recipe, settings
+from dpfed.recipes.schema import EvaluationKind, Recipe, settings, with_contract
 from dpfed.recipes.sinks._open import About
 from dpfed.recipes.terms import Terms
 from dpfed.training.account import Account, open_account

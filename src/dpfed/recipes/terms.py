@@ -66,15 +66,22 @@ from dpfed.data.contract import Contract, contract_of, read_contract
 from dpfed.data.folder_digest import folder_digest
 from dpfed.data.models import Model
 from dpfed.recipes.build import plan_for, trained_model
-from dpfed.recipes.model import PRETRAINED, is_loaded, sized_model
+from dpfed.recipes.model import is_loaded, sized_model
 from dpfed.recipes.query import with_questions
-from dpfed.recipes.schema import Recipe, parse, read_toml, to_toml, with_default
+from dpfed.recipes.schema import (
+    NAME,
+    PRETRAINED,
+    Recipe,
+    parse,
+    read_toml,
+    to_toml,
+    with_default,
+)
 from dpfed.recipes.shard_rule import check_code
 from dpfed.training.plan import Plan
 from dpfed.training.soundness import MOST_SHARDS
 
 MOST_BYTES = 1 << 16
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 MOST_BLOCKS = 600
 _BLOCK = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,31}")
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -25,6 +25,8 @@ two readings is refused. No path, code or address in the folder is used, and not
 | a draw of clients that is secret               | nothing on rounds is expected, nor accepted     |
 | events that would take too long to account for | refused                                         |
 | a model file that no silo was told of          | refused                                         |
+| a sentence with other assumptions than those   | refused: arithmetic, noise's source, draws,     |
+| that the silos have signed                     | colluders, conditions, budget, accountant       |
 """
 
 from __future__ import annotations
@@ -44,10 +46,11 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from dpfed._version import VERSION
-from dpfed.accounting.guarantee import GATED, Guarantee, epsilon_of
+from dpfed.accounting.guarantee import GATED, SHIPPED, Claim, Guarantee, epsilon_of
 from dpfed.core.dsse import Statement, canonical_json, open_statement, strict_json
 from dpfed.core.errors import DataError, DpfedError
-from dpfed.core.types import Adjacency
+from dpfed.core.files import jsonable
+from dpfed.core.types import Adjacency, Trust
 from dpfed.recipes.evidence import (
     AUDIT,
     FILES,
@@ -62,10 +65,12 @@ from dpfed.recipes.terms import Terms, check_numbers, read_terms
 from dpfed.sums.secagg.identity import CA, ROSTER, SIGNATURE, Roster, parse_roster
 from dpfed.training.flower.evidence import RECEIPTS, ROUNDS, STATEMENTS
 from dpfed.training.wire.evidence import (
+    ASSUMPTIONS,
     FIRST,
     GATE,
     MODEL,
     RECEIPT,
+    ROOM,
     STATEMENT,
     cohort_digest,
     link,
@@ -93,6 +98,7 @@ _SAME = (
     "rounds",
     "attempts",
     "claims",
+    "assumes",
 )
 _TOLERANCE = 1e-6
 
@@ -632,7 +638,10 @@ def _check_guarantee(found: _Found) -> None:
         return
     _check_claims(found, found.guarantee)
     _check_sentence(found, found.guarantee)
+    _check_assumptions(found, found.guarantee)
+    _check_enforcer(found, found.guarantee)
     _check_named(found)
+    _note_the_servers_part(found)
 
 
 def _compute_again(found: _Found, claim: Json) -> None:
@@ -647,22 +656,44 @@ def _compute_again(found: _Found, claim: Json) -> None:
 
 
 def _check_sentence(found: _Found, stated: Guarantee) -> None:
-    """That the sentence is that of the claims, and what else it says is what silos state."""
+    """That the sentence and its figures are those of the claims, and the rounds those committed."""
     agreed = found.agreed
     if found.contents.get("sentence") != stated.sentence:
         found.refuse("other-sentence", "the sentence is not that of the claims beside it")
+    for name, value in stated.to_json().items():
+        if name != "sentence" and found.contents.get(name) != value:
+            found.refuse("other-guarantee", f"{name} does not follow from the claims beside it")
+    if stated.rounds > _whole(agreed["rounds"]):
+        found.refuse("too-many", f"{stated.rounds} rounds are claimed, of {agreed['rounds']}")
+    if "answered" in agreed and stated.rounds != len(found.committed):
+        found.refuse("other-rounds", f"{stated.rounds} rounds are claimed, not those committed")
+
+
+def _check_assumptions(found: _Found, stated: Guarantee) -> None:
+    """That the guarantee rests on what the silos state, and on nothing better."""
+    agreed = found.agreed
     for name in ("unit", "adjacency", "trust"):
         if str(getattr(stated, name)) != agreed[name]:
             found.refuse("other-guarantee", f"the silos state another {name}")
     if list(stated.blocks) != agreed.get("blocks", []):
         found.refuse("other-guarantee", "the silos state other blocks of their data")
-    gated = all(said.predicate["by"] == GATE for said in found.statements.values())
-    if stated.enforced == GATED and not gated:
+    if set(agreed["assumes"]) != set(ASSUMPTIONS):
+        raise _malformed("a statement", f"the assumptions {', '.join(ASSUMPTIONS)}")
+    for name, signed in agreed["assumes"].items():
+        if jsonable(getattr(stated, name)) != signed:
+            said = f"the guarantee says {name} = {getattr(stated, name)!s:.60}"
+            found.refuse("other-assumption", f"{said}, and the silos state {signed!s:.60}")
+
+
+def _check_enforcer(found: _Found, stated: Guarantee) -> None:
+    """That who enforces it, and that budgets limit it, is what the silos state."""
+    all_ = [each.predicate for each in found.statements.values()]
+    if stated.enforced not in (GATED, SHIPPED):  # free words, or none, would drop a condition
+        found.refuse("no-gate", f"who enforces it must be said, got {stated.enforced[:60]!r}")
+    if stated.enforced == GATED and any(each["by"] != GATE for each in all_):
         found.refuse("no-gate", "not every silo's statement is by a process of its owner's")
-    if stated.rounds > _whole(agreed["rounds"]):
-        found.refuse("too-many", f"{stated.rounds} rounds are claimed, of {agreed['rounds']}")
-    if "answered" in agreed and stated.rounds != len(found.committed):
-        found.refuse("other-rounds", f"{stated.rounds} rounds are claimed, not those committed")
+    if stated.budgeted and any(each["budget"] != ROOM for each in all_):
+        found.refuse("no-budget", "a budget is claimed, and not every silo states that it has one")
 
 
 def _check_claims(found: _Found, stated: Guarantee) -> None:
@@ -671,19 +702,37 @@ def _check_claims(found: _Found, stated: Guarantee) -> None:
         own = signed.get(claim.adversary)
         if own is None:
             found.miss("unsigned-claim", f"no silo has signed the claim against {claim.adversary}")
-            continue
-        if (claim.delta, claim.delta_reserved) != (own["delta"], own["delta_reserved"]):
-            found.refuse("other-claim", f"another delta is claimed against {claim.adversary}")
-        elif not claim.epsilon >= own["epsilon"] * (1 - 1e-12):
-            said = f"epsilon {claim.epsilon:.6g} is claimed against {claim.adversary}"
-            found.refuse("other-epsilon", f"{said}, and {own['epsilon']:.6g} was signed")
-        elif canonical_json(claim.event) != canonical_json(own["event"]):
-            if claim.epsilon > own["epsilon"]:
-                found.miss("unsigned-claim", f"no silo has signed the claim of {claim.adversary}")
-            else:
-                found.refuse("other-claim", f"other events are claimed of {claim.adversary}")
+        else:
+            _compare_claim(found, claim, own)
     if not stated.claims or stated.epsilon < max(each["epsilon"] for each in signed.values()):
         found.refuse("other-epsilon", "the largest claim is below the largest that was signed")
+
+
+def _compare_claim(found: _Found, claim: Claim, own: Json) -> None:
+    """One claim of the guarantee beside the one that the silos have signed."""
+    if (claim.delta, claim.delta_reserved) != (own["delta"], own["delta_reserved"]):
+        found.refuse("other-claim", f"another delta is claimed against {claim.adversary}")
+    elif not claim.epsilon >= own["epsilon"] * (1 - 1e-12):
+        said = f"epsilon {claim.epsilon:.6g} is claimed against {claim.adversary}"
+        found.refuse("other-epsilon", f"{said}, and {own['epsilon']:.6g} was signed")
+    elif canonical_json(claim.event) != canonical_json(own["event"]):
+        if claim.epsilon > own["epsilon"]:
+            found.miss("unsigned-claim", f"no silo has signed the claim of {claim.adversary}")
+        else:
+            found.refuse("other-claim", f"other events are claimed of {claim.adversary}")
+    elif claim.accounting != own["accounting"]:
+        found.refuse("other-claim", f"another accountant is named for {claim.adversary}")
+
+
+def _note_the_servers_part(found: _Found) -> None:
+    """What the claims rest on that a server did, and that no silo can have signed."""
+    if found.agreed["trust"] == Trust.CENTRAL:
+        found.notes.append("that the server has added the noise is the server's word")
+    elif found.agreed["trust"] == Trust.LOCAL and len(found.agreed["claims"]) > 1:
+        found.notes.append(
+            "the claims against others than the server count on it that the server has added up "
+            "all releases of a round, which is its word; the one against the server does not"
+        )
 
 
 def _refuse_slow(event: Any) -> None:

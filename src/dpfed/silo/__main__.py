@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 from dpfed.core.errors import DpfedError, as_sentence
-from dpfed.core.log import shown
-from dpfed.silo.gate import run_gate
+from dpfed.core.log import say_if_slow, shown
 from dpfed.silo.policy import load_policy
 
 
@@ -26,6 +25,8 @@ def main(arguments: list[str]) -> None:
             return
         path = Path(arguments[0])
         policy = load_policy(path)
+        with say_if_slow("the gate loads torch, and the code that its trainings need"):
+            from dpfed.silo.gate import run_gate
         run_gate(
             policy,
             ready=lambda: print(f"the gate answers on {policy.gate.socket}", flush=True),

@@ -40,12 +40,14 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.errors import DataError, UnsoundPlan
 from dpfed.core.log import shown
-from dpfed.recipes.terms import Terms, read_terms
+
+if TYPE_CHECKING:
+    from dpfed.recipes.terms import Terms
 
 FILE, REVOCATIONS, CLOCK = "approvals.sqlite", "revocations.sqlite", "clock.sqlite"
 SOURCES, LEDGER_FILE = "sources.sqlite", "ledger.sqlite"
@@ -356,6 +358,8 @@ class Approvals:
 
     def terms(self, name: str) -> Terms:
         """The terms of a training whose approval stands."""
+        from dpfed.recipes.terms import read_terms  # torch, which most commands do without
+
         return read_terms(self.standing(name).terms)
 
     def known(self, name: str) -> bool:

@@ -30,7 +30,7 @@ from dpfed.silo.approvals import ZERO_ROWS
 
 if TYPE_CHECKING:
     from dpfed.accounting.ledger.ledger import Ledger
-    from dpfed.silo.handler import RequestHandler
+    from dpfed.silo.owner import Owner
     from dpfed.silo.policy import DataPolicy
 
 
@@ -66,6 +66,8 @@ class TrainingFigures(NamedTuple):
     """Answers that were made without the data; depends on records."""
     last: str
     """When the last order came that was answered; "" if none was."""
+    dpfed: str = ""
+    """The version that its terms are of; a gate of another one refuses it."""
 
 
 class GateFigures(NamedTuple):
@@ -93,11 +95,12 @@ class GateFigures(NamedTuple):
         }
 
 
-def gate_figures(handler: RequestHandler) -> GateFigures:
+def gate_figures(handler: Owner) -> GateFigures:
     """Budgets, approvals and counts of a gate, from its own files."""
     approvals, ledger = handler.approvals, handler.ledger()
     now, events, found = approvals.now(), approvals.events(), approvals.all()
-    named = {each.name: _dataset_of(each.terms) for each in found}
+    pins = {each.name: _pins_of(each.terms) for each in found}
+    named = {name: str(of.get("dataset", "")) for name, of in pins.items()}
     standing = [named[each.name] for each in found if each.state(now) == "approved"]
     data = []
     for name, account, policy in _accounts(handler, ledger):
@@ -133,6 +136,7 @@ def gate_figures(handler: RequestHandler) -> GateFigures:
                 (e.last for e in events if (e.kind, e.training) == ("answered", each.name)),
                 default="",
             ),
+            dpfed=str(pins[each.name].get("dpfed", "")),
         )
         for each in found
     )
@@ -146,7 +150,7 @@ def gate_figures(handler: RequestHandler) -> GateFigures:
     )
 
 
-def _accounts(handler: RequestHandler, ledger: Ledger) -> Iterator[tuple[str, str, DataPolicy]]:
+def _accounts(handler: Owner, ledger: Ledger) -> Iterator[tuple[str, str, DataPolicy]]:
     """Each data set's name and policy, once for each of its accounts, which blocks have."""
     balance = ledger.balance()
     for name, policy in handler.policy.data.items():
@@ -156,10 +160,10 @@ def _accounts(handler: RequestHandler, ledger: Ledger) -> Iterator[tuple[str, st
                 yield name, name + account.removeprefix(base), policy
 
 
-def _dataset_of(terms: str) -> str:
-    """The data set that approved terms name; they were read whole when they were approved."""
-    pins: dict[str, Any] = tomllib.loads(terms).get("terms", {})
-    return str(pins.get("dataset", ""))
+def _pins_of(terms: str) -> dict[str, Any]:
+    """What approved terms are bound to; they were read whole when they were approved."""
+    found: dict[str, Any] = tomllib.loads(terms).get("terms", {})
+    return found
 
 
 # -------------------------------------------------------------------------------------- Prometheus

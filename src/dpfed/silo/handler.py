@@ -32,22 +32,17 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import hmac
-import os
 import secrets
 import signal
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from flwr.app import RecordDict
 
-from dpfed.accounting.ledger.conversions import LedgerKey
-from dpfed.accounting.ledger.heads import Conflict, take_head
+from dpfed.accounting.ledger.heads import take_head
 from dpfed.accounting.ledger.ledger import Ledger
-from dpfed.core.environment import IDENTITY, LEDGER, STATE
 from dpfed.core.errors import (
     ClientRefused,
     DataError,
@@ -56,20 +51,18 @@ from dpfed.core.errors import (
     UnsoundPlan,
 )
 from dpfed.core.flower_private import from_bytes, to_bytes
-from dpfed.core.log import log
+from dpfed.core.log import log, say_if_slow
 from dpfed.core.registry import installed_function
 from dpfed.core.types import Broadcast, Problem
 from dpfed.data.contract import Contract
 from dpfed.data.datasets import Records
-from dpfed.recipes.model import PRETRAINED
-from dpfed.recipes.records import load_dataset
-from dpfed.recipes.schema import Recipe
+from dpfed.recipes.schema import PRETRAINED
 from dpfed.recipes.terms import Terms, read_terms
-from dpfed.silo.approvals import CONFLICT, LEDGER_FILE, ZERO_ROWS, Approvals, Price, clock_time
+from dpfed.silo.approvals import CONFLICT, ZERO_ROWS, Price, clock_time
 from dpfed.silo.blocks import Blocks, open_blocks
-from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
-from dpfed.silo.sources import check_accounts
-from dpfed.sums.secagg.identity import SigningKey, own_key
+from dpfed.silo.owner import Owner, load_records
+from dpfed.silo.policy import DataPolicy, Mode
+from dpfed.sums.secagg.identity import SigningKey
 from dpfed.training.account import Account, AccountHolder
 from dpfed.training.plan import Plan
 from dpfed.training.wire.codec import CONTROL, Envelope, write_reply
@@ -89,25 +82,15 @@ _MAX_PEEKED_BYTES = 1 << 16  # an order up to this size may be refused without a
 
 
 @dataclass(eq=False)
-class RequestHandler:
+class RequestHandler(Owner):
     """Makes the gate's replies from policy, data and approved trainings, which are loaded once."""
 
-    policy: Policy
     records: dict[str, Records] = field(default_factory=dict)
     blocks: dict[str, Blocks] = field(default_factory=dict)
     """Of data that arrives: its records by block."""
     _trainings: dict[str, tuple[Terms, Problem]] = field(default_factory=dict)
     _came: dt.datetime | None = None
     """When the order that is answered now came in."""
-
-    def __post_init__(self) -> None:
-        gate = self.policy.gate
-        self.state = Path(gate.state)
-        self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.environ[STATE] = str(self.state / "trainings")
-        os.environ[LEDGER] = str(self.state / LEDGER_FILE)
-        os.environ[IDENTITY] = gate.identity
-        self.approvals = Approvals(self.state)
 
     def open(self) -> None:
         """Load the data, declare the owner's budgets, and build what is approved."""
@@ -118,14 +101,16 @@ class RequestHandler:
             first = ledger.balance().resolve(data.key(name))
             if ledger.budgets_of(name) != {first: data.budget}:
                 ledger.declare(first, data.budget)
-            self.records[name] = load_records(name, data)
+            with say_if_slow(f"reading data.{name}"):
+                self.records[name] = load_records(name, data)
             self._open_blocks(name, data, ledger)
         ledger.close()
         now = self.approvals.now()
         standing = [each for each in self.approvals.all() if each.state(now) == "approved"]
         for approval in reversed(standing[:_MAX_TRAININGS_BUILT]):  # the latest last
             try:
-                self.training(approval.name)
+                with say_if_slow(f"building training {approval.name}"):
+                    self.training(approval.name)
             except DpfedError as error:  # the others continue
                 log.warning("training %s cannot run here: %s", approval.name, error)
 
@@ -140,35 +125,6 @@ class RequestHandler:
             return
         today = self.approvals.now().date()
         self.blocks[name] = open_blocks(self.state, ledger, name, rule, self.records[name], today)
-
-    @cached_property
-    def key(self) -> SigningKey:
-        """What this gate signs with: the roster's key, or one of its own beside the ledger."""
-        folder = self.policy.gate.identity
-        return own_key(Path(folder)) if folder else own_key(self.state, make=True)
-
-    @property
-    def conflict(self) -> Conflict:
-        """Heads that others keep of this gate's ledger, and that are not in its chain."""
-        return Conflict(self.state / LEDGER_FILE)
-
-    @property
-    def has_rules(self) -> bool:
-        """Whether any training can be approved by rule."""
-        return any(each.approve is Mode.WITHIN_POLICY for each in self.policy.data.values())
-
-    def check_accounts(self) -> dict[str, str]:
-        """Refuse a policy that has two budgets for one account, or two accounts for one file.
-
-        Returns:
-            by real path, and by device and inode: the account of its records.
-        """
-        ledger, counted = self.ledger(), self.approvals.sources()
-        names = ledger.balance()
-        ledger.close()
-        return check_accounts(
-            self.policy, lambda name: names.resolve(LedgerKey(name)).dataset, counted
-        )
 
     def training(self, name: str) -> tuple[Terms, Problem]:
         """The terms of an approved training, and the problem that they make of the data."""
@@ -202,16 +158,6 @@ class RequestHandler:
         local = f"local-dir:{folder}" if folder and model.name == "timm" else folder
         return replace(terms, folder=local)
 
-    def permitted(self, terms: Terms, *, approved: bool = False) -> DataPolicy:
-        """The policy of the terms' data set, if it allows them today."""
-        data = permit(self.policy, terms, self.approvals.now().date(), approved=approved)
-        if data.reading and self.approvals.acceptance(data.reading) is None:
-            raise UnsoundPlan(
-                f"nobody has accepted how data.{terms.pins.dataset} is read by its contract; look "
-                f"at it with 'dpfed silo accept'"
-            )
-        return data
-
     def _problem(self, terms: Terms) -> Problem:
         if terms.pins.train:
             installed_function("terms.train", terms.pins.train)  # here, so that children inherit it
@@ -226,10 +172,6 @@ class RequestHandler:
         made = sharded_problem(terms.recipe, terms.plan, terms.model, records, data.client)
         made.process.start()  # here, so that children inherit it
         return made
-
-    def ledger(self) -> Ledger:
-        """The owner's ledger, opened anew: a connection does not outlive a fork."""
-        return Ledger(self.state / LEDGER_FILE)
 
     def reply(self, order: bytes, zero_rows: bool = False) -> bytes:
         """The bytes that may leave for an order: a release, an enrolment, or an error's name.
@@ -469,22 +411,6 @@ def _head(ledger: Ledger, key: SigningKey) -> str:
     last = next(reversed(ledger.rows()), None)
     said = f"{nonce}{last.hash if last else ''}".encode()
     return nonce + hmac.digest(key.secret("ledger head"), said, "sha256").hex()
-
-
-def load_records(name: str, data: DataPolicy) -> Records:
-    """Load a data set, and refuse one whose records have another shape than the policy says.
-
-    Labels and persons are read cell by cell, by what the policy says: no cell changes how another
-    is read.
-    """
-    found = load_dataset(Recipe(data=data.load), None, data.public).train
-    shape = list(found.x.shape[1:])
-    if shape != data.shape:
-        raise DataError(
-            f"data.{name}.shape must be {shape}, as its records have it, got {data.shape}; correct "
-            f"the policy, or name a table's feature columns in load.options.x or load.schema"
-        )
-    return found
 
 
 def _read(order: bytes) -> RecordDict:

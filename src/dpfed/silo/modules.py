@@ -27,6 +27,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
@@ -105,6 +106,7 @@ def gate_modules(policy: Path, terms: Sequence[Path] = ()) -> LoadedModules:
 
 def print_modules(policy: Path, *terms: Path) -> None:
     """In the new process: load, then print the modules as JSON."""
+    import_module("dpfed.silo.gate")
     with tempfile.TemporaryDirectory() as folder:
         clean = sorted(set(_load(policy, terms, Path(folder))))
     lines = {name: _lines(name) for name in sys.modules if name.split(".")[0] == "dpfed"}

@@ -22,13 +22,14 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from dpfed._version import VERSION
 from dpfed.accounting.guarantee import round_up
 from dpfed.core.log import shown
 from dpfed.silo.figures import DataFigures, GateFigures, TrainingFigures, gate_figures
 
 if TYPE_CHECKING:
     from dpfed.silo.approvals import Event
-    from dpfed.silo.handler import RequestHandler
+    from dpfed.silo.owner import Owner
 
 _MOST_EVENTS = 200
 _ROLLED_BACK = (
@@ -47,10 +48,15 @@ code { font-size: .9em; background: #f2f4f7; padding: .1rem .3rem; overflow-wrap
 .bar { height: 1.1rem; border: 1px solid #57606a; border-radius: 3px; overflow: hidden; }
 .spent { height: 100%; background: #2f6f9f; } .over { background: #b3261e; }
 .bad { color: #b3261e; font-weight: 600; }
+@media (max-width: 40rem) {  /* a telephone: each cell is a line, with its column's name */
+  tr { display: block; border-bottom: 1px solid #d8dee4; padding: .4rem 0; }
+  th { display: none; } td, td.n { display: block; border: 0; padding: 0; text-align: left; }
+  td::before { content: attr(data-of) ": "; color: #57606a; }
+}
 """
 
 
-def page_html(handler: RequestHandler) -> str:
+def page_html(handler: Owner) -> str:
     """The page as HTML.
 
     Args:
@@ -130,6 +136,8 @@ def _trainings(trainings: Iterable[TrainingFigures]) -> str:
         lost = f", {each.zero_rows:,} with zero rows" if each.zero_rows else ""
         way = f"<code>dpfed silo revoke {name}</code>" if each.state == "approved" else ""
         said = f"{each.state}, until {each.until[:10]}, by {escape(each.by)}"
+        if each.state == "approved" and each.dpfed != VERSION:
+            said += f'<br><span class="bad">REFUSED: terms of dpfed {escape(each.dpfed)}</span>'
         counts = f"{each.answered:,} answered{lost}, {each.refused:,} refused"
         rows.append(
             (f"<b>{name}</b><br>{each.fingerprint[:16]}", said, counts, _moment(each.last), way)
@@ -158,13 +166,12 @@ def _days(events: Sequence[Event]) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """A table of cells that are HTML already; it scrolls by itself where the screen is narrow."""
-
-    def row(cells: Sequence[str], tag: str) -> str:
-        made = (
-            f"<{tag}{' class=n' * (at in numbers)}>{cell}</{tag}>" for at, cell in enumerate(cells)
-        )
-        return f"<tr>{''.join(made)}</tr>"
-
-    body = "".join(row(cells, "td") for cells in rows)
-    return f'<div class="wide"><table>{row(head, "th")}{body}</table></div>'
+    """A table of cells that are HTML already; on a telephone each cell is a line."""
+    kinds = [" class=n" * (at in numbers) for at in range(len(head))]
+    top = "".join(f"<th{kind}>{name}</th>" for kind, name in zip(kinds, head, strict=True))
+    body = ""
+    for cells in rows:
+        placed = zip(kinds, head, cells, strict=True)
+        made = "".join(f'<td{kind} data-of="{name}">{cell}</td>' for kind, name, cell in placed)
+        body += f"<tr>{made}</tr>"
+    return f'<div class="wide"><table><tr>{top}</tr>{body}</table></div>'

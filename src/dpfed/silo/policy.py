@@ -14,6 +14,7 @@
     epsilon = 2.0                      # the budget of all trainings together
     methods = ["dp-fedgd", "dp-fedadam"]
 
+Nothing here imports torch until there are terms: an owner's ``status`` needs the tables alone.
 ``permit`` holds terms against it, key by key; each refusal names its key. It looks at no record,
 and loads nothing of a model: what terms do not say of one is looked at after their approval.
 
@@ -48,7 +49,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -63,16 +64,23 @@ from dpfed.core.registry import names, own_names
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.data.contract import Contract, differences
 from dpfed.data.folder_digest import folder_digest
-from dpfed.data.readers import Public
 from dpfed.recipes.methods import method_tables
-from dpfed.recipes.model import PRETRAINED
-from dpfed.recipes.records import with_contract
-from dpfed.recipes.schema import DataRecipe, EvaluationKind, Recipe, TrainRecipe
-from dpfed.recipes.terms import NAME, Terms, check_numbers, package_digest
+from dpfed.recipes.schema import (
+    NAME,
+    PRETRAINED,
+    DataRecipe,
+    EvaluationKind,
+    Recipe,
+    TrainRecipe,
+    with_contract,
+)
 from dpfed.silo.approvals import Price
 from dpfed.silo.blocks import BlockRule, Every
 from dpfed.sums.secagg.identity import ROSTER
-from dpfed.training.account import whole_cost
+
+if TYPE_CHECKING:
+    from dpfed.data.readers import Public
+    from dpfed.recipes.terms import Terms
 
 EXACT_ALTERNATIVE = {"gaussian": "discrete_gaussian"}
 """Noise of the same size in exact integers: allowed wherever the first is."""
@@ -227,6 +235,8 @@ class DataPolicy(_Table, frozen=True):
     @property
     def public(self) -> Public:
         """How labels are to be read: by what is written here, and not by what the records hold."""
+        from dpfed.data.readers import Public  # torch
+
         if self.load.positive_above is not None:  # then classes are made of numbers
             return Public()
         if isinstance(self.load.contract, Contract):
@@ -260,6 +270,8 @@ class DataPolicy(_Table, frozen=True):
 
     def cost(self, terms: Terms) -> float:
         """What a training costs of that budget, whatever the terms state theirs in: epsilon."""
+        from dpfed.training.account import whole_cost  # torch
+
         return whole_cost(terms.plan, self.key(terms.pins.dataset), self.budget)
 
     def price(self, terms: Terms) -> Price:
@@ -453,6 +465,8 @@ def permit(policy: Policy, terms: Terms, today: dt.date, *, approved: bool = Fal
         approved: the terms are approved, so their model may be loaded, if they do not say how large
             it is, as those of version 0.2.0 do not.
     """
+    from dpfed.recipes.terms import check_numbers  # torch; loaded already, by what made the terms
+
     data = policy.data.get(terms.pins.dataset)
     if data is None:
         raise _violation("data", f"a table for {terms.pins.dataset!r}", "none")
@@ -602,6 +616,8 @@ def _permit_columns(data: DataPolicy, terms: Terms) -> None:
 
 
 def _permit_package(data: DataPolicy, name: str, digest: str) -> None:
+    from dpfed.recipes.terms import package_digest  # torch; loaded already
+
     allowed = (*data.factories, *data.train, *data.sharded)
     if name not in map(_package, allowed):  # else terms choose what the gate reads
         raise _violation(

@@ -39,7 +39,7 @@ from dpfed.core.errors import DpfedError
 from dpfed.core.files import json_line, locked_file, replace_file
 from dpfed.core.log import log
 from dpfed.silo.approvals import ZERO_ROWS, Event
-from dpfed.silo.handler import RequestHandler
+from dpfed.silo.owner import Owner
 
 OWNERS_KINDS = frozenset({"accepted", "approved", "revoked", "clock"})
 """Events that the owner's own commands make, and may write at any time."""
@@ -52,7 +52,7 @@ _WRITTEN, _RUNNING = "published.json", "running.json"
 class Publisher:
     """Writes what the policy's keys ``events``, ``metrics`` and ``page`` ask for."""
 
-    handler: RequestHandler
+    handler: Owner
 
     def publish(self, kinds: frozenset[str] | None = None) -> None:
         """Write what is new; what cannot be written is logged, and is written the next time.

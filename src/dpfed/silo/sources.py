@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpfed.core.errors import DataError
-from dpfed.data.datasets import find_file, find_files
+from dpfed.data.places import find_file, find_files
 
 if TYPE_CHECKING:
     from dpfed.recipes.schema import DataRecipe

@@ -31,7 +31,6 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
-from scipy.optimize import isotonic_regression
 
 from dpfed.client.questions.cells import halved_sum
 from dpfed.client.questions.columns import Columns
@@ -201,6 +200,8 @@ def _interpolated(
     below: Vector, at: float, edges: Sequence[float], ends: tuple[float, float]
 ) -> float:
     """Where the cumulative counts, made monotone, reach a part of the total."""
+    from scipy.optimize import isotonic_regression  # slow to import, and no training needs it
+
     counts = isotonic_regression(below.clamp(min=0.0).numpy()).x
     wanted = at * float(counts[-1])
     k = min(int((counts < wanted).sum()), len(counts) - 1)
@@ -239,6 +240,8 @@ def _monotone(
     """The curve and both of its bands, each made to fall; nothing is known after its end."""
     curve, lows, highs = ([], [], []) if not found else map(list, zip(*found, strict=True))
     if curve:
+        from scipy.optimize import isotonic_regression  # slow to import, and no training needs it
+
         curve = [float(each) for each in isotonic_regression(curve, increasing=False).x]
     lows, highs = sorted(lows, reverse=True), sorted(highs, reverse=True)
     for j, time in enumerate(times):

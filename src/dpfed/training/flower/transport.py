@@ -61,6 +61,7 @@ from dpfed.training.wire.responder import HEAD, HEADS, KEY, LAST, LEAVE, STATEME
 
 _MAX_PULLED_BYTES = 4 << 20  # of replies pulled at once: keeps memory flat for large models
 _ENROL_AGAIN_AFTER_S = 60.0  # a node that did not say who it is may be asked once more
+_SAY_AFTER_S = 3.0  # how many clients are here, while others are waited for
 
 Requests = Mapping[str, Mapping[int, bytes]]
 
@@ -199,7 +200,8 @@ class GridTransport:
 
     def _enrol(self, training: str, wait: float) -> None:
         """Ask nodes not seen before who they are; wait for the plan's clients at the beginning."""
-        deadline = time.monotonic() + wait
+        began = time.monotonic()
+        deadline, tell = began + wait, began + _SAY_AFTER_S
         while True:
             online = set(self.grid.get_node_ids())
             self.nodes = {client: node for client, node in self.nodes.items() if node in online}
@@ -210,11 +212,22 @@ class GridTransport:
             if fresh:
                 self._ask_who(fresh, training)
             known = len(self.nodes) + len(self.refused)
-            if known >= len(self.plan.nominal) or time.monotonic() >= deadline:
+            now = time.monotonic()
+            if known >= len(self.plan.nominal) or now >= deadline:
                 return
+            if now > tell:
+                log.info(
+                    "waiting for clients: %d of %d are here, after %.0f of at most %.0f s",
+                    known,
+                    len(self.plan.nominal),
+                    now - began,
+                    wait,
+                )
+                tell = now + (now - began)  # rarer, the longer it takes
             time.sleep(0.5)
 
     def _ask_who(self, nodes: list[int], training: str) -> None:
+        log.info("asking %d nodes who they are; each starts a process for it", len(nodes))
         kept = [] if self.heads is None else self.heads.newest()
         content = enrolment({"training": training}, self.terms, kept)
         messages = [Message(content, node, "train", ttl=600) for node in nodes]

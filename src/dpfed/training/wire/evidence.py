@@ -5,7 +5,8 @@
                 predicate  training, plan, client, round, attempt, shared, cohort; reply: a
                            commitment to what was sent; before: the link to the receipt before
     statement   subject    model: the digest that the server named, of the model at the end
-                predicate  training, client, terms, plan, claims (each with its tree of events),
+                predicate  training, client, terms, plan, claims (each with its tree of events);
+                           assumes: what else the guarantee's sentence says, and rests on;
                            answered: the rounds, by their receipts without the replies; chain: the
                            last link; budget, head, software; by: whose process this is
 
@@ -47,6 +48,7 @@ import dpfed
 from dpfed._version import VERSION
 from dpfed.core.dsse import Statement, canonical_json, make_statement
 from dpfed.core.errors import BadReply
+from dpfed.core.files import jsonable
 from dpfed.core.sum_protocol import Messages
 from dpfed.core.types import Vector
 from dpfed.sums.secagg.identity import SigningKey
@@ -58,6 +60,9 @@ GATE = "a process of the data's owner, which alone reads the data"
 APP = "the app that the server shipped"
 MODEL = "model"
 """The name of a receipt's, and of a statement's, subject."""
+ROOM = "the ledger had room for it"
+ASSUMPTIONS = ("noise", "idealized", "draws", "colluders", "correlated", "condition")
+"""What a guarantee's sentence says besides its claims, and rests on: fields of ``Guarantee``."""
 NO_MODEL = hashlib.sha256(b"").hexdigest()
 """The digest of a statement that is about no model: its owner made it, and knows of none."""
 FIRST = "0" * 64
@@ -299,11 +304,13 @@ def statement_of(
                 "epsilon": claim.epsilon,
                 "delta": claim.delta,
                 "delta_reserved": claim.delta_reserved,
+                "accounting": claim.accounting,
                 "event": asdict(claim)["event"],
             }
             for claim in stated.claims
         ],
-        "budget": "the ledger had room for it" if facts.budgeted else "none is declared",
+        "assumes": {name: jsonable(getattr(stated, name)) for name in ASSUMPTIONS},
+        "budget": ROOM if facts.budgeted else "none is declared",
         "software": software(),
     }
     if plan.blocks:

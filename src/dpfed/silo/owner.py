@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a silo's owner has: the policy, and the files of the gate's state. No data, and no torch.
+
+The owner's commands need no more than this, and answer at once; the gate's request handler is this
+and the data (handler.py).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpfed.accounting.ledger.conversions import LedgerKey
+from dpfed.accounting.ledger.heads import Conflict
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.core.environment import IDENTITY, LEDGER, STATE
+from dpfed.core.errors import DataError, UnsoundPlan
+from dpfed.recipes.schema import Recipe
+from dpfed.silo.approvals import LEDGER_FILE, Approvals
+from dpfed.silo.policy import DataPolicy, Mode, Policy, permit
+from dpfed.silo.sources import check_accounts
+from dpfed.sums.secagg.identity import SigningKey, own_key
+
+if TYPE_CHECKING:
+    from dpfed.data.datasets import Records
+    from dpfed.recipes.terms import Terms
+
+
+@dataclass(eq=False)
+class Owner:
+    """Policy, approvals, ledger and key of a silo; the folder of its state is made if missing."""
+
+    policy: Policy
+
+    def __post_init__(self) -> None:
+        gate = self.policy.gate
+        self.state = Path(gate.state)
+        self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.environ[STATE] = str(self.state / "trainings")
+        os.environ[LEDGER] = str(self.state / LEDGER_FILE)
+        os.environ[IDENTITY] = gate.identity
+        self.approvals = Approvals(self.state)
+
+    @cached_property
+    def key(self) -> SigningKey:
+        """What this gate signs with: the roster's key, or one of its own beside the ledger."""
+        folder = self.policy.gate.identity
+        return own_key(Path(folder)) if folder else own_key(self.state, make=True)
+
+    def ledger(self) -> Ledger:
+        """The owner's ledger, opened anew: a connection does not outlive a fork."""
+        return Ledger(self.state / LEDGER_FILE)
+
+    @property
+    def conflict(self) -> Conflict:
+        """Heads that others keep of this gate's ledger, and that are not in its chain."""
+        return Conflict(self.state / LEDGER_FILE)
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether any training can be approved by rule."""
+        return any(each.approve is Mode.WITHIN_POLICY for each in self.policy.data.values())
+
+    def check_accounts(self) -> dict[str, str]:
+        """Refuse a policy that has two budgets for one account, or two accounts for one file.
+
+        Returns:
+            by real path, and by device and inode: the account of its records.
+        """
+        ledger, counted = self.ledger(), self.approvals.sources()
+        names = ledger.balance()
+        ledger.close()
+        return check_accounts(
+            self.policy, lambda name: names.resolve(LedgerKey(name)).dataset, counted
+        )
+
+    def permitted(self, terms: Terms, *, approved: bool = False) -> DataPolicy:
+        """The policy of the terms' data set, if it allows them today."""
+        data = permit(self.policy, terms, self.approvals.now().date(), approved=approved)
+        if data.reading and self.approvals.acceptance(data.reading) is None:
+            raise UnsoundPlan(
+                f"nobody has accepted how data.{terms.pins.dataset} is read by its contract; look "
+                f"at it with 'dpfed silo accept'"
+            )
+        return data
+
+
+def load_records(name: str, data: DataPolicy) -> Records:
+    """Load a data set, and refuse one whose records have another shape than the policy says.
+
+    Labels and persons are read cell by cell, by what the policy says: no cell changes how another
+    is read.
+    """
+    from dpfed.recipes.records import load_dataset  # torch
+
+    found = load_dataset(Recipe(data=data.load), None, data.public).train
+    shape = list(found.x.shape[1:])
+    if shape != data.shape:
+        raise DataError(
+            f"data.{name}.shape must be {shape}, as its records have it, got {data.shape}; correct "
+            f"the policy, or name a table's feature columns in load.options.x or load.schema"
+        )
+    return found
