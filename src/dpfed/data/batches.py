@@ -39,7 +39,7 @@ import torch
 from torch.nn import functional
 
 from dpfed.core.errors import DataError, failures
-from dpfed.core.log import log
+from dpfed.core.log import log, shown
 from dpfed.data import loaders
 from dpfed.data.datasets import Records
 from dpfed.data.models import made_up
@@ -138,6 +138,8 @@ class Batches:
     """How many are read at a time, at most."""
     change: Callable[[Batch, bytes], Batch] | None = None
     """Augmentation (augment.py): (records, turn) -> the records that training sees."""
+    labels: torch.Tensor | None = None
+    """All targets, if they are in memory."""
 
     def __post_init__(self) -> None:
         if self.groups is not None and len(self.groups) != self.count:
@@ -156,9 +158,13 @@ class Batches:
     def take(self, index: torch.Tensor) -> Batches:
         """The records at ``index``, in its order; none of them is read."""
         index = torch.nonzero(index).squeeze(1) if index.dtype == torch.bool else index
-        groups = None if self.groups is None else self.groups[index]
+        groups, labels = (None if t is None else t[index] for t in (self.groups, self.labels))
         return replace(
-            self, read=lambda part: self.read(index[part]), count=len(index), groups=groups
+            self,
+            read=lambda part: self.read(index[part]),
+            count=len(index),
+            groups=groups,
+            labels=labels,
         )
 
     def at(self, turn: bytes) -> Batches:
@@ -172,7 +178,7 @@ class Batches:
         """Three made-up records of two persons, to try code on."""
         made = self.stand_in
         people = None if self.groups is None else torch.tensor([0, 1, 1])
-        return replace(self, read=lambda index: made[index], count=3, groups=people)
+        return replace(self, read=lambda index: made[index], count=3, groups=people, labels=None)
 
 
 def tensor_batches(
@@ -214,7 +220,7 @@ def tensor_batches(
     stand_in = whole.like({name: _three(each) for name, each in whole.tensors().items()})
     targets_made = targets.new_zeros(3, *targets.shape[1:])
     stand_in = replace(stand_in, targets=targets_made)
-    return Batches(lambda index: whole[index], len(targets), stand_in, groups)
+    return Batches(lambda index: whole[index], len(targets), stand_in, groups, labels=targets)
 
 
 def _three(like: torch.Tensor) -> torch.Tensor:
@@ -249,7 +255,7 @@ def as_tensor(name: str, given: ArrayLike, *, labels: bool = False) -> torch.Ten
         raise _no_numbers(name, f"a {type(given).__name__} of {array.dtype}")
     if array.dtype.kind == "f":
         array = array.astype(np.float32)
-    elif labels or array.dtype.kind == "u" and array.dtype.itemsize > 1:
+    elif labels or (array.dtype.kind == "u" and array.dtype.itemsize > 1):
         array = array.astype(np.int64)
     return torch.from_numpy(np.ascontiguousarray(array))
 
@@ -286,9 +292,9 @@ def record_batches(records: Any, example: Any = None, **how: Any) -> Batches:
         return tensor_batches(*tensors, groups=how.get("groups"))
     loaders.refuse_strange(records)
     raise DataError(
-        f"a {type(records).__name__} needs example=, one made-up record of the shape that all have, "
-        f"such as example=(torch.zeros(3, 32, 32), 0): no record of yours may decide the shape of "
-        f"the others; or give (x, y), two arrays"
+        f"a {type(records).__name__} needs example=, one made-up record of the shape that all "
+        f"have, such as example=(torch.zeros(3, 32, 32), 0): no record of yours may decide the "
+        f"shape of the others; or give (x, y), two arrays"
     )
 
 
@@ -428,33 +434,39 @@ class _Reader:
 
     def __call__(self, index: torch.Tensor) -> Batch:
         found = [self._record(int(at)) for at in index]
-        usable = torch.tensor([each is not None for each in found], dtype=torch.bool)
-        if not bool(usable.all()):
-            lost = int((~usable).sum())
-            log.warning("%d of %d records cannot be read; they are ignored", lost, len(index))
-        records = [self.empty if each is None else each for each in found]
+        lost = [each for each in found if isinstance(each, str)]
+        usable = torch.tensor([not isinstance(each, str) for each in found], dtype=torch.bool)
+        if lost:
+            log.warning(
+                "%d of %d records cannot be read, the first by %s; they are ignored",
+                len(lost),
+                len(index),
+                lost[0],
+            )
+        records = [self.empty if isinstance(each, str) else each for each in found]
         if not records:
             return self.empty[:0]
         named = [each.tensors() for each in records]
         whole = {name: torch.cat([each[name] for each in named]) for name in named[0]}
         return replace(self.empty.like(whole), usable=usable)
 
-    def _record(self, at: int) -> Batch | None:
-        """The record at an index; None if it is not like the example."""
+    def _record(self, at: int) -> Batch | str:
+        """The record at an index; why, if it is not like the example."""
         try:
             made = _batch(self.collate([self.dataset[at]]), self.target).tensors()
             whole = {n: self._fitted(n, made[n], e) for n, e in self.empty.tensors().items()}
             return self.empty.like(whole)
-        except failures():
+        except failures() as error:
             log.debug("record %d cannot be read", at, exc_info=True)
-            return None
+            return f"{type(error).__name__} ({shown(str(error))})"
 
     def _fitted(self, name: str, tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """The tensor in the example's shape and type."""
         if tensor.shape != like.shape:
+            if tensor.dim() != like.dim() or name not in self.fill:
+                shapes = f"{tuple(tensor.shape[1:])}, and the example {tuple(like.shape[1:])}"
+                raise ValueError(f"{name} has shape {shapes}: name it in fill, or correct collate")
             value = self.fill[name]
-            if tensor.dim() != like.dim():
-                raise ValueError(f"{name} has {tensor.dim()} axes")
             tensor = tensor[tuple(slice(size) for size in like.shape)]
             missing = [w - g for w, g in zip(like.shape, tensor.shape, strict=True)]
             ends = [end for short in reversed(missing) for end in (0, short)]

@@ -69,7 +69,7 @@ _ONE_TO_ONE = frozenset(
         "ShuffledDataSourcesArrowExamplesIterable",
     }
 )
-"""Steps of a Hugging Face stream that neither change, join, nor choose records by what they hold."""
+"""Steps of a Hugging Face stream that neither change nor choose records by what they hold."""
 
 
 def of_loader(data: Any, collate: Collate | None) -> tuple[Any, Collate | None]:
