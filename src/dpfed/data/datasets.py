@@ -210,6 +210,8 @@ def load(
         _refuse_options(str(source), synthetic_options)
         _refuse_contract(contract)
         found = in_memory.read(str(source), columns, schema, classes)
+        if found.records is not None:
+            return Dataset(found.records, None, None, name or found.words)
         public = _public(classes, labels, public or found.public)
         made = _dataset(found.parts, classes, name or found.words, public)
         return replace(made, table=found.facts)

@@ -15,6 +15,7 @@ They become what the same data become in a file (datasets.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from dpfed.core.extras import require_extra
 from dpfed.core.registry import kept_object
 from dpfed.data import loaders, readers, tables
 from dpfed.data.batches import Batches
+from dpfed.data.datasets import Records
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,8 @@ class Found:
     facts: tables.TableFacts | None = None
     public: readers.Public | None = None
     """What is public of the labels, if unreadable records are among them."""
+    records: Records | None = None
+    """The records as they are, if they have several labels each: tokens, voxels, findings."""
 
 
 def read(
@@ -68,10 +72,10 @@ def read(
         return Found(parts, "arrays given in Python")
     if isinstance(given, tuple) and len(given) in (2, 3):
         x, y, *groups = (_array(n, each) for n, each in zip("xyg", given, strict=False))
-        return Found(
-            {"train": _same_length(x, y, *groups)},
-            "arrays given in Python",
-        )
+        part, words = _same_length(x, y, *groups), "arrays given in Python"
+        if y.ndim > 1 and y.shape[1:] != (1,):
+            return Found({}, words, records=_of_several(part))
+        return Found({"train": part}, words)
     tensors = loaders.tensors_of(given)
     if tensors is not None:
         x, y = (each.detach().cpu().numpy() for each in tensors)
@@ -121,6 +125,16 @@ def _same_length(x: Any, y: Any, groups: Any = None) -> readers.TablePart:
     return readers.TablePart(x, y, groups)
 
 
+def _of_several(part: readers.TablePart) -> Records:
+    """Records with several labels each: whole numbers as int64, others as float32."""
+    if part.y.dtype.kind not in "fiub":
+        raise DataError(f"y must be an array of numbers, got {part.y.dtype}; number the classes")
+    y = torch.from_numpy(np.ascontiguousarray(part.y))
+    groups = None if part.groups is None else readers.group_tensors([part.groups])[0]
+    y = y.float() if y.is_floating_point() else y.long()
+    return Records(readers.feature_tensor(part.x), y, groups)
+
+
 def _of_batches(given: Batches, classes: int | None) -> Found:
     """All records, read at once; of one that cannot be read the label is unknown."""
     made = [given.read(i) for i in torch.split(torch.arange(len(given)), given.most)]
@@ -130,17 +144,18 @@ def _of_batches(given: Batches, classes: int | None) -> Found:
             "that returns (x, y), or use Network.problem in a Flower app"
         )
     y = torch.cat([each.targets for each in made])
-    usable = torch.cat([_usable(each) for each in made])
-    if y.is_floating_point():
-        y = torch.where(usable.view(-1, *[1] * (y.dim() - 1)), y, torch.nan)
-        public = readers.Public()
-    else:
-        y = torch.where(usable, y, -1)
-        public = readers.Public(classes or int(y.max()) + 1)
+    usable = torch.cat([_usable(each) for each in made]).view(-1, *[1] * (y.dim() - 1))
+    unknown = math.nan if y.is_floating_point() else -1
+    y = torch.where(usable, y, torch.full_like(y, unknown))
     x = torch.cat([torch.as_tensor(each.inputs).float() for each in made])
+    words = "a data set given in Python"
+    if y.dim() > 1 and y.shape[1:] != (1,):
+        targets = y.float() if y.is_floating_point() else y.long()
+        return Found({}, words, records=Records(x, targets, given.groups))
+    whole = None if y.is_floating_point() else classes or int(y.max()) + 1
     groups = None if given.groups is None else given.groups.numpy()
     part = readers.TablePart(x.numpy(), y.numpy(), groups)
-    return Found({"train": part}, "a data set given in Python", public=public)
+    return Found({"train": part}, words, public=readers.Public(whole))
 
 
 def _usable(batch: Any) -> torch.Tensor:
