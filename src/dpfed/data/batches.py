@@ -366,6 +366,7 @@ def dataset_batches(
             f"the targets' key in target="
         ) from error
     names = made.tensors()
+    _refuse_unbatched(names)
     _refuse_unfilled(names, fill)
     known = {name: value for name, value in (fill or {}).items() if value is not None}
     reader = _Reader(dataset=read, collate=collated, target=target, fill=known, empty=made)
@@ -374,6 +375,17 @@ def dataset_batches(
     both = {name: torch.cat([t, turned.tensors()[name], t]) for name, t in names.items()}
     ids = None if groups is None else torch.as_tensor(groups, dtype=torch.int64)
     return Batches(read=reader, count=len(read), stand_in=made.like(both), groups=ids, most=most)
+
+
+def _refuse_unbatched(example: Mapping[str, Any]) -> None:
+    """Refuse a collate that does not make a batch of one record."""
+    for name, each in example.items():
+        if not isinstance(each, torch.Tensor) or not each.dim() or len(each) != 1:
+            shape = tuple(each.shape) if isinstance(each, torch.Tensor) else type(each).__name__
+            raise DataError(
+                f"collate must make a batch of its one record, tensors with a first axis of 1, got "
+                f"{name} of {shape}; add the axis, as x[None] and torch.tensor([label])"
+            )
 
 
 def _refuse_unfilled(

@@ -16,6 +16,7 @@ error of it comes through: a refusal would tell others something of the records.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -30,21 +31,22 @@ LARGE = 100.0
 """Inputs beyond this are said to be unscaled: images in bytes, amounts of money."""
 
 
-def look(batches: Batches, classes: int | None = None) -> None:
+def look(batches: Batches, classes: int | None = None, *, numbers: bool = True) -> None:
     """Say in the local log what looks wrong in the first records.
 
     Args:
         batches: the records.
         classes: how many there are, if labels are classes.
+        numbers: whether inputs are quantities; those of an embedding are names.
     """
     try:
-        for sentence in _findings(batches, classes):
+        for sentence in _findings(batches, classes, numbers=numbers):
             log.warning("data: %s", sentence)
     except failures():
         log.debug("the records could not be looked at", exc_info=True)
 
 
-def _findings(batches: Batches, classes: int | None) -> Iterator[str]:
+def _findings(batches: Batches, classes: int | None, *, numbers: bool) -> Iterator[str]:
     first = batches.read(torch.arange(min(LOOKED_AT, batches.most, len(batches))))
     read = first if first.usable is None else first[first.usable]
     if len(first) and not len(read):
@@ -56,8 +58,8 @@ def _findings(batches: Batches, classes: int | None) -> Iterator[str]:
     labels = read.targets if batches.labels is None else batches.labels
     if classes is not None:
         yield from _labels(labels, classes)
-    yield from _inputs(read)
-    if batches.labels is None and len(first):
+    yield from _inputs(read, LARGE if numbers else math.inf)
+    if batches.labels is None and (first.usable is None or bool(first.usable[0])):
         yield from _again(first[:1], batches.read(torch.arange(1)))
 
 
@@ -71,7 +73,7 @@ def _labels(labels: torch.Tensor, classes: int) -> Iterator[str]:
         )
 
 
-def _inputs(read: Batch) -> Iterator[str]:
+def _inputs(read: Batch, most: float) -> Iterator[str]:
     for name, each in read.tensors().items():
         if name == "targets" or not each.is_floating_point():
             continue
@@ -83,7 +85,7 @@ def _inputs(read: Batch) -> Iterator[str]:
                 f"is not finite, and are ignored; put a public constant in its place"
             )
         largest = float(rows[~holes].abs().max()) if bool((~holes).any()) and rows.numel() else 0.0
-        if largest > LARGE:
+        if largest > most:
             yield (
                 f"{name} reaches {largest:.4g}, by which large numbers drown all else; divide by a "
                 f"public constant, as x / 255 for images, so that numbers are about 1"

@@ -13,7 +13,7 @@ Guarantee: what is refused here is refused by types and settings; no record is r
 
 | edge case                                          | what happens                               |
 |----------------------------------------------------|--------------------------------------------|
-| a DataLoader's batch_size, shuffle, drop_last      | not used; a line in the local log          |
+| a DataLoader's batch_size, shuffle, drop_last      | not used; a warning in the local log       |
 | a sampler that may leave records out               | DataError: give a Subset                   |
 | a stream without a declared number of records      | DataError                                  |
 | a stream that cannot begin again (an iterator)     | DataError                                  |
@@ -81,14 +81,19 @@ def of_loader(data: Any, collate: Collate | None) -> tuple[Any, Collate | None]:
     """
     if not isinstance(data, DataLoader):
         return data, collate
-    if not isinstance(data.dataset, IterableDataset):
-        _refuse_choosing(data)
-    log.info(
-        "of the DataLoader its data set and collate are used; batch_size, shuffle, sampler and "
-        "drop_last are not: dpfed reads single records and draws batches itself "
-        "(privacy.record_rate)"
-    )
+    _open(data)
     return data.dataset, collate or _own_collate(data)
+
+
+def _open(loader: DataLoader[Any]) -> None:
+    """Say what of a loader is not used, or refuse it."""
+    if not isinstance(loader.dataset, IterableDataset):
+        _refuse_choosing(loader)
+    log.warning(
+        "of the DataLoader its data set and collate are used; batch_size, shuffle, sampler and "
+        "drop_last are not: dpfed reads single records, and draws batches itself by "
+        "privacy.record_rate"
+    )
 
 
 def _refuse_choosing(loader: DataLoader[Any]) -> None:
@@ -121,8 +126,10 @@ def tensors_of(data: Any) -> tuple[Any, Any] | None:
         data: a data set, or a DataLoader of one with torch's own collate.
     """
     if isinstance(data, DataLoader) and _own_collate(data) is None:
-        _refuse_choosing(data)
-        data = data.dataset
+        found = tensors_of(data.dataset)
+        if found is not None:
+            _open(data)
+        return found
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1]
     if isinstance(data, Subset):

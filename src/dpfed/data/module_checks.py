@@ -175,7 +175,7 @@ def check_losses(model: Any, made: Batches) -> int:
     )
     outputs = scores[0].numel()
     held = Batch(scores, whole.targets.to(scores.device))
-    if _fits_classes(model.loss):
+    if fits_classes(model.loss):
         _check_classes(scores, held.targets)
     _checked_rows(judged, held[:2], "loss")
     for label in {1, *range(2, min(outputs, _MAX_LABELS_TRIED)), max(1, outputs - 1)}:
@@ -208,7 +208,7 @@ def _shape_hint(shape: torch.Size, batch: Batch) -> str:
     return ""
 
 
-def _fits_classes(loss: Any) -> bool:
+def fits_classes(loss: Any) -> bool:
     """Whether a loss is cross-entropy of one class per record, ours or torch's."""
     known = (cross_entropy, functional.cross_entropy)
     return loss in known or isinstance(loss, CrossEntropy | nn.CrossEntropyLoss)
@@ -265,7 +265,7 @@ def _check_signal(model: Any, held: Batch) -> None:
             "the loss of made-up records is the same whatever their labels are; use the targets in "
             "the loss, if anything shall be learnt from them"
         )
-    if _fits_classes(model.loss) and scores.dim() == 2:
+    if fits_classes(model.loss) and scores.dim() == 2:
         sums = scores.float().sum(dim=1)
         if bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
             log.warning(

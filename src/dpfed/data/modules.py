@@ -155,7 +155,11 @@ class Network:
         batches = record_batches(records, example, **how)
         outputs = self._once(module_checks.check_losses, batches)
         self.draws(batches)
-        look(batches, outputs if self._has_classes(batches.stand_in.targets) else None)
+        y = batches.stand_in.targets
+        one = module_checks.fits_classes(self.loss) and not y.is_floating_point() and y.dim() == 1
+        classes = outputs if one else None
+        named = any(isinstance(each, nn.Embedding) for each in self.module.modules())
+        look(batches, classes, numbers=not named)
         return NetworkProblem(self, batches)
 
     def _has_classes(self, y: torch.Tensor) -> bool:

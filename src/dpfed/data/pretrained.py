@@ -155,9 +155,9 @@ def adapted(model: nn.Module, lora: Mapping[str, Any], task: str | None) -> nn.M
 
     Args:
         model: pretrained.
-        lora: options of peft's LoraConfig, and ``freeze_a``: whether only the second factor B of each
-            adapter is trained (FFA-LoRA, Sun et al. 2024). A is then the same at all sites: it is
-            drawn from a constant seed.
+        lora: options of peft's LoraConfig, and ``freeze_a``: whether of each adapter only the
+            second factor, B, is trained (FFA-LoRA, Sun et al. 2024). A is then the same at all
+            sites: it is drawn from a constant seed.
         task: peft's name of the task, by which it knows the head that is trained along; or None.
     """
     peft = _installed("peft", "text")
@@ -180,7 +180,7 @@ def adapted(model: nn.Module, lora: Mapping[str, Any], task: str | None) -> nn.M
     if freeze_a:
         for name, each in made.named_parameters():
             if "lora_A" in name or "lora_embedding_A" in name:
-                each.requires_grad_(False)
+                each.requires_grad = False
     return made.eval()
 
 
