@@ -16,8 +16,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
-from torch.utils.data import TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from dpfed.core.errors import DpfedError
 from dpfed.core.types import Unit
@@ -164,6 +169,7 @@ def test_the_page_has_all_of_them() -> None:
     assert len(PAGE) >= 25
 
 
+@pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_answered_as_the_page_says_and_never_by_noise(
     name: str, caplog: pytest.LogCaptureFixture

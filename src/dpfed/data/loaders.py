@@ -171,7 +171,7 @@ def by_index(data: Any, count: int | None) -> Any:
             f"cannot; give an object whose __iter__ makes a new one, or a list of the records "
             f"(with __getitem__), or loader.dataset"
         )
-    if not isinstance(count, int) or count < 1:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise DataError(
             f"a {type(data).__name__} is a stream without __len__ and __getitem__, so the number "
             f"of its records must be declared in public, got {count!r}; give count=1000, say, or a "
