@@ -143,7 +143,7 @@ def test_a_simulation_refuses_objects_since_its_processes_have_none() -> None:
     with pytest.raises(RecipeError, match=r"data\.source must be a name, a file"):
         dpfed.run(data=(X, Y), engine="flower-simulation", **SMALL)
     with pytest.raises(RecipeError, match=r"model\.factory must be a name"):
-        dpfed.run(model=nn.Linear(10, 2), engine="flower-simulation", **SMALL)
+        dpfed.run(model=nn.Linear(20, 10), engine="flower-simulation", **SMALL)
 
 
 def test_what_is_no_model_is_refused_and_not_trained_as_another() -> None:

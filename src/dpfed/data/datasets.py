@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from dpfed.data.mapping import FileMapping
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Records:
     """Features, labels and, if there are natural groups, group ids. Sensitive.
 
@@ -115,6 +115,12 @@ class Records:
                 "x must be float32 and y int64 (classes) or float32 (targets), got "
                 f"x {self.x.dtype} and y {self.y.dtype}; convert them with .float() and .long()"
             )
+
+    def __repr__(self) -> str:
+        shape, kind = tuple(self.x.shape[1:]), str(self.y.dtype).removeprefix("torch.")
+        return (
+            f"Records({len(self)} of shape {shape}, {kind} labels)"  # no values: they are private
+        )
 
     def __len__(self) -> int:
         return len(self.y)

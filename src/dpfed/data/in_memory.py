@@ -96,10 +96,21 @@ def _arrow(frame: Any) -> Any:
     with require_extra("tables", "a data frame", "pyarrow"):
         import pyarrow as pa
     if isinstance(frame, pa.Table):
-        return frame
-    if hasattr(frame, "__arrow_c_stream__"):
-        return pa.table(frame)
-    return pa.Table.from_pandas(frame, preserve_index=False)
+        table = frame
+    elif hasattr(frame, "__arrow_c_stream__"):
+        table = pa.table(frame)
+    else:
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+    return table.cast(pa.schema([(each.name, _plain_type(each.type)) for each in table.schema]))
+
+
+def _plain_type(kind: Any) -> Any:
+    """Texts and categories as texts, as they are in a file; all else as it is."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    return pa.string() if str(kind) in ("string_view", "large_string") else kind
 
 
 def _array(name: str, given: Any) -> readers.Array:
