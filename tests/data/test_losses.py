@@ -77,6 +77,7 @@ def test_mse_is_torchs_of_each_record_alone() -> None:
 TARGETS: dict[str, tuple[torch.Tensor, torch.Tensor, list[Any]]] = {
     "cross-entropy": (SCORES, LABELS, [-1, CLASSES, 2**62, -(2**63)]),
     "tokens": (WIDE, TOKENS, [-1, CLASSES, 2**62]),
+    "segmentation": (WIDE[:, :CLASSES], TOKENS[:, :CLASSES], [-1, CLASSES, 2**62]),
     "multi-label": (SCORES, (SCORES > 0).float(), [math.nan, math.inf, -1.0, 3e38]),
     "squared": (SCORES, SCORES * 2, [math.nan, math.inf, -math.inf]),
     "mse": (SCORES, SCORES * 2, [math.nan, math.inf, -math.inf]),
