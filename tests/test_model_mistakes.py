@@ -110,6 +110,12 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "a collate that forgets the batch's axis": lambda: dataset_batches(
         [(X[0], 0)], (torch.zeros(4), 0), collate=lambda records: records[0]
     ),
+    "named columns for a module that takes one tensor": lambda: Network(net()).problem(
+        [{"img": x, "label": 0} for x in X], {"img": X[0], "label": 0}, target="label"
+    ),
+    "another name of the label's column": lambda: Network(net()).problem(
+        [{"x": x, "label": 0} for x in X], {"x": X[0], "label": 0}
+    ),
     "fill without token_type_ids": lambda: dataset_batches([], TOKENS, fill={"input_ids": 0}),
     "texts of unequal length without fill": unequal,
     "inputs and labels of unequal length": lambda: fit(net(), X, Y[:5]),

@@ -260,6 +260,26 @@ def test_an_example_or_a_collate_is_for_what_is_read_by_index() -> None:
         network().problem(Pairs())
 
 
+class Steps(Flow):
+    """A stream with the steps that one of Hugging Face has, by their classes' names."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(RECORDS)
+        self._ex_iterable = None
+        for name in names:
+            self._ex_iterable = type(name, (), {"ex_iterable": self._ex_iterable})()
+
+
+def test_steps_that_choose_or_change_records_are_refused_wherever_they_are() -> None:
+    """A filter lets a later record in; a map that raises ends the stream; a batch joins records."""
+    fine = Steps("ArrowExamplesIterable", "BufferShuffledExamplesIterable", "TakeExamplesIterable")
+    torch.testing.assert_close(clipped(fine, EXAMPLE, count=12), WHOLE)
+    for name in ("MappedExamplesIterable", "FilteredExamplesIterable", "SomethingNewIterable"):
+        given = Steps("ArrowExamplesIterable", name, "TakeExamplesIterable")
+        with pytest.raises(DataError, match=rf"{name}.*do its work in collate="):
+            dataset_batches(given, EXAMPLE, count=12)
+
+
 def test_hugging_face_streams_are_read_and_their_steps_refused() -> None:
     datasets = pytest.importorskip("datasets")
     whole = datasets.Dataset.from_list([{"x": x.tolist(), "labels": y} for x, y in RECORDS])

@@ -178,18 +178,18 @@ def test_a_precision_that_a_gpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch
     """torch would emulate bfloat16 there, many times slower."""
     real = torch.ones
 
-    def ones(*shape: int, device: Any = None, dtype: Any = None) -> torch.Tensor:
+    def ones(*shape: int, device: Any, dtype: Any) -> torch.Tensor:
         return real(*shape, dtype=dtype)
 
-    monkeypatch.setattr(torch, "empty", lambda *shape, device: real(*shape))
-    monkeypatch.setattr(torch, "ones", ones)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
-    with pytest.raises(
-        RecipeError, match=r"dtype torch\.bfloat16 must be one .*; use torch.float16"
-    ):
+    with monkeypatch.context() as here:
+        here.setattr(torch, "ones", ones)
+        here.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+        with pytest.raises(
+            RecipeError, match=r"dtype torch\.bfloat16 must be .*; use torch\.float16"
+        ):
+            module_checks.check_device("cuda", torch.bfloat16)
+        here.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
         module_checks.check_device("cuda", torch.bfloat16)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    module_checks.check_device("cuda", torch.bfloat16)
     for wrong in (torch.int8, "bfloat16"):
         with pytest.raises(RecipeError, match="dtype must be a floating-point type of torch"):
             Network(small(), dtype=wrong)  # type: ignore[arg-type]

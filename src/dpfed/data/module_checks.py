@@ -98,8 +98,8 @@ def check_place(device: Any, dtype: Any) -> None:
 def check_device(device: Any, dtype: torch.dtype | None) -> None:
     """Refuse a device that is not here, or has no such precision: before a record is read."""
     try:
-        torch.empty(1, device=device)
-        torch.ones(2, 2, device=device, dtype=dtype) @ torch.ones(2, 2, device=device, dtype=dtype)
+        tried = torch.ones(2, 2, device=device, dtype=dtype)
+        tried @ tried  # some devices have a type, and no products in it
         known = torch.device(device).type != "cuda" or dtype != torch.bfloat16
         fits = known or torch.cuda.is_bf16_supported(including_emulation=False)
     except Exception as error:
@@ -187,7 +187,12 @@ def check_losses(model: Any, made: Batches) -> int:
 def _input_hint(batch: Batch) -> str:
     """What to do if a module fails on records of this type."""
     x = batch.inputs
-    if isinstance(x, torch.Tensor) and x.dtype not in (torch.float32, torch.int64):
+    if isinstance(x, dict):
+        return (
+            f"named tensors are handed over as keywords ({', '.join(x)}): name the module's "
+            f"parameters so, or give a collate that returns (x, y)"
+        )
+    if x.dtype not in (torch.float32, torch.int64):
         return f"give records as float32 (x.float()), not {x.dtype}, or correct the module"
     return "give records of the shape that the module takes, or correct the module"
 
