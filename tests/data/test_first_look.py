@@ -44,6 +44,14 @@ def test_labels_in_memory_are_all_looked_at(said: Any) -> None:
     assert said(tensor_batches(X, late).take(torch.arange(20)), classes=3) == []
 
 
+def test_of_many_clients_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("dpfed").propagate = True
+    model = Network(nn.Linear(4, 3))
+    for client in range(3):
+        model.problem((X * (1000 + client), Y))
+    assert len([each for each in caplog.records if "reaches" in each.getMessage()]) == 1
+
+
 def test_of_a_data_set_the_first_records_are_read_and_no_more(said: Any) -> None:
     read = []
 

@@ -289,6 +289,7 @@ def record_batches(records: Any, example: Any = None, **how: Any) -> Batches:
         return dataset_batches(records, example, **how)
     tensors = None if how.get("collate") else loaders.tensors_of(records)
     if tensors is not None:
+        _refuse_example(records, None, {n: each for n, each in how.items() if n != "groups"})
         return tensor_batches(*tensors, groups=how.get("groups"))
     loaders.refuse_strange(records)
     raise DataError(

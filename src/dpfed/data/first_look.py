@@ -17,6 +17,7 @@ error of it comes through: a refusal would tell others something of the records.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 import torch
@@ -31,17 +32,29 @@ LARGE = 100.0
 """Inputs beyond this are said to be unscaled: images in bytes, amounts of money."""
 
 
-def look(batches: Batches, classes: int | None = None, *, numbers: bool = True) -> None:
+def look(
+    batches: Batches,
+    classes: int | None = None,
+    *,
+    numbers: bool = True,
+    said: set[str] | None = None,
+) -> None:
     """Say in the local log what looks wrong in the first records.
 
     Args:
         batches: the records.
         classes: how many there are, if labels are classes.
         numbers: whether inputs are quantities; those of an embedding are names.
+        said: what was said of other clients' records, of which it is not said again but for numbers
+            in it; gets what is said now.
     """
+    said = set() if said is None else said
     try:
         for sentence in _findings(batches, classes, numbers=numbers):
-            log.warning("data: %s", sentence)
+            kind = re.sub(r"[\d.e+]+", "", sentence)
+            if kind not in said:
+                log.warning("data: %s", sentence)
+            said.add(kind)
     except failures():
         log.debug("the records could not be looked at", exc_info=True)
 

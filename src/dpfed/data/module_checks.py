@@ -146,7 +146,13 @@ def _made_up() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def not_per_record(loss: Loss, got: str, way_out: str = "") -> RecipeError:
-    """The error of a loss that reduces over a batch."""
+    """The error of a loss that reduces over a batch.
+
+    Args:
+        loss: of which it is said.
+        got: what it made of some records, in words.
+        way_out: what to do; empty is to give it reduction='none'.
+    """
     name = getattr(loss, "__name__", type(loss).__name__)
     why = (
         "reduced over a batch, one record would scale the gradients of the others; give it "

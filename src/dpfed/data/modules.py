@@ -159,7 +159,7 @@ class Network:
         one = module_checks.fits_classes(self.loss) and not y.is_floating_point() and y.dim() == 1
         classes = outputs if one else None
         named = any(isinstance(each, nn.Embedding) for each in self.module.modules())
-        look(batches, classes, numbers=not named)
+        look(batches, classes, numbers=not named, said=self._said)
         return NetworkProblem(self, batches)
 
     def _has_classes(self, y: torch.Tensor) -> bool:
@@ -178,6 +178,11 @@ class Network:
     @cached_property
     def _tried(self) -> dict[object, Any]:
         return {}
+
+    @cached_property
+    def _said(self) -> set[str]:
+        """What was said of clients' records: the same of the next client is left unsaid."""
+        return set()
 
     @cached_property
     def _placed(self) -> nn.Module:
