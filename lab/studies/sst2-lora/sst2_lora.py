@@ -29,10 +29,8 @@ PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "clip": 1.0, "adjacency": "zero-out", 
 LORA = {
     "lora-adam": (8, [{"name": "adam"}, {"name": "scale", "rate": 0.01}]),
     "lora": (2, [{"name": "scale", "rate": 1.0}]),
-    "ffa": (4, [{"name": "scale", "rate": 1.0}]),
 }
-"""Rank and optimizer of the server; ffa has the first factor frozen, and as many parameters as
-lora. Its settings are those of lora, and were fixed before its figure was known."""
+"""Rank and optimizer of the server."""
 
 
 def texts(path: Path) -> tuple[list[str], np.ndarray]:
@@ -94,9 +92,7 @@ def recipe(kind: str, source: Path, folder: Path) -> dict[str, Any]:
             "evaluation": {"every": 10},
         }
     rank, server = LORA[kind]
-    lora: dict[str, Any] = {"r": rank, "lora_alpha": 2 * rank, "target_modules": ["query", "value"]}
-    if kind == "ffa":
-        lora["freeze_a"] = True
+    lora = {"r": rank, "lora_alpha": 2 * rank, "target_modules": ["query", "value"]}
     model = {
         "name": "transformers",
         "chunk": 16,
