@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data of which no record can be read: it trained on nothing, and paid a whole budget for it.
 
-A DataLoader in the place of a data set, or a ``fill`` without the ``token_type_ids`` that a BERT
-tokenizer adds, made every record unreadable: zero rows, full noise, and a line in the local log.
+A DataLoader in the place of a data set (of which its data set is taken now), or a ``fill`` without
+the ``token_type_ids`` that a BERT tokenizer adds, made every record unreadable: zero rows, full
+noise, and a line in the local log.
 ``evaluate`` said accuracy 0.0 of such records. What is refused now is refused by public facts: the
 object's type, the example, and made-up records. No record is read for it.
 """
@@ -69,7 +70,7 @@ def ones() -> Network:
     return Network(module)
 
 
-UNREAD = [DataLoader([PAIR] * 4), Stream(), iter([PAIR]), Instance()]
+UNREAD = [DataLoader(Stream()), Stream(), iter([PAIR]), Instance()]
 
 
 @pytest.mark.parametrize("data", UNREAD, ids=lambda each: type(each).__name__)

@@ -67,7 +67,7 @@ def hold(model: Network, batches: Batches) -> None:
         assert float((found - expected).norm()) <= scale * len(slow), clip
 
 
-NOT_BY_OPACUS = ("conv2d, groups", "linear", "embedding")
+NOT_BY_OPACUS = ("conv2d, groups", "conv3d, groups", "linear", "embedding")
 """It takes no circular padding, in-place layer or padding_idx."""
 
 CELLS = [
@@ -228,6 +228,63 @@ def test_what_has_no_factors_is_refused_and_auto_makes_rows_instead(
     assert isinstance(rows, Chunks)
     assert message in caplog.text
     hold(auto, batches)
+
+
+class Volumes(nn.Module):
+    """A small U-Net for volumes, of the layers that MONAI makes one of."""
+
+    def __init__(self, norm: str) -> None:
+        super().__init__()
+
+        def layers(before: int, after: int, stride: int) -> list[nn.Module]:
+            kinds = {"group": nn.GroupNorm(2, after), "instance": nn.InstanceNorm3d(after)}
+            return [nn.Conv3d(before, after, 3, stride, 1), kinds[norm], nn.PReLU()]
+
+        self.down = nn.Sequential(*layers(1, 4, 1))
+        self.deep = nn.Sequential(*layers(4, 4, 2), nn.Dropout(0.2))
+        self.up = nn.ConvTranspose3d(4, 4, 3, stride=2, padding=1, output_padding=1)
+        self.out = nn.Conv3d(8, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        high = self.down(x)
+        out: torch.Tensor = self.out(torch.cat([high, self.up(self.deep(high))], dim=1))
+        return out
+
+
+@pytest.mark.parametrize("norm", ["group", "instance"])
+def test_a_net_for_volumes_is_fitted_to_a_segmentation_by_ghost_rows(norm: str) -> None:
+    """Each record's row is that of itself alone, dropout included; auto chooses them."""
+    x = numbers(1, 4, 4, 2)
+    labels = (x[:, 0] > 0).long() + (x[:, 0] > 1).long()
+    model = Network(seeded(lambda: Volumes(norm), 0), "segmentation", chunk=3)
+    batches = tensor_batches(x, labels)
+    assert model.rows_by(batches) == "ghost"
+    model.module.eval()  # the oracle of the other rows has no seeds
+    hold(model, batches)
+    accuracy, losses = model.judge(model.initial(0), batches)
+    assert bool(((accuracy > 0) & (accuracy < 1) & (losses > 0)).all())
+
+
+def test_volumes_of_a_layer_that_is_used_twice_have_rows_that_are_made(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The stated fallback: torch.func, which the log names."""
+
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.out = nn.Conv3d(1, 1, 3, padding=1), nn.Conv3d(1, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.layer(torch.tanh(self.layer(x))))  # type: ignore[no-any-return]
+
+    x = numbers(1, 3, 3, 2)
+    model = Network(seeded(Again, 0), "segmentation", chunk=3)
+    batches = tensor_batches(x, (x[:, 0] > 0).long())
+    with caplog.at_level(logging.INFO, logger="dpfed"):
+        assert model.rows_by(batches) == "func"
+    assert "materialised, by sampler 'func'" in caplog.text
+    hold(model, batches)
 
 
 def test_an_input_that_is_overwritten_is_noticed() -> None:

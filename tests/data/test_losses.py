@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -76,6 +77,7 @@ def test_mse_is_torchs_of_each_record_alone() -> None:
 TARGETS: dict[str, tuple[torch.Tensor, torch.Tensor, list[Any]]] = {
     "cross-entropy": (SCORES, LABELS, [-1, CLASSES, 2**62, -(2**63)]),
     "tokens": (WIDE, TOKENS, [-1, CLASSES, 2**62]),
+    "segmentation": (WIDE[:, :CLASSES], TOKENS[:, :CLASSES], [-1, CLASSES, 2**62]),
     "multi-label": (SCORES, (SCORES > 0).float(), [math.nan, math.inf, -1.0, 3e38]),
     "squared": (SCORES, SCORES * 2, [math.nan, math.inf, -math.inf]),
     "mse": (SCORES, SCORES * 2, [math.nan, math.inf, -math.inf]),
@@ -165,3 +167,54 @@ def test_a_frozen_batch_norm_in_eval_is_taken_and_no_other() -> None:
     for frozen, training in ((True, True), (False, False), (False, True)):
         with pytest.raises(RecipeError, match="BatchNorm, which"):
             Network(normed(frozen, training))
+
+
+# ------------------------------------------------------------------------------------ segmentation
+
+
+def a_voxel_at_a_time(scores: np.ndarray, labels: np.ndarray, dice: float) -> float:
+    """The loss of one record by its definition: no batch, and no vectors."""
+    classes, places = len(scores), [at for at in np.ndindex(labels.shape) if labels[at] >= 0]
+    parts = {at: np.exp(scores[(slice(None), *at)]) for at in places}
+    parts = {at: each / each.sum() for at, each in parts.items()}
+    entropy = -np.mean([np.log(parts[at][labels[at]]) for at in places])
+    overlaps = []
+    for c in range(1, classes):
+        both = sum(parts[at][c] for at in places if labels[at] == c)
+        total = sum(parts[at][c] for at in places) + sum(labels[at] == c for at in places)
+        overlaps.append((2 * both + 1) / (total + 1))
+    return float((1 - dice) * entropy + dice * (1 - np.mean(overlaps)))
+
+
+@pytest.mark.parametrize("dice", [0.0, 0.5, 1.0])
+def test_a_segmentation_is_judged_by_each_records_own_voxels(dice: float) -> None:
+    random = np.random.default_rng(0)
+    scores, labels = random.normal(size=(3, 4, 2, 3, 2)), random.integers(0, 4, (3, 2, 3, 2))
+    labels[0, 0, 0, 0] = -100
+    found = loss_by_name("segmentation", dice=dice)(torch.tensor(scores), torch.tensor(labels))
+    for record in range(3):
+        expected = a_voxel_at_a_time(scores[record], labels[record], dice)
+        assert float(found[record]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_segmentations_accuracy_is_the_dice_of_what_is_not_background() -> None:
+    loss: Any = loss_by_name("segmentation")
+    y = torch.zeros(2, 8, dtype=torch.int64)
+    y[:, :4] = 1
+    perfect = functional.one_hot(y, 2).mT.float()
+    assert loss.right(perfect, y).tolist() == [1.0, 1.0]
+    nothing = torch.stack([torch.ones(2, 8), torch.zeros(2, 8)], dim=1)  # all is background
+    assert loss.right(nothing, y).tolist() == pytest.approx([0.2, 0.2])  # (0 + 1) / (4 + 1)
+    odd = torch.tensor([[5, -3, 1, -100, 0, 0, 0, 0]])  # labels that are no class raise nothing
+    assert bool(torch.isfinite(loss(perfect[:1], odd)).all())
+    assert torch.equal(loss(perfect, y[:, None]), loss(perfect, y))  # a channel of labels
+
+
+def test_a_segmentation_of_other_shapes_is_refused() -> None:
+    loss = loss_by_name("segmentation")
+    with pytest.raises(RecipeError, match=r"channels must be 2 or more.*got 1"):
+        loss(torch.zeros(2, 1, 3, 3), torch.zeros(2, 3, 3))
+    with pytest.raises(RecipeError, match=r"a class for each voxel, \(3, 3\), got \(4, 4\)"):
+        loss(torch.zeros(2, 2, 3, 3), torch.zeros(2, 4, 4))
+    with pytest.raises(RecipeError, match=r"loss\.dice must be from 0 to 1, got 1\.5"):
+        loss_by_name("segmentation", dice=1.5)

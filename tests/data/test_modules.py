@@ -17,10 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dpfed.core.clipping import clip_factors
+from dpfed.core.errors import RecipeError
 from dpfed.core.ghost import Layer, _Total, _whole
 from dpfed.core.types import Unit
+from dpfed.data import module_checks
 from dpfed.data.batches import Batch, tensor_batches
+from dpfed.data.datasets import Dataset, Records
 from dpfed.data.layer_hooks import factors_of
+from dpfed.data.models import Linear
 from dpfed.data.modules import Network, seeded
 from dpfed.data.samplers import SAMPLERS
 
@@ -136,3 +140,89 @@ def test_made_rows_of_half_precision_are_measured_and_added_in_double(sampler: s
     made: Any = Network(seeded(make, 0), chunk=4, sampler=sampler, dtype=torch.bfloat16)
     total = made.problem(tensor_batches(x, LABELS)).rows(made.initial(0), Unit.RECORD)
     assert total.clipped_sum(1.0).vector.dtype == torch.float64
+
+
+# --------------------------------------------------------------- what is refused, and what is shown
+
+
+def small() -> nn.Module:
+    return seeded(lambda: nn.Linear(4, 3), 0)
+
+
+def test_a_device_that_is_not_here_is_refused_before_a_record_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    read: list[Any] = []
+
+    class Listed:
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, at: int) -> Any:
+            read.append(at)
+            return torch.rand(4), 0
+
+    model = Network(small(), device="cuda")  # a server without one may make it, for its layout
+    assert model.layout.size == 15
+    way_out = r"torch\.cuda\.is_available\(\) is False; leave out device and dtype"
+    with pytest.raises(RecipeError, match=rf"device 'cuda' must be .*; {way_out}") as error:
+        model.problem(Listed(), (torch.zeros(4), 0))
+    assert "\n" not in str(error.value)
+    assert read == []
+    with pytest.raises(RecipeError, match="device must be one that torch knows, got 'gpu'"):
+        Network(small(), device="gpu")
+
+
+def test_a_precision_that_a_gpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would emulate bfloat16 there, many times slower."""
+    real = torch.ones
+
+    def ones(*shape: int, device: Any, dtype: Any) -> torch.Tensor:
+        return real(*shape, dtype=dtype)
+
+    with monkeypatch.context() as here:
+        here.setattr(torch, "ones", ones)
+        here.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+        with pytest.raises(
+            RecipeError, match=r"dtype torch\.bfloat16 must be .*; use torch\.float16"
+        ):
+            module_checks.check_device("cuda", torch.bfloat16)
+        here.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+        module_checks.check_device("cuda", torch.bfloat16)
+    for wrong in (torch.int8, "bfloat16"):
+        with pytest.raises(RecipeError, match="dtype must be a floating-point type of torch"):
+            Network(small(), dtype=wrong)  # type: ignore[arg-type]
+
+
+def test_statistics_of_the_records_are_refused() -> None:
+    """An InstanceNorm that keeps them would hand them on without noise."""
+    layer = nn.InstanceNorm1d(3, track_running_stats=True)
+    module = nn.Sequential(nn.Conv1d(1, 3, 2), layer, nn.Flatten(), nn.Linear(9, 3))
+    with pytest.raises(RecipeError, match="layer '1' is an InstanceNorm that keeps statistics"):
+        Network(module)
+    before = {n: each.clone() for n, each in module.eval().state_dict().items()}
+    problem = Network(module).problem((torch.rand(6, 1, 4), LABELS))
+    problem.rows(problem.model.initial(0), Unit.RECORD).clipped_sum(1.0)
+    assert all(torch.equal(each, before[n]) for n, each in module.state_dict().items())
+
+
+def test_what_is_printed_is_one_line_and_no_record() -> None:
+    model = Network(small(), loss="huber", sampler="func")
+    x, y = torch.full((6, 4), 47.11), torch.full((6, 3), 47.11)
+    problem = model.problem((x, y))
+    said = "Network(Linear, 15 trained parameters, loss=Huber, sampler=func)"
+    assert repr(model) == said
+    records = "Batches(6 records of {'x': (4,), 'targets': (3,)})"
+    assert repr(problem) == f"NetworkProblem({said}, {records})"
+    assert repr(problem.records.read(torch.arange(2))) == "Batch({'x': (2, 4), 'targets': (2, 3)})"
+    records_, linear = Records(x, LABELS), Linear("softmax", 4, 3)
+    for each in (
+        problem,
+        problem.records,
+        records_,
+        linear.problem(records_),
+        Dataset(records_, None, 3, "wards"),
+    ):
+        assert "\n" not in repr(each)
+        assert "47" not in repr(each)

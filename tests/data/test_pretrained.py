@@ -44,6 +44,35 @@ def test_only_the_adapter_and_the_head_are_trained_and_agreed_on_by_name(folder:
     assert not one.module.training
 
 
+def test_a_frozen_first_factor_is_the_same_at_all_sites_and_is_saved(
+    folder: Path, tmp_path: Path
+) -> None:
+    """No message carries it: sites whose first factors differ would train different models."""
+    peft, library = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    both = Network(text_model(folder, classes=3, lora=LORA))
+    made = []
+    for seed in (1, 2):  # two sites, with generators of their own
+        torch.manual_seed(seed)
+        made.append(Network(text_model(folder, classes=3, lora={**LORA, "freeze_a": True})))
+    one, other = made
+    assert {n for n in both.layout.shapes if "lora_A" not in n} == set(one.layout.shapes)
+    assert any("lora_B" in name for name in one.layout.shapes)
+    first, second = (dict(each.module.named_parameters()) for each in made)
+    frozen = [name for name in first if "lora_A" in name]
+    assert frozen
+    assert all(torch.equal(first[n], second[n]) and bool(first[n].any()) for n in frozen)
+    x, y = inputs(), torch.arange(8) % 3
+    problem = one.problem(tensor_batches(x, y))
+    assert one.rows_by(problem.records) == "ghost"
+    step = problem.rows(one.initial(0), Unit.RECORD).clipped_sum(1.0).vector.float()
+    assert other.layout == one.layout
+    params = one.initial(0) - step
+    base = library.BertForSequenceClassification.from_pretrained(folder)
+    read = peft.PeftModel.from_pretrained(base, str(save_adapter(one, params, tmp_path / "a")))
+    with torch.no_grad():
+        torch.testing.assert_close(read.eval()(**x).logits, one.score(params, x))
+
+
 def test_a_relative_folder_is_looked_for_where_data_are(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,53 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
         ),
         numbers(4, T),
     ),
+    "conv3d": (
+        lambda: nn.Sequential(
+            nn.Conv3d(2, 3, (3, 2, 3), padding=1, stride=(2, 1, 1)), nn.Flatten(), nn.Linear(120, 3)
+        ),
+        numbers(2, 3, 4, 4),
+    ),
+    "conv3d, groups": (
+        lambda: nn.Sequential(
+            nn.Conv3d(4, 6, 2, groups=2, dilation=2, padding="same", padding_mode="circular"),
+            nn.Flatten(),
+            nn.Linear(162, 3),
+        ),
+        numbers(4, 3, 3, 3),
+    ),
+    "transposed, 1": (
+        lambda: nn.Sequential(
+            nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
+            nn.Flatten(),
+            nn.Linear(12 * T, 3),
+        ),
+        numbers(4, T),
+    ),
+    "transposed, 2": (
+        lambda: nn.Sequential(
+            nn.ConvTranspose2d(2, 3, (3, 2), stride=2, dilation=2, bias=False),
+            nn.Flatten(),
+            nn.Linear(189, 3),
+        ),
+        numbers(2, 3, 3),
+    ),
+    "transposed, 3": (
+        lambda: nn.Sequential(
+            nn.ConvTranspose3d(2, 3, 2, stride=2), nn.Flatten(), nn.Linear(384, 3)
+        ),
+        numbers(2, 2, 2, 4),
+    ),
+    "instance norm, prelu": (
+        lambda: nn.Sequential(
+            nn.Conv3d(2, 4, 2),
+            nn.InstanceNorm3d(4, affine=True),
+            nn.PReLU(),
+            nn.PReLU(4),
+            nn.Flatten(),
+            nn.Linear(32, 3),
+        ),
+        numbers(2, 3, 3, 3),
+    ),
     "embedding": (
         lambda: nn.Sequential(
             nn.Embedding(WORDS, 4, padding_idx=0), nn.Flatten(), nn.Linear(4 * T, 3)

@@ -67,7 +67,7 @@ def is_union(hint: Any) -> bool:
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
-CODE = {"client", "server", "sum", "mechanism", "metrics", "loss"}
+CODE = {"client", "server", "sum", "mechanism", "metrics", "loss", "factory"}
 """Fields that take a name, a table or code."""
 
 

@@ -21,6 +21,8 @@ and a digest of it, which only this process can resolve.
 | ``module:function`` where an owner decides        | RecipeError, and nothing is imported         |
 |   (``installed_only``: terms)                     |                                              |
 | ``module:function`` for a sum or a sink           | RecipeError, and nothing is imported         |
+| data or a model given as an object                | a name that says nothing of it; the same     |
+|                                                   | rules                                        |
 | an object's name in another process               | RecipeError: give ``module:function``        |
 | a mechanism as a value, not as its function       | RecipeError: the plan decides clip and noise |
 """
@@ -29,8 +31,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import operator
 import pkgutil
 import re
+import secrets
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -191,6 +195,46 @@ def name_of(kind: str, given: Any) -> str:
     name = _with_digest(given, place=getattr(given, code, None))
     _OBJECTS[kind, name] = given
     return name
+
+
+def keep_object(kind: str, given: Any) -> str:
+    """The name in recipes of data or a model that is given as an object; the same for the same.
+
+    The name says nothing of what is in it, and only this process can resolve it. The object stays
+    in memory until the process ends: a recipe may be run again.
+
+    Args:
+        kind: data or model.
+        given: the object.
+    """
+    for (known, name), kept in _OBJECTS.items():
+        if known == kind and _is_same(kept, given):
+            return name
+    name = f"{kind}@{secrets.token_hex(6)}"
+    _OBJECTS[kind, name] = given
+    return name
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two are one object, or pairs of the same ones."""
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        return all(map(operator.is_, one, other))
+    return one is other
+
+
+def kept_object(kind: str, name: str) -> Any:
+    """What ``keep_object`` has named.
+
+    Args:
+        kind: data or model.
+        name: as ``keep_object`` returned it.
+    """
+    if _installed_only.get() or (kind, name) not in _OBJECTS:
+        raise RecipeError(
+            f"{kind} {name!r} was given as an object, which its own process alone has; give it "
+            f"again, or name a file or 'package.module:function'"
+        )
+    return _OBJECTS[kind, name]
 
 
 def _with_digest(code: Any, *, name: str = "", place: Any = None) -> str:

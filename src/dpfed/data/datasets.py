@@ -11,6 +11,8 @@ several        a list of tables, a pattern such as ``five/*.csv``, or a director
 a directory    IDX files (as MNIST has them, gzipped or not), or images as [train/]<class>/<file>
 ``hf:NAME``    a Hugging Face data set (needs the extra ``dpfed[hub]``); ``hf:NAME:CONFIG``
 ``dpfed:NAME`` features that come with the package: fashion-mnist (shipped/README.md)
+arrays         in Python, (x, y[, groups]), a dict as in an .npz, a data frame, a TensorDataset, or
+               what ``dataset_batches`` makes (in_memory.py)
 ``synthetic``  generated: class clusters, or ``kind`` = "mixed" or "glm" (synthetic.py)
 ============== ===================================================================================
 
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from dpfed.data.mapping import FileMapping
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Records:
     """Features, labels and, if there are natural groups, group ids. Sensitive.
 
@@ -114,6 +116,12 @@ class Records:
                 "x must be float32 and y int64 (classes) or float32 (targets), got "
                 f"x {self.x.dtype} and y {self.y.dtype}; convert them with .float() and .long()"
             )
+
+    def __repr__(self) -> str:
+        shape, kind = tuple(self.x.shape[1:]), str(self.y.dtype).removeprefix("torch.")
+        return (
+            f"Records({len(self)} of shape {shape}, {kind} labels)"  # no values: they are private
+        )
 
     def __len__(self) -> int:
         return len(self.y)
@@ -205,13 +213,19 @@ def load(
         made = synthetic(**given, **synthetic_options)
         return made if name is None else replace(made, source=name)
     columns = readers.Columns(x=x, y=y, groups=groups, split=split, silo=silo, arrival=arrival)
+    if str(source).startswith("data@"):
+        from dpfed.data import in_memory  # for runs in one process: no gate loads it
+
+        _refuse_options(str(source), synthetic_options)
+        _refuse_contract(contract)
+        found = in_memory.read(str(source), columns, schema, classes)
+        if found.records is not None:
+            return Dataset(found.records, None, None, name or found.words)
+        public = _public(classes, labels, public or found.public)
+        made = _dataset(found.parts, classes, name or found.words, public)
+        return replace(made, table=found.facts)
     paths = [] if str(source).startswith("hf:") else find_files(source, root)
-    if synthetic_options:
-        unknown = ", ".join(sorted(synthetic_options))
-        raise DataError(
-            f"{str(source)!r} takes no option {unknown}; it takes x, y, groups, silo, split, "
-            "classes, size and name (only 'synthetic' has others)"
-        )
+    _refuse_options(str(source), synthetic_options)
     if contract is not None:
         given_twice = {"x": x, "y": y, "groups": groups, "schema": schema, "labels": labels}
         _refuse_beside(contract, {**given_twice, "classes": classes}, paths)
@@ -235,6 +249,22 @@ def load(
             f"{label!r} takes no arrival, which is a column of .csv and .parquet; leave it out"
         )
     return _dataset(_read_arrays(str(source), paths, columns, size), classes, label, public)
+
+
+def _refuse_options(source: str, given: Mapping[str, Any]) -> None:
+    if given:
+        unknown = ", ".join(sorted(given))
+        raise DataError(
+            f"{source!r} takes no option {unknown}; it takes x, y, groups, silo, split, "
+            "classes, size and name (only 'synthetic' has others)"
+        )
+
+
+def _refuse_contract(contract: Contract | None) -> None:
+    if contract is not None:
+        raise DataError(
+            "a contract is for tables in files, got an object as data.source; give .csv or .parquet"
+        )
 
 
 def _refuse_beside(contract: Contract, given: Mapping[str, Any], paths: list[Path]) -> None:

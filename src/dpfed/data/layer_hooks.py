@@ -5,9 +5,10 @@ One forward and one backward pass: hooks keep each trained layer's input, and au
 the gradients by the layers' outputs alone, so that no gradient of a parameter is ever made. What
 rows are made of them is in core/ghost.py.
 
-Layers: Linear, Conv1d, Conv2d, Embedding, LayerNorm, RMSNorm, GroupNorm, the transformers library's
-Conv1D; hence LoRA of any of them that is made of Linear. All else, and any frozen layer, may be
-between them: dropout and train() are as the module has them, and frozen weights may be tied.
+Layers: Linear, Conv1d, Conv2d, Conv3d, their transposes, Embedding, LayerNorm, RMSNorm, GroupNorm,
+InstanceNorm, PReLU, the transformers library's Conv1D; hence LoRA of any of them that is made of
+Linear. All else, and any frozen layer, may be between them: dropout and train() are as the module
+has them, and frozen weights may be tied.
 
 | edge case                                          | what happens                              |
 |----------------------------------------------------|-------------------------------------------|
@@ -78,6 +79,41 @@ def _convolution(layer: Any, a: torch.Tensor, b: torch.Tensor) -> Found:
     return {"weight": [Products(*pair) for pair in pairs], "bias": [Sums(left)]}
 
 
+def _convolution_3d(layer: nn.Conv3d, a: torch.Tensor, b: torch.Tensor) -> Found:
+    """The same of volumes, for which torch has no unfold."""
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    a = functional.pad(a, layer._reversed_padding_repeated_twice, mode=mode)
+    patches, left = _patches(a, layer), b.flatten(2).mT
+    pairs = zip(left.chunk(layer.groups, 2), patches.chunk(layer.groups, 2), strict=True)
+    return {"weight": [Products(*pair) for pair in pairs], "bias": [Sums(left)]}
+
+
+def _transposed(layer: Any, a: torch.Tensor, b: torch.Tensor) -> Found:
+    """A transposed convolution is a convolution from its output to its input."""
+    ends = [end for each in reversed(layer.padding) for end in (each, each)]
+    left = a.flatten(2).mT
+    patches = _patches(functional.pad(b, ends), layer, a.shape[2:])
+    pairs = zip(left.chunk(layer.groups, 2), patches.chunk(layer.groups, 2), strict=True)
+    return {"weight": [Products(*pair) for pair in pairs], "bias": [Sums(b.flatten(2).mT)]}
+
+
+def _patches(x: torch.Tensor, layer: Any, places: Sequence[int] | None = None) -> torch.Tensor:
+    """What is under a layer's window at each place, [k, places, channels x window].
+
+    Args:
+        x: padded, [k, channels, ...].
+        layer: has the window, its dilation and its stride.
+        places: how many there are along each axis; None is as many as fit.
+    """
+    axes = len(layer.kernel_size)
+    for axis in range(axes):
+        step, gap = layer.stride[axis], layer.dilation[axis]
+        x = x.unfold(2 + axis, (layer.kernel_size[axis] - 1) * gap + 1, step)[..., ::gap]
+        if places is not None:
+            x = x.narrow(2 + axis, 0, places[axis])
+    return x.movedim(1, 1 + axes).flatten(1 + axes).flatten(1, axes)
+
+
 def _embedding(layer: nn.Embedding, a: torch.Tensor, b: torch.Tensor) -> Found:
     ids = a.reshape(len(a), -1)
     left = b.reshape(*ids.shape, -1)
@@ -108,10 +144,33 @@ def _group_norm(layer: nn.GroupNorm, a: torch.Tensor, b: torch.Tensor) -> Found:
     return {"weight": [Sums(left, right)], "bias": [Sums(left)]}
 
 
+def _instance_norm(layer: Any, a: torch.Tensor, b: torch.Tensor) -> Found:
+    if layer.track_running_stats:
+        raise Unsupported("an InstanceNorm has statistics of its own")
+    normal = functional.instance_norm(a, eps=layer.eps)
+    left, right = (each.flatten(2).mT for each in (b, normal))
+    return {"weight": [Sums(left, right)], "bias": [Sums(left)]}
+
+
+def _prelu(layer: nn.PReLU, a: torch.Tensor, b: torch.Tensor) -> Found:
+    """The slope of negative inputs, one for all channels or one for each."""
+    shape = (len(a), layer.num_parameters, -1)
+    left, right = (each.reshape(shape).mT for each in (b, a.clamp(max=0.0)))
+    return {"weight": [Sums(left, right)]}
+
+
 SPLITS: dict[str, Split] = {
     "torch.nn.modules.linear.Linear": _linear,
     "torch.nn.modules.conv.Conv1d": _convolution,
     "torch.nn.modules.conv.Conv2d": _convolution,
+    "torch.nn.modules.conv.Conv3d": _convolution_3d,
+    "torch.nn.modules.conv.ConvTranspose1d": _transposed,
+    "torch.nn.modules.conv.ConvTranspose2d": _transposed,
+    "torch.nn.modules.conv.ConvTranspose3d": _transposed,
+    "torch.nn.modules.instancenorm.InstanceNorm1d": _instance_norm,
+    "torch.nn.modules.instancenorm.InstanceNorm2d": _instance_norm,
+    "torch.nn.modules.instancenorm.InstanceNorm3d": _instance_norm,
+    "torch.nn.modules.activation.PReLU": _prelu,
     "torch.nn.modules.sparse.Embedding": _embedding,
     "torch.nn.modules.normalization.LayerNorm": _layer_norm,
     "torch.nn.modules.normalization.RMSNorm": _rms_norm,

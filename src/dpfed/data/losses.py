@@ -3,6 +3,8 @@
 
     cross-entropy     scores [k, classes], labels [k]; weights of classes, label smoothing
     tokens            scores [k, T, classes], labels [k, T]: the sum over a record's tokens
+    segmentation      scores [k, classes, ...], labels [k, ...]: the mean over a record's voxels,
+                      and one minus its soft Dice
     multi-label       scores [k, labels], 0 or 1 [k, labels]: the sum over the labels
     squared           the sum of half the squared errors of a record's targets
     mse               the mean of their squared errors, as torch has it
@@ -130,6 +132,62 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Segmentation:
+    """Cross-entropy of each voxel, averaged over the record, and one minus its soft Dice.
+
+    Both are of one record alone: a Dice over a batch would mix records. Voxels that are ``IGNORED``
+    are left out. Soft Dice is the mean over classes of (2 sum p t + 1) / (sum p + sum t + 1), the
+    background (class 0) left out, as in MONAI's DiceCELoss(include_background=False).
+
+    Args:
+        dice: the weight of the Dice part, from 0 to 1; cross-entropy has the rest.
+    """
+
+    dice: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dice <= 1:
+            raise refuse("loss.dice", "from 0 to 1", self.dice)
+
+    def __call__(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """One value per record."""
+        scores, y = self._flat(scores, y)
+        known = (y != IGNORED).to(scores)
+        counts = known.sum(dim=1).clamp(min=1.0)
+        each = functional.cross_entropy(scores, y, reduction="none", ignore_index=IGNORED)
+        losses = each.sum(dim=1) / counts
+        if self.dice == 0:
+            return losses
+        overlap = self._dice(scores.softmax(dim=1) * known[:, None], y).mean(dim=1)
+        return (1 - self.dice) * losses + self.dice * (1 - overlap)
+
+    def _flat(self, scores: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores [k, classes, voxels] and labels [k, voxels]; a channel of labels is left out."""
+        classes = scores.shape[1]
+        if classes < 2:
+            bound = "2 or more, the background's first"
+            raise refuse("the module's channels", bound, classes, "give the last layer as many")
+        y = y[:, 0] if y.dim() == scores.dim() and y.shape[1] == 1 else y
+        if y.shape != (len(scores), *scores.shape[2:]):
+            bound = f"a class for each voxel, {tuple(scores.shape[2:])}"
+            raise refuse("labels of a segmentation", bound, tuple(y.shape[1:]), "correct them")
+        return scores.flatten(2), known_labels(y.flatten(1).long(), classes)
+
+    def _dice(self, parts: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Of each record and class but the background, [k, classes - 1]."""
+        classes = torch.arange(parts.shape[1], device=y.device)
+        true = (y[:, None] == classes[None, :, None]).to(parts)
+        both, total = (parts * true).sum(dim=2), parts.sum(dim=2) + true.sum(dim=2)
+        return ((2 * both + 1) / (total + 1))[:, 1:]
+
+    def right(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The record's mean Dice over the classes but the background: what accuracy shows."""
+        scores, y = self._flat(scores, y)
+        chosen = torch.zeros_like(scores).scatter_(1, scores.argmax(dim=1, keepdim=True), 1.0)
+        return self._dice(chosen * (y != IGNORED)[:, None].to(scores), y).mean(dim=1)
+
+
+@dataclass(frozen=True)
 class MultiLabel:
     """Binary cross-entropy of each label, summed; labels below 0 or above 1 are ignored.
 
@@ -210,6 +268,7 @@ class MeanSquared(Huber):
 LOSSES: dict[str, Callable[..., Any]] = {
     "cross-entropy": CrossEntropy,
     "tokens": Tokens,
+    "segmentation": Segmentation,
     "multi-label": MultiLabel,
     "squared": lambda: Huber(math.inf),
     "mse": MeanSquared,
@@ -221,8 +280,8 @@ def loss_by_name(name: str, **options: Any) -> Loss:
     """A loss by its name.
 
     Args:
-        name: cross-entropy, tokens, multi-label, squared, mse or huber.
-        **options: its own: weights, smoothing, shift, delta.
+        name: cross-entropy, tokens, segmentation, multi-label, squared, mse or huber.
+        **options: its own: weights, smoothing, shift, dice, delta.
 
     Returns:
         a function of scores and targets with one value per record.

@@ -376,7 +376,7 @@ class Linear:
         return torch.cat([parts["weight"], parts["bias"][:, None]], dim=1)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LinearProblem:
     """One client's side of a linear model."""
 
@@ -386,6 +386,9 @@ class LinearProblem:
     groups: torch.Tensor | None = None
     known: torch.Tensor | None = None
     """Which records have a label that the link knows; None means all of them."""
+
+    def __repr__(self) -> str:
+        return f"LinearProblem({self.model!r}, {len(self.y)} records)"
 
     @property
     def dimension(self) -> int:

@@ -13,11 +13,18 @@ record depend on that record alone, and that the module keeps nothing of it.
 
 | edge case                                            | what happens                           |
 |------------------------------------------------------|----------------------------------------|
+| no module, no trained parameter, no such device      | RecipeError when the network is made,  |
+|                                                      | or the module is first used            |
 | a loss that reduces over the batch                   | RecipeError when the network is made   |
 | a loss that is not one value per record              | RecipeError when a problem is made     |
 | a module or loss that fails on made-up records       | RecipeError when a problem is made     |
 | made-up records that move each other's loss or row   | RecipeError, at the first rows at last |
-| BatchNorm that is trained or in train()              | RecipeError when the network is made   |
+| BatchNorm that is trained or in train(), InstanceNorm| RecipeError when the network is made   |
+| that keeps statistics                                |                                        |
+| labels of another type or shape than the loss takes  | RecipeError when a problem is made     |
+| scores that are probabilities, a loss that ignores   | a warning in the local log             |
+| labels, dropout in eval(), no gradient at all        |                                        |
+| records that look wrong (first_look.py)              | a warning in the local log             |
 | dropout in train()                                   | masks by each record's content         |
 | other random numbers (masks.py)                      | RecipeError when a problem is made     |
 | ghost rows that are not the gradients of single ones | other rows, or RecipeError if asked for|
@@ -38,7 +45,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from dpfed.core.checks import refuse
+from dpfed.core.checks import check_at_least, refuse
 from dpfed.core.errors import RecipeError, failures
 from dpfed.core.ghost import Ghost, Layer
 from dpfed.core.metric import MetricRow, ScoredRecords
@@ -48,10 +55,11 @@ from dpfed.core.vector import Layout, layout_of, one_thread
 from dpfed.data import module_checks
 from dpfed.data.batches import Batch, Batches, Inputs, record_batches
 from dpfed.data.datasets import Records
+from dpfed.data.first_look import look
 from dpfed.data.layer_hooks import LayerFactors, factors_of
 from dpfed.data.losses import JudgingLoss, Loss, Tokens, cross_entropy, known_labels, loss_by_name
 from dpfed.data.masks import content_seeds, drawn_by_content
-from dpfed.data.models import metric_rows, say_unknown, unit_ids, unit_means, whole_blocks
+from dpfed.data.models import metric_rows, unit_ids, unit_means, whole_blocks
 from dpfed.data.samplers import SAMPLERS, PerRecord, failing, forgiving, in_blocks
 
 
@@ -65,7 +73,7 @@ def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 CHOICES = ("auto", "ghost", *SAMPLERS)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Network:
     """Any torch module whose output for a record depends on that record alone.
 
@@ -92,21 +100,22 @@ class Network:
     dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        mixing = [
-            n or type(m).__name__ for n, m in self.module.named_modules() if _mixes_records(m)
-        ]
-        if mixing:
-            raise RecipeError(
-                f"layer {mixing[0]!r} is a BatchNorm, which mixes records, so that one record's "
-                f"gradient is not defined; use GroupNorm or LayerNorm instead, or freeze it and "
-                f"call its eval()"
-            )
+        module_checks.check_module(self.module)
+        module_checks.check_place(self.device, self.dtype)
+        check_at_least(1, "Network", chunk=self.chunk)
         if self.sampler not in CHOICES:
             raise refuse("sampler", ", ".join(map(repr, CHOICES)), self.sampler)
         if isinstance(self.loss, str):
             object.__setattr__(self, "loss", loss_by_name(self.loss))
+        module_checks.check_loss(self.loss)
         if getattr(self.loss, "reduction", "none") != "none" or module_checks.reduces(self._loss):
             raise module_checks.not_per_record(self._loss, "one number for all")
+
+    def __repr__(self) -> str:
+        loss = getattr(self.loss, "__name__", None) or type(self.loss).__name__
+        size, sampler = self.layout.size, self.sampler
+        name = type(self.module).__name__
+        return f"Network({name}, {size:,} trained parameters, {loss=!s}, {sampler=!s})"
 
     @property
     def _loss(self) -> Loss:
@@ -131,13 +140,26 @@ class Network:
         del seed
         return self._start.clone()
 
-    def problem(self, records: Records | Batches) -> NetworkProblem:
-        """One client's records under the network; module and loss are tried on made-up ones."""
-        batches = record_batches(records)
+    def problem(self, records: Any, example: Any = None, **how: Any) -> NetworkProblem:
+        """One client's records under the network; module and loss are tried on made-up ones.
+
+        What looks wrong in the records is said in this machine's log, before anything is spent.
+
+        Args:
+            records: (x, y) of tensors, arrays or data frames; ``Records``; a TensorDataset; what
+                ``tensor_batches`` and ``dataset_batches`` make; or, with an example, a data set, a
+                DataLoader or a stream.
+            example: one made-up record of the shapes that all have: public.
+            **how: collate, target, fill, groups, most and count, as ``dataset_batches`` takes them.
+        """
+        batches = record_batches(records, example, **how)
         outputs = self._once(module_checks.check_losses, batches)
         self.draws(batches)
-        if isinstance(records, Records) and self._has_classes(records.y):
-            say_unknown((records.y >= 0) & (records.y < outputs))
+        y = batches.stand_in.targets
+        one = module_checks.fits_classes(self.loss) and not y.is_floating_point() and y.dim() == 1
+        classes = outputs if one else None
+        named = any(isinstance(each, nn.Embedding) for each in self.module.modules())
+        look(batches, classes, numbers=not named, said=self._said)
         return NetworkProblem(self, batches)
 
     def _has_classes(self, y: torch.Tensor) -> bool:
@@ -158,11 +180,17 @@ class Network:
         return {}
 
     @cached_property
+    def _said(self) -> set[str]:
+        """What was said of clients' records: the same of the next client is left unsaid."""
+        return set()
+
+    @cached_property
     def _placed(self) -> nn.Module:
         """The module where it computes, in its precision; the start is read before."""
         if self.dtype is None and torch.device(self.device) == torch.device("cpu"):
             return self.module
         self.initial(0)
+        module_checks.check_device(self.device, self.dtype)
         return self.module.to(device=self.device, dtype=self.dtype)
 
     def placed(self, params: Vector) -> Vector:
@@ -321,20 +349,15 @@ def _scores(output: Any) -> torch.Tensor:
     return scores
 
 
-def _mixes_records(layer: nn.Module) -> bool:
-    """Whether a layer is a BatchNorm that mixes records: not if it is frozen and in eval()."""
-    if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
-        return False
-    trained = any(p.requires_grad for p in layer.parameters(recurse=False))
-    return trained or layer.training or layer.running_mean is None
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class NetworkProblem:
     """One client's side of a network."""
 
     model: Network
     records: Batches
+
+    def __repr__(self) -> str:
+        return f"NetworkProblem({self.model!r}, {self.records!r})"
 
     @property
     def dimension(self) -> int:

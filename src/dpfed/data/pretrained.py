@@ -14,6 +14,7 @@ the records that they were trained on.
 | transformers, peft or timm is not installed         | MissingExtra that says what to install    |
 | a folder or a name that the library cannot load     | RecipeError with the library's sentence   |
 | an adapter of a model that peft has not made        | RecipeError                               |
+| ``freeze_a``: the factors A stay as they are drawn  | from a constant seed, at all sites alike  |
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dpfed.core.environment import data_folders
 from dpfed.core.errors import RecipeError, first_sentence
 from dpfed.core.extras import require_extra
 from dpfed.core.types import Vector
-from dpfed.data.modules import Network
+from dpfed.data.modules import Network, seeded
 
 TASKS: dict[str, tuple[str, str | None]] = {
     "classify": ("AutoModelForSequenceClassification", "SEQ_CLS"),
@@ -40,6 +41,10 @@ TASKS: dict[str, tuple[str, str | None]] = {
     "pool": ("AutoModel", None),
 }
 """What a text model is for: its class in transformers, and the name of the task in peft."""
+
+
+FROZEN_SEED = 0
+"""Of factors that stay as drawn: no message carries them, so all sites must draw the same."""
 
 
 class TokenIds(nn.Module):
@@ -100,8 +105,8 @@ def text_model(
         source: a folder, or a name on the hub.
         task: classify, tag or causal; or pool, a sentence encoder with a head on its tokens' mean.
         classes: how many labels there are; None for a causal model.
-        lora: options of peft's LoraConfig (r, lora_alpha, target_modules, ...); None trains all
-            parameters that the model has unfrozen.
+        lora: options of peft's LoraConfig (r, lora_alpha, target_modules, ...), and ``freeze_a``;
+            None trains all parameters that the model has unfrozen.
         **options: handed to ``from_pretrained``.
 
     Returns:
@@ -150,20 +155,32 @@ def adapted(model: nn.Module, lora: Mapping[str, Any], task: str | None) -> nn.M
 
     Args:
         model: pretrained.
-        lora: options of peft's LoraConfig.
+        lora: options of peft's LoraConfig, and ``freeze_a``: whether of each adapter only the
+            second factor, B, is trained (FFA-LoRA, Sun et al. 2024). A is then the same at all
+            sites: it is drawn from a constant seed.
         task: peft's name of the task, by which it knows the head that is trained along; or None.
     """
     peft = _installed("peft", "text")
     if isinstance(model, Pooled):  # peft knows the heads of its own tasks only
         lora = {"modules_to_save": ["head"], **lora}
+    options = dict(lora)
+    freeze_a = options.pop("freeze_a", False)
     try:
-        config = peft.LoraConfig(**{"task_type": task, **lora})
-        made: nn.Module = peft.get_peft_model(model, config)
+        config = peft.LoraConfig(**{"task_type": task, **options})
+        made: nn.Module = (
+            seeded(lambda: peft.get_peft_model(model, config), FROZEN_SEED)
+            if freeze_a
+            else peft.get_peft_model(model, config)
+        )
     except (TypeError, ValueError) as error:
         raise RecipeError(
             f"model.lora must be options of peft's LoraConfig, got {dict(lora)} "
             f"({first_sentence(error)}); give r and target_modules"
         ) from error
+    if freeze_a:
+        for name, each in made.named_parameters():
+            if "lora_A" in name or "lora_embedding_A" in name:
+                each.requires_grad = False
     return made.eval()
 
 

@@ -104,9 +104,18 @@ def load_npz(path: Path) -> dict[str, Array]:
 
 
 def _read_npz(path: Path, columns: Columns) -> dict[str, TablePart]:
-    arrays = _decoded(load_npz(path), columns)
-    parts = _split_parts(arrays, columns)
-    return parts or _split_whole(arrays, columns, path.name)
+    return parts_of(_decoded(load_npz(path), columns), columns, path.name)
+
+
+def parts_of(arrays: Mapping[str, Array], columns: Columns, where: str) -> dict[str, TablePart]:
+    """The parts of named arrays, by the names that an .npz has.
+
+    Args:
+        arrays: by name.
+        columns: how the caller names them.
+        where: the file, for messages.
+    """
+    return _split_parts(arrays, columns) or _split_whole(arrays, columns, where)
 
 
 def _decoded(arrays: dict[str, Array], columns: Columns) -> dict[str, Array]:

@@ -172,9 +172,16 @@ def screen(dataset: Dataset, missing: str | None = None) -> Screen:
         persons=_persons(parts, holes),
         missing=missing,
         public=bool(outside),
-        unlabelled=sum(int(unknown_labels(part.y).sum()) for part in parts),
+        unlabelled=sum(_unlabelled(part.y) for part in parts),
         columns=tuple(_columns(x, known, names, outside)),
         left_out=table.left_out if table is not None else (),
+    )
+
+
+def _unlabelled(y: torch.Tensor) -> int:
+    """Records without a label: of several, as of tokens, all are missing."""
+    return int(
+        unknown_labels(y).flatten(1).all(dim=1).sum() if y.dim() > 1 else unknown_labels(y).sum()
     )
 
 

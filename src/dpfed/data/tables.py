@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,7 +48,6 @@ from dpfed.data.readers import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -90,6 +90,31 @@ def read_tables(
     """
     texts = None if by_cell else tuple(schema or ())
     table, sizes = _joined([(path, _read(path, texts)) for path in paths])
+    return _parts_of(table, paths, sizes, columns, schema, by_cell)
+
+
+def read_frame(
+    table: Any, columns: Columns, schema: Mapping[str, Sequence[Any]] | None = None
+) -> tuple[dict[str, TablePart], TableFacts]:
+    """The parts of a table of pyarrow, and what became of its columns.
+
+    Args:
+        table: of pyarrow.
+        columns: which columns to read.
+        schema: the public range or categories of each feature column; None takes numbers as they
+            are.
+    """
+    return _parts_of(table, [Path("the data frame")], [len(table)], columns, schema)
+
+
+def _parts_of(
+    table: Any,
+    paths: Sequence[Path],
+    sizes: list[int],
+    columns: Columns,
+    schema: Mapping[str, Sequence[Any]] | None,
+    by_cell: bool = False,
+) -> tuple[dict[str, TablePart], TableFacts]:
     present, where = table.column_names, paths[0].name
     label = choose(columns.y, ("y", "label"), present, where)
     group = choose_group(columns.groups, present, where)

@@ -212,7 +212,7 @@ def _architecture(recipe: ModelRecipe, model: object) -> Any:
     own = architecture_of(model)
     if own is not None:
         return own
-    if recipe.name == "network":
+    if recipe.name == "network" and "@" not in str(recipe.factory):  # a module given as an object
         return FactoryModel(factory=str(recipe.factory), options=_plain(recipe.options))
     if recipe.name in ("transformers", "timm"):
         options = _plain(recipe.options)

@@ -13,7 +13,7 @@ import torch
 
 from dpfed.core.checks import refuse
 from dpfed.core.randomness import public_seed
-from dpfed.core.registry import installed_function
+from dpfed.core.registry import installed_function, kept_object
 from dpfed.data.losses import Loss, cross_entropy, loss_by_name
 from dpfed.data.modules import Network, seeded
 from dpfed.data.pretrained import TokenIds, image_model, text_model
@@ -28,6 +28,9 @@ def build_network(recipe: ModelRecipe, classes: int | None, seed: int) -> Networ
         classes: how many there are; None if labels are numbers.
         seed: the run's seed, from which the initial weights follow.
     """
+    if "@" in (recipe.factory or "") and isinstance(_given(recipe), Network):
+        given: Network = _given(recipe)
+        return given
     module = _MODULES[recipe.name](recipe, classes, seed)
     loss = _loss(recipe, classes)
     return Network(module, loss, chunk=recipe.chunk, sampler=recipe.sampler)
@@ -65,11 +68,21 @@ def _source(options: dict[str, Any]) -> str:
 
 def _module(recipe: ModelRecipe, classes: int | None, seed: int) -> torch.nn.Module:
     del classes  # the factory's own matter
+    if "@" in (recipe.factory or ""):
+        made = _given(recipe)
+        if isinstance(made, torch.nn.Module):
+            return made
+        return seeded(lambda: made(**recipe.options), public_seed(seed, "module"))
     if ":" not in (recipe.factory or ""):
         bound = "'package.module:function' for model 'network'"
         raise refuse("model.factory", bound, recipe.factory, "name a function that makes a module")
     factory = installed_function("model.factory", str(recipe.factory))
     return seeded(lambda: factory(**recipe.options), public_seed(seed, "module"))
+
+
+def _given(recipe: ModelRecipe) -> Any:
+    """What the caller gave in the place of a name: a module, a Network, or a function."""
+    return kept_object("model", str(recipe.factory))
 
 
 _MODULES: dict[str, Callable[[ModelRecipe, int | None, int], torch.nn.Module]] = {

@@ -71,7 +71,8 @@ def run(
         overwrite: let ``out`` hold another run's result, and write over it.
         row_norms: keep the norms of all rows before and after the clip in ``Result.row_norms``, to
             choose a clip in a simulation: not private, saved nowhere, in this process only.
-        **sections: the recipe's own sections as keywords: data, privacy, server, rounds, ...
+        **sections: the recipe's own sections as keywords: data, privacy, server, rounds, ...;
+            ``data`` may be (x, y) of arrays, and ``model`` a torch module.
 
     Returns:
         the model, the history of all rounds, and the guarantee.
@@ -274,10 +275,10 @@ def _simulated(
     from dpfed.recipes import simulation
 
     for key, value in recipes.settings(session.recipe).items():
-        if key.endswith(("name", "mechanism")) and "@" in str(value):
+        if key.endswith(("name", "mechanism", "source", "factory")) and "@" in str(value):
             raise RecipeError(
-                f"{key} must be a name or 'module:function' in a simulation, got an object, "
-                f"{value!r}: its processes do not have it; use engine 'in-process'"
+                f"{key} must be a name, a file or 'module:function' in a simulation, got an "
+                f"object, {value!r}: its processes do not have it; use engine 'in-process'"
             )
     plan, layout = session.plan, session.federation.model.layout
     devices = len(session.federation.problems) if plan.open else len(plan.nominal)

@@ -22,7 +22,7 @@ from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.metric import Metric
 from dpfed.core.participation import Participation
-from dpfed.core.registry import name_of, suggest
+from dpfed.core.registry import keep_object, name_of, suggest
 from dpfed.core.types import (
     Adjacency,
     ClientAlgorithm,
@@ -74,7 +74,7 @@ class DataRecipe(_Section, frozen=True):
     """Where records come from, and what is done to each on its own."""
 
     source: str | list[str] = "synthetic"
-    """A path, pattern, list of tables, or folder: see docs/data.md."""
+    """A path, pattern, list of tables, or folder: see docs/data.md; in Python also (x, y)."""
     missing: Missing | msgspec.UnsetType = msgspec.UNSET
     """drop, or fill. Unset means drop, with a warning."""
     schema: dict[str, list[int | float | str]] | msgspec.UnsetType = msgspec.UNSET
@@ -139,7 +139,7 @@ class ModelRecipe(_Section, frozen=True):
     bias: bool = True
     """Whether a linear model has a bias."""
     factory: str | None = None
-    """For a network: package.module:name, a function that returns a torch module."""
+    """For a network: package.module:name, a function that returns a torch module; or a module."""
     chunk: int = 64
     """How many records' gradients a network holds in memory at once."""
     sampler: str = "auto"
@@ -355,11 +355,9 @@ def with_named_code(tree: Mapping[str, Any]) -> dict[str, Any]:
     for key, kind in (("client", "client"), ("sum", "sums")):
         if key in made:
             made[key] = _plug_in_table(kind, made[key])
-    given = made.get("server")
-    if isinstance(given, str) or _is_given_code(given):
-        given = [given]
-    if isinstance(given, list | tuple):
-        made["server"] = [_plug_in_table("server", each) for each in given]
+    for key, named in (("data", _data_table), ("model", _model_table), ("server", _server_tables)):
+        if key in made:
+            made[key] = named(made[key])
     privacy, evaluation = made.get("privacy"), made.get("evaluation")
     if isinstance(privacy, Mapping) and callable(privacy.get("mechanism")):
         name = name_of("mechanisms", privacy["mechanism"])
@@ -378,6 +376,60 @@ def _plug_in_table(kind: str, given: Any) -> Any:
         name = given.get("name")
         return {**given, "name": name_of(kind, name)} if _is_given_code(name) else given
     return {"name": name_of(kind, given)} if _is_given_code(given) else given
+
+
+def _server_tables(given: Any) -> Any:
+    """A list of the server's plug-ins; what cannot be one is left as it is, for the parser."""
+    each = given if isinstance(given, list | tuple) else [given]
+    for one in filter(_is_torch_optimizer, each):
+        raise _no_torch_optimizer(one)
+    if isinstance(given, list | tuple | str) or _is_given_code(given):
+        return [_plug_in_table("server", one) for one in each]
+    return given
+
+
+def _data_table(given: Any) -> Any:
+    """The table ``data`` with a name in the place of arrays, a data frame or a data set."""
+    if isinstance(given, Mapping):
+        source = given.get("source", "")
+        named = [source] if isinstance(source, str | Path) else source
+        if isinstance(named, list | tuple) and all(isinstance(n, str | Path) for n in named):
+            return given
+        return {**given, "source": keep_object("data", source)}
+    if isinstance(given, str | Path | list | int | float | None):
+        return given  # for the parser to name
+    return {"source": keep_object("data", given)}
+
+
+def _model_table(given: Any) -> Any:
+    """The table ``model`` with a name in the place of a torch module, a Network or a function."""
+    if isinstance(given, Mapping):
+        factory = given.get("factory")
+        if factory is None or isinstance(factory, str):
+            return given
+        return {"name": "network", **given, "factory": keep_object("model", factory)}
+    if hasattr(given, "named_parameters") or hasattr(given, "trainable") or callable(given):
+        return {"name": "network", "factory": keep_object("model", given)}
+    if given is None or isinstance(given, str | list | int | float):
+        return given  # for the parser to name
+    way_out = "give a torch module, a Network, or a table with its name"
+    raise refuse("model", "a table or a torch module", type(given).__name__, way_out)
+
+
+def _is_torch_optimizer(given: Any) -> bool:
+    """Whether it is one of torch's optimizers, or a class of them; torch is not imported for it."""
+    kinds = (given if isinstance(given, type) else type(given)).__mro__
+    return any(k.__module__ == "torch.optim.optimizer" and k.__name__ == "Optimizer" for k in kinds)
+
+
+def _no_torch_optimizer(given: Any) -> RecipeError:
+    name = given.__name__ if isinstance(given, type) else type(given).__name__
+    own = "adam" if "adam" in name.lower() else "scale"
+    rate = "" if isinstance(given, type) else f", got one with rate {given.defaults.get('lr')!r}"
+    return RecipeError(
+        f"server must be an optimizer of dpfed, which steps by the noisy sum, and torch's {name} "
+        f"steps by gradients in clear{rate}; write server=[{{'name': {own!r}, 'rate': 0.1}}]"
+    )
 
 
 def _is_given_code(given: Any) -> bool:

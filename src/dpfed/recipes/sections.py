@@ -7,8 +7,8 @@ when the recipe is read (``schema``), whose fields these are: tests/recipes/test
 that names, types and descriptions match the schema.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Required, TypeAlias, TypedDict
+from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import Any, Literal, Protocol, Required, TypeAlias, TypedDict
 
 from dpfed.core.metric import Metric
 from dpfed.core.types import (
@@ -28,7 +28,17 @@ PlugIn: TypeAlias = str | Mapping[str, Any]
 ClientPlugIn: TypeAlias = PlugIn | ClientAlgorithm | Callable[..., ClientAlgorithm]
 ServerPlugIn: TypeAlias = PlugIn | ServerOptimizer | Callable[..., ServerOptimizer]
 MechanismPlugIn: TypeAlias = str | Callable[..., Mechanism]
+DataObject: TypeAlias = Sized | tuple[Any, ...]
+"""Arrays (x, y), a data frame, a dict of arrays as in an .npz, a data set, a DataLoader."""
 MetricPlugIn: TypeAlias = PlugIn | Metric | Callable[..., Metric]
+
+
+class TrainedModule(Protocol):
+    """A ``Network``: any torch module with a loss."""
+
+    @property
+    def module(self) -> Any:
+        """The torch module."""
 
 
 class Partition(TypedDict, total=False):
@@ -52,7 +62,8 @@ class Data(TypedDict, total=False):
     """Where records come from, and what is done to each on its own: a recipe's table ``data``.
 
     Args:
-        source: A path, pattern, list of tables, or folder: see docs/data.md.
+        source: A path, pattern, list of tables, or folder: see docs/data.md; in Python also
+            (x, y).
         missing: drop, or fill. Unset means drop, with a warning.
         schema: For tables: the public range [low, high] or the categories of each feature column.
         contract: For tables: what all silos read theirs by, in the place of schema and of columns'
@@ -86,7 +97,7 @@ class Data(TypedDict, total=False):
     0.2
     """
 
-    source: str | Sequence[str]
+    source: str | Sequence[str] | DataObject
     missing: Missing | Literal["drop", "fill"]
     schema: Mapping[str, Sequence[int | float | str]]
     contract: str | Mapping[str, Any]
@@ -120,7 +131,8 @@ class Model(TypedDict, total=False):
     Args:
         name: softmax, logistic, poisson, network, transformers or timm.
         bias: Whether a linear model has a bias.
-        factory: For a network: package.module:name, a function that returns a torch module.
+        factory: For a network: package.module:name, a function that returns a torch module; or a
+            module.
         chunk: How many records' gradients a network holds in memory at once.
         sampler: How a network's rows are made: see docs/models.md.
         options: Options of the factory or library.
@@ -132,7 +144,7 @@ class Model(TypedDict, total=False):
 
     name: str
     bias: bool
-    factory: str | None
+    factory: str | Callable[..., Any] | None
     chunk: int
     sampler: str
     options: Mapping[str, Any]
@@ -313,8 +325,8 @@ class Sections(TypedDict, total=False):
     name: str
     method: str | None
     rounds: int
-    data: Data | Mapping[str, Any]
-    model: Model | Mapping[str, Any]
+    data: Data | Mapping[str, Any] | DataObject
+    model: Model | Mapping[str, Any] | Callable[..., Any] | TrainedModule
     train: Train | Mapping[str, Any]
     privacy: Privacy | Mapping[str, Any]
     client: ClientPlugIn

@@ -7,7 +7,7 @@ Nair et al. 2026, section 3.3.
 from __future__ import annotations
 
 from dpfed.core import ServerOptimizer, rescale
-from dpfed.core.checks import check_not_negative
+from dpfed.core.checks import check_positive
 
 PAPER = "McMahan et al. 2017; Nair et al. 2026 (DP-FedGD)"
 
@@ -16,7 +16,7 @@ def scale(rate: float = 1.0) -> ServerOptimizer:
     """Multiply the direction by a constant rate.
 
     Args:
-        rate: the eta of the paper, at least 0, in parameters per unit of the direction.
+        rate: the eta of the paper, above 0, in parameters per unit of the direction.
 
     Returns:
         a server optimizer without state.
@@ -28,5 +28,5 @@ def scale(rate: float = 1.0) -> ServerOptimizer:
     >>> optimizer.update(G, optimizer.init(seen.params), seen)[0]
     tensor([1.5000, 2.0000])
     """
-    check_not_negative("scale", rate=rate)
+    check_positive("scale", rate=rate)
     return rescale(rate)
