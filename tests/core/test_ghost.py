@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dpfed.core import ghost
-from dpfed.core.ghost import Ghost, Layer, Lookups, Products, Sums
+from dpfed.core.ghost import Ghost, Layer, Lookups, Made, Products, products
 from dpfed.core.rows import Chunks, Dense, UnitRows
 
 CLIP = 0.7
@@ -18,7 +18,7 @@ CLIP = 0.7
 
 def made_of(layers: list[Layer]) -> torch.Tensor:
     """All rows, each layer's after the other's."""
-    count = len(layers[0].left)  # type: ignore[attr-defined]
+    count = len(layers[0].norms().norms)
     return torch.stack([torch.cat([each.row(i) for each in layers]) for i in range(count)])
 
 
@@ -42,7 +42,7 @@ KINDS: dict[str, Callable[[], list[Layer]]] = {
     "gram": lambda: [Products(draw(7, 2, 30), draw(7, 2, 40, seed=1))],
     "one position": lambda: [Products(draw(7, 1, 8), draw(7, 1, 9, seed=1))],
     "lookups": lambda: [Lookups(draw(7, 5).abs().mul(2).long(), draw(7, 5, 4, seed=1), 9)],
-    "sums": lambda: [Sums(draw(7, 5, 4)), Sums(draw(7, 5, 4), draw(7, 5, 4, seed=1))],
+    "made": lambda: [Made(draw(7, 5)), Made(draw(7, 2 * ghost._TILE_WIDTH + 3, seed=1))],
 }
 KINDS["all"] = lambda: [layer for name in KINDS if name != "all" for layer in KINDS[name]()]
 
