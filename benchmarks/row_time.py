@@ -34,7 +34,7 @@ MEASURES = (
     "dpfed.data.modules",
 )
 
-CLIP, BATCH, REPEATS, TOLERANCE = 1.0, 64, 7, 1e-3
+CLIP, BATCH, REPEATS, TOLERANCE = 1.0, 64, 5, 1e-3
 Inputs = torch.Tensor | dict[str, torch.Tensor]
 Sum = Callable[[], Vector]
 
@@ -186,7 +186,10 @@ def _hooks(module: nn.Module, inputs: Inputs, targets: torch.Tensor) -> Sum:
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    hooked, batches = GradSampleModule(_awake(module), loss_reduction="sum"), _batches(inputs, targets)
+    hooked, batches = (
+        GradSampleModule(_awake(module), loss_reduction="sum"),
+        _batches(inputs, targets),
+    )
     sgd = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.0)
     optimizer = DPOptimizer(
         sgd,

@@ -167,6 +167,24 @@ def test_parts_of_a_sum_are_added_in_pairs(monkeypatch: pytest.MonkeyPatch) -> N
     torch.testing.assert_close(found, torch.tensor(exact, dtype=torch.float64), rtol=0, atol=1e-14)
 
 
+def test_a_matrix_that_is_no_larger_than_its_factors_is_made_once() -> None:
+    """Conversely a large one is not, and neither is one of a single position."""
+    left, right = draw(7, 3, 5), draw(7, 4, 5, seed=1)
+    made = products(left, right)
+    assert isinstance(made, Made)
+    torch.testing.assert_close(made.rows, torch.einsum("kpt,kqt->kpq", left, right).flatten(1))
+    assert isinstance(products(draw(7, 30, 2), draw(7, 40, 2)), Products)
+    assert isinstance(products(draw(7, 3, 1), draw(7, 4, 1)), Products)
+
+
+def test_norms_leave_rows_in_double_precision_as_they_are() -> None:
+    """A person's row is double already: squaring it in place changed the row that was added."""
+    layer = Made(draw(3, 5).double())
+    before = layer.rows.clone()
+    layer.norms()
+    assert torch.equal(layer.rows, before)
+
+
 @pytest.mark.parametrize("width", [3, 5, 11])
 def test_a_norm_does_not_depend_on_a_records_place(width: int) -> None:
     """To the last bit, also where it is nothing but rounding: a server may choose that."""

@@ -140,7 +140,9 @@ def write(path: Path, rows: list[Row]) -> None:
 def table(rows: list[Row], tuning: list[Row]) -> str:
     """Accuracies, and the untuned recipe less the best tuned method of each cell."""
     lines = [
-        "| cell, epsilon | " + " | ".join(SERVERS) + " | best tuned | untuned less best | p, Holm |",
+        "| cell, epsilon | "
+        + " | ".join(SERVERS)
+        + " | best tuned | untuned less best | p, Holm |",
         "|---|" + "---:|" * len(SERVERS) + "---|---:|---:|",
     ]
     cells = [cell for cell in CELLS if any(row["cell"] == cell for row in rows)]
@@ -152,7 +154,11 @@ def table(rows: list[Row], tuning: list[Row]) -> str:
         mean, spread = statistics.fmean(gaps), statistics.stdev(gaps)
         df = len(gaps) - 1
         half = float(student.ppf(0.975, df)) * spread / math.sqrt(len(gaps))
-        p = float(2 * student.sf(abs(mean) / (spread / math.sqrt(len(gaps))), df)) if spread else 1.0
+        p = (
+            float(2 * student.sf(abs(mean) / (spread / math.sqrt(len(gaps))), df))
+            if spread
+            else 1.0
+        )
         words = " | ".join(_spread(by[m]) for m in SERVERS)
         found.append((f"| {cell} | {words} | {best}", "", mean, half, p))
     for line, p in zip(found, holm([each[4] for each in found]), strict=True):

@@ -119,6 +119,9 @@ class Products:
 
     def norms(self) -> Norms:
         """The norms of the matrices, if large by the Gram matrices of the positions."""
+        if self.positions == 1:
+            norms = _line_norms(self.left[:, 0]) * _line_norms(self.right[:, 0])
+            return _upwards(norms, norms, 0.0, sum(self._widths))
         found = [self._norms(part) for part in self._parts()]
         return Norms(*(torch.cat(each) for each in zip(*found, strict=True)))
 
@@ -136,8 +139,6 @@ class Products:
         left, right, T = _aligned(self.left[part]), _aligned(self.right[part]), self.positions
         squared_norms = left.square().sum(dim=2), right.square().sum(dim=2)
         term_norms = (squared_norms[0] * squared_norms[1]).sqrt_().sum(dim=1)
-        if T == 1:
-            return _upwards(term_norms, term_norms, 0.0, sum(self._widths))
         if self.size <= T * sum(self._widths):
             made = torch.bmm(left.mT, right).flatten(1)
             norms = made.square_().sum(dim=1).sqrt_()
@@ -235,10 +236,7 @@ class Made:
 
     def norms(self) -> Norms:
         """The norms of the numbers, in double precision."""
-        squares = self.rows.new_zeros(len(self.rows), dtype=torch.float64)
-        for tile in torch.split(self.rows, _TILE_WIDTH, dim=1):
-            squares += tile.double().square().sum(dim=1)  # in place it would square double rows
-        norms = squares.sqrt_()
+        norms = _line_norms(self.rows)
         return _upwards(norms, norms, 0.0, self.size)
 
     def add_to(self, total: torch.Tensor, weights: torch.Tensor) -> None:
@@ -258,6 +256,13 @@ class Made:
     def joined(self) -> Made:
         """The sum of all records' gradients."""
         return Made(self.rows.double().sum(dim=0, keepdim=True))
+
+
+def _line_norms(rows: torch.Tensor) -> torch.Tensor:
+    """The norms of rows in double precision, some columns at a time; the rows stay as they are."""
+    tiles = (tile.double() for tile in torch.split(rows, _TILE_WIDTH, dim=1))
+    squares = [torch.linalg.vecdot(tile, tile, dim=1) for tile in tiles]
+    return (squares[0] if len(squares) == 1 else torch.stack(squares).sum(dim=0)).sqrt_()
 
 
 def _upwards(norms: torch.Tensor, term_norms: torch.Tensor, error: float, width: int) -> Norms:
@@ -433,7 +438,8 @@ class _Total:
             some = slice(at, at + step)
             total = self._with_room(weights[some], span)
             for layer, part in zip(layers, torch.split(total, sizes), strict=True):
-                layer.part(some).add_to(part, weights[some])
+                chosen = layer if step == len(weights) else layer.part(some)
+                chosen.add_to(part, weights[some])
 
     def add_made(self, row: Vector, clip: float) -> None:
         """Add a materialised row, clipped as a row."""

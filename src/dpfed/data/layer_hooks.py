@@ -55,12 +55,17 @@ def _last(tensor: torch.Tensor) -> torch.Tensor:
 
 def _sums(terms: torch.Tensor) -> list[Layer]:
     """The sum over positions of terms [k, width, T]."""
-    return [Made(terms.float().sum(dim=2))]
+    whole = terms.float()
+    return [Made(whole[:, :, 0] if whole.shape[2] == 1 else whole.sum(dim=2))]
 
 
-def _linear(_: nn.Linear, a: torch.Tensor, b: torch.Tensor) -> Found:
+def _bias(layer: Any, left: torch.Tensor) -> Found:
+    return {} if layer.bias is None else {"bias": _sums(left)}
+
+
+def _linear(layer: nn.Linear, a: torch.Tensor, b: torch.Tensor) -> Found:
     left, right = _last(b), _last(a)
-    return {"weight": [products(left, right)], "bias": _sums(left)}
+    return {"weight": [products(left, right)], **_bias(layer, left)}
 
 
 def _linear_across(_: nn.Module, a: torch.Tensor, b: torch.Tensor) -> Found:
@@ -74,7 +79,8 @@ def _convolution(layer: Any, a: torch.Tensor, b: torch.Tensor) -> Found:
     left, groups = b.flatten(2), layer.groups
     p, q = left.shape[1] // groups, layer.weight[0].numel()
     if worth_making(p, q, left.shape[2]):
-        return {"weight": [Made(_each_weight(layer, a.float(), b.float()))], "bias": _sums(left)}
+        rows = _each_weight(layer, a.float(), b.float())
+        return {"weight": [Made(rows)], **_bias(layer, left)}
     a, padding = _padded(layer, a)
     window, dilation, stride = layer.kernel_size, layer.dilation, layer.stride
     if a.dim() == 3:  # one axis: an image of height 1
@@ -82,7 +88,7 @@ def _convolution(layer: Any, a: torch.Tensor, b: torch.Tensor) -> Found:
         window, dilation, stride = ((1, *each) for each in (window, dilation, stride))
     patches = functional.unfold(a, window, dilation, padding, stride)
     pairs = zip(left.chunk(groups, 1), patches.chunk(groups, 1), strict=True)
-    return {"weight": [products(*pair) for pair in pairs], "bias": _sums(left)}
+    return {"weight": [products(*pair) for pair in pairs], **_bias(layer, left)}
 
 
 def _padded(layer: Any, a: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
@@ -234,9 +240,9 @@ LayerFactors = Callable[[Batch], list[Layer]]
 def factors_of(model: ScoredNetwork, params: Vector) -> LayerFactors:
     """The factors of records' gradients at these parameters; ``Unsupported`` if there are none."""
     layers, flat = trained_layers(model.module), model.placed(params).detach()
+    here = {n: p.requires_grad_() for n, p in _leaves(model, flat).items()}
 
     def factors(batch: Batch) -> list[Layer]:
-        here = {n: p.requires_grad_() for n, p in _leaves(model, flat).items()}
         with _hooked(layers) as hooks, torch.enable_grad():
             losses = model.losses_at(here, batch)
         for hook in hooks:
