@@ -7,13 +7,14 @@ follows from the factors (Goodfellow 2015; Li, Tramer, Liang and Hashimoto 2022,
 once the norms are known, one matrix product per layer makes the sum of clipped rows (Bu, Wang, Zha
 and Karypis 2023, "book-keeping"): one pass through the network, and no row in memory.
 
-Where a layer's gradient is no larger than its factors (convolutions, adapters, normal layers), it is
-made in the factors' precision and kept (``Made``): one product instead of two.
+Where a layer's gradient is no larger than its factors (convolutions, adapters, norms), it is made
+in single precision and kept (``Made``): one product instead of two.
 
-Guarantee: that of rows.py. Made parts are clipped as the numbers that they are: their norms are
-double and rounded upwards, and no rounding before matters. Factors are single precision or less,
-all that is done with them here is double. With A = sqrt(sum over layers of (sum_t |left_t| |right_t|)^2), the magnitude of a record,
-which is never below its norm and far above it where positions cancel:
+Guarantee: that of rows.py. What is made is clipped as the numbers that it is: its norm is double
+and rounded upwards, and no rounding before matters. Factors are single precision or less, all that
+is done with them here is double. With A = sqrt(sum over layers of (sum_t |left_t| |right_t|)^2),
+the magnitude of a record (of a made part its norm), which is never below its norm and far above it
+where positions cancel:
 
     norms     are rounded upwards by what they can be off: T u A where a layer's gradient is made,
               (T^2 + p + q) u A^2 in the square where Gram matrices of its T positions are used
