@@ -20,6 +20,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from dpfed.cli import new
+from dpfed.recipes.run import run
 from dpfed.recipes.schema import load_recipe
 from tests.helpers.hub import build
 from tests.training.flower.local_grid import LocalGrid, become_a_server
@@ -245,11 +246,19 @@ def test_flwr_run_trains_models_of_ones_own(task: str, tmp_path: Path, repositor
 def test_the_recipes_are_read_and_name_themselves(repository: Path) -> None:
     recipes = sorted((repository / "examples" / "recipes").glob("*.toml"))
     assert {path.stem: load_recipe(path).name for path in recipes} == {
-        each: each for each in ("dp-fedsofim", "quickstart", "secure")
+        each: each for each in ("dp-fedsofim", "own-network", "quickstart", "secure")
     }
     sofim = load_recipe(repository / "examples/recipes/dp-fedsofim.toml")
     assert sofim.server == load_recipe({"method": "dp-fedsofim"}).server  # nothing is set in it
     assert 0.5 * sofim.data.radius < sofim.privacy.clip <= sofim.data.radius
+
+
+def test_the_settings_for_an_own_network_run(repository: Path) -> None:
+    path = repository / "examples/recipes/own-network.toml"
+    shorter = ("rounds=2", "data.options.records=300", "evaluation.every=2")
+    result = run(path, overrides=shorter)
+    assert "(zero-out)" in result.guarantee.sentence
+    assert len(result.history) == 2
 
 
 NOTEBOOKS = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dpfed.core import ghost
-from dpfed.core.ghost import Ghost, Layer, Lookups, Products, Sums
+from dpfed.core.ghost import Ghost, Layer, Lookups, Made, Products, products
 from dpfed.core.rows import Chunks, Dense, UnitRows
 
 CLIP = 0.7
@@ -18,7 +18,7 @@ CLIP = 0.7
 
 def made_of(layers: list[Layer]) -> torch.Tensor:
     """All rows, each layer's after the other's."""
-    count = len(layers[0].left)  # type: ignore[attr-defined]
+    count = len(layers[0].norms().norms)
     return torch.stack([torch.cat([each.row(i) for each in layers]) for i in range(count)])
 
 
@@ -42,7 +42,7 @@ KINDS: dict[str, Callable[[], list[Layer]]] = {
     "gram": lambda: [Products(draw(7, 2, 30), draw(7, 2, 40, seed=1))],
     "one position": lambda: [Products(draw(7, 1, 8), draw(7, 1, 9, seed=1))],
     "lookups": lambda: [Lookups(draw(7, 5).abs().mul(2).long(), draw(7, 5, 4, seed=1), 9)],
-    "sums": lambda: [Sums(draw(7, 5, 4)), Sums(draw(7, 5, 4), draw(7, 5, 4, seed=1))],
+    "made": lambda: [Made(draw(7, 5)), Made(draw(7, 2 * ghost._TILE_WIDTH + 3, seed=1))],
 }
 KINDS["all"] = lambda: [layer for name in KINDS if name != "all" for layer in KINDS[name]()]
 
@@ -165,6 +165,24 @@ def test_parts_of_a_sum_are_added_in_pairs(monkeypatch: pytest.MonkeyPatch) -> N
     found = ghost_of(layers, 7).clipped_sum(1e6).vector
     exact = [math.fsum(column) for column in made_of(layers).T.tolist()]
     torch.testing.assert_close(found, torch.tensor(exact, dtype=torch.float64), rtol=0, atol=1e-14)
+
+
+def test_a_matrix_that_is_no_larger_than_its_factors_is_made_once() -> None:
+    """Conversely a large one is not, and neither is one of a single position."""
+    left, right = draw(7, 3, 5), draw(7, 4, 5, seed=1)
+    made = products(left, right)
+    assert isinstance(made, Made)
+    torch.testing.assert_close(made.rows, torch.einsum("kpt,kqt->kpq", left, right).flatten(1))
+    assert isinstance(products(draw(7, 30, 2), draw(7, 40, 2)), Products)
+    assert isinstance(products(draw(7, 3, 1), draw(7, 4, 1)), Products)
+
+
+def test_norms_leave_rows_in_double_precision_as_they_are() -> None:
+    """A person's row is double already: squaring it in place changed the row that was added."""
+    layer = Made(draw(3, 5).double())
+    before = layer.rows.clone()
+    layer.norms()
+    assert torch.equal(layer.rows, before)
 
 
 @pytest.mark.parametrize("width", [3, 5, 11])

@@ -8,6 +8,7 @@ rows are clipped, and some are not.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +17,11 @@ import torch
 from torch import nn
 
 from dpfed.core.errors import RecipeError
-from dpfed.core.ghost import Ghost
+from dpfed.core.ghost import Ghost, Made
 from dpfed.core.rows import Chunks, Dense
 from dpfed.core.types import Unit
 from dpfed.data.batches import Batches, tensor_batches
-from dpfed.data.layer_hooks import Unsupported, factors_of
+from dpfed.data.layer_hooks import SPLITS, Unsupported, _class_of, factors_of
 from dpfed.data.losses import Huber
 from dpfed.data.modules import Network, seeded
 from dpfed.data.samplers import by_itself
@@ -126,6 +127,42 @@ def test_train_and_dropout_are_as_the_module_has_them(training: bool) -> None:
     plain = Network(module.eval(), chunk=4, sampler="ghost").problem(batches)
     whole = plain.rows(model.initial(0), Unit.RECORD).clipped_sum(1.0).vector
     assert torch.equal(first, whole) != training
+
+
+PLACED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "conv2d": (lambda: nn.Conv2d(3, 5, 3, padding=1), (3, 6, 8)),
+    "conv2d, one to one": (lambda: nn.Conv2d(3, 5, 1), (3, 7, 8)),
+    "conv2d, groups": (lambda: nn.Conv2d(4, 6, 1, groups=2), (4, 5, 6)),
+    "conv1d": (lambda: nn.Conv1d(3, 7, 1), (3, 26)),
+    "linear, tokens": (lambda: nn.Linear(5, 3), (13, 5)),
+    "group norm": (lambda: nn.GroupNorm(2, 4), (4, 5, 6)),
+    "layer norm": (lambda: nn.LayerNorm(5), (13, 5)),
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_a_made_row_does_not_depend_on_a_records_place(name: str) -> None:
+    """To the last bit, also where positions cancel and it is nothing but rounding."""
+    make, shape = PLACED[name]
+    layer = seeded(make, 0)
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(13, *shape, generator=generator) * 1e9
+    b = torch.randn(layer(a).shape, generator=generator)
+    axis = 1 if name in ("linear, tokens", "layer norm") else a.dim() - 1
+    half = a.shape[axis] // 2
+    a.narrow(axis, half, half).copy_(a.narrow(axis, 0, half).clone())
+    b.narrow(axis, half, half).copy_(-b.narrow(axis, 0, half).clone())
+
+    def rows(index: torch.Tensor) -> torch.Tensor:
+        found = SPLITS[_class_of(layer)](layer, a[index], b[index])
+        parts = [part for made in found.values() for part in made]
+        assert all(isinstance(part, Made) for part in parts)
+        return torch.cat([part.rows for part in parts], dim=1)  # type: ignore[attr-defined]
+
+    whole = rows(torch.arange(13))
+    for gone in range(12):
+        index = torch.tensor([*(i for i in range(13) if i != gone), gone])  # the block stays full
+        assert torch.equal(rows(index), whole[index])
 
 
 # --------------------------------------------------------------------------------- what is refused

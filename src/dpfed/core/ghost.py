@@ -7,9 +7,14 @@ follows from the factors (Goodfellow 2015; Li, Tramer, Liang and Hashimoto 2022,
 once the norms are known, one matrix product per layer makes the sum of clipped rows (Bu, Wang, Zha
 and Karypis 2023, "book-keeping"): one pass through the network, and no row in memory.
 
-Guarantee: that of rows.py. Factors are single precision or less, all that is done with them here is
-double. With A = sqrt(sum over layers of (sum_t |left_t| |right_t|)^2), the magnitude of a record,
-which is never below its norm and far above it where positions cancel:
+Where a layer's gradient is no larger than its factors (convolutions, adapters, norms), it is made
+in single precision and kept (``Made``): one product instead of two.
+
+Guarantee: that of rows.py. What is made is clipped as the numbers that it is: its norm is double
+and rounded upwards, and no rounding before matters. Factors are single precision or less, all that
+is done with them here is double. With A = sqrt(sum over layers of (sum_t |left_t| |right_t|)^2),
+the magnitude of a record (of a made part its norm), which is never below its norm and far above it
+where positions cancel:
 
     norms     are rounded upwards by what they can be off: T u A where a layer's gradient is made,
               (T^2 + p + q) u A^2 in the square where Gram matrices of its T positions are used
@@ -40,6 +45,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
+from torch.nn import functional
 
 from dpfed.core.clipping import (
     ProductSum,
@@ -58,6 +64,7 @@ CANCELLING = 32.0
 
 _MAX_PRODUCTS = 2.0**31  # N m K at most
 _U = 2.0**-52  # twice the unit roundoff
+_TILE_WIDTH = 1 << 12  # columns that are made double at a time
 
 
 class Norms(NamedTuple):
@@ -113,6 +120,9 @@ class Products:
 
     def norms(self) -> Norms:
         """The norms of the matrices, if large by the Gram matrices of the positions."""
+        if self.positions == 1:
+            norms = _line_norms(self.left[:, 0]) * _line_norms(self.right[:, 0])
+            return _upwards(norms, norms, 0.0, sum(self._widths))
         found = [self._norms(part) for part in self._parts()]
         return Norms(*(torch.cat(each) for each in zip(*found, strict=True)))
 
@@ -210,50 +220,50 @@ class Lookups:
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
-    """The sum over positions of left_t, or of left_t times right_t number by number."""
+class Made:
+    """Gradients that are there: [records, size], in the precision that they were made in."""
 
-    left: torch.Tensor
-    right: torch.Tensor | None = None
+    rows: torch.Tensor
 
     @property
     def size(self) -> int:
-        """The width of a position."""
-        return self.left.shape[2]
+        """How many numbers a record has."""
+        return self.rows.shape[1]
 
     @property
     def positions(self) -> int:
-        """T."""
-        return self.left.shape[1]
-
-    def _terms(self, left: torch.Tensor, right: torch.Tensor | None) -> torch.Tensor:
-        return left.double() if right is None else left.double() * right.double()
+        """1: nothing is added up for a record any more."""
+        return 1
 
     def norms(self) -> Norms:
-        """The norms of the sums, which are as long as the parameter."""
-        terms = self._terms(self.left, self.right)
-        term_norms = terms.square().sum(dim=2).sqrt_().sum(dim=1)
-        norms = terms.sum(dim=1).square_().sum(dim=1).sqrt_()
-        return _upwards(norms, term_norms, (self.positions + 1) * _U, self.size)
+        """The norms of the numbers, in double precision."""
+        norms = _line_norms(self.rows)
+        return _upwards(norms, norms, 0.0, self.size)
 
     def add_to(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        """The weighted sum over records and positions."""
-        terms = self._terms(self.left, self.right) * weights[:, None, None]
-        total += terms.sum(dim=(0, 1))
+        """One product of the weights and the rows, a few columns at a time."""
+        tiles = torch.split(self.rows, _TILE_WIDTH, dim=1)
+        for part, tile in zip(torch.split(total, _TILE_WIDTH), tiles, strict=True):
+            part.addmv_(tile.double().T, weights)
 
     def row(self, record: int) -> Vector:
         """One record's gradient."""
-        right = None if self.right is None else self.right[record]
-        return self._terms(self.left[record], right).sum(dim=0)
+        return self.rows[record].double()
 
-    def part(self, kept: slice | torch.Tensor) -> Sums:
-        """The factors of the records in ``kept``."""
-        right = None if self.right is None else _zero_or(self.right, kept)
-        return Sums(_zero_or(self.left, kept), right)
+    def part(self, kept: slice | torch.Tensor) -> Made:
+        """The gradients of the records in ``kept``."""
+        return Made(_zero_or(self.rows, kept))
 
-    def joined(self) -> Sums:
-        """The positions of all records, one after the other."""
-        return Sums(_as_one(self.left), None if self.right is None else _as_one(self.right))
+    def joined(self) -> Made:
+        """The sum of all records' gradients."""
+        return Made(self.rows.double().sum(dim=0, keepdim=True))
+
+
+def _line_norms(rows: torch.Tensor) -> torch.Tensor:
+    """The norms of rows in double precision, some columns at a time; the rows stay as they are."""
+    tiles = (tile.double() for tile in torch.split(rows, _TILE_WIDTH, dim=1))
+    squares = [torch.linalg.vecdot(tile, tile, dim=1) for tile in tiles]
+    return (squares[0] if len(squares) == 1 else torch.stack(squares).sum(dim=0)).sqrt_()
 
 
 def _upwards(norms: torch.Tensor, term_norms: torch.Tensor, error: float, width: int) -> Norms:
@@ -267,6 +277,38 @@ def _upwards(norms: torch.Tensor, term_norms: torch.Tensor, error: float, width:
     """
     above = term_norms * (1 + 2.0**-30)
     return Norms(norms * (1 + (width + 16) * _U) + error * above, above)
+
+
+def products(left: torch.Tensor, right: torch.Tensor) -> Products | Made:
+    """The sum over positions of left_t x right_t, made if that takes no more room than the factors.
+
+    Args:
+        left: [records, p, T], positions last.
+        right: [records, q, T].
+
+    >>> products(torch.ones(1, 2, 4), torch.ones(1, 3, 4)).size
+    6
+    """
+    (p, T), q = left.shape[1:], right.shape[1]
+    if not worth_making(p, q, T):
+        return Products(left.mT, right.mT)
+    left, right = (_in_lines(each.float()) for each in (left, right))
+    # the longer side first is faster; what is cut off was added for the lines
+    rows = torch.bmm(right, left.mT).mT if q > p else torch.bmm(left, right.mT)
+    return Made(rows[:, :p, :q].flatten(1))
+
+
+def worth_making(p: int, q: int, positions: int) -> bool:
+    """Whether a record's matrix [p, q] takes no more room than the factors it is the sum of."""
+    return positions > 1 and p * q <= positions * (p + q)
+
+
+def _in_lines(tensor: torch.Tensor) -> torch.Tensor:
+    """Each matrix and each of its rows at the same place in a line of the memory; see _aligned."""
+    lines, positions = -tensor.shape[1] % 4, -tensor.shape[2] % 16
+    if lines or positions:
+        return functional.pad(tensor, (0, positions, 0, lines))
+    return tensor.contiguous()
 
 
 def _aligned(part: torch.Tensor) -> torch.Tensor:
@@ -289,7 +331,8 @@ def _zero_or(tensor: torch.Tensor, kept: slice | torch.Tensor) -> torch.Tensor:
     """A slice of records; or all, with zeros for those not kept (0 times a NaN is a NaN)."""
     if isinstance(kept, slice):
         return tensor[kept]
-    return torch.where(kept.to(tensor.device)[:, None, None], tensor, 0.0)
+    shape = (len(kept),) + (1,) * (tensor.dim() - 1)
+    return torch.where(kept.to(tensor.device).view(shape), tensor, 0.0)
 
 
 # ------------------------------------------------------------------------------------------- rows
@@ -396,7 +439,8 @@ class _Total:
             some = slice(at, at + step)
             total = self._with_room(weights[some], span)
             for layer, part in zip(layers, torch.split(total, sizes), strict=True):
-                layer.part(some).add_to(part, weights[some])
+                chosen = layer if step == len(weights) else layer.part(some)
+                chosen.add_to(part, weights[some])
 
     def add_made(self, row: Vector, clip: float) -> None:
         """Add a materialised row, clipped as a row."""

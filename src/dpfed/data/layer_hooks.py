@@ -32,7 +32,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dpfed.core.ghost import Layer, Lookups, Products, Sums
+from dpfed.core.ghost import Layer, Lookups, Made, products, worth_making
 from dpfed.core.types import Vector
 from dpfed.data.batches import Batch
 from dpfed.data.samplers import ScoredNetwork
@@ -49,34 +49,75 @@ Split = Callable[[Any, torch.Tensor, torch.Tensor], Found]
 """(layer, its input [k, ...], the loss's gradient by its output [k, ...]) -> factors."""
 
 
-def _positions(tensor: torch.Tensor) -> torch.Tensor:
-    """[k, ..., width] as [k, T, width]."""
-    return tensor.reshape(len(tensor), -1, tensor.shape[-1])
+def _last(tensor: torch.Tensor) -> torch.Tensor:
+    """[k, ..., width] as [k, width, T]: positions last."""
+    return tensor.reshape(len(tensor), -1, tensor.shape[-1]).mT
 
 
-def _linear(_: nn.Linear, a: torch.Tensor, b: torch.Tensor) -> Found:
-    left, right = _positions(b), _positions(a)
-    return {"weight": [Products(left, right)], "bias": [Sums(left)]}
+def _sums(terms: torch.Tensor) -> list[Layer]:
+    """The sum over positions of terms [k, width, T]."""
+    whole = terms.float()
+    return [Made(whole[:, :, 0] if whole.shape[2] == 1 else whole.sum(dim=2))]
+
+
+def _bias(layer: Any, left: torch.Tensor) -> Found:
+    return {} if layer.bias is None else {"bias": _sums(left)}
+
+
+def _linear(layer: nn.Linear, a: torch.Tensor, b: torch.Tensor) -> Found:
+    left, right = _last(b), _last(a)
+    return {"weight": [products(left, right)], **_bias(layer, left)}
 
 
 def _linear_across(_: nn.Module, a: torch.Tensor, b: torch.Tensor) -> Found:
     """The transformers library's Conv1D: a linear layer whose weight is [inputs, outputs]."""
-    left, right = _positions(a), _positions(b)
-    return {"weight": [Products(left, right)], "bias": [Sums(right)]}
+    left, right = _last(a), _last(b)
+    return {"weight": [products(left, right)], "bias": _sums(right)}
 
 
 def _convolution(layer: Any, a: torch.Tensor, b: torch.Tensor) -> Found:
     """A convolution is a linear layer of the patches under its window."""
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    a = functional.pad(a, layer._reversed_padding_repeated_twice, mode=mode)
+    left, groups = b.flatten(2), layer.groups
+    p, q = left.shape[1] // groups, layer.weight[0].numel()
+    if worth_making(p, q, left.shape[2]):
+        rows = _each_weight(layer, a.float(), b.float())
+        return {"weight": [Made(rows)], **_bias(layer, left)}
+    a, padding = _padded(layer, a)
     window, dilation, stride = layer.kernel_size, layer.dilation, layer.stride
     if a.dim() == 3:  # one axis: an image of height 1
-        a, b = a[:, :, None], b[:, :, None]
+        a, padding = a[:, :, None], (0, *padding)
         window, dilation, stride = ((1, *each) for each in (window, dilation, stride))
-    patches = functional.unfold(a, window, dilation=dilation, stride=stride).mT
-    left = b.flatten(2).mT
-    pairs = zip(left.chunk(layer.groups, 2), patches.chunk(layer.groups, 2), strict=True)
-    return {"weight": [Products(*pair) for pair in pairs], "bias": [Sums(left)]}
+    patches = functional.unfold(a, window, dilation, padding, stride)
+    pairs = zip(left.chunk(groups, 1), patches.chunk(groups, 1), strict=True)
+    return {"weight": [products(*pair) for pair in pairs], **_bias(layer, left)}
+
+
+def _padded(layer: Any, a: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """The input with the padding that has still to be added, all zeros and on both sides alike."""
+    if layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+        return a, layer.padding
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    wide = functional.pad(a, layer._reversed_padding_repeated_twice, mode=mode)
+    return wide, (0,) * len(layer.kernel_size)
+
+
+def _each_weight(layer: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Each record's gradient of the weight, by one convolution with groups for each record.
+
+    No patches are made: up to eight times as fast.
+    """
+    k, (a, padding) = len(a), _padded(layer, a)
+    gradient = nn.grad.conv1d_weight if a.dim() == 3 else nn.grad.conv2d_weight
+    made = gradient(
+        a.flatten(0, 1)[None],
+        (k * layer.weight.shape[0], *layer.weight.shape[1:]),
+        b.flatten(0, 1)[None],
+        layer.stride,
+        padding,
+        layer.dilation,
+        k * layer.groups,
+    )
+    return made.view(k, -1)
 
 
 def _convolution_3d(layer: nn.Conv3d, a: torch.Tensor, b: torch.Tensor) -> Found:
@@ -134,14 +175,15 @@ def _rms_norm(layer: nn.RMSNorm, a: torch.Tensor, b: torch.Tensor) -> Found:
 
 def _by_number(layer: Any, normal: torch.Tensor, b: torch.Tensor) -> Found:
     shape = (len(b), -1, layer.weight.numel())
-    left = b.reshape(shape)
-    return {"weight": [Sums(left, normal.reshape(shape))], "bias": [Sums(left)]}
+    left = b.reshape(shape).float()
+    scaled = left * normal.reshape(shape).float()
+    return {"weight": [Made(scaled.sum(dim=1))], "bias": [Made(left.sum(dim=1))]}
 
 
 def _group_norm(layer: nn.GroupNorm, a: torch.Tensor, b: torch.Tensor) -> Found:
     normal = functional.group_norm(a, layer.num_groups, eps=layer.eps)
-    left, right = (each.reshape(*each.shape[:2], -1).mT for each in (b, normal))
-    return {"weight": [Sums(left, right)], "bias": [Sums(left)]}
+    left, right = (each.flatten(2).float() for each in (b, normal))
+    return {"weight": _sums(left * right), "bias": _sums(left)}
 
 
 def _instance_norm(layer: Any, a: torch.Tensor, b: torch.Tensor) -> Found:
@@ -257,9 +299,9 @@ LayerFactors = Callable[[Batch], list[Layer]]
 def factors_of(model: ScoredNetwork, params: Vector) -> LayerFactors:
     """The factors of records' gradients at these parameters; ``Unsupported`` if there are none."""
     layers, flat = trained_layers(model.module), model.placed(params).detach()
+    here = {n: p.requires_grad_() for n, p in _leaves(model, flat).items()}
 
     def factors(batch: Batch) -> list[Layer]:
-        here = {n: p.requires_grad_() for n, p in _leaves(model, flat).items()}
         with _hooked(layers) as hooks, torch.enable_grad():
             losses = model.losses_at(here, batch)
         for hook in hooks:
@@ -314,4 +356,4 @@ def _ordered(model: ScoredNetwork, hooks: list[LayerHook], loss: torch.Tensor) -
 def _nothing(records: int, shape: tuple[int, ...], device: torch.device) -> Layer:
     """The zero gradient of a parameter that the loss does not depend on."""
     zero = torch.zeros((), device=device)
-    return Sums(zero.expand(records, 1, torch.Size(shape).numel()))
+    return Made(zero.expand(records, torch.Size(shape).numel()))

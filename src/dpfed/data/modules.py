@@ -442,7 +442,9 @@ class NetworkProblem:
                 fails = failing(layer_factors, batch)
                 usable = usable & ~fails
                 layers = layer_factors(batch.without(fails, empty).filled(block, empty))
-            return [layer.part(slice(len(batch))) for layer in layers], usable
+            if len(batch) < block:
+                layers = [layer.part(slice(len(batch))) for layer in layers]
+            return layers, usable
 
         return factors
 
