@@ -355,9 +355,9 @@ def with_named_code(tree: Mapping[str, Any]) -> dict[str, Any]:
     for key, kind in (("client", "client"), ("sum", "sums")):
         if key in made:
             made[key] = _plug_in_table(kind, made[key])
-    for key, named in (("data", _data_table), ("model", _model_table), ("server", _server_tables)):
+    for key, tabled in (("data", _data_table), ("model", _model_table), ("server", _server_tables)):
         if key in made:
-            made[key] = named(made[key])
+            made[key] = tabled(made[key])
     privacy, evaluation = made.get("privacy"), made.get("evaluation")
     if isinstance(privacy, Mapping) and callable(privacy.get("mechanism")):
         name = name_of("mechanisms", privacy["mechanism"])
