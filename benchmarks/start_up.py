@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 from tests.silo.gates import Silo, terms_for
@@ -214,7 +215,7 @@ def _first_round(
     gated, empty = timing(taken["gated"]), timing(taken["empty"])
     against = f"an empty app, {SILOS} SuperNodes on loopback"
     ratios = [g / e for g, e in zip(taken["gated"], taken["empty"], strict=True)]
-    spread = {"ratios": ratios, "median_ratio": statistics.median(ratios)}
+    spread: dict[str, Any] = {"ratios": ratios, "median_ratio": statistics.median(ratios)}
     return [compare("flwr run to the end of round 1, gated", gated, empty, 1.3, against, **spread)]
 
 

@@ -237,7 +237,7 @@ def _sizes(data: DataPolicy, terms: Terms, records: Records) -> str:
     declared, unit = terms.pins.sizes[data.client], terms.plan.update.unit
     true = len(records)
     if unit is Unit.GROUP and records.groups is not None:
-        true = len(records.groups.unique())
+        true = len(set(records.groups.tolist()))
     if unit is Unit.CLIENT:
         return f"the whole silo is the unit; it has {true:,} records (for you alone)"
     words = "records" if unit is Unit.RECORD else "persons"

@@ -157,9 +157,9 @@ def software_bill() -> dict[str, Any]:
             "version": version[:_MOST_WORDS],
             "purl": f"pkg:pypi/{plain}@{version}"[:_MOST_WORDS],
         }
-        licence = each.metadata.get("License-Expression")
-        if licence:
-            part["licenses"] = [{"expression": str(licence)[:_MOST_WORDS]}]
+        if "License-Expression" in each.metadata:
+            licence = str(each.metadata["License-Expression"])
+            part["licenses"] = [{"expression": licence[:_MOST_WORDS]}]
         found.setdefault(plain, part)
     main = {"type": "application", "name": "dpfed", "version": VERSION}
     return {

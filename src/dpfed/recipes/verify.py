@@ -38,7 +38,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -211,7 +211,7 @@ def verify_evidence(out: Path, roster: Path | None = None) -> Verified:
     """
     found = _Found()
     folder = out if out.name == FOLDER else out / FOLDER
-    for step in (
+    steps: tuple[Callable[[], None], ...] = (
         lambda: _read_files(found, folder, out),
         lambda: _read_index(found),
         lambda: _read_roster(found, roster),
@@ -224,7 +224,8 @@ def verify_evidence(out: Path, roster: Path | None = None) -> Verified:
         lambda: _check_rounds(found),
         lambda: _check_guarantee(found),
         lambda: _check_others(found),
-    ):
+    )
+    for step in steps:
         try:
             step()
         except (DpfedError, ValueError, TypeError, KeyError, LookupError, ArithmeticError) as error:
@@ -840,7 +841,7 @@ def model_file_digest(path: Path, layout: list[str]) -> str | None:
             raise _malformed(path.name, f"the parameters that {INDEX} lists")
         if any(tree[name]["dtype"] != "F32" for name in layout):
             raise _malformed(path.name, "float32 parameters")
-        shapes = [[name, [_whole(n) for n in tree[name]["shape"]]] for name in layout]
+        shapes = [(name, [_whole(n) for n in tree[name]["shape"]]) for name in layout]
         found = hashlib.sha256(canonical_json(shapes) + b"\n")
         for name, shape in shapes:
             first, last = map(_whole, tree[name]["data_offsets"])

@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from flwr.app import RecordDict
 
@@ -69,7 +70,7 @@ class EvidenceFolder:
 
     def replied(self, content: RecordDict) -> None:
         """Keep the receipt in a reply, if there is one."""
-        receipt = content.config_records.get(CONTROL, {}).get(RECEIPT)
+        receipt = _control(content).get(RECEIPT)
         if isinstance(receipt, bytes):
             if len(receipt) > MOST_RECEIPT_BYTES or b"\n" in receipt:
                 log.warning("a receipt of %d bytes is not kept", len(receipt))
@@ -78,7 +79,7 @@ class EvidenceFolder:
 
     def enrolled(self, client: int, content: RecordDict) -> None:
         """Remember the public key that a node says."""
-        key = content.config_records.get(CONTROL, {}).get(KEY)
+        key = _control(content).get(KEY)
         if isinstance(key, str) and re.fullmatch("[0-9a-f]{64}", key):
             self.keys[client] = key
 
@@ -90,7 +91,7 @@ class EvidenceFolder:
         """
         lines = []
         for client, content in sorted(found.items()):
-            made = content.config_records.get(CONTROL, {}).get(STATEMENT)
+            made = _control(content).get(STATEMENT)
             if not isinstance(made, bytes) or len(made) > MOST_BYTES or b"\n" in made:
                 log.warning("client %d made no statement; its own log says why", client)
                 continue
@@ -117,3 +118,8 @@ class EvidenceFolder:
             file.write(line + b"\n")
         self._seen[name].add(line)
         self._sizes[name] += len(line) + 1
+
+
+def _control(content: RecordDict) -> Any:
+    """What a reply says besides its arrays; empty if it says nothing."""
+    return content.config_records.get(CONTROL, {})

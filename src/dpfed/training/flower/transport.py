@@ -301,7 +301,7 @@ class GridTransport:
         """
         if self.evidence is None:
             return
-        told = {"stage": STATEMENT, "training": training, "model": model}
+        told: dict[str, Any] = {"stage": STATEMENT, "training": training, "model": model}
         content = RecordDict({CONTROL: ConfigRecord(told)})
         messages = [
             Message(content, node, "train", ttl=patience) for node in sorted(self.nodes.values())
