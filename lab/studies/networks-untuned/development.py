@@ -24,9 +24,9 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import torch
+from benchmarks.row_time import lenet
 from torch import nn
 
-from benchmarks.row_time import lenet
 from dpfed.data.batches import Batch
 from dpfed.data.layer_hooks import factors_of
 from dpfed.data.modules import Network
