@@ -236,7 +236,8 @@ def _two_passes(ghost: bool) -> Callable[[nn.Module, Inputs, torch.Tensor], Sum]
                 hooked.disable_hooks()
                 torch.autograd.backward((losses * factors).sum())
                 for part, parameter in zip(total, trained, strict=True):
-                    part.add_(parameter.grad)
+                    if parameter.grad is not None:
+                        part.add_(parameter.grad)
             return torch.cat([part.reshape(-1) for part in total])
 
         return step

@@ -37,8 +37,9 @@ from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.environment import data_folders
 from dpfed.core.randomness import public_seed
 from dpfed.core.types import Broadcast
-from dpfed.data.datasets import Records, find_file
+from dpfed.data.datasets import Records
 from dpfed.data.models import evaluate
+from dpfed.data.places import find_file
 from dpfed.recipes.build import plan_for, trained_model
 from dpfed.recipes.model import sized_model
 from dpfed.recipes.noise_for import monthly_epsilon

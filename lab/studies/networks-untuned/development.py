@@ -98,7 +98,8 @@ def clipped(
         layers = factors(batch[at : at + 64])
         norms = torch.stack([layer.norms().norms for layer in layers]).square().sum(dim=0).sqrt()
         weights = (clip / norms).clamp(max=1.0)
-        for layer, part in zip(layers, total.split([each.size for each in layers]), strict=True):
+        parts = torch.split(total, [each.size for each in layers])
+        for layer, part in zip(layers, parts, strict=True):
             layer.add_to(part, weights)
         within += int((norms <= clip).sum())
     return total.float(), within
@@ -136,7 +137,7 @@ def accuracy(
         step = m / (1 - BETA1 ** (t + 1)) / (second.sqrt() + 1e-10)
         params = params - rate * (1 - t / rounds) * step
     with torch.no_grad():
-        scores = torch.cat([model.score(params, part) for part in test.split(1000)])
+        scores = torch.cat([model.score(params, part) for part in torch.split(test, 1000)])
     return float((scores.argmax(1) == labels).double().mean())
 
 

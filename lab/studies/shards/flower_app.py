@@ -49,7 +49,7 @@ def plan(context: Context) -> Any:
     del context
     told = setting()
     privacy = {"epsilon": told["epsilon"], "delta": 1e-5, "trust": told["trust"]}
-    sums = {"sum": {"name": "secure"}} if told["trust"] == "distributed" else {}
+    sums: dict[str, Any] = {"sum": {"name": "secure"}} if told["trust"] == "distributed" else {}
     model, sizes = start().to_torch_state_dict(), SETS[told["app"]][1]
     return make_plan(sizes, model, train={}, rounds=ROUNDS, privacy=privacy, **sums)
 
@@ -73,8 +73,9 @@ client = ClientApp(mods=[private(plan, shards=Shards(load, seconds=5.0))])
 @client.train()
 def fit(message: Message, context: Context) -> Message:
     del context  # and the environment says nothing here: a shard's process has none of its node's
-    state, told = message.content["arrays"].to_torch_state_dict(), message.content["config"]
-    after = (_sklearn if told["app"] == "scikit-learn" else _torch)(state, told["epochs"])
+    state = message.content.array_records["arrays"].to_torch_state_dict()
+    told = message.content.config_records["config"]
+    after = (_sklearn if told["app"] == "scikit-learn" else _torch)(state, int(str(told["epochs"])))
     return Message(RecordDict({"arrays": ArrayRecord(after)}), reply_to=message)
 
 
@@ -92,7 +93,8 @@ def _sklearn(state: dict[str, torch.Tensor], epochs: int) -> dict[str, torch.Ten
     model = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=0.01)
     model.coef_, model.intercept_ = (state[n].double().numpy() for n in ("weight", "bias"))
     for _ in range(epochs):
-        train_functions.fit(model, *shard(), classes=2)
+        x, y = shard()
+        train_functions.fit(model, x, y, classes=2)
     found = {"weight": model.coef_, "bias": model.intercept_}
     return {name: torch.from_numpy(np.asarray(each)).float() for name, each in found.items()}
 
@@ -118,6 +120,6 @@ def main(grid: Grid, context: Context) -> None:
         "accuracy": accuracy(head, *records().test),
         "history": [{name: str(value) for name, value in row.items()} for row in result.history],
     }
-    path = Path(context.run_config["out"]) / ANSWER
+    path = Path(str(context.run_config["out"])) / ANSWER
     path.with_suffix(".tmp").write_text(json.dumps(found), encoding="utf-8")
     path.with_suffix(".tmp").rename(path)

@@ -34,7 +34,7 @@ from dpfed.client.questions.cells import halved_sum
 from dpfed.client.questions.model import Statistics
 from dpfed.core.metric import KEPT
 from dpfed.core.types import UPDATE
-from dpfed.data.datasets import find_file
+from dpfed.data.places import find_file
 from dpfed.recipes.schema import load_recipe
 from dpfed.recipes.session import Session, prepare
 

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.grad import conv1d_weight, conv2d_weight
 
 from dpfed.core.ghost import Layer, Lookups, Made, products, worth_making
 from dpfed.core.types import Vector
@@ -107,7 +108,7 @@ def _each_weight(layer: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     No patches are made: up to eight times as fast.
     """
     k, (a, padding) = len(a), _padded(layer, a)
-    gradient = nn.grad.conv1d_weight if a.dim() == 3 else nn.grad.conv2d_weight
+    gradient: Callable[..., torch.Tensor] = conv1d_weight if a.dim() == 3 else conv2d_weight
     made = gradient(
         a.flatten(0, 1)[None],
         (k * layer.weight.shape[0], *layer.weight.shape[1:]),
@@ -124,22 +125,22 @@ def _convolution_3d(layer: nn.Conv3d, a: torch.Tensor, b: torch.Tensor) -> Found
     """The same of volumes, for which torch has no unfold."""
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     a = functional.pad(a, layer._reversed_padding_repeated_twice, mode=mode)
-    patches, left = _patches(a, layer), b.flatten(2).mT
-    pairs = zip(left.chunk(layer.groups, 2), patches.chunk(layer.groups, 2), strict=True)
-    return {"weight": [Products(*pair) for pair in pairs], "bias": [Sums(left)]}
+    patches, left = _patches(a, layer), b.flatten(2)
+    pairs = zip(left.chunk(layer.groups, 1), patches.chunk(layer.groups, 1), strict=True)
+    return {"weight": [products(*pair) for pair in pairs], **_bias(layer, left)}
 
 
 def _transposed(layer: Any, a: torch.Tensor, b: torch.Tensor) -> Found:
     """A transposed convolution is a convolution from its output to its input."""
     ends = [end for each in reversed(layer.padding) for end in (each, each)]
-    left = a.flatten(2).mT
+    left = a.flatten(2)
     patches = _patches(functional.pad(b, ends), layer, a.shape[2:])
-    pairs = zip(left.chunk(layer.groups, 2), patches.chunk(layer.groups, 2), strict=True)
-    return {"weight": [Products(*pair) for pair in pairs], "bias": [Sums(b.flatten(2).mT)]}
+    pairs = zip(left.chunk(layer.groups, 1), patches.chunk(layer.groups, 1), strict=True)
+    return {"weight": [products(*pair) for pair in pairs], **_bias(layer, b.flatten(2))}
 
 
 def _patches(x: torch.Tensor, layer: Any, places: Sequence[int] | None = None) -> torch.Tensor:
-    """What is under a layer's window at each place, [k, places, channels x window].
+    """What is under a layer's window at each place, [k, channels x window, places].
 
     Args:
         x: padded, [k, channels, ...].
@@ -152,7 +153,7 @@ def _patches(x: torch.Tensor, layer: Any, places: Sequence[int] | None = None) -
         x = x.unfold(2 + axis, (layer.kernel_size[axis] - 1) * gap + 1, step)[..., ::gap]
         if places is not None:
             x = x.narrow(2 + axis, 0, places[axis])
-    return x.movedim(1, 1 + axes).flatten(1 + axes).flatten(1, axes)
+    return x.movedim(1, 1 + axes).flatten(1 + axes).flatten(1, axes).mT
 
 
 def _embedding(layer: nn.Embedding, a: torch.Tensor, b: torch.Tensor) -> Found:
@@ -190,15 +191,15 @@ def _instance_norm(layer: Any, a: torch.Tensor, b: torch.Tensor) -> Found:
     if layer.track_running_stats:
         raise Unsupported("an InstanceNorm has statistics of its own")
     normal = functional.instance_norm(a, eps=layer.eps)
-    left, right = (each.flatten(2).mT for each in (b, normal))
-    return {"weight": [Sums(left, right)], "bias": [Sums(left)]}
+    left, right = (each.flatten(2).float() for each in (b, normal))
+    return {"weight": _sums(left * right), "bias": _sums(left)}
 
 
 def _prelu(layer: nn.PReLU, a: torch.Tensor, b: torch.Tensor) -> Found:
     """The slope of negative inputs, one for all channels or one for each."""
     shape = (len(a), layer.num_parameters, -1)
-    left, right = (each.reshape(shape).mT for each in (b, a.clamp(max=0.0)))
-    return {"weight": [Sums(left, right)]}
+    left, right = (each.reshape(shape).float() for each in (b, a.clamp(max=0.0)))
+    return {"weight": _sums(left * right)}
 
 
 SPLITS: dict[str, Split] = {
