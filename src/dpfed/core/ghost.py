@@ -299,12 +299,12 @@ def products(left: torch.Tensor, right: torch.Tensor) -> Products | Made:
 
 
 def worth_making(p: int, q: int, positions: int) -> bool:
-    """Whether a record's matrix [p, q] takes no more room than the factors it is the sum of.
+    """Whether a record's matrix takes no more room than the factors it is the sum of.
 
     Args:
-        p: the matrix's rows.
-        q: its columns.
-        positions: how many products are summed.
+        p: how many rows it has.
+        q: how many columns.
+        positions: how many products are added up.
     """
     return positions > 1 and p * q <= positions * (p + q)
 
