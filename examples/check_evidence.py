@@ -25,6 +25,10 @@ SAME = "training clients terms terms_sha256 contract plan unit adjacency trust r
 SAME += " claims assumes"
 UNITS = {"record": "record", "client": "client"}
 UNITS["group"] = "person, with all of their records at one client"
+ACROSS = (
+    "with {} of the data's blocks (in which block a {} is, as by the month of arrival, is not "
+    "protected, and no figure holds for the whole data set)"
+)
 
 
 class Missing(Exception):
@@ -93,11 +97,14 @@ def epsilon(claim, adjacency):  # by integration of two Gaussians: no closed for
 def sentence(told):  # of what stands beside it, but for the figures, which are looked at elsewhere
     figures = iter(re.findall(r"\([^ (),]+, [^ (),]+\)-DP", told["sentence"]))
     said = [f"{next(figures, '')} against {each['adversary']}" for each in told["claims"]]
-    unit = f" for each {UNITS[told['unit']]} ({told['adjacency']}), against "
+    blocks, whose = told.get("blocks", ()), {"group": "person"}.get(told["unit"], told["unit"])
+    inside = " inside its block" * bool(blocks)
+    unit = f" for each {UNITS[told['unit']]} ({told['adjacency']}{inside}), against "
     rounds = f"over {told['rounds']} round{'s' * (told['rounds'] != 1)}"
     alone = told["enforced"] and told["unit"] != "client"
     points = [", and ".join([said[0].replace(" against ", unit, 1), *said[1:]]), rounds]
     points += [told["enforced"], told.get("condition", "")]
+    points += [ACROSS.format(len(blocks), whose)] * bool(blocks)
     points += ["if no record stops or delays its silo's work"] * bool(alone)
     if told["trust"] != "central" and not told["budgeted"]:
         points.append("if the server starts no other training on the data")

@@ -629,7 +629,7 @@ def test_the_page_says_how_many_packs_were_tampered_with() -> None:
 
 def test_each_field_of_a_guarantee_is_signed_or_compared_or_in_no_sentence() -> None:
     """A field that the sentence says, and that no silo has signed, is the server's to choose."""
-    compared = {"claims", "unit", "adjacency", "trust", "rounds", "budgeted", "enforced"}
+    compared = {"claims", "unit", "adjacency", "blocks", "trust", "rounds", "budgeted", "enforced"}
     in_no_sentence = {"shares", "realised", "opinions"}
     found = {each.name for each in fields(Guarantee)}
     assert found == compared | in_no_sentence | set(ASSUMPTIONS)
