@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfed.accounting.ledger.balance import Budget
+from dpfed.accounting.ledger.blocks import BlockBinding, account_of, by_block
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.heads import (
     MOST_CONFLICTS,
@@ -32,6 +33,8 @@ from dpfed.cli.main import app
 from dpfed.core.errors import BudgetSpent, DataError, LedgerRolledBack
 from dpfed.core.types import UPDATE
 from tests.helpers.ledgers import B2, BUDGET, DRAWN, KEY, TENTH, ZERO, request
+
+BINDING = BlockBinding("admitted", "month", "patient", "2026-03-01", "mark")
 
 
 @pytest.fixture
@@ -334,3 +337,32 @@ def test_the_command_says_what_was_met_and_what_it_books(ledger: Ledger, tmp_pat
     assert tenths(Ledger(ledger.path)) == pytest.approx(4)
     assert "declared lost" in CliRunner().invoke(app, ["ledger", "show", "--ledger", run[3]]).output
     assert not Conflict(ledger.path)
+
+
+@pytest.mark.parametrize("bound", [True, False], ids=["bound before", "bound in the lost part"])
+def test_what_blocks_lost_is_booked_in_each_of_their_accounts(
+    ledger: Ledger, tmp_path: Path, bound: bool
+) -> None:
+    if bound:
+        ledger.bind_blocks("adult", BINDING)
+    copied(ledger, tmp_path / "backup")
+    ledger = Ledger(ledger.path)
+    if not bound:
+        ledger.bind_blocks("adult", BINDING)
+    for at, names in enumerate((["2026-01"], ["2026-01", "2026-02"], ["2026-01"])):
+        ledger.begin_together(by_block(training(f"t{at}", 1, 0), names))
+    head = take_head(ledger)
+    ledger = restored(ledger, tmp_path / "backup")
+    declare_lost(ledger, [head], by="owner")
+    if not bound:
+        ledger.bind_blocks("adult", BINDING)
+    counted = {
+        name: round(tenths(ledger, KEY._replace(dataset=account_of("adult", name))))
+        for name in ("2026-01", "2026-02", "2026-03")
+    }
+    assert counted == {"2026-01": 3, "2026-02": 1, "2026-03": 0}
+    for name, left in (("2026-01", 7), ("2026-02", 9)):
+        ledger.claim_together(by_block(training(f"fits {name}", left), [name]))
+        with pytest.raises(BudgetSpent):
+            ledger.claim_together(by_block(training(f"more {name}", 1), [name]))
+    assert ledger.verify() == []
