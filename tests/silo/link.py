@@ -265,7 +265,8 @@ class Link:
         each_costs = (2 * noise.clip / noise.std) ** 2 / shares
         ledger = Ledger(self.silos[client].folder / "state/ledger.sqlite")
         assert ledger.verify() == []
-        booked = [row.body for row in ledger.rows() if row.body.get("training") == self.terms.name]
+        named = [row.body for row in ledger.rows() if row.body.get("training") == self.terms.name]
+        booked = [row for row in named if row["kind"] == "book"]  # others are approvals
         ledger.close()
         assert {(row["round"], row["attempt"]) for row in booked} == set(vectors)
         spent = math.fsum(row["mu_squared"] for row in booked)
