@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.claims import adamw, blocks, encoding, private_statistics
+from tests.claims import adamw, blocks, encoding, networks, private_statistics
 from tests.claims import sofim_readings as readings
 from tests.claims.devices import (
     SCALE,
@@ -127,9 +127,16 @@ def megabytes(method: str, *sizes: str) -> tuple[float, ...]:
     return tuple(cost(method, size, "memory") / 1e6 for size in sizes)
 
 
+NETWORKS = "lab/studies/networks-untuned/results/README.md"
 STATISTICS = "lab/studies/statistics/results/README.md"
 
 CLAIMS = [
+    Claim(NETWORKS, "it is {:.1f} and {:.1f} points ahead of a clip of 1", networks.normalised),
+    Claim(
+        NETWORKS,
+        "clip at the 0.8 quantile**: {:+.1f}, {:+.1f}, {:+.1f}, {:+.1f}.",
+        networks.at_a_quantile,
+    ),
     Claim("docs/blocks.md", "{} {} {} {} {}", blocks.arms),
     Claim(
         "docs/statistics.md",

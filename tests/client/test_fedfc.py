@@ -152,7 +152,7 @@ def test_only_a_linear_layer_will_do() -> None:
             build("client", "fedfc", {}, layout=layout)
     plan = plan_of({"name": "fedfc"}, epsilon=1.0)
     x, y = silos()[0]
-    stranger = Network(torch.nn.Linear(3, 1)).problem(Records(x, y.long()))
+    stranger = Network(torch.nn.Linear(3, 1), loss="mse").problem(Records(x, y[:, None].float()))
     reply, _ = client_reply(
         plan, Broadcast(0, torch.zeros(4)), "reply", {}, ClientState(0, stranger)
     )

@@ -56,7 +56,7 @@ def replaced(data: tuple[NDArray[Any], ...], where: Any) -> tuple[NDArray[Any], 
 
 
 def problem_of(data: Any, process: Any, **changes: Any) -> ShardedProblem:
-    limits = Limits(seconds=1.5, memory=1 << 28)
+    limits = Limits(seconds=1.5, memory=1 << 29)
     return ShardedProblem(
         data, Cut(SHARDS), SIZE, parameters_of(MODEL.layout), process, limits, **changes
     )

@@ -10,14 +10,16 @@ import os
 import signal
 import socket
 import sys
-from typing import Any
+from collections.abc import Callable
 
 from dpfed.data import shard_child
 
 
-def serve(control: socket.socket, caller: Any, function: Any) -> None:
+def serve(control: socket.socket, folder: str, child: Callable[..., None]) -> None:
+    del folder
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     status = None
+    base = shard_child._settled()
     control.send(shard_child.READY)
     while True:
         message, pipes, _, _ = socket.recv_fds(control, 1 << 16, 2)
@@ -28,14 +30,12 @@ def serve(control: socket.socket, caller: Any, function: Any) -> None:
             continue
         pid = os.fork()
         if pid == 0:
-            limits = shard_child.HEAD.unpack(message[1:])
-            base = shard_child._address_space()
-            shard_child._child(pipes, limits, base, caller, function)
+            child(pipes, shard_child.HEAD.unpack(message[1:]), base)
         for pipe in pipes:
             os.close(pipe)
         status = os.waitpid(pid, 0)[1]  # noqa: F841 (the next child sees it in this frame)
 
 
 if __name__ == "__main__":
-    shard_child._serve = serve  # type: ignore[assignment]
+    shard_child.serve = serve  # type: ignore[assignment]
     shard_child.main(*sys.argv[1:])

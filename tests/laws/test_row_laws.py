@@ -21,7 +21,7 @@ from torch import nn
 import dpfed.client
 import dpfed.core
 from dpfed.core.adaptive_rows import ClipIndicator, ScaledByClip
-from dpfed.core.ghost import Ghost, Layer, Lookups, Products, Sums
+from dpfed.core.ghost import Ghost, Layer, Lookups, Made, Products
 from dpfed.core.matrices import Gram, Hessians
 from dpfed.core.rows import Chunks, Dense, MeanRows, Outer, Scaled
 from dpfed.core.testing import (
@@ -73,7 +73,7 @@ def ghost(*layers: Layer) -> Ghost:
 def ghost_person(pick: Pick) -> Ghost:
     """Of two records of one person: their own gradients are the oracle."""
     left = pick(2, 3)[:, None]
-    layers: list[Layer] = [Products(left, torch.full((2, 1, 4), 0.5)), Sums(left)]
+    layers: list[Layer] = [Products(left, torch.full((2, 1, 4), 0.5)), Made(left.sum(dim=1))]
     rows = torch.stack([torch.cat([layer.row(i) for layer in layers]) for i in range(2)])
     usable = torch.ones(2, dtype=torch.bool)
     return Ghost(lambda _: (layers, usable), Chunks(lambda i: rows[i], 2, 15, 2, PERSON))
@@ -83,7 +83,8 @@ def several(left: torch.Tensor) -> Ghost:
     """Layers of all kinds, of one factor: of several, one is hostile to the rest."""
     one = torch.full_like(left, 0.5)
     table = Lookups(torch.tensor([[1, 1]]), left, 3)
-    return ghost(Products(left, one), Sums(left), Sums(left, one), table)
+    made = (Made(each.sum(dim=1)) for each in (left, left * one))
+    return ghost(Products(left, one), *made, table)
 
 
 def cancelling(pick: Pick) -> Layer:

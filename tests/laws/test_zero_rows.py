@@ -181,7 +181,16 @@ def form(reply: bytes) -> Any:
         for record, found in content.array_records.items()
     }
     said = {name: dict(found) for name, found in content.config_records.items()}
+    for name in ("receipt", "salt"):  # a commitment to the reply, which looks random, and its salt
+        if name in said[CONTROL]:
+            said[CONTROL][name] = len(said[CONTROL][name])
     return len(reply), list(content), arrays, said
+
+
+def numbers(reply: bytes) -> tuple[bytes, ...]:
+    """The numbers in an answer; its receipt has another key in each gate."""
+    records = from_bytes(reply).array_records.values()
+    return tuple(array.data for found in records for array in found.values())
 
 
 @functools.cache
@@ -235,9 +244,10 @@ def check(
         assert all(each == forms["usual"] for each in forms.values()), (method, unit, at, forms)
         if unit is not Unit.CLIENT:
             sound = {"usual", "stopped", *(["unknown"] if terms.plan.client.model else [])}
-            failed = {n: r for n, r in replies.items() if n not in sound}
+            released = {name: numbers(reply) for name, reply in replies.items()}
+            failed = {n: r for n, r in released.items() if n not in sound}
             assert len(set(failed.values())) == 1, (method, unit, at, list(failed))
-            emptied = [n for n, r in failed.items() if r == replies["stopped"]]
+            emptied = [n for n, r in failed.items() if r == released["stopped"]]
             assert not emptied, (method, unit, at, emptied)
         made += len(replies)
     sentence = replace(terms.plan.guarantee(), enforced=GATED, budgeted=True).sentence

@@ -95,7 +95,7 @@ def admm(
             UPDATE: gaussian(Facts(CLIP, unit=unit), std) if std else clear(Facts(CLIP, unit=unit))
         },
         sum=plain(),
-        server=build("server", "scale", {"rate": 0.0}),
+        server=build("server", "scale", {"rate": 1e-300}),  # no step: it is 0 in single precision
         nominal=[1] * len(problems),
         rounds=rounds,
         noise=Noise(seed),

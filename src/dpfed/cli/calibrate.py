@@ -169,7 +169,9 @@ def calibrate_command(
 
 def _given(option: str, value: Number | None) -> Number:
     if value is None:
-        raise refuse(option, "given, or --monthly with --lifetime-epsilon", None, "give it")
+        raise typer.BadParameter(
+            f"missing option '{option}', or --monthly with --lifetime-epsilon in its place"
+        )
     return value
 
 

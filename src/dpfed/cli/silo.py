@@ -315,12 +315,12 @@ def approve(
     from dpfed.silo.policy import load_policy
     from dpfed.silo.publish import OWNERS_KINDS, Publisher
 
-    text, handler = file.read_text(encoding="utf-8"), Owner(load_policy(policy))
+    text = file.read_text(encoding="utf-8")
     with say_if_slow("loading torch, and finding the noise that these terms need"):
         from dpfed.cli.data import screen_lines
         from dpfed.recipes.terms import read_terms
 
-        asked = read_terms(text)
+        asked, handler = read_terms(text), Owner(load_policy(policy))
         said = proposal(handler, asked)
     typer.echo(said)
     data = handler.policy.data[asked.pins.dataset]

@@ -380,10 +380,11 @@ def _plug_in_table(kind: str, given: Any) -> Any:
 
 def _server_tables(given: Any) -> Any:
     """A list of the server's plug-ins; what cannot be one is left as it is, for the parser."""
-    each = given if isinstance(given, list | tuple) else [given]
+    many = isinstance(given, list | tuple) and not _is_given_code(given)  # an object may be a tuple
+    each = given if many else [given]
     for one in filter(_is_torch_optimizer, each):
         raise _no_torch_optimizer(one)
-    if isinstance(given, list | tuple | str) or _is_given_code(given):
+    if many or isinstance(given, str) or _is_given_code(given):
         return [_plug_in_table("server", one) for one in each]
     return given
 

@@ -33,16 +33,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from dpfed.accounting.ledger.blocks import BEFORE, BlockBinding
 from dpfed.core.errors import DataError
 from dpfed.data.cells import NO_DAY, date_of
-from dpfed.data.datasets import Records
-from dpfed.data.readers import NOBODY
 
 if TYPE_CHECKING:
     from dpfed.accounting.ledger.ledger import Ledger
+    from dpfed.data.datasets import Records
 
 FILE = "blocks.sqlite"
 _SCHEMA = """
@@ -181,6 +178,8 @@ class Blocks:
         Args:
             blocks: their names; one that has no record here adds nothing.
         """
+        import torch  # here: an owner's commands do without it
+
         kept = [at for at, name in enumerate(self.names) if name and name in blocks]
         return self.records.take(torch.tensor(kept, dtype=torch.int64))
 
@@ -288,6 +287,8 @@ def _persons(records: Records) -> list[int | None]:
     """A number for each record's id, which no other record changes; None if it names none."""
     if records.groups is None or records.persons is None:
         raise DataError("blocks need a column of ids, got none; name it in load.options.groups")
+    from dpfed.data.readers import NOBODY  # torch
+
     nobody = (records.groups == NOBODY).tolist()
     return [
         None if none else each for none, each in zip(nobody, records.persons.tolist(), strict=True)
