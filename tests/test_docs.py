@@ -62,9 +62,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return os.pathsep.join(map(str, places))
 
 
+SLOW_PAGES = tuple(f"{name}.md" for name in ("models", "language-models", "watching", "accounting"))
+"""Pages that train for 11 to 22 s."""
+
+
 def marked(name: str) -> Any:
     """Pages on which Flower starts a SuperLink of its own, within 15 s, take turns."""
-    marks = [pytest.mark.long] if name in (*NEWCOMER, *METHOD_PAGES, *SIMULATOR_PAGES) else []
+    long = (*NEWCOMER, *METHOD_PAGES, *SIMULATOR_PAGES, *SLOW_PAGES)
+    marks = [pytest.mark.long] if name in long else []
     if any("flwr run" in block.text for block in pages.blocks(DOCS / name)):
         marks.append(pytest.mark.xdist_group("flower"))
     return pytest.param(name, marks=marks)
@@ -369,6 +374,7 @@ def test_the_site_is_built_strictly_and_spelt_right(tmp_path: Path) -> None:
         assert loaded == []  # nothing comes from other hosts
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_broken_link_and_a_page_left_out_stop_the_build(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")

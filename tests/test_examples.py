@@ -128,6 +128,7 @@ def test_the_plain_app_of_the_same_models_is_not_private(
 HUB = ["private-tables", "private-images", "private-lora", "gated-consortium"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HUB)
 def test_the_apps_for_the_hub_build(
     name: str, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
@@ -268,7 +269,7 @@ NOTEBOOKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize("name", ["first", pytest.param("dp-fedsofim", marks=pytest.mark.long)])
 def test_the_notebook_runs_and_shows_its_picture(
     name: str, repository: Path, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ def test_tests_that_are_ended_leave_no_process(
         until_none_lives(tmp_path.name)
 
 
+@pytest.mark.long
 def test_a_process_that_a_test_forgets_fails_the_run(tmp_path: Path) -> None:
     if not PROCESSES.exists():
         pytest.skip("needs /proc")

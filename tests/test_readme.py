@@ -122,6 +122,7 @@ def lines_of_the_picture(svg: str) -> list[str]:
     return [re.sub(r" *\d+\.\d", " 0.0", rows[y]).rstrip() for y in sorted(rows)]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_picture_shows_what_the_demo_prints() -> None:
     script = runpy.run_path(str(ROOT / "scripts/demo_picture.py"))

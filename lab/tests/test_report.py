@@ -414,6 +414,7 @@ def test_a_real_study_has_a_report(tmp_path: Path) -> None:
     assert "against the server" in page.text
 
 
+@pytest.mark.long
 @pytest.mark.slow  # a browser looks at it
 def test_a_page_with_every_kind_of_figure_is_sound(tmp_path: Path, repository: Path) -> None:
     page = write_report(folder(tmp_path))

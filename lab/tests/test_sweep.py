@@ -480,6 +480,7 @@ def _runs(pid: str) -> bool:
     return state != "Z"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_gives_the_same_table(tmp_path: Path) -> None:
     source, script = write(tmp_path), tmp_path / "child.py"

@@ -277,6 +277,7 @@ def cases() -> list[Plan]:
     return [plan_of(case) for case in plans()]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_figure_lies_between_the_bounds_of_a_second_accountant() -> None:
     assert len(cases()) >= 60

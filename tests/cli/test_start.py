@@ -720,6 +720,7 @@ def test_all_words_of_a_template_are_filled_in(kind: str, engine: str, home: Pat
     assert len(commands) == (3 if kind != "gated" else gated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_new_app_can_be_published(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

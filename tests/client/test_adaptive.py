@@ -303,7 +303,7 @@ def test_no_clip_that_is_broadcast_moves_more_than_is_priced(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gradient", "fedavg"])
+@pytest.mark.parametrize("name", [pytest.param("gradient", marks=pytest.mark.long), "fedavg"])
 def test_a_unit_moves_releases_and_counts_by_at_most_what_is_priced(name: str) -> None:
     found = survey(Survey(), cases(name, LINEAR, most=1, adaptive=True), Effort(6, more=6))
     survey(found, cases(name, NETWORKS, clip=1e-2, most=1, adaptive=True), Effort(2, more=2), 100)

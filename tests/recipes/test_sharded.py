@@ -106,8 +106,8 @@ def test_functions_and_limits_are_checked() -> None:
     ("privacy", "total"),
     [
         ({}, {"name": "plain"}),
-        ({"mechanism": "discrete_gaussian"}, {"name": "plain"}),
-        ({"trust": "distributed"}, {"name": "secure"}),
+        pytest.param({"mechanism": "discrete_gaussian"}, {"name": "plain"}, marks=pytest.mark.long),
+        pytest.param({"trust": "distributed"}, {"name": "secure"}, marks=pytest.mark.long),
     ],
 )
 def test_a_run_learns_and_states_its_guarantee(privacy: Any, total: Any) -> None:

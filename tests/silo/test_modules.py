@@ -113,6 +113,7 @@ def test_a_gate_that_answered_has_loaded_what_the_list_says_and_nothing_else(
     assert contents(tmp_path / "odd/state") == before
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_terms_that_are_not_approved_can_be_listed_unless_they_load_a_model(tmp_path: Path) -> None:
     silo = Silo(tmp_path / "silo", 0)

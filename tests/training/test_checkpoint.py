@@ -233,6 +233,7 @@ dataset = "toy"
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_random_moments_goes_on_to_its_end(tmp_path: Path) -> None:
     """SIGKILL, twice: each takes at most one planned attempt, and nothing else."""
