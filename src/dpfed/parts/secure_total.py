@@ -58,20 +58,6 @@ class Connection(Protocol):
         """Whether a frame arrives within so many seconds."""
 
 
-@dataclass(frozen=True)
-class _Key:
-    """A party's key and the public keys of all: what signs and verifies."""
-
-    key: SigningKey
-    roster: Roster
-
-    def sign(self, message: bytes) -> bytes:
-        return self.key.sign(message)
-
-    def verify(self, client: int, signature: bytes, message: bytes) -> bool:
-        return self.roster.verify(client, signature, message)
-
-
 @dataclass(frozen=True, eq=False)
 class _Terms:
     """What a sum is of: how it is made, and one party's release."""
@@ -134,7 +120,8 @@ class SumParty:
         roster = Roster(tuple(f"party-{i}" for i in range(len(keys))), tuple(keys))
         terms = _terms(term, len(keys), exact_total)
         self._said = f"<party {index} of {len(keys)} in the sum {name!r}>"
-        self._member = _Member(terms, _context(index, len(keys), terms, name, _Key(key, roster)))
+        mine = key.within(roster, index)
+        self._member = _Member(terms, _context(index, len(keys), terms, name, mine))
 
     def __repr__(self) -> str:
         return self._said

@@ -116,6 +116,15 @@ class SigningKey:
         """64 bytes, the same each time for the same message."""
         return self._key.sign(message)
 
+    def within(self, roster: Roster, client: int) -> Identity:
+        """The same key as that of one client of a roster.
+
+        Args:
+            roster: the public keys of all.
+            client: whose this one is.
+        """
+        return Identity(client, roster, self._key)
+
     def secret(self, purpose: str) -> bytes:
         """32 bytes that nobody else can compute, the same each time for the same purpose.
 
