@@ -13,6 +13,7 @@ The control is the same histories without an honest keeper, where the budget is 
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import random
 import secrets
@@ -81,6 +82,10 @@ class History:
         """The squared mu of all that was sent."""
         return ONE * sum(len(each) for each in self.sent.values())
 
+    def reply(self, order: bytes) -> bytes:
+        """As the gate answers: the order is counted before a child is made."""
+        return self.held.refuse_early(order) or self.held.reply(order)
+
     def brought(self) -> list[bytes]:
         honest = self.honest.newest() if self.honest else []
         key = SigningKey(b"", Ed25519PrivateKey.generate())
@@ -89,7 +94,7 @@ class History:
         if self.draw.random() < 0.2:
             other = take_head(Ledger(self.folder / "elsewhere.sqlite"))
             foreign = SigningKey(key._key.public_key().public_bytes_raw(), key._key)
-            lies.append(sign_head(other, foreign, 2**40))
+            lies.append(sign_head(other, foreign, dt.datetime(2999, 1, 1, tzinfo=dt.UTC)))
         if self.honest is None:
             lies = [head for head in lies if head not in self.old]  # nobody brings a true one
         found = [*honest, *lies][:MOST_BROUGHT]
@@ -107,7 +112,7 @@ class History:
 
     def enrol(self, name: str, **told: bool) -> None:
         content = enrolment({"training": name, **told}, heads=self.brought())
-        error = self.take(self.held.reply(to_bytes(content)))
+        error = self.take(self.reply(to_bytes(content)))
         if error == "LedgerRolledBack":
             self.connected.clear()
             if self.draw.random() < 0.7:
@@ -131,7 +136,7 @@ class History:
         if name not in self.connected:
             return
         round = self.at[name] if self.draw.random() < 0.8 else self.draw.randrange(ROUNDS)
-        reply = self.held.reply(order(self.terms[name], round=min(round, ROUNDS - 1)))
+        reply = self.reply(order(self.terms[name], round=min(round, ROUNDS - 1)))
         content = from_bytes(reply)
         if not self.take(reply):
             values = b"".join(each.data for each in content.array_records[REPLY].values())
@@ -140,7 +145,7 @@ class History:
 
     def state(self, name: str) -> None:
         told = {"stage": "statement", "training": name, "model": "0" * 64}
-        self.take(self.held.reply(to_bytes(RecordDict({CONTROL: ConfigRecord(told)}))))
+        self.take(self.reply(to_bytes(RecordDict({CONTROL: ConfigRecord(told)}))))
 
     def copy(self) -> None:
         to = self.folder / f"copy-{len(self.copies)}"

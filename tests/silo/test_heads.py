@@ -51,6 +51,8 @@ from tests.helpers.handlers import (
 from tests.silo.gates import FEATURES, RECORDS, gates, grid_of, terms_for
 from tests.training.flower.local_grid import become_a_server
 
+START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
 
 def enrolment(name: str, heads: list[bytes] | None = None) -> bytes:
     return sent(enrolment_of({"training": name}, heads=heads or []))
@@ -67,7 +69,8 @@ def some_key() -> SigningKey:
 
 
 def head_of(folder: Path, key: SigningKey, at: int = 0) -> bytes:
-    return sign_head(take_head(Ledger(folder / "ledger.sqlite")), key, at)
+    when = START + at * dt.timedelta(microseconds=1)
+    return sign_head(take_head(Ledger(folder / "ledger.sqlite")), key, when)
 
 
 def put_back(held: RequestHandler, copy: Path) -> None:
@@ -225,6 +228,17 @@ def test_a_gate_keeps_the_heads_of_others_and_hands_them_back(tmp_path: Path) ->
     kept = said(held.reply(enrolment(terms.name, newer)))["heads"]
     assert kept == newer[::-1]
     assert said(held.reply(enrolment(terms.name, [foreign])))["heads"] == kept  # an old one again
+
+
+def test_of_heads_of_one_second_the_last_are_kept(tmp_path: Path) -> None:
+    held, terms = approved(tmp_path)
+    kept, made = Kept(tmp_path / "kept"), []
+    for _ in range(3 * HEADS_OF_A_KEY):
+        asked = enrolment(terms.name)
+        assert held.refuse_early(asked) is None
+        made.append(said(held.reply(asked))["head"])
+        kept.keep(made[::-1])  # also where old ones are brought again
+    assert kept.newest(HEADS_OF_A_KEY) == made[: -HEADS_OF_A_KEY - 1 : -1]
 
 
 def test_what_is_kept_is_bounded_and_first_come(tmp_path: Path) -> None:
