@@ -194,3 +194,47 @@ def test_a_norm_does_not_depend_on_a_records_place(width: int) -> None:
     for gone in range(0, 39, 5):
         rest = torch.arange(40) != gone
         assert torch.equal(Products(left[rest], right[rest]).norms().norms, whole[rest])
+
+
+@pytest.mark.parametrize("widths", [(16, 32), (64, 16), (48, 8), (12, 16)])
+def test_a_made_row_does_not_depend_on_a_records_place(widths: tuple[int, int]) -> None:
+    """Factors as a linear layer has them, some of which are not copied: the row's own bits."""
+    p, q = widths
+    left, right = (draw(20, 32, width, seed=width) * 1e9 for width in (p, q))
+    left[:, 16:], right[:, 16:] = left[:, :16], -right[:, :16] * (1 + 2.0**-20)
+    whole = products(left.mT, right.mT)
+    assert isinstance(whole, Made)
+    truth = left.double().mT @ right.double()
+    size = float(left.norm(dim=(1, 2)).max() * right.norm(dim=(1, 2)).max())
+    torch.testing.assert_close(whole.rows.double(), truth.flatten(1), rtol=0, atol=size * 2**-20)
+    for gone in range(0, 20, 3):
+        rest = torch.arange(20) != gone
+        made = products(left[rest].mT, right[rest].mT)
+        assert isinstance(made, Made)
+        assert torch.equal(made.rows, whole.rows[rest])
+    for one in range(20):  # and a part of another tensor, which begins within a line of the memory
+        apart = torch.empty(left[one].numel() + 1), torch.empty(right[one].numel() + 1)
+        a, b = (
+            room[1:].view(1, *each[one].shape).copy_(each[one])
+            for room, each in zip(apart, (left, right), strict=True)
+        )
+        alone = products(a.mT, b.mT)
+        assert isinstance(alone, Made)
+        assert torch.equal(
+            alone.rows[0], products(left[one : one + 1].mT, right[one : one + 1].mT).rows[0]
+        )
+        assert torch.equal(alone.rows[0], whole.rows[one])
+
+
+@pytest.mark.parametrize("width", [16, 48])
+def test_factors_that_lie_in_lines_are_not_copied(width: int) -> None:
+    """Those of a linear layer do, where its width is whole lines; a part of them need not."""
+    lies = draw(3, 16, width).mT
+    assert ghost._in_lines(lies) is lies
+    assert ghost._in_lines(lies[1:]).data_ptr() == lies[1:].data_ptr()
+    inside = draw(3 * 16 * width + 1)[1:].view(3, 16, width).mT
+    for across in (draw(3, 16, width + 1)[:, :, 1:].mT, inside):
+        copied = ghost._in_lines(across)
+        assert torch.equal(copied, across)
+        assert copied.data_ptr() % 64 == 0
+    assert ghost._in_lines(draw(3, 16, width - 4).mT).is_contiguous()

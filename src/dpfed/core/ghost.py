@@ -310,11 +310,18 @@ def worth_making(p: int, q: int, positions: int) -> bool:
 
 
 def _in_lines(tensor: torch.Tensor) -> torch.Tensor:
-    """Each matrix and each of its rows at the same place in a line of the memory; see _aligned."""
+    """Each matrix and each of its rows at the same place in a line of the memory; see _aligned.
+
+    A linear layer's factors have their width in the lines: whole lines that begin where one of the
+    memory does (64 bytes, 16 numbers) are not copied.
+    """
     lines, positions = -tensor.shape[1] % 4, -tensor.shape[2] % 16
     if lines or positions:
         return functional.pad(tensor, (0, positions, 0, lines))
-    return tensor.contiguous()
+    across = tensor.mT
+    if tensor.shape[1] % 16 or not across.is_contiguous():
+        return tensor.contiguous()
+    return tensor if tensor.data_ptr() % 64 == 0 else across.clone().mT
 
 
 def _aligned(part: torch.Tensor) -> torch.Tensor:
