@@ -16,6 +16,7 @@ from dp_accounting import NeighboringRelation, PrivacyAccountant
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 
 from dpfed.accounting import gdp
+from dpfed.accounting.composition import Release, epsilon_for
 from dpfed.core.types import Adjacency
 
 RELATIONS = {
@@ -99,7 +100,8 @@ class DrawnPLDAccountant(PLDAccountant):  # type: ignore[misc]  # dp_accounting 
     """PLD with a cache of the loss distributions of Poisson-sampled Gaussian releases.
 
     A run's account grows by one round's releases at a time, and discretising one release takes
-    longer than composing hundreds of them. Events are composed in the same order as in the parent.
+    longer than composing hundreds of them (composition.py). Events are composed in the same order
+    as in the parent.
     """
 
     _pld: Any
@@ -111,6 +113,12 @@ class DrawnPLDAccountant(PLDAccountant):  # type: ignore[misc]  # dp_accounting 
         self._pld = self._pld.compose(_releases(event, *grid, count))
         return None
 
+    def get_epsilon(self, target_delta: float) -> float:
+        """The parent's figure, to the last bit, without its loop in Python over all losses."""
+        if self._contains_non_dp_event:
+            return math.inf
+        return epsilon_for(self._pld, target_delta)
+
 
 def _is_drawn_gaussian(event: Any) -> bool:
     """Whether this is a sampled Gaussian release with noise: only such releases are cached."""
@@ -120,18 +128,25 @@ def _is_drawn_gaussian(event: Any) -> bool:
     return False
 
 
-@lru_cache(maxsize=16)  # some megabytes each
+# A run asks for its own kinds of rounds again and again: few of them, since each kept one is some
+# megabytes, and a server keeps them for as long as it runs.
+_KINDS = 4
+
+
+@lru_cache(maxsize=_KINDS)
 def _releases(event: Any, relation: NeighboringRelation, interval: float, count: int) -> Any:
     """The privacy loss of ``count`` releases; composing makes a copy, so it can be shared."""
-    return _release(event, relation, interval).self_compose(count)
+    return _release(event, relation, interval).composed(count)
 
 
-@lru_cache(maxsize=32)  # a megabyte or two each
-def _release(event: Any, relation: NeighboringRelation, interval: float) -> Any:
+@lru_cache(maxsize=_KINDS)
+def _release(event: Any, relation: NeighboringRelation, interval: float) -> Release:
     """The privacy loss of one release."""
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=event.event.noise_multiplier,
-        value_discretization_interval=interval,
-        sampling_prob=event.sampling_probability,
-        neighboring_relation=relation,
+    return Release(
+        privacy_loss_distribution.from_gaussian_mechanism(
+            standard_deviation=event.event.noise_multiplier,
+            value_discretization_interval=interval,
+            sampling_prob=event.sampling_probability,
+            neighboring_relation=relation,
+        )
     )
