@@ -146,3 +146,18 @@ def test_a_sum_in_another_order_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(composition, "_sums", pairwise)
     assert epsilon_for(loss, 1e-5) != loss.get_epsilon_for_delta(1e-5)
+
+
+def test_tables_of_large_transforms_are_pushed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scipy keeps the last 16 lengths of each kind, real and complex: as many short ones follow."""
+    lengths: dict[bool, list[int]] = {False: [], True: []}
+    whole = composition.fft.fft
+
+    def noted(values: Any, *rest: Any) -> Any:
+        lengths[np.iscomplexobj(values)].append(rest[0] if rest else len(values))
+        return whole(values, *rest)
+
+    monkeypatch.setattr(composition.fft, "fft", noted)
+    Release(loss_of(0.01, 1.0, Adjacency.ZERO_OUT, INTERVAL)).composed(7)
+    for seen in lengths.values():
+        assert sorted(seen[-16:]) == list(range(1, 17))

@@ -45,7 +45,9 @@ class Release:
         """The distribution of ``count`` releases, as dp_accounting's ``self_compose`` gives it."""
         if count < 1 or not all(isinstance(part.pmf, DensePLDPmf) for part in self._parts):
             return self._loss.self_compose(count)
-        return PrivacyLossDistribution(*(part.composed(count) for part in self._parts))
+        made = PrivacyLossDistribution(*(part.composed(count) for part in self._parts))
+        _forget_transforms()
+        return made
 
     @cached_property
     def _parts(self) -> tuple[_Part, ...]:
@@ -89,6 +91,16 @@ class _Part:
             else:
                 low = max(low, math.floor(bound))
         return low, high
+
+
+def _forget_transforms() -> None:
+    """Push large tables out of scipy's cache: of the last 16 lengths, one or two megabytes each.
+
+    No composition has the length of another, and a server would hold all 16 for nothing.
+    """
+    for length in range(1, 17):
+        fft.fft(np.zeros(length))
+        fft.fft(np.zeros(length, np.complex128))
 
 
 def epsilon_for(loss: Any, delta: float) -> float:

@@ -162,14 +162,14 @@ class Draft:
             round: the round, from 0.
             attempt: the attempt at it, from 0.
         """
-        everyone = tuple(range(len(self.nominal)))
+        everyone = range(len(self.nominal))  # no tuple of a population that is drawn from
         if self.open:
-            return everyone  # the slots
+            return tuple(everyone)  # the slots
         if self.participation is not None:
             return tuple(i for i in everyone if self.participation.asks(i, round, self.rounds))
         stream = self.noise.stream("cohort", round, attempt)
         kept = self.client_sampling.draw(len(everyone), stream)
-        return everyone if kept is None else tuple(kept.nonzero().flatten().tolist())
+        return tuple(everyone if kept is None else kept.nonzero().flatten().tolist())
 
     @property
     def counted(self) -> Nominal:

@@ -63,7 +63,7 @@ class _Counts:
     """The counts of very many clients: how often, and the last attempt; rounds only go forward."""
 
     def __init__(self, clients: int) -> None:
-        self.made = np.zeros((clients, 3), np.int32)
+        self.made = np.full((clients, 3), 0, np.int32)  # written to, so that it does not grow later
 
     def begin(self, plan: Plan, broadcast: Broadcast, client: ClientState) -> tuple[int, ...]:
         """Enter an attempt; there are no rows to confirm."""
