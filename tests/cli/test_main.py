@@ -10,7 +10,9 @@ import sys
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from dpfed.cli import main
@@ -221,10 +223,60 @@ def test_without_the_lab_its_commands_say_how_to_install_it() -> None:
 
 def test_no_other_command_loads_a_packages_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(main, "entry_points", lambda **by: asked.append(by["name"]) or ())
+    by_name = lambda **by: asked.append(by["name"]) or () if "name" in by else ()  # noqa: E731
+    monkeypatch.setattr("importlib.metadata.entry_points", by_name)
     runner = CliRunner()
     for arguments in (["--help"], ["methods"], ["silo", "--help"], ["silo", "gate", "--help"]):
         runner.invoke(main.app, arguments)
     assert asked == []
     assert isinstance(runner.invoke(main.app, ["report", "x"]).exception, MissingExtra)
     assert asked == ["report"]
+
+
+# ------------------------------------------------------------------------- loaded when it is typed
+
+_FILES = """
+import sys
+from dpfed.cli import main
+sys.argv = ["dpfed", *{words!r}]
+try:
+    main.main()
+finally:
+    own = [name for name in sys.modules if name.startswith("dpfed.cli.")]
+    print(sorted(own), file=sys.stderr)
+"""
+
+
+def files_of(*words: str) -> set[str]:
+    """The files of dpfed.cli that a command loads."""
+    code = _FILES.format(words=words)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said: list[str] = json.loads(done.stderr.splitlines()[-1].replace("'", '"'))
+    return {name.removeprefix("dpfed.cli.") for name in said} - {"main"}
+
+
+def test_a_commands_file_is_loaded_when_it_is_typed() -> None:
+    assert files_of("--version") == set()
+    assert files_of("methods") == {"methods"}
+    assert files_of("silo", "status", "--help") == {"silo"}
+    assert files_of("stats", "--help") == {"stats"}
+
+
+def test_the_help_lists_and_describes_every_command() -> None:
+    runner = CliRunner()
+    told = " ".join(runner.invoke(main.app, ["--help"], terminal_width=200).stdout.split())
+    group = typer.main.get_command(main.app)
+    assert isinstance(group, click.Group)
+    names = group.list_commands(click.Context(group))
+    assert {"run", "silo", "verify", "push", *LAB} <= set(names)
+    for name in names:
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        assert command.name == name
+        assert command.help
+        assert f" {name} " in told
+        assert command.help.split()[0] in told
+    assert group.get_command(click.Context(group), "silp") is None
+    wrong = runner.invoke(main.app, ["silp"])
+    assert "silo" in wrong.output

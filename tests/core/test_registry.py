@@ -88,7 +88,7 @@ def clear_caches() -> None:
 def test_other_packages_plug_in_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("mine", "dpfed.core.chain:identity", "dpfed.server")
     monkeypatch.setattr(
-        registry, "entry_points", lambda group: [point] if group == "dpfed.server" else []
+        "importlib.metadata.entry_points", lambda group: [point] if group == "dpfed.server" else []
     )
     clear_caches()
     assert "mine" in registry.names("server")

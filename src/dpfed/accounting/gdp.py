@@ -14,6 +14,9 @@ and Phi(a) replaces the first term for large a. This neither overflows at large 
 its relative error against 80 digits is below 8e-10. Delta and the result are rounded to the safe
 side by 10^-9 of their value, more than the formula's own error: mu_for never exceeds its target,
 and epsilon_for is never too small.
+
+SciPy, whose import takes half a second, is imported where a curve is asked for: most that an owner
+types asks for none.
 """
 
 from __future__ import annotations
@@ -21,8 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-
-from scipy.special import erfcx, ndtr
 
 from dpfed.core.checks import refuse
 from dpfed.core.types import Adjacency
@@ -62,6 +63,8 @@ def delta_for(epsilon: float, mu: float) -> float:
         return 0.0
     if a < 1:
         return math.exp(-a * a / 2) / 2 * _erfcx_gap(-a / math.sqrt(2), mu / math.sqrt(2))
+    from scipy.special import erfcx, ndtr
+
     return float(ndtr(a)) - math.exp(-a * a / 2) / 2 * float(erfcx(-b / math.sqrt(2)))
 
 
@@ -72,6 +75,8 @@ def _cautious(epsilon: float, mu: float) -> float:
 
 def _erfcx_gap(x: float, width: float) -> float:
     """erfcx(x) - erfcx(x + width); a small width uses the derivative, to avoid cancellation."""
+    from scipy.special import erfcx
+
     if width > 1e-5:
         return float(erfcx(x)) - float(erfcx(x + width))
     middle = x + width / 2

@@ -323,7 +323,7 @@ def state_of(handler: Owner, path: Path | None = None) -> str:
         handler: the silo's.
         path: the policy's file; None leaves out what a running gate has read.
     """
-    figures = gate_figures(handler)
+    figures = gate_figures(handler, left=False)
     lines = []
     if figures.rolled_back:
         lines.append(

@@ -42,9 +42,8 @@ from contextvars import ContextVar
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from types import NoneType, UnionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -52,6 +51,9 @@ from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.metric import Metric
 from dpfed.core.types import ClientAlgorithm, Facts, ServerOptimizer, place_of
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 KINDS = ("client", "mechanisms", "sums", "server", "metrics")
 _PLAN_FACTS = ("unit", "layout", "truncates", "epsilon")
@@ -86,6 +88,8 @@ _TYPES = {
 
 @cache  # reading the entry points of all installed packages takes 10 ms
 def _foreign(kind: str) -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points
+
     return {point.name: point for point in entry_points(group=f"dpfed.{kind}")}
 
 

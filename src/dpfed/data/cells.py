@@ -18,8 +18,6 @@ import math
 import re
 from typing import Any
 
-import numpy as np
-
 _MISSING = frozenset(
     {"", "nan", "-nan", "na", "n/a", "#n/a", "#n/a n/a", "#na", "null", "none", "<na>"}
 )
@@ -98,8 +96,12 @@ def spelling(written: str) -> str:
 
 def text(cell: Any) -> str:
     """What is written in a cell, without spaces around it; "" if there is nothing."""
+    if isinstance(cell, str):
+        return cell.strip()
     if isinstance(cell, bytes):
         return cell.decode("utf-8", "replace").strip()
+    import numpy as np  # an owner's status, which reads a contract and no cell, does without it
+
     if isinstance(cell, bool | np.bool_):
         return str(int(cell))
     return "" if cell is None else str(cell).strip()

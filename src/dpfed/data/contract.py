@@ -48,16 +48,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from dpfed.core.checks import refuse
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.core.log import shown
 from dpfed.data.cells import number, spelling, text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_BYTES = 1 << 16
 """Of a contract's file."""
@@ -232,6 +234,8 @@ class _Reader:
 
     def encoded(self, cells: Sequence[str]) -> NDArray[np.float32]:
         """Each different text once: what it becomes depends on nothing else."""
+        import numpy as np
+
         known = {written: self.spread(self.value(written)) for written in set(cells)}
         size = self.words if self.kind is Kind.CATEGORY else 1
         rows = np.array([known[written] for written in cells], dtype=np.float32)
@@ -385,6 +389,8 @@ class Contract(_Form, frozen=True):
         Args:
             table: by column, one cell for each record; other columns are ignored.
         """
+        import numpy as np
+
         made = [
             _Reader(column, self.absent).encoded([text(c) for c in _cells(table, column.name)])
             for column in self.columns
@@ -399,6 +405,8 @@ class Contract(_Form, frozen=True):
         """
         if self.label is None:
             raise DataError("the contract has no label; add label = {column = ..., words = [...]}")
+        import numpy as np
+
         absent, cells = self.absent, [text(c) for c in _cells(table, self.label.column)]
         known = {written: self.label.encode(written, absent) for written in set(cells)}
         kind = np.int64 if self.classes else np.float32

@@ -45,7 +45,7 @@ class DataFigures(NamedTuple):
     spent: float
     """Infinite if there is no bound."""
     left: float | None
-    """For one more training; None where it cannot be said."""
+    """For one more training; None where it cannot be said, or was not asked for."""
     overspent: bool
     approvals: int
     """How many trainings on it may ask today."""
@@ -95,8 +95,13 @@ class GateFigures(NamedTuple):
         }
 
 
-def gate_figures(handler: Owner) -> GateFigures:
-    """Budgets, approvals and counts of a gate, from its own files."""
+def gate_figures(handler: Owner, *, left: bool = True) -> GateFigures:
+    """Budgets, approvals and counts of a gate, from its own files.
+
+    Args:
+        handler: the silo's.
+        left: whether to compute what is left of each budget, which needs SciPy.
+    """
     approvals, ledger = handler.approvals, handler.ledger()
     now, events, found = approvals.now(), approvals.events(), approvals.all()
     pins = {each.name: _pins_of(each.terms) for each in found}
@@ -105,14 +110,14 @@ def gate_figures(handler: Owner) -> GateFigures:
     data = []
     for name, account, policy in _accounts(handler, ledger):
         cost = ledger.spent(policy.key(account))
-        left = cost.left(policy.budget)
+        rest = cost.left(policy.budget) if left else math.nan
         data.append(
             DataFigures(
                 name=account,
                 epsilon=policy.epsilon,
                 delta=policy.delta,
                 spent=cost.epsilon(policy.delta, policy.adjacency),
-                left=None if math.isnan(left) else left,
+                left=None if math.isnan(rest) else rest,
                 overspent=not cost.within(policy.budget, policy.adjacency),
                 approvals=standing.count(name),
             )

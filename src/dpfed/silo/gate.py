@@ -41,6 +41,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import scipy.special  # noqa: F401  a child would load it anew for each order's cost
 import torch
 
 from dpfed.core.errors import DataError, contain_all

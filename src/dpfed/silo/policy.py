@@ -412,8 +412,8 @@ def _check_contract(name: str, data: DataPolicy) -> None:
 
 
 def _check_noise_and_models(name: str, data: DataPolicy) -> None:
-    known = [each for each in names("mechanisms") if each != "clear"]
-    for mechanism in () if data.mechanisms is None else data.mechanisms:
+    for mechanism in data.mechanisms or ():
+        known = [each for each in names("mechanisms") if each != "clear"]
         if mechanism not in known:
             raise refuse(f"data.{name}.mechanisms", f"some of {known}", mechanism, "correct it")
     for source, model in data.pretrained.items():

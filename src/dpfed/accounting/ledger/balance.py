@@ -170,6 +170,8 @@ class Cost:
         reserved = math.fsum(self.delta_reserved.values())
         if reserved > MAX_RESERVED_FRACTION * budget.delta:
             return False
+        if self.mu_squared == 0:  # within any limit, which takes SciPy to find
+            return True
         return self.mu_squared <= _limit(budget.epsilon, budget.delta - reserved) * (
             1 + gdp.CAUTION
         )
