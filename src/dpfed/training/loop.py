@@ -177,8 +177,8 @@ def _found(
     log.info("resuming after round %d", saved.state.round)
     if saved.made_by != VERSION:
         log.warning(
-            "another version made the rounds so far: dpfed %s, and this is %s; what was spent counts "
-            "on, but the rounds to come may have other bits than those of one version",
+            "another version made the rounds so far: dpfed %s, and this is %s; what was spent "
+            "counts on, but the rounds to come may have other bits than those of one version",
             saved.made_by,
             VERSION,
         )
