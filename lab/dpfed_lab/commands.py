@@ -13,8 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfed.recipes.display import bar, percent
-
 Shard = Annotated[
     str,
     typer.Option(help="Run one part only, e.g. 3/8, into OUT/part-3-of-8; then --join."),
@@ -140,7 +138,7 @@ def _study(
     name: str, out: Path | None, *, tune: bool, quick: bool, workers: int | None, part: str
 ) -> None:
     from dpfed_lab.figures import require_plots
-    from dpfed_lab.jobs import ProgressFile
+    from dpfed_lab.progress import StudyView
     from dpfed_lab.report import write_report
     from dpfed_lab.reproduce import reproduce as run_study
     from dpfed_lab.study import name_of
@@ -149,45 +147,22 @@ def _study(
     require_plots()
     here = Part.parse(part) if part else WHOLE
     folder = out or Path("runs") / name_of(name)
-    with bar(quiet=False) as shown:
-        task, kept = shown.add_task("runs", total=None, figures=""), ProgressFile(folder)
-
-        def watch(done: int, total: int, row: dict[str, Any]) -> None:
-            what = row.get("entry") or f"{row.get('method')} seed {row.get('seed')}"
-            figures = f"{what}: {_judged(row)}"
-            shown.update(task, total=total, completed=done, figures=figures)
-            kept.write(done, total, figures)
-
-        extraction: list[Any] = []
-
-        def watch_images(done: int, total: int) -> None:
-            if not extraction:
-                extraction.append(shown.add_task("images to features", total=total, figures=""))
-            shown.update(extraction[0], total=total, completed=done)
-
+    with StudyView(folder) as view:
         run_study(
             name,
             folder,
             tune=tune,
             quick=quick,
             workers=workers,
-            watch=watch,
-            watch_images=watch_images,
+            begin=view.begin,
+            watch=view.run_ended,
+            watch_images=view.images,
             part=here,
         )
     if here != WHOLE:
         typer.echo(f"part {here} in {folder / here.folder}; once all are there: --join")
         return
     typer.echo(f"report in {write_report(folder)}")
-
-
-def _judged(row: dict[str, Any]) -> str:
-    """What came of a run, in one word: accuracy, or loss where labels are not classes."""
-    if "refused" in row:
-        return "refused"
-    if row["accuracy"] is None and row["loss"] is not None:
-        return f"loss {row['loss']:.3g}"
-    return percent(row["accuracy"])
 
 
 def report(

@@ -36,6 +36,8 @@ Labels = dict[str, Any]
 Row = dict[str, Any]
 Progress = Callable[[int, int, Row], None]
 """Called with (done, all, the run that ended)."""
+Begin = Callable[[int, int], None]
+"""Called with (done by an earlier process, all) before the first run."""
 
 DIVERGED = 20.0
 """Nats: a classifier whose mean cross-entropy ends above this has diverged. The right class then
@@ -156,8 +158,16 @@ class ProgressFile:
     def __init__(self, folder: Path) -> None:
         self._path, self._since, self._before = folder / "progress.json", 0.0, -1
 
-    def write(self, done: int, total: int, last: str) -> None:
-        """Write the progress after a run; runs of an earlier process do not count for the pace.
+    def begin(self, done: int) -> None:
+        """A stage begins now: the pace is counted from here.
+
+        Args:
+            done: runs that an earlier process has made, which do not count for the pace.
+        """
+        self._since, self._before = time.monotonic(), done
+
+    def write(self, done: int, total: int, last: str) -> int | None:
+        """Write the progress after a run; returns the seconds left, None if not known yet.
 
         Args:
             done: finished runs of this stage.
@@ -165,8 +175,8 @@ class ProgressFile:
             last: the run that ended, in words.
         """
         now = time.monotonic()
-        if not 0 <= self._before < done:  # a stage begins
-            self._since, self._before = now, done
+        if not 0 <= self._before < done:  # a stage has begun, and nobody said so
+            self.begin(done)
         each = (now - self._since) / max(1, done - self._before)
         left = round(each * (total - done)) if done > self._before else None
         facts = {
@@ -177,10 +187,15 @@ class ProgressFile:
             "at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         }
         replace_file(self._path, json_line(facts).encode(), 0o644)
+        return left
 
 
 def run_jobs(
-    jobs: Sequence[Job], store: Store, workers: int | None = None, watch: Progress | None = None
+    jobs: Sequence[Job],
+    store: Store,
+    workers: int | None = None,
+    watch: Progress | None = None,
+    begin: Begin | None = None,
 ) -> list[Row]:
     """The rows of all jobs, in their order; those in the store are not run again.
 
@@ -189,10 +204,13 @@ def run_jobs(
         store: the runs that are finished; new ones are added.
         workers: how many processes run jobs; None is one per CPU, and 1 runs them in this process.
         watch: called with (done, all, the row) after each run.
+        begin: called with (done, all) before the first run.
     """
     missing = {job.key: job for job in jobs if job.key not in store.rows}
     done = len({job.key for job in jobs}) - len(missing)
     total = done + len(missing)
+    if begin:
+        begin(done, total)
     for row in _finished(list(missing.values()), workers or os.cpu_count() or 1):
         store.add(row)
         done += 1

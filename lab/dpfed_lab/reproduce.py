@@ -26,7 +26,7 @@ from dpfed.recipes.features import cache_features
 from dpfed.recipes.result import write_csv
 from dpfed.recipes.schema import DataRecipe, to_toml
 from dpfed_lab import study as studies
-from dpfed_lab.jobs import Progress, Row, make_job
+from dpfed_lab.jobs import Begin, Progress, Row, make_job
 from dpfed_lab.published import PAPER
 from dpfed_lab.study import Study
 from dpfed_lab.sweep import (
@@ -53,6 +53,7 @@ def reproduce(
     quick: bool = False,
     workers: int | None = None,
     watch: Progress | None = None,
+    begin: Begin | None = None,
     watch_images: Callable[[int, int], None] | None = None,
     part: Part = WHOLE,
 ) -> list[Row]:
@@ -65,6 +66,7 @@ def reproduce(
         quick: run a miniature of the study, with few rounds and one seed.
         workers: how many processes run jobs; None means one per CPU.
         watch: called with (done, all, the row) after each run.
+        begin: called with (done before, all) before a search, and before the final runs.
         watch_images: called with (done, all) while images become features, which is done first.
         part: of a study on several machines, the part that is run here, into a folder of its own
             inside of ``out``; ``dpfed_lab.parts.join`` puts the parts together.
@@ -79,7 +81,13 @@ def reproduce(
     _copy_published(source, out)
     root = None if str(source) in studies.study_names() else Path(source).resolve().parent
     workspace = Workspace(
-        study=study, folder=out, root=root, workers=workers, watch=watch, part=part
+        study=study,
+        folder=out,
+        root=root,
+        workers=workers,
+        watch=watch,
+        begin=begin,
+        part=part,
     )
     _cache_features(study, root, watch_images)
     settings = search(workspace) if tune else stored_settings(str(source), study, out)

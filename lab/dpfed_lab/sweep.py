@@ -27,6 +27,7 @@ from dpfed.core.registry import check_names
 from dpfed.recipes.schema import Recipe
 from dpfed_lab import study as studies
 from dpfed_lab.jobs import (
+    Begin,
     Job,
     Progress,
     Queue,
@@ -103,6 +104,7 @@ class Workspace:
     root: Path | None = None
     workers: int | None = None
     watch: Progress | None = None
+    begin: Begin | None = None
     part: Part = WHOLE
     """Of a sweep on several machines: what this one does."""
 
@@ -122,7 +124,7 @@ class Workspace:
 
     def run(self, jobs: list[Job], store: Store) -> list[Row]:
         """Those that are not stored yet, over the pool."""
-        return run_jobs(jobs, store, self.workers, self.watch)
+        return run_jobs(jobs, store, self.workers, self.watch, self.begin)
 
 
 def label_of(cell: Cell, method: str) -> str:
@@ -285,8 +287,11 @@ def _by_optuna(workspace: Workspace) -> Settings:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     entries, tune = workspace.entries, workspace.study.tune
     count = workspace.workers or os.cpu_count() or 1
+    total = len(entries) * tune.trials
+    if workspace.begin:  # which of them are stored shows as they are asked for
+        workspace.begin(0, total)
     with job_pool(count) as pool, ThreadPoolExecutor(count) as threads:
-        queue = Queue(pool, workspace.store(), len(entries) * tune.trials, workspace.watch)
+        queue = Queue(pool, workspace.store(), total, workspace.watch)
 
         def ask(entry: Entry) -> tuple[str, dict[str, Any]]:
             sampler = optuna.samplers.TPESampler(seed=tuning_seed(workspace.study, entry[0]))

@@ -12,7 +12,13 @@ import pytest
 import yaml
 
 from dpfed.bundle.card import model_card, prose, quoted
-from dpfed.bundle.description import Description, SchemaInput, decode
+from dpfed.bundle.description import (
+    ArrayInput,
+    Description,
+    PretrainedModel,
+    SchemaInput,
+    decode,
+)
 
 EVIL = (
     "<script>alert(1)</script>",
@@ -37,6 +43,18 @@ def test_it_says_what_a_person_asks(found: Description) -> None:
         assert said in card
     assert found.stated.claims[0].adversary in card
     assert len(card.split()) < 450, "a minute"
+
+
+def test_a_language_model_is_no_regression(found: Description) -> None:
+    base = PretrainedModel(library="transformers", source="tiny", options={"task": "causal"})
+    wrote = msgspec.structs.replace(
+        found, architecture=base, classes=None, input=ArrayInput(shape=[32])
+    )
+    card = model_card(wrote)
+    assert "text-generation" in card
+    assert "texts of 32 tokens" in card
+    for wrong in ("regression", "a number", "dpfed predict"):
+        assert wrong not in card
 
 
 def front(card: str) -> dict[str, object]:

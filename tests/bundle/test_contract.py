@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import dpfed
 from dpfed.bundle.description import decode
 from dpfed.bundle.scoring import score_file
+from dpfed.cli.main import app
 from dpfed.core.errors import DataError
 from dpfed.data.contract import contract_of
 from tests.helpers.bundles import CONTRACT, WORDS, read_rows, write_messy, write_rows
@@ -73,6 +75,15 @@ def test_the_outcome_need_not_be_there(model: dpfed.TrainedModel, tmp_path: Path
     assert lines[1].startswith("a,")
     assert lines[2].startswith(("b,alive", "b,dead")), "a missing value is the contract's constant"
     assert lines[3] == ",,,", "a line that does not fit the header has no prediction"
+
+
+def test_a_file_in_another_encoding_is_scored_and_said(wards: Wards, tmp_path: Path) -> None:
+    new = tmp_path / "new.csv"
+    new.write_bytes(b"dose,age,sex\n1,50,f\n2,60,m\xe4nnlich\n")
+    words = ["predict", str(wards[0] / "out/model"), str(new), "--quiet"]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "scored.csv")])
+    assert "1 lines are not UTF-8 (first: line 3)" in done.output
+    assert "2 predictions in" in done.output
 
 
 STRANGE = {

@@ -129,6 +129,17 @@ def test_an_adapter_on_its_base_predicts_what_training_judged(
         dpfed.load(folder / "model", base=other)
 
 
+def test_an_adapter_on_a_gpt_2_says_how_its_weights_lie(
+    adapted: tuple[Path, dpfed.Result], tmp_path: Path
+) -> None:
+    folder, _ = adapted
+    shutil.copytree(folder / "model", tmp_path / "model")
+    architecture = json.loads((folder / "model/model.json").read_text())["architecture"]
+    architecture["options"]["lora"]["fan_in_fan_out"] = False
+    change(tmp_path / "model", architecture=architecture)
+    assert dpfed.load(tmp_path / "model", base=folder / "base").module
+
+
 MEGATRON = {"megatron_config": {"a": 1}, "megatron_core": "antigravity"}
 HOSTILE: dict[str, dict[str, Any]] = {
     "a module to import": {"lora": {**TINY_LORA, **MEGATRON}},

@@ -401,3 +401,11 @@ def test_what_a_contract_says_is_said_once(tmp_path: Path, key: str) -> None:
     data = {"source": "x.csv", "contract": CONTRACT, key: value.get(key, 1.0)}
     with pytest.raises(RecipeError, match=key):
         with_contract(parse({"data": data}).data, None)
+
+
+def test_check_of_a_recipe_that_is_not_toml_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "sepsis.toml"
+    path.write_text('[data.mapping]\nwords = {sex = {männlich = "m"}}\n', encoding="utf-8")
+    found = CliRunner().invoke(app, ["data", "check", str(path)])
+    assert "is not TOML" in str(found.exception)
+    assert "line 2" in str(found.exception)

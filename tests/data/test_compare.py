@@ -106,3 +106,13 @@ def test_a_column_of_marks_is_not_said_to_be_unread(tmp_path: Path) -> None:
     found = [each.said for each in compare(path, contract(), beside={"split"})]
     assert "a.csv: columns that are not read: note" in found
     assert "a.csv: columns that only say which records are for what: split" in found
+
+
+def test_lines_in_another_encoding_are_said_and_block_nothing(tmp_path: Path) -> None:
+    path = write_ward(tmp_path / "a.csv", records(0))
+    first, second, rest = path.read_bytes().split(b"\n", 2)
+    path.write_bytes(b"\n".join([first + b",f\xfcr", second + b",\xe4", rest]))
+    assert said(path, "2 lines are not UTF-8 (first: line 1)", "iconv")
+    assert not any("WRONG" in each for each in findings(path))
+    path.write_text(path.read_bytes().decode("latin-1"), encoding="utf-8")
+    assert not said(path, "UTF-8")

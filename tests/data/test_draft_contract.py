@@ -69,3 +69,14 @@ def test_hostile_words_do_not_break_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('note,y\n"x"" ] \x1b[2J",0\n' + "z" * 200 + ",1\n")
     assert len(drafted(path, None, None).columns[0].words) == 2
+
+
+def test_no_word_is_listed_of_a_column_of_names_or_dates(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("who,ward,y\n" + "".join(f"N{at},{at % 3}b,{at % 2}\n" for at in range(120)))
+    text = describe(path)
+    assert "N7" not in text
+    assert '"who", kind = "category", words = ["CHANGE"]' in text
+    found = drafted(path, None, None)
+    assert set(found.columns[1].words) == {"0b", "1b", "2b"}
+    assert "columns.who.words" in found.drafted, "terms refuse it as long as the line is there"

@@ -128,3 +128,10 @@ def test_a_file(tmp_path: Path) -> None:
             read_mapping(path)
     with pytest.raises(RecipeError, match="check the path"):
         read_mapping(tmp_path / "none.toml")
+
+
+def test_a_mapping_of_two_owners_files_and_words_of_a_number_are_refused_in_words() -> None:
+    with pytest.raises(RecipeError, match=r"got 'sex twice'; a mapping is for one owner's files"):
+        mapping(rename={"Sex": "sex", "geschlecht": "sex"})
+    with pytest.raises(RecipeError, match=r"about a column with words of the contract .*sex"):
+        mapping(words={"weight": {"<18": "18"}})

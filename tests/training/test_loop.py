@@ -7,15 +7,19 @@ simulation is not resumed) has a test of its own.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable
-from itertools import count
+from collections.abc import Iterable, Iterator
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 
+from dpfed._version import VERSION
 from dpfed.accounting import gdp
 from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.ledger import Ledger
@@ -385,6 +389,40 @@ def test_a_step_is_on_the_disk_before_anyone_sees_it(engine: Any, tmp_path: Path
     assert first.history == seen.history
     assert (last.state.round, last.stopped, releases(last)) == (4, None, 4)
     assert torch.equal(last.state.params, whole(engine).state.params)
+
+
+@pytest.mark.parametrize(
+    ("made_by", "said"),
+    [
+        (VERSION, None),
+        ("0.2.9", "dpfed 0.2.9"),
+        ("\x1b[2J", "dpfed \N{REPLACEMENT CHARACTER}[2J"),
+        (None, "dpfed unknown"),
+    ],
+)
+def test_a_resume_says_that_another_version_made_the_rounds_so_far(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, made_by: str | None, said: str | None
+) -> None:
+    plan, checkpoint = make_plan(), Checkpoint(tmp_path / "run")
+    problems = [m.problem for m in client_states().values()]
+
+    def resumed() -> Iterator[Step]:
+        begin = torch.zeros(MODEL.layout.size)
+        return train(plan, begin, in_process(plan, problems, None), checkpoint=checkpoint)
+
+    list(islice(resumed(), 2))
+    path = checkpoint.folder / "progress.safetensors"
+    with safe_open(path, framework="pt") as file:
+        facts = json.loads(file.metadata()["facts"])
+        tensors = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
+    assert facts.pop("dpfed") == VERSION
+    kept = {} if made_by is None else {"dpfed": made_by}
+    path.write_bytes(save(tensors, {"facts": json.dumps(facts | kept)}))
+    *_, last = resumed()
+    warned = [text for text in caplog.messages if "another version" in text]
+    assert last.state.round == 4, "it goes on all the same"
+    assert len(warned) == bool(said)
+    assert all(f"{said}, and this is {VERSION}" in text for text in warned)
 
 
 def test_a_simulation_is_not_resumed(tmp_path: Path) -> None:

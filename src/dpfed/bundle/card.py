@@ -70,6 +70,7 @@ def _front(found: Description) -> Iterator[str]:
     """YAML: each value in the spelling of JSON, which YAML reads as it is."""
     classify = found.classes is not None
     task = "tabular-classification" if classify else "tabular-regression"
+    task = "text-generation" if _causal(found) else task
     yield "---"
     yield "library_name: dpfed"
     yield f"tags: {json.dumps(['differential-privacy', 'federated-learning', task])}"
@@ -98,9 +99,17 @@ def _head(found: Description) -> Iterator[str]:
         yield f"It predicts {_target(found)}one of {_listed(found.classes)}."
         if isinstance(found.classes[0], int):
             yield "Classes are numbers, in the order of the training labels: nobody declared words."
+    elif _causal(found):
+        yield "It predicts each token of a text from those before it."
     else:
         yield f"It predicts {_target(found)}a number."
     yield ""
+
+
+def _causal(found: Description) -> bool:
+    """Whether it is a language model, which writes on."""
+    given = found.architecture
+    return isinstance(given, PretrainedModel) and given.options.get("task") == "causal"
 
 
 def _kind(found: Description) -> str:
@@ -125,6 +134,16 @@ def _listed(words: Sequence[object], most: int = 20) -> str:
 def _use(found: Description) -> Iterator[str]:
     yield "## Use it"
     yield ""
+    if _causal(found):
+        yield "In Python, `dpfed.load(FOLDER, base=BASE).module` gives the scores of each token's"
+        yield "successors. FOLDER is where this file lies, BASE the folder of the model beneath."
+        yield "An `adapter` beside FOLDER is in peft's own format."
+        yield ""
+        if isinstance(found.input, ArrayInput):
+            length = " x ".join(map(str, found.input.shape))
+            yield f"It takes texts of {length} tokens, as numbers of BASE's tokenizer."
+            yield ""
+        return
     yield "    dpfed predict FOLDER new.csv --out scored.csv"
     yield ""
     yield "or in Python: `dpfed.load(FOLDER).predict(table)`. FOLDER is where this file lies."

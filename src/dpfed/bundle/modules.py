@@ -56,6 +56,7 @@ _LORA_OPTIONS = {
     "r",
     "lora_alpha",
     "lora_dropout",
+    "fan_in_fan_out",
     "target_modules",
     "modules_to_save",
     "bias",

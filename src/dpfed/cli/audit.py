@@ -35,7 +35,7 @@ def audit_command(
         Path | None, typer.Option(help="Folder for the findings. Default: runs/<name>-audit.")
     ] = None,
 ) -> None:
-    """Try to refute a recipe's guarantee, by six attacks on its own code.
+    """Try to refute a recipe's guarantee, by seven attacks on its own code.
 
     Each audit says what was claimed, the largest epsilon that it could prove to be exceeded, and
     what it would have seen. An audit that finds nothing proves nothing: see docs/audit.md.

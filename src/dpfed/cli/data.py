@@ -9,7 +9,6 @@ nothing.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -147,14 +146,14 @@ def _tables(
     """Each table of data: its name in a policy, what it says, where its paths begin, its labels."""
     import msgspec
 
-    from dpfed.recipes.schema import DataRecipe, load_recipe
+    from dpfed.recipes.schema import DataRecipe, load_recipe, read_toml
     from dpfed.silo.policy import load_policy
 
     path = Path(source)
     if path.suffix != ".toml":
         read_by = msgspec.UNSET if contract is None else str(contract.resolve())
         yield "", DataRecipe(source=source, options=given, contract=read_by), None, None
-    elif path.is_file() and "gate" in tomllib.loads(path.read_text(encoding="utf-8")):
+    elif path.is_file() and "gate" in read_toml(path):
         for name, data in load_policy(path).data.items():
             yield name, data.load, None, data.public
     else:

@@ -65,6 +65,7 @@ def predict(
     """
     from dpfed.bundle.scoring import score_file
     from dpfed.bundle.trained import load
+    from dpfed.data.sheets import not_utf8
 
     loaded = load(model, weights=weights, base=base, mapping=mapping)
     with bar(quiet) as shown:
@@ -78,6 +79,11 @@ def predict(
             anyway=anyway,
         )
         shown.update(task, completed=tally.records, total=tally.records)
+    if odd := not_utf8(records):
+        typer.echo(
+            f"{odd[0]:,} lines are not UTF-8 (first: line {odd[1]}), so that words with accents "
+            f"may be missing ones; write the file as UTF-8 (iconv -f latin1 -t utf8)"
+        )
     typer.echo("\n".join(_said(tally, loaded.description.target)))
     typer.echo(f"{tally.records:,} predictions in {out}")
 

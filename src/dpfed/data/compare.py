@@ -6,6 +6,7 @@ file becomes does not depend on it.
 
 | looked for            | said where                                                              |
 |-----------------------|-------------------------------------------------------------------------|
+| encoding              | lines are not UTF-8                                                     |
 | names                 | the header lacks one (with the likeliest of its own), or has one more   |
 | numbers               | they are text, have decimal commas, or lie beyond the range             |
 | units                 | over half of a column's values lie beyond the range, or cannot be read  |
@@ -34,7 +35,7 @@ from dpfed.data.cells import number, spelling, text
 from dpfed.data.contract import Column, Contract, Kind, Scale, is_missing
 from dpfed.data.contracted import read_batches
 from dpfed.data.mapping import FileMapping
-from dpfed.data.sheets import read_header
+from dpfed.data.sheets import not_utf8, read_header
 
 MOST = 0.5
 """A column of which more than this part does not fit is another one, or in another unit."""
@@ -108,6 +109,7 @@ def compare(
     if header.separator != ",":
         sign = {"\t": "tab"}.get(header.separator, header.separator)
         found.append(Finding(f"{path.name}: columns are divided by {sign!r}, and read so"))
+    found += _encoding(path)
     if any(each.blocks for each in found):
         return found
     whole = _Whole({name: _Seen() for name in contract.names})
@@ -121,6 +123,14 @@ def compare(
             for each in _column(seen, contract, name)
         ]
     return found
+
+
+def _encoding(path: Path) -> Iterator[Finding]:
+    if odd := not_utf8(path):
+        yield Finding(
+            f"{path.name}: {odd[0]:,} lines are not UTF-8 (first: line {odd[1]}), so their words "
+            f"with accents are other words; write the file as UTF-8 (iconv -f latin1 -t utf8)"
+        )
 
 
 @dataclass

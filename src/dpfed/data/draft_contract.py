@@ -22,7 +22,8 @@ from dpfed.data.readers import SPLIT
 from dpfed.data.sheets import read_header, read_lines
 
 MOST_DRAFTED = 50
-"""Words of a column that a draft lists."""
+"""Words of a column that a draft lists; of a column with more, none."""
+_TOO_MANY = f"  # more than {MOST_DRAFTED} words: if it is a name, a date or a text, take it out"
 
 
 def describe(path: Path, label: str | None = None, person: str | None = None) -> str:
@@ -51,7 +52,9 @@ def describe(path: Path, label: str | None = None, person: str | None = None) ->
         "columns = [",
     ]
     kept = [name for name in names if name not in (found, person, SPLIT)]
-    lines += [f"  {_drafted(name, columns[name])}," for name in kept]
+    for name in kept:
+        drafted, many = _drafted(name, columns[name])
+        lines.append(f"  {drafted},{_TOO_MANY if many else ''}")
     lines += ["]", f"label = {_drafted_label(found, columns[found])}", ""]
     return "\n".join(lines)
 
@@ -65,23 +68,28 @@ def _cells_by_column(path: Path) -> dict[str, list[str]]:
     return made
 
 
-def _drafted(name: str, cells: Sequence[str]) -> str:
+def _drafted(name: str, cells: Sequence[str]) -> tuple[str, bool]:
+    """A column's line, and whether it has too many words to list them."""
     known = [cell for cell in cells if not is_missing(cell, DEFAULT_ABSENT)]
     numbers = [value for value in map(number, known) if math.isfinite(value)]
     words = Counter(map(spelling, known))
     codes = len(words) <= MOST_CODES and all(value.is_integer() for value in numbers)
     if numbers and len(numbers) > MOST * len(known) and not (codes and len(words) > 2):
         if set(words) <= {"0", "1"}:
-            return f'{{name = {_quoted(name)}, kind = "flag", from_records = ["kind"]}}'
+            return f'{{name = {_quoted(name)}, kind = "flag", from_records = ["kind"]}}', False
         ends = f"[{min(numbers):g}, {max(numbers):g}]" if min(numbers) < max(numbers) else "[0, 1]"
-        return (
+        drafted = (
             f'{{name = {_quoted(name)}, kind = "number", range = {ends}, from_records = ["range"]}}'
         )
-    listed = ", ".join(_quoted(word) for word, _ in words.most_common(MOST_DRAFTED)) or '"CHANGE"'
-    return (
+        return drafted, False
+    many = len(words) > MOST_DRAFTED
+    found = [] if many else [word for word, _ in words.most_common()]
+    listed = ", ".join(map(_quoted, found)) or '"CHANGE"'
+    drafted = (
         f'{{name = {_quoted(name)}, kind = "category", words = [{listed}], '
         f'from_records = ["words"]}}'
     )
+    return drafted, many
 
 
 def _drafted_label(name: str, cells: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,8 +113,10 @@ class FileMapping(
             check_text("mapping.rename", mine)
             if its not in contract.names:
                 raise _unknown("mapping.rename", its, contract.names)
-        if len(set(self.rename.values())) < len(self.rename):
-            raise refuse("mapping.rename", "another column for each", "one twice", "correct it")
+        twice = [each for each, times in Counter(self.rename.values()).items() if times > 1]
+        if twice:
+            way_out = "a mapping is for one owner's files; map those of another one by its own"
+            raise refuse("mapping.rename", "another column for each", f"{twice[0]} twice", way_out)
         features = [column.name for column in contract.columns]
         for name in self.missing:
             if name not in features:
@@ -139,7 +142,7 @@ class FileMapping(
             known[contract.label.column] = contract.label.vocabulary
         for name, given in self.words.items():
             if name not in known:
-                raise _unknown("mapping.words", name, list(known))
+                raise _unknown("mapping.words", name, list(known), "a column with words")
             for mine, its in given.items():
                 check_text(f"mapping.words.{name}", mine)
                 if spelling(its) not in known[name]:
@@ -252,6 +255,6 @@ def _with_point(written: str) -> str:
     return "" if "." in written else written.replace(",", ".")
 
 
-def _unknown(label: str, given: str, known: Sequence[str]) -> Exception:
+def _unknown(label: str, given: str, known: Sequence[str], what: str = "something") -> Exception:
     held = ", ".join(list(known)[:20])
-    return refuse(label, f"about something of the contract ({held})", shown(given), "correct it")
+    return refuse(label, f"about {what} of the contract ({held})", shown(given), "correct it")

@@ -109,6 +109,27 @@ def read_lines(path: Path, header: Header) -> Iterator[Line]:
         raise unreadable(path, "a table", error, "check that it is complete") from error
 
 
+def not_utf8(path: Path) -> tuple[int, int] | None:
+    """How many lines of a .csv are not UTF-8, and the first one's number; None if all are.
+
+    Such a line is read all the same, with a sign in the place of what cannot be decoded: whether it
+    is decides nothing. So a word with an umlaut in another encoding is another word.
+
+    Args:
+        path: a .csv or .parquet.
+    """
+    if path.suffix != ".csv":
+        return None
+    odd = []
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            try:
+                raw.decode("utf-8")
+            except UnicodeDecodeError:
+                odd.append(number)
+    return (len(odd), odd[0]) if odd else None
+
+
 def _decoded(raw: bytes) -> str:
     return raw.decode("utf-8", "replace").rstrip("\r\n")
 

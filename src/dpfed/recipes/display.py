@@ -45,6 +45,7 @@ def bar(quiet: bool = False) -> Progress:
         TimeRemainingColumn(),
         console=Console(stderr=True),
         disable=quiet,
+        speed_estimate_period=math.inf,  # rounds of more than rich's 30 s would never have an ETA
     )
 
 

@@ -24,6 +24,7 @@ continues as a new attempt, with new noise. Files are replaced as a whole and sy
 | a file that is cut off or is not ours            | refused: DataError                        |
 | another process continues the run in the folder  | refused: DataError                        |
 | a file of version 0.2, or none of asked.json     | not known to be behind gates: not said    |
+| another version of dpfed made the rounds so far  | goes on; ``Saved.made_by`` says which     |
 | an older file than clients were asked after,     | refused: DataError, as rounds that were   |
 | where the server adds the noise                  | broadcast would get new noise             |
 """
@@ -44,9 +45,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from dpfed._version import VERSION as DPFED
 from dpfed.accounting.event_tree import ChannelUse, RoundCounts
 from dpfed.core.errors import DataError
 from dpfed.core.files import jsonable, locked_file, replace_file
+from dpfed.core.log import shown
 from dpfed.core.sampling import Everyone
 from dpfed.core.types import State, Trust
 from dpfed.core.vector import Layout
@@ -92,6 +95,8 @@ class Saved:
     clients: State
     gated: bool = False
     """Whether all who had enrolled were behind gates, in each attempt that was asked for."""
+    made_by: str = DPFED
+    """The version of dpfed that made the last round."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -203,6 +208,7 @@ class Checkpoint:
         counts = state.release_counts if state.counts_before is None else state.counts_before
         facts = {
             "version": VERSION,
+            "dpfed": DPFED,
             "plan": plan.fingerprint(),
             "training": state.training,
             "round": state.round,
@@ -279,7 +285,7 @@ class Checkpoint:
             cohort=plan.draw(at, attempt),
         )
         committed = tuple(CommittedRound(r, a, tuple(clients)) for r, a, clients in facts["played"])
-        return Saved(state, committed, _rows(facts), kept)
+        return Saved(state, committed, _rows(facts), kept, made_by=_made_by(facts))
 
     def history(self) -> list[dict[str, Any]]:
         """The rows that were written with the last committed round."""
@@ -424,6 +430,13 @@ def _spent(plan: Plan, state: ServerState) -> ServerState:
 
 def _unreadable(path: Path) -> DataError:
     return DataError(f"{path} cannot be read; restore it, or begin in a new folder")
+
+
+def _made_by(facts: Mapping[str, Any]) -> str:
+    """The version of dpfed that wrote a checkpoint; before 0.3 it was not noted."""
+    if facts["version"] < VERSION:
+        return f"0.{facts['version']}"  # layouts 1 and 2 are those of 0.1 and 0.2
+    return shown(str(facts.get("dpfed", "unknown")), 40)
 
 
 def _rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -39,6 +39,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
+from dpfed._version import VERSION
 from dpfed.core.log import log
 from dpfed.core.sum_protocol import StageReply, Verifier
 from dpfed.core.types import Broadcast, State, Trust, Vector
@@ -174,6 +175,13 @@ def _found(
         return Step(state=fresh)
     transport.restore(saved.clients)
     log.info("resuming after round %d", saved.state.round)
+    if saved.made_by != VERSION:
+        log.warning(
+            "another version made the rounds so far: dpfed %s, and this is %s; what was spent "
+            "counts on, but the rounds to come may have other bits than those of one version",
+            saved.made_by,
+            VERSION,
+        )
     return Step(
         state=saved.state,
         history=tuple(saved.history),
