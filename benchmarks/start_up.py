@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long people wait for something to begin: the owner's commands, a gate, a run's first round.
 
-Each is a process of its own, imported anew, as users start it. The commands are held against
+Each is a process of its own, imported anew, as users start it: from compiled files, as pip leaves
+them. A status is asked for before anything is spent, when no curve has to be computed, and after a
+release. The commands are held against
 Python that imports torch, the gate against 3 s, the first round behind gates against that of an
 empty app under the same SuperLink.
 """
@@ -21,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from tests.silo.gates import Silo, terms_for
+from tests.helpers.handlers import order, said
+from tests.silo.gates import Silo, read, terms_for
 from tests.training.flower.network import CONNECTION, Net
 
 from benchmarks._measure import Result, Timing, compare, timing
@@ -31,6 +34,7 @@ from dpfed.training.wire.codec import CONTROL
 from dpfed.training.wire.enrolment import enrolment
 
 MEASURES = (
+    "dpfed.cli.main",
     "dpfed.cli.silo",
     "dpfed.cli.silo_text",
     "dpfed.silo.gate",
@@ -60,6 +64,7 @@ def run() -> list[Result]:
             "OMP_NUM_THREADS": "1",
             "DPFED_STATE": str(work / "state"),
         }
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         return [
             *_commands(silos[0], terms, environment),
             *_gate(silos[0], terms, environment),
@@ -89,7 +94,14 @@ def _commands(silo: Silo, terms: Path, environment: Mapping[str, str]) -> list[R
     against = "Python that imports torch"
     empty = {"python_pass_s": found["pass"].median}
     return [
-        compare("dpfed silo status, CPU", found["status"], found["torch"], 0.5, against, **empty),
+        compare(
+            "dpfed silo status, nothing spent, CPU",
+            found["status"],
+            found["torch"],
+            0.5,
+            against,
+            **empty,
+        ),
         compare("dpfed silo approve, CPU", found["approve"], found["torch"], 1.6, against, **empty),
     ]
 
@@ -107,7 +119,9 @@ def _cpu_of(command: tuple[str, ...], environment: Mapping[str, str]) -> float:
 
 def _gate(silo: Silo, terms: Path, environment: Mapping[str, str]) -> list[Result]:
     """A gate starts; a gate that runs answers what was approved just now; Python loads torch."""
-    taken: dict[str, list[float]] = {"started": [], "cpu": [], "answered": [], "torch": []}
+    names = ("started", "cpu", "answered", "status", "torch")
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    release = order(read(terms))
     approve = (*DPFED, "silo", "approve", str(terms), "--yes", "--policy", str(silo.policy))
     for _ in range(REPEATS):
         shutil.rmtree(silo.folder / "state", ignore_errors=True)
@@ -120,6 +134,9 @@ def _gate(silo: Silo, terms: Path, environment: Mapping[str, str]) -> list[Resul
             reply = from_bytes(ask(str(silo.socket), to_bytes(enrolment({"training": "gated"}))))
             taken["answered"].append(time.perf_counter() - began)
             assert not reply.config_records[CONTROL].get("error"), reply
+            assert not said(ask(str(silo.socket), release)).get("error")
+            status = (*DPFED, "silo", "status", "--policy", str(silo.policy))
+            taken["status"].append(_cpu_of(status, environment))
         taken["torch"].append(_cpu_of(TORCH, environment))
     found = {name: timing(each) for name, each in taken.items()}
     aim = Timing(3.0, 3.0, 3.0, 1)
@@ -129,6 +146,13 @@ def _gate(silo: Silo, terms: Path, environment: Mapping[str, str]) -> list[Resul
             "a gate starts, CPU", found["cpu"], found["torch"], 1.6, "Python that imports torch"
         ),
         compare("approved, and a running gate answers", found["answered"], aim, 0.33, "3 s"),
+        compare(
+            "dpfed silo status after a release, CPU",
+            found["status"],
+            found["torch"],
+            0.5,
+            "Python that imports torch",
+        ),
     ]
 
 

@@ -263,6 +263,17 @@ def test_a_commands_file_is_loaded_when_it_is_typed() -> None:
     assert files_of("stats", "--help") == {"stats"}
 
 
+def test_a_groups_other_commands_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    real = main._built
+    monkeypatch.setattr(
+        main, "_built", lambda info: built.append(main._name_of(info)) or real(info)
+    )
+    told = CliRunner().invoke(main.app, ["silo", "status", "--help"])
+    assert told.exit_code == 0
+    assert built == ["status"]
+
+
 def test_the_help_lists_and_describes_every_command() -> None:
     runner = CliRunner()
     told = " ".join(runner.invoke(main.app, ["--help"], terminal_width=200).stdout.split())

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,15 +83,17 @@ def test_a_mechanism_says_how_often_units_take_part(monkeypatch: pytest.MonkeyPa
 def clear_caches() -> None:
     registry.names.cache_clear()
     registry._foreign.cache_clear()
+    registry._installed.cache_clear()
 
 
 def test_other_packages_plug_in_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("mine", "dpfed.core.chain:identity", "dpfed.server")
-    monkeypatch.setattr(
-        "importlib.metadata.entry_points", lambda group: [point] if group == "dpfed.server" else []
-    )
+    other = EntryPoint("run", "dpfed.core.chain:identity", "console_scripts")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda: EntryPoints([point, other]))
     clear_caches()
     assert "mine" in registry.names("server")
+    assert "mine" not in registry.names("client")
+    assert "run" not in registry.names("server")
     assert registry.find("server", "mine").__name__ == "identity"
     monkeypatch.undo()
     clear_caches()

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,8 +24,10 @@ from dpfed.core.flower_private import from_bytes
 from dpfed.recipes.terms import Terms, read_terms, write_terms
 from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import load_policy
+from dpfed.sums.secagg.identity import own_key
+from dpfed.training.plan import Plan
 from dpfed.training.wire.codec import CONTROL, Envelope, read_reply
-from dpfed.training.wire.evidence import commitment
+from dpfed.training.wire.evidence import FIRST, Asked, commitment, link, receipt_for
 from tests.helpers.handlers import (
     _own_environment,  # noqa: F401
     approved,
@@ -590,3 +593,44 @@ def test_a_reply_is_committed_to_under_a_salt_that_only_the_server_is_told(tmp_p
     assert control["salt"] not in control["receipt"]
     assert control["salt"].hex().encode() not in control["receipt"]
     assert receipt["reply"] != commitment(bytes(32), sent_bytes)
+
+
+class NamedPlan:
+    """As much of a plan as a receipt names."""
+
+    def fingerprint(self) -> str:
+        return "ab" * 32
+
+
+def test_an_attempt_has_one_receipt_wherever_it_is_in_the_file(tmp_path: Path) -> None:
+    """Lines are looked at from the end; rounds 1 and 11, and a name that looks like a field, are
+    told apart, and a half line is made again."""
+    key, plan = own_key(tmp_path, make=True), cast("Plan", NamedPlan())
+
+    def receipt(round: int, attempt: int = 0) -> bytes:
+        asked = Asked(
+            training=',"round":2,"attempt":0,',
+            client=0,
+            round=round,
+            attempt=attempt,
+            model="",
+            shared="",
+            cohort="",
+            order=f"{round}/{attempt}",
+        )
+        return receipt_for(tmp_path, key, plan, asked, {"a": b""}).envelope
+
+    asked = [(round, attempt) for round in (0, 1, 3, 11) for attempt in (0, 1)]
+    made = {each: receipt(*each) for each in asked}
+    assert {each: receipt(*each) for each in asked} == made
+    path = tmp_path / "receipts.jsonl"
+    whole = path.read_bytes()
+    assert len(whole.splitlines()) == len(asked)
+    path.write_bytes(whole[:-9])
+    assert {each: receipt(*each) for each in reversed(asked)} == made
+    assert path.read_bytes() == whole
+    receipt(2)
+    opened = [json.loads(line) for line in path.read_bytes().splitlines()]
+    before = [predicate["before"] for _, predicate in opened]
+    assert before == [FIRST, *(link(*each) for each in opened[:-1])]
+    assert len(opened) == len(asked) + 1, "round 2 was not answered before"

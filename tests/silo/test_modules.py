@@ -126,6 +126,23 @@ def test_terms_that_are_not_approved_can_be_listed_unless_they_load_a_model(tmp_
         gate_modules(silo.policy, [terms_for(tmp_path, 3, model=foreign)])
 
 
+_COSTS = """
+import sys
+import dpfed.silo.gate
+from dpfed.accounting import gdp
+before = set(sys.modules)
+gdp.mu_for(1.0, 1e-5), gdp.epsilon_for(1e-5, 0.3), gdp.delta_for(0.1, 5.0)
+print(sorted(set(sys.modules) - before))
+"""
+
+
+@pytest.mark.slow
+def test_a_child_finds_what_costs_are_computed_with_in_the_gates_memory() -> None:
+    """SciPy is loaded on its first use, which in a gate would be a child's, for each order."""
+    command = [sys.executable, "-c", _COSTS]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
 def test_the_list_ends_with_the_total() -> None:
     lines = list(LoadedModules({"dpfed.b": 20, "dpfed.a": 3}, ["numpy", "torch"]).report())
     assert lines[0].split() == ["3", "dpfed.a"]

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
 import click
 import typer
 from typer.core import TyperGroup
+from typer.models import CommandInfo
 
 from dpfed.core.errors import DpfedError, MissingExtra, as_sentence
 from dpfed.core.extras import require_extra
@@ -64,32 +66,66 @@ _PANELS = {
 }
 """The panels of the help and their commands, in the order that they are shown: where each command
 is, in this folder; "" for those of dpfed-lab."""
-_PLACES = {
-    name: (panel, place) for panel, found in _PANELS.items() for name, place in found.items()
-}
 
 
-@cache
-def _command(name: str) -> click.Command:
-    """A command, or a group of them, from its file."""
-    panel, place = _PLACES[name]
-    alone = typer.Typer(pretty_exceptions_enable=False)
+class _OnDemand(Mapping[str, click.Command]):
+    """Commands by name; each is made when it is looked up for the first time."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], click.Command]]) -> None:
+        self._makers, self._made = makers, dict[str, click.Command]()
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+def _command(name: str, panel: str, place: str) -> click.Command:
+    """A command, or a group of them, from its file; "" is a place in dpfed-lab."""
     if not place:
-        alone.command(
-            name,
-            help=LAB[name],
-            rich_help_panel=panel,
-            add_help_option=False,
-            context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-        )(_not_installed)
-        return typer.main.get_group(alone).commands[name]
+        return _built(
+            CommandInfo(
+                name,
+                help=LAB[name],
+                callback=_not_installed,
+                rich_help_panel=panel,
+                add_help_option=False,
+                context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+            )
+        )
     file, _, word = place.partition(":")
     found = getattr(import_module(f"dpfed.cli.{file}"), word)
     if isinstance(found, typer.Typer):
-        alone.add_typer(found, name=name, rich_help_panel=panel)
-    else:
-        alone.command(name, rich_help_panel=panel)(found)
-    return typer.main.get_group(alone).commands[name]
+        return _group(name, panel, found)
+    return _built(CommandInfo(name, callback=found, rich_help_panel=panel))
+
+
+def _group(name: str, panel: str, app: typer.Typer) -> click.Command:
+    """A group that reads the options of its commands when one of them is typed."""
+    bare, alone = copy(app), typer.Typer()
+    bare.registered_commands = []
+    alone.add_typer(bare, name=name, rich_help_panel=panel)
+    found = typer.main.get_group(alone).commands[name]
+    makers = {_name_of(each): partial(_built, each) for each in app.registered_commands}
+    found.commands = _OnDemand(makers)  # type: ignore[attr-defined]  # click adds none to it
+    return found
+
+
+def _name_of(command: CommandInfo) -> str:
+    return command.name or typer.main.get_command_name(getattr(command.callback, "__name__", ""))
+
+
+def _built(command: CommandInfo) -> click.Command:
+    alone = typer.Typer()
+    alone.registered_commands.append(command)
+    (found,) = typer.main.get_group(alone).commands.values()
+    return found
 
 
 def _not_installed(context: typer.Context) -> None:
@@ -100,19 +136,6 @@ def _not_installed(context: typer.Context) -> None:
     )
 
 
-class _OnDemand(Mapping[str, click.Command]):
-    """The commands by name; each is loaded when it is looked up."""
-
-    def __getitem__(self, name: str) -> click.Command:
-        return _command(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_PLACES)
-
-    def __len__(self) -> int:
-        return len(_PLACES)
-
-
 class _Commands(TyperGroup):
     """dpfed's own commands, and the four of dpfed-lab, which are loaded when one of them is typed.
 
@@ -121,7 +144,12 @@ class _Commands(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = _OnDemand()  # type: ignore[assignment]  # click adds none to it
+        makers = {
+            name: partial(_command, name, panel, place)
+            for panel, places in _PANELS.items()
+            for name, place in places.items()
+        }
+        self.commands = _OnDemand(makers)  # type: ignore[assignment]  # click adds none to it
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

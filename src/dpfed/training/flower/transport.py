@@ -61,6 +61,7 @@ from dpfed.training.wire.responder import HEAD, HEADS, KEY, LAST, LEAVE, STATEME
 
 _MAX_PULLED_BYTES = 4 << 20  # of replies pulled at once: keeps memory flat for large models
 _ENROL_AGAIN_AFTER_S = 60.0  # a node that did not say who it is may be asked once more
+_MIN_LOOK_S, _MAX_LOOK_S = 0.05, 0.5  # between two looks for nodes that are new, at first and later
 _SAY_AFTER_S = 3.0  # how many clients are here, while others are waited for
 
 Requests = Mapping[str, Mapping[int, bytes]]
@@ -224,7 +225,7 @@ class GridTransport:
                     wait,
                 )
                 tell = now + (now - began)  # rarer, the longer it takes
-            time.sleep(0.5)
+            time.sleep(min(_MAX_LOOK_S, max(_MIN_LOOK_S, (now - began) / 20)))
 
     def _ask_who(self, nodes: list[int], training: str) -> None:
         log.info("asking %d nodes who they are; each starts a process for it", len(nodes))

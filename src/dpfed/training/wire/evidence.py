@@ -195,8 +195,8 @@ def receipt_for(
         reply: what is about to be sent.
     """
     salt = hmac.digest(key.secret("reply salt"), asked.order.encode(), "sha256")
-    kept = _read(folder)
-    found = next((each for each in kept if _at(each) == (asked.round, asked.attempt)), None)
+    kept = _lines(folder)
+    found = _find(kept, asked.round, asked.attempt)
     if found is None:
         predicate = {
             "training": asked.training,
@@ -206,7 +206,7 @@ def receipt_for(
             "attempt": asked.attempt,
             "shared": asked.shared,
             "cohort": asked.cohort,
-            "before": link(*kept[-1]) if kept else FIRST,
+            "before": link(*json.loads(kept[-1])) if kept else FIRST,
             "reply": commitment(salt, reply),
         }
         found = (asked.model, predicate)
@@ -216,11 +216,23 @@ def receipt_for(
     return Receipt(make_statement(said, key.sign, key.public), salt)
 
 
-def _at(kept: tuple[str, Json]) -> tuple[int, int]:
-    return kept[1]["round"], kept[1]["attempt"]
+def _find(kept: Sequence[bytes], round: int, attempt: int) -> tuple[str, Json] | None:
+    """The receipt of a round and attempt, the latest lines first; only likely lines are parsed."""
+    marks = (b'"round":%d,' % round, b'"attempt":%d,' % attempt)  # as canonical_json writes them
+    for line in reversed(kept):
+        if all(mark in line for mark in marks):
+            model, predicate = json.loads(line)
+            if (predicate["round"], predicate["attempt"]) == (round, attempt):
+                return model, predicate
+    return None
 
 
 def _read(folder: Path) -> list[tuple[str, Json]]:
+    """The receipts so far: model and predicate."""
+    return [(model, predicate) for model, predicate in map(json.loads, _lines(folder))]
+
+
+def _lines(folder: Path) -> list[bytes]:
     """The receipts so far; a last line without its end was not written whole, and is dropped."""
     path = folder / _FILE
     if not path.exists():
@@ -229,7 +241,7 @@ def _read(folder: Path) -> list[tuple[str, Json]]:
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) < len(content):
         os.truncate(path, len(whole))
-    return [(model, predicate) for model, predicate in map(json.loads, whole.splitlines())]
+    return whole.splitlines()
 
 
 def _append(folder: Path, receipt: tuple[str, Json]) -> None:
