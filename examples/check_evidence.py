@@ -226,9 +226,10 @@ def check(out, roster=None):
     kinds += ["enforced by each silo's own process"] * gated
     need(told["enforced"] in kinds, "who enforces it")
     need(strict(files["sbom.json"])["bomFormat"] == "CycloneDX", "the bill of materials")
-    if (out / "model.safetensors").exists():
-        sent_models = {m for m, _ in sent.values()} | {found[0][1]}
-        need(model(out / "model.safetensors", index["layout"]) in sent_models, "another model")
+    sent_models = {m for m, _ in sent.values()} | {found[0][1]}
+    for path in (out / "model.safetensors", out / "model" / "model.safetensors"):
+        known = not path.exists() or model(path, index["layout"]) in sent_models
+        need(known, "another model")
     need(set(stated) == set(range(len(keys))) and not absent, "a statement or receipt", Missing)
 
 

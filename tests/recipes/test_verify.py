@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from dpfed.accounting.guarantee import Guarantee
 from dpfed.cli.main import app
 from dpfed.core.dsse import Statement, canonical_json, claimed_key, make_statement, open_statement
-from dpfed.core.errors import RecipeError
+from dpfed.core.errors import DataError, RecipeError
 from dpfed.recipes.verify import COMPLETE, INCOMPLETE, REFUSED, verify_evidence
 from dpfed.sums.secagg.identity import SigningKey, own_key
 from dpfed.training.wire.evidence import ASSUMPTIONS
@@ -422,6 +422,13 @@ def another_model_file(pack: Pack) -> None:
     path.write_bytes(raw)
 
 
+def another_model_in_the_bundle(pack: Pack) -> None:
+    path = pack.out / "model" / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+
+
 def renamed_parameters(pack: Pack) -> None:
     layout = pack.read("index.json")["layout"]
     pack.index(layout=layout[::-1])
@@ -500,6 +507,7 @@ TAMPERED: dict[str, tuple[Callable[[Pack], None], str, str]] = {
         (key_twice_in_guarantee, REFUSED, "malformed"),
         (no_terms, INCOMPLETE, "no-file"),
         (another_model_file, REFUSED, "other-model"),
+        (another_model_in_the_bundle, REFUSED, "other-model"),
         (renamed_parameters, REFUSED, "other-model"),
         (another_history, REFUSED, "other-history"),
         (somebody_else_took_part, REFUSED, "other-participants"),
@@ -550,11 +558,28 @@ def test_the_verdict_is_the_last_line_and_the_exit_code(trained: Path, tmp_path:
     assert done.output.splitlines()[-1] == "verdict   refused"
 
 
-def test_no_folder_is_no_evidence(tmp_path: Path) -> None:
+def test_no_folder_is_no_evidence(trained: Path, tmp_path: Path) -> None:
+    shutil.copy(trained / "out" / "model.safetensors", tmp_path)  # a run that made no evidence
     found = verify_evidence(tmp_path)
     assert found.verdict == INCOMPLETE
     (tmp_path / "evidence").symlink_to("/")
     assert verify_evidence(tmp_path).verdict == REFUSED
+
+
+def test_a_roster_that_the_verifier_wrote_wrongly_is_no_verdict(
+    trained: Path, tmp_path: Path
+) -> None:
+    pack = Pack(trained, tmp_path)
+    keys = [each["key"] for each in pack.read("roster.json")["clients"]]
+    for odd in ({"clients": []}, {"version": 1, "clients": [{"name": "a", "key": "zz"}]}, []):
+        pack.roster.write_text(json.dumps(odd))
+        with pytest.raises(DataError, match=r"must be as docs/evidence\.md has it"):
+            verify_evidence(pack.out, pack.roster)
+    names = [f"silo-{n}" for n in range(SILOS)]
+    clients = [{"name": name, "key": key} for name, key in zip(names, keys, strict=True)]
+    pack.roster.write_text(json.dumps({"version": 1, "clients": clients}, indent=2))
+    found = verify_evidence(pack.out, pack.roster)
+    assert (found.verdict, found.anchored) == (COMPLETE, True), found.problems
 
 
 @pytest.mark.parametrize("byte", [0, 0x22, 0x7B, 0xFF])

@@ -78,6 +78,8 @@ from dpfed.training.wire.evidence import (
 
 COMPLETE, INCOMPLETE, REFUSED = "complete", "incomplete", "refused"
 MODEL_FILE = "model.safetensors"
+BUNDLE_FILE = f"model/{MODEL_FILE}"
+"""The same parameters in the bundle, which is what others load."""
 _SMALL, _LARGE = 1 << 24, 1 << 27
 _MOST_BYTES = {STATEMENTS: _LARGE, RECEIPTS: _LARGE, ROUNDS: _LARGE, HISTORY: _LARGE}
 _MOST_HEADER_BYTES = 1 << 24
@@ -203,7 +205,7 @@ class _Found:
 
 
 def verify_evidence(out: Path, roster: Path | None = None) -> Verified:
-    """Look at everything in ``out/evidence``, and at the model file beside it.
+    """Look at everything in ``out/evidence``, and at the model files beside it.
 
     Args:
         out: a run's folder, or its evidence folder itself, from anyone.
@@ -211,6 +213,8 @@ def verify_evidence(out: Path, roster: Path | None = None) -> Verified:
     """
     found = _Found()
     folder = out if out.name == FOLDER else out / FOLDER
+    if roster is not None:
+        _given_roster(roster)
     steps: tuple[Callable[[], None], ...] = (
         lambda: _read_files(found, folder, out),
         lambda: _read_index(found),
@@ -346,9 +350,7 @@ def _whole(value: Any) -> int:
 def _read_roster(found: _Found, given: Path | None) -> None:
     own = found.files.get(ROSTER)
     if given is not None:
-        content = read_bounded(given.absolute(), _SMALL)
-        if content is None:
-            raise DataError(f"there is no roster {str(given)!r}; give the silos' own")
+        content = _given_roster(given)
         if own is not None and own != content:
             theirs, mine = parse_roster(own), parse_roster(content)
             if theirs.keys != mine.keys:
@@ -362,6 +364,22 @@ def _read_roster(found: _Found, given: Path | None) -> None:
     if pinned and pinned != hashlib.sha256(own).hexdigest():
         way_out = "" if given else ": give theirs, by --roster"
         found.refuse("other-roster", f"the terms pin another roster{way_out}")
+
+
+def _given_roster(path: Path) -> bytes:
+    """What the verifier gives, and nobody else: a mistake in it is no verdict about the folder."""
+    content = read_bounded(path.absolute(), _SMALL)
+    if content is None:
+        raise DataError(f"there is no roster {str(path)!r}; give the silos' own")
+    try:
+        strict_json(content)
+        parse_roster(content)
+    except (DpfedError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"the roster {str(path)!r} must be as docs/evidence.md has it, and is not "
+            f"({str(error).partition(';')[0]}); correct it"
+        ) from error
+    return content
 
 
 def _pinned_roster(terms: bytes) -> str:
@@ -805,23 +823,34 @@ def _model_of(found: _Found) -> str:
 
 
 def _check_model(found: _Found, out: Path) -> str:
-    """What the model file beside the evidence is."""
+    """What the model files beside the evidence are."""
+    if not found.index:
+        return f"nothing here says what {MODEL_FILE} should be"
+    said = [_check_file(found, out, name) for name in (MODEL_FILE, BUNDLE_FILE)]
+    return "; ".join(filter(None, said)) or f"there is no {MODEL_FILE} here"
+
+
+def _check_file(found: _Found, out: Path, name: str) -> str:
+    """What one model file is; "" if it is not there."""
+    path = out / name
     try:
-        digest = model_file_digest(out / MODEL_FILE, found.index.get("layout", []))
+        if path.parent != out and path.parent.is_symlink():
+            raise _malformed(path.parent.name, "the form of a folder")
+        digest = model_file_digest(path, found.index.get("layout", []))
     except (DataError, ValueError, TypeError, KeyError, OSError) as error:
-        found.refuse("bad-model", _said(error))
-        return "not a model that can be compared"
+        found.refuse("bad-model", f"{name}: {_said(error)}")
+        return f"{name} is not a model that can be compared"
     if digest is None:
-        return f"there is no {MODEL_FILE} here"
+        return ""
     if not found.statements:
-        return "nobody has signed for it"
+        return f"nobody has signed for {name}"
     if digest == _model_of(found):
-        return f"{MODEL_FILE} is the model that the silos were told the training ended with"
+        return f"{name} is the model that the silos were told the training ended with"
     sent = {each["model"]: each["round"] for each in found.agreed.get("answered", [])}
     if digest in sent:
-        return f"{MODEL_FILE} is the model that round {sent[digest] + 1} began with"
-    found.refuse("other-model", f"{MODEL_FILE} is a model that no silo was told of")
-    return f"{MODEL_FILE} is of another training"
+        return f"{name} is the model that round {sent[digest] + 1} began with"
+    found.refuse("other-model", f"{name} is a model that no silo was told of")
+    return f"{name} is of another training"
 
 
 def model_file_digest(path: Path, layout: list[str]) -> str | None:
