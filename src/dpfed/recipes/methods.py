@@ -253,11 +253,10 @@ def _phase(rounds: int | None, count: int) -> str:
 def _upload(algorithm: ClientAlgorithm) -> float:
     """Vectors of the model's size in the largest round."""
     rounds = range(1 + sum(rounds or 0 for rounds, _ in algorithm.channels[UPDATE].phases))
-    sizes = {name: channel.size or _shape().size for name, channel in algorithm.channels.items()}
-    return (
-        max(sum(sizes[name] for name in channels_due(algorithm.channels, at)) for at in rounds)
-        / _shape().size
-    )
+    channels = algorithm.channels
+    sizes = {name: channel.size or _shape().size for name, channel in channels.items()}
+    due = [channels_due(channels, lambda name: channels[name].releases(at)) for at in rounds]
+    return max(sum(sizes[name] for name in names) for names in due) / _shape().size
 
 
 def _kept(method: Method, algorithm: ClientAlgorithm) -> float:

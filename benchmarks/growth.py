@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""(o) What grows how: cost against clients, parameters, records, silos, rounds and rows of a ledger.
+
+Each line is one piece of work at growing sizes: processor seconds (the median of 3 runs where one
+is short) and the peak of resident memory above what the process held before, its data included.
+Each point is measured in a process of its own, with one thread. What by the points before it would
+need more than MOST_SECONDS or MOST_BYTES is not run: it is extrapolated by the measured exponent,
+and marked so. Files lie in memory: the disk's time per commit does not grow.
+
+The exponent is the slope of a least-squares line through the logarithms of the last measured
+points, its spread the standard error of that slope. Held to the target of 1.1 is the exponent over
+that of linear growth; memory too small to be told from the allocator's has none.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks._measure import Result, peak_above, threads
+from benchmarks._secure import Table
+from benchmarks.round_time import CLASSES, FEATURES, plan_for, player, random_records, split
+from dpfed.accounting.ledger.balance import Budget
+from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.core.types import UPDATE, Broadcast, Unit
+from dpfed.data.datasets import Records
+from dpfed.data.models import Linear
+from dpfed.flower import make_plan
+from dpfed.training.account import Account
+from dpfed.training.checkpoint import Checkpoint
+from dpfed.training.inprocess import rounds
+from dpfed.training.plan import Plan
+from dpfed.training.reply import ClientState, client_reply
+from dpfed.training.round import run_round, start
+
+MEASURES = (
+    "dpfed.training.plan",
+    "dpfed.training.round",
+    "dpfed.training.loop",
+    "dpfed.training.reply",
+    "dpfed.training.batched",
+    "dpfed.training.inprocess",
+    "dpfed.training.account",
+    "dpfed.training.checkpoint",
+    "dpfed.accounting.event_tree",
+    "dpfed.accounting.ledger.ledger",
+    "dpfed.accounting.ledger.balance",
+    "dpfed.accounting.ledger.journal",
+    "dpfed.accounting.ledger.verification",
+    "dpfed.sums.plain",
+    "dpfed.sums.secagg.client",
+    "dpfed.sums.secagg.server",
+    "dpfed.sums.secagg.graph",
+)
+
+TARGET = 1.1
+MOST_SECONDS = 15.0
+"""Processor seconds of one run of a point that is measured."""
+MOST_BYTES = 6 << 30
+SHORT_SECONDS = 3.0
+"""A run below this is repeated; above, one is enough."""
+TELLING_BYTES = 8 << 20
+"""Less than this may be the allocator's: it is not fitted."""
+FITTED = 4
+"""How many of the last points an exponent is fitted to."""
+EACH = 5
+"""Records of a client, where clients are counted."""
+
+
+# ------------------------------------------------------------------------------------ the fit
+
+
+class Fit(NamedTuple):
+    """An exponent, and its standard error; NaN of two points."""
+
+    exponent: float
+    spread: float
+
+
+def fit(points: Iterable[tuple[float, float]]) -> Fit:
+    """The slope of a least-squares line through the logarithms of (size, cost).
+
+    >>> fit([(10, 3.0), (100, 300.0), (1000, 30_000.0)])
+    Fit(exponent=2.0, spread=0.0)
+    """
+    logs = [(math.log10(size), math.log10(cost)) for size, cost in points]
+    middle_x, middle_y = (statistics.fmean(axis) for axis in zip(*logs, strict=True))
+    across = math.fsum((x - middle_x) ** 2 for x, _ in logs)
+    slope = math.fsum((x - middle_x) * (y - middle_y) for x, y in logs) / across
+    off = math.fsum((y - middle_y - slope * (x - middle_x)) ** 2 for x, y in logs)
+    free = len(logs) - 2
+    spread = math.sqrt(off / free / across) if free else math.nan
+    return Fit(round(slope, 12) + 0.0, round(spread, 12))
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size of one line."""
+
+    size: int
+    seconds: float
+    bytes: float
+    measured: bool = True
+
+
+def exponents(points: Sequence[Point]) -> dict[str, Fit]:
+    """Of seconds and of bytes, by the last measured points; none where there is too little."""
+    seen = [each for each in points if each.measured]
+    costs = {"seconds": [(each.size, each.seconds) for each in seen]}
+    costs["bytes"] = [(each.size, each.bytes) for each in seen if each.bytes >= TELLING_BYTES]
+    return {name: fit(of[-FITTED:]) for name, of in costs.items() if len(of) >= 3}
+
+
+def extrapolated(points: Sequence[Point], size: int) -> Point:
+    """A further point, from the last measured one by the measured exponents.
+
+    Args:
+        points: what is known, the smallest first.
+        size: of the further point.
+    """
+    last = [each for each in points if each.measured][-1]
+    found, grown = exponents(points), size / last.size
+    flat = Fit(0.0, 0.0)
+    return Point(
+        size,
+        last.seconds * grown ** found.get("seconds", flat).exponent,
+        last.bytes * grown ** found.get("bytes", flat).exponent,
+        measured=False,
+    )
+
+
+# -------------------------------------------------------------------------------- what is run
+
+Work = Callable[[], object]
+"""One run of a line at a size; it may return the seconds that count, if not all do."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One piece of work, and the sizes that it is run at."""
+
+    axis: str
+    name: str
+    build: Callable[[int, Path], Work]
+    """Makes the work at a size; a folder is there for its files."""
+    sizes: tuple[int, ...]
+    target: float | None = TARGET
+
+
+def steps(low: int, high: int) -> tuple[int, ...]:
+    """1, 3, 10, 30, ... from one size to another.
+
+    >>> steps(10, 1000)
+    (10, 30, 100, 300, 1000)
+    """
+    found = (lead * 10**power for power in range(12) for lead in (1, 3))
+    return tuple(size for size in found if low <= size <= high)
+
+
+def _round_of(clients: int, folder: Path) -> Work:
+    """A plain round, all clients in one process."""
+    del folder
+    problems = split(random_records(EACH * clients), clients)
+    return player(plan_for(clients, EACH), problems)
+
+
+def _entered_round_of(clients: int, folder: Path) -> Work:
+    """The same with a ledger that has an account and a budget for each client."""
+    problems = split(random_records(EACH * clients), clients)
+    plan = make_plan([EACH] * clients, rounds=100, privacy={"epsilon": 8.0})
+    account = Account(Ledger(folder / "ledger.sqlite"), "growth", budget=Budget(8.0, 1e-5))
+    played = rounds(plan, problems, Linear("softmax", FEATURES, CLASSES).initial(0), account)
+    return lambda: next(played)
+
+
+def _plan_of(clients: int, folder: Path) -> Work:
+    """A plan of that many clients: its noise, its guarantee and its fingerprint."""
+    del folder
+
+    def work() -> None:
+        plan = make_plan([EACH] * clients, rounds=100, privacy={"epsilon": 8.0})
+        plan.fingerprint(), plan.guarantee()
+
+    return work
+
+
+def _problem(parameters: int, records: int) -> Any:
+    """A client's records under a softmax layer of about that many parameters."""
+    features = max(1, parameters // CLASSES - 1)
+    made = torch.Generator().manual_seed(0)
+    x = torch.empty(records, features)
+    for block in x.split(max(1, 2**20 // features)):  # no second matrix for a moment
+        block.normal_(generator=made)
+    y = torch.arange(records) % CLASSES
+    return Linear("softmax", features, CLASSES).problem(Records(x, y))
+
+
+def _answer(problem: Any, records: int) -> Work:
+    """A client's answer, each time as if it were its first."""
+    plan, params = plan_for(1, records), torch.zeros(problem.dimension)
+
+    def work() -> object:
+        return client_reply(
+            plan, Broadcast(0, params), "reply", {UPDATE: b""}, ClientState(0, problem)
+        )
+
+    return work
+
+
+def _answer_by_parameters(parameters: int, folder: Path) -> Work:
+    """The answer of a client of two records."""
+    del folder
+    return _answer(_problem(parameters, 2), 2)
+
+
+def _answer_by_records(records: int, folder: Path) -> Work:
+    """The answer of a client of 65 numbers a record, 650 parameters."""
+    del folder
+    return _answer(_problem(650, records), records)
+
+
+def _server_by_parameters(parameters: int, folder: Path) -> Work:
+    """The server's part of a round of ten clients, whose messages are made as it pulls them."""
+    del folder
+    plan = plan_for(10, 2)
+    state = start(plan, torch.zeros(parameters))
+    block = bytes(4 * parameters)
+
+    def exchange(
+        broadcast: Broadcast, stage: str, requests: Mapping[str, Mapping[int, bytes]]
+    ) -> Iterator[tuple[int, Mapping[str, bytes]]]:
+        del broadcast, stage
+        for client in requests[UPDATE]:
+            yield client, {UPDATE: block}
+
+    return lambda: run_round(plan, state, exchange)
+
+
+def _table(silos: int) -> Table:
+    table = Table(silos, 650, colluders=max(1, round(0.05 * silos)), clock=time.process_time)
+    table.play()  # keys are exchanged once
+    return table
+
+
+def _secure_server(silos: int, folder: Path) -> Work:
+    """The server's part of a secure sum, every silo there."""
+    del folder
+    table = _table(silos)
+
+    def work() -> float:
+        began = time.process_time()
+        table.play()
+        return time.process_time() - began - table.client_seconds
+
+    return work
+
+
+def _secure_client(silos: int, folder: Path) -> Work:
+    """One silo's part of it."""
+    del folder
+    table = _table(silos)
+
+    def work() -> float:
+        table.play()
+        return table.client_seconds / silos
+
+    return work
+
+
+def _long_plan(count: int) -> Plan:
+    """A plan of four silos that judges its model in every fifth round."""
+    judged = {"kind": "federated", "every": 5}
+    return make_plan([EACH] * 4, rounds=count, privacy={"epsilon": 8.0}, evaluation=judged)
+
+
+def _planned(count: int, folder: Path) -> Work:
+    """The plan of that many rounds: calibrated, checked, with its guarantee."""
+    del folder
+
+    def work() -> None:
+        plan = _long_plan(count)
+        plan.fingerprint(), plan.guarantee()
+
+    return work
+
+
+def _trained(count: int, folder: Path) -> Work:
+    """A whole training, nothing kept."""
+    del folder
+    return partial(_train, count, None)
+
+
+def _kept(count: int, folder: Path) -> Work:
+    """The same with a ledger and a checkpoint, as a real server and its silos keep them."""
+    return partial(_train, count, folder)
+
+
+def _train(count: int, folder: Path | None) -> None:
+    problems = split(random_records(4 * EACH), 4)
+    plan, params = _long_plan(count), Linear("softmax", FEATURES, CLASSES).initial(0)
+    if folder is None:
+        made = rounds(plan, problems, params)
+    else:
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            account = Account(Ledger(Path(place) / "ledger.sqlite"), "growth", budget=Budget(9.0, 1e-5))
+            made = rounds(plan, problems, params, account, checkpoint=Checkpoint(Path(place)))
+            assert sum(1 for _ in made) == count  # noqa: S101
+            return
+    assert sum(1 for _ in made) == count  # noqa: S101
+
+
+LINES = (
+    Line("clients", "a round, all in one process", _round_of, steps(10, 100_000)),
+    Line("clients", "the same with a ledger", _entered_round_of, steps(10, 100_000)),
+    Line("clients", "making the plan", _plan_of, steps(10, 100_000)),
+    Line("parameters", "one client", _answer_by_parameters, steps(100, 10**8)),
+    Line("parameters", "the server, 10 clients", _server_by_parameters, steps(100, 10**8)),
+    Line("records", "one client", _answer_by_records, steps(1_000, 10**7)),
+    Line("silos", "secure sum, the server", _secure_server, (3, 10, 30, 70, 100, 200, 300, 500)),
+    Line("silos", "secure sum, one silo", _secure_client, (3, 10, 30, 70, 100, 200, 300, 500)),
+    Line("rounds", "making the plan", _planned, steps(10, 100_000)),
+    Line("rounds", "a training", _trained, steps(10, 100_000)),
+    Line("rounds", "the same, kept on disk", _kept, steps(10, 100_000)),
+)
