@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""(o) What grows how: cost against clients, parameters, records, silos, rounds and rows of a ledger.
+"""(o) What grows how: cost by clients, parameters, records, silos, rounds and rows of a ledger.
 
 Each line is one piece of work at growing sizes: processor seconds (the median of 3 runs where one
 is short) and the peak of resident memory above what the process held before, its data included.
@@ -15,9 +15,7 @@ that of linear growth; memory too small to be told from the allocator's has none
 from __future__ import annotations
 
 import gc
-import json
 import math
-import os
 import statistics
 import sys
 import tempfile
@@ -25,7 +23,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
+from itertools import count, islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,9 +34,10 @@ import torch
 from benchmarks._measure import Result, peak_above, threads
 from benchmarks._secure import Table
 from benchmarks.round_time import CLASSES, FEATURES, plan_for, player, random_records, split
-from dpfed.accounting.ledger.balance import Budget
+from dpfed.accounting.ledger.balance import Balance, Budget
+from dpfed.accounting.ledger.journal import Body, Row
 from dpfed.accounting.ledger.ledger import Ledger
-from dpfed.core.types import UPDATE, Broadcast, Unit
+from dpfed.core.types import UPDATE, Broadcast
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 from dpfed.flower import make_plan
@@ -204,7 +204,7 @@ def _problem(parameters: int, records: int) -> Any:
     features = max(1, parameters // CLASSES - 1)
     made = torch.Generator().manual_seed(0)
     x = torch.empty(records, features)
-    for block in x.split(max(1, 2**20 // features)):  # no second matrix for a moment
+    for block in torch.split(x, max(1, 2**20 // features)):  # no second matrix for a moment
         block.normal_(generator=made)
     y = torch.arange(records) % CLASSES
     return Linear("softmax", features, CLASSES).problem(Records(x, y))
@@ -282,48 +282,128 @@ def _secure_client(silos: int, folder: Path) -> Work:
     return work
 
 
-def _long_plan(count: int) -> Plan:
+def _long_plan(many: int) -> Plan:
     """A plan of four silos that judges its model in every fifth round."""
     judged = {"kind": "federated", "every": 5}
-    return make_plan([EACH] * 4, rounds=count, privacy={"epsilon": 8.0}, evaluation=judged)
+    return make_plan([EACH] * 4, rounds=many, privacy={"epsilon": 8.0}, evaluation=judged)
 
 
-def _planned(count: int, folder: Path) -> Work:
+def _planned(many: int, folder: Path) -> Work:
     """The plan of that many rounds: calibrated, checked, with its guarantee."""
     del folder
 
     def work() -> None:
-        plan = _long_plan(count)
+        plan = _long_plan(many)
         plan.fingerprint(), plan.guarantee()
 
     return work
 
 
-def _trained(count: int, folder: Path) -> Work:
+def _trained(many: int, folder: Path) -> Work:
     """A whole training, nothing kept."""
     del folder
-    return partial(_train, count, None)
+    return partial(_train, many, None)
 
 
-def _kept(count: int, folder: Path) -> Work:
+def _kept(many: int, folder: Path) -> Work:
     """The same with a ledger and a checkpoint, as a real server and its silos keep them."""
-    return partial(_train, count, folder)
+    return partial(_train, many, folder)
 
 
-def _train(count: int, folder: Path | None) -> None:
+def _train(many: int, folder: Path | None) -> None:
     problems = split(random_records(4 * EACH), 4)
-    plan, params = _long_plan(count), Linear("softmax", FEATURES, CLASSES).initial(0)
+    plan, params = _long_plan(many), Linear("softmax", FEATURES, CLASSES).initial(0)
     if folder is None:
         made = rounds(plan, problems, params)
     else:
         with tempfile.TemporaryDirectory(dir=folder) as place:
-            account = Account(Ledger(Path(place) / "ledger.sqlite"), "growth", budget=Budget(9.0, 1e-5))
+            account = Account(
+                Ledger(Path(place) / "ledger.sqlite"), "growth", budget=Budget(9.0, 1e-5)
+            )
             made = rounds(plan, problems, params, account, checkpoint=Checkpoint(Path(place)))
-            assert sum(1 for _ in made) == count  # noqa: S101
+            assert sum(1 for _ in made) == many
             return
-    assert sum(1 for _ in made) == count  # noqa: S101
+    assert sum(1 for _ in made) == many
 
 
+ROUNDS_EACH = 100
+"""Rounds of one training in the ledgers that are opened."""
+
+
+def _ledger(rows: int, folder: Path) -> Ledger:
+    """A silo's ledger with that many rows: trainings of 100 rounds, each entered and confirmed.
+
+    Every row is made from those that a true training of one round has left.
+    """
+    ledger = Ledger(folder / "ledger.sqlite")
+    _enter(ledger, "first", 0)
+    _, *known = ({n: v for n, v in row.body.items() if n != "write"} for row in ledger.rows())
+
+    def write(balance: Balance, append: Callable[..., Row]) -> None:
+        for body in islice(_bodies(balance, *known), rows - balance.last):
+            append(**body)
+
+    ledger.change(write)
+    return ledger
+
+
+def _bodies(balance: Balance, claim: Body, entry: Body, confirm: Body) -> Iterator[Body]:
+    """The rows of one training after the other, each as soon as the one before it is written."""
+    for training in count():
+        name = {"training": f"t{training}"}
+        yield claim | name
+        for place in range(ROUNDS_EACH):
+            yield entry | name | {"round": place}
+            yield confirm | {"rows": [balance.last]}
+
+
+def _enter(ledger: Ledger, training: str, at: int) -> None:
+    """Enrol in a training, and enter a round of it."""
+    plan = _one_silo()
+    account = Account(ledger, "growth", divided=False)
+    if not ledger.budgets_of("growth"):
+        ledger.declare(account.key(plan, 0), Budget(1e6, 1e-5))
+    account.admit(plan, training, 0)
+    account.confirm(account.begin(plan, Broadcast(at, torch.zeros(1), training=training), _SILO))
+
+
+_SILO = ClientState(0)
+
+
+@cache
+def _one_silo() -> Plan:
+    return make_plan([EACH], rounds=ROUNDS_EACH, privacy={"epsilon": 1.0})
+
+
+def _opened(rows: int, folder: Path) -> Work:
+    """Opening a ledger: its rows are read, checked and added up."""
+    path = _ledger(rows, folder).path
+    return lambda: Ledger(path).balance()
+
+
+def _verified(rows: int, folder: Path) -> Work:
+    """``dpfed ledger verify``."""
+    ledger = _ledger(rows, folder)
+
+    def work() -> None:
+        assert not ledger.verify()
+
+    return work
+
+
+def _shown(rows: int, folder: Path) -> Work:
+    """``dpfed ledger show`` of an open ledger."""
+    balance = _ledger(rows, folder).balance()
+    return lambda: balance.totals(1e-5)
+
+
+def _entry(rows: int, folder: Path) -> Work:
+    """Entering a round of a new training into an open ledger, and confirming it."""
+    ledger, names = _ledger(rows, folder), count()
+    return lambda: _enter(ledger, f"new{next(names)}", 0)
+
+
+LEDGER = steps(10, 100_000)
 LINES = (
     Line("clients", "a round, all in one process", _round_of, steps(10, 100_000)),
     Line("clients", "the same with a ledger", _entered_round_of, steps(10, 100_000)),
@@ -336,4 +416,95 @@ LINES = (
     Line("rounds", "making the plan", _planned, steps(10, 100_000)),
     Line("rounds", "a training", _trained, steps(10, 100_000)),
     Line("rounds", "the same, kept on disk", _kept, steps(10, 100_000)),
+    Line("rows of a ledger", "opening it", _opened, LEDGER),
+    Line("rows of a ledger", "verifying it", _verified, LEDGER),
+    Line("rows of a ledger", "showing it", _shown, LEDGER),
+    Line("rows of a ledger", "one enrolment and entry", _entry, LEDGER),
 )
+
+
+# -------------------------------------------------------------------------------- measuring it
+
+
+def run() -> list[Result]:
+    """Each line's exponents, with its points in the detail."""
+    results = []
+    for line in LINES:
+        points: list[Point] = []
+        for size in line.sizes:
+            points.append(_next_point(line, points, size))
+        results += list(results_of(line, points))
+    return results
+
+
+def _next_point(line: Line, points: Sequence[Point], size: int) -> Point:
+    """Measured if it is expected to fit; once one was not, those above are extrapolated, too."""
+    if not points:
+        return measured(line, size)
+    due = extrapolated(points, size)
+    fits = due.seconds < MOST_SECONDS and due.bytes < MOST_BYTES
+    if len(points) < 3 or (fits and points[-1].measured):
+        return measured(line, size)
+    return due
+
+
+def measured(line: Line, size: int) -> Point:
+    """A point, measured in a process of its own that has loaded all it needs beforehand."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.growth"])
+    with ProcessPoolExecutor(1, context) as pool:
+        seconds, held = pool.submit(taken, LINES.index(line), size).result()
+    sys.stderr.write(f"  {line.axis} {size:,}, {line.name}: {seconds:.3g} s, {held / 1e6:.3g} MB\n")
+    return Point(size, seconds, held)
+
+
+def taken(place: int, size: int) -> tuple[float, int]:
+    """In the child: seconds of a run, and the bytes at the peak of making and running it.
+
+    Args:
+        place: of the line.
+        size: to run it at.
+    """
+    line, shared = LINES[place], Path("/dev/shm")  # noqa: S108 (memory, not a secret)
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder, threads(1):
+        for name in ("warm", "timed"):
+            (Path(folder) / name).mkdir()
+        line.build(line.sizes[0], Path(folder) / "warm")()  # loads what is loaded late
+        seconds: list[float] = []
+
+        def first() -> Work:
+            work = line.build(size, Path(folder) / "timed")
+            seconds.append(_timed(work))
+            return work
+
+        held, work = peak_above(first)
+        assert callable(work)
+        if seconds[0] < SHORT_SECONDS:
+            seconds += [_timed(work) for _ in range(2)]
+        return statistics.median(seconds), held
+
+
+def _timed(work: Work) -> float:
+    gc.collect()
+    began = time.process_time()
+    counted = work()
+    return counted if isinstance(counted, float) else time.process_time() - began
+
+
+def results_of(line: Line, points: Sequence[Point]) -> Iterator[Result]:
+    """A line of the table for seconds, and one for memory if there is enough of it to tell.
+
+    Args:
+        line: what was run.
+        points: all sizes, the smallest first.
+    """
+    last = [each for each in points if each.measured][-1].size
+    for what, found in exponents(points).items():
+        kept: dict[str, Any] = {"axis": line.axis, "line": line.name, "of": what}
+        kept |= {"spread": found.spread, "measured_to": last}
+        if what == "seconds":
+            kept["points"] = [asdict(each) for each in points]
+        name = f"{line.axis}: {line.name}, {'memory' if what == 'bytes' else what}"
+        target = line.target if what == "seconds" else None
+        against = f"linear growth; +- {found.spread:.2f}, measured up to {last:,}"
+        yield Result(name, found.exponent, 1.0, "exponent", target, against, kept)

@@ -255,8 +255,11 @@ def _upload(algorithm: ClientAlgorithm) -> float:
     rounds = range(1 + sum(rounds or 0 for rounds, _ in algorithm.channels[UPDATE].phases))
     channels = algorithm.channels
     sizes = {name: channel.size or _shape().size for name, channel in channels.items()}
-    due = [channels_due(channels, lambda name: channels[name].releases(at)) for at in rounds]
-    return max(sum(sizes[name] for name in names) for names in due) / _shape().size
+
+    def upload(at: int) -> int:
+        return sum(sizes[n] for n in channels_due(channels, lambda n: channels[n].releases(at)))
+
+    return max(map(upload, rounds)) / _shape().size
 
 
 def _kept(method: Method, algorithm: ClientAlgorithm) -> float:
