@@ -33,7 +33,7 @@ import torch
 
 from benchmarks._measure import Result, peak_above, threads
 from benchmarks._secure import Table
-from benchmarks.round_time import CLASSES, FEATURES, plan_for, player, random_records, split
+from benchmarks.round_time import CLASSES, FEATURES, player, random_records, split
 from dpfed.accounting.ledger.balance import Balance, Budget
 from dpfed.accounting.ledger.journal import Body, Row
 from dpfed.accounting.ledger.ledger import Ledger
@@ -172,20 +172,32 @@ def steps(low: int, high: int) -> tuple[int, ...]:
     return tuple(size for size in found if low <= size <= high)
 
 
+def _plan_for(clients: int, each: int = EACH) -> Plan:
+    """A hundred rounds, epsilon 8."""
+    return make_plan([each] * clients, rounds=100, privacy={"epsilon": 8.0})
+
+
 def _round_of(clients: int, folder: Path) -> Work:
     """A plain round, all clients in one process."""
     del folder
     problems = split(random_records(EACH * clients), clients)
-    return player(plan_for(clients, EACH), problems)
+    return player(_plan_for(clients), problems)
 
 
 def _entered_round_of(clients: int, folder: Path) -> Work:
     """The same with a ledger that has an account and a budget for each client."""
     problems = split(random_records(EACH * clients), clients)
-    plan = make_plan([EACH] * clients, rounds=100, privacy={"epsilon": 8.0})
+    plan = _plan_for(clients)
     account = Account(Ledger(folder / "ledger.sqlite"), "growth", budget=Budget(8.0, 1e-5))
     played = rounds(plan, problems, Linear("softmax", FEATURES, CLASSES).initial(0), account)
     return lambda: next(played)
+
+
+def _accounts_of(clients: int, folder: Path) -> Work:
+    """``dpfed ledger show`` of the accounts of all clients, after a round of them."""
+    _entered_round_of(clients, folder)()
+    balance = Ledger(folder / "ledger.sqlite").balance()
+    return lambda: (balance.totals(1e-5), balance.totals(1e-5, every=True))
 
 
 def _plan_of(clients: int, folder: Path) -> Work:
@@ -193,7 +205,7 @@ def _plan_of(clients: int, folder: Path) -> Work:
     del folder
 
     def work() -> None:
-        plan = make_plan([EACH] * clients, rounds=100, privacy={"epsilon": 8.0})
+        plan = _plan_for(clients)
         plan.fingerprint(), plan.guarantee()
 
     return work
@@ -212,7 +224,7 @@ def _problem(parameters: int, records: int) -> Any:
 
 def _answer(problem: Any, records: int) -> Work:
     """A client's answer, each time as if it were its first."""
-    plan, params = plan_for(1, records), torch.zeros(problem.dimension)
+    plan, params = _plan_for(1, records), torch.zeros(problem.dimension)
 
     def work() -> object:
         return client_reply(
@@ -237,7 +249,7 @@ def _answer_by_records(records: int, folder: Path) -> Work:
 def _server_by_parameters(parameters: int, folder: Path) -> Work:
     """The server's part of a round of ten clients, whose messages are made as it pulls them."""
     del folder
-    plan = plan_for(10, 2)
+    plan = _plan_for(10)
     state = start(plan, torch.zeros(parameters))
     block = bytes(4 * parameters)
 
@@ -372,7 +384,7 @@ _SILO = ClientState(0)
 
 @cache
 def _one_silo() -> Plan:
-    return make_plan([EACH], rounds=ROUNDS_EACH, privacy={"epsilon": 1.0})
+    return _plan_for(1)
 
 
 def _opened(rows: int, folder: Path) -> Work:
@@ -391,12 +403,6 @@ def _verified(rows: int, folder: Path) -> Work:
     return work
 
 
-def _shown(rows: int, folder: Path) -> Work:
-    """``dpfed ledger show`` of an open ledger."""
-    balance = _ledger(rows, folder).balance()
-    return lambda: balance.totals(1e-5)
-
-
 def _entry(rows: int, folder: Path) -> Work:
     """Entering a round of a new training into an open ledger, and confirming it."""
     ledger, names = _ledger(rows, folder), count()
@@ -407,6 +413,7 @@ LEDGER = steps(10, 100_000)
 LINES = (
     Line("clients", "a round, all in one process", _round_of, steps(10, 100_000)),
     Line("clients", "the same with a ledger", _entered_round_of, steps(10, 100_000)),
+    Line("clients", "showing their accounts", _accounts_of, steps(10, 100_000)),
     Line("clients", "making the plan", _plan_of, steps(10, 100_000)),
     Line("parameters", "one client", _answer_by_parameters, steps(100, 10**8)),
     Line("parameters", "the server, 10 clients", _server_by_parameters, steps(100, 10**8)),
@@ -418,7 +425,6 @@ LINES = (
     Line("rounds", "the same, kept on disk", _kept, steps(10, 100_000)),
     Line("rows of a ledger", "opening it", _opened, LEDGER),
     Line("rows of a ledger", "verifying it", _verified, LEDGER),
-    Line("rows of a ledger", "showing it", _shown, LEDGER),
     Line("rows of a ledger", "one enrolment and entry", _entry, LEDGER),
 )
 

@@ -13,6 +13,7 @@ public constant, so how far a unit moves the mean does not depend on who came.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -134,6 +135,13 @@ class Draft:
     def _releases(self) -> Mapping[str, tuple[int, ...]]:
         """By channel, how often it is used in each round: counted once, asked in every round."""
         return {n: each.releases_by_round(self.rounds) for n, each in self.declared.items()}
+
+    @cached_property
+    def round_kinds(self) -> Mapping[tuple[int, ...], tuple[int, int]]:
+        """Releases by declared channel -> the first round that makes these, and how many do."""
+        made = list(zip(*self._releases.values(), strict=True))
+        first = dict(zip(reversed(made), range(len(made) - 1, -1, -1), strict=True))
+        return {kind: (first[kind], many) for kind, many in Counter(made).items()}
 
     @cached_property
     def _planned(self) -> Mapping[str, int]:
