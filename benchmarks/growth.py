@@ -15,6 +15,7 @@ that of linear growth; memory too small to be told from the allocator's has none
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import math
 import statistics
@@ -519,3 +520,87 @@ def results_of(line: Line, points: Sequence[Point]) -> Iterator[Result]:
         target = line.target if what == "seconds" else None
         against = f"linear growth; +- {found.spread:.2f}, measured up to {last:,}"
         yield Result(name, found.exponent, 1.0, "exponent", target, against, kept)
+
+
+# ------------------------------------------------------------------------------- on the page
+
+BEGIN, END = "<!-- growth.json -->", "<!-- end of growth.json -->"
+
+
+def with_table(text: str, found: Sequence[Mapping[str, Any]]) -> str:
+    """A page's text with the table between its two marks made anew.
+
+    Args:
+        text: the page.
+        found: the results, as growth.json has them.
+    """
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{page_table(found)}\n\n{END}{rest.split(END)[1]}"
+
+
+def page_table(found: Sequence[Mapping[str, Any]]) -> str:
+    """Every line: its exponents, the largest size that was measured, and where the axis ends."""
+    rows = [
+        "| by | what | power of time | of memory | largest measured | by the power, not run |",
+        "|---|---|---|---|---|---|",
+    ]
+    for each in found:
+        kept = each["detail"]
+        if kept["of"] == "seconds":
+            rows.append(f"| {' | '.join(_cells(each, found))} |")
+    return "\n".join(rows)
+
+
+def _cells(time: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    kept = time["detail"]
+    memory = next(
+        (
+            each
+            for each in found
+            if each["detail"]["of"] == "bytes" and _named(each) == _named(time)
+        ),
+        None,
+    )
+    points = [Point(**each) for each in kept["points"]]
+    seen = [each for each in points if each.measured]
+    yield from _named(time)
+    yield _power(time)
+    yield "" if memory is None else _power(memory)
+    yield _cost(seen[-1])
+    yield "" if points[-1].measured else f"~ {_cost(points[-1])}"
+
+
+def _named(result: Mapping[str, Any]) -> tuple[str, str]:
+    return result["detail"]["axis"], result["detail"]["line"]
+
+
+def _power(result: Mapping[str, Any]) -> str:
+    return f"{result['measured']:.2f} ± {result['detail']['spread']:.2f}"
+
+
+def _cost(point: Point) -> str:
+    held = f", {_bytes(point.bytes)}" if point.bytes >= TELLING_BYTES else ""
+    return f"{point.size:,}: {_seconds(point.seconds)}{held}"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1e3 * seconds:.2g} ms" if seconds < 0.0995 else f"{1e3 * seconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def _bytes(held: float) -> str:
+    return f"{held / 1e6:.0f} MB" if held < 1e9 else f"{held / 1e9:.1f} GB"
+
+
+def main() -> None:
+    """Write the table of a page anew: ``python -m benchmarks.growth growth.json PAGE``."""
+    kept, page = map(Path, sys.argv[1:])
+    found = json.loads(kept.read_text(encoding="utf-8"))["results"]["growth"]
+    page.write_text(with_table(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
