@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -42,6 +43,8 @@ class Table:
     got: int = 0
     client_seconds: float = 0.0
     exchanges: int = 0
+    clock: Callable[[], float] = time.perf_counter
+    """What a client's seconds are read from."""
 
     def __post_init__(self) -> None:
         self.release = Release(torch.arange(self.size, dtype=torch.int64), 1.0, 1.0)
@@ -72,13 +75,13 @@ class Table:
         return following.totals[UPDATE].vector
 
     def _answer(self, client: int, stage: str, request: bytes) -> bytes:
-        began = time.perf_counter()
+        began = self.clock()
         reply = {UPDATE: self.release} if stage == "input" else None
         secret = self.secrets.get(client, b"")
         messages, self.secrets[client] = self.sum.reply(
             stage, {SUM: request}, reply, secret, self._seat(client)
         )
-        self.client_seconds += time.perf_counter() - began
+        self.client_seconds += self.clock() - began
         self.sent, self.got = self.sent + len(messages[SUM]), self.got + len(request)
         return messages[SUM]
 

@@ -445,6 +445,58 @@ def _secure() -> list[dict[str, str]]:
     return list(csv.DictReader((MEASURED / "secure-scale.csv").read_text().splitlines()))
 
 
+# --------------------------------------------------------------------------- what grows how
+
+AXES = ("clients", "parameters", "records", "silos", "rounds", "rows of a ledger")
+LIMITS = ((1, "1 s"), (60, "1 min"), (3600, "1 h"))
+
+
+def growth(narrow: bool) -> Any:
+    """Seconds by size on every axis, from results/benchmarks/growth.json: dashed is extrapolated."""
+    shape, size = ((6, 1), (4.2, 16)) if narrow else ((2, 3), (8.6, 5.8))
+    figure, axes = plt.subplots(*shape, figsize=size, layout="constrained")
+    found = json.loads((MEASURED / "growth.json").read_text(encoding="utf-8"))["results"]["growth"]
+    for ax, name in zip(axes.flat, AXES, strict=True):
+        _grown(ax, [r["detail"] for r in found if r["detail"]["axis"] == name], found)
+        ax.set(xscale="log", yscale="log", title=name)
+    figure.supylabel("processor seconds; dashed: extrapolated", fontsize=9.5)
+    return figure
+
+
+def _grown(ax: Any, details: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
+    lines = [each for each in details if "points" in each]
+    for line, color in zip(lines, (BLUE, RED, GREEN, GREY), strict=False):
+        power = next(r["measured"] for r in found if r["detail"] is line)
+        seen = [p for p in line["points"] if p["measured"]]
+        rest = [p for p in line["points"] if not p["measured"]]
+        label = f"{line['line']}: {power:.2f}"
+        for part, style in ((seen, "o-"), ([seen[-1], *rest], "--")):
+            ax.plot(
+                [p["size"] for p in part],
+                [p["seconds"] for p in part],
+                style,
+                color=color,
+                ms=3,
+                label=label,
+            )
+            label = ""
+    low, high = ax.get_ylim()
+    for limit, text in LIMITS:
+        if low < limit < high:
+            ax.axhline(limit, color=GREY, lw=0.6, ls=":", zorder=0)
+            ax.annotate(
+                text,
+                (1, limit),
+                xycoords=("axes fraction", "data"),
+                ha="right",
+                va="bottom",
+                fontsize=7.5,
+                color=GREY,
+            )
+    ax.set_ylim(low, high * 30 ** (len(lines) / 3))  # room for the legend
+    ax.legend(frameon=False, fontsize=7.5, loc="upper left", handlelength=1.2)
+
+
 # ------------------------------------------------------------------------------ nothing is tuned
 
 UNTUNED = {
@@ -649,6 +701,7 @@ FIGURES = {
     "guess": guess,
     "noise": noise,
     "scale": scale,
+    "growth": growth,
     "untuned": untuned,
     "sofim-round": sofim_round,
     "sofim-by-round": sofim_by_round,

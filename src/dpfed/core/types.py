@@ -35,6 +35,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from dpfed.core.checks import refuse
@@ -381,8 +382,15 @@ class Channel(NamedTuple):
 
     def planned(self, rounds: int, spare: int = 0) -> int:
         """Releases in ``rounds`` rounds and ``spare`` further attempts, each the costliest."""
-        each = [self.releases(at) for at in range(rounds)]
+        each = self.releases_by_round(rounds)
         return sum(each) + spare * max(each, default=0)
+
+    def releases_by_round(self, rounds: int) -> tuple[int, ...]:
+        """How many releases are made in each of the first rounds: one pass over the phases."""
+        spans = (
+            repeat(releases, rounds if many is None else many) for many, releases in self.phases
+        )
+        return tuple(islice(chain(chain.from_iterable(spans), repeat(0)), max(0, rounds)))
 
     def releases(self, round: int) -> int:
         """How many releases are made in a round."""
@@ -397,12 +405,17 @@ class Channel(NamedTuple):
 Channels: TypeAlias = Mapping[str, Channel]
 
 
-def channels_due(channels: Channels, round: int) -> list[str]:
-    """The channels with a reply in a round, the update first; derived ones follow it."""
+def channels_due(channels: Channels, releases: Callable[[str], int]) -> list[str]:
+    """The channels with a reply in a round, the update first; derived ones follow it.
+
+    Args:
+        channels: all that a client may reply on.
+        releases: how many releases a channel makes in that round, by its name.
+    """
     found = [
         name
         for name, channel in channels.items()
-        if channel.sent and (channels[UPDATE] if channel.derived else channel).releases(round)
+        if channel.sent and releases(UPDATE if channel.derived else name)
     ]
     return sorted(found, key=lambda name: name != UPDATE)
 

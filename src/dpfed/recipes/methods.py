@@ -253,11 +253,13 @@ def _phase(rounds: int | None, count: int) -> str:
 def _upload(algorithm: ClientAlgorithm) -> float:
     """Vectors of the model's size in the largest round."""
     rounds = range(1 + sum(rounds or 0 for rounds, _ in algorithm.channels[UPDATE].phases))
-    sizes = {name: channel.size or _shape().size for name, channel in algorithm.channels.items()}
-    return (
-        max(sum(sizes[name] for name in channels_due(algorithm.channels, at)) for at in rounds)
-        / _shape().size
-    )
+    channels = algorithm.channels
+    sizes = {name: channel.size or _shape().size for name, channel in channels.items()}
+
+    def upload(at: int) -> int:
+        return sum(sizes[n] for n in channels_due(channels, lambda n: channels[n].releases(at)))
+
+    return max(map(upload, rounds)) / _shape().size
 
 
 def _kept(method: Method, algorithm: ClientAlgorithm) -> float:

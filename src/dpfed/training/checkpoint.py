@@ -34,9 +34,10 @@ from __future__ import annotations
 import json
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -109,11 +110,35 @@ class KeptModel:
     history: list[dict[str, Any]]
 
 
+class _RowTexts:
+    """Rows as JSON, each written out once: a commit has all rows of the training so far."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[object, str]] = []
+
+    def of(self, rows: Sequence[object], plain: Callable[[Any], object]) -> str:
+        """All rows as one JSON array; only those that were not among the last ones are encoded.
+
+        Args:
+            rows: the rows of the last call, the same objects, and further ones; or others.
+            plain: a row as plain data.
+        """
+        known = self._known
+        same = sum(
+            1 for _ in takewhile(lambda pair: pair[0] is pair[1][0], zip(rows, known, strict=False))
+        )
+        del known[same:]
+        known += [(row, json.dumps(plain(row))) for row in rows[same:]]
+        return f"[{', '.join(text for _, text in known)}]"
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """The folder of one run."""
 
     folder: Path
+    _rows: _RowTexts = field(default_factory=_RowTexts, init=False, repr=False, compare=False)
+    _played: _RowTexts = field(default_factory=_RowTexts, init=False, repr=False, compare=False)
 
     @property
     def begun(self) -> bool:
@@ -215,11 +240,12 @@ class Checkpoint:
             "attempt": state.attempt,
             "rounds": [[count, [list(use) for use in kind]] for kind, count in counts.items()],
             "directory": plan.sum.pack_directory(state.directory).hex(),
-            "played": [[each.round, each.attempt, list(each.clients)] for each in committed],
-            "history": jsonable(list(history)),
         }
         tensors, facts["numbers"] = split_state(self._tree(state, clients))
-        self._write(_STATE, save(tensors, {"facts": json.dumps(facts)}))
+        played = self._played.of(committed, lambda at: [at.round, at.attempt, list(at.clients)])
+        rows = self._rows.of(history, jsonable)
+        text = f'{json.dumps(facts)[:-1]}, "played": {played}, "history": {rows}}}'
+        self._write(_STATE, save(tensors, {"facts": text}))
 
     @staticmethod
     def _tree(state: ServerState, clients: State) -> State:

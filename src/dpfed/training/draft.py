@@ -13,6 +13,7 @@ public constant, so how far a unit moves the mean does not depend on who came.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -101,7 +102,7 @@ class Draft:
 
     def due(self, round: int) -> list[str]:
         """The channels on which a reply is due in a round; the first one leads."""
-        return channels_due(self.declared, round)
+        return channels_due(self.declared, lambda name: self.releases(name, round))
 
     def evaluates(self, round: int) -> bool:
         """Whether the model is judged in a round: every k-th, and the last."""
@@ -117,6 +118,8 @@ class Draft:
 
     def releases(self, channel: str, round: int) -> int:
         """How often a client uses a channel in a round."""
+        if 0 <= round < self.rounds:
+            return self._releases[channel][round]
         return self.declared[channel].releases(round)
 
     @property
@@ -126,7 +129,23 @@ class Draft:
 
     def planned(self, channel: str) -> int:
         """How many releases all rounds and spare attempts make on a channel."""
-        return self.declared[channel].planned(self.rounds, self.spare)
+        return self._planned[channel]
+
+    @cached_property
+    def _releases(self) -> Mapping[str, tuple[int, ...]]:
+        """By channel, how often it is used in each round: counted once, asked in every round."""
+        return {n: each.releases_by_round(self.rounds) for n, each in self.declared.items()}
+
+    @cached_property
+    def round_kinds(self) -> Mapping[tuple[int, ...], tuple[int, int]]:
+        """Releases by declared channel -> the first round that makes these, and how many do."""
+        made = list(zip(*self._releases.values(), strict=True))
+        first = dict(zip(reversed(made), range(len(made) - 1, -1, -1), strict=True))
+        return {kind: (first[kind], many) for kind, many in Counter(made).items()}
+
+    @cached_property
+    def _planned(self) -> Mapping[str, int]:
+        return {n: each.planned(self.rounds, self.spare) for n, each in self.declared.items()}
 
     def sampling_rate(self, channel: str) -> float:
         """The fraction of a client's units that is expected in a release."""

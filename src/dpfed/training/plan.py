@@ -87,10 +87,12 @@ class Plan(Draft):
         everyone = isinstance(self.client_sampling, Everyone)
         weights = {name: self.cohort(name).values() if everyone else () for name in self.channels}
         shares = {name: self.noise_shares(w) for name, w in weights.items()}
-        counts = Counter(self.round_kind(at, shares) for at in range(self.rounds))
+        counts = Counter[RoundKind]()
+        for first, many in self.round_kinds.values():
+            counts[self.round_kind(first, shares)] += many
         if self.spare:
             most = {
-                name: max(self.releases(name, at) for at in range(self.rounds))
+                name: max(self.releases(name, at) for at, _ in self.round_kinds.values())
                 for name in self.channels
             }
             uses = (ChannelUse(name, many, shares[name]) for name, many in most.items() if many)

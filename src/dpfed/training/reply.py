@@ -441,7 +441,7 @@ def rehearse(plan: Plan, broadcast: Broadcast, client: ClientState) -> None:
     kind, done = (code, problem.dimension, shapes), _tried.setdefault(plan, set())
     if kind in done or not isinstance(problem, _HasMadeUpRecords):
         return
-    for first in _kinds_of_rounds(plan):
+    for first, _ in plan.round_kinds.values():
         stand_in = ClientState(client.client, problem.made_up())
         at = replace(broadcast, round=first)
         _work(plan, at, stand_in, _Rehearsal(plan, at, stand_in))
@@ -452,14 +452,6 @@ def _shape_of(problem: Problem) -> Layout | int:
     """The layout of a problem's model; a problem that has none says how many parameters it has."""
     layout = getattr(getattr(problem, "model", None), "layout", None)
     return layout if isinstance(layout, Layout) else problem.dimension
-
-
-def _kinds_of_rounds(plan: Plan) -> Iterable[int]:
-    """The first round of each kind; rounds of one kind make the same releases."""
-    kinds: dict[object, int] = {}
-    for at in range(plan.rounds):
-        kinds.setdefault(tuple(plan.releases(name, at) for name in plan.declared), at)
-    return kinds.values()
 
 
 def _check_reply(plan: Plan, reply: Reply, releaser: PricedReleaser) -> None:

@@ -90,7 +90,7 @@ def _wrong_channels(plan: Draft) -> str | None:
             f"channels must be those that the algorithm releases on, {sorted(wanted)}, got "
             f"{sorted(plan.channels)}; give each of them a mechanism, and no other"
         )
-    silent = [at for at in range(plan.rounds) if not plan.due(at)]
+    silent = [at for at, _ in plan.round_kinds.values() if not plan.due(at)]
     if UPDATE not in wanted or silent or not plan.planned(UPDATE):
         return f"all {plan.rounds} rounds pass without a reply on 'update'; give it more rounds"
     kinds = {(m.unit, m.adjacency, m.trust) for m in plan.channels.values()}
@@ -307,7 +307,7 @@ def _wrong_participation(plan: Draft) -> str | None:
             "another rate or sum: a bound gives no amplification; leave one of them out"
         )
     for name, mechanism in plan.channels.items():
-        made = {plan.releases(name, at) for at in range(plan.rounds)}
+        made = {plan.releases(name, at) for at, _ in plan.round_kinds.values()}
         if max(made) > 1 or (not mechanism.independent and made != {1}):
             return (
                 f"under privacy.participation a channel must have one release in a round, in each "

@@ -413,11 +413,15 @@ class Balance:
             keeps_person: whether a record that is replaced stays with its person.
         """
         total = Cost()
-        for (key, training, client), claim in sorted(self.claims.items(), key=str):
-            here = key.dataset == target.dataset and (training, client) != run
-            counted = (key, training, client) in self.reserves
-            if not here or counted or now - claim.time > CLAIM_LIFETIME_S:
-                continue
+        others = [
+            (key, claim)
+            for key, claim in self.claims.items()
+            if key[0].dataset == target.dataset
+            and key[1:] != run
+            and key not in self.reserves
+            and now - claim.time <= CLAIM_LIFETIME_S
+        ]
+        for (key, training, client), claim in sorted(others, key=str):
             left = claim.cost.mu_squared - self.trainings.get((key, training, client), 0.0)
             rest = replace(claim.cost, mu_squared=max(0.0, left))
             covered = claim.covered and key not in self.uncovered
@@ -448,17 +452,26 @@ class Balance:
             for key in self.stated_for(dataset):
                 shared = key if every else key._replace(dataset=key.base)
                 groups.setdefault(shared, []).append(key)
-        return [self._total(shared, keys, delta) for shared, keys in groups.items()]
+        used: dict[str, list[tuple[str, Entries]]] = {}  # one pass, however many accounts there are
+        for (key, training, *_), entries in self.entries.items():
+            used.setdefault(key.dataset, []).append((training, entries))
+        return [self._total(shared, keys, delta, used) for shared, keys in groups.items()]
 
-    def _total(self, shared: LedgerKey, keys: list[LedgerKey], delta: float) -> AccountTotal:
+    def _total(
+        self,
+        shared: LedgerKey,
+        keys: list[LedgerKey],
+        delta: float,
+        entered: Mapping[str, list[tuple[str, Entries]]],
+    ) -> AccountTotal:
+        """The total of some keys, given the training and entries of every run by data set."""
         budget = self.budgets_of(keys[0].dataset).get(keys[0])
         keeps = bool(budget and budget.keeps_person)
         costs = [self.spent(key, keeps_person=keeps) for key in keys]
-        at, names = budget.delta if budget else delta, {key.dataset for key in keys}
-        used = [(key, usage) for key, usage in self.entries.items() if key[0].dataset in names]
-        releases = Counter[str]()
-        for (key, *_), usage in used:
-            releases[key.dataset] += usage.releases
+        at = budget.delta if budget else delta
+        names = [name for name in dict.fromkeys(key.dataset for key in keys) if name in entered]
+        used = [each for name in names for each in entered[name]]
+        releases = {name: sum(usage.releases for _, usage in entered[name]) for name in names}
         return AccountTotal(
             key=shared,
             budget=budget,
@@ -467,7 +480,7 @@ class Balance:
             epsilon=max(cost.epsilon(at, shared.adjacency) for cost in costs),
             unbounded=next((cost.unbounded for cost in costs if cost.unbounded), ""),
             left=min(cost.left(budget) for cost in costs) if budget else None,
-            runs=len({key[1] for key, _ in used}),
+            runs=len({training for training, _ in used}),
             open=sum(each.open for _, each in used),
             releases=max(releases.values(), default=0),
         )
