@@ -126,7 +126,12 @@ class Draft:
 
     def planned(self, channel: str) -> int:
         """How many releases all rounds and spare attempts make on a channel."""
-        return self.declared[channel].planned(self.rounds, self.spare)
+        return self._planned[channel]
+
+    @cached_property
+    def _planned(self) -> dict[str, int]:
+        """By channel; counted once, since a client asks in each round."""
+        return {n: each.planned(self.rounds, self.spare) for n, each in self.declared.items()}
 
     def sampling_rate(self, channel: str) -> float:
         """The fraction of a client's units that is expected in a release."""
