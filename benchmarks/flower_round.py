@@ -4,13 +4,18 @@
 Both move the same payload to the same 20 nodes and back (float32 down, 4 bytes a parameter up), and
 both clients do nothing, so the ratio is what the strategy and its checks cost. Rounds take turns in
 one simulation. "with noise": the client makes its release, too (one clipped row, fresh noise for
-each parameter), which no bare strategy does; no target is set.
+each parameter), enters it in its ledger and keeps its reply, which no bare strategy does; no target
+is set. Its parts are of further rounds: what all clients take for them, over as many as work at the
+same time; "messages, server" is what is left of the round.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -18,7 +23,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from benchmarks._measure import Result, Task, Timing, compare, interleaved
+from benchmarks import _parts
+from benchmarks._measure import Result, Task, Timing, compare, interleaved, timing
 from benchmarks._simulated import Timings, simulated, timing_app
 from dpfed.core.registry import build
 from dpfed.core.rows import Dense
@@ -40,6 +46,11 @@ MEASURES = (
     "dpfed.training.loop",
     "dpfed.training.round",
     "dpfed.training.reply",
+    "dpfed.training.plan",
+    "dpfed.training.account",
+    "dpfed.training.wire.stored_replies",
+    "dpfed.accounting.ledger.journal",
+    "dpfed.core.files",
 )
 
 CLIENTS = 20
@@ -91,7 +102,7 @@ def apps_for(plans: Mapping[str, Plan]) -> dict[str, ClientApp]:
 def _app() -> ClientApp:
     """Echoes FedAvg's arrays, answers a quiet plan at once, and a loud one with its release."""
     made = ClientApp()
-    apps = apps_for({"quiet": plan(), "loud": plan(2.0)})
+    apps = apps_for({"quiet": plan(), "loud": plan(2.0), "parts": plan(2.0)})
 
     @made.train()
     def train(message: Message, context: Context) -> Message:
@@ -102,8 +113,10 @@ def _app() -> ClientApp:
             return Message(reply, reply_to=message)
         control = content.config_records[CONTROL]
         name = str(control["training"]).rpartition("-")[0]
-        if control["stage"] == ENROL or name.startswith("loud"):
-            return apps[name](message, context)
+        if control["stage"] == ENROL or name.startswith(("loud", "parts")):
+            parts = name.startswith("parts") and control["stage"] != ENROL
+            with _parts.timed() if parts else nullcontext():
+                return apps[name](message, context)
         at = int(str(control["round"]))
         envelope = Envelope(at, 0, "reply", client_index(context))
         size = content.array_records["arrays"]["weight"].shape[0]
@@ -114,8 +127,33 @@ def _app() -> ClientApp:
 
 
 def measure(grid: Grid) -> Timings:
-    """Three strategies that take turns in one simulation."""
-    return {size: interleaved(_tasks(grid, size), REPEATS, warmup=3) for size in SIZES}
+    """Three strategies that take turns in one simulation, then the parts of the third."""
+    return {
+        size: {**interleaved(_tasks(grid, size), REPEATS, warmup=3), **_by_part(grid, size)}
+        for size in SIZES
+    }
+
+
+def _by_part(grid: Grid, size: int) -> dict[str, Timing]:
+    """What the parts of a round with noise take, and the whole of such a round."""
+    rounds = begun(plan(2.0), grid, size, "parts")
+    next(rounds)
+    _parts.taken()
+    seen: dict[str, list[float]] = {}
+    for _ in range(REPEATS // 2):
+        began = time.perf_counter()
+        next(rounds)
+        left = whole = time.perf_counter() - began
+        for part, seconds in _parts.taken().items():
+            share = seconds / min(CLIENTS, os.cpu_count() or 1)
+            seen.setdefault(part, []).append(share)
+            left -= share
+        seen.setdefault("messages, server", []).append(left)
+        seen.setdefault("whole", []).append(whole)
+    return {f"{_PART}{name}": timing(times) for name, times in seen.items()}
+
+
+_PART = "part: "
 
 
 def run() -> list[Result]:
@@ -162,7 +200,18 @@ def _lines(size: int, timings: dict[str, Timing]) -> list[Result]:
     name = f"Flower round, {size} parameters"
     return [
         compare(name, timings["private"], bare, 1.15, against),
-        compare(f"{name}, with noise", timings["with noise"], bare, None, against),
+        compare(
+            f"{name}, with noise",
+            timings["with noise"],
+            bare,
+            None,
+            against,
+            breakdown_ms={
+                part.removeprefix(_PART): 1e3 * each.median
+                for part, each in timings.items()
+                if part.startswith(_PART)
+            },
+        ),
     ]
 
 

@@ -9,6 +9,8 @@ where 10 releases were priced.
 
 from __future__ import annotations
 
+import os
+import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.errors import ClientRefused, UnsoundPlan
@@ -31,7 +33,7 @@ from dpfed.training.plan import Plan
 from dpfed.training.round import run_round, start
 from dpfed.training.wire import responder
 from dpfed.training.wire import state as states
-from dpfed.training.wire.stored_replies import order_digest
+from dpfed.training.wire.stored_replies import StoredReply, order_digest
 from tests.attacks.asking import SIZE, START, Silent, app_of, ask, at_home, exchange_with, release
 
 
@@ -191,7 +193,21 @@ def test_the_byte_identical_order_gets_the_same_bytes_and_costs_nothing() -> Non
     crashed()
     assert release(app_of(plan), plan, Broadcast(0, START)) == first
     assert entries() == before
-    assert [row["kind"] for row in before] == ["book", "confirm"]
+    assert [row["kind"] for row in before] == ["book"]
+
+
+def test_a_count_confirms_what_correlated_noise_goes_on_from() -> None:
+    """Of independent noise nobody asks: an entry counts as spent, confirmed or not."""
+    from dpfed.flower import make_plan
+
+    for mechanism, kinds in (("gaussian", ["book"]), ("tree", ["book", "confirm"])):
+        privacy = {"mechanism": mechanism, "epsilon": 1.0}
+        plan = make_plan([4.0] * 5, rounds=10, privacy=privacy)
+        at = Broadcast(0, START, training=mechanism)
+        assert isinstance(release(app_of(plan), plan, at), bytes)
+        ledger = Ledger(states.folder_for(mechanism, 0) / "releases.sqlite")
+        assert [row.body["kind"] for row in ledger.rows()] == kinds
+        ledger.close()
 
 
 def test_any_other_order_for_the_attempt_is_refused() -> None:
@@ -244,7 +260,101 @@ def test_it_is_on_the_disk_before_it_leaves(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(responder, "write_reply", look)
     for at in (Broadcast(0, START), Broadcast(0, START, attempt=1), Broadcast(1, START)):
         release(app_of(plan), plan, at)
-    assert seen == [["0-0.0"], ["0-1.0"], ["1-0.0"]]  # of the latest attempt only
+    assert seen == [["0"]] * 3  # of the latest attempt only
+
+
+@pytest.mark.skipif(not hasattr(os, "fdatasync"), reason="this system has no fdatasync")
+def test_a_release_takes_three_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry's commit, which SQLite flushes itself; the ledger's head; the stored reply."""
+    plan = a_plan()
+    release(app_of(plan), plan, Broadcast(0, START))
+    flushed: list[str] = []
+    for name in ("fsync", "fdatasync"):
+        true = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda h, n=name, f=true: (flushed.append(n), f(h)))
+    assert isinstance(release(app_of(plan), plan, Broadcast(1, START)), bytes)
+    assert flushed == ["fdatasync", "fdatasync"]
+
+
+def test_a_reply_of_an_attempt_before_is_not_given_for_the_next() -> None:
+    plan = a_plan()
+    release(app_of(plan), plan, Broadcast(0, START))
+    release(app_of(plan), plan, Broadcast(1, START))
+    assert release(app_of(plan), plan, Broadcast(0, START)) == "UnsoundPlan"
+
+
+@pytest.mark.parametrize("grown", [0, 1, 400])
+def test_a_torn_write_is_never_sent(tmp_path: Path, grown: int) -> None:
+    """Written over in place, so that a crash may leave any pages of it old: no order gets that."""
+    rng = random.Random(0)
+    old, new = (StoredReply(tmp_path, 0, digit * 64) for digit in "ab")
+    first, then = ({UPDATE: rng.randbytes(3000 + more)} for more in (0, grown))
+    old.write(first)
+    before = old.path.read_bytes()
+    new.write(then)
+    after = new.path.read_bytes()
+    assert (old.read(), new.read()) == (None, then)
+    for _ in range(50):
+        low, high = sorted(rng.sample(range(len(before) + 1), 2))
+        for torn in (
+            after[:low] + before[low:],
+            before[:low] + after[low:],
+            before[:low] + after[low:high] + before[high:],
+            after[:low] + before[low:high] + after[high:],
+            after[:low],
+            after[:low] + bytes(len(after) - low),
+        ):
+            new.path.write_bytes(torn)
+            found = old.read(), new.read()
+            if torn == before:
+                assert found == (first, None)
+            elif torn == after:
+                assert found == (None, then)
+            else:
+                assert found == (None, None)
+
+
+def test_a_process_killed_in_the_middle_of_a_reply_has_spent_the_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = a_plan()
+    release(app_of(plan), plan, Broadcast(0, START))
+
+    def half(path: Path, *parts: bytes) -> None:
+        whole = b"".join(parts)
+        with path.open("r+b") as file:
+            file.write(whole[: len(whole) // 2])
+        raise OSError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dpfed.training.wire.stored_replies.write_over", half)
+        assert release(app_of(plan), plan, Broadcast(1, START)) == "ClientError"
+    crashed()
+    assert release(app_of(plan), plan, Broadcast(1, START)) == "UnsoundPlan"
+    assert release(app_of(plan), plan, Broadcast(0, START)) == "UnsoundPlan"
+    assert isinstance(release(app_of(plan), plan, Broadcast(2, START)), bytes)
+
+
+def test_replies_of_version_02_are_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / "answers"
+    folder.mkdir()
+    (folder / "3-0.0").write_bytes(b"old")
+    StoredReply(tmp_path, 0, "a" * 64).write({UPDATE: b"x"})
+    assert [each.name for each in folder.iterdir()] == ["0"]
+
+
+def test_an_array_is_hashed_once_and_another_anew() -> None:
+    """The fault that is feared: the digest of the array before, for one that differs in a bit."""
+    size = 1 << 15
+    contents = []
+    for changed in (None, 0, size - 1, None):
+        values = torch.zeros(size)
+        if changed is not None:
+            values[changed] = -0.0
+        contents.append(RecordDict({"arrays": ArrayRecord({"weight": Array(values.numpy())})}))
+    digests = [order_digest(content) for content in contents]
+    assert digests[0] == digests[3]
+    assert len(set(digests)) == 3
 
 
 def test_a_refusal_is_not_stored_and_the_attempt_is_free() -> None:

@@ -19,6 +19,7 @@ from dpfed.core.files import (
     locked_file,
     read_json_lines,
     replace_file,
+    write_over,
 )
 
 
@@ -35,6 +36,22 @@ def test_a_write_that_fails_leaves_the_old_file(
     with pytest.raises(OSError, match="no space"):
         replace_file(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+def test_a_file_of_the_same_size_is_written_over_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    write_over(path, b"one", b"two")
+    assert path.stat().st_mode & 0o777 == 0o600
+    place, flushed = path.stat().st_ino, []
+    true = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda handle: (flushed.append(1), true(handle)))
+    write_over(path, b"six", b"", b"ten")
+    assert (path.read_bytes(), path.stat().st_ino, len(flushed)) == (b"sixten", place, 1)
+    write_over(path, b"longer than that")
+    assert (path.read_bytes(), len(flushed)) == (b"longer than that", 1)
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_file_is_for_its_owner_unless_told_otherwise(tmp_path: Path) -> None:

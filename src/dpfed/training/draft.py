@@ -145,6 +145,7 @@ class Draft:
 
     @cached_property
     def _planned(self) -> Mapping[str, int]:
+        """By channel; counted once, since a client asks in each round."""
         return {n: each.planned(self.rounds, self.spare) for n, each in self.declared.items()}
 
     def sampling_rate(self, channel: str) -> float:

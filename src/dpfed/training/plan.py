@@ -8,10 +8,12 @@ Both sides build the same ``Plan`` by themselves and compare its fingerprint. It
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from dpfed.accounting.event_tree import ChannelUse, RoundCounts, RoundKind, TrainingReleases
 from dpfed.accounting.events import Json
@@ -45,6 +47,20 @@ class Plan(Draft):
 
     def __post_init__(self) -> None:
         refuse_unsound(self)
+
+    @cached_property
+    def _identity(self) -> bytes:
+        """What tells this very object from all others, in any process."""
+        return secrets.token_bytes(16)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a process that has it already, an unpickled plan is that one, with what it knows.
+
+        Flower's simulation pickles an app for each message: the plan's cost would be computed, and
+        its model rehearsed, for each of them.
+        """
+        identity = self._identity
+        return _unpickled, (identity, type(self), dict(self.__dict__))
 
     # ------------------------------------------------------------------------- what it costs
 
@@ -221,3 +237,19 @@ class Plan(Draft):
     @cached_property
     def _fingerprint(self) -> str:
         return fingerprint(self)
+
+
+_MAX_KEPT = 8  # plans of one process that were unpickled; a simulation has one
+_unpickled_plans: dict[bytes, Plan] = {}
+
+
+def _unpickled(identity: bytes, kind: type[Plan], fields: dict[str, Any]) -> Plan:
+    """The plan of this identity: the one that this process has, or else a new one."""
+    found = _unpickled_plans.get(identity)
+    if found is None:
+        found = kind.__new__(kind)  # it was checked when it was made
+        found.__dict__.update(fields)
+        while len(_unpickled_plans) >= _MAX_KEPT:
+            _unpickled_plans.pop(next(iter(_unpickled_plans)))
+        _unpickled_plans[identity] = found
+    return found

@@ -7,7 +7,7 @@ What is read is public: the plan, and the model's shape (accounting/signal.py ha
 from __future__ import annotations
 
 import math
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from dpfed.accounting.event_tree import GaussianRelease
 from dpfed.accounting.signal import Signal
@@ -69,6 +69,7 @@ def noise_warning(plan: Draft, model: Layout | int) -> str | None:
     return signal_of(plan, model).warning if plan.client.trains else None
 
 
+_looked_at: WeakKeyDictionary[Draft, set[object]] = WeakKeyDictionary()
 _warned: WeakSet[Draft] = WeakSet()
 
 
@@ -79,6 +80,11 @@ def warn_of_noise(plan: Draft, model: Layout | int) -> None:
         plan: what is done.
         model: the names and shapes of its parameters, or only how many there are.
     """
+    shape = model if isinstance(model, int) else tuple(model.shapes.items())
+    known = _looked_at.setdefault(plan, set())
+    if shape in known:
+        return
+    known.add(shape)
     warning = noise_warning(plan, model)
     if warning and plan not in _warned:
         _warned.add(plan)

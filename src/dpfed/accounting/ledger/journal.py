@@ -8,8 +8,9 @@ only one writer at a time has its turn, over all processes. Each row's hash cove
 
 so an edited, deleted, inserted or reordered row breaks the chain. The chain cannot show that the
 last rows are missing. The head does: a small file beside the database with the number of rows and
-the last hash. It is replaced after each commit, so a crash in between leaves it exactly one write
-behind. Only that is accepted, and the next write fixes it.
+the last hash. It is written after each commit, so a crash in between leaves it exactly one write
+behind. Only that is accepted, and the next write fixes it. It has 512 bytes, one sector of a disk,
+and is written over in place: a disk writes a sector whole or not at all.
 
     path         the database (with -wal and -shm beside it while it is open)
     path.head    {"rows": 12, "writes": 5, "hash": "..."}
@@ -23,6 +24,7 @@ together with its head, or make a new chain. docs/ledger.md says what helps.
 | killed between the commit and the head      | accepted; the next write fixes the head            |
 | the head is two writes behind, or ahead     | DataError: rows were taken away or put back        |
 | the head is gone, and rows are there        | DataError, unless there was only one write         |
+| the head is torn (a disk that tears sectors)| DataError: it is no head, or fits no row           |
 | a row is edited, deleted, moved             | DataError with its number                          |
 | the file gets shorter while it is open      | DataError                                          |
 | a disk without shared memory (WAL refused)  | DataError: put it on a local disk                  |
@@ -44,11 +46,12 @@ from typing import Any, NamedTuple
 
 from dpfed.accounting.events import canonical
 from dpfed.core.errors import DataError
-from dpfed.core.files import replace_file
+from dpfed.core.files import write_over
 
 Body = dict[str, Any]
 
 VERSION = 1
+_HEAD_BYTES = 512
 _LOCK_TIMEOUT_S = 60.0  # how long to wait for another process
 # SQLite's error may quote a broken file's own bytes, which then are not UTF-8.
 _BROKEN = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -208,7 +211,7 @@ class Journal:
             self._db.execute("ROLLBACK")
 
     def _write_head(self, head: JournalHead) -> None:
-        replace_file(self._head_path, canonical(head._asdict()).encode())
+        write_over(self._head_path, canonical(head._asdict()).encode().ljust(_HEAD_BYTES))
 
     # ------------------------------------------------------------------------------ checks
 

@@ -241,9 +241,8 @@ def _reply(order: Order, digest: str, node: Node) -> tuple[StageReply, dict[str,
     with states.locked(folder):
         named = node.account()
         states.bind(folder, plan.fingerprint(), named.dataset if named else "")
-        book = named or Account(_count_in(folder), _UNNAMED, divided=False)
-        at = f"{order.broadcast.round}-{order.broadcast.attempt}"
-        stored = StoredReply(folder, at, plan.sum.stages.index(order.stage), digest)
+        book = named or _count_of(plan, folder)
+        stored = StoredReply(folder, plan.sum.stages.index(order.stage), digest)
         found = stored.read()
         if found is not None:
             return found, _receipt(order, digest, node, key, found)
@@ -278,6 +277,27 @@ def _receipt(
     folder = states.folder_for(at.training, node.client)
     found = receipt_for(folder, key, plan, asked, reply)
     return {RECEIPT: found.envelope, SALT: found.salt}
+
+
+@dataclass(frozen=True, eq=False)
+class _Count(Account):
+    """The count of a training whose data has no name: nobody looks at what it has confirmed.
+
+    Its entries are confirmed only where noise is correlated, whose state goes on from those that
+    are (``_Task._made``). Confirmed or not, an entry counts as spent.
+    """
+
+    confirms: bool = True
+
+    def confirm(self, rows: Iterable[int]) -> None:
+        """Confirm that the releases of these rows were made, if that is ever asked."""
+        if self.confirms:
+            super().confirm(rows)
+
+
+def _count_of(plan: Plan, folder: Path) -> Account:
+    correlated = not all(mechanism.independent for mechanism in plan.channels.values())
+    return _Count(_count_in(folder), _UNNAMED, divided=False, confirms=correlated)
 
 
 def _count_in(folder: Path) -> Ledger:

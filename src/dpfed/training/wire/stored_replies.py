@@ -14,39 +14,35 @@ sum's requests, parameters, shared vectors, configuration.
 | the same attempt and stage, anything changed  | not found: the ledger refuses a second release, |
 |                                               | and the secure sum opens nothing twice          |
 | entered in the ledger, but nothing is stored  | spent: the ledger refuses it                    |
-| a reply to another attempt is stored          | replies to the attempt before are deleted       |
-| a file that is cut off or is not ours         | as if nothing were stored                       |
+| a reply to another attempt is stored          | it is written over by the next one of its stage |
+| a file that is cut off, torn or not ours      | its checksum is wrong: as if nothing were stored|
 | a refusal                                     | is not stored: it depends on no record          |
 """
 
 from __future__ import annotations
 
 import hashlib
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from flwr.app import Array, RecordDict
 
-from dpfed.core.files import replace_file
+from dpfed.core.files import write_over
 from dpfed.core.sum_protocol import Messages
 
 _FOLDER = "answers"
-
-
-class _Stored(msgspec.Struct, array_like=True):
-    order: str
-    messages: dict[str, bytes]
+_ORDER = 64  # hexadecimal digits of the order's digest
+_HEAD = _ORDER + 4  # and the checksum of it and all that follows
 
 
 @dataclass(frozen=True)
 class StoredReply:
-    """The place of one reply: at most one per stage, and those of one attempt only."""
+    """The place of one reply: at most one per stage, that of the latest attempt."""
 
     folder: Path
     """Where the client keeps its state (``states.folder_for``)."""
-    attempt: str
-    """The round and its attempt."""
     stage: int
     """Which of the sum's stages it is: never a word that the server chose."""
     order: str
@@ -55,26 +51,57 @@ class StoredReply:
     @property
     def path(self) -> Path:
         """The file of this reply."""
-        return self.folder / _FOLDER / f"{self.attempt}.{self.stage}"
+        return self.folder / _FOLDER / f"{self.stage}"
 
     def read(self) -> Messages | None:
         """What was sent for this very order, if anything was."""
-        if not self.path.exists():
-            return None
         try:
-            found = msgspec.msgpack.decode(self.path.read_bytes(), type=_Stored)
-        except msgspec.DecodeError:
+            file = self.path.open("rb")
+        except FileNotFoundError:
             return None
-        return found.messages if found.order == self.order else None
+        with file:
+            head = file.read(_HEAD)
+            if head[:_ORDER] != self.order.encode():
+                return None
+            content = file.read()
+        if head != self._head(content):
+            return None
+        return msgspec.msgpack.decode(content, type=dict[str, bytes])
 
     def write(self, messages: Messages) -> None:
         """Keep what is about to be sent; it is on the disk when the call returns."""
+        content = msgspec.msgpack.encode(dict(messages))
+        if not self.path.exists():
+            self._make_room()
+        write_over(self.path, self._head(content), content)
+
+    def _head(self, content: bytes) -> bytes:
+        """The order, and a checksum by which a write that was torn is found."""
+        order = self.order.encode()
+        return order + zlib.crc32(content, zlib.crc32(order)).to_bytes(4, "big")
+
+    def _make_room(self) -> None:
+        """Make the folder; replies of version 0.2 had an attempt in their name, and are deleted."""
         self.path.parent.mkdir(exist_ok=True, mode=0o700)
-        content = msgspec.msgpack.encode(_Stored(self.order, dict(messages)))
-        replace_file(self.path, content)
         for other in self.path.parent.iterdir():
-            if other.stem != self.attempt:
+            if "." in other.name:
                 other.unlink()
+
+
+_MAX_KEPT_BYTES = 1 << 24
+_hashed: dict[str, tuple[bytes, bytes]] = {}  # of the last large array: it, and its digest
+
+
+def _digest(data: bytes) -> bytes:
+    """SHA-256. Simulated clients share a process, and all get one model: it is hashed once."""
+    if len(data) < 1 << 16:
+        return hashlib.sha256(data).digest()
+    kept, found = _hashed.get("last", (b"", b""))
+    if kept != data:
+        found = hashlib.sha256(data).digest()
+        if len(data) <= _MAX_KEPT_BYTES:
+            _hashed["last"] = data, found
+    return found
 
 
 def order_digest(content: RecordDict) -> str:
@@ -91,7 +118,7 @@ def order_digest(content: RecordDict) -> str:
         add(type(record).__name__, name, str(len(record)))
         for key, value in sorted(record.items()):
             if isinstance(value, Array):
-                add(key, value.dtype, repr(value.shape), value.stype, value.data)
+                add(key, value.dtype, repr(value.shape), value.stype, _digest(value.data))
             else:
                 add(key, repr(value))
     return found.hexdigest()
