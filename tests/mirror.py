@@ -126,7 +126,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "training/flower/replies.py": ("training/flower/test_strategy.py",),
     "training/flower/transport.py": ("training/test_loop.py", "training/flower/test_strategy.py"),
     "training/history.py": ("recipes/sinks/test_open.py",),
-    "training/plan.py": ("training/test_round.py", "recipes/test_build.py"),
     "training/soundness.py": ("training/test_round.py", "recipes/test_build.py"),
     "training/state_tree.py": ("training/test_checkpoint.py", "test_fuzz.py"),
 }
