@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -38,7 +38,7 @@ _FILE = "parts.jsonl"
 @contextmanager
 def timed() -> Iterator[None]:
     """Time an answer and its parts, and leave a line with them."""
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     with ExitStack() as stack:
         for part, places in PARTS.items():
             for owner, name in places:
@@ -52,7 +52,9 @@ def timed() -> Iterator[None]:
         file.write(json.dumps(seconds) + "\n")
 
 
-def _noted(function: Callable[..., Any], part: str, seconds: Counter[str]) -> Callable[..., Any]:
+def _noted(
+    function: Callable[..., Any], part: str, seconds: dict[str, float]
+) -> Callable[..., Any]:
     def run(*values: Any, **named: Any) -> Any:
         began = time.perf_counter()
         try:
@@ -63,12 +65,13 @@ def _noted(function: Callable[..., Any], part: str, seconds: Counter[str]) -> Ca
     return run
 
 
-def taken() -> Counter[str]:
+def taken() -> dict[str, float]:
     """The seconds of all answers since the last look, by part."""
-    found: Counter[str] = Counter()
+    found: dict[str, float] = defaultdict(float)
     if _path().exists():
         for line in _path().read_text(encoding="utf-8").splitlines():
-            found.update(json.loads(line))
+            for part, seconds in json.loads(line).items():
+                found[part] += seconds
         _path().unlink()
     return found
 
