@@ -143,7 +143,7 @@ def accuracy(
 
 CELLS = {"adult": 3.0, "credit": 3.0, "mnist": 3.0, "fashion-mnist": 8.0}
 SETTINGS: list[dict[str, Any]] = [
-    *({"rounds": 100, "rate": rate} for rate in (0.001, 0.003, 0.01, 0.03)),
+    *({"rounds": 100, "rate": rate} for rate in (0.001, 0.003, 0.01, 0.03, 0.05)),
     *({"rounds": 100, "rate": rate, "quantile": 0.5} for rate in (0.01, 0.03)),
     *({"rounds": 100, "rate": -strength} for strength in (1.5, 3.0, 6.0)),
     {"rounds": 100, "rate": -3.0, "quantile": 0.8},

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-"""Networks with nothing to tune: minibatches, Adam and a rate read off the start, beside tuned ones.
+"""Networks with nothing to tune: minibatches, Adam and a rate from the rounds, beside tuned ones.
 
-    DPFED_DATA=FOLDER lab/studies/networks-untuned/networks_untuned.py OUT --work DIR [--seeds 3]
+    DPFED_DATA=FOLDER lab/studies/networks-untuned/networks_untuned.py OUT --work DIR [--seeds 5]
 
 One site, local trust, one record by zero-out, each record drawn with probability 0.1 in each of 100
 rounds. The untuned recipe (examples/recipes/own-network.toml) was chosen on Adult, credit, MNIST and
@@ -36,7 +36,7 @@ ROUNDS, RATE_OF_DRAWS = 100, 0.1
 UNTUNED = "untuned"
 ADAM = {"name": "adam", "rate": 1.0, "beta1": 0.9, "beta2": 0.99}
 SERVERS: dict[str, list[dict[str, Any]]] = {
-    UNTUNED: [ADAM, {"name": "pace"}],
+    UNTUNED: [ADAM, {"name": "pace", "strength": 0.5}],
     "dp-fedgd": [{"name": "scale", "rate": 1.0}],
     "ema-only": [{"name": "ema", "beta": 0.9, "corrected": True}, {"name": "scale", "rate": 1.0}],
     "dp-fedadam": [ADAM],
@@ -62,10 +62,10 @@ RESNET = {
     "options": {"widths": [8, 16, 32]},
 }
 CELLS: dict[str, tuple[str, dict[str, Any], float]] = {
-    "pneumonia, CNN, 3": ("pneumonia.npz", CNN, 3.0),
-    "pneumonia, CNN, 8": ("pneumonia.npz", CNN, 8.0),
     "activity, MLP, 3": ("activity.npz", MLP, 3.0),
     "activity, MLP, 8": ("activity.npz", MLP, 8.0),
+    "pneumonia, CNN, 3": ("pneumonia.npz", CNN, 3.0),
+    "pneumonia, CNN, 8": ("pneumonia.npz", CNN, 8.0),
     "CIFAR-10, ResNet, 8": ("cifar10.npz", RESNET, 8.0),
 }
 """File in DIR, model, epsilon."""
@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--cells", nargs="*", default=list(CELLS))
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)

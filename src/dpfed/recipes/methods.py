@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpfed.core import registry
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
-from dpfed.core.types import UPDATE, ClientAlgorithm, Facts, Trust, Unit, channels_due
+from dpfed.core.types import UPDATE, Adjacency, ClientAlgorithm, Facts, Trust, Unit, channels_due
 
 if TYPE_CHECKING:
     from dpfed.core.vector import Layout
@@ -93,11 +93,60 @@ QUERY = Method(_plain("statistics"), rounds=1)
 DEFAULT = "dp-fedauto"
 """The method of a recipe that names neither a method nor a plug-in of its own."""
 
+NETWORK = Method(
+    GRADIENT,
+    (_plain("adam", rate=1.0, beta1=0.9, beta2=0.99), _plain("pace", strength=0.5)),
+    rounds=100,
+    able={
+        "privacy.mechanism": ("gaussian", "discrete_gaussian", "clear"),
+        "privacy.unit": (Unit.RECORD, Unit.GROUP),
+    },
+)
+"""What such a recipe has instead if its model is a network: lab/studies/networks-untuned."""
+NETWORK_DRAW = 0.1
+"""The probability with which it draws each unit, where a draw has a proven bound."""
+
 
 def method_of(client: str) -> str | None:
     """The first method whose client algorithm has this name; None if there is none."""
     found = (name for name, method in METHODS.items() if method.client["name"] == client)
     return next(found, None)
+
+
+def is_able(method: Method, tree: Mapping[str, Any]) -> bool:
+    """Whether a method supports what a recipe's tables ask for."""
+    for key, able in method.able.items():
+        table, _, field = key.partition(".")
+        section = tree.get(table, {})
+        given = section.get(field, able[0]) if isinstance(section, Mapping) else None
+        if given not in able:
+            return False
+    return True
+
+
+def network_tables(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The default of networks, under the tables that a recipe gives itself.
+
+    Units are drawn only if the recipe says nothing of draws, and its adjacency is one under which
+    a Poisson draw has a proven bound (not replace-one, the default).
+
+    Args:
+        tree: a recipe's tables without method, client, server and train.
+
+    >>> network_tables({"rounds": 50, "privacy": {"adjacency": "zero-out"}})["privacy"]
+    {'record_rate': 0.1, 'adjacency': 'zero-out'}
+    """
+    privacy = tree.get("privacy", {})
+    made = {
+        "rounds": NETWORK.rounds,
+        **tree,
+        "client": dict(NETWORK.client),
+        "server": [dict(link) for link in NETWORK.server],
+    }
+    drawable = privacy.get("adjacency") in (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE)
+    if drawable and not privacy.keys() & {"client_rate", "cohort"}:
+        made["privacy"] = {"record_rate": NETWORK_DRAW, **privacy}
+    return made
 
 
 def method_tables(name: str) -> dict[str, Any]:

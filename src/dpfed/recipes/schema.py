@@ -35,7 +35,14 @@ from dpfed.core.types import (
 from dpfed.data.contract import Contract, read_contract
 from dpfed.data.mapping import FileMapping
 from dpfed.data.places import find_file
-from dpfed.recipes.methods import DEFAULT, METHODS, method_tables
+from dpfed.recipes.methods import (
+    DEFAULT,
+    METHODS,
+    NETWORK,
+    is_able,
+    method_tables,
+    network_tables,
+)
 from dpfed.recipes.query import with_questions
 from dpfed.recipes.shard_rule import default_privacy, default_tables
 
@@ -284,7 +291,7 @@ class Recipe(_Section, frozen=True):
     seed: int = 0
     """The seed of partition and model, and of keyed noise."""
     rounds: int = 70
-    """The number of rounds; 20 by default for dp-fedauto."""
+    """The number of rounds; 20 by default for dp-fedauto, 100 for a network without a method."""
     data: DataRecipe = DataRecipe()
     """Where records come from."""
     model: ModelRecipe = ModelRecipe()
@@ -323,7 +330,8 @@ def _names_method(override: str) -> bool:
 def with_default(tree: Mapping[str, Any], method: str = DEFAULT) -> dict[str, Any]:
     """The tables with a method, if they name none and it can do what they ask for.
 
-    Otherwise they are left as they are, and stand for DP-FedGD.
+    A network gets plug-ins of its own (methods.NETWORK). All others are left as they are, and stand
+    for DP-FedGD.
 
     Args:
         tree: the tables of a recipe.
@@ -331,13 +339,11 @@ def with_default(tree: Mapping[str, Any], method: str = DEFAULT) -> dict[str, An
     """
     if tree.keys() & {"method", "client", "server", "train"}:
         return dict(tree)
-    for key, able in METHODS[method].able.items():
-        table, _, field = key.partition(".")
-        section = tree.get(table, {})
-        given = section.get(field, able[0]) if isinstance(section, Mapping) else None
-        if given not in able:
-            return dict(tree)
-    return {**tree, "method": method}
+    if is_able(METHODS[method], tree):
+        return {**tree, "method": method}
+    model = tree.get("model")
+    network = isinstance(model, Mapping) and model.get("name") == "network"
+    return network_tables(tree) if network and is_able(NETWORK, tree) else dict(tree)
 
 
 def with_named_code(tree: Mapping[str, Any]) -> dict[str, Any]:
