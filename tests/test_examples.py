@@ -254,11 +254,12 @@ def test_the_recipes_are_read_and_name_themselves(repository: Path) -> None:
     assert 0.5 * sofim.data.radius < sofim.privacy.clip <= sofim.data.radius
 
 
-def test_the_settings_for_an_own_network_run(repository: Path) -> None:
+def test_the_recipe_of_an_own_network_runs_by_the_default(repository: Path) -> None:
     path = repository / "examples/recipes/own-network.toml"
     shorter = ("rounds=2", "data.options.records=300", "evaluation.every=2")
     result = run(path, overrides=shorter)
     assert "(zero-out)" in result.guarantee.sentence
+    assert "drawn for a release with probability 0.1" in result.guarantee.sentence
     assert len(result.history) == 2
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,7 +120,8 @@ def test_no_override_crashes(text: str) -> None:
         ({"server": [{"name": "adam"}]}, "gradient", 70),
         ({"client": {"name": "fedavg"}}, "fedavg", 70),
         ({"model": {"name": "poisson"}}, "gradient", 70),
-        ({"model": {"name": "network"}}, "gradient", 70),
+        ({"model": {"name": "network"}}, "gradient", 100),
+        ({"model": {"name": "transformers"}}, "gradient", 70),
         ({"privacy": {"mechanism": "clear"}}, "gradient", 70),
         ({"privacy": {"weights": "average"}}, "gradient", 70),
         ({"evaluation": {"kind": "estimate"}}, "gradient", 70),
@@ -131,6 +133,48 @@ def test_a_recipe_without_a_method_has_the_default_where_it_can(
     recipe = load_recipe(tree)
     assert (recipe.client["name"], recipe.rounds) == (client, rounds)
     assert load_recipe(tomllib.loads(dump_recipe(recipe))) == recipe
+
+
+def network(**tables: Any) -> Recipe:
+    return load_recipe({"model": {"name": "network"}, **tables})
+
+
+@pytest.mark.parametrize(
+    ("privacy", "drawn"),
+    [
+        ({}, 1.0),
+        ({"adjacency": "replace-one"}, 1.0),
+        ({"adjacency": "zero-out"}, 0.1),
+        ({"adjacency": "add-remove", "unit": "group", "epsilon": 8}, 0.1),
+        ({"adjacency": "zero-out", "mechanism": "clear"}, 0.1),
+        ({"adjacency": "zero-out", "record_rate": 0.3}, 0.3),
+        ({"adjacency": "zero-out", "client_rate": 0.5}, 1.0),
+        ({"adjacency": "zero-out", "epsilon": 100.0}, 1.0),
+        ({"adjacency": "zero-out", "std_over_clip": 0.01}, 1.0),
+    ],
+)
+def test_a_network_without_a_method_steps_by_adam_and_draws_where_a_bound_is_proved(
+    privacy: dict[str, Any], drawn: float
+) -> None:
+    recipe = network(privacy=privacy)
+    assert [link["name"] for link in recipe.server] == ["adam", "pace"]
+    assert (recipe.rounds, recipe.privacy.record_rate, recipe.method) == (100, drawn, None)
+    assert load_recipe(tomllib.loads(dump_recipe(recipe))) == recipe
+
+
+def test_what_a_network_is_given_stays() -> None:
+    assert network(rounds=30).rounds == 30
+    assert network(method="dp-fedgd").server == [{"name": "scale"}]
+    assert network(client={"name": "fedavg"}).server == [{"name": "scale"}]
+    assert network(server=[{"name": "ema"}]).server == [{"name": "ema"}]
+    for privacy in ({"unit": "client"}, {"mechanism": "tree"}):
+        found = network(privacy=privacy)
+        assert (found.server, found.rounds) == ([{"name": "scale"}], 70)
+
+
+def test_a_module_in_the_place_of_a_model_has_the_default_of_networks() -> None:
+    module = torch.nn.Linear(2, 2)
+    assert load_recipe({"model": module}).server == network().server
 
 
 def test_overrides_come_before_the_default() -> None:

@@ -3,10 +3,13 @@
 """The development sets of networks-untuned: which clip, rate and rounds Adam needs, by network.
 
     DPFED_DATA=FOLDER lab/studies/networks-untuned/development.py development.csv
+    DPFED_DATA=FOLDER lab/studies/networks-untuned/development.py full-batch.csv adult credit mnist
 
 A loop of its own around dpfed's rows: one site, one record by zero-out, drawn with probability 0.1
-in each round, noise by dp-accounting's RDP, seed 0. A negative rate is the rule of server/pace.py
-with that strength. ``quantile`` lets the clip follow that quantile of the norms; its counts have
+in each round, noise by dp-accounting's RDP, seed 0. A rate falls to 0. The frozen rule is the rate
+0.05; a negative one is what was tried before it, that strength times the typical size of an initial
+parameter over sqrt(rounds). ``full`` takes all records in each round, and is how far one may move
+the sum, in clips: 1 under zero-out, 2 under replace-one. ``quantile`` lets the clip follow that quantile of the norms; its counts have
 noise of 2, which no budget pays for here. Judged on test records: these sets are for choosing.
 Needs images/mnist.npz and images/fashion-mnist.npz (lab/scripts/fetch_images.py) and tables/.
 """
@@ -77,12 +80,14 @@ def module(name: str) -> nn.Module:
 
 
 @cache
-def multiplier(epsilon: float, rounds: int) -> float:
+def multiplier(epsilon: float, rounds: int, drawn: float) -> float:
     def event(noise: float) -> dp_accounting.DpEvent:
-        drawn = dp_accounting.PoissonSampledDpEvent(DRAWN, dp_accounting.GaussianDpEvent(noise))
-        return dp_accounting.SelfComposedDpEvent(drawn, rounds)
+        one: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise)
+        if drawn < 1:
+            one = dp_accounting.PoissonSampledDpEvent(drawn, one)
+        return dp_accounting.SelfComposedDpEvent(one, rounds)
 
-    bracket = dp_accounting.LowerEndpointAndGuess(0.3, 2.0)
+    bracket = dp_accounting.LowerEndpointAndGuess(0.3 if drawn < 1 else 2.0, 4.0)
     found = dp_accounting.calibrate_dp_mechanism(
         dp_accounting.rdp.RdpAccountant, event, epsilon, DELTA, bracket_interval=bracket
     )
@@ -113,23 +118,29 @@ def accuracy(
     clip: float = 1.0,
     quantile: float = 0.0,
     debias: bool = False,
+    full: float = 0.0,
+    adam: bool = True,
 ) -> float:
     x, y, test, labels = data(name)
     model = Network(module(name), sampler="ghost")
-    params, expected = model.initial(0), DRAWN * len(x)
+    rate_of_draws = 1.0 if full else DRAWN
+    params, expected = model.initial(0), rate_of_draws * len(x)
     if rate < 0:
         rate = -rate * float(params.norm()) / math.sqrt(params.numel() * rounds)
     generator = torch.Generator().manual_seed(777)
     m, v = torch.zeros_like(params), torch.zeros_like(params)
     for t in range(rounds):
-        std = multiplier(epsilon, rounds) * clip / expected
-        drawn = torch.rand(len(x), generator=generator) < DRAWN
+        std = (full or 1.0) * multiplier(epsilon, rounds, rate_of_draws) * clip / expected
+        drawn = torch.rand(len(x), generator=generator) < rate_of_draws
         total, within = clipped(model, params, Batch(x[drawn], y[drawn]), clip)
         G = total / expected + std * torch.randn(params.numel(), generator=generator)
         if quantile:
             G, std = G / clip, std / clip
             share = (within + 2.0 * float(torch.randn((), generator=generator))) / expected
             clip *= math.exp(-0.2 * (share - quantile))
+        if not adam:  # DP-FedGD: what networks had before
+            params = params - rate * G
+            continue
         m, v = m.lerp(G, 1 - BETA1), v.lerp(G * G, 1 - BETA2)
         second = v / (1 - BETA2 ** (t + 1))
         if debias:
@@ -152,8 +163,33 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+FULL: list[dict[str, Any]] = [
+    {"rounds": 100, "rate": 0.05, "full": 1.0},
+    {"rounds": 100, "rate": 0.05, "full": 2.0},
+    {"rounds": 70, "rate": 1.0, "full": 2.0, "adam": False},
+]
+
+
+def write_full(path: Path, names: list[str]) -> None:
+    """Full batches beside what networks had before, DP-FedGD at rate 1."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["set", "epsilon", "adjacency", "method", "rounds", "rate", "accuracy"])
+        for name in names:
+            for each in FULL:
+                adjacency = "zero-out" if each["full"] == 1 else "replace-one"
+                method = "dp-fedgd" if "adam" in each else "adam"
+                found = round(accuracy(name, CELLS[name], **each), 4)
+                more = (each["rounds"], each["rate"], found)
+                writer.writerow([name, CELLS[name], adjacency, method, *more])
+                file.flush()
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    if sys.argv[2:]:
+        write_full(Path(sys.argv[1]), sys.argv[2:])
+        return
     with Path(sys.argv[1]).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(

@@ -128,7 +128,8 @@ def network_tables(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The default of networks, under the tables that a recipe gives itself.
 
     Units are drawn only if the recipe says nothing of draws, and its adjacency is one under which
-    a Poisson draw has a proven bound (not replace-one, the default).
+    a Poisson draw has a proven bound (not replace-one, the default). Nor are they with so little
+    noise that an accountant would take minutes.
 
     Args:
         tree: a recipe's tables without method, client, server and train.
@@ -143,10 +144,19 @@ def network_tables(tree: Mapping[str, Any]) -> dict[str, Any]:
         "client": dict(NETWORK.client),
         "server": [dict(link) for link in NETWORK.server],
     }
-    drawable = privacy.get("adjacency") in (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE)
-    if drawable and not privacy.keys() & {"client_rate", "cohort"}:
+    if _drawable(privacy):
         made["privacy"] = {"record_rate": NETWORK_DRAW, **privacy}
     return made
+
+
+def _drawable(privacy: Mapping[str, Any]) -> bool:
+    epsilon, ratio = privacy.get("epsilon"), privacy.get("std_over_clip")
+    return (
+        privacy.get("adjacency") in (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE)
+        and not privacy.keys() & {"client_rate", "cohort"}
+        and not (isinstance(epsilon, int | float) and epsilon > 50)  # as terms.DRAWN
+        and not (isinstance(ratio, int | float) and ratio < 0.05)
+    )
 
 
 def method_tables(name: str) -> dict[str, Any]:
