@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings for networks that were tried: lab/studies/networks-untuned/results/development.csv."""
+"""The default of networks: lab/studies/networks-untuned/results, as its development.csv and judged.csv
+have it."""
 
 from __future__ import annotations
+
+import statistics
 
 from tests.claims.files import rows
 
@@ -28,3 +31,36 @@ def at_a_quantile() -> tuple[float, ...]:
     """What a clip at the 0.8 quantile gains, set by set."""
     sets = ("adult", "credit", "mnist", "fashion-mnist")
     return tuple(accuracy(name, -3.0, "0.8") - accuracy(name, -3.0) for name in sets)
+
+
+CELLS = (
+    "activity, MLP, 3",
+    "activity, MLP, 8",
+    "pneumonia, CNN, 3",
+    "pneumonia, CNN, 8",
+    "CIFAR-10, ResNet, 8",
+)
+TUNED = ("dp-fedgd", "ema-only", "dp-fedadam")
+
+
+def judged(cell: str, method: str) -> dict[int, float]:
+    """Seed -> percent."""
+    return {
+        int(each["seed"]): 100 * float(each["accuracy"])
+        for each in rows("networks-untuned", "judged.csv")
+        if (each["cell"], each["method"]) == (cell, method)
+    }
+
+
+def row(cell: str) -> tuple[float, ...]:
+    """Mean and deviation of each method, and the untuned one's mean less the best tuned one's."""
+    found = [list(judged(cell, method).values()) for method in ("untuned", *TUNED)]
+    means = [statistics.fmean(each) for each in found]
+    spreads = [statistics.stdev(each) for each in found]
+    both = [figure for pair in zip(means, spreads, strict=True) for figure in pair]
+    return (*both, means[0] - max(means[1:]))
+
+
+def gaps() -> tuple[float, ...]:
+    """Untuned less the best tuned method, cell by cell."""
+    return tuple(row(cell)[-1] for cell in CELLS)
