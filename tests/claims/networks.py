@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The default of networks: lab/studies/networks-untuned/results, as its development.csv and judged.csv
-have it."""
+"""The default of networks: what lab/studies/networks-untuned/results has of it."""
 
 from __future__ import annotations
 
