@@ -58,7 +58,7 @@ def judged(cell: str, method: str) -> dict[int, float]:
 
 
 def row(cell: str) -> tuple[float | str, ...]:
-    """Means and deviations, the best tuned method, and the lead of the untuned one with its half."""
+    """Means and deviations, the best tuned method, the lead of the untuned one, its half."""
     found = {method: judged(cell, method) for method in ("untuned", *TUNED)}
     best = max(TUNED, key=lambda method: statistics.fmean(found[method].values()))
     both = [f(each.values()) for each in found.values() for f in (statistics.fmean, stdev)]
