@@ -137,6 +137,19 @@ CLAIMS = [
         "clip at the 0.8 quantile**: {:+.1f}, {:+.1f}, {:+.1f}, {:+.1f}.",
         networks.at_a_quantile,
     ),
+    Claim(
+        NETWORKS,
+        "it is {:.1f} points behind on LeNet, whose initial parameters are small, and {:.1f} ahead on MNIST",
+        networks.by_the_start,
+    ),
+    *(
+        Claim(
+            NETWORKS,
+            f"| {cell} |" + 4 * " {:.1f} ± {:.1f} |" + " {} | {:+.1f} ± {:.1f} |",
+            partial(networks.row, cell),
+        )
+        for cell in networks.CELLS
+    ),
     Claim("docs/blocks.md", "{} {} {} {} {}", blocks.arms),
     Claim(
         "docs/statistics.md",

@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings for networks that were tried: lab/studies/networks-untuned/results/development.csv."""
+"""The default of networks: what lab/studies/networks-untuned/results has of it."""
 
 from __future__ import annotations
+
+import math
+import statistics
+from statistics import stdev
+
+from scipy.stats import t as student
 
 from tests.claims.files import rows
 
@@ -28,3 +34,34 @@ def at_a_quantile() -> tuple[float, ...]:
     """What a clip at the 0.8 quantile gains, set by set."""
     sets = ("adult", "credit", "mnist", "fashion-mnist")
     return tuple(accuracy(name, -3.0, "0.8") - accuracy(name, -3.0) for name in sets)
+
+
+def by_the_start() -> tuple[float, float]:
+    """The rule beside the rate by the start: its lead on LeNet, and what it is behind on MNIST."""
+    return tuple(  # type: ignore[return-value]
+        sign * (accuracy(name, 0.05) - accuracy(name, -3.0))
+        for sign, name in ((1, "fashion-mnist"), (-1, "mnist"))
+    )
+
+
+CELLS = ("activity, MLP, 3", "activity, MLP, 8")
+TUNED = ("dp-fedgd", "ema-only", "dp-fedadam")
+
+
+def judged(cell: str, method: str) -> dict[int, float]:
+    """Seed -> percent."""
+    return {
+        int(each["seed"]): 100 * float(each["accuracy"])
+        for each in rows("networks-untuned", "judged.csv")
+        if (each["cell"], each["method"]) == (cell, method)
+    }
+
+
+def row(cell: str) -> tuple[float | str, ...]:
+    """Means and deviations, the best tuned method, the lead of the untuned one, its half."""
+    found = {method: judged(cell, method) for method in ("untuned", *TUNED)}
+    best = max(TUNED, key=lambda method: statistics.fmean(found[method].values()))
+    both = [f(each.values()) for each in found.values() for f in (statistics.fmean, stdev)]
+    gaps = [found["untuned"][seed] - figure for seed, figure in found[best].items()]
+    half = student.ppf(0.975, len(gaps) - 1) * stdev(gaps) / math.sqrt(len(gaps))
+    return (*both, best, statistics.fmean(gaps), half)

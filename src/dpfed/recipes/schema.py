@@ -291,7 +291,7 @@ class Recipe(_Section, frozen=True):
     seed: int = 0
     """The seed of partition and model, and of keyed noise."""
     rounds: int = 70
-    """The number of rounds; 20 by default for dp-fedauto, 100 for a network without a method."""
+    """The number of rounds; by default 20 for dp-fedauto, 100 for a network."""
     data: DataRecipe = DataRecipe()
     """Where records come from."""
     model: ModelRecipe = ModelRecipe()

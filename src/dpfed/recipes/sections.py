@@ -307,7 +307,7 @@ class Sections(TypedDict, total=False):
     Args:
         name: The run's name in its results.
         method: A name from 'dpfed methods'; sets client, server and mechanism.
-        rounds: The number of rounds; 20 by default for dp-fedauto, 100 for a network without a method.
+        rounds: The number of rounds; by default 20 for dp-fedauto, 100 for a network.
         data: Where records come from.
         model: What is trained.
         train: A train function that makes the rows, one for each shard of the records.
