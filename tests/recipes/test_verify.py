@@ -643,6 +643,7 @@ def test_the_page_for_officers_is_written_from_verified_evidence_and_says_so(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_where_a_draw_of_clients_is_secret_nothing_tells_who_took_part(tmp_path: Path) -> None:
     privacy = {
         "epsilon": 2.0,
