@@ -5,16 +5,22 @@
     scripts/release.py --check     only say what stands in the way of a release
     scripts/release.py             refuse if anything does, then build and check all
     scripts/release.py --trial     build and check, whatever stands in the way: for CI, or a look
+    scripts/release.py --fold      move the fragments of changelog.d into CHANGELOG.md
 
 In dist/: the wheels and source archives of dpfed and dpfed-lab, which ``twine check --strict`` has
 passed; silo.lock, the list with hashes of what a data owner installs; and dpfed-VERSION.cdx.json,
 the same list as a CycloneDX bill of materials, made and validated by cyclonedx-bom. build, twine
 and cyclonedx-bom are installed into an environment that is thrown away.
+
+--fold takes what towncrier makes of the fragments (it must be installed, as the extra dev does). If
+CHANGELOG.md has a section of this version already, which a person may have shortened, the entries
+are added at the end of its parts; nothing that stands there is changed but the date.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import re
 import shutil
 import subprocess
@@ -29,6 +35,7 @@ sys.path.insert(0, str(HERE))
 from benchmarks._freshness import stale  # noqa: E402  found by the line above
 
 TOOLS = ("build>=1.2", "twine>=6", "cyclonedx-bom>=7")
+MARKER = "<!-- towncrier release notes start -->\n"
 PLACEHOLDER = re.compile(r"PLACEHOLDER|\.invalid\b", re.IGNORECASE)
 
 
@@ -49,11 +56,9 @@ def in_the_way(root: Path) -> list[str]:
     ]
     found = [f"pyproject.toml has a placeholder, {each}; fill it in" for each in found]
     if left := sorted(path.name for path in (root / "changelog.d").glob("*.*.md")):
-        found.append(
-            f"changelog.d has {len(left)} fragments; towncrier build --version {version} --yes"
-        )
+        found.append(f"changelog.d has {len(left)} fragments; scripts/release.py --fold")
     if f"dpfed {version} " not in (root / "CHANGELOG.md").read_text(encoding="utf-8"):
-        found.append(f"CHANGELOG.md says nothing of {version}; towncrier build --version {version}")
+        found.append(f"CHANGELOG.md says nothing of {version}; scripts/release.py --fold")
     said = {
         "lab/pyproject.toml": f'version = "{version}"',
         "src/dpfed/_version.py": f'VERSION = "{version}"',
@@ -70,6 +75,54 @@ def in_the_way(root: Path) -> list[str]:
         if text not in (root / name).read_text(encoding="utf-8")
     ]
     return found + list(stale(root))
+
+
+def fold(root: Path, date: str) -> int:
+    """Move the fragments into CHANGELOG.md; how many there were."""
+    fragments = sorted((root / "changelog.d").glob("*.*.md"))
+    if not fragments:
+        return 0
+    version = project(root)["version"]
+    command = [sys.executable, "-m", "towncrier", "build", "--draft"]
+    command += ["--version", version, "--date", date]
+    made = subprocess.run(command, cwd=root, check=False, capture_output=True, text=True)
+    if made.returncode:
+        sys.exit(f"towncrier failed: {made.stderr.strip()}")
+    page = root / "CHANGELOG.md"
+    page.write_text(folded(page.read_text(encoding="utf-8"), made.stdout), encoding="utf-8")
+    for path in fragments:
+        path.unlink()
+    return len(fragments)
+
+
+def folded(page: str, new: str) -> str:
+    """The change log with a new section; its entries, if it has a section of that version."""
+    title, more = _parts(new)
+    before, marker, rest = page.partition(MARKER)
+    if not marker:
+        sys.exit(f"CHANGELOG.md has no line {MARKER.strip()!r}; put it above the first section")
+    heading = title.rpartition(" (")[0]  # without its date
+    found = re.search(rf"(?ms)^{re.escape(heading)} \(.*?(?=^## |\Z)", rest)
+    opening, parts = _parts(found.group()) if found else ("", {})
+    _, _, words = opening.partition("\n")  # above the first part
+    for kind, entries in more.items():
+        parts[kind] = "\n".join(each for each in (parts.get(kind), entries) if each)
+    section = "\n\n".join(
+        [
+            title,
+            *filter(None, [words.strip()]),
+            *(f"{kind}\n\n{parts[kind]}" for kind in sorted(parts)),
+        ]
+    )
+    rest = rest.replace(found.group(), "") if found else rest
+    return f"{before}{marker}\n{section}\n\n{rest.lstrip()}"
+
+
+def _parts(section: str) -> tuple[str, dict[str, str]]:
+    """The title of a section, and its text by the headings of its parts."""
+    title, *parts = re.split(r"(?m)^(?=### )", section.strip())
+    pairs = (part.partition("\n") for part in parts)
+    return title.strip(), {kind.strip(): text.strip() for kind, _, text in pairs}
 
 
 def run(*command: str | Path) -> None:
@@ -114,7 +167,12 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked.add_argument("--check", action="store_true")
     asked.add_argument("--trial", action="store_true")
+    asked.add_argument("--fold", action="store_true")
     given = asked.parse_args()
+    if given.fold:
+        count = fold(HERE, dt.datetime.now(dt.UTC).date().isoformat())
+        print(f"{count} fragments are in CHANGELOG.md now; read its section once more")
+        return
     found = in_the_way(HERE)
     if found:
         print("\n".join(found), file=sys.stderr)

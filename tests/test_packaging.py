@@ -178,6 +178,61 @@ def test_the_changelog_is_made_of_its_fragments() -> None:
     assert kinds <= {".added", ".changed", ".fixed", ".privacy"}
 
 
+MADE = """## dpfed 0.3.0 (2026-01-02)
+
+### Added
+
+- New.
+  Its second line.
+
+### Privacy
+
+- A bound.
+"""
+OLDER = "## dpfed 0.2.0 (2025-01-01)\n\n### Added\n\n- Old.\n"
+
+
+def test_folding_twice_leaves_one_section_of_a_version() -> None:
+    release = script("release")
+    head = f"# Changelog\n\n{release.MARKER}\n"
+    once = release.folded(head + OLDER, MADE)
+    assert once == head + MADE + "\n" + OLDER
+    shortened = once.replace("- New.\n  Its second line.", "Read on.\n\n**Group**\n\n- Shorter.")
+    later = "## dpfed 0.3.0 (2026-01-09)\n\n### Added\n\n- Later.\n\n### Fixed\n\n- A fault.\n"
+    twice = release.folded(shortened, later)
+    dated, _, rest = shortened.partition("- Shorter.\n")
+    added = "- Shorter.\n- Later.\n\n### Fixed\n\n- A fault.\n"
+    assert twice == dated.replace("01-02", "01-09") + added + rest
+    assert release.folded(head, MADE) == head + MADE + "\n"
+
+
+def test_words_above_the_first_part_of_a_section_stay() -> None:
+    release = script("release")
+    page = f"{release.MARKER}\n{MADE}".replace("(2026-01-02)", "(2026-01-02)\n\nRead this first.")
+    again = release.folded(page, MADE.replace("01-02", "01-03"))
+    assert "(2026-01-03)\n\nRead this first.\n\n### Added" in again
+
+
+@pytest.mark.slow
+def test_fragments_are_folded_into_the_change_log_and_removed(tmp_path: Path) -> None:
+    pytest.importorskip("towncrier")
+    for name in ("pyproject.toml", "release/changelog.jinja"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text((REPOSITORY / name).read_text(encoding="utf-8"))
+    release = script("release")
+    page = tmp_path / "CHANGELOG.md"
+    page.write_text(f"# Changelog\n\n{release.MARKER}\n{OLDER}")
+    (tmp_path / "changelog.d").mkdir()
+    (tmp_path / "src" / "dpfed").mkdir(parents=True)
+    for date, text in (("2026-01-01", "First."), ("2026-01-02", "Second.")):
+        (tmp_path / "changelog.d" / "a.fixed.md").write_text(text)
+        assert release.fold(tmp_path, date) == 1
+    assert release.fold(tmp_path, "2026-01-03") == 0
+    version = PROJECT["version"]
+    said = f"## dpfed {version} (2026-01-02)\n\n### Fixed\n\n- First.\n- Second.\n\n{OLDER}"
+    assert page.read_text() == f"# Changelog\n\n{release.MARKER}\n{said}"
+
+
 @pytest.mark.parametrize("name", ["bug", "feature", "privacy"])
 def test_a_form_for_issues_can_be_filled_in(name: str) -> None:
     yaml = pytest.importorskip("yaml")

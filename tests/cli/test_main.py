@@ -184,7 +184,7 @@ def test_help_teaches_by_example_and_version_prints() -> None:
     told = cold("run", "--help").stdout
     assert "dpfed run examples/recipes/quickstart.toml" in told
     assert "dpfed run --method dp-fedsofim --epsilon 1 --clip 5" in told
-    assert cold("--version").stdout.strip() == "0.2.0"
+    assert cold("--version").stdout.strip() == "0.3.0"
 
 
 # ------------------------------------------------------------------------- without dpfed-lab

@@ -50,7 +50,6 @@ from dpfed.recipes.methods import METHODS
 from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import load_policy
-from dpfed.training.reply import _kinds_of_rounds
 from dpfed.training.wire.codec import CONTROL, Sender
 from tests.helpers.handlers import sent
 from tests.silo.gates import CLASSES, FEATURES, Silo, records, terms_for
@@ -237,7 +236,7 @@ def check(
     names = [each for each in WORLDS[kind] if unit is not Unit.CLIENT or each in few]
     problems = {name: problem(model, name) for name in names}
     made = 0
-    for at in _kinds_of_rounds(terms.plan):
+    for at, _ in terms.plan.round_kinds.values():
         replies = silos.answers(terms, problems, at)
         forms = {name: form(reply) for name, reply in replies.items()}
         assert "error" not in forms["usual"][3][CONTROL], (method, unit, evaluation, forms["usual"])

@@ -9,6 +9,7 @@ what the order itself had said.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -42,6 +43,11 @@ SILOS = 5
 EVERYONE = list(range(SILOS))
 FEWER = EVERYONE[:-1]
 FIRST: At = (0, 0)
+
+
+def _checksum(answer: bytes) -> int:
+    """Of a stored answer: it stands behind the order's digest."""
+    return int.from_bytes(answer[64:68], "big")
 
 
 @dataclass(frozen=True)
@@ -168,17 +174,17 @@ class Link:
             return word
         answer = read_reply(from_bytes(reply), envelope)
         assert isinstance(answer, dict)
-        assert dict(answer) in self.stored(client, at)
+        assert dict(answer) in self.stored(client)
         message: bytes = answer["sum"]
         return message
 
-    def stored(self, client: int, at: At) -> list[dict[str, bytes]]:
-        """The messages of all answers that a silo keeps of an attempt."""
+    def stored(self, client: int) -> list[dict[str, bytes]]:
+        """The messages of all answers that a silo keeps: of each stage, the latest."""
         silo = self.silos[client]
         folder = silo.folder / "state/trainings" / self.terms.name / f"client-{client}/answers"
-        found = folder.glob(f"{at[0]}-{at[1]}.*") if folder.exists() else []
-        kept = [path for path in found if path.suffix != ".draft"]  # one that is being written
-        return [msgspec.msgpack.decode(path.read_bytes())[1] for path in kept]
+        found = [path.read_bytes() for path in folder.iterdir()] if folder.exists() else []
+        whole = [each for each in found if zlib.crc32(each[:64] + each[68:]) == _checksum(each)]
+        return [msgspec.msgpack.decode(each[68:]) for each in whole]  # others are being written
 
     # ------------------------------------------------------------------- what an honest one says
 

@@ -101,8 +101,17 @@ class Gated(Training):
 
     def stored(self, silo: Silo, at: At) -> bool:
         """Whether a silo has its answer of an attempt on its disk."""
-        folder = silo.folder / "state/trainings" / self.terms.name / f"client-{silo.number}"
-        return (folder / f"answers/{at[0]}-{at[1]}.0").exists()
+        state = silo.folder / "state"
+        answer = state / "trainings" / self.terms.name / f"client-{silo.number}/answers/0"
+        written = [path.stat().st_mtime_ns for path in state.glob("ledger.sqlite*")]
+        ledger = Ledger(state / "ledger.sqlite")
+        rows = [row.body for row in ledger.rows() if row.body["kind"] == "book"]
+        ledger.close()
+        entered = bool(rows) and (rows[-1]["round"], rows[-1]["attempt"]) == at
+        written = [
+            path.stat().st_mtime_ns for path in state.glob("ledger.sqlite*") if path.exists()
+        ]
+        return entered and answer.exists() and answer.stat().st_mtime_ns > max(written)
 
     def kill_relay(self, node: str) -> int:
         """SIGKILL to the ClientApps of one node, and to nothing else; how many there were."""

@@ -73,15 +73,15 @@ def test_killed_between_disk_and_socket_it_sends_the_same_bytes(
         link.inputs()
         request, other = link.alive(0, EVERYONE), link.alive(0, FEWER)
     order = link.order(stage, request)
-    before = link.stored(0, FIRST)
+    before = link.stored(0)
     fed.restart(fed.silos[0], answer_after=120.0)
     try:
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(ask, str(fed.silos[0].socket), order, 60)
-            until(lambda: link.stored(0, FIRST) != before)
+            until(lambda: link.stored(0) != before)
             fed.silos[0].kill()
             assert isinstance(asked.exception(), ConnectionError)
-        kept = [each["sum"] for each in link.stored(0, FIRST) if each not in before]
+        kept = [each["sum"] for each in link.stored(0) if each not in before]
     finally:  # the other tests use the same gates
         fed.restart(fed.silos[0])
     assert link.ask(0, stage, other) == "Untrusted"

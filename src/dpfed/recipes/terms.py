@@ -11,7 +11,7 @@
     shape = [64]                    # of a record's features
     classes = 2
     sizes = [1200, 800, 950]        # each silo's public number of units
-    dpfed = "0.2.0"
+    dpfed = "0.3.0"
     roster = "..."                  # the digest of the roster, under distributed trust
     packages = {}                   # package -> digest, if a model comes from one
     train = ""                      # package.module:function, a train function that silos installed
@@ -133,7 +133,7 @@ class Terms:
     ... rounds = 3
     ... method = "dp-fedgd"
     ... privacy = {epsilon = 1.0}
-    ... terms = {dataset = "sepsis", shape = [4], classes = 2, sizes = [90, 80], dpfed = "0.2.0"}
+    ... terms = {dataset = "sepsis", shape = [4], classes = 2, sizes = [90, 80], dpfed = "0.3.0"}
     ... '''
     >>> terms = read_terms(text)
     >>> terms.plan.rounds, terms.pins.sizes, len(terms.fingerprint)
@@ -244,7 +244,7 @@ def read_terms(text: str | bytes) -> Terms:
     ... rounds = 3
     ... method = "dp-fedgd"
     ... privacy = {epsilon = 1.0}
-    ... terms = {dataset = "sepsis", shape = [4], classes = 2, sizes = [90, 80], dpfed = "0.2.0"}
+    ... terms = {dataset = "sepsis", shape = [4], classes = 2, sizes = [90, 80], dpfed = "0.3.0"}
     ... '''
     >>> read_terms(text).name
     'sepsis-2026'
