@@ -217,6 +217,22 @@ def test_a_slow_node_is_enrolled_by_what_it_was_asked_first(
     assert torch.equal(params(result), final(plan))
 
 
+def test_nodes_that_do_not_answer_are_not_said_to_be_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine their processes were still starting, and the advice was to start more."""
+    monkeypatch.setattr("dpfed.training.flower.transport._ENROL_AGAIN_AFTER_S", 0.05)
+
+    class Silent(LocalGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            return []
+
+    plan = make_plan()
+    why = r"none of the 3 nodes that are connected has said within 0\.1 s .*wait=1\)"
+    with pytest.raises(RoundAborted, match=why):
+        DPStrategy(plan, wait=0.1).start(Silent(app_for(plan), nodes(3)), INITIAL)
+
+
 class Unseen(LocalGrid):
     """A node is restarted between two looks at who is online: the order that it had is lost."""
 
