@@ -37,7 +37,7 @@ import torch
 from flwr.app import MetricRecord
 
 sys.path.insert(0, str(Path(__file__).parent))
-from in_process import app_of, run_app  # noqa: E402
+from in_process import app_of, run_app
 
 APPS = Path(__file__).parent / "apps"
 NODES = 2
@@ -54,34 +54,38 @@ class Way:
     rates: tuple[float, ...]
 
 
-def _ways(app: str, adam: tuple[float, ...], local: tuple[float, ...]) -> dict[str, Way]:
+def _ways(
+    app: str, adam: tuple[float, ...], opacus: tuple[float, ...], plain: tuple[float, ...]
+) -> dict[str, Way]:
     steps = {"local-steps": 10, "num-server-rounds": 10}
     single = {"local-steps": 1, "num-server-rounds": 100}
     return {
         "dpfed, rows, Adam": Way(f"{app}-rows", {"num-server-rounds": 100}, adam),
-        "dpfed, DP-FedAvg": Way(f"{app}-local", steps, local),
-        "Opacus, an epoch per round": Way(f"{app}-opacus", steps, local),
-        "Opacus, a step per round": Way(f"{app}-opacus", single, local),
+        "Opacus, an epoch per round": Way(f"{app}-opacus", steps, opacus),
+        "dpfed, DP-FedAvg": Way(f"{app}-local", steps, plain),
+        "Opacus, a step per round": Way(f"{app}-opacus", single, opacus),
     }
 
 
-CNN = _ways("cnn", (0.001, 0.003, 0.01, 0.03), (0.03, 0.1, 0.3, 1.0))
+CNN = _ways("cnn", adam=(0.001, 0.003, 0.01), opacus=(0.03, 0.1, 0.3), plain=(0.3, 1.0, 3.0))
+LORA = _ways("lora", adam=(0.001, 0.003, 0.01), opacus=(0.001, 0.003, 0.01), plain=(0.3, 1.0, 3.0))
 CELLS: dict[str, tuple[str, str, dict[str, Way]]] = {
     "Fashion-MNIST, CNN": ("cnn", "fashion-mnist.npz", CNN),
     "CIFAR-10, CNN": ("cnn", "cifar10.npz", CNN),
+    "SST-2, LoRA": ("lora", "", LORA),
 }
 """App, file of images, ways."""
 PACKAGES = {"cnn": "pytorchexample", "lora": "loraexample"}
 
 
 def subset(name: str, work: Path) -> Path:
-    """5,000 training and 2,000 test images, drawn once; grey ones padded to 32 x 32, three times."""
+    """2,500 training and 2,000 test images, drawn once; grey ones padded to 32 x 32, three times."""
     path = work / name
     if not path.exists():
         found = np.load(Path(os.environ["DPFED_DATA"]) / "images" / name)
         rng = np.random.default_rng(39)
         arrays = {}
-        for part, count in (("train", 5000), ("test", 2000)):
+        for part, count in (("train", 2500), ("test", 2000)):
             x, y = found[f"x_{part}"], found[f"y_{part}"]
             drawn = rng.permutation(len(x))[:count]
             arrays[f"x_{part}"], arrays[f"y_{part}"] = _colour(x[drawn]), y[drawn]
@@ -110,23 +114,34 @@ def run(cell: str, way: str, rate: float, seed: int, work: Path, kind: str) -> R
     """One training, judged on held-out training records ("tune") or test records ("final")."""
     app, _, ways = CELLS[cell]
     chosen = ways[way]
-    config = {"learning-rate": rate, "fraction-evaluate": 0.0, "batch-size": 200, **chosen.config}
+    config = {"learning-rate": rate, "fraction-evaluate": 0.0, "batch-size": 100, **chosen.config}
     with app_of(changed(app, chosen.diff, work), PACKAGES[app]) as (task, client, server):
         server.global_evaluate = lambda *_: MetricRecord({"judged": 0.0})  # once, at the end
         torch.manual_seed(seed)
         began = time.process_time()
         run_app(client, server, NODES, config)
         took = time.process_time() - began
-        model = task.Net()
-        model.load_state_dict(torch.load("final_model.pt"))
+        model = trained(task)
         if kind == "tune":
-            loaders = [task.load_data(i, NODES, 200)[1] for i in range(NODES)]
+            loaders = [task.load_data(i, NODES, 100)[1] for i in range(NODES)]
         else:
             loaders = [task.load_centralized_dataset()]
         right = sum(task.test(model, each, "cpu")[1] * len(each.dataset) for each in loaders)
         accuracy = right / sum(len(each.dataset) for each in loaders)
     found = (cell, way, kind, rate, seed, round(accuracy, 4), round(took, 1))
     return dict(zip(FIELDS, found, strict=True))
+
+
+def trained(task: Any) -> torch.nn.Module:
+    """The model that the app's server has left in the working folder."""
+    model: torch.nn.Module
+    if hasattr(task, "Net"):
+        model = task.Net()
+        model.load_state_dict(torch.load("final_model.pt"))
+    else:
+        model = task.make_model()
+        task.set_adapter(model, torch.load("final_adapter.pt"))
+    return model
 
 
 class Runs:

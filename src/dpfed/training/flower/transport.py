@@ -185,9 +185,9 @@ class GridTransport:
         silent = len(set(self._enrolling.values()))
         if silent:
             return (
-                f"none of the {silent} nodes that are connected has said within {self.wait:g} s who "
-                f"it is; look at their logs, or, if they are slow to start the app and to compute "
-                f"the plan's noise, give DPStrategy(plan, wait={max(10 * self.wait, 1):g})"
+                f"none of the {silent} nodes that are connected has said within {self.wait:g} s "
+                f"who it is; look at their logs, or, if they are slow to start the app and to "
+                f"compute the plan's noise, give DPStrategy(plan, wait={max(10 * self.wait, 1):g})"
             )
         return (
             f"no client was connected within {self.wait:g} s; start {len(self.plan.nominal)} "

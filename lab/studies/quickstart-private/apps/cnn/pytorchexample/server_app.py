@@ -5,6 +5,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
+
 from pytorchexample.task import Net, load_centralized_dataset, test
 
 app = ServerApp()
@@ -25,7 +26,7 @@ def main(grid: Grid, context: Context) -> None:
     torch.save(result.arrays.to_torch_state_dict(), "final_model.pt")
 
 
-def global_evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+def global_evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
     """Evaluate the model on the server's own data."""
     model = Net()
     model.load_state_dict(arrays.to_torch_state_dict())
