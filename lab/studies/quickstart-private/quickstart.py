@@ -57,10 +57,10 @@ class Way:
 def _ways(
     app: str, adam: tuple[float, ...], opacus: tuple[float, ...], plain: tuple[float, ...]
 ) -> dict[str, Way]:
-    steps = {"local-steps": 10, "num-server-rounds": 10}
-    single = {"local-steps": 1, "num-server-rounds": 100}
+    steps = {"local-steps": 10, "num-server-rounds": 5}
+    single = {"local-steps": 1, "num-server-rounds": 50}
     return {
-        "dpfed, rows, Adam": Way(f"{app}-rows", {"num-server-rounds": 100}, adam),
+        "dpfed, rows, Adam": Way(f"{app}-rows", {"num-server-rounds": 50}, adam),
         "Opacus, an epoch per round": Way(f"{app}-opacus", steps, opacus),
         "dpfed, DP-FedAvg": Way(f"{app}-local", steps, plain),
         "Opacus, a step per round": Way(f"{app}-opacus", single, opacus),
