@@ -499,14 +499,19 @@ def rough_epsilon_of(event: Json, delta: float, adjacency: Adjacency) -> float:
         delta: the delta at which epsilon is wanted.
         adjacency: what neighbouring data sets are.
     """
-    from dpfed.accounting.accountant import RELATIONS, DrawnPLDAccountant
-
     gdp.check_delta(delta)
     made = _fixed(events.from_json(event))
     if not _is_known(made, adjacency):
         raise _no_bound(made, adjacency)
+    return _rough(made, delta, adjacency)
+
+
+@lru_cache(maxsize=1024)  # a server, its simulated clients and the next trial ask for the same
+def _rough(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
+    from dpfed.accounting.accountant import RELATIONS, DrawnPLDAccountant
+
     accountant = DrawnPLDAccountant(RELATIONS[adjacency], _ROUGH_INTERVAL)
-    return float(accountant.compose(made).get_epsilon(delta))
+    return float(accountant.compose(event).get_epsilon(delta))
 
 
 _ROUGH_INTERVAL = 1e-3  # ten times dp_accounting's own
