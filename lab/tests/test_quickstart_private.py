@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The apps of quickstart-private: each diff applies, its app compiles, and is counted right."""
+"""The apps of quickstart-private: each diff applies, compiles, and is counted as git does."""
 
 from __future__ import annotations
 
