@@ -225,12 +225,14 @@ def test_fragments_are_folded_into_the_change_log_and_removed(tmp_path: Path) ->
     page.write_text(f"# Changelog\n\n{release.MARKER}\n{OLDER}")
     (tmp_path / "changelog.d").mkdir()
     (tmp_path / "src" / "dpfed").mkdir(parents=True)
-    for date, text in (("2026-01-01", "First."), ("2026-01-02", "Second.")):
+    for date, text in (("2026-01-01", "- First.\n- More."), ("2026-01-02", "Second.")):
         (tmp_path / "changelog.d" / "a.fixed.md").write_text(text)
         assert release.fold(tmp_path, date) == 1
     assert release.fold(tmp_path, "2026-01-03") == 0
     version = PROJECT["version"]
-    said = f"## dpfed {version} (2026-01-02)\n\n### Fixed\n\n- First.\n- Second.\n\n{OLDER}"
+    said = (
+        f"## dpfed {version} (2026-01-02)\n\n### Fixed\n\n- First.\n- More.\n- Second.\n\n{OLDER}"
+    )
     assert page.read_text() == f"# Changelog\n\n{release.MARKER}\n{said}"
 
 
