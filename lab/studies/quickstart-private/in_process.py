@@ -65,8 +65,9 @@ def _as_server() -> Iterator[None]:
 
     def made(self: Message, *args: Any, **kwargs: Any) -> None:
         if "reply_to" in kwargs or "metadata" in kwargs:
-            return usual(self, *args, **kwargs)
-        return usual(self, **_sent(*args, **kwargs))
+            usual(self, *args, **kwargs)
+        else:
+            usual(self, **_sent(*args, **kwargs))
 
     Message.__init__ = made  # type: ignore[method-assign]
     try:

@@ -84,7 +84,7 @@ def subset(name: str, work: Path) -> Path:
     if not path.exists():
         found = np.load(Path(os.environ["DPFED_DATA"]) / "images" / name)
         rng = np.random.default_rng(39)
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for part, count in (("train", 2500), ("test", 2000)):
             x, y = found[f"x_{part}"], found[f"y_{part}"]
             drawn = rng.permutation(len(x))[:count]
@@ -97,7 +97,8 @@ def _colour(x: np.ndarray) -> np.ndarray:
     if x.ndim == 4:
         return x
     padded = np.pad(x, ((0, 0), (2, 2), (2, 2)))
-    return np.repeat(padded[..., None], 3, axis=-1)
+    coloured: np.ndarray = np.repeat(padded[..., None], 3, axis=-1)
+    return coloured
 
 
 def changed(app: str, diff: str, work: Path) -> Path:
