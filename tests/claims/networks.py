@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from statistics import stdev
 
 from scipy.stats import t as student
 
-from tests.claims.files import rows
+from tests.claims.files import results_of, rows
 
 
 def accuracy(name: str, rate: float, quantile: str = "") -> float:
@@ -44,7 +45,7 @@ def by_the_start() -> tuple[float, float]:
     )
 
 
-CELLS = ("activity, MLP, 3", "activity, MLP, 8")
+CELLS = ("activity, MLP, 3", "activity, MLP, 8", "pneumonia, CNN, 3", "pneumonia, CNN, 8")
 TUNED = ("dp-fedgd", "ema-only", "dp-fedadam")
 
 
@@ -65,3 +66,26 @@ def row(cell: str) -> tuple[float | str, ...]:
     gaps = [found["untuned"][seed] - figure for seed, figure in found[best].items()]
     half = student.ppf(0.975, len(gaps) - 1) * stdev(gaps) / math.sqrt(len(gaps))
     return (*both, best, statistics.fmean(gaps), half)
+
+
+def full_batch(adjacency: str, method: str) -> tuple[float, ...]:
+    """What all records in each round give, on Adult and credit."""
+    return tuple(
+        100 * float(each["accuracy"])
+        for each in rows("networks-untuned", "full-batch.csv")
+        if (each["adjacency"], each["method"]) == (adjacency, method)
+    )
+
+
+def search_seconds() -> tuple[float, ...]:
+    """What the rounds of each cell's search took, and the fastest training."""
+    kept = (results_of("networks-untuned") / "runs.jsonl").read_text(encoding="utf-8")
+    runs = [json.loads(line) for line in kept.splitlines()]
+    tried = [[r["seconds"] for r in runs if (r["cell"], r["seed"]) == (c, 1000)] for c in CELLS]
+    assert {len(each) for each in tried} == {12}
+    return (*(sum(each) for each in tried), min(r["seconds"] for r in runs))
+
+
+def leads() -> tuple[float, ...]:
+    """Of the untuned one over the best tuned method, cell by cell."""
+    return tuple(float(row(cell)[-2]) for cell in CELLS)

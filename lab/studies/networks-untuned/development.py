@@ -99,8 +99,9 @@ def clipped(
 ) -> tuple[torch.Tensor, int]:
     """The clipped sum, and how many rows were within the clip."""
     factors, total, within = factors_of(model, params), torch.zeros(params.numel()).double(), 0
-    for at in range(0, len(batch), 64):
-        layers = factors(batch[at : at + 64])
+    chunk = 64 if len(batch) <= 2000 else 1000
+    for at in range(0, len(batch), chunk):
+        layers = factors(batch[at : at + chunk])
         norms = torch.stack([layer.norms().norms for layer in layers]).square().sum(dim=0).sqrt()
         weights = (clip / norms).clamp(max=1.0)
         parts = torch.split(total, [each.size for each in layers])
