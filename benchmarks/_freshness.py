@@ -72,7 +72,16 @@ def stale(root: Path = ROOT) -> Iterator[str]:
         old = [name for name in names if then.get(name) != digest(name, root)]
         if old:
             command = f"scripts/bench {' '.join(names)} --json {KEPT / path.name}"
-            yield f"{KEPT / path.name} is of other code for {', '.join(old)}; run {command}"
+            said = "is of other code for" if then else "does not say which code it is of, for"
+            yield f"{KEPT / path.name} {said} {', '.join(old)}; run {command}"
+
+
+def without_digest(root: Path = ROOT) -> Iterator[Path]:
+    """Kept figures that do not say of which code; results/benchmarks/README.md has a list."""
+    for path in sorted((root / "results").rglob("*.json")):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(kept, dict) and "measured" not in kept:
+            yield path
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -126,6 +127,26 @@ def model(path, names):
     return digest(shapes.encode() + b"\n" + b"".join(raw[a:b] for a, b in ends))
 
 
+def columns_of(contract):  # what decides how a record is read
+    if not contract:
+        return None
+    names = ["name", "kind", "words", "range", "scale", "missing", "unit", "column"]
+    parts = [*contract["columns"], contract.get("label") or {}]
+    plain = [{k: part[k] for k in names if part.get(k) not in (None, "", [])} for part in parts]
+    return [{**part, "scale": part.get("scale", "linear")} for part in plain]
+
+
+def check_bundle(path, told, terms):
+    if not path.exists():
+        return
+    about = strict(path.read_bytes())
+    words = ["sentence", "epsilon", "delta", "unit", "adjacency", "claims"]
+    need(all(about["guarantee"].get(k) == told.get(k) for k in words), "the bundle's guarantee")
+    mine, agreed = about["input"], tomllib.loads(terms.decode()).get("terms", {})
+    same = columns_of(mine.get("contract")) == columns_of(agreed.get("contract"))
+    need(same, "the bundle's contract")
+
+
 def check(out, roster=None):
     there = list((out / "evidence").iterdir())
     need(all(p.name in FILES and p.is_file() and not p.is_symlink() for p in there), "a stray file")
@@ -230,6 +251,7 @@ def check(out, roster=None):
     for path in (out / "model.safetensors", out / "model" / "model.safetensors"):
         known = not path.exists() or model(path, index["layout"]) in sent_models
         need(known, "another model")
+    check_bundle(out / "model" / "model.json", told, files["terms.toml"])
     need(set(stated) == set(range(len(keys))) and not absent, "a statement or receipt", Missing)
 
 

@@ -97,7 +97,7 @@ def fold(root: Path, date: str) -> int:
 
 def folded(page: str, new: str) -> str:
     """The change log with a new section; its entries, if it has a section of that version."""
-    title, more = _parts(new)
+    title, more = _parts(re.sub(r"(?m)^  - ", "- ", new))  # towncrier indents a fragment's list
     before, marker, rest = page.partition(MARKER)
     if not marker:
         sys.exit(f"CHANGELOG.md has no line {MARKER.strip()!r}; put it above the first section")

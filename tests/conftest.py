@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,17 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     return result
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long suite runs only when asked for: --long."""
+    """The long suite runs only when asked for. Of a ``sample``'s cases, all but some are in it."""
+    cases = Counter[str]()
+    for item in items:
+        sample = item.get_closest_marker("sample")
+        if sample is not None:
+            family = item.nodeid.partition("[")[0]
+            if cases[family] % sample.args[0]:
+                item.add_marker(pytest.mark.long)
+            cases[family] += 1
     if config.getoption("-m"):
         return
     skip = pytest.mark.skip(reason="long suite: scripts/test --long")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,18 @@ def test_other_code_makes_figures_stale(root: Path) -> None:
 
 def test_figures_without_a_digest_are_stale(root: Path) -> None:
     (root / "results/benchmarks/twice.json").write_text(json.dumps({"results": {"twice": []}}))
-    assert len(list(_freshness.stale(root))) == 1
+    (said,) = _freshness.stale(root)
+    assert "does not say which code it is of" in said
+    assert list(_freshness.without_digest(root)) == [root / "results/benchmarks/twice.json"]
+
+
+@pytest.mark.skipif(not (ROOT / "results").exists(), reason="an sdist has no results")
+def test_the_page_lists_all_files_that_do_not_say_which_code_they_are_of() -> None:
+    page = ROOT / "results/benchmarks/README.md"
+    text = page.read_text(encoding="utf-8")
+    _, _, section = text.partition("## Which code a figure is of")
+    listed = {(page.parent / name).resolve() for name in re.findall(r"\]\((.+?\.json)\)", section)}
+    assert listed == set(_freshness.without_digest())
 
 
 def test_a_module_that_is_gone_is_an_error(root: Path) -> None:
@@ -68,5 +80,5 @@ def test_a_module_that_is_gone_is_an_error(root: Path) -> None:
 def test_the_tables_of_the_page_are_those_of_the_files() -> None:
     page = ROOT / "results/benchmarks/table.md"
     text = page.read_text(encoding="utf-8")
-    assert len(_page.BLOCK.findall(text)) == 6
+    assert len(_page.BLOCK.findall(text)) == 4
     assert _page.with_tables(text, page.parent) == text, "python -m benchmarks --page"

@@ -62,8 +62,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return os.pathsep.join(map(str, places))
 
 
-SLOW_PAGES = tuple(f"{name}.md" for name in ("models", "language-models", "watching", "accounting"))
-"""Pages that train for 11 to 22 s."""
+SLOW_PAGES = tuple(
+    f"{name}.md"
+    for name in (
+        *("models", "language-models", "watching", "accounting"),
+        *("parts", "statistics", "use-the-model", "contract"),
+    )
+)
+"""Pages that train for 10 to 25 s."""
 
 
 def marked(name: str) -> Any:

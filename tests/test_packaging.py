@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -224,12 +225,14 @@ def test_fragments_are_folded_into_the_change_log_and_removed(tmp_path: Path) ->
     page.write_text(f"# Changelog\n\n{release.MARKER}\n{OLDER}")
     (tmp_path / "changelog.d").mkdir()
     (tmp_path / "src" / "dpfed").mkdir(parents=True)
-    for date, text in (("2026-01-01", "First."), ("2026-01-02", "Second.")):
+    for date, text in (("2026-01-01", "- First.\n- More."), ("2026-01-02", "Second.")):
         (tmp_path / "changelog.d" / "a.fixed.md").write_text(text)
         assert release.fold(tmp_path, date) == 1
     assert release.fold(tmp_path, "2026-01-03") == 0
     version = PROJECT["version"]
-    said = f"## dpfed {version} (2026-01-02)\n\n### Fixed\n\n- First.\n- Second.\n\n{OLDER}"
+    said = (
+        f"## dpfed {version} (2026-01-02)\n\n### Fixed\n\n- First.\n- More.\n- Second.\n\n{OLDER}"
+    )
     assert page.read_text() == f"# Changelog\n\n{release.MARKER}\n{said}"
 
 
@@ -329,6 +332,31 @@ def test_what_else_stands_in_the_way(name: str, text: str, said: str, ready: Pat
     (ready / name).write_text(text, encoding="utf-8")
     (found,) = script("release").in_the_way(ready)
     assert found.startswith(said)
+
+
+def test_a_release_is_refused_while_a_figure_is_of_other_code(
+    ready: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--trial builds all the same, with a warning; without it nothing is built."""
+    release = script("release")
+    kept = ready / "results/benchmarks/speed.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text('{"measured": {"sofim_step": "of-yesterday"}, "results": {"sofim_step": []}}')
+    for folder in ("benchmarks", "src/dpfed"):
+        shutil.copytree(REPOSITORY / folder, ready / folder, dirs_exist_ok=True)
+    (found,) = release.in_the_way(ready)
+    assert "speed.json is of other code for sofim_step; run scripts/bench sofim_step" in found
+    built: list[Path] = []
+    monkeypatch.setattr(release, "HERE", ready)
+    monkeypatch.setattr(release, "build", built.append)
+    monkeypatch.setattr("sys.argv", ["release.py"])
+    with pytest.raises(SystemExit, match="1 things stand in the way of a release"):
+        release.main()
+    assert built == []
+    (ready / "dist").mkdir()
+    monkeypatch.setattr("sys.argv", ["release.py", "--trial"])
+    release.main()
+    assert built == [ready / "dist"]
 
 
 def test_placeholders_are_in_one_file() -> None:

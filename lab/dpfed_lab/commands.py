@@ -128,8 +128,10 @@ def reproduce(
 
     if not name:
         titles = {each: studies.load_study(each).title for each in studies.study_names()}
+        width = max(map(len, titles))
         for each, title in sorted(titles.items()):
-            typer.echo(f"{each:20} {title}")
+            typer.echo(f"{each:{width}} {title}")
+        typer.echo("\nsofim-fashion-public needs no data; what the others need: lab/README.md")
         return
     _study(name, out, tune=tune, quick=quick, workers=workers, part=part)
 

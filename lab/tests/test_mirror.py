@@ -13,6 +13,7 @@ ELSEWHERE = {
     "heat_map": ("test_figures",),
     "jobs": ("test_sweep",),
     "paper_tables": ("test_settings",),
+    "progress": ("test_commands",),
     "reproduce": ("test_sweep", "test_miniature"),
     "scores": ("test_study_tables",),
     "study": ("test_sweep",),

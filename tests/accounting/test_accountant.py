@@ -202,6 +202,7 @@ def ways(event: dp_event.DpEvent) -> list[dp_event.DpEvent]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("adjacency", "kind"), PLACES)
+@pytest.mark.sample(5)
 def test_compose_n_is_n_times_compose(adjacency, kind):
     """To 1e-3 (PLD convolves on a grid of 1e-4), and to rounding in the closed form."""
     event = KINDS[kind]

@@ -303,6 +303,7 @@ def test_guarantee_and_ledger_read_one_tree() -> None:
 @pytest.mark.parametrize(
     "number", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (55, 65))]
 )
+@pytest.mark.sample(3)
 def test_anyone_can_compute_epsilon_again(number: int, tmp_path: Path, repository: Path) -> None:
     """The script knows nothing of dpfed, and asserts that its figure is that of the file."""
     path = tmp_path / "guarantee.json"

@@ -124,6 +124,7 @@ def conversation(plan: Plan, model: Model, mine: Records, name: str) -> list[Any
 
 @pytest.mark.parametrize("hides", [False, True], ids=["plain", "secure"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sample(3)
 def test_no_value_of_a_record_changes_what_the_server_hears(name: str, hides: bool) -> None:
     """Before: a label of 3 among 3 classes was refused as ClientError, at the release stage."""
     if name == "opacus":

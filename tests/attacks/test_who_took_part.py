@@ -357,7 +357,9 @@ def left_over_flower(folder: Path, silent: Silent, who: tuple[int, ...] | None) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("left", [left_in_one_process, left_over_flower])
+@pytest.mark.parametrize(
+    "left", [pytest.param(left_in_one_process, marks=pytest.mark.long), left_over_flower]
+)
 def test_under_a_secret_draw_all_that_is_said_is_the_same_whoever_answered(
     left: Any, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ FEW = Effort(samples=50_000, pairs=2_000, canaries=200)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sample(4)
 def test_sound_code_is_not_flagged(seed: int) -> None:
     assert flagged(target(small(), seed, FEW)) == set()
 
@@ -98,6 +99,7 @@ QUICK = {"central", "secure", "exact", "tree", "fedavg"}
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in KINDS]
 )
+@pytest.mark.sample(4)
 def test_sound_code_of_every_kind_is_not_flagged(kind: str) -> None:
     assert flagged(target(KINDS[kind], 3, FEW)) == set()
 

@@ -80,3 +80,17 @@ def test_no_word_is_listed_of_a_column_of_names_or_dates(tmp_path: Path) -> None
     found = drafted(path, None, None)
     assert set(found.columns[1].words) == {"0b", "1b", "2b"}
     assert "columns.who.words" in found.drafted, "terms refuse it as long as the line is there"
+
+
+def test_numbers_with_a_decimal_comma_are_numbers_and_the_draft_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    rows = "".join(f"{20 + at};{at},5;1.{at:03},5;{at % 2}\n" for at in range(120))
+    path.write_text(f"age;lactate;platelets;ill\n{rows}")
+    age, lactate, platelets = drafted(path, None, None).columns
+    assert lactate.range == (0.5, 119.5)
+    assert platelets.range == (1000.5, 1119.5)
+    lines = describe(path).splitlines()
+    said = [line for line in lines if 'say decimal = ","' in line]
+    assert len(said) == 2
+    assert age.kind is lactate.kind
+    assert not any('"age"' in line for line in said)

@@ -81,6 +81,7 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("shape", "sampler"), CELLS)
+@pytest.mark.sample(3)
 def test_rows_are_the_gradients_of_single_records(shape: Shape, sampler: str) -> None:
     if sampler == "opacus":
         pytest.importorskip("opacus")
@@ -370,6 +371,7 @@ def by_marks(shape: Shape) -> Any:
 
 
 @pytest.mark.parametrize("shape", map(by_marks, SHAPES))
+@pytest.mark.sample(3)
 def test_rows_of_persons_are_the_sums_of_their_records(shape: Shape) -> None:
     """One has more records than a chunk, one has a single one."""
     model, batches = shape.build("ghost")

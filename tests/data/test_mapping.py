@@ -118,6 +118,9 @@ def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mapping.toml"
     path.write_text('rename = {gewicht = "weight"}\ndecimal = ","\n')
     assert read_mapping(path) == mapping(rename={"gewicht": "weight"}, decimal=",")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("rounds = 3\n[data]\nsource = 'a.csv'\n[data.mapping]\n" + path.read_text())
+    assert read_mapping(recipe) == read_mapping(path), "of a recipe, its own mapping"
     for text, why in (
         ("rename = 3", "cannot be read"),
         ("a =", "not TOML"),

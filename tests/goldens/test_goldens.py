@@ -63,6 +63,7 @@ def test_every_golden_has_its_run_and_every_run_its_golden() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", GOLDENS)
+@pytest.mark.sample(2)
 def test_a_run_gives_the_bits_and_the_sentence_of_before(name: str, engine: str) -> None:
     params, sentence = ENGINES[engine](GOLDENS[name])
     assert_same(params, name)

@@ -70,6 +70,7 @@ def by_turns() -> Iterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", by_turns())
+@pytest.mark.sample(4)
 def test_no_search_breaks_a_bound_that_an_algorithm_states_itself(target: Target) -> None:
     hold(target, Attack(target).search(EVALUATIONS), EVALUATIONS)
 

@@ -129,6 +129,7 @@ def test_every_pair_of_method_model_and_unit_is_run() -> None:
 
 
 @pytest.mark.parametrize(("method", "model", "unit"), map(marked, SUPPORTED))
+@pytest.mark.sample(5)
 def test_a_method_runs_where_it_says_with_the_same_bits_over_flower(
     method: str, model: str, unit: str
 ) -> None:
@@ -424,6 +425,7 @@ def test_every_method_has_a_limit() -> None:
     "method",
     [pytest.param(each, marks=[pytest.mark.long] * (at % 3 > 0)) for at, each in enumerate(LIMITS)],
 )
+@pytest.mark.sample(4)
 def test_without_noise_a_method_reaches_the_minimiser(method: str) -> None:
     """Logistic regression on labels that no model explains in full; the oracle is scipy's."""
     changes, count, alike = LIMITS[method]

@@ -27,7 +27,14 @@ from dpfed.accounting.guarantee import Guarantee
 from dpfed.cli.main import app
 from dpfed.core.dsse import Statement, canonical_json, claimed_key, make_statement, open_statement
 from dpfed.core.errors import DataError, RecipeError
-from dpfed.recipes.verify import COMPLETE, INCOMPLETE, REFUSED, verify_evidence
+from dpfed.data.contract import contract_of
+from dpfed.recipes.verify import (
+    COMPLETE,
+    INCOMPLETE,
+    REFUSED,
+    description_problem,
+    verify_evidence,
+)
 from dpfed.sums.secagg.identity import SigningKey, own_key
 from dpfed.training.wire.evidence import ASSUMPTIONS
 from tests.helpers.evidence_packs import SILOS, gated_training
@@ -429,6 +436,22 @@ def another_model_in_the_bundle(pack: Pack) -> None:
     path.write_bytes(raw)
 
 
+def another_guarantee_in_the_bundle(pack: Pack) -> None:
+    path = pack.out / "model" / "model.json"
+    told = json.loads(path.read_bytes())
+    told["guarantee"]["epsilon"] /= 10
+    path.write_text(json.dumps(told))
+
+
+def another_contract_in_the_bundle(pack: Pack) -> None:
+    path = pack.out / "model" / "model.json"
+    told = json.loads(path.read_bytes())
+    label = {"column": "ill", "words": ["no", "yes"]}
+    columns = [{"name": "age", "kind": "number", "range": [0, 100]}]
+    told["input"] = {"kind": "contract", "contract": {"columns": columns, "label": label}}
+    path.write_text(json.dumps(told))
+
+
 def renamed_parameters(pack: Pack) -> None:
     layout = pack.read("index.json")["layout"]
     pack.index(layout=layout[::-1])
@@ -508,6 +531,8 @@ TAMPERED: dict[str, tuple[Callable[[Pack], None], str, str]] = {
         (no_terms, INCOMPLETE, "no-file"),
         (another_model_file, REFUSED, "other-model"),
         (another_model_in_the_bundle, REFUSED, "other-model"),
+        (another_guarantee_in_the_bundle, REFUSED, "other-bundle"),
+        (another_contract_in_the_bundle, REFUSED, "other-bundle"),
         (renamed_parameters, REFUSED, "other-model"),
         (another_history, REFUSED, "other-history"),
         (somebody_else_took_part, REFUSED, "other-participants"),
@@ -618,6 +643,7 @@ def test_the_page_for_officers_is_written_from_verified_evidence_and_says_so(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_where_a_draw_of_clients_is_secret_nothing_tells_who_took_part(tmp_path: Path) -> None:
     privacy = {
         "epsilon": 2.0,
@@ -645,6 +671,18 @@ def test_where_a_draw_of_clients_is_secret_nothing_tells_who_took_part(tmp_path:
         said = open_statement(line, claimed_key(line)).predicate
         assert not {"answered", "chain", "head"} & set(said)
     assert json.loads((evidence / "index.json").read_bytes())["committed"] == []
+
+
+def test_a_bundle_reads_records_by_the_contract_that_silos_have_signed() -> None:
+    columns = [{"name": "sex", "kind": "category", "words": ["f", "m"]}]
+    plain = {"columns": columns, "label": {"column": "ill", "words": ["no", "yes"]}}
+    agreed = contract_of(plain).digest
+    told = {"guarantee": {}, "input": {"kind": "contract", "contract": plain}}
+    assert description_problem(told, {}, agreed) == ""
+    turned = {**plain, "label": {"column": "ill", "words": ["yes", "no"]}}
+    for other in ({"kind": "contract", "contract": turned}, {"kind": "array"}):
+        said = description_problem({**told, "input": other}, {}, agreed)
+        assert "another contract" in said
 
 
 def test_the_page_says_how_many_packs_were_tampered_with() -> None:

@@ -427,6 +427,7 @@ SHARDED = {"function": PLAIN, "shards": 3, "seconds": 5.0}
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("pinned")
+@pytest.mark.long
 def test_a_listed_train_function_in_shards_has_the_bits_of_one_process(tmp_path: Path) -> None:
     """Its clean process belongs to the gate: children of requests use it, and leave it there."""
     from dpfed.data.shards import ShardedProblem

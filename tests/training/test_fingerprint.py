@@ -31,6 +31,7 @@ from dpfed.core.types import (
     Weights,
 )
 from dpfed.core.vector import layout_of
+from dpfed.flower import make_plan as plan_for
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.secure import secure
 from dpfed.training.fingerprint import WIRE_FORMAT, legacy_fingerprint
@@ -97,6 +98,19 @@ def test_a_mechanism_is_written_as_in_version_0_2(name: str) -> None:
         ),
     ]
     assert written == REPRS[name]
+
+
+OF_0_2 = "9766b4b91b3da69beb60bfdaeefa17634c8fa389f8029c89c6fc4eef1b4a8930"
+"""Printed by version 0.2.0 for the plan below."""
+
+
+def test_an_option_that_0_2_did_not_have_counts_only_where_it_does_something() -> None:
+    def known_by(**more: Any) -> str:
+        given = {"rounds": 6, "method": "dp-fedadamw", "privacy": {"epsilon": 2.0}, **more}
+        return plan_for([200.0] * 4, **given).fingerprint()
+
+    assert known_by() == OF_0_2
+    assert known_by(client={"name": "fedadamw", "moments": "mean"}) != OF_0_2
 
 
 OTHERS = {

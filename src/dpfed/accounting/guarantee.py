@@ -21,6 +21,7 @@ that the server starts no other training on the data, unless an owner's budget e
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -499,10 +500,15 @@ def rough_epsilon_of(event: Json, delta: float, adjacency: Adjacency) -> float:
         delta: the delta at which epsilon is wanted.
         adjacency: what neighbouring data sets are.
     """
+    gdp.check_delta(delta)
+    return _rough(json.dumps(event, sort_keys=True), delta, adjacency)
+
+
+@lru_cache(maxsize=1024)  # a server, its simulated clients and the next trial ask for the same
+def _rough(event: str, delta: float, adjacency: Adjacency) -> float:
     from dpfed.accounting.accountant import RELATIONS, DrawnPLDAccountant
 
-    gdp.check_delta(delta)
-    made = _fixed(events.from_json(event))
+    made = _fixed(events.from_json(json.loads(event)))
     if not _is_known(made, adjacency):
         raise _no_bound(made, adjacency)
     accountant = DrawnPLDAccountant(RELATIONS[adjacency], _ROUGH_INTERVAL)

@@ -103,8 +103,8 @@ def check_columns(needed: Sequence[str], present: Sequence[str], where: str) -> 
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         held = ", ".join(shown(str(name)) for name in list(present)[:20])
         raise DataError(
-            f"{where} must have the model's column {shown(missing[0])!r}{more}, got {held}; rename "
-            f"or map the column that it is, or give the file that the model was made for"
+            f"{where} must have the model's column {shown(missing[0])!r}{more}, got {held}; map "
+            f"the column that it is (--map, mapping=), or give a file that the model was made for"
         )
 
 

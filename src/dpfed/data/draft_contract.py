@@ -18,11 +18,13 @@ from dpfed.core.log import shown
 from dpfed.data.cells import number, spelling, text
 from dpfed.data.compare import MOST, MOST_CODES
 from dpfed.data.contract import DEFAULT_ABSENT, MAX_CHARACTERS, is_missing
+from dpfed.data.mapping import with_point
 from dpfed.data.readers import SPLIT
 from dpfed.data.sheets import read_header, read_lines
 
 MOST_DRAFTED = 50
 """Words of a column that a draft lists; of a column with more, none."""
+_COMMA = '  # its numbers have a decimal comma: say decimal = "," in data.mapping'
 _TOO_MANY = f"  # more than {MOST_DRAFTED} words: if it is a name, a date or a text, take it out"
 
 
@@ -53,8 +55,8 @@ def describe(path: Path, label: str | None = None, person: str | None = None) ->
     ]
     kept = [name for name in names if name not in (found, person, SPLIT)]
     for name in kept:
-        drafted, many = _drafted(name, columns[name])
-        lines.append(f"  {drafted},{_TOO_MANY if many else ''}")
+        drafted, note = _drafted(name, columns[name])
+        lines.append(f"  {drafted},{note}")
     lines += ["]", f"label = {_drafted_label(found, columns[found])}", ""]
     return "\n".join(lines)
 
@@ -68,20 +70,23 @@ def _cells_by_column(path: Path) -> dict[str, list[str]]:
     return made
 
 
-def _drafted(name: str, cells: Sequence[str]) -> tuple[str, bool]:
-    """A column's line, and whether it has too many words to list them."""
+def _drafted(name: str, cells: Sequence[str]) -> tuple[str, str]:
+    """A column's line, and what to say behind it."""
     known = [cell for cell in cells if not is_missing(cell, DEFAULT_ABSENT)]
+    pointed = [with_point(cell.strip()) for cell in known]
+    note = _COMMA if _count_numbers(pointed) > max(_count_numbers(known), MOST * len(known)) else ""
+    known = pointed if note else known
     numbers = [value for value in map(number, known) if math.isfinite(value)]
     words = Counter(map(spelling, known))
     codes = len(words) <= MOST_CODES and all(value.is_integer() for value in numbers)
     if numbers and len(numbers) > MOST * len(known) and not (codes and len(words) > 2):
         if set(words) <= {"0", "1"}:
-            return f'{{name = {_quoted(name)}, kind = "flag", from_records = ["kind"]}}', False
+            return f'{{name = {_quoted(name)}, kind = "flag", from_records = ["kind"]}}', note
         ends = f"[{min(numbers):g}, {max(numbers):g}]" if min(numbers) < max(numbers) else "[0, 1]"
         drafted = (
             f'{{name = {_quoted(name)}, kind = "number", range = {ends}, from_records = ["range"]}}'
         )
-        return drafted, False
+        return drafted, note
     many = len(words) > MOST_DRAFTED
     found = [] if many else [word for word, _ in words.most_common()]
     listed = ", ".join(map(_quoted, found)) or '"CHANGE"'
@@ -89,7 +94,11 @@ def _drafted(name: str, cells: Sequence[str]) -> tuple[str, bool]:
         f'{{name = {_quoted(name)}, kind = "category", words = [{listed}], '
         f'from_records = ["words"]}}'
     )
-    return drafted, many
+    return drafted, _TOO_MANY if many else ""
+
+
+def _count_numbers(cells: Sequence[str]) -> int:
+    return sum(math.isfinite(number(cell)) for cell in cells)
 
 
 def _drafted_label(name: str, cells: Sequence[str]) -> str:

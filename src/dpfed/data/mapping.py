@@ -170,7 +170,7 @@ class FileMapping(
             written = text(cell)
             if is_missing(written, absent):
                 return None if cell is None else ""
-            found = number(_with_point(written) if self.decimal == "," else written)
+            found = number(with_point(written) if self.decimal == "," else written)
             return written if math.isnan(found) else found * factor + offset
 
         return read
@@ -213,6 +213,8 @@ class FileMapping(
 def read_mapping(path: Path) -> FileMapping:
     """A mapping from a TOML file of at most 64 KiB, with the keys of a policy's ``load.mapping``.
 
+    A recipe will do, too: then its table ``data.mapping`` is read, and nothing else of it.
+
     Args:
         path: the file.
 
@@ -223,7 +225,11 @@ def read_mapping(path: Path) -> FileMapping:
     ...     read_mapping(path).rename
     {'alter': 'age'}
     """
-    return mapping_of(read_tables("mapping", path, "check the path"))
+    tables = read_tables("mapping", path, "check the path")
+    data = tables.get("data")
+    if isinstance(data, dict) and isinstance(data.get("mapping"), dict):
+        tables = data["mapping"]
+    return mapping_of(tables)
 
 
 def mapping_of(tables: Mapping[str, Any]) -> FileMapping:
@@ -238,7 +244,10 @@ def mapping_of(tables: Mapping[str, Any]) -> FileMapping:
     try:
         return msgspec.convert(tables, FileMapping)
     except msgspec.ValidationError as error:
-        raise RecipeError(f"the mapping cannot be read ({error}); correct that place") from error
+        raise RecipeError(
+            f"the mapping cannot be read ({error}); correct that place: its keys are those of the "
+            f"table data.mapping"
+        ) from error
 
 
 def _numbers(contract: Contract) -> list[str]:
@@ -248,7 +257,7 @@ def _numbers(contract: Contract) -> list[str]:
     return [*found, contract.label.column] if contract.label and target else found
 
 
-def _with_point(written: str) -> str:
+def with_point(written: str) -> str:
     """A number with a decimal comma as one with a point; not a number if it is neither."""
     if _GROUPS.fullmatch(written):
         return written.replace(".", "").replace(",", ".")

@@ -398,7 +398,7 @@ def made_sampler_for(model: Any, made: Batches) -> str:
         SAMPLER_CHECKS["func"](model, made)
     except RecipeError as error:
         SAMPLER_CHECKS["alone"](model, made)
-        log.info("per-record gradients: computed one by one (%s)", error)
+        log.debug("rows that are materialised would be computed one by one (%s)", error)
         return "alone"
     return "func"
 

@@ -51,6 +51,7 @@ from dpfed.core.dsse import Statement, canonical_json, open_statement, strict_js
 from dpfed.core.errors import DataError, DpfedError
 from dpfed.core.files import jsonable
 from dpfed.core.types import Adjacency, Trust
+from dpfed.data.contract import contract_of
 from dpfed.recipes.evidence import (
     AUDIT,
     FILES,
@@ -80,6 +81,9 @@ COMPLETE, INCOMPLETE, REFUSED = "complete", "incomplete", "refused"
 MODEL_FILE = "model.safetensors"
 BUNDLE_FILE = f"model/{MODEL_FILE}"
 """The same parameters in the bundle, which is what others load."""
+DESCRIPTION_FILE = "model/model.json"
+_IN_BUNDLE = ("sentence", "epsilon", "delta", "unit", "adjacency", "claims")
+"""What a bundle says of its guarantee, and must say as guarantee.json does."""
 _SMALL, _LARGE = 1 << 24, 1 << 27
 _MOST_BYTES = {STATEMENTS: _LARGE, RECEIPTS: _LARGE, ROUNDS: _LARGE, HISTORY: _LARGE}
 _MOST_HEADER_BYTES = 1 << 24
@@ -827,6 +831,7 @@ def _check_model(found: _Found, out: Path) -> str:
     if not found.index:
         return f"nothing here says what {MODEL_FILE} should be"
     said = [_check_file(found, out, name) for name in (MODEL_FILE, BUNDLE_FILE)]
+    _check_description(found, out / DESCRIPTION_FILE)
     return "; ".join(filter(None, said)) or f"there is no {MODEL_FILE} here"
 
 
@@ -851,6 +856,41 @@ def _check_file(found: _Found, out: Path, name: str) -> str:
         return f"{name} is the model that round {sent[digest] + 1} began with"
     found.refuse("other-model", f"{name} is a model that no silo was told of")
     return f"{name} is of another training"
+
+
+def _check_description(found: _Found, path: Path) -> None:
+    """What a bundle says of itself, where that is signed: its guarantee, and its contract."""
+    if path.parent.is_symlink():
+        return  # is refused with the parameters in it
+    try:
+        content = read_bounded(path, _SMALL)
+        if content is not None and found.contents and found.agreed:
+            told = strict_json(content, most_bytes=_SMALL)
+            if problem := description_problem(told, found.contents, found.agreed["contract"]):
+                found.refuse("other-bundle", f"{DESCRIPTION_FILE} {problem}")
+    except (DataError, ValueError, TypeError, KeyError, AttributeError) as error:
+        found.refuse("other-bundle", f"{DESCRIPTION_FILE}: {_said(error)}")
+
+
+def description_problem(told: Json, guarantee: Json, contract: str) -> str:
+    """What a bundle's model.json says otherwise than the silos have signed; "" if nothing.
+
+    Args:
+        told: model.json.
+        guarantee: guarantee.json, which was compared with the statements.
+        contract: the digest of the contract that the silos state; "" for none.
+
+    >>> description_problem({"guarantee": {"epsilon": 0.1}, "input": {}}, {"epsilon": 1.0}, "")
+    'states another guarantee (epsilon)'
+    """
+    stated = told["guarantee"]
+    other = [name for name in _IN_BUNDLE if stated.get(name) != guarantee.get(name)]
+    if other:
+        return f"states another guarantee ({', '.join(other)})"
+    read_by = told["input"].get("contract")
+    if (contract_of(read_by).digest if read_by else "") != contract:
+        return "reads records by another contract than the silos' own"
+    return ""
 
 
 def model_file_digest(path: Path, layout: list[str]) -> str | None:

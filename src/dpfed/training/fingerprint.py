@@ -11,6 +11,7 @@ the optimizer or the noise's seed, which cost nothing.
 | an algorithm that was made by hand   | it is known by its code's name: its options are not seen |
 | a mechanism that is not installed    | its code counts, too: its representation may not tell it |
 | a checkpoint of version 0.1          | resumes, by its ``legacy_fingerprint``                  |
+| an option that 0.2 did not have      | counts only where it differs from what 0.2 did          |
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from dpfed.training.draft import Draft
 
 WIRE_FORMAT = 2
 """Raise it if a message between server and clients changes: both sides must have the same."""
+
+NEW_OPTIONS = (", moments='root'",)
+"""What version 0.2 did not have in an algorithm's name: options, at values that do what it did."""
 
 
 def fingerprint(plan: Draft) -> str:
@@ -48,7 +52,10 @@ def fingerprint(plan: Draft) -> str:
 
 def _name_of(client: ClientAlgorithm) -> str:
     """How the registry built it; of one that was made by hand, where its code is."""
-    return client.made_by or place_of(client.work)
+    name = client.made_by or place_of(client.work)
+    for option in NEW_OPTIONS:
+        name = name.replace(option, "")
+    return name
 
 
 def _metric(metric: Metric) -> tuple[object, ...]:

@@ -41,7 +41,7 @@ from dpfed.core.errors import ClientRefused, DataError, RoundAborted, UnsoundPla
 from dpfed.core.registry import build
 from dpfed.core.types import METRICS, UPDATE, Broadcast, ClientAlgorithm, Facts, Unit
 from dpfed.core.vector import one_thread
-from dpfed.flower import About, DPStrategy, client_app, open_sinks, private
+from dpfed.flower import About, DPStrategy, Network, client_app, open_sinks, private
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.flower.transport import GridTransport
 from dpfed.training.loop import train
@@ -215,6 +215,43 @@ def test_a_slow_node_is_enrolled_by_what_it_was_asked_first(
     result = DPStrategy(plan, wait=20.0).start(Slow(app_for(plan), nodes(3)), INITIAL)
     assert [row["clients"] for row in result.history] == [3] * 4
     assert torch.equal(params(result), final(plan))
+
+
+def test_nodes_that_do_not_answer_are_not_said_to_be_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine their processes were still starting, and the advice was to start more."""
+    monkeypatch.setattr("dpfed.training.flower.transport._ENROL_AGAIN_AFTER_S", 0.05)
+
+    class Silent(LocalGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            return []
+
+    plan = make_plan()
+    why = r"none of the 3 nodes that are connected has said within 0\.1 s .*wait=1\)"
+    with pytest.raises(RoundAborted, match=why):
+        DPStrategy(plan, wait=0.1).start(Silent(app_for(plan), nodes(3)), INITIAL)
+
+
+def test_arrays_in_another_order_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """safetensors.load_file sorts by name: as many parameters, each in the place of another."""
+    module = torch.nn.Linear(2, 2)
+    plan = make_plan()
+
+    def problem(context: Context) -> Any:
+        del context
+        return Network(module).problem((torch.rand(10, 2), torch.arange(10) % 2))
+
+    def began_with(names: Iterable[str]) -> ArrayRecord:
+        return ArrayRecord({name: module.state_dict()[name.split(".")[-1]] for name in names})
+
+    grid = LocalGrid(client_app(problem, plan), nodes(3))
+    for wrong in (["bias", "weight"], ["default.bias", "default.weight"]):
+        assert DPStrategy(plan).start(grid, began_with(wrong)).stopped is not None
+        assert "in the order of this client's model, weight, bias, got " in caplog.text
+        caplog.clear()
+    result = DPStrategy(plan).start(grid, began_with(["default.weight", "default.bias"]))
+    assert len(result.history) == plan.rounds
 
 
 class Unseen(LocalGrid):

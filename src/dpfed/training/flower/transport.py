@@ -179,9 +179,16 @@ class GridTransport:
             self._enrol(training, wait=0.0)
 
     def _nobody(self) -> str:
-        """Why no client can be asked: how they refused, or that none is connected."""
+        """Why no client can be asked: how they refused, that none answers, or none is connected."""
         if self.refused:
             return nobody_takes_part(self.refused.values())
+        silent = len(set(self._enrolling.values()))
+        if silent:
+            return (
+                f"none of the {silent} nodes that are connected has said within {self.wait:g} s "
+                f"who it is; look at their logs, or, if they are slow to start the app and to "
+                f"compute the plan's noise, give DPStrategy(plan, wait={max(10 * self.wait, 1):g})"
+            )
         return (
             f"no client was connected within {self.wait:g} s; start {len(self.plan.nominal)} "
             f"SuperNodes, and look at their logs"

@@ -42,7 +42,7 @@ from dpfed.core.errors import BudgetSpent, ClientRefused, DataError, UnsoundPlan
 from dpfed.core.log import log
 from dpfed.core.sum_protocol import Messages, NamesCohort, StageReply
 from dpfed.core.types import Problem, Trust
-from dpfed.core.vector import one_thread
+from dpfed.core.vector import Layout, one_thread
 from dpfed.sums.secagg.identity import SigningKey, from_environment
 from dpfed.training.account import Account
 from dpfed.training.plan import Plan
@@ -331,6 +331,25 @@ def _check_order(plan: Plan, order: Order) -> None:
         )
 
 
+def _check_arrays(order: Order, problem: object) -> None:
+    """Refuse the model's arrays in another order: parameters are one vector, read by position.
+
+    Names may differ (those of an adapter do, as peft writes it), and so may shapes.
+    """
+    layout = getattr(getattr(problem, "model", None), "layout", None)
+    if not isinstance(layout, Layout):
+        return
+    here = layout.shapes
+    same_names = sorted(order.names) == sorted(here) and order.names != tuple(here)
+    shapes = tuple(map(tuple, here.values()))
+    if same_names or (sorted(order.shapes) == sorted(shapes) and order.shapes != shapes):
+        raise DataError(
+            f"the model's arrays must come in the order of this client's model, {', '.join(here)}, "
+            f"got {', '.join(order.names)}; begin the server with ArrayRecord(model.state_dict()), "
+            f"or with arrays in the order of model.named_parameters()"
+        )
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Task:
     """An order without a stored reply, and what this client needs to reply to it."""
@@ -353,6 +372,7 @@ class _Task:
         if releases:
             made = self._made()
             problem, zero_rows = self.node.problem(), self.node.zero_rows
+            _check_arrays(order, problem)
             client = replace(client, problem=problem, zero_rows=zero_rows)
             client = self._remember(client, made)
         reply, after = client_reply(plan, order.broadcast, order.stage, order.requests, client)
