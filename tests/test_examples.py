@@ -254,6 +254,7 @@ def test_the_recipes_are_read_and_name_themselves(repository: Path) -> None:
     assert 0.5 * sofim.data.radius < sofim.privacy.clip <= sofim.data.radius
 
 
+@pytest.mark.slow
 def test_the_recipe_of_an_own_network_runs_by_the_default(repository: Path) -> None:
     path = repository / "examples/recipes/own-network.toml"
     shorter = ("rounds=2", "data.options.records=300", "evaluation.every=2")
