@@ -457,8 +457,8 @@ def growth(narrow: bool) -> Any:
     figure, axes = plt.subplots(*shape, figsize=size, layout="constrained")
     found = json.loads((MEASURED / "growth.json").read_text(encoding="utf-8"))["results"]["growth"]
     for ax, name in zip(axes.flat, AXES, strict=True):
+        ax.set(xscale="log", yscale="log", title=name)  # first: room is made on these axes
         _grown(ax, [r["detail"] for r in found if r["detail"]["axis"] == name], found)
-        ax.set(xscale="log", yscale="log", title=name)
     figure.supylabel("processor seconds; dashed: extrapolated", fontsize=9.5)
     return figure
 
@@ -493,7 +493,7 @@ def _grown(ax: Any, details: list[dict[str, Any]], found: list[dict[str, Any]]) 
                 fontsize=7.5,
                 color=GREY,
             )
-    ax.set_ylim(low, high * 30 ** (len(lines) / 3))  # room for the legend
+    ax.set_ylim(low, high * (high / low) ** (0.17 * len(lines)))  # room for the legend
     ax.legend(frameon=False, fontsize=7.5, loc="upper left", handlelength=1.2)
 
 
