@@ -62,12 +62,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return os.pathsep.join(map(str, places))
 
 
-SLOW_PAGES = tuple(
-    f"{name}.md"
-    for name in (
-        *("models", "language-models", "watching", "accounting"),
-        *("parts", "statistics", "use-the-model", "contract"),
-    )
+SLOW_PAGES = (
+    *("models.md", "language-models.md", "watching.md", "accounting.md"),
+    *("parts.md", "statistics.md", "use-the-model.md", "contract.md"),
 )
 """Pages that train for 10 to 25 s."""
 

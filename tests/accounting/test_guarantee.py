@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from dpfed.accounting import gdp
 from dpfed.accounting import guarantee as module
 from dpfed.accounting.event_tree import ChannelUse, RoundKind, TrainingReleases
+from dpfed.accounting.events import to_json
 from dpfed.accounting.guarantee import (
     EXACT,
     NONE,
@@ -31,9 +32,11 @@ from dpfed.accounting.guarantee import (
     Claim,
     Guarantee,
     delta_warning,
+    epsilon_of,
     epsilon_of_event,
     guarantee,
     is_gaussian,
+    rough_epsilon_of,
     round_up,
 )
 from dpfed.core.errors import DpfedError, Unpriceable
@@ -416,3 +419,13 @@ def test_to_json_is_plain():
     assert (back["colluders"], back["budgeted"], back["correlated"]) == (1, False, False)
     assert (back["unit"], back["adjacency"], back["trust"]) == ("group", "replace-one", "local")
     assert (back["noise"], back["idealized"], back["rounds"]) == ("os", True, ROUNDS)
+
+
+def test_a_rough_epsilon_of_a_composed_tree_is_near_the_stated_one() -> None:
+    """It is kept by its tree, which must be hashable: a composed event of dp_accounting is not."""
+    drawn = SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), 10)
+    event = to_json(ComposedDpEvent([drawn, GaussianDpEvent(5.0)]))
+    stated, _ = epsilon_of(event, 1e-5, Adjacency.ADD_REMOVE)
+    for _ in range(2):
+        rough = rough_epsilon_of(event, 1e-5, Adjacency.ADD_REMOVE)
+        assert rough == pytest.approx(stated, rel=0.01)

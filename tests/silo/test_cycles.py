@@ -108,9 +108,6 @@ class Gated(Training):
         rows = [row.body for row in ledger.rows() if row.body["kind"] == "book"]
         ledger.close()
         entered = bool(rows) and (rows[-1]["round"], rows[-1]["attempt"]) == at
-        written = [
-            path.stat().st_mtime_ns for path in state.glob("ledger.sqlite*") if path.exists()
-        ]
         return entered and answer.exists() and answer.stat().st_mtime_ns > max(written)
 
     def kill_relay(self, node: str) -> int:

@@ -21,7 +21,6 @@ that the server starts no other training on the data, unless an owner's budget e
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -501,18 +500,18 @@ def rough_epsilon_of(event: Json, delta: float, adjacency: Adjacency) -> float:
         adjacency: what neighbouring data sets are.
     """
     gdp.check_delta(delta)
-    return _rough(json.dumps(event, sort_keys=True), delta, adjacency)
+    made = _fixed(events.from_json(event))
+    if not _is_known(made, adjacency):
+        raise _no_bound(made, adjacency)
+    return _rough(made, delta, adjacency)
 
 
 @lru_cache(maxsize=1024)  # a server, its simulated clients and the next trial ask for the same
-def _rough(event: str, delta: float, adjacency: Adjacency) -> float:
+def _rough(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
     from dpfed.accounting.accountant import RELATIONS, DrawnPLDAccountant
 
-    made = _fixed(events.from_json(json.loads(event)))
-    if not _is_known(made, adjacency):
-        raise _no_bound(made, adjacency)
     accountant = DrawnPLDAccountant(RELATIONS[adjacency], _ROUGH_INTERVAL)
-    return float(accountant.compose(made).get_epsilon(delta))
+    return float(accountant.compose(event).get_epsilon(delta))
 
 
 _ROUGH_INTERVAL = 1e-3  # ten times dp_accounting's own

@@ -105,6 +105,12 @@ NETWORK = Method(
 """What such a recipe has instead if its model is a network: lab/studies/networks-untuned."""
 NETWORK_DRAW = 0.1
 """The probability with which it draws each unit, where a draw has a proven bound."""
+DRAWN: dict[str, tuple[float, float]] = {
+    "privacy.epsilon": (1e-6, 50.0),
+    "privacy.std_over_clip": (0.05, 1e9),
+}
+"""What terms can choose where units or clients are drawn: with less noise an accountant's grid has
+no end."""
 
 
 def method_of(client: str) -> str | None:
@@ -154,8 +160,8 @@ def _drawable(privacy: Mapping[str, Any]) -> bool:
     return (
         privacy.get("adjacency") in (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE)
         and not privacy.keys() & {"client_rate", "cohort"}
-        and not (isinstance(epsilon, int | float) and epsilon > 50)  # as terms.DRAWN
-        and not (isinstance(ratio, int | float) and ratio < 0.05)
+        and not (isinstance(epsilon, int | float) and epsilon > DRAWN["privacy.epsilon"][1])
+        and not (isinstance(ratio, int | float) and ratio < DRAWN["privacy.std_over_clip"][0])
     )
 
 

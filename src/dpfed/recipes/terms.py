@@ -66,6 +66,7 @@ from dpfed.data.contract import Contract, contract_of, read_contract
 from dpfed.data.folder_digest import folder_digest
 from dpfed.data.models import Model
 from dpfed.recipes.build import plan_for, trained_model
+from dpfed.recipes.methods import DRAWN
 from dpfed.recipes.model import is_loaded, sized_model
 from dpfed.recipes.query import with_questions
 from dpfed.recipes.schema import (
@@ -443,11 +444,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "evaluation.holdout": (0.0, 1.0),
 }
 """Every number of a recipe that terms can choose: the least and the most."""
-DRAWN: dict[str, tuple[float, float]] = {
-    "privacy.epsilon": (1e-6, 50.0),
-    "privacy.std_over_clip": (0.05, 1e9),
-}
-"""... where units or clients are drawn: with less noise an accountant's grid has no end."""
 MOST_OPTION = 1e12
 """How large a number among the options of a plug-in, model or metric may be."""
 MOST_WHOLE = 100_000
