@@ -31,7 +31,7 @@ def outer(clients: int, records: int, outputs: int, inputs: int) -> StackedOuter
 
 
 def alone(rows: StackedOuter, clip: float) -> torch.Tensor:
-    parts = zip(rows.residual, rows.feature, rows.feature_norms, strict=True)
+    parts = zip(rows.residual, rows.features, rows.feature_norms, strict=True)
     made = [Outer(r.T, f, rows.bias, feature_norms=n).clipped_sum(clip) for r, f, n in parts]
     return torch.stack([each.vector for each in made])
 

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 RowsOf: TypeAlias = Callable[[Broadcast, Problem, Unit], Rows]
 """The rows that an algorithm releases, if that is all it does."""
 
+Features: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
+"""Each client's matrix: side by side in memory, or each where it is."""
+
 _rows: WeakKeyDictionary[Work, RowsOf] = WeakKeyDictionary()  # a wrapper of work is another work
 
 
@@ -60,8 +63,8 @@ class Stackable(Protocol):
     def stack_key(self) -> Hashable:
         """What problems must share to be stacked: model, types, and how many records."""
 
-    def stack(self, problems: Sequence[Problem]) -> Problem:
-        """Several problems of the same key as one, whose rows are ``StackedRows``."""
+    def stack(self, problems: Sequence[Problem]) -> Problem | None:
+        """Problems of the same key as one, whose rows are ``StackedRows``; None if slower."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,43 +134,54 @@ class StackedDense(_Stack):
 class StackedOuter(_Stack):
     """Rows of clients with the same number of records, as ``Outer`` of each: one linear layer.
 
-    ``residual`` is [clients, outputs, records], ``feature`` [clients, records, inputs].
+    ``residual`` is [clients, outputs, records], each of ``features`` [records, inputs].
     """
 
     residual: torch.Tensor
-    feature: torch.Tensor
+    features: Features
     feature_norms: torch.Tensor
     bias: bool = True
 
     def clipped_sums(self, clip: float) -> BoundedSums:
         """Scale each residual by its row's factor; one product for each client makes the sum."""
         bound = checked_clip(clip)
-        records = self.feature.shape[1]
-        left = self.residual.double().contiguous()
+        records = self.residual.shape[2]
+        left = self.residual.to(torch.float64, memory_format=torch.contiguous_format)
         norms = (left * left).sum(dim=1).sqrt_().mul_(self.feature_norms)
         usable = torch.isfinite(norms.sum(dim=1)) & self._in_one_piece
         left.mul_(clip_factors(norms, bound)[:, None, :])
-        sums = stacked_vectors(products(left, self.feature.double()), self.bias)
+        sums = stacked_vectors(products(left, self.features), self.bias)
         if records <= 2 and 1 / _MAX_PLAIN_CLIP <= bound <= _MAX_PLAIN_CLIP:
             sums = sums.to(self.residual.dtype)
         return BoundedSums(sums, bound, 2 * bound, usable)
 
     @property
     def _in_one_piece(self) -> bool:
-        records, wide = self.feature.shape[1], max(self.feature.shape[2], self.residual.shape[1])
+        first = self.features[0]
         return (
-            0 < records <= _MAX_RECORDS
-            and records * wide <= _MAX_NUMBERS
-            and self.residual.dtype == self.feature.dtype == torch.float32
+            in_one_piece(first.shape[0], first.shape[1], self.residual.shape[1])
+            and self.residual.dtype == first.dtype == torch.float32
             and self.feature_norms.dtype == torch.float64
         )
 
 
-def products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The product of each pair of matrices, with the bits that it has when computed alone."""
-    rows, inner, columns = *left.shape[1:], right.shape[2]
-    if _batched_alike(rows, inner, columns, left.dtype):
-        return torch.bmm(left, right)
+def in_one_piece(records: int, inputs: int, outputs: int) -> bool:
+    """Whether one client's rows of these sizes are clipped and added up in one piece."""
+    wide = max(inputs, outputs)
+    return 0 < records <= _MAX_RECORDS and records * wide <= _MAX_NUMBERS
+
+
+def products(left: torch.Tensor, right: Features) -> torch.Tensor:
+    """The product of each pair of matrices, with the bits that it has when computed alone.
+
+    Args:
+        left: the first factors, whose type the products have.
+        right: the others; matrices that lie apart are converted one by one, which fits the cache.
+    """
+    if isinstance(right, torch.Tensor):
+        right = right.to(left.dtype)
+        if _batched_alike(*left.shape[1:], right.shape[2], left.dtype):
+            return torch.bmm(left, right)
     return _one_by_one(left, right)
 
 
@@ -183,10 +197,10 @@ def _batched_alike(rows: int, inner: int, columns: int, dtype: torch.dtype) -> b
     return torch.equal(torch.bmm(left, right), _one_by_one(left, right))
 
 
-def _one_by_one(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    made = left.new_empty(len(left), left.shape[1], right.shape[2])
-    for one, other, out in zip(left.unbind(), right.unbind(), made.unbind(), strict=True):
-        torch.mm(one, other, out=out)
+def _one_by_one(left: torch.Tensor, right: Features) -> torch.Tensor:
+    made = left.new_empty(*left.shape[:2], right[0].shape[1])
+    for one, other, out in zip(left, right, made, strict=True):
+        torch.mm(one, other.to(one.dtype), out=out)
     return made
 
 

@@ -227,7 +227,10 @@ class _Pass:
         problems = [client.problem for client in clients if client.problem is not None]
         first, rows = problems[0], rows_of(self.plan.client.work)
         assert isinstance(first, Stackable) and rows is not None  # noqa: PT018, S101
-        stack = rows(self.broadcast, first.stack(problems), self.plan.update.unit)
+        together = first.stack(problems)
+        if together is None:
+            return None
+        stack = rows(self.broadcast, together, self.plan.update.unit)
         if not isinstance(stack, StackedRows):
             return None
         sums = stack.clipped_sums(self.plan.update.clip)
