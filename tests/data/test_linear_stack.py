@@ -27,7 +27,7 @@ def problems(model: Linear, clients: int, records: int) -> list[LinearProblem]:
 
 
 @pytest.mark.parametrize("unit", [Unit.RECORD, Unit.CLIENT])
-@pytest.mark.parametrize("records", [1, 5, 64, 192, 193, 400, 1300])  # the last: large
+@pytest.mark.parametrize("records", [1, 5, 64, 192, 193, 400, 2600])  # the last: large
 @pytest.mark.parametrize("large", [1.0, 1e8])
 def test_rows_of_a_stack_are_each_clients_own(unit: Unit, records: int, large: float) -> None:
     """Also where weights cancel, so that scores are nothing but rounding."""

@@ -531,7 +531,7 @@ class LinearProblem:
         return unit_means(table, self.groups, unit)
 
 
-LARGE_CLIENT = 1 << 14
+LARGE_CLIENT = 1 << 15
 """Numbers in a client's records from which on a stack does not copy them."""
 
 
