@@ -75,7 +75,7 @@ MOST_SECONDS = 6.0
 """Processor seconds of one run of a point that is measured."""
 MOST_BYTES = 6 << 30
 SHORT_SECONDS = 1.0
-"""A run below this is repeated; above, one is enough."""
+"""A run below this is made three times, else twice."""
 TELLING_BYTES = 8 << 20
 """Less than this may be the allocator's: it is not fitted."""
 FITTED = 4
@@ -491,9 +491,9 @@ def taken(place: int, size: int) -> tuple[float, int]:
 
         held, work = peak_above(first)
         assert callable(work)
-        if seconds[0] < SHORT_SECONDS:
-            seconds += [_timed(work) for _ in range(2)]
-        return statistics.median(seconds), held
+        # the first run also makes what later ones find: a rehearsal, blocks of records
+        seconds += [_timed(work) for _ in range(2 if seconds[0] < SHORT_SECONDS else 1)]
+        return statistics.median_low(seconds), held
 
 
 def _timed(work: Work) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rate that follows from the number of rounds alone: nothing to tune.
+"""A rate that follows from the number of rounds alone.
 
 With T the plan's rounds, round t = 0 .. T - 1 has the rate
 
