@@ -166,7 +166,13 @@ class StackedOuter(_Stack):
 
 
 def in_one_piece(records: int, inputs: int, outputs: int) -> bool:
-    """Whether one client's rows of these sizes are clipped and added up in one piece."""
+    """Whether one client's rows are clipped and added up in one piece.
+
+    Args:
+        records: how many the client has.
+        inputs: the length of a record's features.
+        outputs: the length of its residual.
+    """
     wide = max(inputs, outputs)
     return 0 < records <= _MAX_RECORDS and records * wide <= _MAX_NUMBERS
 
