@@ -67,8 +67,18 @@ def _ways(
     }
 
 
-CNN = _ways("cnn", adam=(0.001, 0.003, 0.01), opacus=(0.03, 0.1, 0.3), plain=(0.3, 1.0, 3.0))
-LORA = _ways("lora", adam=(0.001, 0.003, 0.01), opacus=(0.001, 0.003, 0.01), plain=(0.3, 1.0, 3.0))
+CNN = _ways(
+    "cnn",
+    adam=(0.001, 0.003, 0.01, 0.03),
+    opacus=(0.03, 0.1, 0.3, 1.0),
+    plain=(0.3, 1.0, 3.0, 10.0),
+)
+LORA = _ways(
+    "lora",
+    adam=(0.001, 0.003, 0.01, 0.03),
+    opacus=(0.001, 0.003, 0.01, 0.03),
+    plain=(0.3, 1.0, 3.0, 10.0),
+)
 CELLS: dict[str, tuple[str, str, dict[str, Way]]] = {
     "Fashion-MNIST, CNN": ("cnn", "fashion-mnist.npz", CNN),
     "CIFAR-10, CNN": ("cnn", "cifar10.npz", CNN),
