@@ -6,7 +6,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.claims import adamw, blocks, encoding, networks, private_statistics
+from tests.claims import (
+    adamw,
+    blocks,
+    encoding,
+    networks,
+    private_statistics,
+    quickstart_private,
+)
 from tests.claims import sofim_readings as readings
 from tests.claims.devices import (
     SCALE,
@@ -191,6 +198,11 @@ CLAIMS = [
             partial(networks.row, cell),
         )
         for cell in networks.CELLS
+    ),
+    Claim(
+        "docs/from-flower.md",
+        "dpfed's two ways end {:.1f}, {:.1f} and {:.1f} points ahead",
+        quickstart_private.leads,
     ),
     Claim("docs/blocks.md", "{} {} {} {} {}", blocks.arms),
     Claim(

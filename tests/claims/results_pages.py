@@ -7,7 +7,7 @@ from __future__ import annotations
 import statistics
 from functools import partial
 
-from tests.claims import adamw, public_features, shards
+from tests.claims import adamw, public_features, quickstart_private, shards
 from tests.claims import sofim_readings as readings
 from tests.claims.devices import (
     FLEET,
@@ -132,8 +132,23 @@ from tests.claims.sofim_fair import (
 )
 
 HELPS = "results/what-helps.md"
+QUICKSTART = "lab/studies/quickstart-private/results/README.md"
 
 CLAIMS = [
+    *(
+        Claim(
+            QUICKSTART,
+            f"| {cell} | {way} | {{}} | {{:g}} | {{:.1f}} ± {{:.1f}} | {{:.0f}} |",
+            partial(quickstart_private.line, cell, way),
+        )
+        for cell in quickstart_private.CELLS
+        for way in quickstart_private.WAYS
+    ),
+    Claim(
+        QUICKSTART,
+        "is ahead of the better of Opacus' by {:.1f}, {:.1f} and {:.1f} points",
+        quickstart_private.leads,
+    ),
     *public_features.CLAIMS,
     *shards.CLAIMS,
     # ------------------------------------------------------------------ the size of a model

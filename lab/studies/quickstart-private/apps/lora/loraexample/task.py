@@ -36,7 +36,9 @@ def make_model():
         lora_dropout=0.1,
         target_modules=["query", "value"],
     )
-    return get_peft_model(base, config)
+    model = get_peft_model(base, config)
+    torch.seed()  # batches, dropout and noise are not those of the head's seed
+    return model
 
 
 def adapter_of(model):
