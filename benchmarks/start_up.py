@@ -64,7 +64,11 @@ def run() -> list[Result]:
             "OMP_NUM_THREADS": "1",
             "DPFED_STATE": str(work / "state"),
         }
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        for name in ("PYTHONDONTWRITEBYTECODE", "FLWR_HOME"):  # each process has a home of its own
+            environment.pop(name, None)
+        environment["PATH"] = os.pathsep.join(
+            (str(Path(sys.executable).parent), environment.get("PATH", ""))
+        )
         return [
             *_commands(silos[0], terms, environment),
             *_gate(silos[0], terms, environment),

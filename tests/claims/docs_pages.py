@@ -200,6 +200,11 @@ CLAIMS = [
         for cell in networks.CELLS
     ),
     Claim(
+        "docs/models.md",
+        "LeNet {:.2f} and {:.2f}, a small ResNet {:.2f} and {:.2f}, an MLP {:.2f} and {:.2f}, MiniLM with LoRA {:.2f} and {:.2f}.",
+        networks.row_times,
+    ),
+    Claim(
         "docs/from-flower.md",
         "dpfed's two ways end {:.1f}, {:.1f} and {:.1f} points ahead",
         quickstart_private.leads,

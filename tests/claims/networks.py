@@ -10,7 +10,7 @@ from statistics import stdev
 
 from scipy.stats import t as student
 
-from tests.claims.files import results_of, rows
+from tests.claims.files import RESULTS, results_of, rows
 
 
 def accuracy(name: str, rate: float, quantile: str = "") -> float:
@@ -104,3 +104,18 @@ def leads_over_gradient_descent() -> tuple[float, float]:
     """The least and the largest lead of the untuned one over tuned DP-FedGD."""
     gaps = [float(found[0]) - float(found[2]) for found in map(row, CELLS)]
     return min(gaps), max(gaps)
+
+
+def row_times() -> tuple[float, ...]:
+    """Network by network: the step's time over the fastest other way's, and over a plain one's."""
+    kept = (RESULTS / "benchmarks" / "rows.json").read_text(encoding="utf-8")
+    found = json.loads(kept)["results"]["row_time"]
+    names = dict.fromkeys(each["name"] for each in found)
+    by = {name: [each for each in found if each["name"] == name] for name in names}
+    assert list(by) == ["rows of LeNet", "rows of ResNet", "rows of MLP", "rows of MiniLM, LoRA"]
+    return tuple(
+        each["measured"] / each["limit"]
+        for lines in by.values()
+        for each in lines
+        if "fastest" in each["against"] or "not private" in each["against"]
+    )
