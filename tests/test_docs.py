@@ -31,11 +31,11 @@ AUTHORS = set(_EXCLUDED[1].split()) if _EXCLUDED else set()
 """Pages that are read in the repository only."""
 NEWCOMER = ("quickstart.md", "your-own-optimizer.md")
 """tests/soak/newcomer runs these from an empty environment, before a release, and the long
-suite in this one. CI runs the first of them up to its ``flwr run``."""
+suite in this one, the first of them also up to its ``flwr run``."""
 SIMULATOR_PAGES = ("nvflare.md",)
-"""CI runs NVFlare's simulator in tests/nvflare; the long suite this page's, too."""
-METHOD_PAGES = ("dp-fedadamw.md", "dp-fednew.md", "fednewton.md")
-"""Alike in form; CI runs that of DP-FedSOFIM, the long suite the others."""
+"""NVFlare's simulator takes a minute, here and in tests/nvflare."""
+METHOD_PAGES = ("dp-fedsofim.md", "dp-fedadamw.md", "dp-fednew.md", "fednewton.md")
+"""Alike in form; they train for 10 to 30 s."""
 ELSEWHERE = {
     "index.md": "its commands are the quickstart's first, which are run",
     "deployment.md": "needs several hosts: tests/soak/month.py is them, by turns",
@@ -65,8 +65,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 SLOW_PAGES = (
     *("models.md", "language-models.md", "watching.md", "accounting.md"),
     *("parts.md", "statistics.md", "use-the-model.md", "contract.md"),
+    *("data.md", "methods.md", "shards.md"),
 )
-"""Pages that train for 10 to 25 s."""
+"""Pages that train for 5 to 25 s."""
 
 
 def marked(name: str) -> Any:
@@ -128,6 +129,7 @@ def test_the_page_does_what_it_says(name: str, tmp_path: Path) -> None:
     follow(pages.blocks(DOCS / name), tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.xdist_group("flower")
 @pytest.mark.usefixtures("reader")
@@ -361,6 +363,7 @@ def build(root: Path, target: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_site_is_built_strictly_and_spelt_right(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")

@@ -88,6 +88,7 @@ def test_the_cnn_trains_on_images(tmp_path: Path, repository: Path) -> None:
     assert report["guarantee"].startswith("(100, 1e-05)-DP for each record")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("task", TASKS)
 def test_models_of_ones_own_are_trained(task: str, tmp_path: Path, repository: Path) -> None:
     if task == "text":
@@ -128,6 +129,7 @@ def test_the_plain_app_of_the_same_models_is_not_private(
 HUB = ["private-tables", "private-images", "private-lora", "gated-consortium"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HUB)
 def test_the_apps_for_the_hub_build(
@@ -254,6 +256,7 @@ def test_the_recipes_are_read_and_name_themselves(repository: Path) -> None:
     assert 0.5 * sofim.data.radius < sofim.privacy.clip <= sofim.data.radius
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_recipe_of_an_own_network_runs_by_the_default(repository: Path) -> None:
     path = repository / "examples/recipes/own-network.toml"
@@ -270,6 +273,7 @@ NOTEBOOKS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["first", pytest.param("dp-fedsofim", marks=pytest.mark.long)])
 def test_the_notebook_runs_and_shows_its_picture(

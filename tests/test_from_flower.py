@@ -86,7 +86,7 @@ def test_the_diffs_have_as_many_lines_as_the_page_says(repository: Path) -> None
     [
         "rows",
         "clients",
-        pytest.param("shards", marks=pytest.mark.slow),  # starts Python
+        pytest.param("shards", marks=pytest.mark.long),  # starts Python
     ],
 )
 def test_a_diff_makes_the_quickstart_private(

@@ -337,6 +337,7 @@ def test_a_short_random_search_is_no_grid() -> None:
     assert "The best over server.1.rate" in picture.caption
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_files_are_written_and_do_not_change(tmp_path: Path) -> None:
     def written() -> dict[str, bytes]:

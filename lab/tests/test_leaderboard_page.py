@@ -113,6 +113,7 @@ def test_the_same_folder_gives_the_same_bytes(tmp_path: Path) -> None:
     assert write_leaderboard(tmp_path).read_bytes() == first
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not RESULTS.exists(), reason="an sdist has no results")
 @pytest.mark.parametrize("name", ["leaderboard.html", "leaderboard.md"])
 def test_the_committed_page_is_what_the_committed_runs_give(name: str) -> None:

@@ -60,6 +60,7 @@ def test_a_part_that_is_none_is_refused(text: str) -> None:
         Part.parse(text)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_joined_parts_are_the_sweep_of_one_machine(made: Path, parts: Path) -> None:
     join(parts)

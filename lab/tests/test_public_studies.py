@@ -165,6 +165,7 @@ def test_a_study_of_the_papers_own_data_is_ready(name: str) -> None:
     assert len(lines) == 1 + 4 * 9 * 7  # epsilon, methods, rounds
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [FIRST, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
@@ -191,6 +192,7 @@ def test_a_study_of_the_papers_own_data_runs_on_made_up_features(
     assert all(each["lent"] == "sofim-cifar10" for each in kept.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("network", ["resnet20", "vgg16"])
 def test_a_backbone_is_trained_and_read(
     network: str, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch

@@ -98,6 +98,7 @@ def test_a_wrong_file_is_answered_in_a_sentence(tmp_path: Path, text: str, messa
         paper(tmp_path, text)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_folder_gets_the_figures_of_its_study(tmp_path: Path) -> None:
     source = write(tmp_path)

@@ -108,6 +108,7 @@ def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
 # ----------------------------------------------------------------------------------------- the page
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_page_is_well_formed_and_has_every_figure(made: Path, page: Page) -> None:
     files = {path.stem for path in (made / "figures").glob("*.png")}
@@ -403,6 +404,7 @@ def test_the_command_names_a_study_that_comes_along() -> None:
     assert report.command(STUDY, searched=False) == "dpfed sweep study.toml"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
 def test_a_real_study_has_a_report(tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "outputs", "function"), CASES)
 def test_rows_are_the_librarys_own(

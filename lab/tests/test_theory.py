@@ -197,6 +197,7 @@ def by_line(found: list[Finding]) -> dict[tuple[str, str, str], Finding]:
     return {(each.statement, each.case, each.quantity): each for each in found}
 
 
+@pytest.mark.long
 @needs_results
 @pytest.mark.slow
 def test_the_floors_are_measured_again() -> None:
@@ -219,6 +220,7 @@ def test_the_momentum_in_a_loop_is_measured_again() -> None:
     assert [each.holds for each in found] == [False, True]
 
 
+@pytest.mark.long
 @needs_results
 @pytest.mark.slow
 def test_fednew_is_measured_again() -> None:
@@ -304,6 +306,7 @@ def test_a_wrong_factor_of_the_variance_is_noticed(
     assert broken()
 
 
+@pytest.mark.long
 def test_a_wrong_factor_of_a_floor_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of what DP-FedGD ends at is neither what it ends at, nor in theory.csv."""
     exact = bounds.gd_reached
@@ -314,6 +317,7 @@ def test_a_wrong_factor_of_a_floor_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     assert not any(each.holds for each in ours)
 
 
+@pytest.mark.long
 def test_a_bound_that_is_too_small_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "gd_floor", lambda c: c.eta * c.noise / (100 * c.mu))
     found = list(quadratics.floors(conditions=(1,), seeds=range(2)))

@@ -58,6 +58,7 @@ def settings_of(count: int) -> list[tuple[float, float, int, int, Adjacency]]:
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.long)])
 def test_closed_form_is_pld_to_1e_6(count):
@@ -81,6 +82,7 @@ def test_closed_form_is_pld_to_1e_6(count):
     assert worst < 1e-6, worst
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("adjacency", Adjacency)
 def test_delta_agrees_with_pld(adjacency):
@@ -266,6 +268,7 @@ COMPOSED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "relation",
@@ -283,6 +286,7 @@ def test_kept_distributions_give_the_figures_of_pld_to_the_last_bit(relation):
                 assert ours.get_epsilon(delta) == theirs.get_epsilon(delta), event
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("event", COMPOSED)
 def test_a_cached_figure_is_that_of_pld(event):

@@ -107,6 +107,7 @@ def start(strategy: DPStrategy, grid: LocalGrid) -> Any:
     return strategy.start(grid, ArrayRecord(module().state_dict()))
 
 
+@pytest.mark.long
 def test_batchnorm_trains_where_its_buffers_stay_on_the_node() -> None:
     plan = plan_for()
     grid = LocalGrid(app_for(plan), nodes(CLIENTS))

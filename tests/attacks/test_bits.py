@@ -135,6 +135,7 @@ def test_networks_compute_in_one_thread_whoever_asks(sampler: str) -> None:
 # ---------------------------------------------------------------------------------- public features
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_hidden_states_of_a_record_depend_on_no_other(tmp_path: Path) -> None:
     """Of equal records, whatever their number; and beside one that is padded."""

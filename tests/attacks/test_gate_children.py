@@ -50,7 +50,7 @@ def asked(handler: RequestHandler, hold: float) -> tuple[bytes, float]:
     ("work", "hold"),
     [
         (0.0, 0.0),
-        (9.0, 3.2),
+        pytest.param(9.0, 3.2, marks=pytest.mark.long),
         pytest.param(0.4, 3.2, marks=pytest.mark.long),
         pytest.param(9.0, 0.0, marks=pytest.mark.long),
     ],

@@ -121,6 +121,7 @@ print(gate._run_in_child(train, 20.0))
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_child_computes_after_its_gate_has_whatever_the_number_of_threads() -> None:
     free = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

@@ -149,6 +149,7 @@ def test_calibration_that_takes_too_long_is_refused(
     assert time.process_time() - began < 2.0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_small_rate_ends_in_time_and_its_way_out_is_one(tmp_path: Path) -> None:
     """Within the ranges, and far beyond ten seconds: refused; with noise that is given, priced."""

@@ -52,6 +52,7 @@ def handed(
     return door.made
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("unit", [Unit.RECORD, Unit.GROUP])
 @pytest.mark.parametrize(
     ("options", "alike"),

@@ -113,7 +113,7 @@ USUAL = "0.1,0.2,0.3,1,3"
 @pytest.mark.parametrize("unit", ["record", "group"])
 @pytest.mark.parametrize("named", [True, False], ids=["schema", "plain"])
 @pytest.mark.parametrize("row", [*ROWS, *KNOWN, *OTHERS])
-@pytest.mark.sample(7)
+@pytest.mark.sample(14)
 def test_one_cell_changes_neither_the_form_of_a_reply_nor_other_rows(
     row: str, named: bool, unit: str, tmp_path: Path
 ) -> None:

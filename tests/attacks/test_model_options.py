@@ -50,7 +50,7 @@ def encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "config.json").write_text(json.dumps({"model_type": "redteam", "auto_map": names}))
     (folder / "conf.py").write_text(CODE)
     monkeypatch.setenv("PROOF", str(tmp_path / "proof"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # read once
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     return folder
 

@@ -85,6 +85,7 @@ def moved(result: Any) -> torch.Tensor:
 # --------------------------------------------------------------------------------- who is there
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mechanism", ["gaussian", "blt"])
 def test_devices_appear_after_the_start_and_vanish(mechanism: str) -> None:
     plan = plan_with(mechanism)
@@ -106,6 +107,7 @@ def test_devices_appear_after_the_start_and_vanish(mechanism: str) -> None:
     assert result.guarantee.epsilon == pytest.approx(2.0, rel=1e-6)
 
 
+@pytest.mark.long
 def test_one_that_vanishes_after_it_was_asked_costs_the_others_nothing() -> None:
     plan = plan_with("gaussian", epsilon=None, std_over_clip=1e-5)
 

@@ -71,6 +71,7 @@ def test_add_remove_is_refused_in_a_secure_sum() -> None:
         )
 
 
+@pytest.mark.long
 def test_a_secret_draw_and_smaller_units_may_be_added_or_removed() -> None:
     """A drawn client that is not there is a zero, and a record's client brings its noise anyway."""
     assert plan(adjacency="add-remove", trust="central", client_rate=0.5).guarantee().epsilon <= 1

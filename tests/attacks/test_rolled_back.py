@@ -209,9 +209,10 @@ def checked(found: list[History]) -> None:
 
 @pytest.mark.slow
 def test_with_one_honest_keeper_no_budget_is_exceeded(tmp_path: Path) -> None:
-    checked(histories(tmp_path, range(6), honest=True))
+    checked(histories(tmp_path, range(2), honest=True))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_without_one_it_is(tmp_path: Path) -> None:
     found = histories(tmp_path, range(3), honest=False)

@@ -92,12 +92,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         for at, each in enumerate(SETTINGS)
     ],
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_no_figure_is_below_that_of_one_draw_for_all_channels(name: str) -> None:
     plan = plan_of(**{"rate": 0.01, "rounds": 100, **SETTINGS[name]})
     assert plan.guarantee().epsilon >= at_least(plan) > 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_noise_is_calibrated_for_one_draw() -> None:
     plan = plan_of(0.2, 6, {"share": 0.5}, epsilon=2.0)
@@ -129,6 +130,7 @@ def drawn_recipe() -> Any:
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_audit_counts_the_draws_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = target(drawn_recipe())

@@ -71,6 +71,7 @@ class Hostage(nn.Module):
         return out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "metrics", [None, pytest.param(["accuracy"], marks=pytest.mark.long)], ids=["plain", "named"]

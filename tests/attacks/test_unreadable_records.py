@@ -177,6 +177,7 @@ def minilm(home: Path) -> Path:
     return folder if folder.is_dir() else pytest.skip("no MiniLM in $DPFED_DATA/text")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [bert, minilm])
 def test_the_docs_example_of_an_adapter_trains_on_its_records_as_it_stands(

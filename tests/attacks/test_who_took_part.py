@@ -356,6 +356,7 @@ def left_over_flower(folder: Path, silent: Silent, who: tuple[int, ...] | None) 
     return files, result.history, result.stopped, result.answered, model, rounds, seen
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "left", [pytest.param(left_in_one_process, marks=pytest.mark.long), left_over_flower]
@@ -383,6 +384,7 @@ def test_the_law_sees_what_a_run_without_a_secret_draw_says(tmp_path: Path) -> N
     assert told[0] != told[1]
 
 
+@pytest.mark.long
 def test_under_a_secret_draw_the_page_has_the_expected_number(tmp_path: Path) -> None:
     plan = secret()
     result = DPStrategy(plan, wait=0.1).start(Gates(plan, range(5), range(5)), INITIAL)

@@ -38,6 +38,7 @@ def sound() -> Subject:
     return target(small(), seed=1)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught_by_the_audits_that_are_named(bug: str, sound: Subject) -> None:
     plant: Callable[[Subject], Subject] = BUGS[bug]
@@ -99,11 +100,12 @@ QUICK = {"central", "secure", "exact", "tree", "fedavg"}
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in KINDS]
 )
-@pytest.mark.sample(4)
+@pytest.mark.sample(9)
 def test_sound_code_of_every_kind_is_not_flagged(kind: str) -> None:
     assert flagged(target(KINDS[kind], 3, FEW)) == set()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["central", "zero-out"])
 def test_half_the_noise_is_caught_under_other_guarantees(kind: str) -> None:
@@ -130,6 +132,7 @@ def test_a_stated_power_is_kept_by_one_run(sound: Subject) -> None:
     assert one_run(weaker).verdict is Verdict.FLAGGED
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_client_alone_can_be_audited() -> None:
     data = {

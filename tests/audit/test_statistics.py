@@ -97,6 +97,7 @@ def test_randomized_response_that_fails_with_delta_stays_below_the_bound() -> No
         assert (right >= least).mean() <= s.chance_of(least, coins, coins, epsilon, delta) + 0.01
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_bound_of_one_run_is_rarely_above_the_truth() -> None:
     rng, epsilon, coins = np.random.default_rng(4), 1.0, 300

@@ -18,6 +18,7 @@ def measured_mu(subject) -> float:
     return float((seen.inside.mean() - seen.outside.mean()) / spread)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_worlds_of_a_sound_run_are_as_far_apart_as_claimed() -> None:
     sound = target()

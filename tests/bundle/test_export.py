@@ -115,6 +115,7 @@ def test_a_word_that_is_mapped_wrongly_is_noticed(
         _check(model, given, found, "graph")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_onnx_predicts_the_same_with_words(base: dpfed.TrainedModel, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -159,6 +160,7 @@ def test_a_program_of_torch_takes_any_number_of_records(
         assert _check(model, given, found, "program") < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_network_of_arrays_is_exported(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")

@@ -70,6 +70,7 @@ def test_a_frame_of_another_library_is_read_by_column() -> None:
     assert {name: list(table[name]) for name in table} == {"a": [1.0, None], "b": [2.0, 3.0]}
 
 
+@pytest.mark.long
 def test_images_behind_a_backbone_are_fed_as_images(tmp_path: Path) -> None:
     from dpfed.core.errors import DataError, DpfedError
     from dpfed.data.backbones import BACKBONES, weights_digest

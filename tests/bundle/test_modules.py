@@ -169,6 +169,7 @@ def test_a_bundle_chooses_little_of_a_pretrained_model(
     assert "antigravity" not in sys.modules
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("link", ["softmax", "logistic"])
 @pytest.mark.parametrize("method", ["dp-fedgd", "dp-fedauto"])
 def test_linear_models_predict_what_training_judged(link: str, method: str, tmp_path: Path) -> None:

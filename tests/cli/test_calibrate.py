@@ -163,6 +163,7 @@ def cpu_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+@pytest.mark.long
 def test_a_population_compares_kinds_of_noise():
     words = ("--population", 400, "--cohort", 50, "--adjacency", "replace-one")
     done = dpfed("calibrate", "--epsilon", 2, "--rounds", 24, *words)

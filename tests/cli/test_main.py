@@ -78,6 +78,7 @@ def test_run_trains_reports_and_writes(recipe: Path, tmp_path: Path) -> None:
     assert "seed = 4" in (folder / "recipe.toml").read_text()
 
 
+@pytest.mark.long
 def test_a_delta_that_gives_a_unit_away_is_warned_about(recipe: Path, tmp_path: Path) -> None:
     done = dpfed("run", str(recipe), "--quiet", "--set", "privacy.delta=0.01", cwd=tmp_path)
     assert done.returncode == 0
@@ -118,6 +119,7 @@ def test_run_takes_a_method_by_name(tmp_path: Path) -> None:
     assert written["privacy"]["clip"] == 3.0
 
 
+@pytest.mark.long
 def test_a_method_by_name_takes_the_place_of_the_recipes(recipe: Path, tmp_path: Path) -> None:
     arguments = ["--method", "ema-only", "--epsilon", "5", "--quiet"]
     done = dpfed("run", str(recipe), *arguments, cwd=tmp_path)
@@ -256,6 +258,7 @@ def files_of(*words: str) -> set[str]:
     return {name.removeprefix("dpfed.cli.") for name in said} - {"main"}
 
 
+@pytest.mark.long
 def test_a_commands_file_is_loaded_when_it_is_typed() -> None:
     assert files_of("--version") == set()
     assert files_of("methods") == {"methods"}

@@ -606,6 +606,7 @@ def test_data_of_another_user_a_link_or_none(site: Site) -> None:
     fault(site, "must be an absolute path")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["docker", "sudo", "adm", "disk"])
 def test_a_relay_in_a_group_that_gives_rights(site: Site, group: str) -> None:

@@ -158,6 +158,7 @@ def test_a_secure_sum_is_explained_with_its_assumptions(tmp_path: Path) -> None:
     assert "lowest bits" not in text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_central_keyed_and_drawn_runs_say_what_they_rest_on(tmp_path: Path) -> None:
     privacy = {
@@ -200,6 +201,7 @@ def test_a_run_in_clear_guarantees_nothing_and_says_so(tmp_path: Path) -> None:
     assert "right guesses" not in text
 
 
+@pytest.mark.long
 def test_the_ledgers_total_of_all_runs_is_stated_and_rounded_up(tmp_path: Path) -> None:
     ledger = {"dataset": "adult", "epsilon": 8.0, "path": str(tmp_path / "ledger.sqlite")}
     for name in ("one", "two"):
@@ -349,7 +351,9 @@ def test_a_new_app_trains_over_a_grid(home: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("kind", "nodes", "shorter", "stated"),
     [
-        ("shards", 2, {"shards": 5}, "(3, 1e-05)-DP for each record"),
+        pytest.param(
+            *("shards", 2, {"shards": 5}, "(3, 1e-05)-DP for each record"), marks=pytest.mark.long
+        ),
         ("clients", 10, {"clients": 10}, "(8, 0.001)-DP for each client"),
     ],
 )
@@ -720,6 +724,7 @@ def test_all_words_of_a_template_are_filled_in(kind: str, engine: str, home: Pat
     assert len(commands) == (3 if kind != "gated" else gated)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_new_app_can_be_published(

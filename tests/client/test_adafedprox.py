@@ -169,6 +169,7 @@ def test_a_round_without_clients_moves_nothing() -> None:
 # ---------------------------------------------------------------------------------- what else holds
 
 
+@pytest.mark.long
 def test_clients_that_are_alike_reach_the_minimiser() -> None:
     data = federation(3, 40, alike=True)
     plan = make_plan(build("client", "adafedprox", {"rate": 0.3}), data, 150, clear(Facts(50.0)))

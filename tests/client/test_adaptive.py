@@ -294,7 +294,7 @@ def sent(search: Search, clips: tuple[float, ...]) -> Search:
     ("unit", "adjacency"),
     [each for each in itertools.product(Unit, Adjacency) if each != ("client", "add-remove")],
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_no_clip_that_is_broadcast_moves_more_than_is_priced(
     unit: Unit, adjacency: Adjacency
 ) -> None:

@@ -89,6 +89,7 @@ class Oracle:
             self.rms = np.mean(np.sqrt(seconds), axis=0)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("weights", list(Weights))
 @pytest.mark.parametrize("unit", [Unit.RECORD, Unit.GROUP])
 @pytest.mark.parametrize("std", [0.0, 0.5])
@@ -144,6 +145,7 @@ def test_one_client_with_gamma_1_begins_as_torchs_adamw() -> None:
     assert np.abs(end(plan, data) - parameter.detach().numpy()).max() < 1e-8
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_clients_that_are_alike_reach_the_minimiser() -> None:
     """Without noise and decay, to 1e-5 in 100 rounds."""

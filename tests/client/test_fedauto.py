@@ -109,6 +109,7 @@ def test_all_trusts_are_sound(unit: Unit) -> None:
         assert plan.guarantee().claims[0].epsilon == pytest.approx(2.0, rel=1e-4)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("trust", list(Trust))
 def test_the_level_of_a_plan_is_that_of_a_round(trust: Trust) -> None:
     """Damping and bias are decided by it before the first gradient is there."""

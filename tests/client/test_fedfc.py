@@ -119,6 +119,7 @@ def test_all_trusts_are_sound(unit: Unit) -> None:
     assert len(local.guarantee().claims) == 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_records_may_be_drawn() -> None:
     privacy = {"std_over_clip": 5.0, "adjacency": "add-remove", "record_rate": 0.5}
@@ -160,6 +161,7 @@ def test_only_a_linear_layer_will_do() -> None:
     assert str(reply) == UnsoundPlan.__name__
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", [Unit.RECORD, Unit.CLIENT])
 @pytest.mark.parametrize("link", ["logistic", "poisson"])

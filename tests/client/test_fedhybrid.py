@@ -58,6 +58,7 @@ def test_the_start_leads_its_rounds_and_has_noise_of_its_own() -> None:
         assert level.std == pytest.approx(expected)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_level_of_the_starts_noise_is_measured() -> None:
     """At a small rate, where the local steps hardly turn the noise."""
@@ -135,6 +136,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
 # ----------------------------------------------------------------------------- where it ends
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("link", ["logistic", "poisson"])
 def test_without_noise_it_reaches_the_pooled_minimiser_where_fedavg_does_not(link: str) -> None:

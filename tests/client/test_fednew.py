@@ -150,6 +150,7 @@ def test_groups_are_clipped_as_one() -> None:
     assert torch.allclose(replies[0], replies[1], rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", [Unit.RECORD, Unit.CLIENT])
 @pytest.mark.parametrize("link", ["logistic", "poisson"])

@@ -48,6 +48,7 @@ def test_at_client_level_a_trusted_server_may_add_the_noise() -> None:
     assert make_plan(client, federation(2, 6), 3, central).planned(UPDATE) == 3
 
 
+@pytest.mark.long
 def test_decay_pulls_the_fixed_point_to_zero() -> None:
     """Where the scaled gradient balances decay theta: nearer to 0 than the minimiser is."""
     data = federation(2, 40, alike=True)

@@ -37,6 +37,7 @@ def test_it_reaches_the_pooled_minimiser_on_unlike_clients_where_fedavg_does_not
     assert np.abs(end(drifting, data) - goal).max() > 0.1 * np.abs(goal).max()
 
 
+@pytest.mark.long
 def test_the_client_level_reaches_it_too() -> None:
     data = federation(4, 40)
     client = build("client", "scaffold", {"steps": 5, "rate": 0.2}, unit=Unit.CLIENT)

@@ -127,6 +127,7 @@ def test_any_other_error_is_not_an_extra_that_is_missing() -> None:
         _ = 1 / 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_study_without_plots_is_refused_before_its_first_run(tmp_path: Path) -> None:
     code = "from dpfed.cli.main import main\nmain()"

@@ -192,7 +192,7 @@ def sampled_plan(**privacy: Any) -> Plan:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("adjacency", "rate", "steps", "multiplier"), SETTINGS)
-@pytest.mark.sample(4)
+@pytest.mark.sample(16)
 def test_the_price_is_dp_accountings_own(
     adjacency: Adjacency, rate: float, steps: int, multiplier: float
 ) -> None:
@@ -236,6 +236,7 @@ def test_calibrated_noise_keeps_the_guarantee_and_is_close_to_the_least(epsilon:
     assert quieter.guarantee().epsilon > epsilon
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_metrics_are_accounted_for_beside_drawn_records() -> None:
     tables = {

@@ -64,6 +64,7 @@ def rows(batches: Batches, chosen: list[int], sampler: str = "ghost") -> Rows:
     return model.problem(batches.take(torch.tensor(chosen))).rows(model.initial(0), Unit.RECORD)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sampler", ["ghost", "func"])
 def test_the_law_of_sensitivity_holds(sampler: str) -> None:
     batches, most = augmented(records(), shaken, secret=SECRET), 0.0

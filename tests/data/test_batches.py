@@ -142,6 +142,7 @@ def test_records_are_the_batches_of_their_tensors() -> None:
 # ------------------------------------------------------------------- records that are not as others
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "odd",
     [
@@ -251,6 +252,7 @@ except RuntimeError:
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_data_set_larger_than_the_memory_is_trained_on() -> None:
     """600 MB of records under a limit of 300: the limit is the test's own, set by rlimit."""

@@ -41,6 +41,7 @@ def token_ids(count: int = 8) -> torch.Tensor:
     return ids
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_scores_and_gradients_are_those_of_the_whole_model(folder: Path, layers: int) -> None:
     ids, y = token_ids(), torch.arange(8) % 2

@@ -81,7 +81,7 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("shape", "sampler"), CELLS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_rows_are_the_gradients_of_single_records(shape: Shape, sampler: str) -> None:
     if sampler == "opacus":
         pytest.importorskip("opacus")
@@ -92,6 +92,7 @@ def test_rows_are_the_gradients_of_single_records(shape: Shape, sampler: str) ->
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("shape", [shape for shape in ADAPTERS if shape.padded], ids=str)
 def test_what_torch_func_cannot_go_through_is_refused_and_auto_is_ghost(shape: Shape) -> None:
     """A mask is data that a transformer branches on."""
@@ -103,6 +104,7 @@ def test_what_torch_func_cannot_go_through_is_refused_and_auto_is_ghost(shape: S
     assert (auto.rows_by(batches), auto.made_by(batches)) == ("ghost", "alone")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [s for s in ADAPTERS if not s.padded], ids=str)
 def test_a_transformer_that_is_trained_whole_has_rows_that_are_made(shape: Shape) -> None:

@@ -163,6 +163,7 @@ def hold_the_adapter(result: Any, base: Path, written: Path) -> None:
     assert not torch.allclose(scores, start, atol=1e-3)
 
 
+@pytest.mark.long
 def test_a_recipe_trains_an_adapter_from_a_folder(
     recipe: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:

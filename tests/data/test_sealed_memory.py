@@ -67,6 +67,7 @@ def heard(pages: list[int]) -> int:
     return sum(int(top > 9_000_000 * 8 / 4096) << place for place, top in enumerate(tops))
 
 
+@pytest.mark.long
 def test_a_process_beside_it_reads_a_record_off_its_memory(tmp_path: Path) -> None:
     try:
         seal.refuse_other_machines()

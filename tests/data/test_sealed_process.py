@@ -22,7 +22,7 @@ from dpfed.data.sealed_process import SealedProcess, sealed_process
 from dpfed.data.shard_process import Answer, Limits, _children
 from tests.helpers import hostile_code as hostile
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sealed")]
 LIMITS = Limits(seconds=0.4, memory=1 << 28)
 LONG = Limits(seconds=5.0, memory=1 << 29)
 SIZE = 15
@@ -174,6 +174,7 @@ def train(parameters, data):
 """
 
 
+@pytest.mark.long
 def test_no_memory_has_the_number_of_a_process(shared: Shared) -> None:
     """It rises with each process that the machine starts: so it is a clock across shards."""
     clean = shared.process._process
@@ -209,6 +210,7 @@ def test_no_memory_has_the_number_of_a_process(shared: Shared) -> None:
     assert not last[0] & last[1]  # nor is that of the shard before it
 
 
+@pytest.mark.sample(3)
 @cases(hostile.HARMLESS)
 def test_an_answer_that_is_none(shared: Shared, attack: str, port: int, folder: Path) -> None:
     answer = attempted(shared, attack, port, folder)

@@ -19,107 +19,97 @@ from dpfed.data.shard_process import Answer, CleanProcess, Limits, _children, cl
 from dpfed.data.train_functions import CALL
 from tests.helpers import train_functions
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("shard-process")]
 LIMITS = Limits(seconds=3.0, memory=1 << 28)
 SIZE = 15
 
 
-def job(mark: bool = False) -> dict[str, Any]:
+def job(function: str = "plain", mark: bool = False) -> dict[str, Any]:
     random = np.random.default_rng(0)
     x = random.normal(size=(10, 4)).astype(np.float32)
     if mark:
         x[0, 0] = train_functions.MARK
     parameters = {"weight": np.zeros((3, 4), np.float32), "bias": np.zeros(3, np.float32)}
-    return {"parameters": parameters, "data": (x, random.integers(0, 3, 10)), "seed": 1}
+    data = (x, random.integers(0, 3, 10), np.array([function] * 10))
+    return {"parameters": parameters, "data": data, "seed": 1}
 
 
-@pytest.fixture
-def process(request: pytest.FixtureRequest) -> Iterator[CleanProcess]:
-    made = CleanProcess(CALL, f"tests.helpers.train_functions:{request.param}")
+@pytest.fixture(scope="module")
+def process() -> Iterator[CleanProcess]:
+    """One for all: it takes seconds to start, and what a shard did must not be seen by the next."""
+    made = CleanProcess(CALL, "tests.helpers.train_functions:by_its_name")
     yield made
     made.close()
 
 
-def using(*names: str) -> Any:
-    return pytest.mark.parametrize("process", names, indirect=True)
-
-
-@using("by_file", "by_global", "by_environment", "by_parent")
-def test_what_a_shard_leaves_the_next_one_does_not_find(process: CleanProcess) -> None:
+@pytest.mark.parametrize("function", ["by_file", "by_global", "by_environment", "by_parent"])
+def test_what_a_shard_leaves_the_next_one_does_not_find(
+    process: CleanProcess, function: str
+) -> None:
     for _ in range(3):
-        answer = process.run(job(), SIZE, LIMITS)
+        answer = process.run(job(function), SIZE, LIMITS)
         assert answer.row is not None, answer.said
         assert not answer.row.any()
 
 
-@using("by_environment")
 def test_processes_of_a_shard_end_with_it_in_whatever_session(process: CleanProcess) -> None:
-    process.run(job(), SIZE, LIMITS)
+    process.run(job("by_environment"), SIZE, LIMITS)
     assert process._process is not None
     assert not _children(process._process.pid)
 
 
-@using("ends_with_code")
 def test_an_end_without_an_answer(process: CleanProcess) -> None:
-    answer = process.run(job(), SIZE, LIMITS)
+    answer = process.run(job("ends_with_code"), SIZE, LIMITS)
     assert answer.row is None
     assert "ended without an answer" in answer.said
 
 
-@using("sleeps")
 def test_a_shard_that_sleeps(process: CleanProcess) -> None:
     process.start()  # a busy machine takes its time for that
     began = time.monotonic()
-    answer = process.run(job(mark=True), SIZE, Limits(seconds=0.1))
+    answer = process.run(job("sleeps", mark=True), SIZE, Limits(seconds=0.1))
     assert answer.row is None
     assert "by the clock" in answer.said
     assert time.monotonic() - began < 25
-    assert process.run(job(), SIZE, Limits(seconds=5.0)).row is not None
+    assert process.run(job("sleeps"), SIZE, Limits(seconds=5.0)).row is not None
 
 
-@using("spins")
 def test_a_shard_that_computes_for_ever(process: CleanProcess) -> None:
-    answer = process.run(job(mark=True), SIZE, LIMITS)
+    answer = process.run(job("spins", mark=True), SIZE, LIMITS)
     assert answer.row is None
-    assert process.run(job(), SIZE, LIMITS).row is not None
+    assert process.run(job("spins"), SIZE, LIMITS).row is not None
 
 
-@using("hungry")
 def test_a_shard_that_takes_all_memory(process: CleanProcess) -> None:
-    answer = process.run(job(mark=True), SIZE, Limits(seconds=5.0, memory=1 << 27))
+    answer = process.run(job("hungry", mark=True), SIZE, Limits(seconds=5.0, memory=1 << 27))
     assert answer.row is None
     assert "MemoryError" in answer.said
-    assert process.run(job(), SIZE, LIMITS).row is not None
+    assert process.run(job("hungry"), SIZE, LIMITS).row is not None
 
 
-@using("raises")
 def test_a_traceback_is_for_the_local_log(process: CleanProcess) -> None:
-    answer = process.run(job(mark=True), SIZE, LIMITS)
+    answer = process.run(job("raises", mark=True), SIZE, LIMITS)
     assert answer.row is None
     assert "a record made this function raise" in answer.said
 
 
-@using("not_a_number")
 def test_numbers_that_are_not_finite(process: CleanProcess) -> None:
-    assert process.run(job(mark=True), SIZE, LIMITS) == Answer(
+    assert process.run(job("not_a_number", mark=True), SIZE, LIMITS) == Answer(
         None, "some of its numbers are not finite"
     )
 
 
-@using("plain")
 def test_a_row_of_another_length(process: CleanProcess) -> None:
     answer = process.run(job(), SIZE + 1, LIMITS)
     assert answer.row is None
     assert "something else than 16 numbers" in answer.said
 
 
-@using("kills_its_parent")
 def test_a_child_that_ends_the_clean_process(process: CleanProcess) -> None:
-    assert process.run(job(mark=True), SIZE, LIMITS).row is None
-    assert process.run(job(), SIZE, Limits(seconds=5.0)).row is not None
+    assert process.run(job("kills_its_parent", mark=True), SIZE, LIMITS).row is None
+    assert process.run(job("kills_its_parent"), SIZE, Limits(seconds=5.0)).row is not None
 
 
-@using("plain")
 def test_the_same_bits_in_each_process_and_as_here(process: CleanProcess) -> None:
     first, second = (process.run(job(), SIZE, LIMITS).row for _ in range(2))
     assert first is not None
@@ -134,7 +124,6 @@ def test_the_same_bits_in_each_process_and_as_here(process: CleanProcess) -> Non
     assert third.tobytes() == first.tobytes()
 
 
-@using("plain")
 def test_a_forked_process_uses_it_in_turn(process: CleanProcess) -> None:
     """As a gate's child does; what it leaves when it is killed is ended first."""
     process.start()
@@ -149,10 +138,13 @@ def test_a_forked_process_uses_it_in_turn(process: CleanProcess) -> None:
     assert process.run(job(), SIZE, LIMITS).row is not None
 
 
-@using("nobody_has_written_this")
-def test_a_function_that_cannot_be_imported(process: CleanProcess) -> None:
-    with pytest.raises(DataError, match="nobody_has_written_this"):
-        process.start()
+def test_a_function_that_cannot_be_imported() -> None:
+    process = CleanProcess(CALL, "tests.helpers.train_functions:nobody_has_written_this")
+    try:
+        with pytest.raises(DataError, match="nobody_has_written_this"):
+            process.start()
+    finally:
+        process.close()
 
 
 def is_running(pid: str) -> bool:
@@ -164,6 +156,7 @@ def is_running(pid: str) -> bool:
     return state != "Z"
 
 
+@pytest.mark.long
 def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"

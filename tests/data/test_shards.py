@@ -71,9 +71,10 @@ def moved(one: ShardedProblem, other: ShardedProblem, unit: Unit) -> tuple[int, 
     return int((first != second).any(dim=1).sum()), float((sums[0] - sums[1]).norm()) / CLIP
 
 
+@pytest.mark.xdist_group("shards")
 @pytest.mark.slow
 @pytest.mark.parametrize("function", range(len(train_functions.LAW)))
-@pytest.mark.sample(3)
+@pytest.mark.sample(10)
 def test_a_replaced_record_moves_one_row(chosen: CleanProcess, function: int) -> None:
     data = data_for(function)
     changed, far = moved(
@@ -83,6 +84,7 @@ def test_a_replaced_record_moves_one_row(chosen: CleanProcess, function: int) ->
     assert 0 < far <= 2 + 1e-9
 
 
+@pytest.mark.xdist_group("shards")
 @pytest.mark.slow
 @pytest.mark.parametrize("function", range(len(train_functions.LAW)))
 @pytest.mark.sample(3)
@@ -104,6 +106,8 @@ def test_a_replaced_person_moves_two_rows_of_half_the_clip(
     assert 0 < far <= 2 + 1e-9
 
 
+@pytest.mark.xdist_group("shards")
+@pytest.mark.long
 @pytest.mark.slow
 def test_on_a_busy_machine_a_slow_and_a_hungry_shard_empty_no_other(chosen: CleanProcess) -> None:
     """Each shard has its own processor time and memory, whatever else the machine does."""
@@ -182,6 +186,7 @@ def test_a_shard_by_rank_after_filtering_is_caught(kind: type[ShardedProblem]) -
     assert (changed > 1) if kind is ByRank else (changed == 1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["dpfed.data.shard_child", "tests.helpers.exit_code_zygote"])
 def test_a_parent_that_reads_exit_codes_is_caught(module: str) -> None:
@@ -259,6 +264,7 @@ def test_rows_of_persons_are_clipped_to_half_and_say_the_whole_bound() -> None:
     assert max(float(block.norm(dim=1).max()) for block in rows.clipped_rows(1.0)) <= 0.5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_rehearsal_shows_the_traceback_of_a_function_that_never_works() -> None:
     process = CleanProcess(CALL, f"{FUNCTIONS}:too_many")

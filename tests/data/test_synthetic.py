@@ -117,6 +117,7 @@ def test_places_vary_by_one_within_a_client_and_by_beta_among_them() -> None:
     assert 0.9 < within < 1.2  # 1, and a tenth of Sigma's mean
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_each_client_follows_one_linear_rule_of_its_own() -> None:
     """A softmax of one client's records fits them all; one of all records cannot."""

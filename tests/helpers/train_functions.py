@@ -210,6 +210,12 @@ def any_of(parameters: Parameters, data: Any) -> Any:
     return LAW[int(which[0])](parameters, (x, y))
 
 
+def by_its_name(parameters: Parameters, data: Any) -> Any:
+    """The function of this module that the data names."""
+    x, y, names = data
+    return globals()[str(names[0])](parameters, (x, y))
+
+
 def kills_its_parent(parameters: Parameters, data: Any) -> Any:
     if _marked(data):
         os.kill(os.getppid(), 9)

@@ -70,7 +70,7 @@ def by_turns() -> Iterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", by_turns())
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_no_search_breaks_a_bound_that_an_algorithm_states_itself(target: Target) -> None:
     hold(target, Attack(target).search(EVALUATIONS), EVALUATIONS)
 
@@ -110,6 +110,7 @@ def _difference(self: object, scores: torch.Tensor) -> torch.Tensor:
     return torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", [Unit.RECORD, pytest.param(Unit.GROUP, marks=pytest.mark.long)])
 def test_the_search_finds_the_second_derivative_that_was_indefinite(

@@ -151,6 +151,7 @@ def moved(folder: Path, seed: int, unit: Unit) -> list[str] | None:
     return wrong
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("unit", [Unit.RECORD, Unit.GROUP])
 def test_a_unit_moves_only_what_is_charged_to_its_block(tmp_path: Path, unit: Unit) -> None:
     found = []

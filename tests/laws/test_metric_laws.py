@@ -75,6 +75,7 @@ def searched(plan: Plan, model: str, effort: int = 9) -> Search:
     return Search(plan, MODELS[model]).search(Effort(effort))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_unit_moves_a_metric_by_at_most_what_is_priced(name: str) -> None:
     model = "poisson" if name in NUMBERS else "softmax"
@@ -84,6 +85,7 @@ def test_a_unit_moves_a_metric_by_at_most_what_is_priced(name: str) -> None:
         assert found.best[METRICS][0] > 0.5, (unit, adjacency)  # the law is not empty
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("adjacency", Adjacency)
 def test_several_at_once_are_priced_together(adjacency: Adjacency) -> None:
     several = [table(name) for name in ("accuracy", "auc", "perplexity", "recall")]
@@ -101,6 +103,7 @@ def hold_with_network_and_integers(name: str, unit: Unit, adjacency: Adjacency) 
     assert not searched(exact, "softmax", 6).faults
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSIFIED)
 def test_networks_and_exact_integers_keep_the_law(name: str) -> None:
@@ -169,6 +172,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("plant", "name"), PLANTED)
 def test_a_planted_bug_is_caught(plant: Callable[[Plan], Plan], name: str) -> None:
     faults = {}

@@ -101,7 +101,7 @@ def reached(model: Network, batches: Batches, params: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(("shape", "sampler"), CELLS)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_no_record_moves_a_sum_by_more_than_is_stated(shape: Shape, sampler: str) -> None:
     model, batches = shape.build(sampler, CHUNK)
     most = 0.0

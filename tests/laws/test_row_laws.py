@@ -177,7 +177,7 @@ DTYPES = [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sample(7)
+@pytest.mark.sample(14)
 def test_a_unit_adds_no_more_than_its_bound(name: str, dtype: torch.dtype) -> None:
     pick, reached = picker(1, dtype), 0.0
     for _ in range(DRAWS):
@@ -188,7 +188,7 @@ def test_a_unit_adds_no_more_than_its_bound(name: str, dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sample(7)
+@pytest.mark.sample(14)
 def test_an_exchanged_unit_moves_a_sum_by_no_more_than_is_stated(
     name: str, dtype: torch.dtype
 ) -> None:
@@ -209,6 +209,7 @@ MODELS: dict[str, Model] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_no_parameters_make_a_record_add_more(name: str) -> None:

@@ -52,7 +52,7 @@ def hold(found: Survey, without: tuple[str, ...] = ()) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
 def test_a_unit_moves_a_release_by_at_most_what_is_priced(name: str) -> None:
     """Linear models. Other variants, a small clip and integers meet one model each."""
     found = survey(Survey(), cases(name, LINEAR, most=1), Effort(5, more=8))
@@ -85,7 +85,7 @@ def hold_with_networks(name: str, found: Survey, tried: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_unit_moves_a_networks_release_by_at_most_what_is_priced(name: str) -> None:
     chosen = by_turns(cases(name, NETWORKS, clip=1e-2, most=1))
     hold_with_networks(name, survey(Survey(), chosen, Effort(1, more=4)), 3 * len(NETWORKS))
@@ -117,6 +117,7 @@ def fresh_prices() -> object:
 PLANTED = Effort(8, random=2)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("bug", BUGS, ids=str)
 def test_a_planted_bug_is_caught_by_the_law_alone(
     bug: Bug, fresh_prices: object, monkeypatch: pytest.MonkeyPatch
@@ -140,7 +141,7 @@ def test_the_law_of_leaks_would_miss_clear_local_steps(monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 def test_a_record_more_or_less_moves_no_other_row(model: str) -> None:
     """A server sends weights of 1e18 that cancel: other records' scores are then rounding alone.
 

@@ -255,7 +255,7 @@ def check(
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(12)
 def test_no_record_can_be_told_by_the_form_of_an_answer_or_empties_the_rows_of_others(
     silos: Silos, tmp_path: Path, method: str
 ) -> None:

@@ -96,6 +96,7 @@ def test_no_step_away_from_the_best_bands_gains(error: Error) -> None:
     assert loss(root, n, once, error) > 1.01 * least
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("error", ["mean", "last"])
 def test_no_step_away_from_the_best_buffers_gains(error: Error) -> None:
     n, rng = 60, np.random.default_rng(1)

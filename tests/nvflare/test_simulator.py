@@ -142,6 +142,7 @@ def check_cells(
         assert torch.equal(found, flower[number]), cells[number]
 
 
+@pytest.mark.long
 def test_gates_under_nvflare_give_the_bits_of_one_process_and_of_flower(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

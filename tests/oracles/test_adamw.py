@@ -142,6 +142,7 @@ def test_the_noise_on_a_mean_is_sigma_c_over_the_size() -> None:
     assert end(plan, data) == pytest.approx(-OPTIONS["rate"] * g / 1e3, rel=5e-3)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_kept_moments_reach_what_forgotten_ones_circle() -> None:
     """Without noise on clients that are alike: 1e-6 from the minimiser, against 1e-3."""

@@ -178,6 +178,7 @@ def run(
     return found, expected, {"ell": oracle.ell, "b": float(expected["bias_input"][0])}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("unit", list(Unit))
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize("std", [0.02, 0.6, 30.0])

@@ -206,6 +206,7 @@ def part(problem: Chosen, kept: list[int]) -> Chosen:
     return Chosen(problem.gradients[kept], problem.curvature[kept], problem.x[kept])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_no_search_finds_a_unit_that_moves_more_than_the_bounds(seed: int) -> None:

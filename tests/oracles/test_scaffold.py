@@ -70,6 +70,7 @@ class Noble:
             self.c = self.c + sum(dc for _, dc in sent) / n
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("weights", list(Weights))
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize("unit", list(Unit))

@@ -60,6 +60,7 @@ def test_a_released_accuracy_has_an_interval_of_its_noise(tmp_path: Path) -> Non
     assert "released with noise" in accuracy["on"]
 
 
+@pytest.mark.long
 def test_a_released_loss_has_the_interval_of_a_coin_that_is_0_or_its_bound(tmp_path: Path) -> None:
     """No loss in [0, bound] of this mean spreads further (Bhatia and Davis 2000)."""
     found = told(tmp_path, evaluation={"kind": "federated", "loss_bound": 2.0})
@@ -190,6 +191,7 @@ def test_the_intervals_of_released_figures_cover(case: tuple[int, float, float])
     assert _covered(*case, runs=1000) >= 0.93
 
 
+@pytest.mark.long
 def test_an_accuracy_of_drawn_clients_has_no_interval(tmp_path: Path) -> None:
     data = {**MADE_UP, "options": {"records": 600, "features": 3, "classes": 2}}
     data["partition"] = {"clients": 20}

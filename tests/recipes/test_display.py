@@ -134,6 +134,7 @@ def in_a_terminal(command: list[str], folder: Path, columns: int = 80) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent.decode())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_real_terminal_shows_the_panel_and_then_the_guarantee(tmp_path: Path) -> None:
     (tmp_path / "ward.toml").write_text(RECIPE)

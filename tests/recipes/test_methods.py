@@ -129,7 +129,7 @@ def test_every_pair_of_method_model_and_unit_is_run() -> None:
 
 
 @pytest.mark.parametrize(("method", "model", "unit"), map(marked, SUPPORTED))
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 def test_a_method_runs_where_it_says_with_the_same_bits_over_flower(
     method: str, model: str, unit: str
 ) -> None:

@@ -127,6 +127,7 @@ def test_a_run_learns_and_states_its_guarantee(privacy: Any, total: Any) -> None
     assert np.isfinite(result.params).all()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_function_that_never_works_costs_nothing(tmp_path: Any) -> None:
     ledger = {"dataset": "ward", "path": str(tmp_path / "ledger.sqlite")}

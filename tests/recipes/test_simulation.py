@@ -234,6 +234,7 @@ def test_a_simulation_that_takes_too_long_is_ended(tmp_path: Path, mark: bytes) 
 # ------------------------------------------------------------------------------------- for real
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.parametrize(

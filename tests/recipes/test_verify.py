@@ -558,6 +558,7 @@ def test_evidence_of_a_gated_training_is_complete(
     assert json.loads(done.output)["verdict"] == COMPLETE
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", TAMPERED)
 def test_a_tampered_pack_is_named(
     name: str, trained: Path, tmp_path: Path, other_check: ModuleType
@@ -607,6 +608,7 @@ def test_a_roster_that_the_verifier_wrote_wrongly_is_no_verdict(
     assert (found.verdict, found.anchored) == (COMPLETE, True), found.problems
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("byte", [0, 0x22, 0x7B, 0xFF])
 def test_any_byte_of_any_file_is_read_without_an_exception(
     byte: int, trained: Path, tmp_path: Path

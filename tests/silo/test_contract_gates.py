@@ -321,6 +321,7 @@ def _expected(terms: Terms, folder: Path) -> torch.Tensor:
     return step.params
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_four_gates_one_of_them_mapped_train_the_bits_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

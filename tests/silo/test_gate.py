@@ -89,6 +89,7 @@ def test_a_secure_sum_behind_gates_gets_them_too(tmp_path: Path, silos: int) -> 
         check_bits(strategy, path, silos)
 
 
+@pytest.mark.long
 def test_named_metrics_are_released_by_gates_with_the_bits_of_one_process(tmp_path: Path) -> None:
     named = ["accuracy", {"name": "recall", "classes": CLASSES}, "perplexity"]
     judged = {"kind": "federated", "metrics": named, "every": 3, "share": 0.9}
@@ -143,6 +144,7 @@ def test_a_gate_killed_between_two_rounds_goes_on(tmp_path: Path) -> None:
         check_bits(strategy, path, 3)
 
 
+@pytest.mark.long
 def test_a_gate_that_is_asked_too_early_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

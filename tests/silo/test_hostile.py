@@ -45,7 +45,7 @@ def booked(silo: Silo) -> int:
     return sum(row.body["kind"] == "book" for row in rows)
 
 
-@pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [500, pytest.param(100_000, marks=pytest.mark.long)])
 def test_frames_of_any_bytes_are_refused_alike_and_cost_nothing(silo: Silo, count: int) -> None:
     draw = random.Random(0)
     good = order(read(silo.folder.parent / "terms.toml"))
@@ -58,6 +58,7 @@ def test_frames_of_any_bytes_are_refused_alike_and_cost_nothing(silo: Silo, coun
     assert booked(silo) == 0
 
 
+@pytest.mark.long
 def test_an_order_asked_for_ten_thousand_times_is_one_release(silo: Silo) -> None:
     """Fewer here: 10^4 repeats of the same bytes are test_asking_again's."""
     terms = read(silo.folder.parent / "terms.toml")
@@ -90,6 +91,7 @@ def test_another_user_is_not_answered(silo: Silo) -> None:
         receive(gate, 1)
 
 
+@pytest.mark.long
 def test_answers_leave_at_a_fixed_time_where_the_policy_says_so(silo: Silo) -> None:
     silo.write({"answer_after": 1.0})
     silo.kill()

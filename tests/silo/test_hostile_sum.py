@@ -29,7 +29,7 @@ from tests.silo.link import (
     federation,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("hostile-sum")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("hostile-sum")]
 
 Scenario = Callable[[Link], None]
 

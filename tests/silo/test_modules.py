@@ -87,6 +87,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files if not path.name.endswith("-shm")}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_gate_that_answered_has_loaded_what_the_list_says_and_nothing_else(
     tmp_path: Path,
@@ -136,6 +137,7 @@ print(sorted(set(sys.modules) - before))
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_child_finds_what_costs_are_computed_with_in_the_gates_memory() -> None:
     """SciPy is loaded on its first use, which in a gate would be a child's, for each order."""

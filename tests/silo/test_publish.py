@@ -100,6 +100,7 @@ def test_the_owners_command_writes_its_own_events_only(tmp_path: Path) -> None:
     assert kinds(tmp_path) == ["approved", "revoked", "answered"]
 
 
+@pytest.mark.long
 def test_asking_often_under_unknown_names_fills_no_disk(tmp_path: Path) -> None:
     held, _, publisher = watched(tmp_path)
     for at in range(100):

@@ -106,6 +106,7 @@ def replayed(terms: Terms, strategy: DPStrategy) -> torch.Tensor:
     return found.params
 
 
+@pytest.mark.long
 def test_behind_gates_it_has_the_bits_of_one_process(tmp_path: Path, installed: Path) -> None:
     path = terms_in(tmp_path)
     strategy = _trained(tmp_path, path)
@@ -118,6 +119,7 @@ def test_behind_gates_it_has_the_bits_of_one_process(tmp_path: Path, installed: 
     assert terms.pins.packages != {"wardtrain": package_digest("wardtrain")}
 
 
+@pytest.mark.long
 def test_a_gate_killed_in_the_middle_of_a_rounds_shards(tmp_path: Path, installed: Path) -> None:
     """The attempt is spent; the next one has new noise, and nothing is spent beyond the plan."""
     path = terms_in(tmp_path, spare_attempts=2)
@@ -136,6 +138,7 @@ def test_a_gate_killed_in_the_middle_of_a_rounds_shards(tmp_path: Path, installe
         ledger.close()
 
 
+@pytest.mark.long
 def test_a_reviewer_reads_which_process_runs_the_function(tmp_path: Path, installed: Path) -> None:
     path, silo = terms_in(tmp_path), Silo(tmp_path / "silo", 0)
     silo.write(sharded=[FUNCTION])

@@ -185,6 +185,7 @@ def test_an_approved_training_trains(tmp_path: Path) -> None:
     assert np.abs(whole * terms.plan.update.step - total).max() < 0.1  # noise of epsilon 1e5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_code_that_makes_no_row_is_refused_in_its_rehearsal(tmp_path: Path) -> None:
     """On made-up records, before a budget is touched; on true ones it is zeros, in silence."""

@@ -87,6 +87,7 @@ def test_a_million_numbers_are_summed(clients: int) -> None:
     check(Table(all_in(clients), clients).run_round(made), made, range(clients))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_twenty_clients_sum_a_million_numbers_in_seconds_with_and_without_dropouts() -> None:
     made = vectors(20, MILLION)
@@ -128,6 +129,7 @@ def test_whoever_is_silent_when_the_sum_is_of_those_inside_or_of_nobody(bits: in
         assert opened.weights == (1.0,) * len(expected)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_fifth_of_a_hundred_may_drop_out_at_any_stage_of_a_sparse_graph(stage: str) -> None:

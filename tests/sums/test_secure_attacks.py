@@ -559,6 +559,7 @@ REPLIES = st.one_of(
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["keys", "input", "repair", "unmask"])
 @given(data=st.binary(max_size=200) | REPLIES)
@@ -582,6 +583,7 @@ def says_what_is_true(data: bytes) -> bool:
         return False
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["input", "repair", "unmask"])
 @given(data=st.binary(max_size=200) | REQUESTS)

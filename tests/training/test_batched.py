@@ -155,6 +155,7 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plan, Sequence[LinearP
 Compare = Callable[[Plan, Sequence[LinearProblem]], None]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("unit", [Unit.RECORD, Unit.CLIENT])
 @pytest.mark.parametrize("trust", [Trust.LOCAL, Trust.CENTRAL])
 @pytest.mark.parametrize("weights", list(Weights))

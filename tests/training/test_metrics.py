@@ -53,6 +53,7 @@ def figures(plan: Plan, attempt: int = 0, clients: Any = None) -> dict[str, floa
     return measured(result.aggregate, plan.loss_bound, plan.metrics)
 
 
+@pytest.mark.long
 def test_they_are_exact_without_noise_and_as_noisy_as_they_say() -> None:
     right, loss = [], []
     for i, size in enumerate(SIZES):

@@ -283,6 +283,7 @@ def test_the_mean_is_the_formula(weights: Weights) -> None:
     assert torch.allclose(result.aggregate.mean, expected, atol=1e-6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", list(Weights))
 @pytest.mark.parametrize("trust", [Trust.LOCAL, Trust.CENTRAL])

@@ -88,6 +88,7 @@ LINES = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("unit", "adjacency", "to_unit", "to_adjacency", "change", "tight"), LINES)
 def test_no_pair_is_worse_than_a_line_says(
     unit: Unit, adjacency: Adjacency, to_unit: Unit, to_adjacency: Adjacency, change, tight: float

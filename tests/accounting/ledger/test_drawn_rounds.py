@@ -230,6 +230,7 @@ def test_a_budget_is_never_exceeded_by_runs_with_draws(wards: Account, ledger: L
     assert total <= budget * (1 + 1e-8)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("budget", [True, False])
 def test_a_draw_after_gaussian_releases(wards: Account, ledger: Ledger, budget: bool) -> None:
     if budget:

@@ -745,6 +745,7 @@ def test_fifty_kills_between_all_steps_overspend_nothing() -> None:
     assert figures["entries_wasted"] > 0  # some were killed between the row and the wire
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "seen"), [("send-first", "releases_without_an_entry"), ("no-check", "overspent")]

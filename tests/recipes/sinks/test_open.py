@@ -101,6 +101,7 @@ def test_tensorboard_has_every_number_of_every_round(tmp_path: Path) -> None:
             assert seen[name][row["round"]] == pytest.approx(value, rel=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_mlflow_has_metrics_settings_and_the_guarantee(tmp_path: Path) -> None:
     result = dpfed.run(TINY, out=tmp_path, sinks=["mlflow"])
@@ -117,6 +118,7 @@ def test_mlflow_has_metrics_settings_and_the_guarantee(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_that_fails_is_a_failed_run_in_mlflow(tmp_path: Path) -> None:
     def stop(row: Row, rounds: int) -> None:
@@ -211,6 +213,7 @@ def test_wandb_itself_writes_an_offline_run(tmp_path: Path) -> None:
     assert not [path.name for path in tmp_path.rglob("requirements.txt")]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_in_clear_has_an_infinite_epsilon_and_no_curve_of_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -272,6 +275,7 @@ def test_a_sink_that_cannot_be_opened_refuses_the_run(tmp_path: Path) -> None:
         dpfed.run(TINY, out=tmp_path, sinks=["csv"])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_server_of_mlflow_that_is_not_there_refuses_the_run_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

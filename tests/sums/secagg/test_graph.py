@@ -149,6 +149,7 @@ def test_a_design_for_visible_chances_keeps_its_targets(monkeypatch: pytest.Monk
         assert often <= target + 4 * error
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("clients", "least", "colluders"), [(100, 80, 10), (500, 400, 0), (500, 450, 100)]

@@ -368,6 +368,7 @@ def start(made: Any, client: ClientApp, rounds: int, kept: list[ArrayRecord]) ->
     return made.start(grid=grid, initial_arrays=begin, num_rounds=rounds, evaluate_fn=keep)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("kind", "rounds"),
     [

@@ -247,6 +247,7 @@ def test_an_order_of_a_dead_server_that_comes_late_does_no_harm(tmp_path: Path) 
     check(clients, strategy, result, tmp_path / "ledger.sqlite")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_random_deaths_with_replies_lost(tmp_path: Path, seed: int) -> None:

@@ -48,6 +48,7 @@ def test_each_record_is_protected_and_the_bits_are_the_same_each_time() -> None:
     assert all(not refused(row) for row in results[0].history)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_context_state_is_refused_in_the_rehearsal(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
