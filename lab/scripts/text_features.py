@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import BertModel, BertTokenizerFast  # type: ignore[attr-defined]
+from transformers import BertModel, BertTokenizerFast
 
 from dpfed.data.frozen_layers import hidden_states
 
@@ -54,7 +54,7 @@ def read(path: Path) -> tuple[list[str], np.ndarray]:
 def encode(folder: Path, texts: list[str], tokens: int) -> np.ndarray:
     """Mean over tokens of the last layer; texts of like length together, to pad little."""
     model = BertModel.from_pretrained(folder, add_pooling_layer=False, dtype=torch.float32)
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     tokenizer = BertTokenizerFast.from_pretrained(folder)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     out = np.zeros((len(texts), model.config.hidden_size), np.float16)

@@ -135,6 +135,7 @@ def test_the_page_is_well_formed_and_has_every_figure(made: Path, page: Page) ->
         assert base64.b64decode(data).startswith(b"<?xml")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_page_loads_nothing(made: Path, page: Page) -> None:
     text = (made / "report.html").read_text(encoding="utf-8")
@@ -145,6 +146,7 @@ def test_the_page_loads_nothing(made: Path, page: Page) -> None:
     assert not re.search(r"https?://|@import|url\(", text)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_page_says_what_was_run_and_what_is_guaranteed(page: Page) -> None:
     for expected in (
@@ -166,6 +168,7 @@ def test_the_page_says_what_was_run_and_what_is_guaranteed(page: Page) -> None:
         assert expected in page.text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_tables_are_on_the_page_and_in_files(made: Path, page: Page) -> None:
     names = {
@@ -345,6 +348,7 @@ def test_silos_and_published_figures_have_their_tables(tmp_path: Path) -> None:
     assert "theirs less DP-FedGD" not in page.text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_marks_leave_figures_in_line(made: Path) -> None:
     text = (made / "report.html").read_text(encoding="utf-8")

@@ -58,7 +58,7 @@ def settings_of(count: int) -> list[tuple[float, float, int, int, Adjacency]]:
     ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.long)])
 def test_closed_form_is_pld_to_1e_6(count):

@@ -158,7 +158,7 @@ class Sampled:
         return replace(self, std=std)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("epsilon", "clip", "releases"),

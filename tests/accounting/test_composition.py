@@ -54,7 +54,7 @@ def same(ours: Any, theirs: Any) -> bool:
 @pytest.mark.parametrize(
     ("rate", "multiplier"), [(1e-4, 0.6), (0.01, 0.8), (0.1, 4.0), (0.7, 2.0), (1.0, 3.0)]
 )
-@pytest.mark.sample(6)
+@pytest.mark.sample(10)
 def test_what_is_kept_gives_the_same_bits(
     adjacency: Adjacency, rate: float, multiplier: float
 ) -> None:

@@ -126,7 +126,7 @@ def adapter(name: str, attention: str) -> tuple[nn.Module, Any]:
 @pytest.mark.parametrize("sampler", ["auto", "ghost", "alone"])  # vmap cannot read their padding
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-@pytest.mark.sample(12)
+@pytest.mark.long
 def test_so_it_is_with_adapters_of_transformers(name: str, attention: str, sampler: str) -> None:
     module, loss = adapter(name, attention)
     model, records = Network(module, loss, chunk=4, sampler=sampler), texts(loss)

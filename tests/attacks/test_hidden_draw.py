@@ -112,7 +112,7 @@ def lower_bound(found: int, false: int, runs: int, delta: float) -> float:
     return math.log((least - delta) / most) if least > delta else 0.0
 
 
-@pytest.mark.sample(2)
+@pytest.mark.long
 @pytest.mark.parametrize("client", TWO_SIDED)
 def test_the_broadcasts_do_not_tell_more_than_is_claimed(client: str) -> None:
     """Before: a client in the data moved what was shared, and none did without it."""

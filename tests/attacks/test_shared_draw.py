@@ -92,7 +92,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         for at, each in enumerate(SETTINGS)
     ],
 )
-@pytest.mark.sample(6)
+@pytest.mark.long
 def test_no_figure_is_below_that_of_one_draw_for_all_channels(name: str) -> None:
     plan = plan_of(**{"rate": 0.01, "rounds": 100, **SETTINGS[name]})
     assert plan.guarantee().epsilon >= at_least(plan) > 0

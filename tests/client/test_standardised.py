@@ -69,7 +69,7 @@ def sent_in(both: bool, made: list[torch.Tensor]) -> Iterable[tuple[torch.Tensor
 @pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("unit", list(Unit))
 @pytest.mark.parametrize("model", [MODEL, NONE], ids=["full", "none"])
-@pytest.mark.sample(12)
+@pytest.mark.long
 def test_whatever_a_server_sends_rows_keep_their_bounds(
     model: Standardised, unit: Unit, both: bool
 ) -> None:

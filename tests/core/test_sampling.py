@@ -192,7 +192,7 @@ def sampled_plan(**privacy: Any) -> Plan:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("adjacency", "rate", "steps", "multiplier"), SETTINGS)
-@pytest.mark.sample(16)
+@pytest.mark.long
 def test_the_price_is_dp_accountings_own(
     adjacency: Adjacency, rate: float, steps: int, multiplier: float
 ) -> None:

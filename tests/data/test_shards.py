@@ -74,7 +74,7 @@ def moved(one: ShardedProblem, other: ShardedProblem, unit: Unit) -> tuple[int, 
 @pytest.mark.xdist_group("shards")
 @pytest.mark.slow
 @pytest.mark.parametrize("function", range(len(train_functions.LAW)))
-@pytest.mark.sample(10)
+@pytest.mark.long
 def test_a_replaced_record_moves_one_row(chosen: CleanProcess, function: int) -> None:
     data = data_for(function)
     changed, far = moved(
@@ -87,7 +87,7 @@ def test_a_replaced_record_moves_one_row(chosen: CleanProcess, function: int) ->
 @pytest.mark.xdist_group("shards")
 @pytest.mark.slow
 @pytest.mark.parametrize("function", range(len(train_functions.LAW)))
-@pytest.mark.sample(3)
+@pytest.mark.long
 def test_a_replaced_person_moves_two_rows_of_half_the_clip(
     chosen: CleanProcess, function: int
 ) -> None:

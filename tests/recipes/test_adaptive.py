@@ -270,7 +270,7 @@ SERVERS: list[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.long
 @pytest.mark.parametrize("server", SERVERS, ids=lambda links: links[0]["name"])
 def test_flowers_engine_gives_the_bits_of_the_one_in_process(
     server: list[dict[str, Any]], tmp_path: Path, play: Any

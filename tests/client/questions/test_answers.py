@@ -149,7 +149,7 @@ def test_without_noise_answers_are_exact() -> None:
         assert value.low - 1e-3 <= wanted[key] <= value.high + 1e-3, key
 
 
-@pytest.mark.sample(3)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("records", "noise"), [(400, 4.0), (3000, 2.0), (3000, 12.0)])
 def test_intervals_hold_the_exact_answer_in_1000_runs(records: int, noise: float) -> None:
