@@ -210,7 +210,6 @@ def test_no_memory_has_the_number_of_a_process(shared: Shared) -> None:
     assert not last[0] & last[1]  # nor is that of the shard before it
 
 
-@pytest.mark.sample(3)
 @cases(hostile.HARMLESS)
 def test_an_answer_that_is_none(shared: Shared, attack: str, port: int, folder: Path) -> None:
     answer = attempted(shared, attack, port, folder)

@@ -558,7 +558,6 @@ def test_evidence_of_a_gated_training_is_complete(
     assert json.loads(done.output)["verdict"] == COMPLETE
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", TAMPERED)
 def test_a_tampered_pack_is_named(
     name: str, trained: Path, tmp_path: Path, other_check: ModuleType
