@@ -68,7 +68,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "core/types.py": ("training/test_round.py",),
     "_version.py": ("silo/test_policy.py",),
     "data/shard_child.py": ("data/test_shard_process.py",),
-    "data/sealed_child.py": ("data/test_sealed_process.py", "data/test_sealed_memory.py"),
     "data/_checks.py": ("data/test_readers.py",),
     "data/module_checks.py": ("data/test_layer_hooks.py", "attacks/test_batch_losses.py"),
     "data/architectures.py": ("data/test_backbones.py",),

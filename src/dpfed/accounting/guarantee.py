@@ -278,12 +278,6 @@ CONDITION = (
     "if the train function reads no data but its shard and leaves nothing outside its process"
 )
 """What the guarantee of a train function in shards rests on (data/shards.py)."""
-SEALED = (
-    "with a train function that nobody reviewed, if its seal holds (experimental: no shard can "
-    "measure what an earlier one left in the machine) and nothing that works for the server runs "
-    "on the gate's machine"
-)
-"""What it rests on if the function came with the terms (data/seal.py)."""
 GATED = "enforced by each silo's own process"
 SHIPPED = "if the app that the server ships is the reviewed one"
 UNDISTURBED = "if no record stops or delays its silo's work"

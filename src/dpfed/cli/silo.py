@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -150,10 +149,6 @@ def terms(
     train: Annotated[
         str, typer.Option(help="An installed train function: package.module:function.")
     ] = "",
-    ship: Annotated[
-        Path | None,
-        typer.Option(help="A file with a function train, to be shipped: silos run it sealed."),
-    ] = None,
     blocks: Annotated[
         str | None,
         typer.Option(help="Of data that arrives: 'last 12', all, or names with commas."),
@@ -183,7 +178,6 @@ def terms(
         roster: the roster's file, if the sum is a secure one.
         package: installed packages to pin, if a model comes from one.
         train: a train function that silos have installed, at client level; "" if there is none.
-        ship: code that silos run without a review, sealed; None ships none.
         blocks: which blocks of arriving data are used; None for data without blocks.
         block_sizes: the file of all blocks' public sizes.
         without: names with commas; blocks that are left out.
@@ -203,7 +197,6 @@ def terms(
         roster=roster,
         packages=package or [],
         train=train,
-        code=None if ship is None else ship.read_text(encoding="utf-8"),
         blocks=choose_blocks(blocks, block_sizes, without),
     )
     check_numbers(read_terms(text))
@@ -392,49 +385,6 @@ def _json(tree: Any) -> str:
     from dpfed.core.files import jsonable
 
     return json.dumps(jsonable(tree), allow_nan=False)
-
-
-@silo_app.command("key")
-def make_key(
-    path: Annotated[Path, typer.Argument(help="The new file; nobody else may read it.")],
-) -> None:
-    """Make a key for a tunnel or for a relay, and print its public half for the other side.
-
-    Example: dpfed silo key gate.pem
-
-    \f
-
-    Args:
-        path: the new file.
-    """
-    from dpfed.silo import tunnel
-
-    typer.echo(tunnel.make_key(path))
-
-
-@silo_app.command("tunnel")
-def serve_tunnel(
-    listen: Annotated[str, typer.Option(help="host:port where relays connect.")],
-    key: Annotated[Path, typer.Option(help="This side's key, of dpfed silo key.")],
-    relay: Annotated[list[str], typer.Option(help="The public key of a relay; repeat it.")],
-    socket: Annotated[str, typer.Option(help="The gate's socket.")] = "/run/dpfed/gate.sock",
-) -> None:
-    """Pass frames of relays on other machines to the gate's socket, over TLS 1.3.
-
-    Run it as a user of gate.relay_users, never as the gate's own.
-
-    Example: dpfed silo tunnel --listen 10.0.0.5:7443 --key gate.pem --relay ed25519:...
-
-    \f
-
-    Args:
-        listen: host:port where relays connect.
-        key: this side's key, of dpfed silo key.
-        relay: public keys of relays.
-        socket: the gate's socket.
-    """
-    command = [sys.executable, "-P", "-m", "dpfed.silo.tunnel"]
-    os.execv(command[0], [*command, listen, str(key), socket, *relay])  # noqa: S606
 
 
 @silo_app.command()

@@ -24,7 +24,6 @@ otherwise whoever runs it.
 | files beside the contract, if there is one  | nothing: warnings, for this screen alone       |
 | network of a gate that runs                 | nothing: a warning                             |
 | NVFlare sites that run here, or are named   | nothing: warnings (nvflare_site.py)            |
-| the machine of a gate with ``shipped``      | silo_machine.py                                |
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.data import contract_findings
 from dpfed.cli.nvflare_site import check_site, running_sites
-from dpfed.cli.silo_machine import check_machine
 from dpfed.core.errors import DataError
 from dpfed.core.types import Trust
 from dpfed.data.contract import Contract
@@ -542,12 +540,6 @@ def _check_nvflare(site: _Site) -> Iterator[str]:
         yield from check_site(folder)
 
 
-def _check_shipped(site: _Site) -> Iterator[str]:
-    """The machine, if code runs on it that nobody has reviewed."""
-    if any(data.shipped for data in site.policy.data.values()):
-        yield from check_machine(site.gate, site.relays)
-
-
 _PARTS: tuple[Callable[[_Site], Iterator[str]], ...] = (
     _check_users,
     _check_files,
@@ -560,5 +552,4 @@ _PARTS: tuple[Callable[[_Site], Iterator[str]], ...] = (
     _check_clock,
     _check_network,
     _check_nvflare,
-    _check_shipped,
 )

@@ -28,7 +28,7 @@ from dpfed.core.types import UPDATE, Trust, Unit
 from dpfed.data.contract import Contract
 from dpfed.recipes.methods import method_tables
 from dpfed.recipes.query import ALGORITHM
-from dpfed.recipes.schema import Recipe, TrainRecipe
+from dpfed.recipes.schema import Recipe
 from dpfed.silo.approvals import LEDGER_FILE
 from dpfed.silo.figures import gate_figures
 from dpfed.silo.owner import Owner, load_records
@@ -135,19 +135,8 @@ def _model(terms: Terms) -> str:
         said += " by the terms, and nothing of it is loaded before you approve"
     train = terms.recipe.train
     if not isinstance(train, msgspec.UnsetType):
-        return said + f", trained by {_trainer(train)} in shards"
+        return said + f", trained by {shown(str(train.function))} in shards"
     return said + (f", trained by {shown(terms.pins.train)}" if terms.pins.train else "")
-
-
-def _trainer(train: TrainRecipe) -> str:
-    """The function's name; of code that came with the terms, how it is to be looked at."""
-    if train.code is None:
-        return shown(str(train.function))
-    digest = hashlib.sha256(train.code.encode()).hexdigest()[:16]
-    return (
-        f"code that comes with the terms, REVIEWED BY NOBODY: {len(train.code.encode()):,} bytes, "
-        f"sha256 {digest}; it runs sealed (experimental),"
-    )
 
 
 class Verdict(NamedTuple):

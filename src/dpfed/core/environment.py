@@ -11,10 +11,7 @@
 | DPFED_DATASET  | the name of a node's data in its ledger; overrides    | the app's name for it   |
 |                | the name that the app gives                           |                         |
 | DPFED_GATE     | the socket of a silo's gate, for its relay            | /run/dpfed/gate.sock    |
-| DPFED_GATE_KEY | the file of a relay's key, for a gate elsewhere       | no gate elsewhere       |
 | DPFED_IDENTITY | the folder of a silo's keys, or ``simulated``         | no secure sum           |
-| DPFED_ONE_     | set by the unit of a gate whose SuperNode runs beside | its policy may allow    |
-| MACHINE        | it: such a gate runs no shipped code                  | shipped code            |
 """
 
 from __future__ import annotations
@@ -24,8 +21,6 @@ from pathlib import Path
 
 DATA, STATE, LEDGER = "DPFED_DATA", "DPFED_STATE", "DPFED_LEDGER"
 DATASET, IDENTITY, GATE = "DPFED_DATASET", "DPFED_IDENTITY", "DPFED_GATE"
-GATE_KEY = "DPFED_GATE_KEY"
-ONE_MACHINE = "DPFED_ONE_MACHINE"
 
 
 def variable(name: str) -> str | None:

@@ -53,7 +53,7 @@ from dpfed.recipes.schema import (
     Recipe,
     with_contract,
 )
-from dpfed.recipes.shard_rule import PLAIN_PARAMETERS, check_code, default_shards
+from dpfed.recipes.shard_rule import PLAIN_PARAMETERS, default_shards
 from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
 
@@ -154,7 +154,6 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
         spare=privacy.spare_attempts or 0,
         open=_is_open(privacy),
         shards=_shards_of(recipe, nominal, layout),
-        sealed=_is_sealed(recipe),
         contract=contract.digest if contract else "",
     )
     _check_least(draft)
@@ -181,14 +180,6 @@ def _shards_of(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) 
         )
         return tuple(map(find, nominal))
     return tuple(given) if isinstance(given, list) else (given,) * len(nominal)
-
-
-def _is_sealed(recipe: Recipe) -> bool:
-    """Whether the train function is code that came with the recipe, and that nobody reviewed."""
-    if isinstance(recipe.train, msgspec.UnsetType) or recipe.train.code is None:
-        return False
-    check_code(recipe.train.code, recipe.train.function)
-    return True
 
 
 def _contract(data: DataRecipe) -> Contract | None:

@@ -162,8 +162,6 @@ class TrainRecipe(_Section, frozen=True):
 
     function: str | None = None
     """package.module:function, which gets parameters and one shard's records."""
-    code: str | None = None
-    """Instead of it: a module's text with a function train, of at most 64 KiB; it runs sealed."""
     shards: int | list[int] | msgspec.UnsetType = msgspec.UNSET
     """How many shards each client has. Unset: by its public size, epsilon and trust."""
     seconds: float = 0.5

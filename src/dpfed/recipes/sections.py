@@ -188,8 +188,6 @@ class Train(TypedDict, total=False):
 
     Args:
         function: package.module:function, which gets parameters and one shard's records.
-        code: Instead of it: a module's text with a function train, of at most 64 KiB; it runs
-            sealed.
         shards: How many shards each client has. Unset: by its public size, epsilon and trust.
         seconds: The maximum processor time of a shard; by the clock four times as much.
         memory: The maximum memory in MiB that a shard's process may add.
@@ -199,7 +197,6 @@ class Train(TypedDict, total=False):
     """
 
     function: str | None
-    code: str | None
     shards: int | Sequence[int]
     seconds: float
     memory: int

@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpfed.accounting.gdp import mu_for
-from dpfed.core.checks import refuse
 from dpfed.core.types import Trust, Unit
 
 NOISE_LENGTH = 0.3
@@ -46,23 +45,6 @@ DEFAULT_ROUNDS = 10
 """More rounds share the budget, and a function has trained for some steps in each."""
 DEFAULT_MOMENTUM = 0.5
 """Of the server: in the end a steady update moves the model by twice its length."""
-
-MOST_CODE = 1 << 16
-"""Bytes of shipped code: what a person could still read."""
-
-
-def check_code(code: str, function: str | None) -> None:
-    """Refuse shipped code that is too long, or stands beside another function; it is not parsed.
-
-    Args:
-        code: a module's text.
-        function: the recipe's ``train.function``.
-    """
-    size = len(code.encode(errors="replace"))
-    if not 0 < size <= MOST_CODE:
-        raise refuse("train.code", f"a text of 1 to {MOST_CODE} bytes", size, "shorten it")
-    if function is not None:
-        raise refuse("train.function", "left out beside train.code", function)
 
 
 def default_shards(

@@ -13,12 +13,10 @@ from dpfed.core.errors import RecipeError
 from dpfed.core.types import Problem
 from dpfed.data.datasets import Records
 from dpfed.data.models import Model
-from dpfed.data.sealed_process import sealed_process
 from dpfed.data.shard_process import CleanProcess, Limits, clean_process
 from dpfed.data.shards import Cut, ShardedProblem, parameters_of
 from dpfed.data.train_functions import CALL
 from dpfed.recipes.schema import Recipe, TrainRecipe
-from dpfed.recipes.shard_rule import check_code
 from dpfed.training.plan import Plan
 
 
@@ -59,15 +57,12 @@ def _outputs(model: Model) -> int:
 
 
 def process_of(train: TrainRecipe) -> CleanProcess:
-    """Where the recipe's shards run; code that came with it is sealed.
+    """Where the recipe's shards run.
 
     Args:
         train: the recipe's table.
     """
-    if train.code is None:
-        return clean_process(CALL, function_of(train))
-    check_code(train.code, train.function)
-    return sealed_process(train.code)
+    return clean_process(CALL, function_of(train))
 
 
 def function_of(train: TrainRecipe) -> str:

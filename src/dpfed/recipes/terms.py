@@ -78,7 +78,6 @@ from dpfed.recipes.schema import (
     to_toml,
     with_default,
 )
-from dpfed.recipes.shard_rule import check_code
 from dpfed.training.plan import Plan
 from dpfed.training.soundness import MOST_SHARDS
 
@@ -190,12 +189,6 @@ class Terms:
         if isinstance(self.pins.layout, msgspec.UnsetType):
             return None
         return Layout({name: tuple(shape) for name, shape in self.pins.layout})
-
-    @property
-    def ships_code(self) -> bool:
-        """Whether a train function comes with them, which nobody has reviewed."""
-        train = self.recipe.train
-        return not isinstance(train, msgspec.UnsetType) and train.code is not None
 
     @property
     def described(self) -> bool:
@@ -324,13 +317,11 @@ def _check(terms: Terms) -> None:
 
 
 def _check_shards(recipe: Recipe, pins: Pins) -> None:
-    """A train function in shards is named and not loaded, or is a text that is not parsed."""
+    """A train function in shards is named and not loaded."""
     if isinstance(recipe.train, msgspec.UnsetType):
         return
     function = recipe.train.function
-    if recipe.train.code is not None:
-        check_code(recipe.train.code, function)
-    elif not _FUNCTION.fullmatch(function or ""):
+    if not _FUNCTION.fullmatch(function or ""):
         raise refuse("train.function in terms", "package.module:function", function)
     if pins.train:
         raise refuse("terms.train", "left out beside a function in shards", pins.train)
@@ -503,7 +494,6 @@ def write_terms(
     roster: Path | None = None,
     packages: Sequence[str] = (),
     train: str = "",
-    code: str | None = None,
     blocks: Mapping[str, Sequence[float]] | None = None,
 ) -> str:
     """The text of terms for a recipe's training.
@@ -517,13 +507,10 @@ def write_terms(
         roster: the roster's file, under distributed trust.
         packages: installed packages that the model or the train function comes from.
         train: an installed train function as package.module:function; "" if there is none.
-        code: a module's text to be shipped, as ``train.code``; None is the recipe's.
         blocks: the blocks of arriving data, each with every silo's public number of units.
     """
     whole = with_questions(read_toml(recipe))
     tree = {k: v for k, v in whole.items() if k not in ("data", "ledger")}
-    if code is not None:
-        tree["train"] = {**tree.get("train", {}), "code": code}
     ranges = {k: v for k, v in whole.get("data", {}).items() if k in ("low", "high")}
     contract = _contract_in(whole, recipe.resolve().parent)
     if contract is not None:

@@ -13,8 +13,6 @@ import struct
 import time
 
 SOCKET = "/run/dpfed/gate.sock"
-TLS = "tls://"
-"""How the address of a gate on another machine begins: see tunnel.py."""
 LENGTH = struct.Struct(">Q")
 REPLY_TIMEOUT_S = 3600.0
 """How long a relay waits for the gate's reply to one order."""
@@ -24,7 +22,7 @@ def ask(path: str, order: bytes, timeout_s: float = REPLY_TIMEOUT_S) -> bytes:
     """The gate's reply to an order.
 
     Args:
-        path: the gate's socket, or tls://host:port#key of its tunnel.
+        path: the gate's socket.
         order: the bytes of one order.
         timeout_s: how many seconds to wait for each part of the reply.
     """
@@ -35,10 +33,6 @@ def ask(path: str, order: bytes, timeout_s: float = REPLY_TIMEOUT_S) -> bytes:
 
 
 def _connected(path: str, timeout_s: float) -> socket.socket:
-    if path.startswith(TLS):
-        from dpfed.silo.tunnel import connected
-
-        return connected(path, timeout_s)
     gate = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     gate.settimeout(timeout_s)
     try:

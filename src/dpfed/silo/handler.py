@@ -15,7 +15,6 @@ approvals, ledger, identity. An order only names a training. The reply itself is
 |                                                  | code or file of their model is loaded yet  |
 | data under a contract, and its officer has not   | UnsoundPlan, whatever is in the records    |
 | accepted what the file becomes by it             |                                            |
-| code that came with the terms                    | approved by hand only, never by a rule     |
 | two budgets of one account, one file under two   | the gate does not start (sources.py)       |
 | accounts, a new name for a file that was counted |                                            |
 | data with blocks, and terms that name some       | their records, charged to each of them     |
@@ -343,8 +342,6 @@ class _OrderNode:
             return  # before the text is parsed: it could change nothing
         terms = read_terms(text)
         if terms.name != _training_name(self.content):
-            return
-        if terms.ships_code:  # what nobody reviewed is for a person to decide
             return
         data = self.handler.policy.data.get(terms.pins.dataset)
         if data is not None and data.approve is Mode.WITHIN_POLICY:

@@ -27,9 +27,6 @@ and loads nothing of a model: what terms do not say of one is looked at after th
 | a model's folder that is not as the terms pin it     | UnsoundPlan, with each order            |
 | a factory beside another ``model.name`` than network | UnsoundPlan                             |
 | shards that together may take longer than a reply    | UnsoundPlan                             |
-| code that comes with terms, where ``shipped`` is not | UnsoundPlan; where it is, never by rule |
-| ``shipped`` beside a SuperNode, or without a time at | refused                                 |
-| which replies leave                                  |                                         |
 | noise that takes over 10 s of the processor's time   | UnsoundPlan                             |
 | terms with another contract than the owner's, or     | UnsoundPlan, with the first difference  |
 | with one where the owner has none, or without        |                                         |
@@ -58,7 +55,6 @@ from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.blocks import BEFORE
 from dpfed.accounting.ledger.conversions import LedgerKey, Server
 from dpfed.core.checks import refuse
-from dpfed.core.environment import ONE_MACHINE, variable
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import names, own_names
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
@@ -127,8 +123,6 @@ class GatePolicy(_Table, frozen=True):
     """A file of metrics for Prometheus, rewritten after each event."""
     page: str = ""
     """The officer's HTML page, rewritten after each event."""
-    alone: bool = False
-    """The owner's word: nothing that works for the server runs on this machine, no SuperNode."""
 
 
 class PretrainedPolicy(_Table, frozen=True):
@@ -194,8 +188,6 @@ class DataPolicy(_Table, frozen=True):
     """Allowed train functions of installed packages, at client level only."""
     sharded: tuple[str, ...] = ()
     """Allowed train functions in shards, for records and persons; terms pin their package."""
-    shipped: bool = False
-    """Allow train functions that come with terms: sealed, by hand only (experimental)."""
     most_rounds: int = 100
     """The maximum of rounds and spare attempts of a training."""
     largest_model: int = 1_000_000
@@ -339,22 +331,6 @@ def _check(policy: Policy) -> None:
         raise refuse("data", "one or more data sets", "none", "add a table [data.NAME]")
     for name, data in policy.data.items():
         _check_data(name, data)
-        _check_shipped(name, data, gate)
-
-
-def _check_shipped(name: str, data: DataPolicy, gate: GatePolicy) -> None:
-    """Code that nobody reviewed could signal to whoever watches the machine, or the clock."""
-    if not data.shipped:
-        return
-    key, got = f"data.{name}.shipped", "true"
-    if not gate.alone or variable(ONE_MACHINE):
-        bound = "false, unless gate.alone says that no SuperNode runs on the gate's machine"
-        raise refuse(key, bound, got, "see docs/shards.md, 'Sealed'")
-    if not gate.answer_after:
-        raise refuse("gate.answer_after", f"above 0 with {key}", gate.answer_after)
-    from dpfed.data.seal import refuse_other_machines  # a gate without shards has no such code
-
-    refuse_other_machines()
 
 
 def _check_data(name: str, data: DataPolicy) -> None:
@@ -782,10 +758,6 @@ def _permit_train(data: DataPolicy, terms: Terms) -> None:
 
 
 def _permit_sharded(data: DataPolicy, train: TrainRecipe, terms: Terms) -> None:
-    if train.code is not None:
-        if not data.shipped:
-            raise _violation("shipped", "false: no code that comes with terms", "train.code")
-        return
     function = str(train.function)
     if function not in data.sharded:
         raise _violation("sharded", f"one of {list(data.sharded)}", function)
@@ -797,8 +769,6 @@ def _permit_shard_times(gate: GatePolicy, data: DataPolicy, terms: Terms) -> Non
     train = terms.recipe.train
     if isinstance(train, msgspec.UnsetType):
         return
-    if train.code is not None and not gate.answer_after:
-        raise _violation("answer_after", "above 0 for code that nobody reviewed", "train.code")
     from dpfed.data.shard_process import Limits  # a gate without shards has no such code
 
     shards, within = terms.plan.shards[data.client], gate.longest

@@ -73,8 +73,6 @@ class Draft:
     shards: tuple[int, ...] = ()
     """Into how many shards each client's records are divided, of which each is a row; empty where
     each unit has a row of its own."""
-    sealed: bool = False
-    """Whether rows of shards are made by code that nobody reviewed, in sealed processes."""
     contract: str = ""
     """The digest of the contract by which every client reads its table; "" if there is none."""
     blocks: tuple[str, ...] = ()

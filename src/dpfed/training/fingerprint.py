@@ -42,7 +42,6 @@ def fingerprint(plan: Draft) -> str:
         *map(_metric, plan.metrics),
         *(("open",) if plan.open else ()),
         *(("shards", plan.shards) if plan.shards else ()),
-        *(("sealed",) if plan.sealed else ()),
         *((("contract", plan.contract),) if plan.contract else ()),
         *((("blocks", plan.blocks),) if plan.blocks else ()),
         *sorted({own_code_of("mechanisms", m) for m in plan.channels.values()} - {""}),

@@ -17,7 +17,7 @@ from typing import Any
 
 from dpfed.accounting.event_tree import ChannelUse, RoundCounts, RoundKind, TrainingReleases
 from dpfed.accounting.events import Json
-from dpfed.accounting.guarantee import CONDITION, SEALED, Guarantee, guarantee, strongest
+from dpfed.accounting.guarantee import CONDITION, Guarantee, guarantee, strongest
 from dpfed.accounting.signal import Signal
 from dpfed.core.sampling import Everyone
 from dpfed.core.sum_protocol import Signer, SumContext
@@ -155,7 +155,7 @@ class Plan(Draft):
             )
             found = replace(found, draws=f"{found.draws}; {said}")
         if self.shards:
-            found = replace(found, condition=SEALED if self.sealed else CONDITION)
+            found = replace(found, condition=CONDITION)
         found = replace(found, blocks=self.blocks)
         # public weights round each term again, which exact arithmetic does not cover
         return replace(found, idealized=True) if self.uneven else found
