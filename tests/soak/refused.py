@@ -8,12 +8,12 @@ from pathlib import Path
 
 from tests.helpers.handlers import enrolment, handler
 
+from dpfed.core.files import replace_file
 from dpfed.silo.figures import gate_figures, metrics_text
-from dpfed.silo.publish import replace_readable
 
 if __name__ == "__main__":
     folder, times, out = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     held = handler(folder)
     for _ in range(times):
         held.reply(enrolment("nobody-knows-this"))
-    replace_readable(out, metrics_text(gate_figures(held)))
+    replace_file(out, metrics_text(gate_figures(held)).encode(), readable=True)

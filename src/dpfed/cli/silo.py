@@ -433,16 +433,16 @@ def metrics(
         policy: the owner's policy.
         out: a file instead of the terminal.
     """
+    from dpfed.core.files import replace_file
     from dpfed.silo.figures import gate_figures, metrics_text
     from dpfed.silo.owner import Owner
     from dpfed.silo.policy import load_policy
-    from dpfed.silo.publish import replace_readable
 
     text = metrics_text(gate_figures(Owner(load_policy(policy))))
     if out is None:
         typer.echo(text, nl=False)
     else:
-        replace_readable(out, text)
+        replace_file(out, text.encode(), readable=True)
 
 
 @silo_app.command()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,21 +17,35 @@ import filelock
 _WORDS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
-def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+DRAFT = ".draft"
+"""How the name of a file ends that ``replace_file`` has not finished."""
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o600, *, readable: bool = False) -> None:
     """Write a file whole or not at all; it is on the disk when the call returns.
 
+    Others may be able to write in the folder: nobody can place a link where the draft will be.
+
     Args:
-        path: the file; one of the same name is replaced.
+        path: the file; one of the same name is replaced, also if it is a link.
         content: all that it will hold.
         mode: its permissions, less the umask; the default is for the owner only.
+        readable: let every user read it, whatever the umask is.
     """
-    draft = path.with_name(f"{path.name}.draft")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(handle)
-    draft.replace(path)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}{DRAFT}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    handle = os.open(draft, flags | getattr(os, "O_BINARY", 0), mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            if readable and os.name != "nt":
+                os.fchmod(handle, 0o644)
+            file.write(content)
+            file.flush()
+            os.fsync(handle)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 

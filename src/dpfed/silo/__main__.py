@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dpfed.core.errors import DpfedError, as_sentence
 from dpfed.core.log import say_if_slow, shown
-from dpfed.silo.policy import load_policy
+from dpfed.silo.policy import read_policy
 
 
 def main(arguments: list[str]) -> None:
@@ -23,14 +23,13 @@ def main(arguments: list[str]) -> None:
 
             print_modules(*map(Path, arguments[1:]))
             return
-        path = Path(arguments[0])
-        policy = load_policy(path)
+        policy, digest = read_policy(Path(arguments[0]))
         with say_if_slow("the gate loads torch, and the code that its trainings need"):
             from dpfed.silo.gate import run_gate
         run_gate(
             policy,
             ready=lambda: print(f"the gate answers on {policy.gate.socket}", flush=True),
-            path=path,
+            digest=digest,
         )
     except (DpfedError, OSError) as error:
         print(f"error: {shown(as_sentence(error), 2000)}", file=sys.stderr)

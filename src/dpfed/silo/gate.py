@@ -60,15 +60,13 @@ _MCL_CURRENT_AND_FUTURE = 3  # of mlockall: all pages that are there, and those 
 _OOM_SCORE = "500"  # a shard's process has 1000: one record that takes all memory empties one shard
 
 
-def run_gate(
-    policy: Policy, ready: Callable[[], None] = lambda: None, path: Path | None = None
-) -> None:
+def run_gate(policy: Policy, ready: Callable[[], None] = lambda: None, digest: str = "") -> None:
     """Reply to requests until the process is told to end.
 
     Args:
         policy: the owner's.
         ready: called once the socket is open.
-        path: the policy's file, whose digest is noted.
+        digest: of the bytes that the policy was parsed from.
     """
     harden()
     torch.set_num_threads(1)  # before threads start: a forked child would wait for them for ever
@@ -81,7 +79,7 @@ def run_gate(
     with listen(policy.gate) as gate:
         log.info("the gate listens on %s", policy.gate.socket)
         publisher = Publisher(handler)
-        publisher.begin(path)
+        publisher.begin(digest)
         ready()
         _serve(gate, handler, users, publisher)
 

@@ -283,8 +283,18 @@ class Policy(_Table, frozen=True):
 
 def load_policy(path: Path) -> Policy:
     """Read the owner's file; refuses, by name, what it cannot have."""
+    return read_policy(path)[0]
+
+
+def read_policy(path: Path) -> tuple[Policy, str]:
+    """The owner's policy, and the digest of the very bytes that it was parsed from.
+
+    Args:
+        path: the policy's file, which may change at any time.
+    """
     try:
-        found = msgspec.toml.decode(path.read_bytes(), type=Policy)
+        content = path.read_bytes()
+        found = msgspec.toml.decode(content, type=Policy)
     except OSError as error:
         raise RecipeError(
             f"the policy {str(path)!r} cannot be read ({error.strerror}); write one with 'dpfed "
@@ -296,7 +306,7 @@ def load_policy(path: Path) -> Policy:
         found, data={name: _with_contract(name, data) for name, data in found.data.items()}
     )
     _check(found)
-    return found
+    return found, hashlib.sha256(content).hexdigest()
 
 
 def _with_contract(name: str, data: DataPolicy) -> DataPolicy:

@@ -26,7 +26,6 @@ has approved are one line whenever their number has doubled, so that asking ofte
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -45,6 +44,8 @@ OWNERS_KINDS = frozenset({"accepted", "approved", "revoked", "clock"})
 """Events that the owner's own commands make, and may write at any time."""
 _SAYS_VALUES = frozenset({"accepted"})
 """Of these, what was said follows from records: which columns are not as agreed."""
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Whoever else may write in the log's folder can place no link there, and no pipe that blocks."""
 _WRITTEN, _RUNNING = "published.json", "running.json"
 
 
@@ -79,20 +80,19 @@ class Publisher:
     def _write_metrics(self, path: Path) -> None:
         from dpfed.silo.figures import gate_figures, metrics_text
 
-        replace_readable(path, metrics_text(gate_figures(self.handler)))
+        replace_file(path, metrics_text(gate_figures(self.handler)).encode(), readable=True)
 
     def _write_page(self, path: Path) -> None:
         from dpfed.silo.page import page_html
 
         replace_file(path, page_html(self.handler).encode())
 
-    def begin(self, policy: Path | None) -> None:
+    def begin(self, digest: str) -> None:
         """Note that a gate has started, by which policy, and if that is another than before.
 
         Args:
-            policy: the policy's file; None if there is none.
+            digest: of the bytes that the policy was parsed from; "" if it was in no file.
         """
-        digest = "" if policy is None else hashlib.sha256(policy.read_bytes()).hexdigest()
         before = running(self.handler.state)
         since = dt.datetime.now(dt.UTC).replace(microsecond=0).isoformat()
         found = {"pid": os.getpid(), "since": since, "policy": digest, "dpfed": VERSION}
@@ -111,7 +111,7 @@ class Publisher:
             lines = list(self._new_events(written, kinds))
             if not lines:
                 return
-            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+            handle = os.open(path, _APPEND, 0o640)
             with os.fdopen(handle, "a", encoding="utf-8") as file:
                 file.writelines(lines)
             replace_file(state / _WRITTEN, json.dumps(written).encode())
@@ -160,16 +160,3 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def replace_readable(path: Path, text: str) -> None:
-    """Replace a file that other users read, whole or not at all; the gate's umask is 077.
-
-    Args:
-        path: the file.
-        text: all that it will hold.
-    """
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text, encoding="utf-8")
-    draft.chmod(0o644)
-    draft.replace(path)

@@ -34,7 +34,7 @@ from safetensors.torch import save_file
 
 from dpfed.core.environment import state_folder
 from dpfed.core.errors import DataError, UnsoundPlan
-from dpfed.core.files import locked_file, replace_file, sync_folder
+from dpfed.core.files import DRAFT, locked_file, replace_file, sync_folder
 from dpfed.core.log import log
 from dpfed.core.types import State
 from dpfed.training.state_tree import join_state, leaves, split_state
@@ -75,7 +75,8 @@ def bind(folder: Path, plan: str, dataset: str) -> None:
     if path.exists():
         found = path.read_text(encoding="utf-8")
     else:
-        begun = {each.name for each in folder.iterdir()} - {_LOCK, f"{_PLAN}.draft"}
+        names = {each.name for each in folder.iterdir()} - {_LOCK}
+        begun = any(not name.endswith(DRAFT) for name in names)  # a draft of a killed process
         found = "" if begun else ours
         if not begun:
             replace_file(path, ours.encode())
