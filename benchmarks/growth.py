@@ -375,7 +375,7 @@ def _enter(ledger: Ledger, training: str, at: int) -> None:
     """Enrol in a training, and enter a round of it."""
     plan = _one_silo()
     account = Account(ledger, "growth", divided=False)
-    if not ledger.budgets_of("growth"):
+    if not ledger.budget_of("growth"):
         ledger.declare(account.key(plan, 0), Budget(1e6, 1e-5))
     account.admit(plan, training, 0)
     account.confirm(account.begin(plan, Broadcast(at, torch.zeros(1), training=training), _SILO))

@@ -193,14 +193,14 @@ def test_the_byte_identical_order_gets_the_same_bytes_and_costs_nothing() -> Non
     crashed()
     assert release(app_of(plan), plan, Broadcast(0, START)) == first
     assert entries() == before
-    assert [row["kind"] for row in before] == ["book"]
+    assert [row["kind"] for row in before] == ["entry"]
 
 
 def test_a_count_confirms_what_correlated_noise_goes_on_from() -> None:
     """Of independent noise nobody asks: an entry counts as spent, confirmed or not."""
     from dpfed.flower import make_plan
 
-    for mechanism, kinds in (("gaussian", ["book"]), ("tree", ["book", "confirm"])):
+    for mechanism, kinds in (("gaussian", ["entry"]), ("tree", ["entry", "confirm"])):
         privacy = {"mechanism": mechanism, "epsilon": 1.0}
         plan = make_plan([4.0] * 5, rounds=10, privacy=privacy)
         at = Broadcast(0, START, training=mechanism)

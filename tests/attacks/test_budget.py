@@ -169,26 +169,6 @@ def test_what_was_reserved_for_one_plan_pays_for_no_other(silo: Silo, second: Pl
     assert not silo.account.ledger.verify()
 
 
-def test_a_reservation_of_version_01_pays_for_its_own_plan_only(tmp_path: Path) -> None:
-    """Its rows name no plan: the price that they reserved tells the plans apart."""
-    silo = Silo(tmp_path / "ledger.sqlite")
-    ledger, now = silo.account.ledger, ("plan", "each", "covered", "colluders", "kind")
-    assert silo.ask(DRAWN, "t", 0)
-    rows = [{k: v for k, v in row.body.items() if k not in now} for row in ledger.rows()]
-    kinds = [row.body["kind"] for row in ledger.rows()]
-    old = Silo(tmp_path / "old.sqlite")
-    with old.account.ledger._turn():
-        for kind, row in zip(kinds[:2], rows[:2], strict=True):
-            row.pop("time"), row.pop("write")
-            old.account.ledger._append(kind=kind, **{**row, "adversary": "server"})
-    key = LedgerKey("ward", adjacency=Adjacency.ZERO_OUT)
-    request = replace(_request(old, DRAWN, 1), key=key)
-    old.account.ledger.begin(request)
-    other = a_plan(std=0.3, rate=0.9, adjacency=Adjacency.ZERO_OUT)
-    with pytest.raises(UnsoundPlan, match="another plan"):
-        old.account.ledger.begin(replace(_request(old, other, 2), key=key))
-
-
 def _request(silo: Silo, plan: Plan, round: int) -> Any:
     broadcast = Broadcast(round, torch.zeros(SIZE), {}, training="t")
     return silo.account.request(plan, broadcast, ClientState(0))
@@ -199,7 +179,7 @@ def test_verify_finds_releases_at_another_price_than_reserved(silo: Silo) -> Non
     silo.account = Account(ledger, "ward", divided=False)
     assert silo.ask(DRAWN, "t", 0)
     assert not ledger.verify()
-    book = next(row.body for row in ledger.rows() if row.body["kind"] == "book")
+    book = next(row.body for row in ledger.rows() if row.body["kind"] == "entry")
     cheap = {**book, "round": 1, "event": {"kind": "NoOp"}}
     with ledger._turn():
         ledger._append(**{k: v for k, v in cheap.items() if k not in {"time", "write"}})

@@ -42,7 +42,9 @@ def test_one_account_with_two_budgets_does_not_start(tmp_path: Path) -> None:
     for change in ({"epsilon": 9.0}, {"delta": 1e-6}, {"adjacency": "zero-out"}, {"colluders": 2}):
         with pytest.raises(DataError, match="names of one account"):
             with_tables(tmp_path, sepsis2=change).open()
-    assert {each.epsilon for each in held.ledger().budgets_of("sepsis").values()} == {1.0}
+    declared = held.ledger().budget_of("sepsis")
+    assert declared is not None
+    assert declared.budget.epsilon == 1.0
     shared = with_tables(tmp_path, sepsis2={})
     shared.open()
     shared.open()
@@ -86,7 +88,7 @@ def test_one_file_under_two_accounts_does_not_start(tmp_path: Path) -> None:
         held = with_tables(tmp_path, again={"load": {"source": source}})
         with pytest.raises(DataError, match=r"data\.sepsis and data\.again must have one account"):
             held.open()
-        assert held.ledger().budgets_of("again") == {}, what
+        assert held.ledger().budget_of("again") is None, what
         assert "the gate does not start with this policy" in state_of(held)
 
 
@@ -109,7 +111,7 @@ def test_a_new_name_for_a_file_that_was_counted_does_not_start(tmp_path: Path) -
         fresh.open()
     held.ledger().rename("sepsis", "fresh")
     fresh.open()
-    assert fresh.ledger().budgets_of("fresh") == held.ledger().budgets_of("sepsis")
+    assert fresh.ledger().budget_of("fresh") == held.ledger().budget_of("sepsis")
 
 
 @pytest.mark.parametrize("how", ["moved", "hard link", "approvals lost"])

@@ -68,7 +68,7 @@ def crashed() -> None:
 def entries(client: int = 0) -> int:
     folder = states.folder_for("run", client)
     rows = Ledger(folder / "releases.sqlite", create=False).rows()
-    return sum(row.body["kind"] == "book" for row in rows)
+    return sum(row.body["kind"] == "entry" for row in rows)
 
 
 # ----------------------------------------------------------------------- one device, any server

@@ -177,7 +177,7 @@ def test_export_can_be_priced_by_others(path: Path, tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     from dp_accounting import ComposedDpEvent
 
-    first = [r for r in rows if r["kind"] == "book" and r["dataset"] == "toy/0"]
+    first = [r for r in rows if r["kind"] == "entry" and r["dataset"] == "toy/0"]
     event = ComposedDpEvent([from_json(row["event"]) for row in first])
     assert epsilon_of_event(event, 1e-5, Adjacency.REPLACE_ONE)[0] == pytest.approx(2.0, rel=1e-6)
     assert json.loads(call("export")[1])["rows"] == rows

@@ -184,7 +184,7 @@ def attack(work: Path, path: Path, silos: list[OwnedSilo], installed: Path, rela
     assert torch.equal(found, in_one_process(path, 3))
     for silo in silos:
         rows = Ledger(silo.folder / "state" / "ledger.sqlite").rows()
-        assert [row.body["kind"] for row in rows].count("book") == read(path).plan.rounds
+        assert [row.body["kind"] for row in rows].count("entry") == read(path).plan.rounds
         assert "under names that are not approved: 3 refused" in silo.command("status")
 
 

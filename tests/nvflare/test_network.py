@@ -51,7 +51,7 @@ def entered(owner: Silo) -> list[tuple[int, int]]:
     """Which rounds and attempts the owner's ledger has."""
     path = owner.folder / "state" / "ledger.sqlite"
     rows = Ledger(path).rows() if path.exists() else []
-    return [(r.body["round"], r.body["attempt"]) for r in rows if r.body["kind"] == "book"]
+    return [(r.body["round"], r.body["attempt"]) for r in rows if r.body["kind"] == "entry"]
 
 
 def wait_for(what: Callable[[], bool], timeout: float = 120.0) -> None:

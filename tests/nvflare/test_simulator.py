@@ -131,7 +131,7 @@ def check_cells(
             assert GATED in said
     for owner in owners:  # each round was entered once, and nothing else
         rows = Ledger(owner.folder / "state" / "ledger.sqlite").rows()
-        seen = [(r.body["training"], r.body["round"]) for r in rows if r.body["kind"] == "book"]
+        seen = [(r.body["training"], r.body["round"]) for r in rows if r.body["kind"] == "entry"]
         planned = {(read(path).name, k) for path in paths for k in range(read(path).plan.rounds)}
         assert set(seen) == planned
     # another server, which keeps no heads of ledgers that these gates do not have

@@ -272,7 +272,7 @@ class Link:
         ledger = Ledger(self.silos[client].folder / "state/ledger.sqlite")
         assert ledger.verify() == []
         named = [row.body for row in ledger.rows() if row.body.get("training") == self.terms.name]
-        booked = [row for row in named if row["kind"] == "book"]  # others are approvals
+        booked = [row for row in named if row["kind"] == "entry"]  # others are approvals
         ledger.close()
         assert {(row["round"], row["attempt"]) for row in booked} == set(vectors)
         spent = math.fsum(row["mu_squared"] for row in booked)

@@ -168,7 +168,7 @@ def test_a_round_is_charged_to_all_of_its_blocks_or_to_none(ward: Ward) -> None:
     ledger = gate.ledger()
     rows = [row.body for row in ledger.rows() if row.body.get("training") == "both"]
     ledger.close()
-    names = [body["dataset"] for body in rows if body["kind"] == "book"]
+    names = [body["dataset"] for body in rows if body["kind"] == "entry"]
     assert names.count("sepsis/2026-01") == names.count("sepsis/2026-02") == entered
     assert after["sepsis/2026-02"] <= 2.0
     assert before["sepsis/2026-02"] <= after["sepsis/2026-02"]

@@ -105,7 +105,7 @@ class Gated(Training):
         answer = state / "trainings" / self.terms.name / f"client-{silo.number}/answers/0"
         written = [path.stat().st_mtime_ns for path in state.glob("ledger.sqlite*")]
         ledger = Ledger(state / "ledger.sqlite")
-        rows = [row.body for row in ledger.rows() if row.body["kind"] == "book"]
+        rows = [row.body for row in ledger.rows() if row.body["kind"] == "entry"]
         ledger.close()
         entered = bool(rows) and (rows[-1]["round"], rows[-1]["attempt"]) == at
         return entered and answer.exists() and answer.stat().st_mtime_ns > max(written)
@@ -164,7 +164,7 @@ class Gated(Training):
         """Each attempt was entered once, those that count and no others than were asked for."""
         ledger = Ledger(silo.folder / "state/ledger.sqlite")
         assert ledger.verify() == []
-        rows = [row.body for row in ledger.rows() if row.body["kind"] == "book"]
+        rows = [row.body for row in ledger.rows() if row.body["kind"] == "entry"]
         ledger.close()
         booked = Counter((row["round"], row["attempt"]) for row in rows)
         asked = {(at, n) for at, attempt in committed for n in range(attempt + 1)}

@@ -57,7 +57,7 @@ def test_orders_under_other_terms_are_refused_and_cost_nothing(tmp_path: Path) -
     held.approvals.revoke(terms.name)
     assert said(held.reply(order(terms)))["error"] == "UnsoundPlan"
     rows = Ledger(held.state / "ledger.sqlite").rows()
-    assert "book" not in {row.body["kind"] for row in rows}
+    assert "entry" not in {row.body["kind"] for row in rows}
     assert "under names that are not approved: 1 refused" in state_of(held)
 
 
@@ -88,7 +88,7 @@ def test_a_thousand_repeats_give_one_answer_and_one_entry(tmp_path: Path) -> Non
     assert len(replies) == 1
     for attempt in range(1, 20):
         held.reply(order(terms, attempt=attempt))
-    booked = [r for r in Ledger(held.state / "ledger.sqlite").rows() if r.body["kind"] == "book"]
+    booked = [r for r in Ledger(held.state / "ledger.sqlite").rows() if r.body["kind"] == "entry"]
     assert len(booked) == terms.plan.attempts
 
 
@@ -236,7 +236,7 @@ def test_zero_rows_are_answered_where_the_first_answer_died(tmp_path: Path) -> N
     assert "error" not in said(again)
     assert held.reply(order(terms), zero_rows=True) == again  # stored
     rows = Ledger(held.state / "ledger.sqlite").rows()
-    assert [row.body["kind"] for row in rows].count("book") == 1
+    assert [row.body["kind"] for row in rows].count("entry") == 1
 
 
 def test_zero_rows_are_no_second_answer_to_what_has_left(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_zero_rows_are_no_second_answer_to_what_has_left(tmp_path: Path) -> None
     assert "error" not in said(held.reply(order(terms, attempt=1)))
     assert said(held.reply(order(terms), zero_rows=True))["error"] == "UnsoundPlan"
     rows = Ledger(held.state / "ledger.sqlite").rows()
-    assert [row.body["kind"] for row in rows].count("book") == 2
+    assert [row.body["kind"] for row in rows].count("entry") == 2
 
 
 def test_data_of_another_shape_does_not_start(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def connect(silo: Silo) -> socket.socket:
 
 def booked(silo: Silo) -> int:
     rows = Ledger(silo.folder / "state" / "ledger.sqlite").rows()
-    return sum(row.body["kind"] == "book" for row in rows)
+    return sum(row.body["kind"] == "entry" for row in rows)
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(100_000, marks=pytest.mark.long)])

@@ -223,7 +223,7 @@ def check_the_result(folder: Path, path: Path, silos: list[OwnedSilo]) -> None:
     assert f"{GATED}, {UNDISTURBED};" in said
     for silo in silos:
         rows = Ledger(silo.folder / "state" / "ledger.sqlite").rows()
-        assert [row.body["kind"] for row in rows].count("book") == terms.plan.rounds
+        assert [row.body["kind"] for row in rows].count("entry") == terms.plan.rounds
         assert "under names that are not approved: 3 refused" in silo.command("status")
 
 

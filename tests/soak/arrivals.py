@@ -155,7 +155,7 @@ class Consortium:
             handler, squares = self.handlers[silo.number], defaultdict[str, float](float)
             ledger = handler.ledger()
             for row in ledger.rows():
-                if row.body["kind"] == "book":
+                if row.body["kind"] == "entry":
                     squares[row.body["dataset"]] += float(row.body["mu_squared"])
             if wrong := ledger.verify():
                 sys.exit(wrong[0])

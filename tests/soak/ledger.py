@@ -47,7 +47,7 @@ from dpfed.mechanisms.gaussian import gaussian
 
 STEPS = ("_begin", "_insert", "_commit", "_settle", "_write_head")
 POINTS = [
-    *((turn, step, side) for turn in ("book", "confirm") for step in STEPS for side in (0, 1)),
+    *((turn, step, side) for turn in ("entry", "confirm") for step in STEPS for side in (0, 1)),
     ("draw", "", 0),
     ("send", "", 0),
     ("send", "", 1),
@@ -94,7 +94,7 @@ class Victim:
         ledger.agree(LedgerKey(f"d{dataset}"), BUDGET)
         for at in range(10**6):
             parts = {"update": ChannelRequest(MECHANISM, 1, 10**6)}
-            self.turn = "book"
+            self.turn = "entry"
             if self.early:
                 self.send(f"d{dataset} {self.name} {at} 00\n")
             try:
@@ -145,7 +145,7 @@ def look(folder: Path) -> Counter[str]:
         return found
     ledger = Ledger(folder / "ledger.sqlite")
     found["chains_broken"] = len(ledger.verify())
-    rows = [row.body for row in ledger.rows() if row.body["kind"] == "book"]
+    rows = [row.body for row in ledger.rows() if row.body["kind"] == "entry"]
     booked = {(row["dataset"], row["training"], row["round"]) for row in rows}
     wire = folder / "wire"
     lines = wire.read_text(encoding="utf-8").splitlines() if wire.exists() else []

@@ -260,7 +260,7 @@ class Month:
         """Attempts of a training that the silo has released for, and mu^2 of each."""
         costs: dict[At, float] = {}
         for row in self.rows(silo):
-            if row["kind"] == "book" and row["training"] == training:
+            if row["kind"] == "entry" and row["training"] == training:
                 at = row["round"], row["attempt"]
                 costs[at] = costs.get(at, 0.0) + float(row["mu_squared"])
         return costs

@@ -275,7 +275,7 @@ def test_a_run_that_is_killed_at_random_moments_goes_on_to_its_end(tmp_path: Pat
 
     ledger = Ledger(tmp_path / "ledger.sqlite")
     assert ledger.verify() == []
-    bodies = [row.body for row in ledger.rows() if row.body["kind"] == "book"]
+    bodies = [row.body for row in ledger.rows() if row.body["kind"] == "entry"]
     entered = Counter((body["round"], body["attempt"], body["client"]) for body in bodies)
     assert set(entered.values()) == {1}
     counted = {(each.round, each.attempt, i) for each in saved.committed for i in each.clients}

@@ -262,7 +262,7 @@ def budget(
     """Declare or change a data set's budget: one for all that is released on it.
 
     Every run counts, converted into the budget's terms; a run that cannot be converted is refused.
-    The change stays in the ledger, and takes the place of all earlier budgets.
+    The change stays in the ledger, and takes the place of the earlier budget.
 
     Where clients divide a data set, each client's part has this budget for itself.
 
@@ -294,10 +294,11 @@ def budget(
     )
     asked = Budget(epsilon, delta, keeps_person)
     opened = _open(ledger, create=True)
-    before = opened.budgets_of(name)
+    before = opened.budget_of(name)
     opened.declare(key, asked)
-    earlier = [str(b) if k == key else f"{b} for {k}" for k, b in before.items()]
-    typer.echo(f"{key}: budget {asked}{', before '.join(['', *earlier])}")
+    stated = "" if before is None or before.key == key else f" for {before.key}"
+    earlier = f", before {before.budget}{stated}" if before else ""
+    typer.echo(f"{key}: budget {asked}{earlier}")
 
 
 def _adversary(text: str) -> Server:

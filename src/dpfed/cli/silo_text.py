@@ -278,14 +278,14 @@ def _spent(handler: Owner, dataset: str) -> str:
 def _enforced_instead(handler: Owner, dataset: str) -> str:
     """Which budget the running gate enforces, if the policy has changed since it began."""
     data, ledger = handler.policy.data[dataset], handler.ledger()
-    declared, key = ledger.budgets_of(dataset), ledger.balance().resolve(data.key(dataset))
+    declared, key = ledger.budget_of(dataset), ledger.balance().resolve(data.key(dataset))
     ledger.close()
-    if not declared or declared == {key: data.budget}:
+    if declared is None or declared == (key, data.budget):
         return ""
-    said = " and ".join(
-        f"{budget} for each {of.unit} under {of.adjacency}, against {of.adversary} and "
+    of = declared.key
+    said = (
+        f"{declared.budget} for each {of.unit} under {of.adjacency}, against {of.adversary} and "
         f"{of.colluders} more"
-        for of, budget in declared.items()
     )
     return f"the running gate enforces {said}, and not silo.toml's {data.budget}; restart it"
 

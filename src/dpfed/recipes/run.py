@@ -246,7 +246,7 @@ def _finished(session: Session, step: Step, account: Account | None) -> Result:
     plan = session.plan
     spent = certified(plan.guarantee(), plan.guarantee(state.release_counts, state.round))
     spent = checked(spent)
-    if account and account.ledger.budgets_of(account.dataset):
+    if account and account.ledger.budget_of(account.dataset):
         spent = replace(spent, budgeted=True)
     took = participants(session.plan, step.committed)
     return session.result(state.params, spent, step.history, step.stopped, took)

@@ -100,7 +100,7 @@ class RequestHandler(Owner):
         ledger = self.ledger()
         for name, data in self.policy.data.items():
             first = ledger.balance().resolve(data.key(name))
-            if ledger.budgets_of(name) != {first: data.budget}:
+            if ledger.budget_of(name) != (first, data.budget):
                 ledger.declare(first, data.budget)
             with say_if_slow(f"reading data.{name}"):
                 self.records[name] = load_records(name, data)
@@ -256,7 +256,7 @@ class _OrderNode:
             terms=terms.fingerprint,
             terms_sha256=hashlib.sha256(terms.text.encode()).hexdigest(),
             contract=contract.digest if isinstance(contract, Contract) else "",
-            budgeted=bool(ledger.budgets_of(key.dataset)),
+            budgeted=ledger.budget_of(key.dataset) is not None,
             head=_head(ledger, self.handler.key),
         )
         ledger.close()

@@ -155,7 +155,7 @@ class Account:
             client: the client's index in the plan.
         """
         key = self.key(plan, client)
-        if not self.divided and self.ledger.budgets_of(key.dataset):
+        if not self.divided and self.ledger.budget_of(key.dataset):
             self._note_enquiry(self.ledger.balance().resolve(key).dataset, plan.fingerprint())
             whole = self._whole(plan, training, client, {})
             self.ledger.claim_together(by_block(whole, self.blocks))
@@ -202,9 +202,7 @@ class Account:
 
     def _note_enquiry(self, dataset: str, plan: str) -> None:
         known = self.ledger.balance().plans.items()
-        used = frozenset(
-            each for (name, *_), each in known if name.partition("/")[0] == dataset and each
-        )
+        used = frozenset(each for (name, *_), each in known if name.partition("/")[0] == dataset)
         Enquiries(self.ledger.path).note(dataset, plan, used)
 
     def _stated(self, plan: Plan) -> LedgerKey:

@@ -40,7 +40,7 @@ def releases(ledger: Ledger) -> Counter[str]:
     """Releases by account, from the rows."""
     found = Counter[str]()
     for row in ledger.rows():
-        if row.body["kind"] == "book":
+        if row.body["kind"] == "entry":
             found[row.body["dataset"]] += row.body["releases"]
     return found
 

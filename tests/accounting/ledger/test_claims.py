@@ -206,7 +206,7 @@ def test_a_training_that_ends_early_leaves_room_for_the_next(silo: Account) -> N
     """The second one would not fit beside what the first one had enrolled for."""
     plan, other = make_plan(), make_plan(rounds=3)
     DPStrategy(plan, training="first").start(grid_for(plan, silo), INITIAL, num_rounds=1)
-    assert kinds(silo.ledger) == ["budget", "claim", "book", "confirm", "waive"]
+    assert kinds(silo.ledger) == ["budget", "claim", "entry", "confirm", "waive"]
     last = DPStrategy(other, training="second").start(grid_for(other, silo), INITIAL)
     assert last.stopped is None
     assert [row["clients"] for row in last.history] == [3, 3, 3]
@@ -215,13 +215,13 @@ def test_a_training_that_ends_early_leaves_room_for_the_next(silo: Account) -> N
 def test_a_training_that_played_to_its_end_sends_nothing_more(silo: Account) -> None:
     plan = make_plan()
     DPStrategy(plan, training="first").start(grid_for(plan, silo), INITIAL)
-    assert kinds(silo.ledger) == ["budget", "claim", *["book", "confirm"] * 4]
+    assert kinds(silo.ledger) == ["budget", "claim", *["entry", "confirm"] * 4]
 
 
 def test_a_spare_attempt_that_was_not_used_is_free_again(silo: Account) -> None:
     plan = make_plan(rounds=3, spare=1)
     DPStrategy(plan, training="first").start(grid_for(plan, silo), INITIAL)
-    assert kinds(silo.ledger) == ["budget", "claim", *["book", "confirm"] * 3, "waive"]
+    assert kinds(silo.ledger) == ["budget", "claim", *["entry", "confirm"] * 3, "waive"]
 
 
 def test_a_claim_whose_cost_is_not_that_of_its_event_is_found(ledger: Ledger) -> None:

@@ -13,7 +13,7 @@ from dpfed.accounting import events, gdp
 from dpfed.accounting.guarantee import epsilon_of
 from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.conversions import LedgerKey, Server
-from dpfed.accounting.ledger.ledger import Ledger, _plain
+from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.accounting.ledger.request import ChannelRequest
 from dpfed.core.errors import BudgetSpent, UnsoundPlan
 from dpfed.core.sampling import Poisson
@@ -73,7 +73,7 @@ def test_a_drawn_training_costs_what_its_guarantee_says(wards: Account, ledger: 
         enter(wards, JOINT, "t", at)
     assert epsilon(ledger) == JOINT.guarantee().epsilon
     assert ledger.verify() == []
-    rows = [row.body for row in ledger.rows() if row.body["kind"] == "book"]
+    rows = [row.body for row in ledger.rows() if row.body["kind"] == "entry"]
     first = [row["event"] for row in rows if row["channel"] == "update"]
     others = [row["event"] for row in rows if row["channel"] != "update"]
     assert {each["kind"] for each in first} == {"PoissonSampled"}
@@ -87,107 +87,11 @@ def test_what_an_officer_is_told_is_the_same_price() -> None:
 
 def test_verify_finds_a_drawn_round_at_another_price(wards: Account, ledger: Ledger) -> None:
     enter(wards, JOINT, "t", 0)
-    body = next(row.body for row in ledger.rows() if row.body["kind"] == "book")
+    body = next(row.body for row in ledger.rows() if row.body["kind"] == "entry")
     cheap = {**body, "round": 1, "event": {**body["event"], "rate": 0.01}}
     with ledger._turn():
         ledger._append(**{k: v for k, v in cheap.items() if k not in {"write", "time"}})
     assert "another cost" in ledger.verify()[0]
-
-
-# --------------------------------------------------------------------------- ledgers of version 0.2
-
-
-def as_0_2(ledger: Ledger, plan: Plan, rounds: int) -> None:
-    """The rows that version 0.2 wrote: each channel amplified by itself."""
-    each = {
-        name: {
-            "kind": "PoissonSampled",
-            "rate": plan.amplification.rate,
-            "event": {"kind": "Gaussian", "noise_multiplier": m.noise_multiplier()},
-        }
-        for name, m in plan.channels.items()
-    }
-    many = {n: events.gaussian_event(1.0, plan.planned(n)) | {"event": each[n]} for n in each}
-    run = {
-        **_plain(KEY),
-        "training": "t",
-        "client": 0,
-        "lost": 0.0,
-        "plan": plan.fingerprint(),
-        "covered": True,
-        "mu_squared": None,
-    }
-    with ledger._turn():
-        reserve = ledger._append(
-            kind="reserve",
-            **run,
-            event=events.composed(list(many.values())),
-            releases={n: plan.planned(n) for n in each},
-            each={n: {"kind": "SelfComposed", "count": 1, "event": each[n]} for n in each},
-        )
-        for at in range(rounds):
-            for name, event in each.items():
-                ledger._append(
-                    kind="book",
-                    **run,
-                    round=at,
-                    attempt=0,
-                    channel=name,
-                    releases=1,
-                    place=0,
-                    reserve=reserve.number,
-                    event={"kind": "SelfComposed", "count": 1, "event": event},
-                )
-
-
-def test_drawn_rounds_of_version_0_2_are_priced_again(ledger: Ledger) -> None:
-    """As a whole: what was entered before a stop depends on what was seen."""
-    as_0_2(ledger, JOINT, 4)
-    assert epsilon(Ledger(ledger.path)) == pytest.approx(JOINT.guarantee().epsilon, rel=1e-9)
-    (row,) = (row.body for row in ledger.rows() if row.body["kind"] == "reserve")
-    old = epsilon_of(row["event"], DELTA, KEY.adjacency)[0]
-    assert old < 0.9 * JOINT.guarantee().epsilon  # what it had been
-
-
-def test_rounds_of_an_unknown_kind_count_without_their_draw(ledger: Ledger) -> None:
-    """No release on "update" in an attempt: nobody knows which channels met in a round."""
-    as_0_2(ledger, JOINT, 0)
-    (reserve,) = ledger.rows()
-    event = reserve.body["each"]["count"]
-    left_out = {"write", "time", "each", "releases", "kind", "event"}
-    facts = {k: v for k, v in reserve.body.items() if k not in left_out}
-    with ledger._turn():
-        ledger._append(
-            kind="book",
-            round=0,
-            attempt=0,
-            channel="count",
-            releases=1,
-            place=0,
-            reserve=reserve.number,
-            event=event,
-            **facts,
-        )
-    plain = plan_of(rate=1.0, adaptive={"share": 0.5}).guarantee().epsilon
-    assert epsilon(ledger) == pytest.approx(plain, rel=1e-3)
-
-
-def test_such_a_training_goes_on_at_its_true_price(wards: Account, ledger: Ledger) -> None:
-    as_0_2(ledger, JOINT, 4)
-    enter(wards, JOINT, "t", 4)
-    assert epsilon(ledger) == JOINT.guarantee().epsilon  # reserved anew, as a whole
-    enter(wards, JOINT, "t", 5)
-    assert epsilon(ledger) == JOINT.guarantee().epsilon
-    with pytest.raises(BudgetSpent, match="has 0 releases"):
-        enter(wards, JOINT, "t", 5, attempt=1)
-    assert ledger.verify() == []
-
-
-def test_such_a_training_does_not_go_on_beyond_a_budget(wards: Account, ledger: Ledger) -> None:
-    as_0_2(ledger, JOINT, 2)
-    ledger.declare(KEY, Budget(0.9 * JOINT.guarantee().epsilon, DELTA))
-    with pytest.raises(BudgetSpent):
-        enter(wards, JOINT, "t", 2)
 
 
 # ------------------------------------------------------------------- runs that are chosen in turn

@@ -308,19 +308,6 @@ def test_a_file_of_conflicts_stays_small_and_refuses_even_if_broken(
         conflict.refuse()
 
 
-def test_a_ledger_of_version_0_2_goes_on_in_its_own_chain(tmp_path: Path) -> None:
-    kept = Path(__file__).parents[2] / "goldens" / "kept"
-    for name in ("ledger.sqlite", "ledger.sqlite.head"):
-        shutil.copy(kept / name, tmp_path)
-    ledger = Ledger(tmp_path / "ledger.sqlite")
-    rows = len(ledger.rows())
-    head = take_head(ledger)
-    assert head.row == rows + 1
-    assert head.costs
-    assert knows(ledger, head)
-    assert ledger.verify() == []
-
-
 def test_the_command_says_what_was_met_and_what_it_books(ledger: Ledger, tmp_path: Path) -> None:
     run = ["ledger", "declare-lost", "--ledger", str(ledger.path)]
     assert "nothing is lost" in CliRunner().invoke(app, run).output

@@ -178,7 +178,7 @@ def test_without_a_budget_it_only_records(ledger: Ledger) -> None:
     for training in range(5):
         for at in range(10):
             ledger.begin(request(at, training=f"t{training}"))
-    assert not ledger.budgets_of("adult")
+    assert ledger.budget_of("adult") is None
     assert ledger.spent(KEY).mu_squared == pytest.approx(5 * B2)
 
 
@@ -200,7 +200,7 @@ def test_a_round_with_several_channels_is_entered_whole_or_not(ledger: Ledger) -
     assert len(ledger.begin(request(parts=both))) == 2
     with pytest.raises(BudgetSpent):
         ledger.begin(request(training="u", parts=both))
-    assert len([row for row in ledger.rows() if row.body["kind"] == "book"]) == 2
+    assert len([row for row in ledger.rows() if row.body["kind"] == "entry"]) == 2
 
 
 # ---------------------------------------------------------------------------- keys and budgets
@@ -236,7 +236,7 @@ def test_a_recipe_declares_once_and_never_raises(ledger: Ledger) -> None:
     with pytest.raises(RecipeError, match=r"is \(1, 1e-05\) for .*states \(9, 1e-05\)"):
         ledger.agree(KEY, Budget(9.0, 1e-5))
     ledger.declare(KEY, Budget(9.0, 1e-5))  # the explicit command
-    assert ledger.budgets_of("adult") == {KEY: Budget(9.0, 1e-5)}
+    assert ledger.budget_of("adult") == (KEY, Budget(9.0, 1e-5))
     kinds = [(row.body["kind"], row.body["by"]) for row in ledger.rows()]
     assert kinds == [("budget", "recipe"), ("budget", "command")]
 
@@ -310,7 +310,7 @@ def test_a_gaussian_run_beside_a_drawn_one_is_reserved_too(ledger: Ledger) -> No
     plain = gaussian(Facts(1.0, adjacency=Adjacency.ZERO_OUT), 20.0)
     ledger.begin(request(key=ZERO, training="u", parts={UPDATE: ChannelRequest(plain, 1, 4)}))
     kinds = [row.body["kind"] for row in ledger.rows()]
-    assert kinds == ["reserve", "book", "reserve", "book"]
+    assert kinds == ["reserve", "entry", "reserve", "entry"]
     first = epsilon_of_event(DRAWN.event(10), 1e-5 / 2, Adjacency.ZERO_OUT)[0]
     second = epsilon_of_event(plain.event(4), 1e-5 / 6, Adjacency.ZERO_OUT)[0]
     found = ledger.spent(ZERO).epsilon(1e-5, Adjacency.ZERO_OUT)
@@ -450,7 +450,7 @@ def test_a_cost_that_is_not_its_events_is_found(ledger: Ledger) -> None:
     cost = cost_of(ChannelRequest(TENTH, 1, 1), 1)
     with ledger._turn():
         ledger._append(
-            kind="book",
+            kind="entry",
             **_plain(KEY),
             training="t",
             client=0,
@@ -461,6 +461,8 @@ def test_a_cost_that_is_not_its_events_is_found(ledger: Ledger) -> None:
             releases=1,
             place=0,
             reserve=None,
+            plan="",
+            covered=True,
             mu_squared=cost["mu_squared"] / 2,
             event=cost["event"],
         )
@@ -468,27 +470,6 @@ def test_a_cost_that_is_not_its_events_is_found(ledger: Ledger) -> None:
     wrong_cost, never_entered = ledger.verify()
     assert "row 1 states mu^2" in wrong_cost
     assert "row 2 confirms rows that were never entered" in never_entered
-
-
-def test_rows_of_version_01_do_not_count_for_zero_out(ledger: Ledger) -> None:
-    """They do not say whether a row may be longer than the distance that was priced."""
-    with ledger._turn():
-        ledger._append(
-            kind="book",
-            **_plain(KEY),
-            training="t",
-            client=0,
-            round=0,
-            attempt=0,
-            lost=0.0,
-            channel=UPDATE,
-            releases=1,
-            place=0,
-            reserve=None,
-            **cost_of(ChannelRequest(TENTH, 1, 1), 1),
-        )
-    assert ledger.spent(KEY).mu_squared == pytest.approx(B2 / 10)
-    assert ledger.spent(ZERO).epsilon(1e-5, ZERO.adjacency) == math.inf
 
 
 def test_only_the_owner_may_read_it(ledger: Ledger) -> None:
@@ -555,7 +536,7 @@ def test_export_is_read_back_as_events(ledger: Ledger) -> None:
     ledger.begin(request(0))
     ledger.begin(drawn(0, training="u"))
     exported = json.loads(json.dumps(ledger.export()))
-    entered = [from_json(row["event"]) for row in exported["rows"] if row["kind"] == "book"]
+    entered = [from_json(row["event"]) for row in exported["rows"] if row["kind"] == "entry"]
     assert entered == [TENTH.event(1), DRAWN.event(1)]
 
 
@@ -599,7 +580,7 @@ def test_correlated_noise_is_entered_as_it_goes_on(tmp_path: Path) -> None:
     for at in range(4):
         order = Broadcast(at, MODEL.initial(0))
         _, client = client_reply(plan, order, plan.sum.release_stage, {UPDATE: b""}, client)
-    costs = [row.body["mu_squared"] for row in made.ledger.rows() if row.body["kind"] == "book"]
+    costs = [row.body["mu_squared"] for row in made.ledger.rows() if row.body["kind"] == "entry"]
     assert costs == pytest.approx([1.0, 4.0, 1.0, 16.0])
 
 
@@ -629,7 +610,7 @@ def test_a_client_whose_code_fails_has_spent_all_the_same(tmp_path: Path) -> Non
 
     plan, client = make_plan(), replace(client_states()[1], ledger=made)
     broadcast = publish(plan, start(plan, MODEL.initial(0)))
-    for problem, kinds in ((None, []), (Broken(), ["book", "confirm"])):
+    for problem, kinds in ((None, []), (Broken(), ["entry", "confirm"])):
         reply, _ = client_reply(
             plan, broadcast, "reply", {UPDATE: b""}, replace(client, problem=problem)
         )
@@ -674,7 +655,7 @@ def test_a_simulated_round_is_one_commit_and_one_confirmation(tmp_path: Path) ->
     list(rounds(make_plan(rounds=3), problems(), MODEL.initial(0), made, "t"))
     rows = [row.body for row in made.ledger.rows()]
     assert len({row["write"] for row in rows}) == 6
-    assert [row["kind"] for row in rows[:4]] == ["book", "book", "book", "confirm"]
+    assert [row["kind"] for row in rows[:4]] == ["entry", "entry", "entry", "confirm"]
     plan = make_plan(rounds=3)
     for client in range(3):
         spent = made.ledger.spent(made.key(plan, client))

@@ -213,7 +213,7 @@ class Training:
         assert self.net.folder is not None
         ledger = Ledger(self.net.folder / "nodes" / name / "state/ledger.sqlite")
         wrong += [f"{name}: {sentence}" for sentence in ledger.verify()]
-        rows = [row.body for row in ledger.rows() if row.body["kind"] == "book"]
+        rows = [row.body for row in ledger.rows() if row.body["kind"] == "entry"]
         ledger.close()
         wrong += [f"{name} entered for {r['training']}" for r in rows if r["training"] != NAME]
         return Counter((row["round"], row["attempt"]) for row in rows)

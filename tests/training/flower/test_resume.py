@@ -185,7 +185,7 @@ def check(clients: Clients, strategy: DPStrategy, result: DPResult, ledger: Path
     assert {len(each) for each in clients.said.values()} == {1}
     entries = Ledger(ledger)
     assert entries.verify() == []
-    rows = [row.body for row in entries.rows() if row.body["kind"] == "book"]
+    rows = [row.body for row in entries.rows() if row.body["kind"] == "entry"]
     entered = Counter((row["round"], row["attempt"], int(row["client"])) for row in rows)
     assert set(entered.values()) == {1}
     assert set(entered) == set(clients.asked)

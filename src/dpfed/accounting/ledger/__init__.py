@@ -5,7 +5,6 @@ Four words, used here and wherever dpfed speaks of budgets:
 
     account   who may spend: one data set under its owner's name, with the budget that was declared
     entries   the rows that one training of one client has written: one per round and channel
-              (in the file they are of kind "book", the word of version 0.1)
     journal   the file: rows that are only ever added, each with a hash of the one before
     ledger    the whole: it reads the journal, adds up the accounts, and admits or refuses entries
 

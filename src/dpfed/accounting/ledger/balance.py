@@ -10,7 +10,6 @@ adversary (conversions.py).
 |--------------------------------------------------|-----------------------------------------------|
 | a row of an unknown kind                         | DataError: it was written by a newer version  |
 | a release that no conversion covers              | ``Cost.unbounded`` says so: no bound          |
-| several budgets, as version 0.1 allowed          | all of them hold until one is declared again  |
 | secure sums have reserved all of delta           | the cost is infinite                          |
 """
 
@@ -49,6 +48,13 @@ class Budget(NamedTuple):
 
     def __str__(self) -> str:
         return f"({self.epsilon:g}, {self.delta:g})"
+
+
+class DeclaredBudget(NamedTuple):
+    """A budget, with the guarantee that it is stated for."""
+
+    key: LedgerKey
+    budget: Budget
 
 
 RunId = tuple[LedgerKey, str, int]
@@ -260,15 +266,6 @@ class Reservation:
     number: int
     left: dict[str, int]
     body: Mapping[str, Any]
-    used: bool = False
-    attempts: dict[tuple[int, int], dict[str, int]] | None = None
-    """Of version 0.2, if clients were drawn: releases by attempt and channel.
-
-    That version amplified each channel of a round separately, which understates the cost. From
-    its first entry on, such a run counts as a whole, each round under one draw; before it
-    resumes, it is reserved again."""
-    events: dict[str, Json] = field(default_factory=dict)
-    """By channel, the event that version 0.2 wrote for one release."""
 
 
 @dataclass(frozen=True)
@@ -307,16 +304,16 @@ class AccountTotal:
 class Balance:
     """All rows, added up one by one in their order."""
 
-    budgets: dict[str, dict[LedgerKey, Budget]] = field(default_factory=dict)
-    """By data set: its account's budget; several where version 0.1 declared them."""
+    budgets: dict[str, DeclaredBudget] = field(default_factory=dict)
+    """By data set: its account's budget."""
     names: dict[str, str] = field(default_factory=dict)
     costs: dict[LedgerKey, Cost] = field(default_factory=dict)
     guarantees: dict[str, set[LedgerKey]] = field(default_factory=dict)
     """By data set: the keys of ``costs``."""
     uncovered: set[LedgerKey] = field(default_factory=set)
     """Keys with releases whose rows may be longer than the replace bound that was accounted for."""
-    plans: dict[tuple[str, str, int], str | None] = field(default_factory=dict)
-    """By data set, training and client: the plan's fingerprint; None in rows of version 0.1."""
+    plans: dict[tuple[str, str, int], str] = field(default_factory=dict)
+    """By data set, training and client: the plan's fingerprint."""
     trainings: dict[tuple[LedgerKey, str, int], float] = field(default_factory=dict)
     reserves: dict[tuple[LedgerKey, str, int], Reservation] = field(default_factory=dict)
     entries: dict[tuple[LedgerKey, str, int, str], Entries] = field(default_factory=dict)
@@ -360,14 +357,11 @@ class Balance:
         base, slash, client = key.dataset.partition("/")
         return key._replace(dataset=f"{self.names.get(base, base)}{slash}{client}")
 
-    def budgets_of(self, dataset: str) -> dict[LedgerKey, Budget]:
-        """The budget in force for a data set: its own, or that of the name which clients divide.
-
-        Version 0.1 allowed several, one per guarantee; then each of them stands.
-        """
+    def budget_of(self, dataset: str) -> DeclaredBudget | None:
+        """The budget in force for a data set: its own, or that of the name which clients divide."""
         base = dataset.partition("/")[0]
-        found = self.budgets.get(dataset) or self.budgets.get(base, {})
-        return {key._replace(dataset=dataset): budget for key, budget in found.items()}
+        declared = self.budgets.get(dataset) or self.budgets.get(base)
+        return declared and declared._replace(key=declared.key._replace(dataset=dataset))
 
     def base_of(self, dataset: str) -> str:
         """The first name of a data set."""
@@ -383,10 +377,10 @@ class Balance:
         known = {name for name in self.guarantees if name.startswith(f"{dataset}/")}
         return [dataset, *sorted(known)] if dataset in self.blocks else [dataset]
 
-    def stated_for(self, dataset: str) -> dict[LedgerKey, Budget | None]:
+    def stated_for(self, dataset: str) -> list[LedgerKey]:
         """What the totals of a data set are stated for: its budget, or each guarantee given."""
-        known: dict[LedgerKey, Budget | None] = {**self.budgets_of(dataset)}
-        return known or dict.fromkeys(sorted(self.guarantees.get(dataset, ()), key=str))
+        declared = self.budget_of(dataset)
+        return [declared.key] if declared else sorted(self.guarantees.get(dataset, ()), key=str)
 
     def spent(self, key: LedgerKey, *, keeps_person: bool = False) -> Cost:
         """All that was released on the data, in the terms of one guarantee.
@@ -465,7 +459,8 @@ class Balance:
         entered: Mapping[str, list[tuple[str, Entries]]],
     ) -> AccountTotal:
         """The total of some keys, given the training and entries of every run by data set."""
-        budget = self.budgets_of(keys[0].dataset).get(keys[0])
+        declared = self.budget_of(keys[0].dataset)
+        budget = declared.budget if declared else None
         keeps = bool(budget and budget.keeps_person)
         costs = [self.spent(key, keeps_person=keeps) for key in keys]
         at = budget.delta if budget else delta
@@ -508,31 +503,28 @@ class Balance:
     def note_guarantee(self, key: LedgerKey, body: Mapping[str, Any]) -> None:
         """Remember that releases were accounted for in this guarantee."""
         self.guarantees.setdefault(key.dataset, set()).add(key)
-        if not body.get("covered", False):
+        if not body["covered"]:
             self.uncovered.add(key)
 
 
 def key_of(body: Mapping[str, Any]) -> LedgerKey:
-    """The key of a row. Version 0.1 named no colluders: there, all sums withstood one."""
-    adversary = Server(body["adversary"])
-    colluders = body.get("colluders", None if adversary is Server.OUTSIDERS else 1)
+    """The key of a row."""
+    colluders = body["colluders"]
     if colluders is not None and not isinstance(colluders, int):
         raise TypeError(colluders)
     return LedgerKey(
         dataset=body["dataset"],
         unit=Unit(body["unit"]),
         adjacency=Adjacency(body["adjacency"]),
-        adversary=adversary,
+        adversary=Server(body["adversary"]),
         colluders=colluders,
     )
 
 
 def _add_budget(balance: Balance, row: Row) -> None:
     key, body = key_of(row.body), row.body
-    keeps = body.get("keeps_person")
-    others = balance.budgets.get(key.dataset, {}) if keeps is None else {}
-    found = Budget(float(body["epsilon"]), float(body["delta"]), bool(keeps))
-    balance.budgets[key.dataset] = {**others, key: found}
+    budget = Budget(float(body["epsilon"]), float(body["delta"]), bool(body["keeps_person"]))
+    balance.budgets[key.dataset] = DeclaredBudget(key, budget)
 
 
 def _add_name(balance: Balance, row: Row) -> None:
@@ -542,88 +534,12 @@ def _add_name(balance: Balance, row: Row) -> None:
 def _add_reserve(balance: Balance, row: Row) -> None:
     key, body = key_of(row.body), row.body
     run = (key, body["training"], body["client"])
-    before = balance.reserves.get(run)
-    cost = balance.costs.setdefault(key, Cost())
-    cost.add_whole(key, body, before.number if before else row.number)
+    if run in balance.reserves:
+        raise ValueError("a run is reserved once")
+    balance.costs.setdefault(key, Cost()).add_whole(key, body, row.number)
     balance.note_guarantee(key, body)
-    balance.plans[key.dataset, body["training"], body["client"]] = body.get("plan")
-    left = dict(body["releases"])
-    attempts: dict[tuple[int, int], dict[str, int]] | None = None
-    if before:  # it is reserved again, and has entered some of it
-        left = {
-            name: many - (before.body["releases"].get(name, many) - before.left.get(name, 0))
-            for name, many in left.items()
-        }
-    elif key.unit is Unit.CLIENT and "tree" not in body and _has_draw(body["event"]):
-        attempts = {}
-        cost.runs[run] = RunCost(row.number, Counter())
-    balance.reserves[run] = Reservation(
-        row.number,
-        left,
-        body,
-        attempts=attempts,
-        events=_parts_of_0_2(body) if attempts == {} else {},
-    )
-
-
-def _parts_of_0_2(body: Mapping[str, Any]) -> dict[str, Json]:
-    """The event of one release by channel, of those that were planned; else the costliest one."""
-    costliest = min(
-        map(events.once, body["event"]["events"]), key=lambda each: _drawn_release(each)[1]
-    )
-    each = body.get("each") or {}
-    return {
-        n: events.once(each.get(n) or costliest) for n, count in body["releases"].items() if count
-    }
-
-
-def _has_draw(event: Json) -> bool:
-    """Whether anything in a tree is drawn."""
-    if event["kind"] == "PoissonSampled":
-        return True
-    return any(map(_has_draw, [*event.get("events", ()), *filter(None, [event.get("event")])]))
-
-
-def _add_return(balance: Balance, row: Row) -> None:
-    for run, reserve in list(balance.reserves.items()):
-        if reserve.number == row.body["row"]:
-            balance.costs[run[0]].runs.pop(run, None)
-            balance.costs[run[0]].delta_reserved.pop(run, None)
-            del balance.reserves[run]
-
-
-def _whole_of_0_2(reserve: Reservation) -> Counter[str]:
-    """All that version 0.2 reserved for a run with drawn clients, each round under one draw.
-
-    If each attempt so far made one release on "update", and at most one on others, so does every
-    round: the others' rounds are among those of the update. Otherwise the draw is not counted as
-    amplification.
-    """
-    parts = {name: _drawn_release(event) for name, event in reserve.events.items()}
-    counts = {name: int(reserve.body["releases"][name]) for name in parts}
-    seen = (reserve.attempts or {}).values()
-    regular = all(set(each.values()) == {1} and "update" in each for each in seen)
-    made: Counter[str] = Counter()
-    if not regular or counts.get("update", 0) < max(counts.values()):
-        for name, (_, multiplier) in parts.items():
-            made[canonical(_gaussian(multiplier))] += counts[name]
-        return made
-    for number in range(max(counts.values())):
-        due = [name for name, count in counts.items() if number < count]
-        ((rate, _),) = {(parts[name][0], None) for name in due}
-        joint = 1 / math.sqrt(math.fsum(1 / parts[name][1] ** 2 for name in due))
-        made[canonical({"kind": "PoissonSampled", "rate": rate, "event": _gaussian(joint)})] += 1
-    return made
-
-
-def _drawn_release(event: Json) -> tuple[float, float]:
-    """The sampling rate and noise multiplier of a release that was amplified on its own."""
-    one = events.once(event)
-    return float(one["rate"]), float(one["event"]["noise_multiplier"])
-
-
-def _gaussian(noise_multiplier: float) -> Json:
-    return {"kind": "Gaussian", "noise_multiplier": noise_multiplier}
+    balance.plans[key.dataset, body["training"], body["client"]] = body["plan"]
+    balance.reserves[run] = Reservation(row.number, dict(body["releases"]), body)
 
 
 def _add_entry(balance: Balance, row: Row) -> None:
@@ -633,7 +549,7 @@ def _add_entry(balance: Balance, row: Row) -> None:
     at = balance.attended.setdefault((key.dataset, training, client), {})
     at[body["round"], body["attempt"]] = body["round"]
     balance.places[key.dataset, training, client, channel] = body["place"] + body["releases"]
-    balance.plans[key.dataset, training, client] = body.get("plan")
+    balance.plans[key.dataset, training, client] = body["plan"]
     usage = balance.entries.setdefault((key, training, client, channel), Entries())
     usage.cost.add(key, body)
     usage.releases += body["releases"]
@@ -641,20 +557,13 @@ def _add_entry(balance: Balance, row: Row) -> None:
     usage.open += 1
     balance.open[row.number] = usage
     if body["reserve"] is not None:
-        reserve = balance.reserves[key, training, client]
-        reserve.left[channel] -= body["releases"]
-        reserve.used = True
-        if reserve.attempts is not None:
-            attempt = reserve.attempts.setdefault((body["round"], body["attempt"]), {})
-            attempt[channel] = attempt.get(channel, 0) + body["releases"]
-            run = (key, training, client)
-            balance.costs[key].runs[run] = RunCost(reserve.number, _whole_of_0_2(reserve))
+        balance.reserves[key, training, client].left[channel] -= body["releases"]
         return
     balance.add_cost(key, body)
     run = (key, training, client)
     balance.trainings[run] = balance.trainings.get(run, 0.0) + (body["mu_squared"] or 0.0)
     if run in balance.claims:
-        balance.claims[run] = replace(balance.claims[run], time=float(body.get("time", 0.0)))
+        balance.claims[run] = replace(balance.claims[run], time=float(body["time"]))
 
 
 def _add_claim(balance: Balance, row: Row) -> None:
@@ -721,10 +630,9 @@ _ADD_BY_KIND = {
     "budget": _add_budget,
     "name": _add_name,
     "reserve": _add_reserve,
-    "return": _add_return,
     "claim": _add_claim,
     "waive": _add_waive,
-    "book": _add_entry,
+    "entry": _add_entry,
     "confirm": _add_confirm,
     "head": _add_head,
     "lost": _add_lost,

@@ -27,7 +27,6 @@ run is added to Gaussian releases. A reservation stays spent. balance.py adds th
 | no budget was declared for the data set           | recorded only                                |
 | a release that cannot be converted into a budget  | UnsoundPlan, nothing is written              |
 | a draw after Gaussian releases, under a budget    | UnsoundPlan, nothing is written              |
-| a drawn run that version 0.2 reserved resumes     | it is reserved again, at its true cost       |
 | another plan under the name of a training         | UnsoundPlan: give it another name            |
 | a recipe states another budget than was declared  | RecipeError: only the command changes it     |
 | a killed process                                  | what was committed counts, confirmed or not  |
@@ -54,6 +53,7 @@ from dpfed.accounting.ledger.balance import (
     Balance,
     Budget,
     Cost,
+    DeclaredBudget,
     Reservation,
     converted,
 )
@@ -163,7 +163,7 @@ class Ledger:
         known = (
             kept and kept.plan == request.plan and time.time() - kept.time < CLAIM_LIFETIME_S / 2
         )
-        if left is None or known or not self._balance.budgets_of(key.dataset):
+        if left is None or known or not self._balance.budget_of(key.dataset):
             return
         self._append(
             kind="claim",
@@ -227,9 +227,9 @@ class Ledger:
         """
         with self._turn():
             key, target = self._balance.resolve(request.key), self._balance.resolve(target)
-            more, refused = self._refuse_whole(request, {}) or Cost(), None
+            more, refused = self._rest(request, key) or Cost(), None
             try:
-                self._keep_within(key, request, more, {target: budget})
+                self._keep_within(key, request, more, DeclaredBudget(target, budget))
             except DpfedError as error:
                 refused = error
             keeps, now = budget.keeps_person, time.time()
@@ -239,33 +239,31 @@ class Ledger:
             times = factor(key, target, covered=covered, keeps_person=keeps)
             return Forecast(before, before + converted(more, times, key, target), refused)
 
-    def _refuse_whole(
-        self, request: Request, limits: Mapping[LedgerKey, Budget] | None = None
-    ) -> Cost | None:
-        """What a training would still cost, if that fits; None if it has nothing to spend.
-
-        Without ``limits`` it must fit into the budget that was declared.
-        """
-        if limits is None:  # else it is only asked, maybe before a gate has bound the blocks
-            refuse_unblocked(self._balance, request)
-        refuse_unproven(request)
+    def _refuse_whole(self, request: Request) -> Cost | None:
+        """What a training would still cost, if the budget allows it; None if nothing."""
+        refuse_unblocked(self._balance, request)
         key = self._balance.resolve(request.key)
-        limits = self._balance.budgets_of(key.dataset) if limits is None else limits
+        rest = self._rest(request, key)
+        if rest is not None:
+            self._keep_within(key, request, rest, self._balance.budget_of(key.dataset))
+        return rest
+
+    def _rest(self, request: Request, key: LedgerKey) -> Cost | None:
+        """What a training would still cost; None if it has nothing to spend."""
+        refuse_unproven(request)
         self._refuse_another_plan(key, request)
-        run, cost, more = (key, *request.run), plan_cost(request), Cost()
+        run, rest = (key, *request.run), Cost()
         if not self._must_reserve(key, request):
-            planned = float(cost["mu_squared"])
+            planned = float(plan_cost(request)["mu_squared"])
             left = planned - self._balance.trainings.get(run, 0.0)
             if left <= planned * gdp.CAUTION:
                 return None
             reserved = {run: request.delta_reserved} if request.delta_reserved else {}
-            more = Cost(left, delta_reserved=reserved)
-        elif self._is_reserved(run):
+            return Cost(left, delta_reserved=reserved)
+        if run in self._balance.reserves:
             return None
-        else:
-            more.add_whole(key, _row_of(request))
-        self._keep_within(key, request, more, limits)
-        return more
+        rest.add_whole(key, _row_of(request))
+        return rest
 
     def confirm(self, numbers: Iterable[int]) -> None:
         """Confirm that the releases of these rows were made."""
@@ -281,9 +279,9 @@ class Ledger:
         refuse_repeats(self._balance, key, request, parts)
         refuse_beyond(self._balance, key, request)
         self._refuse_another_plan(key, request)
-        limits = self._balance.budgets_of(key.dataset)
+        limit = self._balance.budget_of(key.dataset)
         where = {
-            "kind": "book",
+            "kind": "entry",
             **_plain(key),
             "training": request.training,
             "client": request.client,
@@ -299,9 +297,9 @@ class Ledger:
         if self._must_reserve(key, request):
             refuse_restarted_noise(self._balance, key, request)
             check_left(self._balance.reserves.get((key, *request.run)), request, parts)
-            reserve = self._reserved(key, request, limits)
+            reserve = self._reserved(key, request, limit)
         else:
-            self._afford(key, request, costs, limits)
+            self._afford(key, request, costs, limit)
         return tuple(
             self._append(
                 **where,
@@ -316,13 +314,7 @@ class Ledger:
 
     def _refuse_another_plan(self, key: LedgerKey, request: Request) -> None:
         """Refuse a training whose plan is not the one that its earlier entries were made under."""
-        known = self._balance.plans.get((key.dataset, *request.run), request.plan)
-        reserve = self._balance.reserves.get((key, *request.run))
-        if known is None and reserve:  # a row of version 0.1 has no plan, but its cost
-            cost = plan_cost(request)
-            same = all(reserve.body[name] == cost[name] for name in cost)
-            known = request.plan if same else known
-        if known != request.plan and (known is not None or reserve):
+        if self._balance.plans.get((key.dataset, *request.run), request.plan) != request.plan:
             raise UnsoundPlan(
                 f"another plan has releases under training {request.training!r} of data set "
                 f"{key.dataset!r}; give this one another name"
@@ -339,25 +331,20 @@ class Ledger:
         known = self._balance.guarantees.get(key.dataset, ())
         return request.gaussian is None or any(self._balance.costs[each].runs for each in known)
 
-    def _is_reserved(self, run: tuple[LedgerKey, str, int]) -> bool:
-        """Whether a run is reserved, at a cost that need not be corrected."""
-        reserve = self._balance.reserves.get(run)
-        return reserve is not None and reserve.attempts is None
-
     def _reserved(
-        self, key: LedgerKey, request: Request, limits: Mapping[LedgerKey, Budget]
+        self, key: LedgerKey, request: Request, limit: DeclaredBudget | None
     ) -> Reservation:
         """The run's reservation, made now if there is none."""
         run = (key, *request.run)
-        if self._is_reserved(run):
-            self._keep_within(key, request, Cost(), limits)  # the budget may be lower now
+        if run in self._balance.reserves:
+            self._keep_within(key, request, Cost(), limit)  # the budget may be lower now
             return self._balance.reserves[run]
         body, more = _row_of(request), Cost()
         more.add_whole(key, body)
-        self._keep_within(key, request, more, limits)
+        self._keep_within(key, request, more, limit)
         planned = {name: part.planned for name, part in request.parts.items()}
         each = release_events(request)
-        self._append(kind="reserve", **_plain(key), **body, releases=planned, each=each, tree=1)
+        self._append(kind="reserve", **_plain(key), **body, releases=planned, each=each)
         return self._balance.reserves[run]
 
     def _afford(
@@ -365,9 +352,9 @@ class Ledger:
         key: LedgerKey,
         request: Request,
         costs: Mapping[str, Any],
-        limits: Mapping[LedgerKey, Budget],
+        limit: DeclaredBudget | None,
     ) -> None:
-        """Refuse Gaussian releases that exceed the run's plan or any budget."""
+        """Refuse Gaussian releases that exceed the run's plan or the budget."""
         run = (key, *request.run)
         more = math.fsum(float(cost["mu_squared"]) for cost in costs.values())
         before = self._balance.trainings.get(run, 0.0)
@@ -379,42 +366,44 @@ class Ledger:
                 f"of its plan; start another training"
             )
         delta_reserved = {run: request.delta_reserved} if request.delta_reserved else {}
-        self._keep_within(key, request, Cost(more, delta_reserved=delta_reserved), limits)
+        self._keep_within(key, request, Cost(more, delta_reserved=delta_reserved), limit)
 
     def _keep_within(
-        self, key: LedgerKey, request: Request, more: Cost, limits: Mapping[LedgerKey, Budget]
+        self, key: LedgerKey, request: Request, more: Cost, limit: DeclaredBudget | None
     ) -> None:
-        """Refuse a cost that exceeds a budget, in the budget's own terms.
+        """Refuse a cost that exceeds the budget, in the budget's own terms.
 
         Args:
             key: the data, and the guarantee that the costs are stated in.
             request: what is about to be released.
             more: its cost.
-            limits: the data set's budgets, by what each of them is stated for.
+            limit: the data set's budget, if it has one.
         """
-        for target, budget in limits.items():
-            keeps = budget.keeps_person
-            before = self._balance.spent(target, keeps_person=keeps)
-            if more != Cost():  # else it is entered already, whoever has enrolled since
-                now = time.time()
-                before += self._balance.claimed(target, request.run, now, keeps_person=keeps)
-            covered = request.covered and key not in self._balance.uncovered
-            times = factor(key, target, covered=covered, keeps_person=keeps)
-            after = before + converted(more, times, key, target)
-            if after.unbounded:
-                raise UnsoundPlan(
-                    f"the budget of data set {target} bounds no releases for {after.unbounded}; "
-                    f"train for what the budget is stated for, or let the owner declare another one"
-                )
-            if after.mixed:
-                raise UnsoundPlan(
-                    f"data set {target} has Gaussian releases, whose costs add up by mu^2, and "
-                    f"training {request.training!r} draws units: no rule is proven that adds both "
-                    f"where one was chosen after the other was seen; train without a draw, or "
-                    f"give trainings with draws data of their own"
-                )
-            if not after.within(budget, target.adjacency):
-                raise self._overspent(request, target, before, after, budget)
+        if limit is None:
+            return
+        target, budget = limit
+        keeps = budget.keeps_person
+        before = self._balance.spent(target, keeps_person=keeps)
+        if more != Cost():  # else it is entered already, whoever has enrolled since
+            now = time.time()
+            before += self._balance.claimed(target, request.run, now, keeps_person=keeps)
+        covered = request.covered and key not in self._balance.uncovered
+        times = factor(key, target, covered=covered, keeps_person=keeps)
+        after = before + converted(more, times, key, target)
+        if after.unbounded:
+            raise UnsoundPlan(
+                f"the budget of data set {target} bounds no releases for {after.unbounded}; "
+                f"train for what the budget is stated for, or let the owner declare another one"
+            )
+        if after.mixed:
+            raise UnsoundPlan(
+                f"data set {target} has Gaussian releases, whose costs add up by mu^2, and "
+                f"training {request.training!r} draws units: no rule is proven that adds both "
+                f"where one was chosen after the other was seen; train without a draw, or "
+                f"give trainings with draws data of their own"
+            )
+        if not after.within(budget, target.adjacency):
+            raise self._overspent(request, target, before, after, budget)
 
     def _overspent(
         self, request: Request, target: LedgerKey, before: Cost, after: Cost, budget: Budget
@@ -450,15 +439,14 @@ class Ledger:
         gdp.check_delta(budget.delta)
         with self._turn():
             key = self._balance.resolve(key)
-            known = self._balance.budgets_of(key.dataset)
-            if not known:
+            declared = self._balance.budget_of(key.dataset)
+            if declared is None:
                 self._append(kind="budget", **_plain(key), **budget._asdict(), by="recipe")
                 return
-        if any(each[:2] != budget[:2] for each in known.values()):
-            stated = " and ".join(f"{each} for {name}" for name, each in known.items())
+        if declared.budget[:2] != budget[:2]:
             raise RecipeError(
-                f"the budget of data set {key.dataset!r} is {stated}, and the recipe states "
-                f"{budget}; change the recipe, or the budget: "
+                f"the budget of data set {key.dataset!r} is {declared.budget} for {declared.key}, "
+                f"and the recipe states {budget}; change the recipe, or the budget: "
                 f"{_undivided(key).command(f'{budget.epsilon:g}', f'{budget.delta:g}')}"
             )
 
@@ -486,10 +474,10 @@ class Ledger:
         with self._turn():
             return work(self._balance, self._append)
 
-    def budgets_of(self, dataset: str) -> dict[LedgerKey, Budget]:
-        """The budget that stands for a data set, with what it is stated for; empty without one."""
+    def budget_of(self, dataset: str) -> DeclaredBudget | None:
+        """The budget that stands for a data set, with what it is stated for; None without one."""
         self._look()
-        return self._balance.budgets_of(self._balance.resolve(LedgerKey(dataset)).dataset)
+        return self._balance.budget_of(self._balance.resolve(LedgerKey(dataset)).dataset)
 
     # ------------------------------------------------------------------------------ reading
 

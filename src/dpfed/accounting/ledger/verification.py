@@ -40,29 +40,29 @@ def wrong_sums(rows: Iterable[Row]) -> Iterator[str]:
 def _wrong_row(row: Row, entered: set[int]) -> Iterator[str]:
     """What is wrong with one row, given the numbers of the releases' rows before it."""
     body, number = row.body, row.number
-    if body["kind"] in {"book", "reserve", "claim", "lost"} and body["mu_squared"] is not None:
+    if body["kind"] in {"entry", "reserve", "claim", "lost"} and body["mu_squared"] is not None:
         stated, true = float(body["mu_squared"]), _mu_squared(body)
         if not math.isclose(stated, true, rel_tol=1e-9) and stated != true:
             yield f"row {number} states mu^2 = {stated:g}, and its event costs {true:g}"
     if body["kind"] == "confirm" and not entered >= set(body["rows"]):
         yield f"row {number} confirms rows that were never entered"
-    if body["kind"] == "book":
+    if body["kind"] == "entry":
         entered.add(number)
 
 
 def _wrong_cost(row: Row, balance: Balance) -> Iterator[str]:
     """Whether a row's releases cost what was reserved for them."""
     body = row.body
-    if body["kind"] != "book" or body["reserve"] is None:
+    if body["kind"] != "entry" or body["reserve"] is None:
         return
     kept = balance.reserves[key_of(body), body["training"], body["client"]].body
-    if kept.get("plan") != body.get("plan"):
+    if kept["plan"] != body["plan"]:
         yield f"row {row.number} is of another plan than the releases that were reserved"
-    rounds = kept["event"].get("events", []) if "tree" in kept else []
+    rounds = kept["event"].get("events", [])
     drawn = [events.once(part) for part in rounds if events.once(part)["kind"] == "PoissonSampled"]
     if drawn and body["event"] not in [*drawn, {"kind": "NoOp"}]:
         yield f"row {row.number} has another cost than a round that was reserved"
-    one = kept.get("each", {}).get(body["channel"])
+    one = kept["each"].get(body["channel"])
     if one is not None and body["event"] != events.repeated(one, body["releases"]):
         yield f"row {row.number} has another cost than the releases that were reserved"
 
