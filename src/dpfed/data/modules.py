@@ -60,7 +60,7 @@ from dpfed.data.layer_hooks import LayerFactors, factors_of
 from dpfed.data.losses import JudgingLoss, Loss, Tokens, cross_entropy, known_labels, loss_by_name
 from dpfed.data.masks import content_seeds, drawn_by_content
 from dpfed.data.models import metric_rows, unit_ids, unit_means, whole_blocks
-from dpfed.data.samplers import SAMPLERS, PerRecord, failing, forgiving, in_blocks
+from dpfed.data.samplers import BLOCK, SAMPLERS, PerRecord, failing, forgiving, in_blocks, whole
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -81,7 +81,8 @@ class Network:
         module: the torch module.
         loss: a function of scores and targets with one value per record, or the name of one, as
             ``loss_by_name`` takes it.
-        chunk: how many records' gradients are in memory at a time.
+        chunk: how many records' gradients are in memory at a time: up to the next multiple of
+            64 (``BLOCK``), or just so many of one person's.
         sampler: how gradients of single records are made; auto chooses (docs/models.md).
         device: where the module computes. Parameters go over once per round, rows of "ghost" are
             clipped and added there, and one vector comes back.
@@ -120,6 +121,15 @@ class Network:
     @property
     def _loss(self) -> Loss:
         return cast("Loss", self.loss)  # a name was replaced when the network was made
+
+    @property
+    def block(self) -> int:
+        """How many records are computed together, made-up ones included; public.
+
+        N records are ceil(N / block) blocks. Nothing else about a block depends on N, so a public
+        number of blocks, some of them all made up, needs only more of the same.
+        """
+        return whole(self.chunk)
 
     @cached_property
     def layout(self) -> Layout:
@@ -205,9 +215,9 @@ class Network:
     @torch.no_grad()
     def scores_of(self, params: Vector, x: torch.Tensor) -> torch.Tensor:
         """Scores of records whose labels nobody knows, in whole blocks, on the processor."""
-        blocks = (whole_blocks(part, 64) for part in torch.split(x, 64))
+        blocks = (whole_blocks(part, BLOCK) for part in torch.split(x, BLOCK))
         made = [self.score(params, block).float().cpu() for block in blocks]
-        return torch.cat(made or [self.score(params, whole_blocks(x[:0], 64))[:0]])[: len(x)]
+        return torch.cat(made or [self.score(params, whole_blocks(x[:0], BLOCK))[:0]])[: len(x)]
 
     def _scores_at(self, named: Mapping[str, torch.Tensor], x: Inputs) -> torch.Tensor:
         args = () if isinstance(x, dict) else (self._cast(x),)
@@ -279,7 +289,7 @@ class Network:
             with drawn_by_content(batch.seeds):
                 return judge(self.score(params, batch.inputs), batch.targets)
 
-        blocks = in_blocks(compute, 64, empty)
+        blocks = in_blocks(compute, BLOCK, empty)
         made = [forgiving(blocks, batch, empty) for batch in self._read(batches, turn)]
         return torch.cat(made or [blocks(empty)[:0]])
 
@@ -387,7 +397,7 @@ class NetworkProblem:
         if self.model.rows_by(self.records) != "ghost":
             return made
         self.model._once(module_checks.check_ghost, self.records)
-        block = self.model.chunk if ids is None else 1  # no other person's records in the block
+        block = self.model.block if ids is None else 1  # no other person's records in the block
         return Ghost(self._factors(factors_of(self.model, params), block, turn_of(params)), made)
 
     def rows_in_words(self, unit: Unit, *, exact: bool = False) -> str:
@@ -415,13 +425,13 @@ class NetworkProblem:
                 made.append(SAMPLERS[sampler](self.model, params))
             return made[0](batch)
 
-        block = rows if ids is not None else in_blocks(rows, self.model.chunk, empty)
+        block = rows if ids is not None else in_blocks(rows, self.model.block, empty)
         turn = turn_of(params)
         return Chunks(
             gradients=lambda index: forgiving(block, self._batch(index, turn), empty),
             records=len(self.records),
             size=self.dimension,
-            chunk=self.model.chunk,
+            chunk=self.model.block if ids is None else self.model.chunk,
             groups=ids,
         )
 

@@ -133,7 +133,7 @@ class Model(TypedDict, total=False):
         bias: Whether a linear model has a bias.
         factory: For a network: package.module:name, a function that returns a torch module; or a
             module.
-        chunk: How many records' gradients a network holds in memory at once.
+        chunk: How many records' gradients a network holds in memory: up to the next multiple of 64.
         sampler: How a network's rows are made: see docs/models.md.
         options: Options of the factory or library.
         loss: Unset means cross-entropy for classes, half the squared error for numbers.
