@@ -6,10 +6,7 @@ The whole of it, with real processes: tests/silo/test_gate.py.
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
-import resource
 import signal
 import socket
 import threading
@@ -23,7 +20,7 @@ import pytest
 from dpfed.core.errors import DataError
 from dpfed.silo import gate
 from dpfed.silo.frames import LENGTH
-from dpfed.silo.gate import harden, listen, refuse_open_folder
+from dpfed.silo.gate import listen, refuse_open_folder
 from tests.helpers.gate_parts import ME, ORDER, REPLY, RequestHandler, framed, policy
 
 
@@ -206,76 +203,6 @@ def test_a_request_that_is_cut_off_is_not_answered() -> None:
             other.sendall(framed(ORDER)[:-1])
         with pytest.raises(ConnectionError, match="closed"):
             gate._receive_frame(relay, 1000, time.monotonic() + 5)
-
-
-# ---------------------------------------------------------------------------------- its children
-
-
-@pytest.mark.parametrize("size", [0, 1, 3_000_000])
-def test_a_childs_whole_reply_is_passed_on(size: int) -> None:
-    assert gate._run_in_child(lambda: bytes(size), 10.0) == bytes(size)
-
-
-def test_a_reply_that_is_cut_off_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that dies while it writes: what is there already is not an answer."""
-
-    def write_half(work: Callable[[], bytes], writing: int, longest: float) -> None:
-        del longest
-        os.write(writing, framed(work())[:-1])
-        os._exit(0)
-
-    monkeypatch.setattr(gate, "_child_main", write_half)
-    assert gate._run_in_child(lambda: REPLY, 10.0) is None
-
-
-def test_no_child_is_left_behind() -> None:
-    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
-    before = children.read_text()
-    for work in (lambda: REPLY, die, late):
-        gate._run_in_child(work, 0.2)
-    assert children.read_text() == before  # other tests of this process may have theirs
-
-
-def test_out_of_memory_a_shard_ends_before_the_process_that_answers() -> None:
-    """Else a record that makes its own shard take all memory would empty all others.
-
-    The kernel adds the score, in thousandths of all memory, to what a process has: so the one that
-    answers, with the data, may have half of it more than a shard.
-    """
-    from dpfed.data.shard_child import confine
-
-    def score_of(prepare: Callable[[], None] = lambda: None) -> int:
-        def read() -> bytes:
-            prepare()
-            return Path("/proc/self/oom_score_adj").read_bytes()
-
-        return int(gate._run_in_child(read, 10.0) or b"-1")
-
-    def in_a_shard() -> None:
-        if os.fork():  # this process leads a session already
-            os.wait()
-            os._exit(0)
-        confine(5.0, 1 << 45, 0)
-
-    assert int(Path("/proc/self/oom_score_adj").read_text()) < score_of()
-    assert score_of(in_a_shard) - score_of() >= 500
-
-
-def test_nobody_else_reads_the_process() -> None:
-    """In a child: the test's own process stays as it is."""
-
-    def facts() -> bytes:
-        resource.setrlimit(resource.RLIMIT_CORE, (1, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-        os.umask(0o022)
-        harden()
-        dumpable = ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
-        return json.dumps(
-            [os.umask(0), resource.getrlimit(resource.RLIMIT_CORE), dumpable]
-        ).encode()
-
-    found = gate._run_in_child(facts, 60.0)
-    assert found is not None
-    assert json.loads(found) == [0o077, [0, 0], 0]
 
 
 def test_a_sender_that_drips_does_not_move_the_deadline() -> None:

@@ -26,25 +26,21 @@ child does, or dies of, this process continues.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import pwd
-import resource
-import select
-import signal
 import socket
 import struct
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import scipy.special  # noqa: F401  a child would load it anew for each order's cost
-import torch
+import torch  # noqa: F401  likewise
 
-from dpfed.core.errors import DataError, contain_all
+from dpfed.core.errors import DataError
+from dpfed.core.jail import ChildEnded, harden, run_in_child
 from dpfed.core.log import OneLine, log
 from dpfed.silo.frames import LENGTH, receive
 from dpfed.silo.handler import RequestHandler
@@ -53,11 +49,6 @@ from dpfed.silo.publish import Publisher
 
 _CREDENTIALS = struct.Struct("3i")
 _FRAME_TIMEOUT_S = 5.0  # for a whole request to come in, or a whole reply to be taken
-_KILL_TIMEOUT_S = 5.0  # for all processes of a request to end
-_STORE_TIMEOUT_S = 2.0  # for a reply that is made to be entered in the ledger and stored
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # of prctl, on Linux
-_MCL_CURRENT_AND_FUTURE = 3  # of mlockall: all pages that are there, and those to come
-_OOM_SCORE = "500"  # a shard's process has 1000: one record that takes all memory empties one shard
 
 
 def run_gate(policy: Policy, ready: Callable[[], None] = lambda: None, digest: str = "") -> None:
@@ -69,7 +60,6 @@ def run_gate(policy: Policy, ready: Callable[[], None] = lambda: None, digest: s
         digest: of the bytes that the policy was parsed from.
     """
     harden()
-    torch.set_num_threads(1)  # before threads start: a forked child would wait for them for ever
     written = logging.StreamHandler()
     written.setFormatter(OneLine())  # an error may quote an order's text
     log.addHandler(written)
@@ -82,17 +72,6 @@ def run_gate(policy: Policy, ready: Callable[[], None] = lambda: None, digest: s
         publisher.begin(digest)
         ready()
         _serve(gate, handler, users, publisher)
-
-
-def harden() -> None:
-    """Keep others from reading this process's memory: no dump, no core file, no swap if allowed."""
-    os.umask(0o077)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    library = ctypes.CDLL(None, use_errno=True)
-    if library.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
-        log.warning("this system lets other processes of the gate's user read its memory")
-    if library.mlockall(_MCL_CURRENT_AND_FUTURE):
-        log.warning("memory may be swapped to disk: raise the limit 'memlock', or encrypt the swap")
 
 
 def listen(gate: GatePolicy) -> socket.socket:
@@ -209,128 +188,9 @@ def _receive_frame(relay: socket.socket, most: int, deadline: float) -> bytes:
 
 
 def _run_in_child(work: Callable[[], bytes], longest: float) -> bytes | None:
-    """What ``work`` returns in a forked child; None if the child dies, or takes too long.
-
-    Whatever the child has started is killed before this returns.
-
-    Args:
-        work: what the child does. It may disarm its alarm (``ITIMER_REAL``) once its reply only has
-            to be stored: killed there, the reply would be lost although its budget is spent.
-        longest: seconds until the alarm ends the child. If it is still there after half as many
-            more, at most ``_STORE_TIMEOUT_S``, this process kills it.
-    """
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    others = _children()  # a gate has none; a test may have some
-    began, reply = time.monotonic(), None
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        _child_main(work, writing, longest)
-    os.close(writing)
+    """What ``work`` returns in a child; None if the child dies, or takes too long."""
     try:
-        last = time.monotonic() + longest + min(_STORE_TIMEOUT_S, longest / 2)
-        reply = _read_reply(reading, child, last)
-    finally:
-        os.close(reading)
-        after, status = time.monotonic() - began, _kill_all(child, others)
-        if reply is None:
-            log.warning("a request's child ended with %s after %.1f s", _exit_reason(status), after)
-    return reply
-
-
-def _exit_reason(status: int) -> str:
-    """How a process ended, for the owner's log."""
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    if not number:
-        return f"exit code {os.waitstatus_to_exitcode(status)}"
-    late = ": out of time" if number == signal.SIGALRM else ""
-    return f"signal {number} ({signal.strsignal(number)}{late})"
-
-
-def _prctl(option: int, value: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), f"prctl({option}) failed: use Linux 3.4 or newer")
-
-
-def _kill_all(child: int, others: set[int]) -> int:
-    """Kill a child and all that it has started, in whatever session; returns the child's status.
-
-    A process that loses its parent becomes a child of this one, so each pass finds the next ones.
-    """
-    ended = 0
-    deadline, found = time.monotonic() + _KILL_TIMEOUT_S, {child}
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)
-    while found:
-        for each in found:
-            with suppress(ProcessLookupError):
-                os.kill(each, signal.SIGKILL)
-        for each in found:
-            with suppress(ChildProcessError):
-                number, status = os.waitpid(each, 0)
-                ended = status if number == child else ended
-        found = _children() - others
-        if found and time.monotonic() > deadline:
-            raise SystemExit(f"{len(found)} processes of a request cannot be killed: the gate ends")
-    return ended
-
-
-def _children() -> set[int]:
-    """The processes whose parent this one is."""
-    found: set[int] = set()
-    for listed in Path("/proc/self/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
-            found.update(map(int, listed.read_text().split()))
-    return found
-
-
-def _child_main(work: Callable[[], bytes], writing: int, longest: float) -> None:
-    """In the child: write the whole reply or nothing, then exit without the parent's clean-up."""
-    code = 1
-    try:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.setsid()
-        with suppress(OSError):  # out of memory, the system ends this process and not the gate
-            Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # then only a record raises KeyboardInterrupt
-        contain_all()
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, max(longest, 1e-6))
-        with os.fdopen(writing, "wb") as pipe:
-            reply = work()
-            pipe.write(LENGTH.pack(len(reply)) + reply)
-        code = 0
-    except BaseException:
-        log.exception("a request could not be answered")  # docs/silo.md names these words
-    finally:
-        os._exit(code)
-
-
-def _read_reply(reading: int, child: int, deadline: float) -> bytes | None:
-    """The reply as soon as all of it is there; None if the child ends or its time is over.
-
-    It does not wait for the pipe to close: what the child has started may hold it open.
-    """
-    found, watched = bytearray(), [reading]
-    with suppress(OSError):  # before Linux 5.3 an open pipe hides a child's end until the deadline
-        watched.append(os.pidfd_open(child))
-    try:
-        while True:
-            if len(found) >= LENGTH.size:
-                (size,) = LENGTH.unpack(found[: LENGTH.size])
-                if len(found) - LENGTH.size >= size:
-                    return bytes(found[LENGTH.size : LENGTH.size + size])
-            left = max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select(watched, [], [], left)
-            if (
-                watched[-1] in ready
-            ):  # what it wrote last may have come after the pipe was looked at
-                ready, _, _ = select.select([reading], [], [], 0.0)
-            part = os.read(reading, 1 << 20) if reading in ready else b""
-            if not part:
-                return None
-            found += part
-    finally:
-        for ended in watched[1:]:
-            os.close(ended)
+        return run_in_child(work, longest)
+    except ChildEnded as error:
+        log.warning("a request's child ended with %s", error)
+        return None
