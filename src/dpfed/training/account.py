@@ -188,6 +188,33 @@ class Account:
             for block in self.blocks or (BEFORE,):
                 self.ledger.waive(account_of(self.dataset, block), training)
 
+    def close(self, plan: Plan, training: str, client: int, model: str) -> None:
+        """From now on the training answers no order: one more row, on the disk.
+
+        Args:
+            plan: the training's plan.
+            training: its name.
+            client: the client's index.
+            model: the digest of the model that its statement is about.
+        """
+        dataset = self._run(plan, training, client)[0]
+        row = {"dataset": dataset, "training": training, "client": client, "model": model}
+        self.ledger.change(lambda _, append: append(kind="closed", **row))
+
+    def closed_for(self, plan: Plan, training: str, client: int) -> str | None:
+        """The model that a closing statement was about; None if the training is open.
+
+        Args:
+            plan: the training's plan.
+            training: its name.
+            client: the client's index.
+        """
+        return self.ledger.balance().closed.get(self._run(plan, training, client))
+
+    def _run(self, plan: Plan, training: str, client: int) -> tuple[str, str, int]:
+        dataset = self.entered(plan, client).dataset
+        return self.ledger.balance().base_of(dataset), training, client
+
     def attended(self, plan: Plan, training: str, client: int) -> tuple[int, ...]:
         """The rounds of a training in a client's ledger, whether or not the reply was sent.
 
@@ -196,9 +223,8 @@ class Account:
             training: its name.
             client: the client's index.
         """
-        balance = self.ledger.balance()
-        dataset = balance.resolve(self.entered(plan, client)).dataset
-        return tuple(balance.attended.get((dataset, training, client), {}).values())
+        run = self._run(plan, training, client)
+        return tuple(self.ledger.balance().attended.get(run, {}).values())
 
     def _note_enquiry(self, dataset: str, plan: str) -> None:
         known = self.ledger.balance().plans.items()

@@ -332,6 +332,8 @@ class Balance:
     """Rows at which a head was given to others (heads.py): their numbers and hashes."""
     declared: set[str] = field(default_factory=set)
     """Heads of lost parts that were declared: the first half of their hashes."""
+    closed: dict[tuple[str, str, int], str] = field(default_factory=dict)
+    """By data set, training and client: the model that a closing statement is about."""
     blocks: dict[str, BlockBinding] = field(default_factory=dict)
     """By data set: what its blocks are made by; none of those that have no blocks."""
 
@@ -583,6 +585,12 @@ def _add_waive(balance: Balance, row: Row) -> None:
     balance.claims.pop((key_of(body), body["training"], body["client"]), None)
 
 
+def _add_closed(balance: Balance, row: Row) -> None:
+    """A client has stated, signed, what it answered: it answers no more orders of the training."""
+    body = row.body
+    balance.closed[body["dataset"], body["training"], body["client"]] = body["model"]
+
+
 def _add_blocks(balance: Balance, row: Row) -> None:
     add_binding(balance.blocks, row.body)
 
@@ -639,4 +647,5 @@ _ADD_BY_KIND = {
     "declared": _add_declared,
     "approval": _add_approval,
     "blocks": _add_blocks,
+    "closed": _add_closed,
 }

@@ -243,7 +243,7 @@ class _AppNode:
 def client_index(context: Context) -> int:
     """Which client of the plan this node is: its partition-id, set by the node's owner."""
     value = context.node_config.get("partition-id")
-    if not isinstance(value, int):
+    if type(value) is not int:
         raise DataError(
             f"partition-id must be a whole number, got {value!r}; start the node with "
             f"--node-config partition-id=N"

@@ -117,7 +117,7 @@ class Slots:
             return
         said = reply.content.config_records[CONTROL]
         last = said.get(LAST)
-        if isinstance(last, int) and last > round and len(self._later) <= self.plan.colluders:
+        if type(last) is int and last > round and len(self._later) <= self.plan.colluders:
             self._later.append(last)
         if said.get(READY) is not True:
             self._refused["resting"] += 1

@@ -47,7 +47,7 @@ from dpfed.training.metrics import measured
 from dpfed.training.plan import Plan
 from dpfed.training.signal import warn_of_noise
 from dpfed.training.soundness import small_delta
-from dpfed.training.stopping import is_unspent, nothing_trained
+from dpfed.training.stopping import EXHAUSTED, UNAFFORDABLE, is_unspent, nothing_trained
 from dpfed.training.wire.codec import named_arrays
 from dpfed.training.wire.evidence import vector_digest
 from dpfed.training.wire.heads import Kept
@@ -240,7 +240,9 @@ class DPStrategy(Strategy):
         if self.evidence is None or self.step is None or not transport.nodes or self.plan.open:
             return
         state = self.step.state
-        transport.statements(state.training, vector_digest(layout.shapes, state.params))
+        done = state.round >= self.plan.rounds or self.step.stopped in (EXHAUSTED, UNAFFORDABLE)
+        model = vector_digest(layout.shapes, state.params)
+        transport.statements(state.training, model, close=done or not self.checkpoint)
 
     @property
     def _enforced(self) -> str:

@@ -57,7 +57,7 @@ from dpfed.training.wire.codec import CONTROL, At, Envelope, Sender, read_reply
 from dpfed.training.wire.enrolment import Refusal, enrolled, enrolment
 from dpfed.training.wire.evidence import cohort_digest, gives_receipts
 from dpfed.training.wire.heads import Kept, brought
-from dpfed.training.wire.responder import HEAD, HEADS, KEY, LAST, LEAVE, STATEMENT
+from dpfed.training.wire.responder import CLOSE, HEAD, HEADS, KEY, LAST, LEAVE, STATEMENT
 
 _MAX_PULLED_BYTES = 4 << 20  # of replies pulled at once: keeps memory flat for large models
 _ENROL_AGAIN_AFTER_S = 60.0  # a node that did not say who it is may be asked once more
@@ -299,17 +299,19 @@ class GridTransport:
             if self.heads is not None:
                 self.heads.keep(_heads_in(reply, HEAD))
 
-    def statements(self, training: str, model: str, patience: float = 60.0) -> None:
+    def statements(self, training: str, model: str, *, close: bool, patience: float = 60.0) -> None:
         """Ask those who have enrolled for a signed statement of the training, and keep what comes.
 
         Args:
             training: its name.
             model: the digest of the model that it ended with.
+            close: whether it has ended for good, so that they answer no further order.
             patience: how many seconds to wait.
         """
         if self.evidence is None:
             return
         told: dict[str, Any] = {"stage": STATEMENT, "training": training, "model": model}
+        told |= {CLOSE: True} if close else {}
         content = RecordDict({CONTROL: ConfigRecord(told)})
         messages = [
             Message(content, node, "train", ttl=patience) for node in sorted(self.nodes.values())
@@ -339,7 +341,7 @@ class GridTransport:
                 )
             self.nodes[client] = node
             last = reply.content.config_records[CONTROL].get(LAST)
-            if self.plan.participation is not None and isinstance(last, int):
+            if self.plan.participation is not None and type(last) is int:
                 self._last[client] = last
             self.shipped[client] = not gated
             if self.evidence is not None:

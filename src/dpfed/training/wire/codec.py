@@ -29,7 +29,8 @@ Enrolment, and its opposite, have one record each way, without arrays (responder
 
 At the end of a training clients are asked for a statement (evidence.py), without arrays, too:
 
-    to a client    dpfed    stage "statement", training, model: the model's digest
+    to a client    dpfed    stage "statement", training, model: the model's digest; close: no
+                            order of the training will come after this one
     to the server  reply    empty
                    dpfed    round 0, attempt 0, stage "statement", client, statement; of a
                             gate head
@@ -179,14 +180,14 @@ def read_order(content: RecordDict) -> Order:
             params=torch.from_numpy(params),
             shared={name: torch.from_numpy(array.numpy().copy()) for name, array in shared.items()},
             attempt=_number(control["attempt"]),
-            training=str(control["training"]),
+            training=text_of(control, "training"),
         )
         channels, requests = _texts(control["channels"]), control["requests"]
         return Order(
             broadcast=broadcast,
-            stage=str(control["stage"]),
+            stage=text_of(control, "stage"),
             requests=dict(zip(channels, requests, strict=True)),  # type: ignore[arg-type]
-            fingerprint=str(control["fingerprint"]),
+            fingerprint=text_of(control, "fingerprint"),
             since=_since(control["since"]),
             names=names,
             shapes=tuple(tuple(arrays[name].shape) for name in names),
@@ -239,7 +240,8 @@ def read_reply(content: RecordDict, due: Envelope) -> StageReply:
             f"dpfed.flower.client_app, or give it the mod dpfed.flower.private"
         )
     for name in ("round", "attempt", "stage", "client"):
-        if (wanted := getattr(due, name)) is not None and control.get(name) != wanted:
+        wanted, value = getattr(due, name), control.get(name)
+        if wanted is not None and (isinstance(value, bool) or value != wanted):
             raise BadReply(f"a reply must be for {name} {wanted!r}, got another; {_SAME}")
     if "error" in control:
         word = str(control["error"])
@@ -262,8 +264,21 @@ def _bytes(channel: str, array: Array) -> bytes:
     return array.data
 
 
+def text_of(control: ConfigRecord, name: str) -> str:
+    """A field of a message that must be text; "" if it is not there.
+
+    Args:
+        control: the message's.
+        name: of the field.
+    """
+    value = control.get(name, "")
+    if not isinstance(value, str):
+        raise BadReply(f"the field {name!r} of a message must be text; {_SAME}")
+    return value
+
+
 def _texts(value: object) -> list[str]:
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise TypeError("list")
     return [str(each) for each in value]
 
@@ -281,6 +296,6 @@ def _digest(value: object) -> str:
 
 
 def _number(value: object) -> int:
-    if not isinstance(value, int):
+    if type(value) is not int:  # True is an int, and equals 1
         raise TypeError("number")
     return value

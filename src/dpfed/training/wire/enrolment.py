@@ -51,7 +51,7 @@ def enrolled(content: RecordDict, plan: Plan) -> tuple[int, bool]:
     control = content.config_records.get(CONTROL, ConfigRecord())
     client = control.get("client")
     reason = control.get("error")
-    if reason is not None or not isinstance(client, int):
+    if reason is not None or type(client) is not int:
         raise Refusal(reason if isinstance(reason, str) and reason in WIRE_NAMES else "None")
     if not plan.open and not 0 <= client < len(plan.nominal):
         raise BadReply(

@@ -6,6 +6,7 @@
                            commitment to what was sent; before: the link to the receipt before
     statement   subject    model: the digest that the server named, of the model at the end
                 predicate  training, client, terms, plan, claims (each with its tree of events);
+                           open: whether orders may be answered after it;
                            assumes: what else the guarantee's sentence says, and rests on;
                            answered: the rounds, by their receipts without the replies; chain: the
                            last link; budget, head, software; by: whose process this is
@@ -28,6 +29,8 @@ draw of clients there is no receipt, and a statement says nothing on who took pa
 | killed while the receipt was written              | the half line is dropped, and made again   |
 | an open population, or a draw that is secret      | no receipts                                |
 | a server that names no model, or no digest        | the statement is about no model; refused   |
+| an order after a statement that is not open       | refused: the ledger's chain has a row      |
+| a second statement after it, of another model     | refused                                    |
 | a process that the app brought                    | "by the app that the server shipped"       |
 """
 
@@ -111,6 +114,17 @@ def model_digest(arrays: Iterable[tuple[str, Sequence[int], bytes]]) -> str:
     for _, _, content in named:
         found.update(content)
     return found.hexdigest()
+
+
+def checked_digest(model: str) -> str:
+    """The digest of a model as a server names it; BadReply if it is none.
+
+    Args:
+        model: 64 hexadecimal digits; "" of no model.
+    """
+    if model and (len(model) != 64 or set(model) - set("0123456789abcdef")):
+        raise BadReply("a model must be named by 64 hexadecimal digits; update the server's dpfed")
+    return model
 
 
 def vector_digest(shapes: Mapping[str, Sequence[int]], params: Vector) -> str:
@@ -280,6 +294,7 @@ def statement_of(
     gated: bool,
     folder: Path,
     model: str,
+    open: bool,
 ) -> bytes:
     """The signed statement of a training: what was agreed to, what was answered, what it costs.
 
@@ -292,9 +307,9 @@ def statement_of(
         gated: whether this is a process of the data's owner.
         folder: the client's folder of the training.
         model: the digest of the model that it is about, by the server's word; "" of none.
+        open: whether more orders of the training may be answered after it.
     """
-    if model and (len(model) != 64 or set(model) - set("0123456789abcdef")):
-        raise BadReply("a model must be named by 64 hexadecimal digits; update the server's dpfed")
+    checked_digest(model)
     stated = plan.guarantee()
     predicate: Json = {
         "training": training,
@@ -308,6 +323,7 @@ def statement_of(
         "unit": str(stated.unit),
         "adjacency": str(stated.adjacency),
         "trust": str(stated.trust),
+        "open": open,
         "rounds": plan.rounds,
         "attempts": plan.attempts,
         "claims": [

@@ -20,6 +20,8 @@ Whatever goes wrong here leaves as a class name only; the whole sentence is in t
 | another plan, or another name of the data, under    | UnsoundPlan                             |
 | the name of a training                              |                                         |
 | correlated noise whose state or count is lost       | UnsoundPlan: it never begins anew       |
+| any order after a statement that closed the        | UnsoundPlan                             |
+| training                                            |                                         |
 | a second time in one round, under any node id       | UnsoundPlan: the count is the device's  |
 | too early after the last time, an older round       | UnsoundPlan (core/participation.py)     |
 | a head of this client's ledger that it does not     | LedgerRolledBack: nothing is answered   |
@@ -48,10 +50,11 @@ from dpfed.training.account import Account
 from dpfed.training.plan import Plan
 from dpfed.training.reply import ClientState, client_reply
 from dpfed.training.wire import state as states
-from dpfed.training.wire.codec import CONTROL, Envelope, Order, read_order, write_reply
+from dpfed.training.wire.codec import CONTROL, Envelope, Order, read_order, text_of, write_reply
 from dpfed.training.wire.evidence import (
     Asked,
     Facts,
+    checked_digest,
     cohort_digest,
     gives_receipts,
     receipt_for,
@@ -67,6 +70,8 @@ TERMS = "terms"
 """The field of an enrolment with the text of the terms, for silos that approve by rule."""
 STATEMENT = "statement"
 """The stage, and the field of its reply, in which a client states what it has answered."""
+CLOSE = "close"
+"""The field of a statement's order by which no other order of the training will come."""
 RECEIPT, SALT = "receipt", "salt"
 """The fields of a reply with a client's signed receipt, and what opens its commitment."""
 LEAVE = "leave"
@@ -149,7 +154,7 @@ def respond(content: RecordDict, node: Node) -> RecordDict:
 def _state(content: RecordDict, node: Node) -> RecordDict:
     """What this client states of a training, signed; it reads no data."""
     control = content.config_records[CONTROL]
-    training, model = str(control.get("training", "")), str(control.get("model", ""))
+    training, model = text_of(control, "training"), text_of(control, "model")
     plan, client, key = node.plan(training), node.client, node.key
     if key is None:
         raise DataError(
@@ -158,6 +163,18 @@ def _state(content: RecordDict, node: Node) -> RecordDict:
         )
     folder = states.folder_for(training, client)
     with states.locked(folder):
+        named = node.account()
+        states.bind(folder, plan.fingerprint(), named.dataset if named else "")
+        book = named or _count_of(plan, folder)
+        closed_for = book.closed_for(plan, training, client)
+        if closed_for is None and control.get(CLOSE) is True:
+            closed_for = checked_digest(model)
+            book.close(plan, training, client, model)
+        if closed_for not in (None, model):
+            raise UnsoundPlan(
+                f"training {training!r} was closed by a statement about another model; a client "
+                f"signs for one"
+            )
         made = statement_of(
             key=key,
             plan=plan,
@@ -167,6 +184,7 @@ def _state(content: RecordDict, node: Node) -> RecordDict:
             gated=node.gated,
             folder=folder,
             model=model,
+            open=closed_for is None,
         )
     head = node.head()
     said = {STATEMENT: made, **({HEAD: head} if head else {})}
@@ -178,7 +196,7 @@ def _enrol(content: RecordDict, node: Node) -> RecordDict:
     try:
         heads = brought(content.config_records[CONTROL].get(HEADS))
         node.meet(heads)  # before anything is approved or entered
-        training = str(content.config_records[CONTROL].get("training", ""))
+        training = text_of(content.config_records[CONTROL], "training")
         client, plan = node.client, node.plan(training)
         taken = _attended(plan, training, node)
         said: dict[str, str | bool | int | bytes | list[bytes]] = {
@@ -224,7 +242,7 @@ def _attended(plan: Plan, training: str, node: Node) -> tuple[int, ...]:
 
 def _may_take_part(plan: Plan, round: object, taken: tuple[int, ...]) -> bool:
     """Whether this device would answer a round: decided only from its ledger, no record."""
-    if not isinstance(round, int) or plan.participation is None:
+    if type(round) is not int or plan.participation is None:
         return False
     return plan.participation.allows(round, taken)
 
@@ -242,6 +260,11 @@ def _reply(order: Order, digest: str, node: Node) -> tuple[StageReply, dict[str,
         named = node.account()
         states.bind(folder, plan.fingerprint(), named.dataset if named else "")
         book = named or _count_of(plan, folder)
+        if book.closed_for(plan, order.broadcast.training, node.client) is not None:
+            raise UnsoundPlan(
+                f"training {order.broadcast.training!r} has ended: this client has signed what it "
+                f"answered, and answers no more; give another training another name"
+            )
         stored = StoredReply(folder, plan.sum.stages.index(order.stage), digest)
         found = stored.read()
         if found is not None:
