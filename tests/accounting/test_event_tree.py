@@ -327,8 +327,10 @@ def test_delta_and_events_that_nobody_bounds_are_refused() -> None:
     with pytest.raises(RecipeError):
         delta_of(events.composed([]), -1.0, Adjacency.ZERO_OUT)
     drawn = made({(UPDATE,): 1}, update=gaussian().with_sampling(Poisson(0.5)))
+    unmarked = events.below_mark(drawn)
+    assert unmarked
     with pytest.raises(Unpriceable):
-        delta_of(drawn, 1.0, Adjacency.REPLACE_ONE)
+        delta_of(unmarked, 1.0, Adjacency.REPLACE_ONE)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,11 @@
       Gaussian                               a channel over all rounds: its noise is correlated, or
                                              a unit takes part in a limited number of rounds
 
+Under replace-one a tree with a draw stands whole below a mark, ``ThroughZero``: its figure is that
+of a unit that is zeroed, and then replaced (triangle.py). All leaves below the mark, undrawn ones
+too, have zero-out's multiplier, std / clip. A reader that does not know the mark refuses the tree:
+the figure without it would be half.
+
 Guarantee, calibration, ledger and guarantee.json all read this tree; the audit does not
 (audit/recount.py). A draw of clients stands above the channels of its round, since one draw serves
 all of them: who is drawn moves all of its releases. Gaussian releases of one round are together one
@@ -35,8 +40,9 @@ needs, nodes say which channel they are; readers may ignore that.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from dpfed.accounting import events, gdp
@@ -100,6 +106,12 @@ class TrainingReleases:
         Args:
             facing: the number of shares for each use of a channel.
         """
+        if not any(is_drawn_replacement(m, self.draw) for m in self.channels.values()):
+            return self._tree(facing)
+        by_zeroing = {name: in_zero_out(m) for name, m in self.channels.items()}
+        return events.through_zero(replace(self, channels=by_zeroing)._tree(facing))
+
+    def _tree(self, facing: Facing) -> Json:
         found: dict[str, tuple[Json, int]] = {}
         sequences: dict[tuple[str, float], int] = {}
         for kind, attempts in self.rounds.items():
@@ -182,6 +194,35 @@ class TrainingReleases:
         return any(u.channel == channel and u.releases > 1 for kind in self.rounds for u in kind)
 
 
+def is_drawn_replacement(mechanism: Mechanism, draw: Sampling = EVERYONE) -> bool:
+    """Whether a priced draw is to hide which of two units is in the data: triangle.py prices it.
+
+    Args:
+        mechanism: of one channel.
+        draw: the draw of clients; it counts if it amplifies.
+    """
+    drawn = mechanism.sampling.rate != 1 or draw.rate != 1
+    return drawn and mechanism.adjacency is Adjacency.REPLACE_ONE and mechanism.std > 0
+
+
+def in_zero_out(mechanism: Mechanism) -> Mechanism:
+    """The mechanism as zero-out prices it: a unit that is zeroed moves a sum by the clip."""
+    return mechanism.with_facts(adjacency=Adjacency.ZERO_OUT)
+
+
+def mechanism_event(mechanism: Mechanism, releases: int, shares: float | None = None) -> Json:
+    """The cost of a mechanism's first releases.
+
+    Args:
+        mechanism: of one channel.
+        releases: how many, at least 0.
+        shares: how many shares of noise hide a unit; None means the mechanism's own number.
+    """
+    if not is_drawn_replacement(mechanism):
+        return events.to_json(mechanism.event(releases, shares))
+    return events.through_zero(events.to_json(in_zero_out(mechanism).event(releases, shares)))
+
+
 def _is_accounted_by_round(mechanism: Mechanism) -> bool:
     """Whether the cost of each round stands alone: fresh Gaussian noise, whoever takes part."""
     fresh = mechanism.independent and isinstance(mechanism, GaussianRelease)
@@ -210,6 +251,37 @@ def _gaussian(noise_multiplier: float, **notes: object) -> Json:
             f"larger clip"
         )
     return {"kind": "Gaussian", "noise_multiplier": noise_multiplier, **notes}
+
+
+def gaussian_leaves(event: Json) -> Counter[tuple[float, float]] | None:
+    """(Noise multiplier, sampling rate) -> how often; None if any release is not of this kind.
+
+    A release in clear has the multiplier 0.
+
+    Args:
+        event: a tree without a mark.
+    """
+    leaves: Counter[tuple[float, float]] = Counter()
+
+    def walk(node: Json, count: int) -> bool:
+        match node:
+            case {"kind": "Gaussian", "noise_multiplier": z}:
+                leaves[z, 1.0] += count
+            case {"kind": "PoissonSampled", "rate": rate, "event": {"kind": "Gaussian"} as one}:
+                leaves[one["noise_multiplier"], rate] += count
+            case {"kind": "SelfComposed", "count": more, "event": one}:
+                return walk(one, count * more)
+            case {"kind": "Composed", "events": parts}:
+                return all(walk(part, count) for part in parts)
+            case {"kind": "NonPrivate"}:
+                leaves[0.0, 1.0] += count
+            case {"kind": "NoOp"}:
+                pass
+            case _:
+                return False
+        return True
+
+    return leaves if walk(event, 1) else None
 
 
 def gaussian_mu_squared(event: Json, adjacency: Adjacency) -> float | None:

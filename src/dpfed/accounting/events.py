@@ -11,6 +11,8 @@ importing dp_accounting, since the import takes more than a second.
 | JSON of an unknown kind                       | Unpriceable, with what it says             |
 | a sampled or a composed event                 | its parts are written the same way         |
 | an infinite cost                              | NonPrivate, since JSON has no infinity     |
+| draws under replace-one (ThroughZero)         | Unpriceable: dp_accounting has no such     |
+|                                               | event; guarantee.py prices the JSON        |
 """
 
 from __future__ import annotations
@@ -67,6 +69,21 @@ def once(event: Json) -> Json:
     return inner
 
 
+def through_zero(event: Json) -> Json:
+    """Releases with a draw under replace-one: priced by way of a zeroed unit (triangle.py).
+
+    Args:
+        event: the tree of all of them, in zero-out's multipliers: std / clip in every leaf.
+    """
+    return {"kind": "ThroughZero", "event": event}
+
+
+def below_mark(event: Json) -> Json | None:
+    """The tree in zero-out's multipliers of which ``through_zero`` made this event, or None."""
+    inner: Json | None = event["event"] if event["kind"] == "ThroughZero" else None
+    return inner
+
+
 def composed(parts: list[Json]) -> Json:
     """One event for all ``parts`` together."""
     return {"kind": "Composed", "events": parts}
@@ -119,5 +136,6 @@ def from_json(tree: Json) -> DpEvent:
         case {"kind": "NoOp" | "NonPrivate" as kind}:
             return dp.NoOpDpEvent() if kind == "NoOp" else dp.NonPrivateDpEvent()
     raise Unpriceable(
-        f"this version of dpfed cannot read the event {str(tree)[:80]!r}; update dpfed"
+        f"this version of dpfed has no event of dp_accounting's for {str(tree)[:80]!r}; update dpfed, "
+        f"or account for draws under replace-one (ThroughZero) run by run"
     )

@@ -5,7 +5,8 @@ Each claim is the cost of one tree of events (event_tree.py), and carries that t
 can compute it again. The exact closed form accounts for Gaussian releases, and dp_accounting's PLD
 (a pessimistic discretisation, so an upper bound) for the rest. RDP is the last resort, and never
 for replace-one: dp_accounting 0.6.0 leaves out the factor 2 there (google/differential-privacy
-issue 378). An event that none of them bounds is refused. Once per run a second accountant
+issue 378). Draws under replace-one are priced by way of a zeroed unit (triangle.py). An event that
+none of them bounds is refused. Once per run a second accountant
 checks the figure (second_opinion.py).
 
 Under LOCAL trust there are two figures. The server reads each release, so one share of noise hides
@@ -28,7 +29,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from dpfed.accounting import events, gdp
+from dpfed.accounting import events, gdp, triangle
 from dpfed.accounting.event_tree import (
     ChannelUse,
     Facing,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 EXACT = "exact Gaussian accounting"
 PLD = "PLD accounting (dp_accounting)"
 RDP = "RDP accounting (dp_accounting)"
+TRIANGLE = f"{PLD}, by way of the data in which the unit is zeroed"
 NONE = "no accounting, since nothing is hidden"
 
 SERVER = "the server"
@@ -479,10 +481,26 @@ def epsilon_of(event: Json, delta: float, adjacency: Adjacency) -> tuple[float, 
         delta: the delta at which epsilon is wanted, at least 1e-300 and below 1.
         adjacency: what neighbouring data sets are.
     """
+    by_zeroing = _by_zeroing(event, adjacency)
+    if by_zeroing is not None:
+        gdp.check_delta(delta)
+        epsilon = triangle.epsilon_of(by_zeroing, delta)
+        return epsilon, NONE if math.isinf(epsilon) else TRIANGLE
     gaussian = gaussian_mu_squared(event, adjacency)
     if gaussian is None:
         return epsilon_of_event(events.from_json(event), delta, adjacency)
     return gdp.epsilon_for(delta, math.sqrt(gaussian)), EXACT if math.isfinite(gaussian) else NONE
+
+
+def _by_zeroing(event: Json, adjacency: Adjacency) -> Json | None:
+    """The tree below the mark of draws under replace-one; None if the event has no mark."""
+    inner = events.below_mark(event)
+    if inner is not None and adjacency is not Adjacency.REPLACE_ONE:
+        raise Unpriceable(
+            f"events that are priced by way of a zeroed unit hold for replace-one, got "
+            f"{adjacency}; account for the run under its own adjacency"
+        )
+    return inner
 
 
 def rough_epsilon_of(event: Json, delta: float, adjacency: Adjacency) -> float:
@@ -494,6 +512,9 @@ def rough_epsilon_of(event: Json, delta: float, adjacency: Adjacency) -> float:
         adjacency: what neighbouring data sets are.
     """
     gdp.check_delta(delta)
+    by_zeroing = _by_zeroing(event, adjacency)
+    if by_zeroing is not None:
+        return triangle.epsilon_of(by_zeroing, delta, _ROUGH_INTERVAL)
     made = _fixed(events.from_json(event))
     if not _is_known(made, adjacency):
         raise _no_bound(made, adjacency)
@@ -526,6 +547,9 @@ def delta_of(event: Json, epsilon: float, adjacency: Adjacency) -> float:
 
 def _curve(event: Json, adjacency: Adjacency) -> Callable[[float], float]:
     """An upper bound of delta, by epsilon."""
+    by_zeroing = _by_zeroing(event, adjacency)
+    if by_zeroing is not None:
+        return lambda epsilon: triangle.delta_of(by_zeroing, epsilon)
     gaussian = gaussian_mu_squared(event, adjacency)
     if gaussian is not None:
         mu = math.sqrt(gaussian)
@@ -546,7 +570,8 @@ def _missed(event: Json, reserved: float, adjacency: Adjacency, false_alarms: fl
             return 0.0
         missed = float(ndtr(ndtri(1 - false_alarms) - math.sqrt(gaussian)))
         return max(0.0, missed - reserved)
-    most = epsilon_of(event, 1e-12, adjacency)[0]
+    tails = (epsilon_of(event, tail, adjacency)[0] for tail in (1e-12, 1e-8, 1e-5, 1e-3))
+    most = next(filter(math.isfinite, tails), math.inf)
     if math.isinf(most):
         return 0.0
     bounds, curve = [0.0], _curve(event, adjacency)
@@ -650,7 +675,8 @@ def _is_known(event: Any, adjacency: Adjacency) -> bool:
     """Whether the accountants are known to bound an event; every other event is refused.
 
     In dp_accounting 0.6.0 PLD drops the count of a randomized response, and it is an open question
-    whether its figure for Poisson sampling under replace-one is still a bound after composition.
+    whether its figure for Poisson sampling under replace-one is still a bound after composition:
+    that is priced from a marked tree alone, whose multipliers are those of a zeroed unit.
     """
     import dp_accounting as dp
 

@@ -11,6 +11,12 @@ Under replace-one both see the same releases with half the multiplier under add-
 sum that moves by 2C with noise s is one that moves by C with s/2, and dp_accounting 0.6.0 leaves
 that factor out of its RDP.
 
+Draws under replace-one (triangle.py) have other ends. From below, the worst pair that is known: a
+row v in the place of -v, a PLD of its own. From above, Mironov's weak triangle inequality (2017,
+Proposition 11, at p = q = 2) on the RDP of zeroing a unit, which shares no curve with the figure:
+
+    D_a(P, R) <= (a - 1/2) / (a - 1) D_2a(P, Q) + D_(2a - 1)(Q, R).
+
 | edge case                                        | what happens                                  |
 |--------------------------------------------------|-----------------------------------------------|
 | the printed figure is below, or exact and above  | Unpriceable: no figure is stated              |
@@ -29,7 +35,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from dpfed.accounting.events import Json, canonical
+from dpfed.accounting.event_tree import gaussian_leaves
+from dpfed.accounting.events import below_mark, canonical
 from dpfed.accounting.guarantee import EXACT, Claim, Guarantee, SecondOpinion
 from dpfed.core.errors import Unpriceable
 from dpfed.core.log import log
@@ -44,6 +51,7 @@ MAX_EPSILON = 500.0
 _GRID_STEPS = 20_000  # steps of the grid of losses up to epsilon
 # whole orders: fractional ones of drawn releases need series that do not always converge
 _ORDERS = (*range(2, 64), 72, 96, 128, 192, 256, 512, 1024)
+_DOUBLED_ORDERS = (*range(3, 130), 144, 192, 256, 384, 512, 1024)
 _FINE_ORDERS = (1.05, 1.1, 1.25, 1.5, 1.75)
 
 
@@ -83,39 +91,26 @@ def _refuse_outside(claim: Claim, opinion: SecondOpinion) -> None:
 
 @lru_cache(maxsize=256)
 def _opinion(event: str, epsilon: float, delta: float, adjacency: Adjacency) -> SecondOpinion:
-    leaves = _leaves(json.loads(event))
-    if leaves is None or not leaves:
+    tree = json.loads(event)
+    by_zeroing = below_mark(tree)
+    leaves = gaussian_leaves(tree if by_zeroing is None else by_zeroing)
+    if leaves is None or not leaves or not all(z for z, _ in leaves):
         return SecondOpinion(None, None)
+    if by_zeroing is not None:
+        from dp_accounting import NeighboringRelation
+
+        return SecondOpinion(
+            _from_below(leaves, epsilon, delta, NeighboringRelation.REPLACE_ONE),
+            _twice_from_above(leaves, delta),
+        )
     if adjacency is Adjacency.REPLACE_ONE:
         if any(rate != 1 for _, rate in leaves):
             return SecondOpinion(None, None)
         leaves = Counter({(z / 2, rate): count for (z, rate), count in leaves.items()})
     return SecondOpinion(
-        _from_below(leaves, epsilon, delta, adjacency), _from_above(leaves, delta, adjacency)
+        _from_below(leaves, epsilon, delta, _relation(adjacency)),
+        _from_above(leaves, delta, adjacency),
     )
-
-
-def _leaves(event: Json) -> Counter[tuple[float, float]] | None:
-    """(noise multiplier, sampling rate) -> how often; None if any release is neither of these."""
-    found: Counter[tuple[float, float]] = Counter()
-
-    def walk(node: Json, count: int) -> bool:
-        match node:
-            case {"kind": "Gaussian", "noise_multiplier": z}:
-                found[z, 1.0] += count
-            case {"kind": "PoissonSampled", "rate": rate, "event": {"kind": "Gaussian"} as one}:
-                found[one["noise_multiplier"], rate] += count
-            case {"kind": "SelfComposed", "count": more, "event": one}:
-                return walk(one, count * more)
-            case {"kind": "Composed", "events": parts}:
-                return all(walk(part, count) for part in parts)
-            case {"kind": "NoOp"}:
-                pass
-            case _:
-                return False
-        return True
-
-    return found if walk(event, 1) else None
 
 
 def _relation(adjacency: Adjacency) -> Any:
@@ -142,8 +137,27 @@ def _from_above(
     return found if math.isfinite(found) else None
 
 
+def _twice_from_above(leaves: Counter[tuple[float, float]], delta: float) -> float | None:
+    """A unit is zeroed, then another one comes: RDP of both, by the weak triangle inequality."""
+    import dp_accounting as dp
+    import numpy as np
+    from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
+
+    twice = np.array(_DOUBLED_ORDERS)
+    of_all = sorted({*_DOUBLED_ORDERS, *(order - 1 for order in _DOUBLED_ORDERS)})
+    accountant = RdpAccountant(of_all, neighboring_relation=dp.NeighboringRelation.REPLACE_SPECIAL)
+    for (z, rate), count in leaves.items():
+        one: Any = dp.GaussianDpEvent(z)
+        accountant.compose(one if rate == 1 else dp.PoissonSampledDpEvent(rate, one), count)
+    at = dict(zip(of_all, accountant.rdp, strict=True))
+    orders = twice / 2
+    both = [(a - 0.5) / (a - 1) * at[2 * a] + at[2 * a - 1] for a in orders.tolist()]
+    bound = float(rdp_privacy_accountant.compute_epsilon(orders, both, delta)[0])
+    return bound if math.isfinite(bound) else None
+
+
 def _from_below(
-    leaves: Counter[tuple[float, float]], epsilon: float, delta: float, adjacency: Adjacency
+    leaves: Counter[tuple[float, float]], epsilon: float, delta: float, relation: Any
 ) -> float | None:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -157,7 +171,7 @@ def _from_below(
             value_discretization_interval=max(1e-4, epsilon / _GRID_STEPS),
             sampling_prob=rate,
             use_connect_dots=False,
-            neighboring_relation=_relation(adjacency),
+            neighboring_relation=relation,
         )
         many = one.self_compose(count)
         total = many if total is None else total.compose(many)
