@@ -136,6 +136,6 @@ def from_json(tree: Json) -> DpEvent:
         case {"kind": "NoOp" | "NonPrivate" as kind}:
             return dp.NoOpDpEvent() if kind == "NoOp" else dp.NonPrivateDpEvent()
     raise Unpriceable(
-        f"this version of dpfed has no event of dp_accounting's for {str(tree)[:80]!r}; update dpfed, "
-        f"or account for draws under replace-one (ThroughZero) run by run"
+        f"this version of dpfed has no event of dp_accounting's for {str(tree)[:80]!r}; "
+        f"update dpfed, or account for draws under replace-one (ThroughZero) run by run"
     )
